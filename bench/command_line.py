@@ -52,7 +52,10 @@ class CaseName(click.types.StringParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the names that begin with the text, without their kind if it has no dot."""
+        """Return the names of cases that begin with the text.
+
+        The names are without their kind if the text has no dot.
+        """
         from parbench.bench.plan.cases import load_catalogue
 
         items = []
@@ -65,7 +68,10 @@ class CaseName(click.types.StringParamType):
 
 
 class RunPath(click.Path):
-    """The folder of a run. ``latest`` is the newest in ``runs``, ``DIR/latest`` that in DIR."""
+    """The folder of a run.
+
+    ``latest`` stands for the newest run in ``runs``, and ``DIR/latest`` for the newest run in DIR.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the folder. Raises ``UserError`` for ``latest`` without a run."""
@@ -83,7 +89,7 @@ class RunPath(click.Path):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return ``latest`` and the runs in ``runs``, newest first, or else any folder."""
+        """Return ``latest`` and the matching runs, newest first. Otherwise complete any folder."""
         parent = Path(incomplete if incomplete.endswith("/") else incomplete.rpartition("/")[0])
         folder = parent if parent != Path() else RUNS_FOLDER
         files = sorted(folder.glob("*/run.json"), reverse=True)

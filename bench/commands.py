@@ -41,12 +41,15 @@ class AppHooks:
     modules: Sequence[str]
     """The modules with definitions of cases."""
     show_run: Callable[[Path, str, Path | None], int]
-    """Prints a run as ``tables``, ``verdicts`` or ``nccl-tests``, and how it meets a file of
-    limits. A run in ``json`` has been printed. Returns the exit code."""
+    """Prints a run as ``tables``, ``verdicts`` or ``nccl-tests``, and returns the exit code.
+
+    The arguments are the folder of the run, the format, and a file of limits that is also checked,
+    or None. A run in ``json`` has been printed already.
+    """
     write_report: Callable[[Sequence[Path], Path], None]
-    """Writes one page of several runs."""
+    """Writes one page of several runs. The arguments are the folders of the runs and the page."""
     render_document: "Callable[[Document, str], bytes]"
-    """Returns a plan in a form of reports, or as ``tables``."""
+    """Returns a plan as bytes, in a format of reports or as ``tables``."""
 
 
 _NCCL_TESTS_OVERRIDES = {"mode": "pipelined", "placement": "out_of_place,in_place"}
@@ -241,7 +244,11 @@ def run(
 def make_options(
     cases: Sequence[str], options: Mapping[str, Any], overrides: Mapping[str, str]
 ) -> "Options":
-    """Return the options of a run from the arguments of the command line."""
+    """Return the options of a run from the arguments of the command line.
+
+    ``cases`` are names, globs and custom steps. ``options`` are the other arguments by name.
+    ``overrides`` are the settings of parameters that the output format needs.
+    """
     from parbench.bench.machine.slurm_allocation import parse_nodes
     from parbench.bench.plan.options import Options
     from parbench.bench.plan.params import is_variable
@@ -283,9 +290,10 @@ def _is_typed(name: str) -> bool:
 
 
 def parse_settings(settings: Sequence[str], option: str = "--set") -> dict[str, str]:
-    """Return the ``NAME=VALUE`` of an option that can be repeated, by name.
+    """Return the values of a repeated option ``NAME=VALUE`` by name.
 
-    Raises ``UserError`` if one has no equals sign or a name occurs twice.
+    Raises ``UserError`` that names ``option`` if a setting has no equals sign or a name occurs
+    twice.
     """
     texts: dict[str, str] = {}
     for setting in settings:

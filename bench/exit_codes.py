@@ -12,12 +12,12 @@ class ExitCode(enum.IntEnum):
     """A regression, a wrong result, a bad device or an exceeded limit."""
     BAD_INPUT = 2
     UNDECIDED = 3
-    """The measurements do not decide the question. Only where the user asks to fail on it."""
+    """The measurements do not decide the question, and the user asked to fail in this case."""
     DID_NOT_RUN = 4
 
 
 PRECEDENCE = (ExitCode.BAD, ExitCode.BAD_INPUT, ExitCode.DID_NOT_RUN, ExitCode.UNDECIDED)
-"""The codes from the most important: a bad result is certain, whatever else did not run."""
+"""The codes from the most important to the least: a bad result is certain in any case."""
 
 
 def combine_exit_codes(codes: Iterable[int]) -> ExitCode:

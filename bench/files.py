@@ -51,7 +51,11 @@ def convert_write_errors(target: object, problem: str = "cannot be written") -> 
 
 @contextmanager
 def convert_out_errors(problem: str, needed_space: str = "") -> Iterator[None]:
-    """Convert an ``OSError`` in the folder of results to a ``UserError`` with a hint to --out."""
+    """Convert an ``OSError`` in the block to a ``UserError`` that suggests --out.
+
+    ``problem`` is the clause about the folder of results that begins the message. ``needed_space``
+    is a phrase that follows a message about a full disk.
+    """
     try:
         yield
     except OSError as error:
@@ -63,7 +67,10 @@ def convert_out_errors(problem: str, needed_space: str = "") -> Iterator[None]:
 
 
 def replace_file(target: Path, content: bytes) -> None:
-    """Write a file atomically. Its content is on disk when this function returns."""
+    """Write a file atomically. Its content is on disk when this function returns.
+
+    Raises ``OSError`` if the file cannot be written.
+    """
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
@@ -123,7 +130,10 @@ def encode_json(value: object) -> bytes:
 
 
 def read_text(name: str, description: str) -> str:
-    """Return the text of the file ``name``. The description begins the message of an error."""
+    """Return the text of the file ``name``, with Unix line ends.
+
+    Raises ``UserError`` that begins with ``description`` if it cannot be read or is not text.
+    """
     with convert_read_errors(description, "is not text"):
         return read_file(Path(name)).decode().replace("\r\n", "\n")
 
@@ -147,9 +157,10 @@ def read_toml(path: Path, description: str, kind: type[_T], **defaults: object) 
 
 
 def _describe_allowed(message: str, kind: Any) -> str:
-    """Return the allowed names if a message of msgspec is about an unknown field or enum value.
+    """Return a text with the allowed names if msgspec reports an unknown field or enum value.
 
-    The message ends in the path of its place.
+    Otherwise the text is empty. ``message`` is msgspec's message, which ends in the path of the
+    error. ``kind`` is the type of the whole file.
     """
     unknown_name = _UNKNOWN_NAME.search(message)
     if unknown_name is None:
@@ -175,7 +186,7 @@ def _list_member_types(kind: Any) -> list[Any]:
 
 
 def read_option_rows(text: str) -> str:
-    """Return the rows in ``text``, separated by semicolons, or those of the file of this name.
+    """Return the rows in ``text``, separated by semicolons, or the rows of the file ``text``.
 
     Empty rows are left out.
     """

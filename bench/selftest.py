@@ -1,4 +1,4 @@
-"""``parbench doctor --selftest``: disturb one rank, and check that the records name the cause and the rank."""
+"""``parbench doctor --selftest``: disturbs a rank, and checks that records name rank and cause."""
 
 import tempfile
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ class InjectionResult:
     """The verdict on an injected fault: detected or not, with the evidence."""
 
     injection: str
+    """The fault as ``--inject`` takes it, ``none`` for the undisturbed measurement."""
     is_proved: bool
     """True if the record names the cause and the right rank."""
     message: str
@@ -48,7 +49,7 @@ def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Injectio
 
 
 def judge(injection: str, record: Record) -> InjectionResult:
-    """Return True if a record names the rank and kind of an injected fault, and the evidence."""
+    """Return the verdict on an injected fault, from the rank and the cause that a record names."""
     is_proved = False
     message = record.reason
     if injection == "none":
@@ -70,7 +71,7 @@ def judge(injection: str, record: Record) -> InjectionResult:
 
 
 def render(results: Sequence[InjectionResult]) -> str:
-    """Return one line for each injection."""
+    """Return the verdicts as text, with one line for each injection."""
     width = max(len(result.injection) for result in results)
     lines = []
     for result in results:

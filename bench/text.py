@@ -11,7 +11,7 @@ _LINK_FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SIZES_HELP = "write 1K,3M or a range such as 1K:64M:x4 (times 4) or 1M:8M:+1M (plus 1M)"
 _MAX_SIZES = 10_000
 _MAX_HOURS = 500
-"""Waits in milliseconds of 32 bits are not longer than this."""
+"""The longest duration in hours, because waits are 32-bit numbers of milliseconds."""
 _LINK_UNITS = "[Bb]it(?:/s)?|bps|b/s|Bps|B/s"
 _LINK = re.compile(rf"(\d{{1,9}}(?:\.\d{{1,9}})?)\s?([kKmMgGtT]?)({_LINK_UNITS})", re.ASCII)
 _LINK_HELP = "write a number above 0 with its unit, 1e9-based, such as 400Gbit, 100mbit or 50GB/s"
@@ -20,7 +20,8 @@ _LINK_HELP = "write a number above 0 with its unit, 1e9-based, such as 400Gbit, 
 class UserError(ValueError):
     """An error of the user's input, which ends the command with exit code 2.
 
-    The message has the value, its place and what is allowed. The hint is what to type instead.
+    The message has the value, its place and the allowed values. The hint has the text to type
+    instead, and is empty without a hint.
     """
 
     def __init__(self, message: str, *, hint: str = "") -> None:

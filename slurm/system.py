@@ -19,22 +19,30 @@ _PREFIX = re.compile(r"^\w+: (?:(?:error|fatal): )?")
 _KEY = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
 _UNKNOWN_JOB = ("Invalid job id", "Job/step already completing or completed")
 MARGIN_SECONDS = 8.0
-"""The time that a point needs to stop: its ranks end, and its records are on disk."""
+"""The seconds that a point needs to end its ranks and to write its records."""
 
 
 class SlurmError(UserError):
-    """A program of Slurm is missing, did not answer, or refused. The message has its own text."""
+    """A program of Slurm is missing, did not answer, or refused.
+
+    The message contains the text that a refusing program printed.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
-    """A job that waits or runs, or a task of an array."""
+    """A job in Slurm's queue that waits or runs, or one task of an array."""
 
-    id: str  # as sbatch printed it, of an array that of all tasks
+    id: str
+    """The id that sbatch printed. All tasks of an array have the same one."""
     own_id: str
+    """The id of this job or task, which differs between the tasks of an array."""
     state: str
+    """The state in capitals as squeue prints it, such as ``PENDING``."""
     reason: str
-    task: int | None = None  # the index in the array
+    """The reason why the job waits, as squeue prints it, or ``None``."""
+    task: int | None = None
+    """The index of the task in its array, None for a job that is not in an array."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +104,7 @@ class Slurm:
     def get_node_states(self, nodes: Sequence[str] = ()) -> dict[str, str]:
         """Return the state of each node by its name, such as ``idle``.
 
-        Without ``nodes`` of all nodes.
+        If ``nodes`` is empty, all nodes of the cluster are returned.
         """
         selection = ("-n", ",".join(nodes)) if nodes else ()
         return dict(self._read_table("sinfo", "%N|%T", "-N", *selection))
@@ -108,9 +116,10 @@ class Slurm:
         return tuple(self._call("scontrol", "show", "hostnames", node_list).split())
 
     def map_hosts(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Return the node of each host by the host's full name, from a job step on these nodes.
+        """Return Slurm's name of the node of each host, keyed by the name that ``uname -n`` prints.
 
-        Hosts with equal names are left out, because they cannot be distinguished.
+        A job step on these nodes finds both names. Hosts with equal names are left out, because
+        they cannot be distinguished.
         """
         if not nodes:
             return {}

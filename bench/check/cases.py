@@ -16,7 +16,7 @@ ALONE = {"group": "contiguous:1", "concurrent": "false"}  # one rank at a time
 ALONE_SUFFIX = " alone"
 LOADED_QUANTITY = "bfloat16"
 LOAD_SECONDS = 4
-"""All GPUs work at full power for so long in each repetition, until their clocks are steady."""
+"""The seconds for which all GPUs work at full power in each repetition, until clocks are steady."""
 # Other work interrupts most samples on a CPU, and the fastest show what it can do.
 _CPU_QUANTILE = 0.05
 
@@ -30,15 +30,22 @@ LINK_FIX = "see nvidia-smi nvlink -s and -e, nvidia-smi topo -m, dmesg (Xid); be
 class Quantity:
     """A rate that is compared between devices. A case measures it on all ranks at the same time."""
 
-    name: str  # of matrix multiplications the dtype
+    name: str
+    """The name, which for matrix multiplications is the dtype."""
     case: str = "gemm"
-    gpu_size: str  # of the data, or of a side of the matrices
-    cpu_size: str = ""  # empty if a group of cores has no such rate
-    has_alone: bool = True  # whether each device is also measured while the others wait
-    fix: str  # for a slow device
+    """The name of the case without its kind."""
+    gpu_size: str
+    """The size on GPUs as text: bytes of data such as ``512M``, or the rows of a matrix."""
+    cpu_size: str = ""
+    """The size on cores, empty if a group of cores has no such rate."""
+    has_alone: bool = True
+    """True if each device is also measured while the others wait."""
+    fix: str
+    """Advice about a slow device."""
 
     @property
     def unit(self) -> str:
+        """The unit of the rate."""
         return "FLOP/s" if self.case == "gemm" else "B/s"
 
 
@@ -121,7 +128,7 @@ def get_quantity_name(record: Record) -> str:
 
 
 Rates = dict[str, dict[Ranks, dict[int, float]]]
-"""By quantity, by the ranks that worked together, and by repetition."""
+"""Rates in B/s or FLOP/s by quantity, by the ranks that worked together, and by repetition."""
 
 
 def read_rates(run: Run) -> Rates:

@@ -18,8 +18,10 @@ _FIX = "see lspci -d 10de:, dmesg (Xid) and parbench doctor; if it was removed, 
 class EarlierGpus:
     """The GPUs that an earlier run used."""
 
-    run: str  # its name
+    run: str
+    """The name of the run's folder."""
     date: str
+    """The date on which the run began."""
     uuids: frozenset[str]
 
 
@@ -84,7 +86,7 @@ def _read_earlier_gpus(out: Path, host: str, visible_devices: str | None) -> Ear
 
 
 def _list_uuids(run: Run, environment: Mapping[str, Any]) -> frozenset[str]:
-    """Return the UUIDs of the GPUs of all ranks. A single rank has no record of its own."""
+    """Return the UUIDs of the GPUs of all ranks, from ``run.json`` and from a record."""
     groups = [environment]
     for record in run.records[:1]:
         groups += [group for name, group in record.environment.items() if name.startswith("rank ")]

@@ -32,16 +32,19 @@ _MORE_TIME = " -> stop other work here, or allow more time (--budget 2m)"
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """The rate of a device in a quantity. The unit is B/s or FLOP/s.
-
-    The gap to its peers is None if it has no peers or too few repetitions.
-    """
+    """The rate of a device in a quantity, such as the bandwidth of a copy."""
 
     unit: str
-    value: float  # the median of the repetitions
-    repetitions: dict[int, float]  # by repetition
-    # The share of its peers' rate that it lacks, negative if it is faster.
+    """The unit, B/s or FLOP/s."""
+    value: float
+    """The median rate of the repetitions."""
+    repetitions: dict[int, float]
+    """The rate in each repetition, by the number of the repetition."""
     gap: float | None = None
+    """The share of the peers' rate that the device lacks, negative if the device is faster.
+
+    None if the device has no peers or too few repetitions.
+    """
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +52,10 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     fix: str
+    """Advice to remove the fault."""
     is_bad: bool = True
-    is_comparison: bool = False  # whether it comes from a comparison with peers
+    is_comparison: bool = False
+    """True if the fault comes from a comparison with peers."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,16 +63,23 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     name: str
-    uuid: str = ""  # of a GPU
-    kind: str  # devices of the same kind are peers
+    uuid: str = ""
+    """The UUID of a GPU, empty for cores."""
+    kind: str
+    """The model of a GPU or the number of cores. Devices of the same kind are peers."""
     is_gpu: bool = True
     rank: int
+    """The rank that measures the device."""
     rates: dict[str, Rate] = {}
-    facts: dict[str, str] = {}  # of the driver, by topic
+    """The rates by the name of the quantity."""
+    facts: dict[str, str] = {}
+    """The facts of the driver as text, by topic."""
     reasons: tuple[Fault, ...] = ()
+    """The faults that decide the verdict, empty if the device is fine."""
     ran: bool = True
-    # The names of rates that could not be compared with those of other hosts.
+    """True if the device was measured."""
     uncompared: tuple[str, ...] = ()
+    """The names of rates that could not be compared with rates of other hosts."""
 
     @property
     def verdict(self) -> str:
@@ -85,16 +97,26 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     started: str
+    """The UTC time at which the check began."""
     seconds: float = 0.0
-    device: str  # cuda or cpu
+    """The duration of the check."""
+    device: str
+    """``cuda`` or ``cpu``."""
     devices: tuple[Device, ...] = ()
-    links: tuple[Fault, ...] = ()  # pairs of devices that are slow although their devices are not
+    links: tuple[Fault, ...] = ()
+    """The slow pairs of devices that are not slow themselves."""
     ports: tuple[Port, ...] = ()
-    bus_bandwidth: float | None = None  # of all devices together, None if there is only one
-    problems: tuple[str, ...] = ()  # cases without a result
-    notes: tuple[str, ...] = ()  # disturbances of this host
+    """The InfiniBand ports."""
+    bus_bandwidth: float | None = None
+    """The bus bandwidth in B/s of all devices together, None if there is only one device."""
+    problems: tuple[str, ...] = ()
+    """Sentences about cases without a result."""
+    notes: tuple[str, ...] = ()
+    """The disturbances of this host."""
     run: str = ""
+    """The folder of the run, empty without a run."""
     emulated: bool = False
+    """True if the hosts are emulated on one machine."""
 
     @property
     def bad_names(self) -> list[str]:

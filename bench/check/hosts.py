@@ -30,9 +30,12 @@ _HOST = re.compile(r"(?:[\w.-]+@)?[\w.:%-]+")
 class HostResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a check of a host, or the reason why it is missing."""
 
-    host: str  # the name by which it was reached
+    host: str
+    """The name by which the host was reached."""
     health: Health | None = None
+    """The result of the check, None if it is missing."""
     problem: str = ""
+    """The reason why the result is missing, empty if there is a result."""
 
     @property
     def exit_code(self) -> ExitCode:
@@ -73,7 +76,9 @@ def check_hosts(
 ) -> tuple[HostResult, ...]:
     """Run ``parbench check`` on all hosts at the same time, with this Python in this folder.
 
-    ``agent`` is the remote shell with its options, such as ``ssh``.
+    ``arguments`` are options of ``parbench check``. ``agent`` is the remote shell with its options,
+    such as ``ssh``. ``seconds`` is the time budget of a check. The results are in the order of the
+    hosts.
     """
     with convert_read_errors(f"--ssh {agent!r}", "is not a command"):
         program, *options = shlex.split(agent)
@@ -151,7 +156,7 @@ def compare_hosts(results: Sequence[HostResult]) -> tuple[HostResult, ...]:
 
 
 def _list_uncompared(device: Device, devices: Sequence[Device]) -> tuple[str, ...]:
-    """Return the names of the device's rates that cannot be compared with those of other hosts.
+    """Return the names of the device's rates that cannot be compared with rates of other hosts.
 
     A rate has no peer, or no peer on another host has enough repetitions. All devices of one host
     may be slow, which only other hosts show.

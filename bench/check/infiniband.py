@@ -25,18 +25,26 @@ _FIX = "see ibstat, iblinkinfo and mlxlink -d DEVICE; reseat or replace the cabl
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
-    """A port of a NIC, with the texts of the kernel, ``-`` for an unknown one."""
+    """A port of a NIC, with texts of the kernel. An unknown text is ``-``."""
 
     name: str
     layer: str
+    """The link layer, such as ``InfiniBand``."""
     state: str
+    """The logical state, such as ``ACTIVE``."""
     physical: str
+    """The physical state, such as ``LinkUp``."""
     rate: str
-    board: str  # ports of the same board should be equal
+    """The rate, such as ``400 Gb/sec (4X NDR)``."""
+    board: str
+    """The id of the NIC's model. Ports of the same model should be equal."""
     errors: dict[str, int]
+    """The error counters of the kernel by name."""
     faults: str = ""
+    """The faults as text, empty if there are none."""
     is_bad: bool = False
     fix: str = ""
+    """Advice to remove the faults."""
 
 
 def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:

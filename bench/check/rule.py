@@ -33,9 +33,12 @@ Table = npt.NDArray[np.float64]
 class Gap:
     """The difference between the rate of a device and the median rate of its peers."""
 
-    share: float  # of the peers' rate that the device lacks, negative if it is faster
-    mads: float  # the same in units of the variation
-    is_under: bool  # whether the device is slower than its peers
+    share: float
+    """The share of the peers' rate that the device lacks, negative if the device is faster."""
+    mads: float
+    """The gap as the difference of logarithms, in units of the variation."""
+    is_under: bool
+    """True if the device is slower than its peers."""
 
 
 def compute_gaps(
@@ -86,7 +89,7 @@ def _make_gap(level: float, variation: float, threshold: float) -> Gap:
 def _compute_peer_variation(peers: Table) -> float:
     """Return the standard deviation of logarithms of rates among peers within a repetition.
 
-    0 if there are too few peers.
+    The result is 0 if there are too few peers.
     """
     if len(peers) < _MIN_PEERS:
         return 0.0

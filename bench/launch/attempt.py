@@ -24,13 +24,13 @@ from parbench.bench.launch.messages import (
 from parbench.bench.machine.gpu import GpuReport, inspect_gpus, read_report
 
 START_SECONDS = 120.0
-"""Ranks may take this long to start, and as long again to join each other."""
+"""The seconds that ranks may take to start, and again to join each other."""
 _GRACE_SECONDS = 3.0
 _POLL_SECONDS = 0.05
 _OWN_DEADLINE_SECONDS = 5.0
-"""Ranks report a hang themselves. If none does, the driver reports it this long after them."""
+"""The seconds after the deadline of a block at which the driver reports a hang itself."""
 _SLACK_BYTES = 256 << 20
-"""The memory in use on a GPU changes by itself."""
+"""The bytes by which the memory in use on a GPU may change without a run."""
 
 
 class Attempt:

@@ -21,14 +21,21 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 
 RESERVE = 1.1
-"""The factor of an advised budget: the machine may be slower the next time."""
+"""The factor of an advised time budget, because the machine may be slower the next time."""
 BLOCKS = 10
-"""The second from either end of ten medians enclose the true one 97.9 times in a hundred."""
+"""The blocks of a case. The second-smallest and second-largest of ten block medians enclose the
+true median with a probability of 97.9 %."""
 _MAX_INTERLEAVED_BYTES = 512 << 20
-"""The size of all cases together that are kept ready. An operation holds several times its size."""
+"""The largest sum of the sizes of the cases that stay prepared between their blocks.
+
+An operation holds several times its size.
+"""
 _DEFAULT_BYTES = 1 << 20
 _INTERLEAVED_KINDS = ("collective", "p2p", "memory", "compute")
-"""A step's model is large and slow to prepare, and the size of a custom step is not known."""
+"""The kinds of cases that have several blocks.
+
+The model of a training step is large and slow to prepare, and the size of a custom step is unknown.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +45,7 @@ class CostModel:
     startup_seconds: float | None = None
     """The cost of a start of all ranks without its cases, None before the first."""
     case_seconds: Mapping[str, float] = field(default_factory=dict)
-    """By the id of the case."""
+    """The cost of each measured case by the id of the case."""
 
     def with_repetition(self, seconds: float, records: Iterable[Record]) -> "CostModel":
         """Return the model after one more repetition, which took ``seconds`` for these records."""
@@ -104,7 +111,7 @@ def compute_costs(run: Run) -> CostModel:
 
 
 class TimeBudget:
-    """Shares the time of a run among its repetitions, whose cost is known after the first.
+    """Divides the time of a run among its repetitions, whose cost is known after the first one.
 
     ``repetitions`` holds the cases of each repetition.
     """
@@ -146,7 +153,7 @@ class TimeBudget:
         self.num_fitting = self.costs.count_fitting(seconds, to_come) if seconds else 0
 
     def compute_progress(self, share: float) -> float:
-        """Return the share of the run that is done, from that of the current repetition."""
+        """Return the completed share of the run, from ``share`` of the current repetition."""
         return (self.num_completed + share) / (self.num_completed + self.num_fitting)
 
 

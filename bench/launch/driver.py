@@ -26,12 +26,12 @@ from parbench.bench.results.records import Record, SkipReason
 from parbench.bench.results.runs import RepetitionInfo, Run, add_repetition, utc_now
 
 DEVICE_VARIABLE = "PARBENCH_DEVICE"
-"""Ranks on the CPU leave CUDA alone, even to describe themselves."""
+"""The variable that names the device of the ranks. Ranks on the CPU do not initialize CUDA."""
 _FAREWELL_SECONDS = 10.0
 _GONE_SECONDS = 30.0
-"""A driver may take this long to free what a killed process held on a GPU."""
+"""The seconds that a GPU's driver may take to free the memory of a killed process."""
 _RETRY_SECONDS = 30.0
-"""Ranks on a host that was only busy start in this time. A dead one is not waited for as long."""
+"""The seconds in which ranks must start after a host did not answer. A busy host needs less."""
 
 StartRanks = Callable[[Path, Mapping[str, str]], Ranks]
 """Starts all ranks with a new folder for their files and additional variables."""
@@ -51,7 +51,7 @@ class RunListener(Protocol):
 
 
 Pending = Sequence[tuple[int, Sequence[Case]]]
-"""The number and the cases of each start of ranks: a repetition in one environment."""
+"""The number of the repetition and the cases, for each start of ranks in one environment."""
 
 
 def list_pending(run: Run, *, with_out_of_budget: bool = False) -> Pending:
@@ -82,14 +82,16 @@ class Repetition:
     """
 
     number: int
+    """The number of the repetition in the run, from 0."""
     cases: dict[str, Case]
     """The cases without an outcome, by id."""
     records: list[Record] = field(default_factory=list)
     partial_outcomes: dict[str, Outcome] = field(default_factory=dict)
     """The results so far of cases with blocks to come, by case id."""
     began: float = 0.0
-    """The time at which the first ranks were started that did their job, 0 before that."""
+    """The start of the first ranks that did their job, in ``time.monotonic()``. 0 before that."""
     deadline: float = 0.0
+    """The end of the time of this repetition, in ``time.monotonic()``."""
 
 
 class Driver:
@@ -115,11 +117,11 @@ class Driver:
         cases_of_each = [cases for _, cases in pending]
         self._budget = TimeBudget(self._plan.budget_seconds, compute_costs(run), cases_of_each)
         self._last_info = began
-        """The time up to which repetitions are accounted for in run.json."""
+        """The end of the last repetition in run.json, in seconds of ``time.monotonic()``."""
         self._silent_hosts: set[str] = set()
         """Hosts whose ranks did not report when the last ranks hung."""
         self._needs_gpu_reports = self._plan.device == "cuda" and not is_one_host
-        """Whether ranks on other hosts describe their GPUs, which the first ones do."""
+        """True until the first ranks have reported the GPUs of their hosts."""
 
     def drive(self, skipped: Sequence[SkippedCase] = ()) -> None:
         """Measure the pending repetitions for which there is time.
@@ -308,9 +310,11 @@ def make_skipped_outcome(skip_reason: SkipReason, reason: str) -> Outcome:
 
 
 def compute_weight(case: Case, half_width: float | None, plan: Plan) -> float:
-    """Return a case's share of time.
+    """Return the weight by which a case gets a share of time.
 
-    It is more for steps than for collectives, and for what is not yet precise.
+    Steps have a larger weight than collectives, and an imprecise case has a larger weight than a
+    precise one. ``half_width`` is the relative half-width of the interval in earlier repetitions,
+    None if it is unknown.
     """
     weight = get_case_weight(case)
     if half_width is not None:

@@ -13,14 +13,14 @@ from parbench.bench.results.records import Culprit, CulpritCause, RankState
 
 @dataclass(kw_only=True)
 class Evidence:
-    """Everything that the ranks of one start have reported to the driver, by rank."""
+    """Everything that the ranks of one start have reported to the driver. Mappings are by rank."""
 
     hellos: dict[int, Hello] = field(default_factory=dict)
     errors: dict[int, RankError] = field(default_factory=dict)
     reports: dict[int, HangReport] = field(default_factory=dict)
     """The last reports of ranks whose block exceeded its deadline."""
     cpu_seconds: dict[int, float] = field(default_factory=dict)
-    """The CPU time of ranks that have completed their job."""
+    """The CPU time in seconds of each rank that has completed its job."""
     exit_codes: dict[int, int] = field(default_factory=dict)
     last_error: str = ""
     """The last message of the rank or the launcher that failed."""
@@ -49,8 +49,8 @@ class Evidence:
 def explain_end(evidence: Evidence, when: str) -> Outcome:
     """Return a failed outcome that explains the death or the exception of a rank.
 
-    If the order of several deaths is known, the first one is the cause. ``when`` is a phrase about
-    the time.
+    The first death is the cause, as far as exit codes show the order of deaths. ``when`` is a
+    phrase about the time of the failure, such as ``before every rank had started``.
     """
     errors = evidence.errors
     codes = dict(evidence.exit_codes)
@@ -132,8 +132,9 @@ def find_cause_of_hang(
 ) -> tuple[str, tuple[Culprit, ...]]:
     """Return the cause of a hang as a clause, and the ranks that may have caused it.
 
-    ``waiting`` holds the ranks that each rank waits for, and ``pending`` the operations that are
-    not done.
+    ``index`` is the index of the block that did not end. ``waiting`` holds for each rank the ranks
+    that it waits for, empty if this is unknown. ``pending`` holds the names of the operations that
+    are not done.
     """
     reports = evidence.reports
     is_recorded = bool(waiting and pending)
@@ -165,12 +166,13 @@ def find_cause_of_hang(
 def find_absent_ranks(
     evidence: Evidence, index: int, waiting: Waits, *, is_recorded: bool
 ) -> list[int]:
-    """Return the ranks that did not arrive where the others wait, empty if unknown.
+    """Return the ranks that did not arrive where the others wait, empty if they are unknown.
 
-    The first criterion that distinguishes ranks decides. The ranks that sent no report come first.
-    If torch's records exist, the next ones are ranks that others wait for and that wait for nobody.
-    Otherwise they are ranks that are in an earlier block, have begun fewer steps, or are not in
-    torch.distributed.
+    ``index`` is the index of the block that did not end. ``is_recorded`` is True if torch's records
+    show the operations that are not done. The first criterion that distinguishes ranks decides. The
+    ranks that sent no report come first. If torch's records exist, the next ones are ranks that
+    others wait for and that wait for nobody. Otherwise they are ranks that are in an earlier block,
+    have begun fewer steps, or are not in torch.distributed.
     """
     reports = evidence.reports
     silent = find_silent_ranks(evidence)
@@ -231,7 +233,10 @@ def make_states(
     stacks: Mapping[int, str],
     silent_ranks: Sequence[int],
 ) -> list[RankState]:
-    """Return the final state of each rank. ``states`` and ``stacks`` are texts by rank."""
+    """Return the final state of each rank in rank order.
+
+    ``states`` and ``stacks`` hold texts by rank. A rank without a stack has an empty one.
+    """
     ranks = []
     for rank, hello in sorted(evidence.hellos.items()):
         state = RankState(
@@ -247,6 +252,6 @@ def make_states(
 
 
 def find_silent_hosts(ranks: Sequence[RankState]) -> set[str]:
-    """Return the hosts all of whose ranks are silent, empty if that holds for every host."""
+    """Return the hosts on which all ranks are silent, empty if no rank of any host has answered."""
     answering = {state.host for state in ranks if not state.is_silent}
     return {state.host for state in ranks} - answering if answering else set()

@@ -1,4 +1,4 @@
-"""Each rank's communication by torch's flight recorder, and which ranks wait for which."""
+"""The communication of each rank in torch's flight recorder, and the ranks that it waits for."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 Waits = dict[int, set[int]]
-"""The ranks that each rank waits for."""
+"""The ranks that each rank waits for, keyed by the waiting rank."""
 _MOVING_NS = 500_000_000
-"""Younger work may be on its way, because ranks do not report at the same time."""
+"""The age in ns below which work may still arrive, because ranks report at different times."""
 _COALESCED = "nccl:coalesced"
 """Several calls between torch's start and end of coalescing, launched as one."""
 _PEER = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)$")
@@ -23,16 +23,17 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
     """The global ranks of the group."""
     enqueued: int = 0
-    """The last collective."""
+    """The number of the last enqueued collective."""
     started: int = 0
-    """Known only where torch times collectives (TORCH_NCCL_ENABLE_TIMING=1)."""
+    """The number of the last started collective, 0 unless TORCH_NCCL_ENABLE_TIMING=1."""
     pending: int = 0
-    """The first collective that is enqueued and not done."""
+    """The number of the first collective that is enqueued and not done."""
     name: str = ""
-    """The operation that is not done."""
+    """The name of the operation that is not done, empty if all are done."""
     sends_to: tuple[int, ...] = ()
+    """The global ranks of the receivers of sends that are not done."""
     receives_from: tuple[int, ...] = ()
-    """The peers of sends and receives that are not done."""
+    """The global ranks of the senders of receives that are not done."""
     is_last_coalesced: bool = False
     """True if the last collective is a coalesced launch, which may not be done.
 

@@ -35,7 +35,10 @@ WORKER = "parbench.bench.rank.worker"
 _PRELOAD = "parbench.bench.rank.preload"
 _PATIENCE_SECONDS = 5.0
 _READ_AFTER_FORK = ("PARBENCH_", "NCCL_", "GLOO_")
-"""Variables that are read when ranks communicate. Libraries read others when they are loaded."""
+"""The prefixes of variables that are read when ranks communicate.
+
+Libraries read other variables when they are loaded, so these variables require a new interpreter.
+"""
 # srun reports it of the first task that ends badly. It reports of the others that it killed them.
 _TASK_ENDED = re.compile(
     r"^srun: error: \S+: tasks? (?P<first>\d+)[\d,-]*: (?P<how>.+?)\s*$", re.MULTILINE
@@ -185,7 +188,11 @@ class ForkedRanks:
 def run_forked_rank(
     rank: int, size: int, folder: str, variables: Mapping[str, str], cpus: Sequence[int]
 ) -> None:
-    """Run a rank in a process that the fork server has forked."""
+    """Run a rank in a process that the fork server has forked.
+
+    ``size`` is the number of ranks. ``folder`` gets the files of the rank. ``variables`` are set in
+    the environment. ``cpus`` are the CPUs to which the rank is bound, not bound if empty.
+    """
     os.setsid()  # the driver alone receives the Ctrl-C of a terminal
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -218,12 +225,14 @@ def redirect_output(log: Path) -> None:
 
 
 def remove_if_empty(file: Path) -> None:
+    """Remove a file if it is empty. A missing file is not an error."""
     with suppress(OSError):
         if file.stat().st_size == 0:
             file.unlink()
 
 
 def make_folder(folder: Path) -> None:
+    """Create a new folder and its parents. Raises ``UserError`` if it exists or cannot be made."""
     with convert_write_errors(folder):
         folder.mkdir(parents=True)
 

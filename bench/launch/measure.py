@@ -50,7 +50,7 @@ _LONG_STARTUP_SECONDS = 5.0
 _LAZY_GLOO_RANKS = 64
 """From this number of ranks on, gloo connects only ranks that exchange data."""
 _LINE_SECONDS = 5.0
-"""Where there is no terminal, a line of progress is printed this often."""
+"""The seconds between lines of progress if the output is not a terminal."""
 
 
 class Display(ExitStack):
@@ -122,6 +122,7 @@ class Display(ExitStack):
         self._console.print(message, markup=False)
 
     def show_record(self, record: Record) -> None:
+        """Count a record, print its failure and, with ``as_json``, print the record on stdout."""
         if self._as_json:
             sys.stdout.buffer.write(encode_record(record))
             sys.stdout.buffer.flush()
@@ -130,11 +131,13 @@ class Display(ExitStack):
             self.print_message(f"{record.status}: {record.case.label}: {record.reason}")
 
     def show_stop(self, reason: str, path: Path) -> None:
+        """Print the reason why the run in ``path`` stopped early, and the command to resume it."""
         self.close()
         num_measured = f"{self._num_records} of {self._num_cases} cases measured"
         self.print_message(f"{reason}: {num_measured}; go on with: parbench run --resume {path}")
 
     def _print_unless_terminal(self, line: str) -> None:
+        """Print a line of progress if the output is not a terminal, which shows a bar instead."""
         self._last_line = time.monotonic()
         if not self._console.is_terminal:
             self.print_message(line)
@@ -201,7 +204,7 @@ def prepare_run(
 ) -> tuple[Run, str]:
     """Create the run, or load the one to resume.
 
-    Returns it with a text about its extent.
+    Returns the run and a text about its extent.
     """
     if resume_path is None:
         plan = plan_run(options, modules, joined)
@@ -322,7 +325,8 @@ def choose_launcher(
 ) -> StartRanks:
     """Return the function that starts all ranks.
 
-    They are started by the agents of an external launcher, by srun, or by a fork server.
+    The agents of an external launcher, srun, or a fork server start the ranks. ``cpus`` holds the
+    CPUs to which each rank is bound, empty if ranks are not bound.
     """
     plan = run.info.plan
     layout = plan.spread

@@ -35,25 +35,26 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     environment: dict[str, Any]
     """The environment of this rank, including what all ranks share."""
     process_space: str = ""
-    """Ranks with the same value share their process ids with each other."""
+    """A text that is equal for ranks that can see each other's processes by process id."""
     place: RankPlace
     step: str = ""
-    """Slurm's job step."""
+    """The id of Slurm's job step, such as ``17.0``, empty outside of a job step."""
 
 
 class Outcome(RecordedOutcome, frozen=True, kw_only=True):
     """The result of a case, as rank 0 reports it or as the driver concludes it.
 
-    It has ``ranks`` if they failed and cannot continue.
+    The field ``ranks`` is not empty if ranks failed and cannot continue.
     """
 
     more: bool = False
     """True if more blocks follow, so that this is the result so far."""
     raw: bytes = b""
-    """The samples of every rank, an npz file."""
+    """The samples of every rank as the content of an npz file, empty without samples."""
     timeline: bytes = b""
-    """One step of all ranks, as parbench.bench.results.records encodes it."""
+    """A step of all ranks, encoded by ``records.encode_timeline``. Empty without a timeline."""
     wall_seconds: float = 0.0
+    """The time of all blocks of the case, with preparation, warm-up and checks."""
     started: str = ""
     """The time (UTC) at which the first block began, which the driver notes."""
 
@@ -74,7 +75,9 @@ class RankError(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The exception that ended the work of a rank."""
 
     error: str
+    """The first line of the exception."""
     stack: str
+    """The Python stack of the exception."""
     seconds: float
     """The time of the exception since the epoch."""
 
@@ -93,10 +96,11 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """True if the measuring thread is inside torch.distributed."""
     stack: str
     index: int = -1
-    """The block of the rank, -1 before the first."""
+    """The index of the rank's block in the job, -1 before the first block."""
     is_connected: bool = True
     """False if the rank cannot connect to rank 0. A file system may still carry its report."""
     groups: dict[str, GroupState] | None = None
+    """The work of the rank by the name of the process group, None if torch has no records."""
     more: bool = False
     """True if the second report follows."""
 
@@ -105,6 +109,7 @@ class JobDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The last message of a rank that has completed its job."""
 
     cpu_seconds: float = 0.0
+    """The CPU time of the rank's process during the job."""
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,9 +118,9 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     case: int
     """The index of the case in the plan."""
     weight: float = 0.0
-    """Its share of the time that is free. Blocks of weight 0 use the time left over."""
+    """The relative share of free time. Blocks of weight 0 use the time left over."""
     cost_seconds: float = 0.0
-    """The least time that it takes, as far as it is known."""
+    """The least time that the block takes, 0 if it is unknown."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,13 +130,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of the run with the remaining cases only."""
     blocks: list[Block]
     budget_seconds: float
-    """After this time no case has further blocks."""
+    """The time after the start of the job from which on no case has further blocks."""
     run_seconds: float
-    """After this time no case is begun."""
+    """The time after the start of the job from which on no case is begun."""
 
 
 Message = Hello | BlockResult | RankError | HangReport | JobDone
-"""What a rank sends to the driver."""
+"""A message of a rank to the driver."""
 
 # msgspec inspects the types of a message when a decoder is built. Two threads that do this for
 # the same types at the same time crash the process, so all decoders are built here.

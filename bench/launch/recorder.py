@@ -30,8 +30,8 @@ FAILED_STATUSES = ("failed", "hang", "wrong")
 class Recorder:
     """Writes a record for each outcome, with the environment of the ranks that measured it.
 
-    ``facts`` are the parts of the environment that ranks do not report, by group. ``on_record`` is
-    called after each record.
+    ``facts`` are the parts of the environment that ranks do not report, by the name of the group
+    and the name of the fact. ``on_record`` is called with each record that was written.
     """
 
     def __init__(
@@ -56,16 +56,16 @@ class Recorder:
         self.failures = {
             record.case.id: record for record in run.records if record.status in FAILED_STATUSES
         }
-        """The records of cases that are not tried again, by their id."""
+        """The last bad record of each case that is not measured again, by the id of the case."""
         self.half_widths: dict[str, float | None] = {}
-        """The last confidence interval's relative half-width of each measured case, by its id."""
+        """The relative half-width of the last interval of each case, by the id of the case."""
         self.cleanup_notes: list[str] = []
-        """What remained of the ranks that were ended last."""
+        """Sentences about processes and GPU memory that remained when the last ranks were ended."""
 
     def store_environment(self, hellos: Sequence[Hello]) -> None:
         """Write the common environment of all ranks to run.json.
 
-        The values that differ from it are added to each later record.
+        The values of a rank that differ from the common ones are added to each later record.
         """
         common, differences = split_environments(
             self._gpus.add_facts([hello.environment for hello in hellos])

@@ -74,15 +74,18 @@ class Disturbance:
     """A finding about one topic: the facts, whether they disturb a measurement, and the fix."""
 
     topic: str
-    facts: str  # - if unknown
+    facts: str
+    """The facts as text, ``-`` if they are unknown."""
     disturbs: bool = False
     fix: str = ""
+    """Advice to remove a disturbance, empty if nothing disturbs."""
 
 
 def sample_load() -> dict[str, Any]:
-    """Return the share of stolen CPU time, the swap in use, and the size of /dev/shm, by name.
+    """Return the stolen CPU time (per cent), the swap in use and the size of /dev/shm (bytes).
 
-    None means unknown.
+    The values are by name: ``steal_percent``, ``swap_used_bytes`` and ``shm_bytes``. None means
+    unknown.
     """
     shm_bytes = try_call(lambda: shutil.disk_usage("/dev/shm").total)
     steal = getattr(psutil.cpu_times_percent(interval=_SAMPLE_SECONDS), "steal", None)
@@ -112,7 +115,7 @@ def examine_this_host(
 
 
 def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Disturbance, ...]:
-    """Return the findings about a machine, except those about the host of its GPUs.
+    """Return the findings about a machine, except findings about the host of its GPUs.
 
     ``environment`` is the captured environment with the load of the machine.
     """
@@ -153,7 +156,10 @@ def examine_gpu_host(host: GpuHost) -> tuple[Disturbance, ...]:
 
 
 def _examine_switch(topic: str, is_on: bool | None, *, should_be_on: bool = False) -> Disturbance:
-    """Return a finding about a setting, which disturbs if it is not as it should be."""
+    """Return a finding about a setting, which disturbs if it differs from ``should_be_on``.
+
+    ``is_on`` is None if the setting is unknown.
+    """
     return _make_finding(topic, format_switch(is_on), is_on is not should_be_on)
 
 
@@ -271,7 +277,10 @@ def _examine_interface(environment: Mapping[str, Any]) -> Disturbance:
 
 
 def _examine_threads(cores: int, world: WorldSpec | None, variable: str | None) -> Disturbance:
-    """Return a finding about the value of OMP_NUM_THREADS, None if it is not set."""
+    """Return a finding about the number of threads of all ranks.
+
+    ``variable`` is the value of OMP_NUM_THREADS, None if the variable is not set.
+    """
     num_ranks = world.nproc if world is not None else 0
     match = re.match(r"\d+", variable or "")  # "4,2" is four threads, each of which may start two.
     num_threads = int(match[0]) * num_ranks if match else 0

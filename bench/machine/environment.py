@@ -1,4 +1,4 @@
-"""The environment of a rank as plain data, how environments differ, and how near ranks are.
+"""The environment of a rank as plain data, differences of environments, and places of ranks.
 
 Without torch.
 """
@@ -25,8 +25,10 @@ from parbench.bench.machine.machine import (
     try_call,
 )
 
-VOLATILE = "load"  # the group of values that differ between any two runs, which comparisons ignore
-DISTURBANCES = "disturbances"  # in this group: the doctor's findings at the start of a run
+VOLATILE = "load"
+"""The name of the group of values that differ between any two runs. Comparisons ignore them."""
+DISTURBANCES = "disturbances"
+"""The key in the volatile group of the doctor's findings at the start of a run."""
 EMULATED_VARIABLE = "PARBENCH_EMULATED"
 
 _RECORDED_VARIABLES = re.compile(
@@ -86,7 +88,10 @@ def _capture_host(root: Path, address: str | None) -> dict[str, Any]:
 
 
 def _read_governors(root: Path) -> str | None:
-    """Return the frequency governors of this process's CPUs."""
+    """Return the distinct frequency governors of this process's CPUs, joined by commas.
+
+    None if they are unknown.
+    """
     cpu_folder = root / _SYSTEM / "cpu"
     governors = {
         read_text(cpu_folder / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in get_affinity()
@@ -160,7 +165,7 @@ def parse_cpus(text: str) -> frozenset[int]:
 
 
 def flatten(environment: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of nested mappings by path, whose names are joined by dots."""
+    """Return the values in nested mappings by path. A path is names joined by dots: ``host.os``."""
     leaves: dict[str, Any] = {}
     for name, value in environment.items():
         if isinstance(value, Mapping) and value:
@@ -203,7 +208,11 @@ def split_environments(
 def find_differing_values(
     base: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
-    """Return ``[base, changed]`` by path for each value that differs, except volatile values."""
+    """Return the values that differ between two environments, except volatile values.
+
+    The result maps the path of a value, such as ``host.os``, to the values in ``base`` and in
+    ``changed``. None stands for a missing value.
+    """
     base_leaves = flatten(base)
     changed_leaves = flatten(changed)
     differences = {}
@@ -220,6 +229,7 @@ def get_emulation(environ: Mapping[str, str]) -> str:
 
 
 def describe_emulation(emulation: str) -> str:
+    """Return a note about emulated nodes or links, which the text ``emulation`` describes."""
     return f"emulated: {emulation}"
 
 
@@ -227,11 +237,16 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
     """The place where a rank runs."""
 
     host: str
-    boot_id: str | None = None  # of the kernel, because hosts may have equal names
-    cpus: tuple[int, ...]  # that it may use
-    numa_nodes: tuple[int, ...]  # of these CPUs
-    gpu: str | None = None  # the UUID
-    switches: str | None = None  # Slurm's path of switches: spine.leaf1.n1
+    boot_id: str | None = None
+    """The boot id of the host's kernel, because hosts may have equal names."""
+    cpus: tuple[int, ...]
+    """The CPUs that the rank may use."""
+    numa_nodes: tuple[int, ...]
+    """The NUMA nodes of these CPUs."""
+    gpu: str | None = None
+    """The UUID of the rank's GPU, None on a CPU."""
+    switches: str | None = None
+    """Slurm's path of switches to the node, such as ``spine.leaf1.n1``."""
 
 
 def locate_rank(
@@ -251,7 +266,7 @@ def locate_rank(
 
 
 def _read_numa_nodes(root: Path) -> dict[int, frozenset[int]]:
-    """Return the CPUs of each NUMA node by its number."""
+    """Return the CPUs of each NUMA node, by the number of the node."""
     nodes = {}
     for folder in (root / _SYSTEM / "node").glob("node[0-9]*"):
         number = int(folder.name.removeprefix("node"))
@@ -280,7 +295,12 @@ def group_cores(count: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ..
 
 
 def describe_relations(places: Sequence[RankPlace], links: Links) -> dict[str, str | None]:
-    """Return the relation of each pair of ranks, keyed as ``0-1``. Empty for more than 64 ranks."""
+    """Return the placement of each pair of ranks relative to each other.
+
+    The keys are pairs of ranks such as ``0-1``. A value is a text such as ``same NUMA node``, None
+    if the placement is unknown. ``places`` are in rank order. The result is empty for more than 64
+    ranks.
+    """
     if len(places) > _MAX_RELATED_RANKS:
         return {}
     return {
@@ -290,7 +310,10 @@ def describe_relations(places: Sequence[RankPlace], links: Links) -> dict[str, s
 
 
 def describe_relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
-    """Return the placement of two ranks, such as ``same NUMA node``, None if it is unknown."""
+    """Return the placement of two ranks, such as ``same NUMA node``, None if it is unknown.
+
+    ``links`` holds the connections of GPUs by their pairs of UUIDs.
+    """
     gpu_link = None
     if a.gpu is not None and b.gpu is not None:
         gpu_link = "same GPU" if a.gpu == b.gpu else links.get(frozenset((a.gpu, b.gpu)))

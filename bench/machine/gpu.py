@@ -43,17 +43,21 @@ _VARYING = (
     "processes",
 )
 
-Links = Mapping[frozenset[str], str]  # the connection of two GPUs, by their UUIDs
+Links = Mapping[frozenset[str], str]
+"""The connection of two GPUs, such as ``NVLink``, by the pair of their UUIDs."""
 NvmlAction = Literal["report", "sample", "watch"]
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU as its driver reports it. None means unknown. Clocks are in MHz."""
+    """One GPU as its driver reports it. None means unknown.
+
+    Clocks are in MHz, and PCIe widths are numbers of lanes.
+    """
 
     name: str | None = None
     index: int | None = None  # among all GPUs of the host, in the order of PCI addresses
     uuid: str | None = None
-    minor: int | None = None  # the number of its device node
+    minor: int | None = None  # the number of its device node, /dev/nvidia<minor>
     pci_address: str | None = None  # as the kernel writes it
     driver: str | None = None
     compute_capability: str | None = None
@@ -67,7 +71,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     memory_clock_max: int | None = None
     pcie_generation_max: int | None = None
     pcie_width_max: int | None = None
-    nvlinks: int | None = None
+    nvlinks: int | None = None  # the number of links of the GPU, active or not
     nvlink_bytes_per_second: int | None = None  # of one link in one direction
     fabric: str | None = None  # the state of its registration with the fabric manager
     nvlink_domain: str | None = None  # GPUs in one domain have NVLink, also between hosts
@@ -80,8 +84,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     memory_used_bytes: int | None = None
     pcie_generation: int | None = None
     pcie_width: int | None = None
-    errors_corrected: int | None = None  # of memory, since the driver was loaded
-    errors_uncorrected: int | None = None
+    errors_corrected: int | None = None  # errors of memory since the driver was loaded
+    errors_uncorrected: int | None = None  # likewise
     rows_remapped: int | None = None  # over the life of the GPU
     remap_pending: bool | None = None
     remap_failed: bool | None = None
@@ -89,7 +93,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_errors: dict[str, int] = {}  # counters by name, summed over the links
 
     def facts(self, *, varying: bool) -> dict[str, Any]:
-        """Return the recorded fields by name, either those that vary during a run or the others."""
+        """Return recorded fields by name: fields that vary during a run, or constant fields."""
         return {
             name: getattr(self, name)
             for name in self.__struct_fields__
@@ -129,7 +133,7 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
 
     gpus: tuple[Gpu, ...] = ()  # without GPUs that belong to others or do not answer
     lost: tuple[int, ...] = ()  # the indices of GPUs that NVML counts and cannot read
-    links: tuple[tuple[str, str, str], ...] = ()  # two UUIDs and their connection
+    links: tuple[tuple[str, str, str], ...] = ()  # the UUIDs and the connection of each pair
     cuda_version: str | None = None  # the newest CUDA that the driver supports, with cuda-compat
     failure: GpuFailure = NO_FAILURE
 

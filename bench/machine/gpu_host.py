@@ -29,14 +29,23 @@ class GpuHost(msgspec.Struct, frozen=True, kw_only=True):
     """The GPUs and NICs of a host, as its kernel shows them. None means unknown."""
 
     numa_balancing: bool | None = None
-    iommu_translates: bool | None = None  # addresses of the GPUs
-    acs_bridges: tuple[str, ...] | None = None  # PCI bridges that redirect traffic to the CPU
-    nics: tuple[str, ...] = ()  # RDMA devices
-    has_peer_memory: bool | None = None  # so that NICs read the memory of GPUs
-    locked_bytes: int | None = None  # that a process may lock for NICs
-    open_files: int | None = None  # that a process may have, after it has raised its limit
-    xids: tuple[str, ...] | None = None  # errors of GPUs in the kernel's log, as ADDRESS: NUMBER
-    nics_by_gpu: tuple[str, ...] = ()  # the nearest NICs of each GPU
+    """True if the kernel moves pages between NUMA nodes."""
+    iommu_translates: bool | None = None
+    """True if an IOMMU translates the addresses of a GPU."""
+    acs_bridges: tuple[str, ...] | None = None
+    """The PCI addresses of bridges that redirect traffic between devices to the CPU."""
+    nics: tuple[str, ...] = ()
+    """The names of the RDMA devices."""
+    has_peer_memory: bool | None = None
+    """True if NICs can access the memory of GPUs."""
+    locked_bytes: int | None = None
+    """The limit of the memory in bytes that a process may lock. NICs need locked memory."""
+    open_files: int | None = None
+    """The hard limit of the number of files that a process may open."""
+    xids: tuple[str, ...] | None = None
+    """The errors of GPUs in the kernel's log, as ``ADDRESS: NUMBER`` with the PCI address."""
+    nics_by_gpu: tuple[str, ...] = ()
+    """A text for each GPU with its nearest NICs and their distance, empty without NICs."""
 
 
 def inspect_gpu_host(gpus: Sequence[Gpu], root: Path = Path("/")) -> GpuHost:
@@ -62,9 +71,10 @@ def inspect_gpu_host(gpus: Sequence[Gpu], root: Path = Path("/")) -> GpuHost:
 def choose_gpu_cpus(
     gpus: Sequence[Gpu], nproc: int, root: Path = Path("/")
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the CPUs of each rank: those in the NUMA node of its GPU that this process may use.
+    """Return for each of ``nproc`` ranks the CPUs that are near its GPU and that it may use.
 
-    Empty if the CPUs of any GPU are unknown.
+    The CPUs are in the NUMA node of the GPU. The result is empty if the CPUs of any GPU are
+    unknown.
     """
     cpus_by_rank = []
     for rank in range(nproc):
@@ -78,6 +88,7 @@ def choose_gpu_cpus(
 
 
 def _read_limit(kind: int, *, is_hard: bool) -> int:
+    """Return the soft or hard limit of a resource, ``_UNLIMITED`` if there is none."""
     limit = resource.getrlimit(kind)[is_hard]
     return _UNLIMITED if limit == resource.RLIM_INFINITY else limit
 
@@ -128,7 +139,8 @@ def _read_acs_control(config: bytes) -> int:
 def _has_peer_memory(root: Path) -> bool | None:
     """Return True if NICs can reach the memory of GPUs, by a module or by DMA-BUF.
 
-    NVIDIA's open kernel modules export memory as DMA-BUF (NCCL documentation, NCCL_DMABUF_ENABLE).
+    None without NVIDIA's driver. NVIDIA's open kernel modules export memory as DMA-BUF (NCCL
+    documentation, NCCL_DMABUF_ENABLE).
     """
     version = read_text(root / "proc/driver/nvidia/version")
     if version is None:

@@ -29,7 +29,7 @@ class GpuInventory:
     """Collects the facts about the GPUs of all hosts by UUID, and the connection of each pair."""
 
     def __init__(self, report: GpuReport) -> None:
-        """Start with the GPUs of the driver's host."""
+        """Start with the GPUs of the host on which the driver of the run is."""
         self._gpus: dict[str | None, Gpu] = {}
         self.links: dict[frozenset[str], str] = {}
         self._add(report)

@@ -22,9 +22,12 @@ class GpuTopic:
     """A topic that is examined on each GPU, such as its clocks or its PCIe link."""
 
     name: str
-    describe: Callable[[Gpu], str | None]  # the facts, None if unknown
+    describe: Callable[[Gpu], str | None]
+    """Returns the facts about a GPU as text, None if they are unknown."""
     is_disturbing: Callable[[Gpu], bool]
+    """Returns True if the state of a GPU disturbs measurements."""
     fix: str
+    """Advice to the user if the state of a GPU disturbs."""
 
 
 def list_gpu_topics(gpus: Sequence[Gpu]) -> tuple[GpuTopic, ...]:

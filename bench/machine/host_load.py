@@ -16,11 +16,14 @@ _BUSY_FIELDS = ("user", "nice", "system", "irq", "softirq")
 class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The load of a host during a repetition. None means unknown."""
 
-    cores: NumRanks  # of the host
-    one_minute: NonNegative | None = None  # load average before the repetition
-    # Cores busy with other processes; unknown if a rank ended early.
+    cores: NumRanks
+    """The number of logical CPUs of the host."""
+    one_minute: NonNegative | None = None
+    """The load average of the minute before the repetition."""
     other_cores: NonNegative | None = None
-    steal_percent: NonNegative | None = None  # time that the hypervisor took
+    """The mean number of cores that other processes kept busy, unknown if a rank ended early."""
+    steal_percent: NonNegative | None = None
+    """The share of the cores' time that the hypervisor took, in per cent."""
 
     @property
     def disturbance(self) -> str:

@@ -35,18 +35,18 @@ _T = TypeVar("_T")
 class Machine:
     """The resources and the torch that a process can use. None means unknown."""
 
-    cores: int  # that it may use
+    cores: int  # CPUs that the process may use
     host_cores: int | None = None  # logical CPUs of the host, which its load average counts
-    physical_cores: int | None = None  # of the host
-    memory_bytes: int | None = None  # that it may use
-    gpus: tuple[Gpu, ...] = ()  # that CUDA_VISIBLE_DEVICES selects
+    physical_cores: int | None = None  # physical cores of the host
+    memory_bytes: int | None = None  # memory that the process can use now
+    gpus: tuple[Gpu, ...] = ()  # the GPUs that CUDA_VISIBLE_DEVICES selects
     silent_gpus: tuple[str, ...] = ()  # PCI addresses of GPUs that do not answer
     gpu_failure: GpuFailure = NO_FAILURE  # the reason for silent GPUs
     torch_version: str | None = None
     torch_has_cuda: bool | None = None
-    torch_cuda_version: str | None = None  # that torch is built for
-    driver_cuda_version: str | None = None  # the newest that the driver supports
-    nccl_version: str | None = None  # of the package that torch depends on
+    torch_cuda_version: str | None = None  # the CUDA that torch is built for
+    driver_cuda_version: str | None = None  # the newest CUDA that the driver supports
+    nccl_version: str | None = None  # the version of the package that torch depends on
     may_share_gpus: bool = False  # NCCL_MULTI_RANK_GPU_ENABLE is set: several NCCL ranks on a GPU
 
     def describe_silent_gpus(self) -> str:
@@ -90,7 +90,7 @@ def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machi
 def _read_cuda_of_torch() -> tuple[bool | None, str | None]:
     """Return True if torch is built with CUDA, and the version of CUDA, without importing torch.
 
-    None means unknown. They are read from torch's version file.
+    None means unknown. Both are read from torch's version file.
     """
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:

@@ -74,7 +74,7 @@ _CLOCK_REASONS = {
     pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "hardware power brake",
     pynvml.nvmlClocksEventReasonDisplayClockSetting: "display clock setting",
 }
-# Error counters of one NVLink, by the names that nvidia-smi prints. Left out are those that
+# Error counters of one NVLink, by the names that nvidia-smi prints. Left out are counters that
 # increase on good links: codewords without errors, corrected bits and successful recoveries.
 _LINK_COUNTERS = {
     "replay errors": pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY,
@@ -123,7 +123,12 @@ _VALUE_FIELDS = {
 
 
 def main(action: str) -> None:
-    """Call NVML in this process and print its report as JSON."""
+    """Call NVML in this process and print a ``GpuReport`` as JSON.
+
+    ``action`` is ``report`` for all facts, ``sample`` without the details of links and processes,
+    or ``watch``. With ``watch``, the GPUs are sampled until standard input ends, and then all facts
+    are reported with the maxima of the samples.
+    """
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -146,7 +151,10 @@ def _watch() -> GpuReport:
 
 
 def summarize_load(gpu: Gpu, samples: Iterable[Gpu]) -> Gpu:
-    """Return a GPU with the maxima of its busy samples and with all reasons that reduced clocks."""
+    """Return a GPU with the maxima of its busy samples and with all reasons that reduced clocks.
+
+    ``samples`` may be of several GPUs. The GPU is returned unchanged if no sample of it is busy.
+    """
     busy = [sample for sample in samples if sample.uuid == gpu.uuid and sample.utilization_percent]
     if not busy:
         return gpu
@@ -159,6 +167,10 @@ def summarize_load(gpu: Gpu, samples: Iterable[Gpu]) -> Gpu:
 
 
 def make_report(*, has_details: bool) -> GpuReport:
+    """Return NVML's report of all GPUs that this process may use.
+
+    ``has_details`` adds fabric, NVLinks, processes, remapped rows, and the links between GPUs.
+    """
     gpus = []
     handles = []
     lost = []
@@ -183,7 +195,10 @@ def make_report(*, has_details: bool) -> GpuReport:
 
 
 def read_clocks(uuid: str) -> Gpu:
-    """Return a ``Gpu`` with only its clock and what reduces it. NVML is called in this process."""
+    """Return a ``Gpu`` with only its SM clock and the reasons that reduce the clock.
+
+    NVML is called in this process. The ``Gpu`` is empty if NVML reports an error.
+    """
     try:
         handle = _open_gpu(uuid)
         sm_clock = _ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)
@@ -314,7 +329,10 @@ def _read_clock_reasons(handle: Any) -> tuple[str, ...] | None:
 
 
 def _read_processes(handle: Any) -> tuple[str, ...] | None:
-    """Return the processes that compute on a GPU, except for the parent of this one."""
+    """Return the names and ids of the processes that compute on a GPU, None if they are unknown.
+
+    The parent of this process is left out.
+    """
     processes = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
     if processes is None:
         return None
@@ -358,7 +376,11 @@ def _read_link_errors(handle: Any, links: Sequence[int]) -> dict[str, int]:
 
 
 def read_links(handles: Sequence[Any], gpus: Sequence[Gpu]) -> tuple[tuple[str, str, str], ...]:
-    """Return two UUIDs and their connection for each pair of GPUs."""
+    """Return the UUIDs and the connection of each pair of GPUs.
+
+    The connection is ``NVLink``, ``PCIe`` or ``other NUMA node``. A pair with an unknown connection
+    or UUID is left out.
+    """
     links = []
     for (handle_a, gpu_a), (handle_b, gpu_b) in combinations(zip(handles, gpus, strict=True), 2):
         index = pynvml.NVML_P2P_CAPS_INDEX_NVLINK

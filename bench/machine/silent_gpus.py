@@ -22,10 +22,12 @@ class KernelGpu:
     """A GPU of the kernel's driver, from /proc/driver/nvidia/gpus."""
 
     address: str
-    minor: str  # the number of its device node
+    """The PCI address."""
+    minor: str
+    """The number of its device node, /dev/nvidia<minor>."""
     uuid: str | None = None
-    # By the administrator, with the module's parameter NVreg_ExcludedGpus.
     is_excluded: bool = False
+    """True if the administrator excludes the GPU with the parameter NVreg_ExcludedGpus."""
 
 
 def find_silent_gpus(
@@ -111,7 +113,10 @@ def _list_openable_minors(root: Path) -> list[str]:
 
 
 def _list_pci_devices(root: Path, classes: Iterable[str]) -> dict[str, Path]:
-    """Return NVIDIA's devices of these classes by address, without those of virtual machines."""
+    """Return the folders of NVIDIA's PCI devices of these classes, by the address of the device.
+
+    Devices that a virtual machine uses are left out.
+    """
     devices = {}
     for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
         is_gpu = (

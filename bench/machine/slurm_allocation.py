@@ -34,11 +34,12 @@ _TASK_VARIABLES = re.compile(
 
 
 class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The distribution of ranks over nodes: ``block`` fills each node, ``cyclic`` takes turns."""
+    """The distribution of ranks over the nodes of an allocation."""
 
     nodes: NumRanks
     ntasks_per_node: NumRanks
     distribution: Literal["block", "cyclic"] = "block"
+    """``block`` fills a node with successive ranks, ``cyclic`` takes turns among the nodes."""
 
     @property
     def num_ranks(self) -> int:
@@ -50,9 +51,12 @@ class Allocation:
     """The nodes of a Slurm job."""
 
     job: str
+    """The id of the job."""
     nodes: int
     nodelist: str
-    ntasks_per_node: int | None = None  # None if it was not set, or differs between nodes
+    """The names of the nodes as Slurm writes them, such as ``n[1-3,7]``."""
+    ntasks_per_node: int | None = None
+    """The number of tasks on each node, None if it was not set or differs between nodes."""
 
     @staticmethod
     def find(environ: Mapping[str, str]) -> "Allocation":
@@ -140,8 +144,8 @@ def choose_layout(
 ) -> NodeLayout:
     """Return the distribution of ranks over the nodes of an allocation.
 
-    ``nodes`` and ``distribution`` have defaults if they are None. Raises ``UserError`` if the
-    allocation is too small.
+    If ``nodes`` is None, all nodes are used. If ``distribution`` is None, it is ``block``. Raises
+    ``UserError`` if the allocation is too small.
     """
     num_nodes = allocation.nodes if nodes is None else nodes
     if num_nodes < 1:
@@ -182,7 +186,10 @@ def inspect_rank_machine(environ: Mapping[str, str], allocation: Allocation | No
 
 
 def _inspect_node(number: int, environ: Mapping[str, str]) -> Machine | str:
-    """Return the machine of the node with this number in the allocation, or why it is unknown."""
+    """Return the machine of a node, or the reason as text why the machine is unknown.
+
+    ``number`` is the index of the node in the allocation.
+    """
     options = [
         "--nodes=1",
         "--ntasks=1",

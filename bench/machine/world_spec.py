@@ -17,13 +17,20 @@ class WorldSpec:
     """The ranks of a run, as far as they are known before they start."""
 
     nproc: int
+    """The number of ranks on all nodes together."""
     backend: str
+    """``gloo`` or ``nccl``."""
     device: str
-    rank_bytes: int | None = None  # the memory that one rank can use, None if unknown
+    """``cpu`` or ``cuda``."""
+    rank_bytes: int | None = None
+    """The memory in bytes that one rank can use, None if unknown."""
     nodes: int = 1
     distribution: str = "block"
-    sharing: str = ""  # how many ranks share a core or a GPU, if any do
-    notes: tuple[str, ...] = ()  # other limits of what the numbers show
+    """``block`` fills a node with successive ranks, ``cyclic`` takes turns among the nodes."""
+    sharing: str = ""
+    """A note about ranks that share cores or GPUs, empty if no ranks do."""
+    notes: tuple[str, ...] = ()
+    """Sentences about other limits of what the numbers show."""
 
     @property
     def gloo_on_gpus(self) -> bool:
@@ -44,9 +51,13 @@ class Joined:
     """Ranks that another launcher has started, and the rank of this process among them."""
 
     rank: int
+    """The rank of this process."""
     size: int
+    """The number of all ranks."""
     local_size: int
-    one_node: bool  # whether they are known to share a node, which needs LOCAL_WORLD_SIZE
+    """The number of ranks on this host."""
+    one_node: bool
+    """True if all ranks are known to share a node, which LOCAL_WORLD_SIZE shows."""
 
     @staticmethod
     def find(environ: Mapping[str, str]) -> "Joined | None":
@@ -82,7 +93,7 @@ def choose_world(
     allow_single: bool,
     one_gpu_options: str = "--nproc 1 --device cuda",
 ) -> WorldSpec:
-    """Return the world for these options. An option that is None has its default.
+    """Return the ranks of a run for these options. None stands for the default of an option.
 
     ``one_gpu_options`` are the options that measure the only GPU of a node, for a hint. Raises
     ``UserError`` if the world cannot run on this machine.
@@ -136,9 +147,9 @@ def _choose_nproc(machine: Machine, device: str) -> int:
 
 
 def _compute_rank_bytes(machine: Machine, ranks: int, device: str) -> int | None:
-    """Return the memory of a rank in bytes, if the ranks share the smallest device equally.
+    """Return the bytes of memory for a rank on the smallest device, which ranks share equally.
 
-    None if the memory of a device is unknown.
+    None if the memory of a device is unknown. Ranks on the CPU share the memory of the host.
     """
     memories: Sequence[int | None] = [machine.memory_bytes]
     if device == "cuda":

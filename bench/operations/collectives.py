@@ -93,7 +93,10 @@ def all_gather(
     dtype: str,
     placement: str = OUT_OF_PLACE,
 ) -> Operation:
-    """Gather shards of s bytes into S on every rank; in place, the shard is part of the output."""
+    """Gather shards of s bytes into S bytes on every rank.
+
+    In place, the shard of a rank is part of the output.
+    """
     pattern = make_pattern(world, dtype)
     count = size_bytes // pattern.itemsize // world.size
     source = pattern.compute_values(world.rank, 0, count)
@@ -129,7 +132,10 @@ def reduce_scatter(
     redop: str = "sum",
     placement: str = OUT_OF_PLACE,
 ) -> Operation:
-    """Reduce an input of S bytes, a shard of s to each rank; in place, the shard is part of it."""
+    """Reduce inputs of S bytes, with a shard of s bytes on each rank.
+
+    In place, the shard is part of the input.
+    """
     pattern = make_pattern(world, dtype, redop)
     count = size_bytes // pattern.itemsize // world.size
     start = world.rank * count
@@ -172,7 +178,11 @@ def all_to_all_v(
     dtype: str,
     skew: float = 0.0,
 ) -> Operation:
-    """Send uneven shards: every rank sends ``size_bytes``; S = max of sent and received."""
+    """Send uneven shards.
+
+    Every rank sends ``size_bytes``, and S is the larger of the bytes sent and received.
+    ``skew`` is the extra share of the bytes that goes to rank 0.
+    """
     pattern = make_pattern(world, dtype)
     rank = world.rank
     num_elements = size_bytes // pattern.itemsize
@@ -262,7 +272,7 @@ def reduce(
     redop: str = "sum",
     root: int = 0,
 ) -> Operation:
-    """Reduce every rank's buffer of S bytes into the root's; other buffers become undefined."""
+    """Reduce every rank's buffer of S bytes into the root's. Other buffers become undefined."""
     pattern = make_pattern(world, dtype, redop)
     buffer = pattern.allocate(size_bytes // pattern.itemsize)
     result = buffer if world.rank == root else buffer[:0]

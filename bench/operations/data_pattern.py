@@ -16,13 +16,16 @@ import torch
 from parbench.bench.plan.catalogue import DTYPES
 
 PERIOD = 65_521
-"""Elements after which a rank's data repeats: a prime number, as is ``PERIOD - _SHIFT``."""
+"""The number of elements after which the data of a rank repeats.
+
+``PERIOD`` and ``PERIOD - _SHIFT`` are prime numbers.
+"""
 _SHIFT = 72
 _NUM_SHIFTS = 1024
 """Repetition r begins at element (r mod _NUM_SHIFTS) * _SHIFT of the table."""
 _MAX_VALUE = 1 << 24
 _MIN_TERMS = 4
-"""Fewest different terms of a sum."""
+"""The least number of different terms of a sum."""
 _MAX_EXPONENT = 16
 _COMPARED_ELEMENTS = 1 << 22
 
@@ -97,7 +100,7 @@ class DataPattern:
         return self._repeat(table, start, count)
 
     def _repeat(self, table: Table, start: int, count: int) -> torch.Tensor:
-        """Return elements ``start`` to ``start + count`` of the data with this table."""
+        """Return elements ``start`` to ``start + count`` (exclusive) of the data of a table."""
         buffer = self.allocate(count)
         self._make_copier(buffer, table, start)()
         return buffer
@@ -179,7 +182,10 @@ class DataPattern:
         return np.where(self._is_on_turn(rank, index, num_turns) & is_two, 2, 1)
 
     def _compute_maxima(self, rank: int, index: Codes) -> Codes:
-        """Return a rank's inputs of a maximum. At each index one rank holds the largest."""
+        """Return the inputs of a maximum that a rank contributes.
+
+        At each index one rank holds the largest number of all ranks.
+        """
         is_extreme = self._is_own(rank, index)
         lowest, highest = self._extremes
         half = (highest + 1 - lowest) // 2
@@ -199,12 +205,12 @@ class DataPattern:
         return self._exact_up_to.bit_length() - 1
 
     def _is_own(self, rank: int, index: Codes) -> Mask:
-        """Return for each index whether this rank holds the extreme or the only number but 0."""
+        """Return True for each index at which this rank holds the extreme or the only nonzero."""
         is_own: Mask = index % self._num_ranks == rank
         return is_own
 
     def _is_on_turn(self, rank: int, index: Codes, num_turns: int) -> Mask:
-        """Return for each index whether this rank contributes, if ranks take turns."""
+        """Return True for each index at which this rank contributes, if ranks take turns."""
         is_on_turn: Mask = (index % self._num_ranks - rank) % num_turns == 0
         return is_on_turn
 

@@ -23,11 +23,14 @@ _NUM_ROWS = 5
 _NUM_COLUMNS = 7
 _NUM_UNPAIRED = 8
 _MAX_FACTORS = (4, 6)
-"""Gemm's matrices have that many different rows and columns of numbers up to these."""
+"""The largest numbers in the two matrices of Gemm."""
 _LOAD_PRODUCTS = 10  # between two looks at the clock
 _MIN_ROUND_MS = 5.0
 _MAX_REPEATS = 1024
-"""A device repeats a load until a round takes so long that agreeing to continue is short."""
+"""The largest number of repeats of a load in a round on a device.
+
+A round is so long that the agreement of ranks to continue takes a small part of the time.
+"""
 
 
 class Gemm(Benchmark):
@@ -39,8 +42,8 @@ class Gemm(Benchmark):
     wrong bit in any of the products is detected.
 
     Products of such numbers need less power than others. With ``load_seconds`` the matrices are
-    normal random numbers, all products are compared with the first one, and so many seconds of
-    them are computed before any is timed.
+    normal random numbers, and all products are compared with the first one. Products are computed
+    for ``load_seconds`` before any product is timed.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class Gemm(Benchmark):
             self._load(world, load_seconds)
 
     def _load(self, world: World, seconds: float) -> None:
-        """Compute and check products for so many seconds, which heats the device."""
+        """Compute and check products for ``seconds``, which heats the device."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for _ in range(_LOAD_PRODUCTS):

@@ -19,12 +19,16 @@ class Operation(Benchmark):
     """An operation whose whole output buffer is compared with the expected result."""
 
     call: Callable[..., Any]
+    """Runs the operation once. With ``async_op=True``, the call returns works to wait for."""
     output: torch.Tensor
+    """The buffer to which the operation writes its result."""
     expected: Callable[[], torch.Tensor]
+    """Computes the expected content of ``output``."""
     description: Description
-    restore: Callable[[], object] | None = None  # before each call, instead of poisoning the output
+    restore: Callable[[], object] | None = None
+    """Refills the buffers before each call. None poisons the output instead."""
     has_batched_call: bool = False
-    """Whether torch has one call for many tensors, which it uses for coalesced calls."""
+    """True if torch has one call for many tensors, which it uses for coalesced calls."""
 
     def step(self) -> None:
         self.call()
@@ -61,7 +65,11 @@ class Operation(Benchmark):
 
 
 def make_pattern(world: World, dtype: str, redop: str = "") -> DataPattern:
-    """Return the test data of a world's ranks, which is moved or reduced by ``redop``."""
+    """Return the test data of the ranks of a world for one dtype.
+
+    The data is for a reduction by ``redop``, or for an operation that only moves data if ``redop``
+    is empty.
+    """
     return DataPattern(dtype, world.size, world.device, redop)
 
 
@@ -77,8 +85,9 @@ def describe_operation(
 ) -> Description:
     """Return the description of an operation, with algbw = size / t and busbw = algbw * factor.
 
-    A rank sends and receives ``size_bytes`` unless stated otherwise. The factor is that of the
-    catalogue by default. ``fields`` are other fields of the description.
+    ``send_bytes`` and ``recv_bytes`` are the bytes that one rank sends and receives, by default
+    ``size_bytes``. ``factor`` is by default the factor in the catalogue. ``fields`` are other
+    fields of the description.
     """
     if factor is None:
         factor = get_busbw_factor(name, num_ranks)

@@ -11,7 +11,7 @@ from parbench.bench.world.world import World
 
 
 def sendrecv(world: World, *, size_bytes: int, dtype: str) -> Operation:
-    """Ring: send S bytes to the next rank and receive S bytes from the previous one."""
+    """Send S = ``size_bytes`` bytes to the next rank and receive S bytes from the previous one."""
     if world.size < 2:
         raise UserError(f"sendrecv needs a neighbour: size({world.size}) < 2 ranks")
     target = (world.rank + 1) % world.size

@@ -24,11 +24,16 @@ EXPLAINER = "parbench.workloads.step.user_step:ExplainedUserStep"
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """A benchmark with the values of its parameters."""
 
-    id: str  # the hash of name, target and ``params`` in canonical JSON
+    id: str
+    """A hash of name, target and ``params`` in canonical JSON."""
     name: str
+    """The name with its kind, such as ``collective.all_reduce``."""
     target: str
+    """The function that prepares the benchmark, as ``package.module:function``."""
     params: dict[str, ParamValue]
-    defaults: dict[str, ParamValue] = {}  # the optional parameters with their default
+    """The values of the parameters by name, without optional parameters at their default."""
+    defaults: dict[str, ParamValue] = {}
+    """The values of the optional parameters at their default, by name."""
 
     @property
     def all_params(self) -> dict[str, Value]:
@@ -84,7 +89,10 @@ def make_case(name: str, target: str, params: Params, defaults: Params | None = 
 
 
 def group_by_variables(cases: Iterable[Case]) -> list[list[Case]]:
-    """Group the cases by their environment variables, because each group needs ranks of its own."""
+    """Return groups of cases with equal environment variables.
+
+    Each group needs ranks of its own.
+    """
     groups: dict[tuple[tuple[str, str], ...], list[Case]] = {}
     for case in cases:
         groups.setdefault(tuple(case.variables.items()), []).append(case)
@@ -96,7 +104,7 @@ Expansion = Callable[[Params, WorldSpec], Iterable[Params]]
 
 
 def keep_params(params: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Return the parameters as those of a single case."""
+    """Return the parameters unchanged, as the only case."""
     return [params]
 
 
@@ -104,17 +112,24 @@ def keep_params(params: Params, spec: WorldSpec) -> Iterable[Params]:
 class BenchmarkDefinition:
     """A benchmark that can be measured: its parameters, and the function that prepares it."""
 
-    name: str  # with its kind: ``collective.all_reduce``
+    name: str
+    """The name with its kind, such as ``collective.all_reduce``."""
     target: str
+    """The function that prepares the benchmark, as ``package.module:function``."""
     help: str
     params: tuple[Param, ...]
-    tags: tuple[str, ...] = ()  # Presets select by them, and by their own name.
+    tags: tuple[str, ...] = ()
+    """The tags by which presets select it. The name of a preset is also a tag."""
     refusal: Refusal | None = None
-    # Returns the parameters of each case, such as one for each group of ranks.
+    """Returns the reason why a case cannot run in a world, None if it can run."""
     expand: Expansion = keep_params
+    """Returns the parameters of each case, such as one case for each group of ranks."""
 
     def refuse(self, params: Params, spec: WorldSpec) -> str | None:
-        """Return why a case with all these parameters cannot run in a world, None if it can."""
+        """Return the reason why a case cannot run in a world, None if it can run.
+
+        ``params`` holds all parameters of the case.
+        """
         return None if self.refusal is None else self.refusal(params, spec)
 
     @property

@@ -40,7 +40,9 @@ class Factor(NamedTuple):
     """The factor by which bus bandwidth exceeds algorithm bandwidth, as in nccl-tests."""
 
     text: str
-    compute: Callable[[int], float]  # of the number of ranks
+    """The formula, in which n is the number of ranks."""
+    compute: Callable[[int], float]
+    """Computes the factor from the number of ranks."""
 
 
 TWICE_RING = Factor(text="2(n-1)/n", compute=lambda n: 2 * (n - 1) / n)
@@ -52,11 +54,16 @@ ONE = Factor(text="1", compute=lambda n: 1.0)
 class OperationSpec(BenchmarkDefinition):
     """The definition of an operation, with the facts that decide whether it can run."""
 
-    busbw: Factor | None = None  # None if it moves nothing between ranks
-    sharded: bool = False  # The size consists of an equal shard for each rank.
-    in_place: bool = False  # The result is written to the input's buffer by default.
+    busbw: Factor | None = None
+    """The factor of the bus bandwidth, None if the operation moves nothing between ranks."""
+    sharded: bool = False
+    """True if the size consists of an equal shard for each rank."""
+    in_place: bool = False
+    """True if the result is written to the buffer of the input by default."""
     asynchronous: bool = True
-    coalesced: tuple[str, ...] = ()  # The backends that can launch several at once.
+    """True if the operation can be issued without waiting for its end."""
+    coalesced: tuple[str, ...] = ()
+    """The backends that can launch several such operations at once."""
 
     @property
     def is_reduction(self) -> bool:
@@ -71,7 +78,7 @@ class OperationSpec(BenchmarkDefinition):
         return (IN_PLACE if self.in_place else OUT_OF_PLACE,)
 
     def refuse(self, params: Params, spec: WorldSpec) -> str | None:
-        """Return why the operation cannot run with these parameters, None if it can.
+        """Return the reason why the operation cannot run with these parameters, None if it can.
 
         Raises ``UserError`` if the groups cannot be formed.
         """
@@ -138,7 +145,7 @@ GEMM_LOAD = Param(
 # Parameters that the runner handles. They are not passed to `prepare`.
 RUNNER_PARAMS = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name, REGISTER.name)
 
-# --- Rules: each returns why a case cannot run, None if it can ---
+# --- Rules: each returns the reason why a case cannot run, None if it can run ---
 
 GLOO_HINT = "use --backend nccl with a GPU for each rank, or --device cpu"
 QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -150,7 +157,7 @@ class CaseInWorld(NamedTuple):
     operation: OperationSpec
     params: Params
     spec: WorldSpec
-    num_ranks: int  # in the group
+    num_ranks: int  # the number of ranks in the measured group
 
 
 def _count_ranks(params: Params, spec: WorldSpec) -> int:
@@ -338,7 +345,7 @@ RULES = (
 
 
 def expand_groups(params: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Return the parameters of every group, measured alone and concurrently with other groups."""
+    """Return the parameters of a case for every group, measured alone and with other groups."""
     text = str(params.get("group", "world"))
     groups = form_groups(text, spec.nproc, spec.hosts)
     if text == "world":
@@ -355,7 +362,7 @@ def expand_groups(params: Params, spec: WorldSpec) -> Iterable[Params]:
 
 
 def expand_pairs(params: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Return the parameters of every ordered pair of different ranks."""
+    """Return the parameters of a case for every ordered pair of different ranks."""
     ranks = range(spec.nproc)
     sources = [int(params["source"])] if "source" in params else ranks
     targets = [int(params["target"])] if "target" in params else ranks
@@ -368,7 +375,7 @@ def expand_pairs(params: Params, spec: WorldSpec) -> Iterable[Params]:
 
 
 def expand_rounds(params: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Return the parameters of every round of a tournament in which ranks meet in pairs."""
+    """Return the parameters of a case for every round of a tournament of pairs of ranks."""
     if "round" in params or params.get("pairs"):
         return [params]
     return [{**params, "round": index} for index in range(count_rounds(spec.nproc))]
@@ -536,7 +543,7 @@ def get_busbw_factor(operation: str, n: int) -> float | None:
 
 
 def describe_busbw_factors() -> str:
-    """Return the factors with the operations that have them."""
+    """Return a text about the factors of the bus bandwidth and the operations that have them."""
     parts = []
     for factor in (TWICE_RING, RING):
         names = [spec.short_name for spec in OPERATIONS if spec.busbw is factor]

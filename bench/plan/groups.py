@@ -23,7 +23,7 @@ FORMS = (
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Return the size of each axis of a mesh such as ``dp=2,tp=4``, outermost first."""
+    """Return the sizes of the axes of a mesh such as ``dp=2,tp=4`` by name, outermost first."""
     axes: dict[str, int] = {}
     for part in text.replace(",", " ").split():
         match = re.fullmatch(r"([a-zA-Z]\w*)=(\d{1,9})", part, re.ASCII)
@@ -167,7 +167,7 @@ def format_pairs(pairs: tuple[Pair, ...]) -> str:
 
 
 def choose_pairs(n: int, index: int, text: str) -> tuple[Pair, ...]:
-    """Return the pairs in ``text``, or if it is empty those of round ``index`` of ``n`` ranks."""
+    """Return the pairs in ``text``, or the pairs of round ``index`` if ``text`` is empty."""
     return parse_pairs(text, n) if text.strip() else list_round_pairs(n, index)
 
 

@@ -1,4 +1,4 @@
-"""From the options of ``parbench run`` to a plan: which cases, on which ranks."""
+"""The conversion of the options of ``parbench run`` to a plan of cases and ranks."""
 
 import itertools
 import math
@@ -57,7 +57,8 @@ from parbench.bench.plan.plan import (
 from parbench.bench.text import UserError, format_choices, parse_duration, parse_link
 
 _MAX_ITEMSIZE = max(dtype.itemsize for dtype in DTYPES.values())
-Candidate = tuple[Case, str | None]  # The reason why the case cannot run here, None if it can.
+Candidate = tuple[Case, str | None]
+"""A case, and the reason why it cannot run here, None if it can run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +69,19 @@ class Options:
     """
 
     preset: str | None = None
-    names: tuple[str, ...] = ()  # names and globs of cases
-    targets: tuple[str, ...] = ()  # the functions of custom steps
-    settings: Mapping[str, str] = field(default_factory=dict)  # text of ``--set`` by parameter
-    # Values that the output format needs. They take precedence over the preset, not the user.
+    names: tuple[str, ...] = ()
+    """The names and globs of cases."""
+    targets: tuple[str, ...] = ()
+    """The functions of custom steps, as ``package.module:function``."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """The texts of ``--set`` and ``--env`` by the name of the parameter."""
     preset_overrides: Mapping[str, str] = field(default_factory=dict)
-    entries: tuple[Entry, ...] = ()  # the cases of a file, instead of the preset's
+    """The settings that the output format needs, by the name of the parameter.
+
+    They take precedence over the preset, but not over the user's settings.
+    """
+    entries: tuple[Entry, ...] = ()
+    """The cases of a file, which replace the cases of the preset. Empty without such cases."""
     nproc: int | None = None
     backend: str | None = None
     device: str | None = None
@@ -302,7 +310,7 @@ def _expand(
 
 
 def _check_possible(candidates: Sequence[Candidate], options: Options) -> None:
-    """Raise ``UserError`` if no case can run, or none with a value that the user set."""
+    """Raise ``UserError`` if no case can run, or if no case with one of the user's values can."""
     names = {*options.settings, *(name for entry in options.entries for name in entry.set)}
     possible: set[tuple[str, Value]] = set()
     for case, reason in candidates:
@@ -318,7 +326,10 @@ def _check_possible(candidates: Sequence[Candidate], options: Options) -> None:
 
 
 def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, NodeLayout | None]:
-    """Return the ranks, and their layout on nodes, which is None if srun does not start them."""
+    """Return the ranks of the run and their layout on nodes.
+
+    The layout is None if srun does not start the ranks.
+    """
     allocation = _find_allocation(options, joined)
     if allocation is not None:
         return _choose_srun_ranks(options, allocation)

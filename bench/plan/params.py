@@ -21,7 +21,8 @@ from parbench.bench.text import (
 )
 
 Value = bool | int | float | str
-Setting = Value | list[Value]  # The text of ``--set``, or what a plan file contains.
+Setting = Value | list[Value]
+"""The values of a parameter, as text of ``--set`` or as a plan file contains them."""
 Kind = Literal["int", "float", "str", "bool", "size", "rows", "mesh"]
 
 _TYPES: dict[str, Any] = {"int": Int64, "size": Int64, "float": float, "bool": bool}
@@ -47,11 +48,15 @@ class Param:
     default: Value
     help: str
     _: KW_ONLY
-    choices: tuple[Value, ...] = ()  # Empty if every value of the kind is allowed.
+    choices: tuple[Value, ...] = ()
+    """The allowed values, empty if every value of the kind is allowed."""
     minimum: float = -MAX_FLOAT  # inclusive
     maximum: float = MAX_FLOAT  # inclusive
-    # Part of a case's id only if it is not the default, so that a new parameter changes no id.
     optional: bool = False
+    """True if the value is part of a case's id only if it differs from the default.
+
+    So a new optional parameter changes no id.
+    """
 
     def describe_allowed(self) -> str:
         """Return a text about the allowed values."""
@@ -104,7 +109,7 @@ def choice(name: str, help_text: str, *choices: str, optional: bool = True) -> P
 
 
 def is_variable(name: str) -> bool:
-    """Return True if the parameter name is that of an environment variable, in capital letters."""
+    """Return True if the name is an environment variable: capital letters, digits, underscores."""
     return _VARIABLE.fullmatch(name) is not None
 
 
@@ -114,7 +119,7 @@ def declare_variable(name: str) -> Param:
 
 
 def _convert(kind: Kind, raw: object) -> Value | None:
-    """Convert a text or a value from a file to a kind. None if this is not possible."""
+    """Convert a text or a value from a file to a kind. Return None if this is not possible."""
     if isinstance(raw, str) and kind != "rows":
         raw = raw.strip()
     if isinstance(raw, str) and raw:
@@ -133,7 +138,10 @@ def _convert(kind: Kind, raw: object) -> Value | None:
 
 
 def refuse_unknown(names: Iterable[str], declared: Iterable[str], owner: str) -> None:
-    """Raise ``UserError`` if a name is not declared. ``owner`` is the noun of its owner."""
+    """Raise ``UserError`` if a name is not declared.
+
+    ``owner`` is a noun for the case that declares parameters, for the message.
+    """
     declared_names = sorted(declared)
     for name in names:
         if name not in declared_names:

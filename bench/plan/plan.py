@@ -23,8 +23,10 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Literal["late", "slow", "corrupt"]
     rank: Rank
-    amount: NonNegative = 0.0  # seconds of late, fraction of a step of slow, 0 of corrupt
-    text: str  # as it was given to ``--inject``
+    amount: NonNegative = 0.0
+    """The seconds of ``late``, the fraction of a step of ``slow``, 0 for ``corrupt``."""
+    text: str
+    """The fault as it was given to ``--inject``."""
 
 
 def parse_fault(text: str, nproc: int) -> FaultSpec:
@@ -61,18 +63,22 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that decide how many samples of a case are taken."""
 
     warmup: Count = 5
+    """The number of untimed steps before the first sample."""
     min_iterations: Count = 6
     max_iterations: Count = 1000
-    precision: NonNegative = 0.025  # half-width of the interval relative to the median
+    precision: NonNegative = 0.025
+    """The required half-width of the interval, relative to the median."""
     seed: int = 0
-    # Blocks beyond the usual ones, where a repetition has time left and a case is not yet precise.
     more_blocks: Count = 0
-    # The time for the samples of a case of weight 1 in one repetition; None if only the budget
-    # limits it.
+    """The number of extra blocks of an imprecise case, if a repetition has time left."""
     seconds_per_case: NonNegative | None = None
+    """The time for the samples of a case of weight 1 in one repetition.
+
+    None if only the time budget limits the samples.
+    """
 
     def extend_to_budget(self) -> "Measure":
-        """Return the rule for a budget that the user has set, with which a run uses all of it."""
+        """Return settings with which a run uses all of a time budget that the user has set."""
         return msgspec.structs.replace(
             self, max_iterations=max(self.max_iterations, 2000), more_blocks=10
         )
@@ -88,16 +94,25 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     device: str
     repetitions: NumRepetitions
-    budget_seconds: NonNegative  # for the whole run
-    timeout_seconds: NonNegative  # for one case
+    budget_seconds: NonNegative
+    """The time budget of the whole run."""
+    timeout_seconds: NonNegative
+    """The time after which a block of a case counts as hung."""
     measure: Measure = Measure()
-    emulation: str = ""  # which nodes or links are not real
-    notes: tuple[str, ...] = ()  # the limits of what the rows of the run can claim
+    emulation: str = ""
+    """A text about nodes or links that are not real, empty if all are real."""
+    notes: tuple[str, ...] = ()
+    """Sentences about limits of the results of the run."""
     injection: FaultSpec | None = None
+    """The fault to inject, None without a fault."""
     link_bytes_per_second: NonNegative | None = None
-    path: str | None = None  # a folder from which ranks import targets, after all others
-    sources: dict[str, str] = {}  # SHA-256 of the file of each custom step, by target
-    spread: NodeLayout | None = None  # None if srun does not start the ranks
+    """The speed of the links in one direction, None if the user has not stated a speed."""
+    path: str | None = None
+    """A folder from which ranks import targets. All other folders take precedence."""
+    sources: dict[str, str] = {}
+    """The SHA-256 of the file of each custom step, by target."""
+    spread: NodeLayout | None = None
+    """The layout of the ranks on nodes, None if srun does not start the ranks."""
 
     @property
     def is_imported(self) -> bool:
@@ -106,7 +121,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limitations(self) -> tuple[str, ...]:
-        """The notes of the plan, after a sentence about emulated nodes or links, if any."""
+        """The notes of the plan, preceded by a note about emulated nodes or links if any are."""
         emulated = [describe_emulation(self.emulation)] if self.emulation else []
         return (*emulated, *self.notes)
 
@@ -122,7 +137,7 @@ _CASE_WEIGHTS = {"workload": 20.0, "custom": 10.0}
 
 
 def get_case_weight(case: Case) -> float:
-    """Return the share of time of a case relative to that of a collective operation.
+    """Return the time that a case gets, relative to the time of a collective operation.
 
     A training step with its explanation takes about as long as 20 collectives.
     """
@@ -130,7 +145,7 @@ def get_case_weight(case: Case) -> float:
 
 
 SHORT_REPETITIONS = 3
-"""The repetitions of a run of named cases: the least number of which an interval can be made."""
+"""The repetitions of a run of named cases, which is the least number for an interval."""
 FEW_OPERATIONS = 4
 FEW_OPERATIONS_REPETITIONS = 5
 """The repetitions of a run of a few named operations; the intervals of three are twice as wide."""
@@ -140,7 +155,7 @@ SHORT_SECONDS_PER_CASE = 0.3
 def compute_sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
     """Return the seconds of one repetition for samples of these cases.
 
-    It is infinite if only the time budget limits the samples.
+    The result is infinite if only the time budget limits the samples.
     """
     if measure.seconds_per_case is None:
         return math.inf
@@ -169,20 +184,24 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     """A selection of cases, and the time to measure them."""
 
     help: str
-    lasts: str  # on two cores
+    lasts: str
+    """A text about the duration of a run on two cores."""
     entries: tuple[Entry, ...]
-    # Added where there are at least MIN_RANKS_OF_GROUPS ranks and no cases are named.
     entries_of_groups: tuple[Entry, ...] = ()
-    # The parameters of cases without an entry, where no cases are named.
+    """The entries that are added for at least MIN_RANKS_OF_GROUPS ranks if no cases are named."""
     other_settings: Mapping[str, Setting] = {}
+    """The parameters by name of cases without an entry, if no cases are named."""
     repetitions: int
-    budget_seconds: float  # includes the start of the ranks, but not the report
+    budget_seconds: float
+    """The time of a run with the start of the ranks, but without the report."""
     # Eight ranks on two cores take half of this time to explain a step of a hybrid mesh.
     timeout_seconds: float = 60
     measure: Measure = Measure()
-    # The time for the samples of a case of weight 1 where no cases are named, so that all
-    # repetitions fit.
     seconds_per_case: float | None = None
+    """The time for the samples of a case of weight 1 if no cases are named.
+
+    It is so short that all repetitions fit. None if only the time budget limits the samples.
+    """
 
 
 def _make_entries_for_tag(tag: str, **settings: str) -> tuple[Entry, ...]:

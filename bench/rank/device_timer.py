@@ -10,14 +10,14 @@ from parbench.bench.world import accelerator
 from parbench.bench.world.world import World
 
 HOST_NS = 20_000
-"""Arrivals and exits are no more precise than this, because the host stamps a device's exit."""
+"""The uncertainty of arrivals and exits in ns, because the host stamps the exit of a device."""
 _CYCLES_PER_NS = 2  # an upper limit of the clock of GPUs: on a slower clock a spin lasts longer
 _MARGIN_NS = 20_000
 _MAX_SPIN_NS = 500_000
 _MAX_SPIN_OF_MANY_STEPS_NS = 5_000_000
 
 Stamp = tuple[int, int, int, int, int]
-"""Arrival, exit, duration and time to issue in ns, and whether the launch was hidden."""
+"""Arrival, exit, duration and time to issue in ns, and 1 if the launch was hidden, otherwise 0."""
 
 
 class DeviceQueue:
@@ -60,10 +60,11 @@ class DeviceTimer:
     def __init__(self, device: DeviceQueue, *, times_issue: bool) -> None:
         self._device = device
         self._times_issue = times_issue
-        self._least_host_ns: dict[int, int] = {}  # to hide behind a spin, by number of steps
-        self._margins_ns: dict[int, int] = {}  # by number of steps
-        self._start_line_ns = 0  # of the host, to queue it
-        self._least_launch_ns: int | None = None  # of a single step
+        # The least time of the host that a spin must hide, and the margin, by number of steps.
+        self._least_host_ns: dict[int, int] = {}
+        self._margins_ns: dict[int, int] = {}
+        self._start_line_ns = 0  # the time in which the host queues a start line
+        self._least_launch_ns: int | None = None  # the least launch time of a single step
         self._is_behind_spin = False
 
     def queue_start_line(self, steps: int, *, is_late: bool = False) -> None:

@@ -38,7 +38,7 @@ from parbench.bench.world.world import IdleBenchmark, Subgroup, World, select_su
 _MAX_NAMED_DIFFERENCES = 3
 _LAUNCH_NOTE = "hold time of the host's launch, too long to hide before the start"
 _EXPLAINED_SHARE = 0.6
-"""Share of the time of a case that is measured if the rest is to explain it."""
+"""The share of the time of a case for samples, if the rest is for the explanation of a step."""
 
 
 class FaultInjector:
@@ -107,10 +107,10 @@ class CaseRun:
         self._ranks: tuple[int, ...] = ()
         self._has_check = False
         self._can_explain = False
-        self._is_repeatable = False  # whether many steps leave the result of one
+        self._is_repeatable = False  # True if many steps have the same result as one step
 
     def run_block(self, seconds: float, num_later: int = 0, *, is_only: bool = True) -> Outcome:
-        """Measure one block of about ``seconds``. After it, ``num_later`` blocks are to come.
+        """Measure one block of about ``seconds``, before ``num_later`` further blocks of the case.
 
         The only block of a case is measured until the median is precise enough. A case that fails
         has no further blocks. Returns the outcome of all blocks so far. Rank 0's outcome counts.
@@ -190,7 +190,7 @@ class CaseRun:
     def _make_explainable(self, benchmark: Benchmark) -> Benchmark:
         """Return the benchmark, wrapped by an explainer if it is a custom step without its own.
 
-        It also stores whether the ranks explain the case.
+        ``_can_explain`` is set to True if all ranks can explain the case.
         """
         can_explain = self._world.gather(_can_explain(benchmark))
         self._can_explain = all(can_explain)

@@ -27,7 +27,7 @@ from parbench.bench.world.torch_compat import coalesce_calls
 from parbench.bench.world.world import Subgroup, World
 
 ARRIVAL, EXIT, DURATION, ISSUE, HIDDEN = range(5)
-"""Rows of stamps; ``HIDDEN`` is only taken on a device."""
+"""The rows of stamps. Only a device has ``HIDDEN``, which is 1 if the launch was hidden."""
 _MIN_BLOCK = 3  # the median of an odd number is as often above the true one as below
 _MANY_STEPS_NS = 5_000_000  # duration of a sample of many steps
 _MIN_MANY_STEPS = 4
@@ -37,7 +37,8 @@ _CONTINUE = -1
 
 Stamps = npt.NDArray[np.int64]
 Sampler = Callable[[], int | None]
-"""Takes a sample; returns the host's time in ns at which an asynchronous one was issued."""
+"""Takes a sample. Returns the host's time in ns at which an asynchronous operation was issued,
+otherwise None."""
 
 
 class Progress:
@@ -117,9 +118,13 @@ class TimedSamples:
     """The stamps of all measured ranks in ns, and how they were taken."""
 
     stamps: Stamps
-    """Arrival and exit on rank 0's clock, duration, and of it the time to issue, which is 0
-    unless it is timed; shape (4, ranks, samples)."""
+    """The arrival and the exit on rank 0's clock, the duration, and the time to issue.
+
+    The time to issue is a part of the duration, and 0 unless it is timed. The shape is
+    (4, ranks, samples).
+    """
     stop: Stop
+    """The reason why no more samples were taken."""
     steps_per_sample: int
     warmup: int  # untimed steps before the first sample
     samples_per_block: tuple[int, ...] = ()
@@ -186,7 +191,8 @@ class Stopwatch:
     def start_line(self, steps: int = 0) -> None:
         """Reset the benchmark, wait for all ranks, and then wait for an injected delay.
 
-        On CUDA, a start line is also queued on the device, unless ``steps`` is 0.
+        ``steps`` is the number of steps in the sample that follows. On CUDA, a start line is also
+        queued on the device, unless ``steps`` is 0.
         """
         self._benchmark.reset()
         if self._has_load:
@@ -271,7 +277,7 @@ class CaseTimer:
         self._sample_seconds = 0.0  # with reset and barrier, as last measured
         self._block_counts: list[int] = []  # samples of each block
         self._stamps: Stamps = np.empty((HIDDEN, len(subgroup.ranks), 0), dtype=np.int64)
-        self._hidden: list[bool] = []  # of each sample on a device
+        self._hidden: list[bool] = []  # True for each sample on a device whose launch was hidden
         self._stop: Stop = "visits"
         self._is_precise = False
 
@@ -307,7 +313,7 @@ class CaseTimer:
         self._replay = None
 
     def measure_until_precise(self, seconds: float) -> None:
-        """Take samples until the median is precise enough or the time is over."""
+        """Take samples until the median is precise enough or ``seconds`` are over."""
         began = time.perf_counter()
         sampler = self._warm_up(seconds)
         max_iterations = self._measure.max_iterations
@@ -333,10 +339,11 @@ class CaseTimer:
         self._stop = _STOPS[stop_code]
 
     def measure_block(self, seconds: float, num_later: int) -> None:
-        """Take the samples of one block. After it, ``num_later`` blocks are to come.
+        """Take the samples of one block in about ``seconds``.
 
-        Their number suffices for the required precision if samples are independent. If samples of a
-        block resemble each other, more of them would not help, and blocks should have equal length.
+        ``num_later`` is the number of blocks to come. The number of samples suffices for the
+        required precision if samples are independent. If samples of a block resemble each other,
+        more samples would not help, and blocks should have equal length.
         """
         sampler = self._warm_up(seconds)
         is_rank_0 = self._world.global_rank == 0
@@ -444,16 +451,16 @@ class CaseTimer:
     def _compute_durations(self) -> list[float]:
         """Return the duration of each sample so far in ns, the maximum over the ranks.
 
-        Empty but on rank 0.
+        The list is empty on ranks other than 0.
         """
         durations: list[float] = self._stamps[DURATION].max(axis=0).tolist()
         return durations
 
 
 def compute_half_width(values: Sequence[float]) -> float | None:
-    """Return the half-width of the median's interval relative to the median.
+    """Return the half-width of the median's 95 % interval relative to the median.
 
-    Ten successive parts of the values are assumed to be independent. None with fewer than 20
+    Ten successive parts of the values are assumed to be independent. Returns None for fewer than 20
     values.
     """
     n = len(values)
@@ -469,7 +476,7 @@ def _find_stop_reason(
     measure: Measure,
     remaining_seconds: float,
 ) -> Stop | None:
-    """Return why to stop taking samples, None to continue."""
+    """Return the reason to stop taking samples, None to continue."""
     half_width = half_widths[-1]
     if half_width is not None and half_width <= measure.precision:
         return "precision"

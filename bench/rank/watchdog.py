@@ -19,9 +19,9 @@ HANG_EXIT_CODE = 75
 _LOOK_SECONDS = 0.25
 _CONNECT_SECONDS = 1.5
 _END_SECONDS = 20.0
-"""After its report, a rank waits this long for the driver to end it."""
+"""The seconds that a rank waits after its report for the driver to end the rank."""
 _STACK_SECONDS = 1.0
-"""The interpreter's own watchdog dumps stacks this long after the deadline."""
+"""The seconds after the deadline at which the interpreter's own watchdog dumps stacks."""
 
 
 class Watchdog:
@@ -49,7 +49,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def begin(self, index: int, timeout_seconds: float) -> None:
-        """Set the deadline of the block ``index``, which replaces that of the previous block."""
+        """Set the deadline of the block ``index``, instead of the previous block's deadline."""
         is_sooner = timeout_seconds < self._timeout_seconds
         self._index = index
         self._timeout_seconds = timeout_seconds

@@ -1,8 +1,8 @@
 """One rank: reports its environment, receives its job, and measures its cases.
 
-``python -m parbench.bench.rank.worker`` is the rank that its environment describes: RANK, WORLD_SIZE
-and LOCAL_RANK, or those of srun; the folder of this start of ranks in PARBENCH_FOLDER; and in
-PARBENCH_STORE a prefix for the launcher's store at MASTER_ADDR:MASTER_PORT, if there is one.
+``python -m parbench.bench.rank.worker`` is the rank that its environment describes: RANK,
+WORLD_SIZE and LOCAL_RANK, or those of srun; the folder of this start of ranks in PARBENCH_FOLDER;
+and in PARBENCH_STORE a prefix for the launcher's store at MASTER_ADDR:MASTER_PORT, if there is one.
 """
 
 import gc
@@ -60,11 +60,11 @@ from parbench.bench.world.world import World, disable_tf32, open_world
 
 SOURCE_LOCATION = re.compile(r"\[enforce fail at [^\]]*\]\s*")
 _JOB_SECONDS = 600.0
-"""A rank whose driver has vanished waits this long for its job."""
+"""The seconds that a rank waits for its job, in case its driver has vanished."""
 _MIN_CASE_SECONDS = 0.02
 _TIMEOUT_SHARE = 0.5  # the rest is for preparing, checking and what cannot be cut short
 _PAUSE_SECONDS = 0.05
-"""Between blocks of a case: what slows a machine for milliseconds has passed by then."""
+"""The pause between blocks of a case, after which a disturbance of milliseconds has passed."""
 _CONNECT_SECONDS = 10.0
 _SRUN_VARIABLES = {
     "RANK": "SLURM_PROCID",
@@ -130,10 +130,10 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
 
 
 def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
-    """Return a client of the store of all ranks, which rank 0 serves, and choose gloo's interface.
+    """Connect to the store of all ranks, choose gloo's interface, and return the store.
 
-    Other ranks read the address of the store from the mailbox. The interface is written to
-    ``environ``.
+    Rank 0 serves the store. Other ranks read the address of the store from the mailbox. The
+    interface is written to ``environ``.
     """
     hosts = ["127.0.0.1"] if is_on_one_host(environ) else list(list_host_addresses(environ))
     if environ["RANK"] == "0":
@@ -198,7 +198,7 @@ def _connect(addresses: list[tuple[str, int]]) -> tuple[TCPStore, str, str]:
 def measure_cases(
     job: Job, world: World, progress: Progress, watchdog: Watchdog, mailbox: Mailbox
 ) -> None:
-    """Measure the cases of a job in its blocks; rank 0 reports the outcome of each."""
+    """Measure the cases of a job block by block. Rank 0 posts the outcome of each block."""
     clock = RepetitionClock(job)
     remaining = Counter(block.case for block in job.blocks)
     runs: dict[int, CaseRun] = {}
@@ -239,12 +239,16 @@ def measure_cases(
 
 
 class RepetitionClock:
-    """Divides the time of a repetition among its blocks. The clock of rank 0 decides."""
+    """Divides the time budget of a repetition among its blocks.
+
+    A block (``messages.Block``) is a part of the samples of a case. Every rank has such a clock,
+    and rank 0 broadcasts whether a case may begin or continue.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._began = time.monotonic()
-        # Of the blocks from each one on:
+        # The sums over each block and all later ones, by the index of the block.
         self._weights = accumulate_from_end([block.weight for block in job.blocks])
         self._costs = accumulate_from_end([block.cost_seconds for block in job.blocks])
         self._ends: dict[int, float] = {}
@@ -252,8 +256,9 @@ class RepetitionClock:
     def compute_block_seconds(self, number: int, num_later: int = 0) -> float:
         """Return the seconds for a block that begins now, with ``num_later`` blocks after it.
 
-        A weighted block gets its cost plus its share, by weight, of the time that remains after the
-        costs of all later blocks. A block without weight gets an equal share of the time.
+        ``number`` is the index of the block in the job. A weighted block gets its cost and a share,
+        by weight, of the time that remains after the costs of this and all later blocks. A block
+        without weight gets an equal share of the time.
         """
         seconds = self._job.budget_seconds - self._get_elapsed_seconds()
         block = self._job.blocks[number]

@@ -102,12 +102,18 @@ class SimulatedSchedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """A schedule that was simulated with the measured times of a step."""
 
     schedule: str
+    """The name of the schedule, such as ``1F1B``."""
     chunks: int
+    """The number of stages on each rank."""
     measured: bool
+    """True for the schedule with which the step was measured."""
     step_seconds: float | None = None
     bubble_fraction: float | None = None
+    """The idle share of the time of all ranks."""
     in_flight: float | None = None
+    """The largest number of microbatches whose activations a rank holds."""
     activation_bytes: float | None = None
+    """The memory of these activations."""
 
 
 class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
@@ -115,16 +121,24 @@ class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
 
     key = "pipeline"
     schedule: str
+    """The name of the schedule, such as ``1F1B``."""
     ranks: int
+    """The number of ranks of the pipeline."""
     microbatches: int
     chunks: int
+    """The number of stages on each rank."""
     layers_by_stage: tuple[int, ...] | None = None
+    """The number of layers of each stage."""
     stages_by_rank: tuple[tuple[int, ...], ...]
+    """The indices of the stages on each rank."""
     measured: PipelineTimeline | None = None
     why_not_measured: str = ""
+    """The reason why there is no measured timeline, empty if there is one."""
     predicted: PipelineTimeline | None = None
     comparison: tuple[SimulatedSchedule, ...] | None = None
+    """Several schedules, simulated with the measured times of this step."""
     clock: str | None = None
+    """A phrase about how the clocks of the ranks were compared."""
     clock_uncertainty_seconds: float | None = None
 
 
@@ -153,6 +167,7 @@ class BytesFormulaDetails(Details, frozen=True, kw_only=True):
 
     key = "bytes_formula"
     bytes_formula: dict[str, str]
+    """The equation by the name of the axis."""
 
 
 class ExpertLoadDetails(Details, frozen=True, kw_only=True):
@@ -173,8 +188,9 @@ class CountedCall(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes"
     num_bytes: int
     """The size of one call as nccl-tests counts it."""
     ranks: int
-    """The number of ranks in its group."""
+    """The number of ranks in the process group."""
     count: int
+    """The number of such calls in a step."""
 
     @property
     def description(self) -> str:
@@ -182,7 +198,7 @@ class CountedCall(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes"
 
 
 class CommunicationDetails(Details, frozen=True, kw_only=True):
-    """All communication calls of a step."""
+    """All communication calls of a step, counted by axis, operation, size and number of ranks."""
 
     key = "comm_calls"
     comm_calls: tuple[CountedCall, ...]
@@ -200,11 +216,13 @@ class ComponentCheck(msgspec.Struct, frozen=True, kw_only=True):
     measured: float | None
     unit: str
     low: float | None = None
-    """With ``high`` the 95 % interval of the measured number."""
+    """The lower bound of the 95 % interval of the measured number."""
     high: float | None = None
+    """The upper bound of the same interval."""
     method: str = ""
     """The method of the measured number."""
     is_within_repetition: bool = False
+    """True if the interval is within a single repetition, False if it is over repetitions."""
 
     @property
     def error(self) -> float | None:
@@ -227,8 +245,10 @@ class StepCheck(msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of one step of a run with its prediction."""
 
     case: str
+    """The id of the case."""
     label: str
     ranks: int
+    """The number of ranks of the step."""
     rule: str
     """A sentence about how the times of its calls add up."""
     compute: Literal["measured", "declared"]
@@ -247,3 +267,4 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """The run whose collectives the predictions follow from."""
     rows: list[StepCheck]
     left_out: dict[str, str]
+    """The reason why a step was not compared, by the label of the step."""

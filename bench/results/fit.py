@@ -6,9 +6,9 @@ not bend the line. Where the protocol switches, the curve has a breakpoint: one 
 parameters, and is drawn only if an F test rejects the fit without it (Bonferroni over the places of
 the breakpoint).
 
-All sizes of a repetition may be slow or fast together, which no residual shows. Intervals over several
-repetitions are therefore Student's t over the latency and bandwidth of each repetition, which follow from
-its times with the weights of the fit.
+All sizes of a repetition may be slow or fast together, which no residual shows. Intervals over
+several repetitions are therefore Student's t over the latency and bandwidth of each repetition,
+which follow from its times with the weights of the fit.
 """
 
 import math
@@ -29,7 +29,7 @@ METHOD = (
     "with Student-t weights, breakpoints treated as exact"
 )
 MIN_SIZES = 3
-"""The sizes that a line needs."""
+"""The number of sizes that a line needs at least."""
 MAX_LINES = 3
 MIN_NOISE = 0.01
 """The least relative error that times are taken to have."""
@@ -54,10 +54,11 @@ class CurvePoint:
     size_bytes: int
     seconds: float
     low: float | None = None
-    """With ``high`` the 95 % interval within a single repetition."""
+    """The lower bound in seconds of the 95 % interval within a single repetition."""
     high: float | None = None
+    """The upper bound of the same interval."""
     repetitions: Mapping[int, float] = field(default_factory=dict)
-    """The time of each repetition by its number."""
+    """The time in seconds of each repetition, by the number of the repetition."""
 
     @property
     def variance(self) -> float | None:
@@ -74,17 +75,21 @@ class CurvePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """One line with its 95 % intervals. A bound is None if the noise does not determine it."""
+    """One line of a fit with its 95 % intervals, which are ``low`` and ``high`` fields."""
 
     first_bytes: int
+    """The smallest size that the line was fitted to."""
     last_bytes: int
+    """The largest size that the line was fitted to."""
     latency_seconds: float
     latency_low: float
     latency_high: float
     bytes_per_second: float | None
-    """None if the line is flat within the noise. Then its low bound is that of the bandwidth."""
+    """The bandwidth, None if the line is flat within the noise."""
     bytes_per_second_low: float | None
+    """The lower bound of the bandwidth, None if the noise does not determine a bound."""
     bytes_per_second_high: float | None
+    """The upper bound of the bandwidth, None if the line is flat or the noise allows any value."""
 
     @property
     def seconds_per_byte(self) -> float:
@@ -112,7 +117,7 @@ class CurveFit:
     residual: float
     """The median of the absolute relative errors of all sizes."""
     repetitions: int
-    """The number of repetitions that the intervals are over, one for intervals within a repetition."""
+    """The number of repetitions of the intervals, 1 for intervals within a repetition."""
     method: str
 
     @property
@@ -216,7 +221,10 @@ class _Line:
 
 
 def _choose_lines(sizes: _Array, times: _Array, noise: float) -> list[_Line]:
-    """Return the fewest lines that explain the times, so that an F test rejects fewer."""
+    """Return the smallest number of lines that explains the times.
+
+    A further line is accepted if an F test rejects the fit without the further line.
+    """
     chosen = [_fit_line(sizes, times, noise)]
     for count in range(2, min(MAX_LINES, len(sizes) // MIN_SIZES) + 1):
         partitions = _list_partitions(len(sizes), count)
@@ -247,7 +255,10 @@ def _fit_best_partition(
 ) -> list[_Line]:
     """Return the lines of the most likely partition of a curve.
 
-    Adjacent lines that meet between their sizes save a parameter.
+    ``partitions`` are index tuples from ``_list_partitions``. ``scale`` is the relative error to
+    which Student's t distribution is scaled. The cost of a partition is -2 log likelihood, less
+    log(number of sizes) for each crossing of two adjacent lines between their sizes, because such a
+    crossing saves a parameter.
     """
 
     @cache
@@ -299,7 +310,10 @@ def _get_errors(lines: Sequence[_Line]) -> _Array:
 
 
 def _compute_log_mean_square(errors: _Array, noise: float) -> float:
-    """Return the logarithm of the mean square of errors, by the likelihood of Student's t."""
+    """Return the logarithm of the mean square of errors, by the likelihood of Student's t.
+
+    ``noise`` is the least scale of the errors.
+    """
     scale = _fit_scale(errors, noise)
     return 2 * math.log(scale) + _compute_deviance(errors, scale) / len(errors)
 
@@ -326,8 +340,8 @@ def _compute_deviance(errors: _Array, scale: float) -> float:
 def _fit_line(sizes: _Array, times: _Array, scale: float) -> _Line:
     """Return the line with the likeliest relative errors, by iteratively reweighted least squares.
 
-    An outlier can mislead the search. So there are two, in which errors are first relative to the
-    times or to their running medians of three.
+    An outlier can mislead the search. So there are two searches, which begin with errors relative
+    to the times and to running medians of three times. The more likely line is returned.
     """
     n = len(times)
     windows = np.clip(np.arange(n) - 1, 0, n - 3)[:, None] + np.arange(3)
@@ -348,7 +362,7 @@ def _search_line(sizes: _Array, times: _Array, start: _Array, scale: float) -> _
 
 
 def _compute_moments(sizes: _Array, weights: _Array) -> tuple[float, float, float]:
-    """Return the total weight, the weighted mean size, and the weighted squares about the mean."""
+    """Return the total weight, the weighted mean size, and the weighted sum of squares about it."""
     total = float(weights.sum())
     mean = float(weights @ sizes) / total
     return total, mean, float(weights @ (sizes - mean) ** 2)
@@ -387,7 +401,7 @@ def _make_segment(
 
     Args:
         line: the line that was fitted.
-        weights: those of its times.
+        weights: the weights of the times on the line.
         time_error: the relative standard error of a time.
         freedom: the degrees of freedom of the fit.
         repetition_times: the times of each repetition in a row. Intervals are over repetitions if
@@ -433,9 +447,10 @@ def _make_segment(
 
 
 def _compute_interval_around(center: float, values: _Array) -> tuple[float, float]:
-    """Return Student's t interval with this center, from the deviation of the values.
+    """Return the bounds of Student's t interval with this center, from the deviation of the values.
 
-    It is on logarithms if all are above zero, and has no bound below zero.
+    The interval is on logarithms if the center and all values are above zero. Its bounds are never
+    below zero.
     """
     n = len(values)
     factor = t_quantile(0.5 + CONFIDENCE / 2, n - 1) / math.sqrt(n)

@@ -18,7 +18,10 @@ _SCALES = {
 
 
 def format_number(value: float | None) -> str:
-    """Return ``value`` with three significant digits, never in scientific notation."""
+    """Return ``value`` with three significant digits, never in scientific notation.
+
+    Returns ``-`` for None, NaN and infinity.
+    """
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value == 0:
@@ -29,7 +32,7 @@ def format_number(value: float | None) -> str:
 
 
 def format_quantity(value: float | None, unit: str) -> str:
-    """Return a number with its unit, ``-`` if it is unknown.
+    """Return a number with its unit, ``-`` for None, NaN and infinity.
 
     Seconds and bytes are printed in a suitable unit, bandwidths in GB/s = 1e9 B/s.
     """
@@ -40,29 +43,36 @@ def format_quantity(value: float | None, unit: str) -> str:
 
 
 def format_seconds(seconds: float | None) -> str:
+    """Return a duration in s, ms or us, ``-`` if it is unknown.
+
+    A difference so small that it is a rounding error is printed as 0.
+    """
     if seconds is not None and abs(seconds) <= _ROUNDING_SECONDS:
         seconds = 0.0
     return format_quantity(seconds, "s")
 
 
 def format_gigabytes(bytes_per_second: float | None) -> str:
-    """Return the number of a bandwidth in GB/s = 1e9 B/s, without the unit."""
+    """Return a bandwidth in GB/s = 1e9 B/s without the unit, ``-`` if it is unknown."""
     if bytes_per_second is None:
         return UNKNOWN
     return format_number(bytes_per_second / GIGA)
 
 
 def format_percent(fraction: float | None) -> str:
+    """Return a fraction in per cent, such as ``12.3 %`` for 0.123, ``-`` if it is unknown."""
     if fraction is None or not math.isfinite(fraction):
         return UNKNOWN
     return f"{format_number(100 * fraction)} %"
 
 
 def format_bytes(value: float | None) -> str:
+    """Return a number of bytes in B, KiB, MiB, GiB or TiB, ``-`` if it is unknown."""
     return format_quantity(value, "B")
 
 
 def make_formatter(spec: str) -> Callable[[float | None], str]:
+    """Return a function that formats a number by ``spec`` (``{:.0f}``), and None as ``-``."""
     return lambda value: UNKNOWN if value is None else spec.format(value)
 
 
@@ -70,14 +80,17 @@ format_count = make_formatter("{:.0f}")
 
 
 def format_case_size(value: object) -> str:
-    """Return a size in bytes as text such as ``64K``."""
+    """Return a size in bytes as text such as ``64K``, ``-`` if ``value`` is not a number."""
     if not isinstance(value, Real):
         return UNKNOWN
     return format_size(round(float(value)))
 
 
 def format_measurement(metric: MetricValue | None) -> str:
-    """Return a value with its unit and its 95 % interval if it has one: ``12.3 us [11.9, 12.8]``."""
+    """Return a value with its unit, and its 95 % interval if it has one: ``12.3 us [11.9, 12.8]``.
+
+    Returns ``-`` if the metric or its value is None.
+    """
     if metric is None or metric.value is None:
         return UNKNOWN
     if metric.low is None or metric.high is None:
@@ -91,6 +104,7 @@ def format_difference(
     """Return a difference or a factor with its 95 % interval if it has one.
 
     ``format_value`` prints each number. Seconds and bytes with an interval share a unit instead.
+    Returns ``-`` if the metric or its value is None.
     """
     if metric is None or metric.value is None:
         return UNKNOWN
@@ -103,7 +117,7 @@ def format_difference(
 
 
 def _format_scaled_interval(value: float, low: float, high: float, unit: str) -> str:
-    """Return the numbers in the unit that suits the largest of them."""
+    """Return a value and its interval as text, all in the unit that suits the largest number."""
     largest = max(abs(value), abs(low), abs(high))
     factor, scaled_unit = _choose_scale(largest, unit)
     interval = f"[{format_number(low / factor)}, {format_number(high / factor)}]"
@@ -116,12 +130,12 @@ def to_single_line(text: str) -> str:
 
 
 def format_word_counts(pairs: Sequence[tuple[str, int]]) -> str:
-    """Return words with their counts as text: ``precision x4, budget``."""
+    """Return words with their counts as text: ``precision x4, budget``, or ``-`` without words."""
     return ", ".join(word if count == 1 else f"{word} x{count}" for word, count in pairs) or UNKNOWN
 
 
 def _choose_scale(value: float, unit: str) -> tuple[float, str]:
-    """Return the divisor and the name of the largest unit that is at most ``value``."""
+    """Return the divisor and the name of the largest unit that is at most the rounded ``value``."""
     if unit == "B/s":
         return GIGA, "GB/s"
     scales = _SCALES.get(unit, ((1.0, unit),))

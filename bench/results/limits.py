@@ -43,8 +43,9 @@ class MetricLimit:
     text: str
     """The limit as it is written in the file."""
     operator: str
+    """One of ``OPERATORS``."""
     number: float
-    """In the unit of the metric."""
+    """The limit in the unit of the metric, such as seconds or bytes."""
 
     def applies_to(self, case: Case) -> bool:
         """Return True if the glob matches the name or the label of the case."""
@@ -83,7 +84,10 @@ def read_limits(
 def _describe_unused(
     limit: MetricLimit, cases: Sequence[Case], skipped: Sequence[SkippedCase]
 ) -> str:
-    """Return why a limit applies to no case: its cases are skipped, or its pattern matches none."""
+    """Return a clause about a limit that applies to no case.
+
+    Its cases are skipped, or its pattern matches no case.
+    """
     for skip in skipped:
         if limit.applies_to(skip.case):
             return f"{limit.cases!r} matches only cases that cannot run here: {skip.reason}"

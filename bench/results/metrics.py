@@ -31,9 +31,11 @@ class MetricValue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     value: float | None
     unit: str = ""
     better: Better | None = None
-    """None for a fact that is neither good nor bad."""
+    """The better direction, None for a fact that is neither good nor bad."""
     low: float | None = None
+    """The lower bound of the interval."""
     high: float | None = None
+    """The upper bound of the interval."""
     method: str = ""
     """A phrase about how the value and its interval were computed."""
     is_within_repetition: bool = False
@@ -54,9 +56,12 @@ class Metric:
     tables: tuple[str, ...] = ()
     """The tables of steps that show it."""
     number_format: str = ""
-    """The format of a number without unit, a percentage if empty."""
+    """The format of a number without unit. If it is empty, the number is a percentage."""
     kind: ValueKind = "amount"
-    """How repetitions are merged. Differences, factors and excesses are shown with their intervals."""
+    """The range of the values, which decides how repetitions are merged.
+
+    Differences, factors and excesses are shown with their intervals.
+    """
     is_exact: bool = False
     """True for a count, which is the same in all runs of a step: any change matters."""
 
@@ -265,7 +270,7 @@ def find_metric(name: str) -> Metric | None:
 
 
 def get_kind(name: str, unit: str) -> ValueKind:
-    """Return the kind of a metric, which decides how repetitions are merged.
+    """Return the kind of a metric, which decides about the mean of repetitions and its interval.
 
     An undeclared metric is an amount if it is a rate, otherwise a difference.
     """
@@ -328,7 +333,7 @@ def collect_by_name(mappings: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
 
 
 def merge_metrics(repetitions: Sequence[Mapping[str, MetricValue]]) -> dict[str, MetricValue]:
-    """Return each metric merged over the repetitions that have it."""
+    """Return the metrics by name, each merged over the repetitions that have it."""
     by_name = collect_by_name(repetitions)
     return {name: _merge(name, metrics) for name, metrics in by_name.items()}
 
@@ -357,7 +362,10 @@ def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
 
 
 def _mark_within_repetition(metric: MetricValue, gap: str) -> MetricValue:
-    """Return the metric of the only repetition that has it, whose interval is within that repetition."""
+    """Return the metric of the only repetition that has it, with a note about its interval.
+
+    The interval is within this repetition. ``gap`` is a phrase about the other repetitions.
+    """
     method = _join_phrases(metric.method, gap, separator="; ")
     if metric.low is None or metric.is_within_repetition:
         return msgspec.structs.replace(metric, method=method)
@@ -366,7 +374,7 @@ def _mark_within_repetition(metric: MetricValue, gap: str) -> MetricValue:
 
 
 def _name_repetition_values(name: str, kind: ValueKind) -> str:
-    """Return a noun for the values of repetitions, which are medians unless they are percentiles."""
+    """Return a noun for the values of repetitions, such as ``repetition medians``."""
     if name.endswith("_p99"):
         return "repetition 99th percentiles"
     if name.endswith("_q10"):

@@ -9,14 +9,15 @@ from parbench.bench.results.details import PipelineDetails
 
 @dataclass(frozen=True, kw_only=True)
 class StackedBars:
-    """A stacked bar for each name, of the memory of a rank in GB or of the seconds of a step."""
+    """A chart with a stacked bar for each name, of the memory of a rank or the time of a step."""
 
     title: str
     caption: str
     quantity: Literal["memory", "step"]
     bars: Mapping[str, Mapping[str, float]]
+    """The lengths of the parts by name of the bar and name of the part, in GB or seconds."""
     limit: tuple[float, str] | None = None
-    """A line across the bars and its name."""
+    """The position of a line across the bars and the name of the line, None for no line."""
 
 
 @dataclass(frozen=True, kw_only=True)

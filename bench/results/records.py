@@ -33,7 +33,7 @@ SCHEMA = 2
 
 
 class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
-    """The rank that most often arrives last at an iteration, and the one that leaves it last."""
+    """The ranks that most often arrive last at an iteration and leave it last."""
 
     method: str
     """A phrase about how the clocks of the ranks were compared."""
@@ -44,7 +44,9 @@ class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
     share: NonNegative | None
     """The share of iterations at which ``late_rank`` arrives last, by more than the uncertainty."""
     last_out_rank: Rank | None
+    """The rank that most often leaves last, None without iterations."""
     last_out_share: NonNegative | None
+    """The share of iterations that ``last_out_rank`` leaves last."""
 
 
 def find_stragglers(
@@ -57,7 +59,8 @@ def find_stragglers(
     """Find the rank that most often arrives last and the rank that most often leaves last.
 
     ``last_arrivals`` and ``last_exits`` hold the last rank of each iteration. ``skew_seconds``
-    holds the time between the first and the last arrival of each iteration.
+    holds the time between the first and the last arrival of each iteration. ``method`` is a phrase
+    about the comparison of clocks. ``uncertainty`` is the uncertainty of clocks in seconds.
     """
     skews = zip(last_arrivals, skew_seconds, strict=True)
     late_ranks = [rank for rank, skew in skews if skew > uncertainty]
@@ -82,7 +85,7 @@ def _find_most_common(ranks: Sequence[int], total: int) -> tuple[int | None, flo
 
 
 COMPUTE, COPY, PHASE, COMM = "compute", "copy", "phase", "comm"
-"""Streams of a timeline. Those of communication are named ``comm AXIS``."""
+"""The names of the streams of a timeline. A stream of communication is named ``comm AXIS``."""
 
 
 class Interval(msgspec.Struct, frozen=True, array_like=True):
@@ -104,7 +107,9 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: Rank
     start_us: float
+    """The start of the step in microseconds since the first rank began the step."""
     stop_us: float
+    """The end of the step on the same clock."""
     intervals: tuple[Interval, ...]
 
 
@@ -123,7 +128,7 @@ def encode_timeline(timeline: Timeline) -> bytes:
 
 
 MIN_HIDDEN = 0.9
-"""The share of iterations on GPUs whose launch must be hidden for a time of the device."""
+"""The share of iterations with a hidden launch from which on a time on a GPU excludes launches."""
 Status = Literal["ok", "failed", "hang", "wrong", "skipped"]
 Stop = Literal["precision", "converged", "max-iters", "budget", "visits"]
 
@@ -132,15 +137,15 @@ class SkipReason(enum.Enum):
     """The reason why a selected case has no measurement in a repetition."""
 
     IMPOSSIBLE = "impossible"
-    """These ranks or this machine cannot run it, for example because it needs too much memory."""
+    """These ranks or this machine cannot run the case, for example because it lacks memory."""
     OUT_OF_BUDGET = "out-of-budget"
-    """The time budget ended before it."""
+    """The time budget ended before the case."""
     EARLIER_FAILURE = "earlier-failure"
-    """It failed, hung or was wrong in an earlier repetition."""
+    """The case failed, hung or was wrong in an earlier repetition."""
 
 
 CulpritCause = Literal["died", "terminated", "raised", "absent", "waiting"]
-"""How a rank broke a case.
+"""The way in which a rank broke a case.
 
 ``terminated`` ranks got SIGTERM, ``absent`` ranks did not arrive where others waited, ``waiting``
 ranks wait for one another. A ``terminated`` or ``raised`` rank may have suffered from another one.
@@ -177,6 +182,7 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
 
     unit: str = "s"
     values: list[NonNegative] = []
+    """The duration of each sample in the unit, in the order of measurement."""
     samples_per_block: list[Count] = msgspec.field(default_factory=list, name="visits")
     """The numbers of consecutive samples between which other cases ran, ``visits`` in JSON."""
 
@@ -188,7 +194,10 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
     spread: NonNegative
     """The interquartile range over the median."""
     effective: NonNegative | None = None
-    """The number of independent samples with a median as certain, None with too few blocks."""
+    """The number of independent samples whose median would be as certain as this median.
+
+    None with too few blocks.
+    """
 
 
 def compute_noise(samples: Samples) -> Noise | None:
@@ -211,9 +220,11 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: Count
     state: str
+    """A phrase such as ``alive`` or ``timed, step 12``."""
     stack: str = ""
+    """The Python stack of the rank as text, empty if it is unknown."""
     is_silent: bool = False
-    """True if it did not answer when all ranks were asked for their state."""
+    """True if the rank did not answer when all ranks were asked for their state."""
 
 
 class RecordedOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,7 +323,8 @@ class SchemaError(UserError):
 def check_schema(content: bytes, place: str, expected: int = SCHEMA) -> None:
     """Raise ``SchemaError`` if JSON has another format version than expected.
 
-    Other fields are not decoded, because they may have changed.
+    ``place`` names the file and the line in messages. Other fields are not decoded, because they
+    may have changed.
     """
     version = msgspec.json.decode(content, type=_SchemaVersion).schema
     if version != expected:

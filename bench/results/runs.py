@@ -58,7 +58,7 @@ class RepetitionInfo(msgspec.Struct, frozen=True, kw_only=True):
     seconds: NonNegative
     """The time since the previous entry, or since the start of the driver."""
     load: HostLoad | None = None
-    """Known if all ranks are on the host of the driver."""
+    """The load of the host, None if ranks are on other hosts than the driver."""
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +68,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     started: str
     host: str
+    """The name of the host of the driver."""
     parbench: str
     """The version of parbench."""
     plan: Plan
@@ -94,9 +95,10 @@ def utc_now() -> str:
 
 
 def create_run(out: Path, plan: Plan, version: str) -> tuple[Path, RunInfo]:
-    """Create the folder of a new run under ``out``.
+    """Create the folder of a new run under ``out``, and return the folder and its ``run.json``.
 
-    Raises ``UserError`` if it cannot be written or the disk is full, and then leaves nothing.
+    ``version`` is the version of parbench. Raises ``UserError`` if it cannot be written or the disk
+    is full, and then leaves nothing.
     """
     host = socket.gethostname()
     time = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -120,11 +122,12 @@ def create_run(out: Path, plan: Plan, version: str) -> tuple[Path, RunInfo]:
 
 
 def write_run_info(path: Path, info: RunInfo) -> None:
+    """Write ``run.json`` in the folder of a run. Raises ``OSError`` if it cannot be written."""
     replace_file(path / "run.json", encode_json(info))
 
 
 def list_runs(folder: Path) -> list[Path]:
-    """Return the runs in a folder from the oldest to the newest, by the time in their names."""
+    """Return the folders of the runs in a folder, from the oldest to the newest by their names."""
     return sorted(file.parent for file in folder.glob("*/run.json"))
 
 
@@ -199,6 +202,7 @@ class RecordWriter:
         self._path = path
 
     def write(self, record: Record) -> None:
+        """Append a record. Raises ``UserError`` if it cannot be written."""
         line = encode_record(record)
         with convert_write_errors(self._path / "records.jsonl", "takes no more records"):
             # The file is not buffered, and a full disk may take only a part.
@@ -207,6 +211,7 @@ class RecordWriter:
             os.fsync(self._file.fileno())
 
     def write_file(self, name: str, content: bytes) -> None:
+        """Write a file. ``name`` is relative to the folder of the run."""
         with convert_write_errors(self._path / name):
             (self._path / name).write_bytes(content)
 

@@ -70,13 +70,18 @@ class Breakdown:
     """
 
     compute_seconds: float
+    """The time in which the rank computes."""
     exposed_comm_seconds: Mapping[str, float]
-    """The communication on each axis that neither computation nor copies hide."""
+    """The communication that neither computation nor copies hide, by the name of the axis."""
     hidden_comm_seconds: float
+    """The communication on all axes that computation or copies hide."""
     copy_seconds: float
+    """The copies that computation does not hide."""
     idle_seconds: float
+    """The time in which the rank neither computes, copies nor communicates."""
     wall_seconds: float
     residual_seconds: float
+    """The part of the wall time that the spans do not explain."""
 
     @property
     def exposed_seconds(self) -> float:

@@ -2,10 +2,11 @@
 
 Within one repetition, the interval of the median is the distribution-free one of order statistics
 (binomial) over the medians of the blocks, because samples taken one after another resemble each
-other. Across repetitions, it is Student's t on the logarithms of the medians of the repetitions, because
-the repetition is the unit of replication (Hunold & Carpen-Amarie, arXiv 1505.07734). For differences
-and values that may be zero, it is Student's t on the values themselves.
-tests/studies/repetition_coverage.py prints how often the intervals within a repetition contain the median.
+other. Across repetitions, it is Student's t on the logarithms of the medians of the repetitions,
+because the repetition is the unit of replication (Hunold & Carpen-Amarie, arXiv 1505.07734). For
+differences and values that may be zero, it is Student's t on the values themselves.
+tests/studies/repetition_coverage.py prints how often the intervals within a repetition contain the
+median.
 """
 
 import math
@@ -24,7 +25,7 @@ ValueKind = Literal["amount", "factor", "excess", "from zero", "difference"]
 ``from zero``: zero or above. ``difference``: of either sign.
 """
 LOWER_BOUNDS: Mapping[ValueKind, float] = {"amount": 0.0, "factor": 0.0, "excess": -1.0}
-"""The bound above which all values of a kind are. Kinds in this table have a geometric mean."""
+"""The exclusive lower bound of the values of a kind. Kinds in this table have a geometric mean."""
 
 CONFIDENCE = 0.95
 WITHIN_REPETITION = "within this repetition"
@@ -42,8 +43,9 @@ class Estimate:
 
     value: float
     low: float | None = None
+    """The lower bound of the interval, None if there are too few values for an interval."""
     high: float | None = None
-    """None if there are too few values for an interval."""
+    """The upper bound of the interval, None if there are too few values for an interval."""
     method: str
     """A phrase about how the value and its interval were computed."""
 
@@ -56,6 +58,7 @@ class Estimate:
 
 
 def median(values: Sequence[float]) -> float:
+    """Return the median, for an even number of values the mean of the middle two."""
     return quantile(values, 0.5)
 
 
@@ -74,9 +77,10 @@ def quantile(values: Sequence[float], q: float) -> float:
 def estimate_median(values: Sequence[float], samples_per_block: Sequence[int] = ()) -> Estimate:
     """Return the median of one repetition and its order-statistics interval over blocks.
 
-    ``samples_per_block`` are the numbers of consecutive samples between which other cases ran.
-    Samples of a block may resemble each other. Blocks are taken as independent, which holds if the
-    causes of such resemblance end before the next block. An interval needs at least six blocks.
+    ``samples_per_block`` holds the number of consecutive samples in each block. Between blocks
+    other cases ran. Samples of a block may resemble each other. Blocks are taken as independent,
+    which holds if the causes of such resemblance end before the next block. An interval needs at
+    least six blocks.
     """
     n = len(values)
     center = median(values)
@@ -185,7 +189,7 @@ def compute_relative_iqr(values: Sequence[float]) -> float:
 
 
 def grade_noise(deviation: float) -> Grade:
-    """Return the grade of a relative variation."""
+    """Return the grade of a relative variation, such as the interquartile range over the median."""
     for limit, grade in _GRADE_LIMITS:
         if deviation < limit:
             return grade

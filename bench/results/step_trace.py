@@ -62,9 +62,13 @@ class CallFacts:
     """The facts about a communication call in a trace. None means unknown."""
 
     op: str
+    """The name of the operation, such as ``all_reduce``."""
     group: str | None = None
+    """The name of the process group."""
     ranks: tuple[int, ...] | None = None
+    """The global ranks of the group."""
     size: int | None = None
+    """The number of ranks of the group."""
     num_bytes: int | None = None
     """The size by the convention of nccl-tests."""
 
@@ -81,7 +85,7 @@ class TraceEvent:
     """True for an event of the device, False for one of the host."""
     is_async: bool
     is_annotation: bool = False
-    """True for a named range. Torch repeats those of the host on the device, around kernels."""
+    """True for a named range. Torch repeats ranges of the host on the device, around kernels."""
     correlation: int = 0
     """The number of an operator or of a kernel's launch, which have separate numbers. 0 is none."""
     operator_correlation: int = 0
@@ -123,7 +127,7 @@ class StepTrace:
     launch_times: list[int | None] = field(default_factory=list)
     """On a device, the launch of the kernel of each call of communication, None if unknown."""
     facts: list[CallFacts | None] = field(default_factory=list)
-    """The facts about each call in ``comm``, none in a profile that has no such facts."""
+    """The facts about each call in ``comm``, empty for a profile without such facts."""
 
 
 @lru_cache(maxsize=1 << 12)
@@ -216,7 +220,10 @@ def build_host_trace(events: Sequence[TraceEvent], wall_seconds: float) -> StepT
 
 
 def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> StepTrace:
-    """Return the trace of a step on the device: its kernels of computation and communication, and its copies."""
+    """Return the trace of a step on the device.
+
+    The trace has the kernels of computation and of communication, and the copies.
+    """
     step = next(event for event in events if event.name == STEP and not event.is_device)
     host = [event for event in events if not event.is_device and not event.is_async]
     calls = [event for event in host if event.name.startswith(_ISSUE)]
@@ -238,7 +245,7 @@ def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> Ste
             compute.append(event)
 
     def find_launch(kernel: TraceEvent) -> int | None:
-        """Return the start of the call that launched a kernel, otherwise that of its launch."""
+        """Return the start in ns of the call that launched a kernel, otherwise of the launch."""
         launch = launch_times.get(kernel.correlation)
         if not kernel.operator_correlation:
             return launch
@@ -257,7 +264,7 @@ def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> Ste
 
 
 def list_phases(events: Sequence[TraceEvent]) -> list[tuple[str, Span]]:
-    """Return the ranges that a step names, otherwise those that torch names for optimizers.
+    """Return the ranges that a step names, otherwise the ranges that torch names for optimizers.
 
     On a device, a phase lasts from the first to the last kernel that the host launched within it.
     """

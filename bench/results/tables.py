@@ -27,10 +27,11 @@ from parbench.bench.results.metrics import Metric, MetricValue, find_metric
 from parbench.bench.results.stats import WITHIN_REPETITION
 
 ColumnKind = Literal["text", "number", "count", "size", "s", "B", "B/s", "GB", "percent"]
-"""How the values of a column print.
+"""The form in which the values of a column print.
 
-``size`` is the size of a case in bytes (``64K``), ``B/s`` prints GB/s without the unit (the title
-has it), ``GB`` are 1e9 bytes, ``percent`` is a fraction.
+``size`` is the size of a case in bytes, printed as ``64K``. ``B/s`` is a bandwidth, printed in GB/s
+without the unit, which is in the title. ``GB`` is a number of units of 1e9 bytes. ``percent`` is a
+fraction, printed in per cent.
 """
 
 _FORMATTERS: Mapping[ColumnKind, Callable[[Any], str]] = {
@@ -56,6 +57,7 @@ class SortedText(NamedTuple):
 
     text: str
     sort_key: float | str | None
+    """The value by which rows are sorted, None if it is unknown."""
 
 
 Cell = str | float | SortedText | None
@@ -77,7 +79,7 @@ class Column:
     kind: ColumnKind = "text"
     help: str = ""
     number_format: str = ""
-    """A format such as ``{:.3f}`` that replaces that of the kind."""
+    """A format such as ``{:.3f}``. If it is empty, the kind decides about the format."""
     has_interval: bool = False
     is_result: bool = False
     """A result is never moved out of the table, even if all rows have the same value.
@@ -88,7 +90,7 @@ class Column:
     """The key of the grade or the status by which renderers color the cell."""
     metric: Metric | None = None
     is_within_repetition: bool = False
-    """All intervals are those of one repetition. The title says so."""
+    """True if all intervals are within one repetition, which the title then states."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "is_result", self.is_result or self.kind in _MEASURED_KINDS)
@@ -215,7 +217,7 @@ class Table:
 
     @property
     def varying(self) -> tuple[Column, ...]:
-        """The columns to show, without those that have the same text in every row."""
+        """The columns to show, without columns that have the same text in every row."""
         return tuple(
             self._title_within_repetition(column)
             for column in self.columns
@@ -256,7 +258,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """Tables under one heading, and notes."""
+    """A section of a document: its heading, its tables, and notes."""
 
     id: str
     title: str
@@ -280,6 +282,6 @@ class Document:
     tiles: Sequence[tuple[str, str]] = ()
     """The numbers to see first, with their titles."""
     problem: str = ""
-    """Why the plan is impossible, if it is."""
+    """The reason why the plan is impossible, empty if it is possible."""
     status: Literal["PREDICTED", "PUBLISHED", "VALIDATED"] = "PREDICTED"
     """The origin of the numbers: formulas, publications, or formulas next to measurements."""

@@ -1,4 +1,4 @@
-"""Calls of torch that depend on the kind of accelerator. Here they are those of ``torch.cuda``.
+"""Calls of torch that depend on the kind of accelerator. This module calls ``torch.cuda``.
 
 No other module calls ``torch.cuda``. To add an accelerator, write these functions for it. torch's
 build for ROCm offers the same calls, and ``torch.xpu`` most of them. ``bench.machine.nvml`` is the
@@ -33,7 +33,7 @@ class DeviceProperties:
     """The facts about a device that torch reports."""
 
     name: str
-    uuid: str  # as NVML writes it
+    uuid: str  # the UUID in NVML's form, GPU-...
     l2_cache_bytes: int
 
 
@@ -46,10 +46,12 @@ def has_lost_devices() -> bool:
 
 
 def is_available() -> bool:
+    """Return True if this process can use at least one device."""
     return torch.cuda.is_available()
 
 
 def count_devices() -> int:
+    """Return the number of devices that this process may use."""
     return torch.cuda.device_count()
 
 
@@ -67,6 +69,7 @@ def get_selected_device() -> torch.device | None:
 
 
 def get_properties(device: torch.device | int) -> DeviceProperties:
+    """Return the facts about a device, which may be given by its index."""
     properties = torch.cuda.get_device_properties(device)
     uuid = f"GPU-{str(properties.uuid).removeprefix('GPU-')}"
     return DeviceProperties(
@@ -82,7 +85,8 @@ def get_capability(device: torch.device) -> tuple[int, int]:
 def find_library_version() -> str:
     """Return the version of the loaded NCCL, otherwise the version that torch was compiled with.
 
-    torch itself reports only the latter. Private: the name of torch's CUDA library.
+    torch itself reports only the version that it was compiled with. Private: the name of torch's
+    CUDA library.
     """
     number = ctypes.c_int()
     try:
@@ -96,6 +100,7 @@ def find_library_version() -> str:
 
 
 def synchronize(device: torch.device) -> None:
+    """Wait for all work on the device."""
     torch.cuda.synchronize(device)
 
 
@@ -107,7 +112,8 @@ def synchronize_stream(device: torch.device) -> None:
 def make_event(*, blocking: bool = False) -> Event:
     """Return an event that records a time on the device.
 
-    The host thread sleeps while it waits for a ``blocking`` event, and otherwise it spins.
+    While the host thread waits for the event, it sleeps if ``blocking`` is True, otherwise it
+    spins.
     """
     return Event(enable_timing=True, blocking=blocking)  # type: ignore[no-untyped-call]
 
@@ -164,6 +170,7 @@ def count_free_bytes(device: torch.device) -> int:
 
 
 def count_allocated_bytes(device: torch.device) -> int:
+    """Return the bytes of the device that tensors of this process occupy."""
     return torch.cuda.memory_allocated(device)
 
 

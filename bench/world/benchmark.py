@@ -22,12 +22,12 @@ class Work:
 class Description:
     """The work of one step, as its record states it."""
 
-    headline: str = "time"  # the metric of a step's duration
-    work: tuple[Work, ...] = ()  # amounts that divided by the duration give rates
+    headline: str = "time"  # the name of the metric of a step's duration
+    work: tuple[Work, ...] = ()  # amounts of work, from which rates follow
     details: dict[str, Any] = field(default_factory=dict)
     """Facts for the record: bytes, sizes, analytical values."""
-    notes: tuple[str, ...] = ()  # limits of what the measurement shows
-    hops: int = 1  # how many times a step repeats what is measured, 2 for a round trip
+    notes: tuple[str, ...] = ()  # sentences about limits of the measurement
+    hops: int = 1  # the number by which the time of a step is divided, 2 for a round trip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,10 @@
-"""Functions of torch that were renamed or are private. No other module of ``bench`` uses such ones.
+"""Functions of torch that were renamed or are private. Other modules of ``bench`` use none.
 
 Renamed: torch 2.13 has ``all_gather_single`` and ``reduce_scatter_single`` and deprecates the older
 names, which are the only ones in 2.11.
 
-Private: torch 2.11 to 2.15 have no public function for what the others do. Each names what it uses.
+Private: torch 2.11 to 2.15 have no public function for the work of the other functions. Each of
+them names the private parts that it uses.
 """
 
 from collections.abc import Iterator
@@ -67,7 +68,7 @@ def coalesce_calls(
 ) -> AbstractContextManager[object]:
     """Return a context that launches the collectives of its block as one operation.
 
-    Without a device, as on gloo, it coalesces only calls of one kind, and only of some kinds.
+    Without a device, as on gloo, torch coalesces only calls of one kind, and only some kinds.
     Private: ``distributed_c10d._coalescing_manager``.
     """
     return distributed_c10d._coalescing_manager(group=group, device=device)
@@ -94,7 +95,7 @@ def dump_flight_records() -> tuple[dict[str, tuple[int, ...]], list[bytes]]:
 
 @contextmanager
 def replace_default_timeout(timeout: timedelta) -> Iterator[None]:
-    """Replace torch's default timeout for all groups made in the block, also for those of meshes.
+    """Replace torch's default timeout for all groups made in the block, including groups of meshes.
 
     Private: the variables ``default_pg_timeout`` and ``default_pg_nccl_timeout``.
     """

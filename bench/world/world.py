@@ -36,10 +36,13 @@ _STALE_SECONDS = 5.0
 class Clock:
     """Converts the time of every rank to the clock of rank 0."""
 
-    offsets_ns: tuple[int, ...]  # what rank r's perf_counter_ns() is ahead of rank 0's
+    offsets_ns: tuple[int, ...]
+    """The time by which ``perf_counter_ns()`` of each rank is ahead of that clock on rank 0."""
     uncertainty_ns: int
     method: str
-    taken_ns: int = 0  # time of the calibration on rank 0's clock, 0 if all ranks share one clock
+    """A phrase about how the clocks were compared."""
+    taken_ns: int = 0
+    """The time of the calibration on the clock of rank 0, 0 if all ranks share one clock."""
 
 
 def calibrate_clocks(rank: int, size: int, control: dist.ProcessGroup) -> Clock:
@@ -97,13 +100,13 @@ def _measure_offset(rank: int, peer: int, control: dist.ProcessGroup) -> tuple[i
 class World:
     """The ranks of one repetition, or a group of them, as one rank sees them."""
 
-    rank: int  # in ``group``
-    size: int  # of ``group``
-    global_rank: int  # among all ranks
-    hosts: tuple[str, ...]  # of all ranks
+    rank: int  # the rank in ``group``
+    size: int  # the number of ranks in ``group``
+    global_rank: int  # the rank among all ranks
+    hosts: tuple[str, ...]  # the host of each of all ranks
     device: torch.device
     backend: str
-    group: dist.ProcessGroup  # carries what is measured
+    group: dist.ProcessGroup  # the group that carries the measured traffic
     control: dist.ProcessGroup
     """A gloo group of all ranks for decisions and checks, apart from the measured traffic."""
     clock: Clock
@@ -159,6 +162,7 @@ class World:
             accelerator.synchronize_stream(self.device)
 
     def barrier(self) -> None:
+        """Wait on the host until all ranks have arrived. The measured group is not used."""
         dist.barrier(group=self.control)
 
     def broadcast_from_rank_0(self, values: Sequence[float]) -> list[float]:
@@ -194,7 +198,7 @@ def open_world(
 
     RANK and WORLD_SIZE are environment variables. Ranks meet in ``store``, or at MASTER_ADDR and
     MASTER_PORT. ``timeout_seconds`` limits the collectives of every group. It must exceed a case's
-    timeout, so that the driver reports a hang.
+    timeout, so that the driver reports a hang. ``seed`` becomes the seed of the world.
     """
     own_device = _select_device(device)
     rank = int(os.environ["RANK"])
@@ -279,9 +283,12 @@ class IdleBenchmark(Benchmark):
 class Subgroup:
     """The ranks that a case measures and the ranks that take steps in it."""
 
-    ranks: Ranks  # are measured
-    active: Ranks  # take steps: the measured ranks, or all ranks if all groups run concurrently
-    world: World | None  # of this rank's group, None if this rank takes no steps
+    ranks: Ranks
+    """The ranks that are measured."""
+    active: Ranks
+    """The ranks that take steps: the measured ranks, or all if all groups run concurrently."""
+    world: World | None
+    """The world of this rank's group, None if this rank takes no steps."""
 
 
 def select_subgroup(world: World, params: Params) -> Subgroup:

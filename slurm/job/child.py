@@ -16,17 +16,20 @@ from parbench.slurm.sweep.folder import Point, Sweep, make_plan_path, make_runs_
 
 @dataclass(frozen=True, kw_only=True)
 class PointRequest:
-    """A point to measure on these nodes. ``run`` is the run to resume, None for a new one."""
+    """A request to measure a point of a sweep on some nodes of the job."""
 
     folder: Path
+    """The folder of the sweep."""
     sweep: Sweep
     point: Point
     nodes: tuple[str, ...]
+    """The names of the nodes, empty if the nodes of the job are unknown."""
     run: Path | None
+    """The folder of the run to resume, None to begin a new run."""
 
 
 Command = Callable[[PointRequest], list[str]]
-"""Returns the command of a child."""
+"""Builds the command line of the child process that measures a point."""
 
 
 def build_command(request: PointRequest) -> list[str]:

@@ -1,4 +1,4 @@
-"""The nodes of a job, and those that have died."""
+"""The nodes of a job, and its dead nodes."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -10,7 +10,7 @@ _DOWN_STATES = ("down", "error", "unknown")
 
 
 def is_down(state: str) -> bool:
-    """Return True if the state of a node in sinfo is that of a dead node.
+    """Return True if the state of a node, as sinfo prints it, means that the node is dead.
 
     An asterisk as in ``down*`` means that the node does not answer.
     """

@@ -44,9 +44,10 @@ def work(
     command: Command = build_command,
     environ: Mapping[str, str] = os.environ,
 ) -> int:
-    """Measure the points of a sweep that are not complete; in an array, the point of this task.
+    """Measure the points of a sweep that are not complete, or in an array the point of this task.
 
-    Returns 0 if they are complete, 1 if a result is wrong, 4 if something was not measured.
+    ``command`` builds the command line of the process that measures a point. Returns 0 if all these
+    points are complete, 1 if a result is wrong, 4 if something was not measured.
     """
     folder = folder.absolute()
     sweep = load_sweep(folder)
@@ -118,7 +119,7 @@ class Worker:
         return progress
 
     def _find_obstacle(self, point: Point, progress: SweepProgress) -> str:
-        """Return why a point cannot be measured now, empty if it can."""
+        """Return the reason why a point cannot be measured now, empty if it can be measured."""
         self._nodes.update()
         dead = self._nodes.describe()
         num_alive = len(self._nodes.list_alive())
@@ -140,7 +141,7 @@ class Worker:
     def _get_end(self) -> float:
         """Return the end of the job in seconds since the epoch, infinity without a limit.
 
-        It is asked again each time, because an administrator may change it.
+        Slurm is asked each time, because an administrator may change the end.
         """
         facts: tuple[Mapping[str, str], ...] = ()
         with suppress(SlurmError):
@@ -179,7 +180,11 @@ class Worker:
     def _watch(
         self, point: Point, child: Child, nodes: Sequence[str], earlier: SweepProgress
     ) -> str:
-        """Wait for the child and return why it must be stopped, empty if it has ended."""
+        """Wait for the child, and return the reason why it must be stopped.
+
+        The reason is empty if the child has ended by itself. ``nodes`` are the nodes of the child,
+        and ``earlier`` is the progress of the point before the child started.
+        """
         end_seconds = self._get_end()
         records_time = slurm_time = time.monotonic()
         num_failures = 0
@@ -209,7 +214,7 @@ class Worker:
         nodes: Sequence[str] = (),
         is_running: bool = False,
     ) -> None:
-        """Write and print the attempt at a point."""
+        """Print the state of a point, and write the attempt to the folder of the sweep."""
         state = "started" if is_running else reason or "measured"
         click.echo(f"{utc_now()} {point.id} ({point.label}) {state}", nl=True)
         attempt = JobAttempt(
@@ -220,7 +225,10 @@ class Worker:
 
 
 def describe_end(progress: SweepProgress, child: Child) -> str:
-    """Return a text about a child that has ended although measurements are missing."""
+    """Return a text about a child that has ended although measurements are missing.
+
+    The text has the missing measurements, the exit code, and the last message of the child.
+    """
     exit_text = describe_exit(child.exit_code or 0).removeprefix("ended by ")
     text = f"{progress.not_done_reason or 'the run did not begin'}, the run ended with {exit_text}"
     return f"{text}: {child.read_last_message()}".removesuffix(": ")

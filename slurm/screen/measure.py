@@ -23,22 +23,29 @@ _START_SECONDS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The settings of the runs of a screening. Sizes and times are text."""
+    """The settings of the runs of a screening."""
 
     size: str
-    rails: int  # ranks on each node
-    timeout: str  # of a round
+    """The bytes of an exchange as text, such as ``128M``."""
+    rails: int
+    """The number of ranks on each node."""
+    timeout: str
+    """The time after which a round counts as hung, as text such as ``20s``."""
     node_by_host: Mapping[str, str]
+    """Slurm's name of each node by the name of its host."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """The exchanges of one run, the nodes that did not answer, and why rounds are missing."""
+    """The exchanges of one run, and the nodes and rounds that are missing."""
 
-    nodes: tuple[str, ...]  # of the exchanges' indices
+    nodes: tuple[str, ...]
+    """The names of the nodes. An exchange has indices into this tuple."""
     exchanges: tuple[Exchange, ...] = ()
-    silent: Mapping[str, str]  # nodes that did not answer, with the reason
-    problems: tuple[str, ...] = ()  # why rounds were not measured
+    silent: Mapping[str, str]
+    """The reason why a node did not answer, by the name of the node."""
+    problems: tuple[str, ...] = ()
+    """A sentence for each round that was not measured."""
     notes: tuple[str, ...] = ()
 
 
@@ -130,7 +137,8 @@ def _read_nodes(run: Run, setup: Setup) -> tuple[str, ...]:
 def read_exchanges(run: Run, record: Record, index: int, rails: int) -> Iterator[Exchange]:
     """Yield the exchanges of each pair and rail in a round, each with the time of its slower rank.
 
-    Raises ``UserError`` if the samples cannot be read.
+    ``index`` is the number of the round, and ``rails`` the number of ranks on each node. Raises
+    ``UserError`` if the samples cannot be read.
     """
     samples = load_rank_samples(run, record)
     if "duration_ns" not in samples or "steps_per_sample" not in samples:
@@ -146,10 +154,11 @@ def read_exchanges(run: Run, record: Record, index: int, rails: int) -> Iterator
 def find_blamed_nodes(
     record: Record, nodes: Sequence[str], node_by_host: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the silent or blamed nodes of a bad record, each with the record's reason.
+    """Return the record's reason by the name of each silent or blamed node of a bad record.
 
-    Empty if all nodes or none are silent or blamed. A rank that raised an error is not blamed,
-    because it may have suffered from another one.
+    ``nodes`` are all nodes of the run. The result is empty if all nodes or none are silent or
+    blamed. A rank that raised an error is not blamed, because it may have suffered from another
+    one.
     """
     reported = {node_by_host.get(rank.host, rank.host) for rank in record.ranks}
     silent_hosts = [rank.host for rank in record.ranks if rank.is_silent]

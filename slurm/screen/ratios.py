@@ -17,13 +17,13 @@ from statistics import median, median_low
 from parbench.bench.plan.groups import Pair
 
 MIN_RATIO = 1.05
-"""The smallest slowness of interest."""
+"""The smallest ratio of durations that may count as slow."""
 _MIN_STANDARD_ERRORS = 3.0
 _MIN_PARTNERS = 2
 _MAD_OF_NORMAL = 0.6745
 """The median absolute deviation of a normal distribution, in standard deviations."""
 _VARIANCE_OF_MEDIAN = math.pi / 2
-"""The variance of the median of normal values, relative to that of their mean."""
+"""The variance of the median of normal values, relative to the variance of their mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,11 @@ class Exchange:
     """The exchange of data between two nodes on one rail in a round, and its duration."""
 
     round: int
+    """The number of the round, which is the same for all exchanges at the same time."""
     nodes: Pair
+    """The indices of the two nodes."""
     rail: int
+    """The local rank of both ends."""
     seconds: float
 
 
@@ -41,7 +44,9 @@ class Endpoint:
     """A node, or one rail of a node."""
 
     node: int
-    rail: int | None = None  # None for the whole node
+    """The index of the node."""
+    rail: int | None = None
+    """The local rank, None for the whole node."""
 
     def has(self, exchange: Exchange) -> bool:
         """Return True if this node or rail takes part in the exchange."""
@@ -50,12 +55,15 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """The time of exchanges of a node or rail, relative to that of others."""
+    """The duration of the exchanges of a node or rail, relative to other exchanges."""
 
     endpoint: Endpoint
     ratio: float
-    threshold: float  # the ratio from which it counts as slow
+    """The duration over the median of other exchanges in the same round and rail."""
+    threshold: float
+    """The ratio above which the node or rail counts as slow."""
     partners: tuple[int, ...]
+    """The indices of the nodes with which data was exchanged."""
     num_exchanges: int
 
     @property
@@ -126,14 +134,14 @@ def compare(endpoint: Endpoint, exchanges: Sequence[Exchange]) -> Ratio | None:
 
 @dataclass(frozen=True)
 class ScreeningLevel:
-    """The median ``value`` of the logarithms of ``count`` durations in seconds."""
+    """The median ``value`` of the logarithms of ``count`` durations, which are in seconds."""
 
     value: float
     count: int
 
 
 Levels = dict[tuple[int | None, int], ScreeningLevel]
-"""By round and rail. The level of a rail in all rounds has the round None."""
+"""The levels by round and rail. The level of a rail over all rounds has None for the round."""
 
 
 def _compute_levels(exchanges: Sequence[Exchange]) -> Levels:
@@ -147,10 +155,10 @@ def _compute_levels(exchanges: Sequence[Exchange]) -> Levels:
 
 
 def _compute_corrected_excess(entry: Exchange, levels: Levels) -> float:
-    """Return the log of an exchange's duration minus that of its level.
+    """Return the logarithm of an exchange's duration, minus the level of its round and rail.
 
-    The exchange is part of its level, which makes the difference too small by a factor. The factor
-    is corrected.
+    The exchange is part of this level, so that the difference is too small by a factor. The result
+    is corrected for this factor. A round with a single exchange has the level of all rounds.
     """
     level = levels[entry.round, entry.rail]
     if level.count == 1:
@@ -162,7 +170,7 @@ def _compute_corrected_excess(entry: Exchange, levels: Levels) -> float:
 def _estimate_noise(exchanges: Sequence[Exchange], levels: Levels) -> float:
     """Return the standard deviation of the logarithm of an exchange's duration.
 
-    It follows from the median absolute deviation from the levels.
+    The median absolute deviation from the levels gives the standard deviation.
     """
     return (
         median(abs(_compute_corrected_excess(entry, levels)) for entry in exchanges)

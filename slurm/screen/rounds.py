@@ -9,9 +9,9 @@ from collections.abc import Collection, Sequence
 from parbench.bench.plan.groups import Pair, count_rounds, list_round_pairs
 
 Round = tuple[Pair, ...]
-"""Pairs of the indices of nodes, the smaller first."""
+"""Pairs of indices of nodes, the smaller index of a pair first."""
 _MIN_ROUNDS_OF_THREE = 12
-"""Three nodes exchange in one pair at a time, and need more rounds to show what varies."""
+"""The least number of rounds of three nodes, because a round of three nodes has a single pair."""
 
 
 def plan_tournament(num_nodes: int, min_rounds: int) -> list[Round]:

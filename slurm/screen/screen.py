@@ -37,17 +37,26 @@ _EXCLUDED = ("slow", "bad device", "did not answer")
 
 @dataclass(frozen=True, kw_only=True)
 class ScreenOptions:
-    """The options of a screening. None follows from the allocation. Sizes and times are text."""
+    """The options of ``parbench slurm screen``."""
 
     nodes: int | None = None
+    """The number of nodes, None for all nodes of the allocation."""
     partition: str | None = None
+    """The partition of a new allocation, None for Slurm's default."""
     rounds: int = 5
+    """The least number of rounds of pairs."""
     size: str | None = None
+    """The bytes of an exchange as text such as ``4M``. None is a default for the device."""
     time: str = "10m"
+    """The time limit of a new allocation."""
     timeout: str = "20s"
+    """The time after which a round counts as hung."""
     devices: bool = True
+    """True if the devices of each node are checked first."""
     gpus_per_node: int | None = None
+    """The GPUs that a new allocation requests on each node, None to request none."""
     out: Path = Path("runs/screen")
+    """The folder of results."""
     as_json: bool = False
 
 
@@ -56,10 +65,14 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     rail: int | None = None
+    """The local rank of the rail, None for the whole node."""
     verdict: Judgment
-    ratio: float | None = None  # of the duration of its exchanges to that of others
-    threshold: float | None = None  # the ratio from which it counts as slow
+    ratio: float | None = None
+    """The duration of its exchanges relative to other exchanges, None if it was not compared."""
+    threshold: float | None = None
+    """The ratio above which the node or rail counts as slow."""
     evidence: str = ""
+    """A text about the reason for the verdict."""
 
     @property
     def name(self) -> str:
@@ -71,9 +84,12 @@ class Screening(msgspec.Struct, frozen=True, kw_only=True):
 
     verdicts: tuple[NodeVerdict, ...]
     problems: tuple[str, ...] = ()
+    """Sentences about measurements that are missing."""
     notes: tuple[str, ...] = ()
-    folder: str = ""  # of the runs
+    folder: str = ""
+    """The folder of the runs."""
     checks: tuple[HostResult, ...] = ()
+    """The device checks of the nodes, empty if devices were not checked."""
 
     @property
     def exclude_option(self) -> str:
@@ -172,7 +188,7 @@ def run_in_allocation(command: Sequence[str]) -> tuple[int, str]:
 
 
 def list_nodes(options: ScreenOptions, environ: Mapping[str, str], slurm: Slurm) -> tuple[str, ...]:
-    """Return the nodes of the allocation to screen; ``UserError`` if there are too few."""
+    """Return the names of the nodes to screen. Raises ``UserError`` if there are too few."""
     nodes = slurm.expand_node_list(environ.get("SLURM_JOB_NODELIST", ""))
     if options.nodes is not None and options.nodes > len(nodes):
         raise UserError(f"--nodes {options.nodes}: job {environ['SLURM_JOB_ID']} has {len(nodes)}")

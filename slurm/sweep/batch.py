@@ -21,11 +21,16 @@ class Batch:
     """An allocation, or an array of allocations, and the points that are measured in it."""
 
     name: str
+    """The name of the batch script without its extension."""
     points: tuple[Point, ...]
     nodes: int
+    """The number of nodes of each allocation, enough for the largest point."""
     ntasks_per_node: int
+    """The largest number of tasks on a node of any point."""
     time_seconds: float
-    tasks: tuple[int, ...] = ()  # of an array: the indices of its points in the sweep
+    """The time limit of each allocation in seconds."""
+    tasks: tuple[int, ...] = ()
+    """The tasks of an array: the indices of its points in the sweep. Empty for a single job."""
 
 
 def build_batches(sweep: Sweep, points: Sequence[Point]) -> tuple[Batch, ...]:
@@ -58,7 +63,11 @@ def _build_batch(sweep: Sweep, name: str, points: tuple[Point, ...]) -> Batch:
 
 
 def format_script(sweep: Sweep, folder: Path, batch: Batch) -> str:
-    """Return the text of a batch script, in which ``exec`` lets signals reach parbench."""
+    """Return the text of the batch script of a job or an array.
+
+    ``folder`` is the folder of the sweep. The script ends in ``exec``, so that the signals of Slurm
+    reach parbench instead of the shell.
+    """
     options = {**_list_options(sweep, folder, batch), **sweep.file.slurm.format_options()}
     command = [sweep.python, "-m", "parbench", "slurm", "work", str(folder)]
     if batch.tasks:
@@ -74,7 +83,10 @@ def format_script(sweep: Sweep, folder: Path, batch: Batch) -> str:
 
 
 def _list_options(sweep: Sweep, folder: Path, batch: Batch) -> dict[str, str | bool]:
-    """Return the sbatch options that parbench sets. An empty or false one is left out."""
+    """Return the values of the sbatch options that parbench sets, by name without dashes.
+
+    True stands for an option without a value. The script leaves out an empty or false option.
+    """
     settings = sweep.file.slurm
     logs = str(folder / "logs").replace("%", "%%")
     return {

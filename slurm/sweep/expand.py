@@ -19,7 +19,7 @@ from parbench.slurm.sweep.folder import Point
 from parbench.slurm.sweep.sweepfile import Distribution, SweepFile, locate_errors
 
 _START_SECONDS = 10.0
-"""The time of a run outside of its budget: parbench and srun start, and the last case ends."""
+"""The seconds of a run outside of its budget: parbench and srun start, and the last case ends."""
 _MAX_POINTS = 10_000
 SHAPE = ("repeat", "nodes", "ntasks_per_node", "distribution")
 
@@ -130,9 +130,9 @@ class Expansion:
         return texts
 
     def make_point(self, row: Row, varied: set[str]) -> Point:
-        """Return the point of a row without its id and duration.
+        """Return the point of a row, with an empty id and a duration of 0.
 
-        Its label shows the axes that are in ``varied``, which have several values.
+        ``varied`` has the names of the axes with several values. The label shows their values.
         """
         variables = {name: text for name, text in row.items() if is_variable(name)}
         settings = {name: row[name] for name in row if name not in (*SHAPE, *variables)}

@@ -36,18 +36,29 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a sweep: cases on a number of nodes with environment variables."""
 
     id: str
+    """The name of the files and folders of this point: the first 12 digits of a hash."""
     label: str
+    """The nodes, tasks and settings of the point as text for people."""
     nodes: int
     ntasks_per_node: int
     distribution: Distribution
-    repeat: int  # from 1
-    environment: str  # the variables that differ between points
-    variables: dict[str, str]  # of the environment; an empty value removes a variable
-    cases: tuple[Entry, ...]  # empty for those of the preset
-    seconds: float  # expected
+    repeat: int
+    """The number of this point among its repeats, counted from 1."""
+    environment: str
+    """The environment variables that differ between points as text: ``NAME=VALUE, NAME=VALUE``."""
+    variables: dict[str, str]
+    """The values of environment variables by name. An empty value removes the variable."""
+    cases: tuple[Entry, ...]
+    """The cases to measure. If there are none, the preset selects the cases."""
+    seconds: float
+    """The expected duration in seconds, including the start of parbench and of the ranks."""
 
     def with_id(self) -> "Point":
-        """Return the point with its id, which is a hash of its cases and its resources."""
+        """Return a copy of the point with its id.
+
+        The id is a hash of all fields except id, label and seconds. Points that differ only in
+        their repeat or in their variables have different ids.
+        """
         content = asdict(self)
         for name in ("id", "label", "seconds"):
             del content[name]
@@ -60,34 +71,49 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     created: str
+    """The UTC time at which the sweep was submitted."""
     file: SweepFile
-    points: tuple[Point, ...]  # in the order of execution, large to small
+    points: tuple[Point, ...]
+    """The points in the order of execution. Points on more nodes come first."""
     python: str
+    """The path of the Python interpreter that runs parbench in the jobs."""
     working_directory: str
+    """The folder in which the sweep was submitted and in which its jobs run."""
 
 
 class SweepJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job of a sweep, or an array of jobs, and the points that it is to measure."""
 
     id: str
+    """The id that sbatch printed, for an array the id of the whole array."""
     name: str
     nodes: int
+    """The number of nodes of each allocation."""
     submitted: str
+    """The UTC time of the submission."""
     points: tuple[str, ...]
+    """The ids of the points."""
 
 
 class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """The last attempt of a job to measure a point. It explains the point's state in the status."""
 
     job: str = ""
+    """The id of the job, empty outside of Slurm."""
     nodes: tuple[str, ...] = ()
+    """The names of the nodes that the point was given, empty if its measurement did not begin."""
     seconds: float = 0.0
-    reason: str = ""  # why the point is not complete
+    reason: str = ""
+    """The reason why the point is not complete, empty if it is complete or still running."""
     is_running: bool = False
 
 
 def create_folder(out: Path, name: str) -> Path:
-    """Create the folder of a sweep, ``out/<utc>-<name>-<hex>``."""
+    """Create the folder of a sweep with its subfolders, and return its absolute path.
+
+    The folder is ``out/<utc>-<name>-<hex>``, where ``<hex>`` is random. Raises ``UserError`` if a
+    folder cannot be created.
+    """
     time = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     path = out.absolute() / f"{time}-{make_slug(name)}-{secrets.token_hex(3)}"
     try:
@@ -102,7 +128,10 @@ def create_folder(out: Path, name: str) -> Path:
 
 
 def make_slug(name: str) -> str:
-    """Return the name with only characters that files and Slurm accept."""
+    """Return at most 40 characters of the name, and only characters that files and Slurm accept.
+
+    Other characters become hyphens. The result is ``sweep`` if no character is left.
+    """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:40] or "sweep"
 
 

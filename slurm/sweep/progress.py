@@ -11,18 +11,23 @@ from parbench.bench.text import UserError
 from parbench.slurm.sweep.folder import make_runs_path
 
 ABANDONED = "abandoned"
-"""The folder, next to the runs of a point, of runs that are not resumed."""
+"""The folder of runs that are not resumed. It is next to the other runs of the point."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepProgress:
-    """The number of measurements of a point that exist. One measurement is a case in a repetition."""
+    """The progress of a point in measurements. One measurement is a case in one repetition."""
 
     run: Path | None = None
+    """The folder of the last run, None if the point has no run."""
     planned: int = 0
+    """The number of measurements that the run has when complete."""
     measured: int = 0
-    failures: tuple[Record, ...] = ()  # wrong results first, then hangs and errors
-    problem: str = ""  # why the run cannot be read now
+    """The number of measurements that the run has now."""
+    failures: tuple[Record, ...] = ()
+    """The records that failed: wrong results first, then hangs, then errors."""
+    problem: str = ""
+    """The reason why the run cannot be read now, empty if it can be read."""
 
     @property
     def state(self) -> Literal["absent", "partial", "complete"]:
@@ -36,9 +41,10 @@ class SweepProgress:
 
     @property
     def not_done_reason(self) -> str:
-        """Why the point is not done: a reading error, failures, or missing measurements.
+        """A text about the reason why the point is not done.
 
-        Empty if the point is done, and before it has a run.
+        The reason is a reading error, a failure, or missing measurements. The text is empty if the
+        point is done or has no run.
         """
         if self.problem:
             return self.problem

@@ -32,28 +32,33 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a job of the sweep, or of an array of jobs."""
 
     id: str
-    state: str  # of an array the number of tasks in each state
-    is_alive: bool | None  # None if Slurm does not answer
+    state: str
+    """The state in Slurm in lower case. An array has the number of tasks in each state."""
+    is_alive: bool | None
+    """True if the job waits or runs, False if the job has ended, None if Slurm does not answer."""
 
     def format(self) -> str:
         return f"job {self.id} {self.state}"
 
 
 class PointStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The status of a point.
-
-    Attributes:
-        state: done or failed, if the run is complete; running or waiting, if a job has the point;
-            otherwise partial or absent.
-        run: relative to the folder of the sweep.
-    """
+    """The status of a point of a sweep."""
 
     id: str
     label: str
     state: PointState
+    """The progress of the point.
+
+    A point with a complete run is ``done``, or ``failed`` if a record failed. Another point is
+    ``running`` or ``waiting`` if a job in Slurm's queue has the point. Otherwise the point is
+    ``partial`` if a run exists, and ``absent`` if none exists.
+    """
     nodes: tuple[str, ...] = ()
+    """The names of the nodes of the last attempt, empty if no attempt was given nodes."""
     reason: str = ""
+    """The reason why the point is not done, empty if there is none."""
     run: str = ""
+    """The folder of the last run, relative to the folder of the sweep. Empty without a run."""
 
     @property
     def is_complete(self) -> bool:
@@ -61,14 +66,16 @@ class PointStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The status of a sweep. ``problem`` is the reason why Slurm did not answer."""
+    """The status of a sweep with its jobs and its points."""
 
     name: str
     folder: str
     jobs: tuple[JobStatus, ...]
     points: tuple[PointStatus, ...]
     code: int
+    """The exit code of the sweep, from the progress of its points."""
     problem: str = ""
+    """The reason why Slurm did not answer, empty if Slurm answered."""
 
     @property
     def is_alive(self) -> bool:
@@ -186,7 +193,7 @@ def _get_point_status(
 
 
 def format_status(status: SweepStatus) -> str:
-    """Return the jobs, a table of the points, and a summary."""
+    """Return the status as text: a line for each job, a table of the points, and a summary."""
     rows = [("point", "label", "state", "nodes", "reason")]
     for point in status.points:
         nodes = ",".join(point.nodes) or "-"
@@ -226,9 +233,10 @@ WriteReport = Callable[[Sequence[Path], Path], None]
 
 
 def collect(folder: Path, write_report: WriteReport | None = None, slurm: Slurm = SLURM) -> int:
-    """Print the status of a sweep, and write one report of the complete runs.
+    """Print the status of a sweep, and write one report of the runs of all complete points.
 
-    Returns the exit code of the sweep.
+    The report is ``report.html`` in the folder of the sweep. No report is written if
+    ``write_report`` is None or no point is complete. Returns the exit code of the sweep.
     """
     folder = folder.absolute()
     status = get_status(folder, slurm)

@@ -44,10 +44,11 @@ def submit(
     out: Path | None,
     slurm: Slurm = SLURM,
 ) -> int:
-    """Submit a sweep and return the exit code, with ``wait`` that of the finished sweep.
+    """Submit a sweep and return 0, or with ``wait`` the exit code of the finished sweep.
 
-    A dry run prints what would be submitted and writes nothing. After a ``UserError`` no job of the
-    sweep is left.
+    ``modules`` define the cases. ``out`` replaces the folder that the file names. A dry run prints
+    the points and the batch scripts, and writes nothing. After a ``UserError`` no job of the sweep
+    is left.
     """
     file = read_sweep_file(path)
     with locate_errors(f"sweep file {path}"):
@@ -88,9 +89,11 @@ def submit(
 
 
 def format_points(sweep: Sweep) -> str:
-    """Return a table of the points with their cost, and the total cost.
+    """Return a table of the points, and a line with the total cost of the sweep.
 
-    A single allocation holds the largest number of nodes for the whole time.
+    The table shows the expected time of each point and its node-hours. In mode ``one``, the single
+    allocation holds the nodes of the largest point for the whole time. In mode ``array``, each
+    point holds only its own nodes.
     """
     rows = [("point", "label", "time", "node-hours")]
     for point in sweep.points:
@@ -108,10 +111,11 @@ def format_points(sweep: Sweep) -> str:
 def submit_points(
     sweep: Sweep, folder: Path, points: Sequence[Point], slurm: Slurm, number: int = 0
 ) -> list[SweepJob]:
-    """Submit jobs for points of a sweep, either all or none, and return them.
+    """Submit jobs for points of a sweep, either all or none, and return the jobs.
 
-    ``number`` numbers the submissions of the sweep. The folder of a submission can be created only
-    once, so that two processes do not submit the same points.
+    ``number`` counts the submissions of the sweep from 0. The folder of a submission can be created
+    only once, so that two processes do not submit the same points. Raises ``UserError`` if another
+    process has created the folder, or if a job cannot be submitted.
     """
     jobs_folder = folder / "jobs" / f"{number:04}"
     try:

@@ -25,16 +25,20 @@ _RESERVED_OPTIONS = (
 
 
 class SlurmTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table ``[slurm]``."""
+    """The table ``[slurm]``, which sets how Slurm runs the jobs."""
 
     partition: str | None = None
-    time: str | None = None  # the limit of each job
-    options: dict[str, bool | int | str] = {}  # long options of sbatch
+    time: str | None = None
+    """The time limit of each job, such as ``2h``. None computes it from the expected durations."""
+    options: dict[str, bool | int | str] = {}
+    """The values of long options of sbatch by name, without dashes. False leaves an option out."""
     requeue: bool = True
+    """True if Slurm may run a job again, and a job without enough time requeues itself."""
     on_dead_node: Literal["fail", "go-on"] = "fail"
+    """With ``go-on``, a job measures the points that fit on its other nodes when a node dies."""
 
     def format_options(self) -> dict[str, str | bool]:
-        """Return the sbatch options by name, without those that are false.
+        """Return the sbatch options by name, without false options.
 
         The value is True for an option without a value.
         """
@@ -46,29 +50,44 @@ class SlurmTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a sweep file."""
+    """The content of a sweep file. A setting with a list of values is an axis of the sweep."""
 
-    name: str | None = None  # by default the name of the file
+    name: str | None = None
+    """The name of the sweep. None stands for the name of the file without its extension."""
     out: str = "sweeps"
+    """The folder in which the folder of the sweep is created."""
     mode: Literal["one", "array"] = "one"
+    """``one`` measures all points in one job, ``array`` each point in a task of its own."""
     nodes: Count | Counts
     ntasks_per_node: Count | Counts = 1
     distribution: Distribution | list[Distribution] = "block"
+    """The order of ranks over nodes: ``block`` fills each node first, ``cyclic`` takes turns."""
     repeat: Count = 1
+    """The number of separate runs of each combination of settings."""
     preset: str | None = None
     repetitions: Count | None = None
+    """The number of restarts of all ranks in a run. None leaves the choice to ``parbench run``."""
     budget: str | float | None = None
+    """The time of a run, as text such as ``10m`` or in seconds. None is the default."""
     timeout: str | float | None = None
+    """The time after which a case counts as hung, as text such as ``20s`` or in seconds."""
     backend: Literal["gloo", "nccl"] | None = None
     device: Literal["cpu", "cuda"] | None = None
     link: str | None = None
+    """The speed of the links between nodes, such as ``400Gbit``, for efficiencies."""
     case: tuple[Entry, ...] = ()
+    """The cases to measure. If there are none, the preset selects the cases."""
     matrix: dict[str, list[Value]] = {}
+    """The values of parameters of the cases by name."""
     exclude: tuple[dict[str, Value | list[Value]], ...] = ()
+    """The combinations to leave out. A table names axes and one or several values of each."""
     environment: dict[str, Value | list[Value]] = {}
+    """The value or values of environment variables by name. An empty value removes a variable."""
     slurm: SlurmTable = SlurmTable()
     prologue: tuple[str, ...] = ()
+    """Lines of shell that each batch script runs before parbench."""
     container: str | None = None
+    """The image of a container for the ranks, the value of srun's ``--container-image``."""
 
     def make_plan_file(self) -> PlanFile:
         """Return the plan file with the settings that all points share, without their cases."""
@@ -97,7 +116,7 @@ def read_sweep_file(path: Path) -> SweepFile:
 
 
 def _check(file: SweepFile) -> None:
-    """Raise ``UserError`` for a value that its type allows and parbench does not."""
+    """Raise ``UserError`` for a value that has the right type and that parbench does not accept."""
     if file.slurm.time is not None:
         with locate_errors("$.slurm.time"):
             parse_duration(file.slurm.time)
