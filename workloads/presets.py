@@ -27,7 +27,7 @@ from parbench.workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELIN
 from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 
 Preset = Callable[[Params, int], StepSpec]
-"""Of a case's parameters and the number of ranks."""
+"""A function from a case's parameters and the number of ranks to the step."""
 
 DEFAULT_EXPERTS = 8
 
@@ -69,7 +69,7 @@ SEQUENCE_PARALLEL = _switch(
 CONTEXT = (replace(CP_METHOD, default="zigzag"), ULYSSES)
 HSDP_MESH = _mesh("two replicas, dp=2")
 MIXTURE = tuple(param for param in MOE_PARAMS if param.name not in ("ep", "etp"))
-"""The parameters of experts, without those that a mesh has."""
+"""The parameters of experts, without ``ep`` and ``etp``, which the mesh sets."""
 HYBRID = (
     _mesh("dp over all ranks"),
     *(replace(param, optional=True) for param in PIPELINE),
@@ -93,7 +93,7 @@ HYBRID = (
 
 
 def build_step(params: Params, dims: ParallelDims) -> StepSpec:
-    """Return the step of some parameters on a mesh. Those that are missing have their defaults."""
+    """Return the step of some parameters on a mesh. Missing parameters have their defaults."""
     defaults = {param.name: param.default for param in (*COMMON, *HYBRID)}
     values: dict[str, Value] = {**defaults, **params}
     checkpointing, every = parse_checkpointing(str(values["checkpointing"]))
@@ -193,7 +193,7 @@ def ep_step(params: Params, ranks: int) -> StepSpec:
 
 
 def ep_layer(params: Params, ranks: int) -> StepSpec:
-    """Return one MoE layer. The neighboring ranks that split an expert are ranks of ``tp``."""
+    """Return a step with one MoE layer. Neighboring ranks that split an expert are ``tp`` ranks."""
     return ep_step({**params, "tp": max(1, int(params.get("etp", 1)))}, ranks)
 
 
@@ -208,14 +208,14 @@ def hybrid(params: Params, ranks: int) -> StepSpec:
 
 
 def _select(params: Params, names: Iterable[Param]) -> dict[str, Value]:
-    """Return the values of the named parameters that are set."""
+    """Return the values of the named parameters that are set, by name."""
     return {param.name: params[param.name] for param in names if param.name in params}
 
 
 def _expert_step(
     params: Params, dims: ParallelDims, ranks: int, settings: Mapping[str, Value]
 ) -> StepSpec:
-    """Return a step with experts, whose parameters are ``settings``."""
+    """Return a step with experts. ``settings`` has the parameters of experts by name."""
     spec = build_step(params, dims)
     batch: dict[str, Value] = {
         "microbatch": spec.microbatch,

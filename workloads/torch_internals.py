@@ -40,7 +40,7 @@ _EVENT_SECONDS = 0.05
 
 @contextmanager
 def profiling(device: torch.device, *, memory: bool = False) -> Iterator[profile]:
-    """Profile the host, and on CUDA the device, with their allocations if ``memory``."""
+    """Profile the host, and on CUDA the device. With ``memory``, record allocations too."""
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(accelerator.PROFILER_ACTIVITY)
@@ -61,14 +61,14 @@ def profiling(device: torch.device, *, memory: bool = False) -> Iterator[profile
 
 
 def _list_events(profiler: profile) -> list[Any]:
-    """Return the events of a finished profile; ``profiler.events()`` is a hundred times slower."""
+    """Return the events of a finished profile. ``profiler.events()`` is a hundred times slower."""
     results = None if profiler.profiler is None else profiler.profiler.kineto_results
     assert results is not None, "the profile is finished"
     return list(results.events())
 
 
 def list_allocations(profiler: profile, device: torch.device) -> list[tuple[int, int]]:
-    """Return the time in ns and the bytes of each allocation on a device; frees are negative."""
+    """Return the time in ns and the bytes of each allocation on a device, negative if freed."""
     kind = accelerator.PROFILER_DEVICE if device.type == "cuda" else DeviceType.CPU
     allocations = []
     for event in _list_events(profiler):
@@ -98,7 +98,7 @@ def trace_events(profiler: profile) -> list[TraceEvent]:
 def make_fake_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """Return a group of the same ranks on torch's fake backend, which sends nothing.
 
-    All ranks of the group take part.
+    All ranks of the group must call this function.
     """
     importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
     ranks = dist.get_process_group_ranks(group)
@@ -173,8 +173,8 @@ def _run_in_backward(function: Callable[[], None], device: torch.device) -> None
 def with_checkpointing(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Return a function that recomputes its activations in backward.
 
-    Options such as ``context_fn`` can save some of them, which saved-tensor hooks do not see. The
-    state of random generators is not saved, because on CUDA that would wait for the device.
+    Options such as ``context_fn`` can save some activations, which saved-tensor hooks do not see.
+    The state of random generators is not saved, because on CUDA that would wait for the device.
     """
     if torch.__version__ >= "2.14":
         # Since then torch warns if hooks meet a policy, unless they explicitly see nothing.

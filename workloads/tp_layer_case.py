@@ -16,11 +16,11 @@ class TpStyle:
     name: str
     label: str
     sums: int
-    """The all_reduces of hidden states, or of their gradients, in a step."""
+    """The number of all_reduces of hidden states, or of their gradients, in a step."""
     has_gathers: bool = False
     """True if the output of each matrix is gathered before the next one."""
-    has_sharded_input: bool = False
-    has_sharded_output: bool = False
+    has_sharded_input: bool = False  # True if each rank has a part of the input features
+    has_sharded_output: bool = False  # True if each rank has a part of the output features
 
 
 COLUMN = TpStyle(name="column", label="output features split", sums=1, has_sharded_output=True)
@@ -43,7 +43,7 @@ class TpLayerCase:
 
     style: TpStyle
     shape: Shape
-    microbatch: int
+    microbatch: int  # sequences
     bytes_per_element: int
     tp: int
 

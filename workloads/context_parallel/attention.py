@@ -26,7 +26,7 @@ def build_attention(
 ) -> Core:
     """Return the attention of a rank of cp.
 
-    ``groups`` are those of ``ContextMethod.list_axis_groups``.
+    ``groups`` has this rank's group of each axis of ``ContextMethod.list_axis_groups``.
     """
     method = split.method
     part_group = groups[method.part_axis] if split.parts > 1 else None

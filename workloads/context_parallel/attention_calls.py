@@ -7,31 +7,39 @@ from parbench.workloads.model.shapes import Shape
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCall:
-    """Equal communication calls of one layer's attention for one microbatch.
-
-    ``size`` is the text of an equation for the bytes of a call, as nccl-tests count them. Its words
-    are those of ``RankView.symbols``.
-    """
+    """Equal communication calls of one layer's attention for one microbatch."""
 
     axis: str
     op: str
     size: str
+    """An equation for the bytes of one call, as nccl-tests counts them.
+
+    Its symbols are the keys of ``RankView.symbols``.
+    """
     why: str
+    """The tensors that the calls move, for reports."""
     ranks: int
     forward: int
-    """Calls of a forward pass."""
+    """The number of calls in a forward pass."""
     backward: int
+    """The number of calls in a backward pass."""
 
 
 def format_key_value_elements(shape: Shape) -> str:
-    """Return the elements of keys and values before tp divides them. MLA has keys of every head."""
+    """Return the text of an equation for the elements of keys and values, before tp divides them.
+
+    Latent attention (MLA) has keys and values of every query head.
+    """
     if shape.latent is None:
         return "2 * tokens * kv_heads * head_size"
     return "tokens * heads * (head_size + value_size)"
 
 
 def list_ring_calls(shape: Shape, axis: str, ranks: int) -> tuple[AttentionCall, ...]:
-    """Return the hops of a ring: keys and values in both passes, and gradients in float32."""
+    """Return the sends of ring attention: keys and values in both passes, gradients in backward.
+
+    A pass has a send for each hop, which is one less than the ranks. Gradients are in float32.
+    """
     elements = format_key_value_elements(shape)
     keys = f"{elements} * bytes_per_element / tp"
     gradients = f"{elements} * 4 / tp"
@@ -59,7 +67,7 @@ def list_ring_calls(shape: Shape, axis: str, ranks: int) -> tuple[AttentionCall,
 
 
 def list_gather_calls(shape: Shape, axis: str, ranks: int) -> tuple[AttentionCall, ...]:
-    """Return an all_gather of keys and values for each pass, and a reduce_scatter of gradients."""
+    """Return the all_gather of keys and values in both passes and the gradients' reduce_scatter."""
     size = f"{format_key_value_elements(shape)} * bytes_per_element * cp / tp"
     return (
         AttentionCall(
@@ -84,7 +92,11 @@ def list_gather_calls(shape: Shape, axis: str, ranks: int) -> tuple[AttentionCal
 
 
 def list_head_calls(shape: Shape, axis: str, ranks: int) -> tuple[AttentionCall, ...]:
-    """Return the all_to_alls from tokens to heads and back: 2 b (s/c) h e (1 + g) (c-1)/c bytes."""
+    """Return the all_to_alls of Ulysses, each with the equation of its bytes.
+
+    One moves queries, keys and values from shards of tokens to shards of heads. The other moves the
+    results back. Each is called once in forward and once in backward.
+    """
     queries = "tokens * heads * head_size"
     inputs = f"({queries} + {format_key_value_elements(shape)}) * bytes_per_element / tp"
     output = "tokens * heads * value_size * bytes_per_element / tp"

@@ -166,7 +166,10 @@ class SimulatedAttention:
 
 
 def choose_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> Kernel:
-    """Return FlashAttention if the device, the type and the head size allow it."""
+    """Return the fused kernel for a device, a type and a head size.
+
+    On CUDA it is FlashAttention if the three allow that, and otherwise memory-efficient attention.
+    """
     if device.type == "cpu":
         return CpuFlash()
     has_16_bits = dtype in (torch.bfloat16, torch.float16)
@@ -177,7 +180,7 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> K
 
 
 def count_pairs(q: Tensor, k: Tensor, is_causal: bool) -> int:
-    """Return the pairs of a query and a key in a block, over batch and query heads."""
+    """Return the number of pairs of query and key in a block, over batch and query heads."""
     batch, heads, rows, _ = q.shape
     pairs = rows * (rows + 1) // 2 if is_causal else rows * k.shape[2]
     return batch * heads * pairs
@@ -247,14 +250,14 @@ class BlockAttention(ABC):
 
     @abstractmethod
     def forward(self, q: Tensor, kv: Tensor) -> OnlineSoftmax:
-        """Return the attention of this rank's queries. ``kv`` (2, b, a_kv, s/c, d) is its own."""
+        """Return the attention of this rank's q. ``kv`` is this rank's (2, b, a_kv, s/c, d)."""
 
     @abstractmethod
     def backward(self, saved: SavedQueries, kv: Tensor, dq: Tensor) -> Tensor:
-        """Return the gradients of ``kv``, and add those of the queries to ``dq`` in float32."""
+        """Return the gradients of ``kv``, and add the queries' gradients to ``dq`` in float32."""
 
     def add_block(self, block: int, q: Tensor, kv: Tensor, softmax: OnlineSoftmax) -> None:
-        """Add the attention of q over a block of keys and values (2, b, a_kv, t, d) to a sum."""
+        """Add the attention of q over a block of ``kv`` (2, b, a_kv, t, d) to ``softmax``."""
         for tile in self.tiles[block]:
             queries = q[:, :, tile.rows]
             keys, values = kv[:, :, :, tile.columns]
@@ -264,7 +267,7 @@ class BlockAttention(ABC):
     def compute_gradients(
         self, tiles: Sequence[Tile], saved: SavedQueries, kv: Tensor, dq: Tensor
     ) -> Tensor:
-        """Return a block's gradients of ``kv`` in float32, and add those of the queries to ``dq``."""
+        """Return a block's gradients of ``kv`` in float32, and add those of queries to ``dq``."""
         d_kv = torch.zeros(kv.shape, dtype=torch.float32, device=kv.device)
         for tile in tiles:
             saved_rows = SavedQueries(*(tensor[:, :, tile.rows] for tensor in saved))

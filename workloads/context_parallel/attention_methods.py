@@ -177,12 +177,12 @@ class UlyssesAttention:
 
 
 def _split_dim(x: Tensor, dim: int, parts: int) -> Tensor:
-    """Split a dimension into two: the parts, and the elements of each part."""
+    """Return a view in which a dimension is two: the parts, and the elements of each part."""
     return x.reshape(*x.shape[:dim], parts, -1, *x.shape[dim + 1 :])
 
 
 def _all_to_all(group: dist.ProcessGroup, by_rank: Tensor) -> Tensor:
-    """Send the i-th of (u, ...) to rank i, and return the parts from all ranks, (u, ...)."""
+    """Send part i of ``by_rank`` (u, ...) to rank i, and return the parts of all ranks (u, ...)."""
     received = torch.empty_like(by_rank, memory_format=torch.contiguous_format)
     dist.all_to_all_single(received, by_rank.contiguous(), group=group)
     return received

@@ -27,10 +27,11 @@ class ContextMethod:
     name: str
     is_zigzag: bool = False
     keys: Literal["ring", "gather", "local"] = "ring"
-    """The way of queries to the keys of other parts. ``local``: there is one part."""
+    """The way in which queries reach the keys of other parts. ``local`` means a single part."""
     head_axis: str = "cp"
     """The name of the axis on which ranks exchange tokens for heads."""
     part_axis: str = "cp"
+    """The name of the axis on which ranks exchange keys and values of parts."""
 
     @property
     def is_ring(self) -> bool:
@@ -43,7 +44,7 @@ class ContextMethod:
         return self.is_ring and self.head_axis == self.part_axis
 
     def compute_ulysses(self, ranks: int, requested: int) -> int:
-        """Return the ranks that exchange tokens for heads. 0 requested ranks are the default."""
+        """Return the number of ranks that exchange tokens for heads. 0 requests the default."""
         if self.keys == "local":
             return ranks
         if self.head_axis == self.part_axis:
@@ -74,7 +75,7 @@ class ContextMethod:
     def find_broken_rule(self, shape: Shape, *, ranks: int, ulysses: int = 0, tp: int = 1) -> str:
         """Return the equation that a shape or the ranks do not satisfy, otherwise empty.
 
-        0 ``ulysses`` ranks are the default. ``tp`` ranks split the heads before.
+        ``ulysses`` 0 means the default. ``tp`` is the number of ranks that split the heads first.
         """
         head_ranks = self.compute_ulysses(ranks, ulysses)
         if ulysses not in (0, head_ranks):
@@ -121,7 +122,7 @@ ULYSSES = Param(
 
 
 def find_context_method(name: str) -> ContextMethod:
-    """Return the method of a name. Raises ``UserError`` with the names that are allowed."""
+    """Return the method with a name. Raises ``UserError`` with the allowed names."""
     if name not in CONTEXT_METHODS:
         allowed = format_choices(tuple(CONTEXT_METHODS), name)
         raise UserError(f"cp_method({name}) is not {allowed}")

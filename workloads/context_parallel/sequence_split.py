@@ -30,7 +30,7 @@ class SequenceSplit:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of keys that a rank computes on one after the other."""
+        """The number of blocks of keys that a rank computes on, one after the other."""
         return 1 if self.method.keys == "gather" else self.parts
 
     def list_tokens(self, rank: int) -> list[int]:
@@ -49,7 +49,7 @@ class SequenceSplit:
         return [range(number * size, (number + 1) * size) for number in numbers]
 
     def _list_keys(self, rank: int, block: int) -> Chunks:
-        """Return the keys of a block: all, or those of the part from so many parts back."""
+        """Return the keys of a block: all keys, or the keys of the part ``block`` parts before."""
         if self.method.keys == "gather":
             return [range(self.sequence)]
         return self._list_part((rank // self.ulysses - block) % self.parts)
@@ -76,13 +76,13 @@ class SequenceSplit:
 
     @property
     def num_pairs(self) -> int:
-        """Pairs of a query and a key of the full sequence that the mask allows."""
+        """The number of pairs of query and key of the full sequence that the mask allows."""
         return self.sequence * (self.sequence + 1) // 2
 
     def compute_load_balance(self) -> float:
-        """Return the mean work of the ranks over the work of the slowest rank. 1 is even.
+        """Return the mean work of the ranks divided by the work of the slowest rank, 1 if equal.
 
-        The slowest rank is that of each block, because ranks wait for each other after each block
+        The slowest rank is taken for each block, because ranks wait for each other after each block
         of a ring.
         """
         slowest = 0
@@ -98,7 +98,7 @@ class SequenceSplit:
 def split_sequence(
     method_name: str, shape: Shape, *, ranks: int, ulysses: int = 0, tp: int = 1
 ) -> SequenceSplit:
-    """Return the split of a shape's sequence. 0 ``ulysses`` ranks are the method's default.
+    """Return the split of a shape's sequence. ``ulysses`` 0 means the method's default.
 
     Raises ``UserError`` with the equation that the shape or the ranks do not satisfy.
     """

@@ -1,7 +1,7 @@
 """Every call that a rank makes in a step: operation, size, count and group of ranks. Pure.
 
-Sizes are nccl-tests': an all_gather's output, a reduce_scatter's input, what one rank of an
-all_to_all has. The words of equations are those of ``RankView.symbols``. The expected bytes of a
+Sizes are nccl-tests': an all_gather's output, a reduce_scatter's input, the data of one rank in an
+all_to_all. The symbols of equations are the keys of ``RankView.symbols``. The expected bytes of a
 measured step and the planner read the same calls.
 """
 
@@ -57,7 +57,7 @@ def sent_bytes(operation: str, num_bytes: float, n: int) -> float:
     """Return the bytes that the busiest rank sends in one ring-optimal call on ``n`` ranks.
 
     ``num_bytes`` is the size of the call. The factors are nccl-tests' (doc/PERFORMANCE.md). For
-    broadcast and reduce that is all of ``num_bytes``, although the last rank of a chain sends
+    broadcast and reduce the result is ``num_bytes``, although the last rank of a chain sends
     nothing.
     """
     if operation not in _FACTORS:
@@ -74,10 +74,10 @@ class Call:
     axis: str  # the name of the axis in metrics
     op: str
     group: tuple[str, ...]  # the axes along which the ranks of the call differ
-    ranks: int
-    size: Equation
-    count: Equation
-    purpose: str
+    ranks: int  # in the group
+    size: Equation  # the bytes of one call, as nccl-tests counts them
+    count: Equation  # calls per step
+    purpose: str  # the tensors that the calls move, for reports
     peer: int | None = None  # the pipeline rank that receives a message, None for a collective
 
     @cached_property
@@ -90,12 +90,12 @@ class Call:
 
     @cached_property
     def sent(self) -> float:
-        """Bytes that a rank sends in all these calls, ring-optimal."""
+        """The bytes that a rank sends in all calls of a step, ring-optimal."""
         return self.times * sent_bytes(self.op, self.num_bytes, self.ranks)
 
 
 def list_calls(view: RankView) -> tuple[Call, ...]:
-    """Return the calls of a rank in a step. Groups of one rank make none."""
+    """Return the calls of a rank in a step, without calls on groups of one rank."""
     calls: list[Call] = []
     for list_axis_calls in (
         _list_tensor_calls,
@@ -114,7 +114,7 @@ def list_calls(view: RankView) -> tuple[Call, ...]:
 def list_busiest_calls(
     views: Iterable[RankView], axes: Collection[str] | None = None
 ) -> Sequence[Call]:
-    """Return the calls of the rank that sends the most bytes over ``axes``, by default over all."""
+    """Return the calls on ``axes`` (None is all) of the rank that sends most bytes over them."""
     calls_by_rank = [
         [call for call in list_calls(view) if axes is None or call.axis in axes] for view in views
     ]
@@ -155,7 +155,7 @@ def sum_calls(calls: Iterable[Call]) -> Equation:
 
 
 def _parenthesize(text: str) -> str:
-    """Put a sum into parentheses."""
+    """Return a text in parentheses if it is a sum, otherwise as it is."""
     depth = 0
     for character in text:
         depth += {"(": 1, ")": -1}.get(character, 0)
@@ -177,7 +177,7 @@ def _call(
     peer: int | None = None,
     symbols: Mapping[str, float] = MappingProxyType({}),
 ) -> Call:
-    """Return a call whose equations use the words of the view and of ``symbols``."""
+    """Return a call whose equations use the symbols of the view and of ``symbols``."""
     values = {**view.symbols, **symbols}
     group = group or (axis,)
     return Call(
@@ -269,7 +269,7 @@ def list_attention_calls(view: RankView) -> tuple[AttentionCall, ...]:
 
 
 def attention_bytes(view: RankView) -> dict[str, dict[str, float]]:
-    """Return the bytes that attention sends for one layer and microbatch, by direction and axis."""
+    """Return the bytes that attention sends for one layer and microbatch, by pass and then axis."""
     directions: dict[str, defaultdict[str, float]] = {
         "forward": defaultdict(float),
         "backward": defaultdict(float),
@@ -421,7 +421,7 @@ def _multiply(*factors: str) -> str:
 def _list_gradient_calls(view: RankView) -> Iterator[Call]:
     """Yield the calls that reduce gradients without FSDP: all_reduces of buckets over dp x cp.
 
-    Replicas of experts reduce theirs over ``edp``. ZeRO-1 scatters gradients and gathers
+    Replicas of experts reduce their gradients over ``edp``. ZeRO-1 scatters gradients and gathers
     parameters, or as torch's ZeroRedundancyOptimizer broadcasts each parameter after the update.
     """
     spec = view.spec
@@ -450,7 +450,7 @@ def _list_gradient_calls(view: RankView) -> Iterator[Call]:
 
 
 def _list_token_count_calls(view: RankView) -> Iterator[Call]:
-    """Yield the sums over data ranks of tokens that have a loss, in padded batches."""
+    """Yield the all_reduces of the number of tokens with a loss, in padded batches."""
     dims = view.spec.dims
     if not view.spec.padding:
         return

@@ -25,9 +25,9 @@ def find_indivisible_heads(shape: Shape, tp: int, *, has_experts: bool = False) 
 def find_indivisible_sequence(
     shape: Shape, dims: ParallelDims, cp_method: str, ulysses: int = 0
 ) -> str | None:
-    """Return the rule by which ``cp`` or ``tp`` do not divide the tokens, or ``cp`` the heads.
+    """Return the broken rule by which ``cp`` and ``tp`` divide tokens and ``cp`` divides heads.
 
-    The result is None if they divide all.
+    The result is None if all rules hold. ``ulysses`` 0 means the default of the method.
     """
     cp, tp = dims.cp, dims.tp
     method = find_context_method(cp_method)

@@ -11,7 +11,7 @@ _NAME = re.compile(r"[A-Za-z]\w*")
 
 @dataclass(frozen=True, kw_only=True)
 class Equation:
-    """The ``text`` of an equation in Python's syntax, and the values of its words."""
+    """The ``text`` of an equation in Python's syntax, and the values of its symbols by name."""
 
     text: str
     symbols: Mapping[str, float]
@@ -23,7 +23,7 @@ class Equation:
 
     @property
     def numbers(self) -> str:
-        """The text with numbers in place of words."""
+        """The text with numbers in place of symbols."""
         return _NAME.sub(lambda match: format_number(self.symbols[match[0]]), self.text)
 
 

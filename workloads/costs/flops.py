@@ -8,16 +8,18 @@ from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.model.shapes import Shape
 
 MATMUL_BACKWARD = 2.0
-"""Relative to forward: one GEMM for the gradient of the input, one for that of the weight."""
+"""The backward FLOPs of a GEMM relative to forward: a GEMM for the input's gradient and one for the
+weight's."""
 ATTENTION_BACKWARD = 2.5
-"""Relative to forward: a fused kernel computes five GEMMs, of which one repeats the scores
+"""The backward FLOPs of attention relative to forward: five GEMMs, of which one repeats the scores
 (FlashAttention-2, Dao 2023, section 4)."""
 
 
 def is_recomputed_gemm(shape: Shape, name: str) -> bool:
     """Return True if ``selective`` checkpointing recomputes the GEMM of a parameter.
 
-    It keeps every second of q, k, v, out, gate, up, down, and of q_a, q_b, kv_a, kv_b, out.
+    The checkpointing keeps every second output of q, k, v, out, gate, up, down, and with latent
+    attention of q_a, q_b, kv_a, kv_b, out.
     """
     module = name.removesuffix(".weight")
     if module == "ffn.up":
@@ -26,13 +28,13 @@ def is_recomputed_gemm(shape: Shape, name: str) -> bool:
 
 
 def matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
-    """Return the GEMM weights used for each token: layers and head, without embeddings."""
+    """Return the number of GEMM weights used for each token: layers and head, no embeddings."""
     layers = _layer_weights(shape, moe, shape.layers, moe.dense_layers if moe else 0)
     return layers + shape.hidden * shape.vocabulary
 
 
 def _layer_weights(shape: Shape, moe: Moe | None, layers: int, dense_layers: int) -> float:
-    """Return the GEMM weights used for each token in ``layers``, of which some have no experts."""
+    """Return the GEMM weights for a token in ``layers`` (``dense_layers`` without experts)."""
     moe_weights = (layers - dense_layers) * count_matmul_weights(shape, moe)
     return moe_weights + dense_layers * count_matmul_weights(shape)
 
@@ -40,7 +42,7 @@ def _layer_weights(shape: Shape, moe: Moe | None, layers: int, dense_layers: int
 def attention_flops(shape: Shape, is_causal: bool = True) -> float:
     """Return the forward FLOPs of a layer's attention per token: 2 s heads (head + value size).
 
-    Causal attention is half of it: a fused kernel skips what the mask hides.
+    Causal attention takes half of these FLOPs, because a fused kernel skips masked pairs.
     """
     full = 2.0 * shape.sequence * shape.heads * (shape.head_size + shape.value_size)
     return full / 2 if is_causal else full

@@ -43,10 +43,12 @@ class StateBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory(StateBytes):
-    """The bytes of one rank."""
+    """The bytes that one rank holds, by component."""
 
     activations: float
+    """Tensors that all microbatches in flight save for backward."""
     buffers: float
+    """Gathered parameters, unreduced gradients and other tensors held for part of a step."""
 
     @property
     def total(self) -> float:
@@ -113,7 +115,7 @@ def count_updated_elements(view: RankView) -> float:
 
 
 def state_equation(view: RankView) -> Equation:
-    """Return the bytes of state: the widths that ZeRO shards and those that it does not."""
+    """Return the equation of the bytes of model state, with the part that ZeRO shards divided."""
     spec, dims = view.spec, view.spec.dims
     optimizer = 0 if spec.is_simulated else spec.widths.optimizer
     widths = [str(spec.widths.parameters), str(spec.widths.gradients), str(optimizer)]
@@ -157,7 +159,7 @@ _UNREDUCED = "parameters * reduce_bytes - shard_gradients"
 
 
 def _equation_at_loss(view: RankView) -> Equation:
-    """Return the bytes of buffers at the loss: gradients of logits, and what FSDP has gathered."""
+    """Return the bytes of buffers at the loss: gradients of logits and gathered parameters."""
     spec = view.spec
     text = "2 * 4 * tokens * vocabulary / tp"
     symbols = dict(view.symbols)
@@ -198,7 +200,7 @@ def _equation_after_layer(view: RankView) -> Equation:
 
 
 def _format_inner_gradients(spec: StepSpec) -> str:
-    """Return the bytes of gradients that the FFN's backward pass holds of its inner tensors."""
+    """Return the equation of the bytes of the gradients of the FFN's inner tensors, as text."""
     if spec.is_simulated:
         return "0"
     gradients = 3 if spec.shape.recipe == "llama" else 2
@@ -224,7 +226,11 @@ def _is_reduced_late(spec: StepSpec) -> bool:
 
 
 def _count_gathered_parameters(view: RankView) -> dict[str, float]:
-    """Return the elements that FSDP gathers: all, those of the largest layer, those of the head."""
+    """Return the symbols of equations for FSDP's buffers.
+
+    They are the elements that FSDP gathers of all parameters, of the largest layer and of the head,
+    and the bytes of the shard's gradients.
+    """
     units = list_units(view)
     layers = [(count, _count_gathered(view, parts)) for count, parts in units.layers]
     head = _count_gathered(view, units.head)
@@ -238,7 +244,10 @@ def _count_gathered_parameters(view: RankView) -> dict[str, float]:
 
 
 def _count_gathered(view: RankView, parts: Parts) -> int:
-    """Return the elements of a unit that FSDP shards, which experts may not be."""
+    """Return the number of elements of a unit that FSDP shards.
+
+    Routed experts count only if they are sharded.
+    """
     has_sharded_experts = view.spec.dims.expert_shards > 1
     return sum(part.numel for part in parts if has_sharded_experts or part.kind != "routed")
 
@@ -272,7 +281,11 @@ def layers_equation(view: RankView, checkpointing: str) -> Equation:
 
 
 def _layers_text(view: RankView, checkpointing: str) -> str:
-    """Return the bytes that layers save. With ``full:K`` one in K saves only its input."""
+    """Return the equation of the bytes that a rank's layers save of one microbatch, as text.
+
+    With ``full`` and ``checkpoint_every`` K, one layer in K saves only its input, and the others
+    save all that backward needs.
+    """
     terms: list[str] = []
     for layers, _, moe in view.layer_kinds:
         spec = view.spec if moe is view.spec.moe else replace(view.spec, moe=moe)
@@ -293,11 +306,12 @@ With sequence parallelism ``StepSpec.sharded_tokens`` is divided by ``tp``.
 
 
 def layer_text(spec: StepSpec, checkpointing: str) -> str:
-    """Return the bytes that a layer saves of one microbatch.
+    """Return the equation of the bytes that a layer saves of one microbatch, as text.
 
-    ``full`` saves its input. ``selective`` saves its input, attention, and the outputs of every
-    second GEMM, as torchtitan does. Megatron's selective recomputation drops the scores of
-    attention, which flash attention never keeps: it is ``none`` here.
+    ``none`` saves all that backward needs. ``full`` saves only the layer's input. ``selective``
+    saves the layer's input, the results of attention and the outputs of every second GEMM, as
+    torchtitan does. Megatron's selective recomputation equals ``none``, because flash attention
+    keeps no scores.
     """
     if checkpointing == "full" or (checkpointing == "selective" and spec.is_simulated):
         return INPUT
@@ -310,7 +324,7 @@ def layer_text(spec: StepSpec, checkpointing: str) -> str:
 
 
 def norm_text(spec: StepSpec) -> str:
-    """Return the bytes that a norm saves: its input and float32 statistics.
+    """Return the equation of the bytes that a norm saves: its input and float32 statistics.
 
     LayerNorm has two statistics per token, RMSNorm one.
     """
@@ -319,7 +333,10 @@ def norm_text(spec: StepSpec) -> str:
 
 
 def _block_input_text(spec: StepSpec) -> str:
-    """Return the bytes of a block's GEMM input. Fused kernels recompute it from the norm's."""
+    """Return the equation of the bytes that a block saves of the input of its first GEMMs.
+
+    Fused kernels save nothing, because they recompute this input from the input of the norm.
+    """
     return "0" if spec.fused else INPUT
 
 
@@ -343,7 +360,10 @@ def _attention_text(spec: StepSpec) -> str:
 
 
 def _attention_output_text(spec: StepSpec) -> str:
-    """Return the bytes that attention saves: q, k, v, the output and float32 log-sum-exps."""
+    """Return the equation of the bytes that attention saves, as text.
+
+    It saves queries, keys, values, the output and float32 log-sum-exps.
+    """
     keys = "kv_heads * (head_size + value_size)"
     if spec.shape.latent is not None:
         keys = "heads * (head_size + value_size)"
@@ -355,9 +375,10 @@ def _attention_output_text(spec: StepSpec) -> str:
 
 
 def _attention_gemm_text(spec: StepSpec) -> str:
-    """Return the outputs of attention and of every second GEMM before it.
+    """Return the equation of the bytes that selective checkpointing keeps of an attention block.
 
-    Of q, k, v and the output they are q and v. Of latent attention they are both compressions.
+    It keeps the output of attention and the outputs of every second GEMM before attention: the
+    queries and the values, or both compressions of latent attention.
     """
     attended = "tokens / tp * heads * (value_size * bytes_per_element + 4)"
     latent = spec.shape.latent
@@ -369,10 +390,10 @@ def _attention_gemm_text(spec: StepSpec) -> str:
 
 
 def _count_inner_tensors(spec: StepSpec) -> int:
-    """Return the saved tensors of the FFN's inner size.
+    """Return the number of tensors of the FFN's inner size that are saved.
 
-    They are before and after GELU; for SwiGLU the gate, its SiLU, the up projection, the product.
-    Fused kernels save the outputs of GEMMs only.
+    For GELU they are its input and its output. For SwiGLU they are the gate, the SiLU of the gate,
+    the up projection and the product of the last two. Fused kernels save only the outputs of GEMMs.
     """
     if spec.fused:
         return 2 if spec.shape.recipe == "llama" else 1
@@ -395,16 +416,17 @@ def _ffn_gemm_text(spec: StepSpec) -> str:
 
 
 def _moe_gemm_text(spec: StepSpec) -> str:
-    """Return the outputs of the experts' first GEMMs, and the input or output of each row.
+    """Return the equation of the bytes that selective checkpointing keeps of a MoE block.
 
-    Dispatched rows are not sent again, so that all of them are kept.
+    It keeps the outputs of the experts' first GEMMs and one tensor of the hidden size for each row,
+    because dispatched rows are not sent again.
     """
     gates = 2 if spec.shape.recipe == "llama" else 1
     return f"sharded_tokens * top_k * ({gates} * expert_ffn + hidden) * bytes_per_element"
 
 
 def _moe_text(spec: StepSpec) -> str:
-    """Return the bytes that a MoE layer saves with balanced routing.
+    """Return the equation of the bytes that a MoE block saves with balanced routing, as text.
 
     The router saves its input and scores in float32. Each of a token's k rows saves its input, the
     inner tensors, its output, its weighted output, its weight and its 8-byte indices.
@@ -417,16 +439,19 @@ def _moe_text(spec: StepSpec) -> str:
 
 
 def embedding_text(spec: StepSpec) -> str:
-    """Return the bytes that the embedding saves: token ids, and positions if they are learned."""
+    """Return the equation of the bytes that the embedding saves, as text.
+
+    It saves the token ids and, if they are learned, the positions.
+    """
     if spec.shape.has_learned_positions:
         return "8 * sharded_tokens + 8 * sharded_tokens / microbatch"
     return "8 * sharded_tokens"
 
 
 def head_text(spec: StepSpec) -> str:
-    """Return the bytes that the final norm, the head and the loss save.
+    """Return the equation of the bytes that the final norm, the head and the loss save, as text.
 
-    They are the norm's input, the head's input, the log-softmax, the targets and their number.
+    They save the norm's input, the head's input, the log-softmax, the targets and their number.
     ``tp`` splits logits by vocabulary. The loss and its log-softmax are in float32.
     """
     logits = "tokens * vocabulary / tp * 4"

@@ -32,11 +32,14 @@ class ParameterPart:
         return math.prod(self.size)
 
     def count_padded(self, ranks: int) -> int:
-        """Return the elements with the first dimension padded to a multiple of ``ranks``, by FSDP."""
+        """Return the number of elements after FSDP pads the rows to a multiple of ``ranks``."""
         return -(-self.size[0] // ranks) * ranks * math.prod(self.size[1:])
 
     def count_shard(self, ranks: int, index: int) -> int:
-        """Return the elements of a shard of rows, of which the last shards may have fewer or none."""
+        """Return the number of elements in shard ``index`` of ``ranks`` shards of rows.
+
+        The last shards may have fewer rows than the others, or none.
+        """
         rows = -(-self.size[0] // ranks)
         shard_rows = max(0, min(rows, self.size[0] - index * rows))
         return shard_rows * math.prod(self.size[1:])
@@ -59,15 +62,21 @@ def list_parts(view: RankView) -> Iterator[ParameterPart]:
 
 
 class Units(NamedTuple):
-    """A rank's parameters by FSDP unit: embeddings, one layer of each kind, norm and head."""
+    """A rank's parameters by FSDP unit, before FSDP shards them."""
 
     embeddings: Parts
-    layers: tuple[tuple[int, Parts], ...]  # the number of layers of a kind, and one of them
+    """Empty without the first stage."""
+    layers: tuple[tuple[int, Parts], ...]
+    """For each kind of layer, the number of layers and the parameters of one of them."""
     head: Parts
+    """The final norm and the head, empty without the last stage."""
 
 
 def list_units(view: RankView) -> Units:
-    """Return the units of a rank, with its layers by ``RankView.layer_kinds``."""
+    """Return a rank's parameters by FSDP unit, before FSDP shards them.
+
+    Layers of the same kind (see ``RankView.layer_kinds``) are one entry with their count.
+    """
     shape, tp = view.spec.shape, view.spec.dims.tp
     layers = [(kind.layers, layer_parts(shape, tp, kind.moe)) for kind in view.layer_kinds]
     rows = _count_vocabulary_rows(view)
@@ -78,14 +87,17 @@ def list_units(view: RankView) -> Units:
 
 
 def count_elements(view: RankView, *kinds: Kind) -> int:
-    """Return the elements of some kinds, or of all, that a rank has before FSDP shards them."""
+    """Return the number of elements that a rank has of some kinds before FSDP shards them.
+
+    Without ``kinds``, all parameters count.
+    """
     units = list_units(view)
     layers = sum(count * _count_shard(parts, kinds, 1, 0) for count, parts in units.layers)
     return layers + _count_shard(units.embeddings + units.head, kinds, 1, 0)
 
 
 def count_shard(view: RankView, *kinds: Kind) -> int:
-    """Return the elements of some kinds in the rank's FSDP shard."""
+    """Return the number of elements of some kinds, or of all, in the rank's FSDP shard."""
     units = list_units(view)
     ranks, index = view.spec.dims.shard_size, view.shard_index
     layers = sum(count * _count_shard(parts, kinds, ranks, index) for count, parts in units.layers)
@@ -127,13 +139,16 @@ def count_matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
 
 @lru_cache(maxsize=4096)
 def _count_shard(parts: Parts, kinds: tuple[Kind, ...], ranks: int, index: int) -> int:
-    """Return the elements of some ``kinds``, or of all, in shard ``index`` of ``ranks``."""
+    """Return the number of elements of ``kinds``, or of all, in shard ``index`` of ``ranks``."""
     return sum(part.count_shard(ranks, index) for part in parts if not kinds or part.kind in kinds)
 
 
 @lru_cache(maxsize=4096)
 def count_padded(parts: Parts, ranks: int) -> int:
-    """Return the elements of a unit as FSDP sends them: each parameter padded, experts left out."""
+    """Return the number of elements of a unit that FSDP sends.
+
+    FSDP pads the rows of each parameter to a multiple of ``ranks``. Routed experts are left out.
+    """
     return sum(part.count_padded(ranks) for part in parts if part.kind != "routed")
 
 
@@ -258,7 +273,7 @@ def _rows(
 ) -> Iterator[ParameterPart]:
     """Yield a matrix that ``tp`` splits by rows, and its bias.
 
-    Every rank has the full bias, but also its full gradient: that of the sum over ranks.
+    Every rank has the full bias and its full gradient, because the output is summed over ranks.
     """
     yield _part(f"{name}.weight", kind, outer, inner // tp)
     if has_bias:

@@ -58,7 +58,7 @@ class StepSpec:
     zero1: ZeroOne = ""  # how the optimizer of data-parallel replicas is sharded
     reshard: bool = True  # FSDP frees parameters after forward
     no_sync: bool = True  # reduce gradients in the last microbatch only
-    bucket_bytes: int = 0  # of gradients that are all-reduced together, 0 = torch's default
+    bucket_bytes: int = 0  # the size of a bucket of gradients, 0 = torch's default
     prefetch: bool = False  # FSDP gathers parameters one layer ahead explicitly
     pipeline_options: PipelineOptions = field(default_factory=PipelineOptions)
     cp_method: str = "zigzag"
@@ -80,7 +80,7 @@ class StepSpec:
 
     @property
     def order(self) -> PipelineOrder:
-        """The actions of the pipeline, which has to exist."""
+        """The actions of the pipeline. Requires ``pipeline`` not to be None."""
         assert self.pipeline is not None, "a step without pp has no order of actions"
         return self.pipeline.order
 
@@ -90,7 +90,7 @@ class StepSpec:
 
     @property
     def dense_layers(self) -> int:
-        """The first layers of a MoE model, which have an FFN in place of experts."""
+        """The number of first layers of a MoE model, which have an FFN in place of experts."""
         return self.moe.dense_layers if self.moe else 0
 
     @property
@@ -149,12 +149,12 @@ class StepSpec:
 
     @property
     def forward_passes(self) -> float:
-        """The forward passes of a layer per microbatch. Recomputation repeats them."""
+        """The mean number of forward passes of a layer per microbatch, with recomputation."""
         return 1.0 if self.checkpointing == "none" else 1.0 + 1 / self.checkpoint_every
 
     @property
     def pipeline_size(self) -> PipelineSize:
-        """The size of the pipeline, also of one that is not possible."""
+        """The size of the pipeline, without a check that it is possible."""
         if self.pipeline_options.rows and self.pipeline is not None:
             return self.pipeline.size
         return self.pipeline_options.get_size(self.dims.pp, self.microbatches)
@@ -178,7 +178,7 @@ class StepSpec:
         return f"{self.checkpointing}:{self.checkpoint_every}"
 
     def count_buckets(self, num_bytes: float) -> int:
-        """Return the number of buckets of gradients of so many bytes, if each has its full size."""
+        """Return the number of full buckets that ``num_bytes`` of gradients make."""
         first = self.bucket_bytes or DEFAULT_FIRST_BUCKET_BYTES
         others = self.bucket_bytes or DEFAULT_BUCKET_BYTES
         return 1 + max(0, math.ceil((num_bytes - first) / others))
@@ -188,7 +188,7 @@ class StepSpec:
         return RankView(spec=self, rank=rank)
 
     def stage_view(self, pp_rank: int) -> "RankView":
-        """Return the part of the first rank with a position along ``pp``."""
+        """Return the part of the first rank at position ``pp_rank`` along ``pp``."""
         rank = pp_rank
         for axis in self.dims.order[self.dims.order.index("pp") + 1 :]:
             rank *= self.dims.size(axis)
@@ -196,7 +196,7 @@ class StepSpec:
 
     @cached_property
     def distinct_views(self) -> tuple["RankView", ...]:
-        """One rank of each kind along the pipeline: of equal kind, the one with most memory."""
+        """One rank of each kind along the pipeline, for each kind the rank with most memory."""
         views_by_kind: dict[StageKind, list[RankView]] = {}
         for pp_rank in range(self.dims.pp):
             view = self.stage_view(pp_rank)
@@ -239,12 +239,12 @@ class StepSpec:
     def find_broken_rule(self, ranks: int = 0) -> str | None:
         """Return the first equation that the step does not satisfy, None if it can run.
 
-        ``ranks`` is the world size, 0 that of the mesh.
+        ``ranks`` is the world size. 0 means the number of ranks of the mesh.
         """
         return find_broken_rule(self, ranks or self.ranks)
 
     def require(self, gpus: int) -> None:
-        """Raise ``UserError`` if the mesh has not so many GPUs or cannot carry the step."""
+        """Raise ``UserError`` if the mesh does not have ``gpus`` ranks or breaks another rule."""
         if self.ranks != gpus:
             sizes = {name: self.dims.size(name) for name in self.dims.order}
             axes = [f"{name}({size})" for name, size in sizes.items() if size > 1]
@@ -256,7 +256,7 @@ class StepSpec:
 
 
 def find_broken_rule(spec: StepSpec, ranks: int) -> str | None:
-    """Return the first equation that a step on so many ranks does not satisfy."""
+    """Return the first equation that a step on ``ranks`` ranks does not satisfy, otherwise None."""
     has_experts = spec.moe is not None
     return (
         spec.dims.find_broken_rule(ranks, spec.moe.experts if spec.moe else 0)
@@ -278,7 +278,7 @@ def _find_broken_batch(spec: StepSpec) -> str | None:
 
 
 def find_broken_pipeline(spec: StepSpec) -> str | None:
-    """Return the rule of the schedule or of torch's runtime that a pipeline breaks."""
+    """Return the rule of the schedule or of torch's runtime that a pipeline breaks, or None."""
     try:
         pipeline = spec.pipeline
     except UserError as error:
@@ -307,7 +307,7 @@ def _find_broken_experts(spec: StepSpec) -> str | None:
 
 
 def _find_broken_split_backward(spec: StepSpec) -> str | None:
-    """Return why a schedule cannot split the backward pass of this step."""
+    """Return the reason why a schedule cannot split the backward pass of this step, or None."""
     if spec.pipeline is None or not spec.pipeline.schedule.splits_backward:
         return None
     schedule = spec.pipeline.schedule.name
@@ -325,7 +325,7 @@ def _find_broken_split_backward(spec: StepSpec) -> str | None:
 
 
 def parse_checkpointing(text: str) -> tuple[Checkpointing, int]:
-    """Return the checkpointing that a text means, and every how many layers it recomputes one.
+    """Return the checkpointing of a text, and K if one layer in K is recomputed (1 for all).
 
     Raises ``UserError`` with the allowed texts.
     """
@@ -341,13 +341,13 @@ def parse_checkpointing(text: str) -> tuple[Checkpointing, int]:
 
 
 StageKind = tuple[int, int, bool, bool]
-"""The work of a pipeline rank: its layers, those without experts, its embedding, its head."""
+"""The number of layers, the number without experts, True with embedding, True with head."""
 
 
 class LayerKind(NamedTuple):
     """The number of equal layers on a rank, and their mixture of experts."""
 
-    symbol: str  # the word of their number in equations
+    symbol: str  # the name of ``layers`` in equations
     layers: int
     moe: Moe | None  # in place of the FFN
 
@@ -393,7 +393,7 @@ class RankView:
 
     @cached_property
     def dense_layers(self) -> int:
-        """The rank's layers of a MoE model that have an FFN in place of experts."""
+        """The number of the rank's layers that have an FFN in a MoE model."""
         return sum(self.dense_layers_of(stage) for stage in self.stages)
 
     @cached_property
@@ -416,16 +416,16 @@ class RankView:
 
     @cached_property
     def recomputed_layers(self) -> int:
-        """The rank's layers that backward recomputes."""
+        """The number of the rank's layers that backward recomputes."""
         return self._count_recomputed(0)
 
     @cached_property
     def recomputed_dense_layers(self) -> int:
-        """The layers of ``dense_layers`` that backward recomputes."""
+        """The number of the rank's dense layers that backward recomputes."""
         return self.recomputed_layers - self._count_recomputed(self.spec.dense_layers)
 
     def _count_recomputed(self, first: int) -> int:
-        """Return the recomputed layers from the first one on, whose numbers ``every`` divides."""
+        """Return the number of the rank's recomputed layers, from layer number ``first`` on."""
         if self.spec.checkpointing == "none":
             return 0
         every, count = self.spec.checkpoint_every, 0
@@ -451,7 +451,7 @@ class RankView:
 
     @property
     def microbatches_in_flight(self) -> float:
-        """The maximum of microbatches whose activations the rank holds."""
+        """The maximum number of microbatches whose activations the rank holds at once."""
         pipeline = self.spec.pipeline
         if pipeline is None:
             return 1.0
@@ -459,7 +459,7 @@ class RankView:
 
     @property
     def logits_in_flight(self) -> float:
-        """The maximum of microbatches whose logits the rank holds."""
+        """The maximum number of microbatches whose logits the rank holds at once."""
         pipeline = self.spec.pipeline
         if pipeline is None:
             return 1.0
@@ -477,10 +477,11 @@ class RankView:
 
     @cached_property
     def symbols(self) -> dict[str, float]:
-        """The numbers behind the words of equations.
+        """The values of the symbols of equations, by name.
 
-        ``tokens`` are those of a microbatch inside a block, ``sharded_tokens`` those between the
-        blocks. ``layers`` are the rank's, ``moe_layers`` those of them with experts.
+        ``tokens`` is the number of tokens of a microbatch inside a block, and ``sharded_tokens``
+        between the blocks. ``layers`` counts the rank's layers, ``moe_layers`` only those with
+        experts.
         """
         spec, shape = self.spec, self.spec.shape
         symbols = {

@@ -25,7 +25,7 @@ class DispatchPlan(NamedTuple):
     counts: Tensor  # (E,), the pairs of each expert
     expert_ids: Tensor  # (T, k), NO_EXPERT in place of dropped pairs
     num_pairs: int | None = None
-    """The number of pairs without dropped ones. None if only the device has it."""
+    """The number of pairs that are not dropped. None if only the device has this number."""
 
     def trim(self) -> Tensor:
         """Return the pairs of the plan without dropped ones.
@@ -41,7 +41,8 @@ def plan_dispatch(
 ) -> DispatchPlan:
     """Return the plan of a routing (T, k) in which each expert takes at most ``slots`` pairs.
 
-    ``num_pairs`` is the number of pairs in the plan if the host has it.
+    ``slots`` of None is no limit.
+    ``num_pairs`` is the number of pairs that are not dropped, None if the host does not have it.
     """
     flat_ids = expert_ids.flatten()
     if slots is not None:
@@ -57,7 +58,7 @@ def plan_dispatch(
 def drop_over_capacity(flat_ids: Tensor, slots: int) -> Tensor:
     """Replace expert ids beyond the first ``slots`` of an expert by ``NO_EXPERT``.
 
-    ``flat_ids`` are in the order of tokens.
+    ``flat_ids`` has the expert ids of all pairs, in the order of tokens.
     """
     sorted_ids, order = torch.sort(flat_ids, stable=True)
     first_of_expert = torch.searchsorted(sorted_ids, sorted_ids)
@@ -77,7 +78,7 @@ def count_pairs(expert_ids: Tensor, experts: int) -> Tensor:
 
 
 class ExpertRows(NamedTuple):
-    """Tokens (rows, h) ordered by local expert, and the rows of each (local experts)."""
+    """Tokens (rows, h) ordered by local expert, and the number of rows of each (local experts,)."""
 
     tokens: Tensor
     counts: Tensor
@@ -140,7 +141,7 @@ class AllToAllExchange(TokenExchange):
         return self._exchange(rows, self.num_received, self.num_sent)
 
     def unpack(self, rows: Tensor) -> ExpertRows:
-        """Order rows by expert. They arrive by source and then by expert."""
+        """Return the received rows ordered by expert. They arrive by source and then by expert."""
         received = self.received_counts
         expert = torch.arange(received.shape[1], device=rows.device).repeat(len(received))
         expert_of_row = expert.repeat_interleave(received.flatten(), output_size=len(rows))
@@ -161,7 +162,7 @@ class AllToAllExchange(TokenExchange):
 
 
 class AllgatherExchange(TokenExchange):
-    """Gathers the tokens of all ranks on each, and sums what the experts of all ranks return."""
+    """Gathers the tokens of all ranks on every rank, and sums the results of all ranks' experts."""
 
     def exchange_metadata(self) -> None:
         self.expert_ids = _gather(self.plan.expert_ids.int(), self.group).long()
@@ -176,7 +177,7 @@ class AllgatherExchange(TokenExchange):
         return self.x
 
     def unpack(self, rows: Tensor) -> ExpertRows:
-        """Select the rows of this rank's experts from those of all ranks."""
+        """Return the rows of this rank's experts, selected from the tokens of all ranks."""
         local_experts = len(self.plan.counts) // self.group.size()
         local_ids = self.expert_ids - local_experts * self.group.rank()
         is_local = (local_ids >= 0) & (local_ids < local_experts)
@@ -201,7 +202,7 @@ def make_exchange(
     plan: DispatchPlan,
     group: dist.ProcessGroup | None,
 ) -> TokenExchange:
-    """Return the exchange of a plan's pairs over a group; None has all experts on this rank."""
+    """Return the exchange of a plan's pairs over a group. With None, this rank has all experts."""
     kind = TokenExchange if group is None else EXCHANGES[dispatcher]
     return kind(x, weights, plan, group)
 
@@ -209,7 +210,7 @@ def make_exchange(
 def _all_to_all(
     group: dist.ProcessGroup, num_received: list[int], num_sent: list[int], rows: Tensor
 ) -> Tensor:
-    """Send ``num_sent[j]`` rows to rank j of the group, receive ``num_received[j]`` from it."""
+    """Send ``num_sent[j]`` rows to rank j and return ``num_received[j]`` rows from each rank j."""
     received = rows.new_zeros(sum(num_received), *rows.shape[1:])
     dist.all_to_all_single(received, rows.contiguous(), num_received, num_sent, group=group)
     return received
@@ -236,7 +237,7 @@ def _reduce_scatter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def gather_rows(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the rows of all ranks (ranks n, ...); backward sums the gradients of this rank's."""
+    """Return the rows of all ranks (ranks n, ...). Backward sums gradients of this rank's rows."""
     return communicate(x, partial(_gather, group=group), partial(_reduce_scatter, group=group))
 
 
@@ -249,5 +250,5 @@ def gather_routing(
 
 
 def reduce_scatter_rows(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return this rank's rows (n, ...) of the sum over ranks; backward gathers their gradients."""
+    """Return this rank's rows (n, ...) of the sum over ranks. Backward gathers their gradients."""
     return communicate(x, partial(_reduce_scatter, group=group), partial(_gather, group=group))

@@ -13,14 +13,14 @@ INDEX_BYTES = 4
 """Bytes of the index of an expert, int32."""
 
 Direction = Literal["to_experts", "from_experts"]
-"""Calls to experts dispatch tokens and the gradients of their results. The others combine."""
+"""``to_experts`` dispatches tokens, and gradients of results. ``from_experts`` returns results."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchCall:
     """A collective of one layer and microbatch, for balanced routing.
 
-    ``size`` is the text of an equation with the words of ``costs.step_spec.RankView.symbols``.
+    ``size`` is the text of an equation whose symbols are keys of ``RankView.symbols``.
     """
 
     op: str
@@ -29,17 +29,17 @@ class DispatchCall:
     purpose: str  # what is sent
     forward: int  # calls in a forward pass
     backward: int  # calls in a backward pass
-    depends_on_routing: bool = False  # ranks send as many rows as their routing requires
+    depends_on_routing: bool = False  # True if the number of rows depends on the routing
     ends_forward: bool = False
-    """No saved tensor of the routed experts depends on its result."""
+    """True if no saved tensor of the routed experts depends on the result of the call."""
 
     def is_recomputed(self, has_shared_experts: bool) -> bool:
-        """Return True if full checkpointing repeats the call; it stops at the last saved tensor."""
+        """Return True if full checkpointing repeats the call. It stops at the last saved tensor."""
         return has_shared_experts or not self.ends_forward
 
 
 def list_all_to_all_calls(tokens: str, ranks: str) -> tuple[DispatchCall, ...]:
-    """List uneven exchanges of a row for each pair of token and expert (arXiv 2006.16668)."""
+    """Return uneven exchanges with a row for each pair of token and expert (arXiv 2006.16668)."""
     rows = f"{tokens} * top_k * hidden * bytes_per_element"
     return (
         DispatchCall(
@@ -72,7 +72,7 @@ def list_all_to_all_calls(tokens: str, ranks: str) -> tuple[DispatchCall, ...]:
 
 
 def list_allgather_calls(tokens: str, ranks: str) -> tuple[DispatchCall, ...]:
-    """List the gather of all tokens and the sums of results, as Megatron Core's AllGather."""
+    """Return the gathers of all tokens and the sums of results, as in Megatron Core's AllGather."""
     all_tokens = f"{ranks} * {tokens}"
     rows = f"{all_tokens} * hidden * bytes_per_element"
     weights = f"{all_tokens} * top_k * bytes_per_element"
@@ -125,4 +125,7 @@ DISPATCHERS: Mapping[str, Callable[[str, str], tuple[DispatchCall, ...]]] = {
     "all_to_all": list_all_to_all_calls,
     "allgather": list_allgather_calls,
 }
-"""The calls of each dispatcher for ``tokens`` of each of ``ranks``, both texts of equations."""
+"""The function that lists the calls of a dispatcher, by its name.
+
+Its arguments are the number of tokens of a rank and the number of ranks, as texts of equations.
+"""

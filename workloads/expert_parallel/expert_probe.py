@@ -54,8 +54,8 @@ class ExpertSample:
     counts: RoutingCounts
     sent_bytes: RoundTrip
     round_trip_seconds: Sequence[RoundTrip]
-    step_seconds: Sequence[float]  # interleaved with those of balanced routing
-    balanced_step_seconds: Sequence[float]
+    step_seconds: Sequence[float]  # interleaved with ``balanced_step_seconds``
+    balanced_step_seconds: Sequence[float]  # of steps with balanced routing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +181,7 @@ def _make_means(values: Mapping[str, Sequence[float]], method: str) -> dict[str,
 
 
 def make_imbalance_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricValue]:
-    """Compare steps with those of balanced routing, turn by turn."""
+    """Return metrics of the slowdown relative to steps with balanced routing, turn by turn."""
     if not samples[0].step_seconds:
         return {"imbalance_time": make_value("imbalance_time", 0.0, "routing is balanced")}
     seconds = slowest([sample.step_seconds for sample in samples])

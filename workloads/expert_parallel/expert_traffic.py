@@ -18,15 +18,15 @@ from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 
 
 class RoutingCounts(NamedTuple):
-    """The pairs of token and expert of one rank in a step, as counts (layers, experts)."""
+    """The number of pairs of token and expert of one rank in a step."""
 
-    layers: tuple[int, ...]  # the number of each layer
-    selected: Tensor
-    dispatched: Tensor  # without dropped pairs
+    layers: tuple[int, ...]  # the number of each layer in the model
+    selected: Tensor  # (layers, experts)
+    dispatched: Tensor  # (layers, experts), without dropped pairs
 
 
 def count_routing(layers: Mapping[int, MoeLayer]) -> RoutingCounts:
-    """Count the pairs of this rank's last microbatches, on the CPU."""
+    """Return the counts of this rank's pairs in the last step, as tensors on the CPU."""
     selected = []
     dispatched = []
     for layer in layers.values():
@@ -42,13 +42,13 @@ def count_routing(layers: Mapping[int, MoeLayer]) -> RoutingCounts:
 
 
 class ExpertTraffic:
-    """The pairs that each rank sends and computes in a step, by layer, (L,).
+    """The number of pairs that each rank sends and computes in a step, by layer (L,).
 
-    Ranks that split experts gather each other's tokens first, so that each dispatches all of them.
+    Ranks that split experts gather each other's tokens first. Each of them dispatches all tokens.
     """
 
     def __init__(self, spec: StepSpec, counts: Sequence[RoutingCounts]) -> None:
-        """Count the traffic of a step; ``counts`` are those of all ranks."""
+        """Count the traffic of a step from the ``counts`` of all ranks, in rank order."""
         assert spec.moe is not None
         self.counts = counts
         self._spec = spec
@@ -128,6 +128,6 @@ class ExpertTraffic:
 def compute_expert_bytes(
     world: World, spec: StepSpec, layers: Mapping[int, MoeLayer], *, has_backward: bool = True
 ) -> dict[str, float]:
-    """Return the bytes of this rank's last step on ``ep`` and ``etp``; all ranks take part."""
+    """Return the bytes of this rank's last step by axis, ``ep`` and ``etp``. All ranks call it."""
     traffic = ExpertTraffic(spec, world.gather(count_routing(layers)))
     return traffic.compute_bytes(world.rank, has_backward=has_backward)

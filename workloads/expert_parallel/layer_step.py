@@ -76,9 +76,9 @@ class MoeLayerBenchmark(LayerBenchmark):
         )
 
     def _run_reference(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return output and gradients of one process.
+        """Return output and gradients of one process, by the names of ``collect_tensors``.
 
-        Those of routed experts are sums over all sources of this replica.
+        Gradients of routed experts are sums over all sources of this replica.
         """
         layer = ReferenceMoeLayer(self.spec.shape, self.moe.on_one_rank())
         self._initialize(layer, dtype)
@@ -185,7 +185,7 @@ class DispatchBenchmark(MoeLayerBenchmark):
         self.output = self.layer.run_experts(self._tokens, self._weights, self._expert_ids)
 
     def check(self) -> int:
-        """Return the wrong elements of the last step, and of a step whose experts differ."""
+        """Return the number of wrong elements of the last step and of a step with other experts."""
         wrong = self._count_wrong(self.output, torch.ones(self.moe.experts))
         group = self._mesh.groups.get("ep")
         first = (0 if group is None else group.rank()) * self.moe.experts_per_rank

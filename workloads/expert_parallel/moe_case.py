@@ -49,10 +49,10 @@ class Moe:
     experts: int
     top_k: int
     expert_ffn: int  # hidden size of one expert, before it is split
-    shared: int
-    capacity: float  # 0 drops nothing
-    renormalize: bool  # the weights of a token's experts sum to 1
-    aux: float
+    shared: int  # the number of shared experts
+    capacity: float  # relative to an expert's share of pairs; 0 drops no pair
+    renormalize: bool  # True if the weights of a token's experts sum to 1
+    aux: float  # the weight of the load-balancing loss
     variant: str  # name of the dispatcher
     routing: str
     dense_layers: int = 0  # first layers without experts, only in the planner
@@ -70,7 +70,8 @@ class Moe:
     def slots(self, tokens: int) -> int | None:
         """Return the maximum number of pairs that an expert takes per source and microbatch.
 
-        None is unlimited. C = ceil(capacity * k * T / E), arXiv 2101.03961, section 2.2.
+        The result is None without a limit, and otherwise ceil(capacity * k * T / E) (arXiv
+        2101.03961, section 2.2).
         """
         if not self.capacity:
             return None
@@ -81,7 +82,8 @@ class Moe:
 def make_moe(params: Mapping[str, Value], shape: Shape, ranks: int, tp: int = 1) -> Moe:
     """Return the mixture of a case on the ranks of one pipeline stage.
 
-    ``etp=0`` is ``tp``, as in Megatron Core, if it divides ranks and experts, and otherwise 1.
+    ``etp=0`` means ``tp`` if that divides ranks and expert width, as in Megatron Core, otherwise
+    1.
     Raises ``UserError`` with the equation that does not hold.
     """
     values: dict[str, Any] = {param.name: param.default for param in MOE_PARAMS}

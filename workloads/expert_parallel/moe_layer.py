@@ -39,7 +39,8 @@ def weigh_experts(moe: Moe, scores: Tensor, expert_ids: Tensor) -> Tensor:
     """Return the weights (T, k) of each token's experts from the token's scores (T, E).
 
     Renormalized scores are the softmax over the logits of the chosen experts, as in Mixtral, arXiv
-    2401.04088, section 2.1. They are not used with one expert, whose weight would be constant.
+    2401.04088, section 2.1. With one expert per token, scores are not renormalized, because the
+    weight would be constant.
     """
     weights = scores.gather(1, expert_ids)
     if moe.renormalize and moe.top_k > 1:
@@ -83,7 +84,7 @@ class Experts(nn.Module):
 def _make_parameter(
     size: tuple[int, int, int], mesh: DeviceMesh | None, etp_dim: int
 ) -> nn.Parameter:
-    """Return matrices of this rank's experts; ``etp`` splits their dim ``etp_dim``."""
+    """Return the matrices of this rank's experts. ``etp`` splits dimension ``etp_dim``."""
     weights = torch.empty(size)
     if mesh is None:
         return nn.Parameter(weights)
@@ -117,8 +118,8 @@ def list_kernel_notes(device: torch.device, dtype: torch.dtype) -> tuple[str, ..
 class MoeLayer(nn.Module):
     """Router, experts and shared experts for one source's microbatch, (b, s, h) -> (b, s, h).
 
-    The ranks of the mesh's ``ep`` group hold different experts, those of ``etp`` parts of each.
-    Without a mesh, this rank holds all.
+    The ranks of the mesh's ``ep`` group hold different experts. The ranks of its ``etp`` group hold
+    different parts of each expert. Without a mesh, this rank holds all experts.
     """
 
     def __init__(self, shape: Shape, moe: Moe, mesh: Mesh | None = None) -> None:
@@ -209,19 +210,19 @@ class _AddLoss(torch.autograd.Function):
 
 
 NEAR_SCORES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-"""Scores that differ by less may change their order with the order of a sum."""
+"""The difference of scores, by dtype, below which rounding may change their order."""
 
 
 class ReferenceMoeLayer(MoeLayer):
     """The same layer in one process, computed expert by expert, to verify ``MoeLayer``.
 
     Each part of a sequence that a rank holds is a source with its own capacity and balance.
-    ``positions_by_source`` has the positions of each part; None is one source.
+    ``positions_by_source`` has the positions of each part. None means one source.
     """
 
     positions_by_source: Sequence[Sequence[int]] | None = None
     num_misrouted = 0
-    """Tokens whose assigned experts are not those that the router would select."""
+    """The number of tokens whose assigned experts differ from the router's selection."""
     aux_loss: Tensor | None = None
     """The weighted load-balancing loss of the last forward pass."""
 
@@ -272,7 +273,7 @@ def combine_by_expert(
 ) -> Tensor:
     """Return the weighted sum of each token's experts, (T, h), computed expert by expert.
 
-    An expert takes its first ``slots`` tokens, None for all.
+    An expert takes its first ``slots`` tokens, or all tokens if it is None.
     """
     output = torch.zeros_like(tokens)
     for expert in sorted(set(expert_ids.flatten().tolist())):
@@ -285,7 +286,7 @@ def combine_by_expert(
 
 
 def count_misrouted(scores: Tensor, expert_ids: Tensor, tolerance: float) -> int:
-    """Return the number of tokens whose experts (T, k) are not those with the best scores (T, E).
+    """Return the number of tokens whose experts (T, k) do not have the best scores (T, E).
 
     A score may be worse by ``tolerance``. A token that takes an expert twice counts too.
     """
@@ -298,7 +299,7 @@ def count_misrouted(scores: Tensor, expert_ids: Tensor, tolerance: float) -> int
 def compute_balance_loss(scores: Tensor, expert_ids: Tensor) -> Tensor:
     """Return E sum_e f_e P_e (arXiv 2101.03961, eq. 4), of scores (T, E) and expert ids (T, k).
 
-    f is an expert's share of all pairs, and P its mean share of scores, which alone has gradients.
+    f is an expert's share of all pairs, and P its mean share of scores. Only P has gradients.
     The loss is 1 if both are balanced.
     """
     experts = scores.shape[1]
@@ -334,10 +335,11 @@ def simulate_experts(
     *,
     linear_seconds: float = 0.0,
 ) -> None:
-    """Let all experts of a model wait ``expert_seconds`` forward and twice that backward.
+    """Replace the compute of a model by waits: all experts take ``expert_seconds`` in forward.
 
-    This holds for ``tokens`` of each rank and balanced routing; waits are proportional to rows.
-    Linear layers wait ``linear_seconds``.
+    Backward takes twice as long. The time is for ``tokens`` tokens of each rank with balanced
+    routing, and a wait is proportional to the expert's rows. All linear layers together take
+    ``linear_seconds`` in forward.
     """
     simulate_linears(model, linear_seconds, waiter)
     layers = find_moe_layers(model)

@@ -18,8 +18,8 @@ HOT_FACTOR = 3.0
 def compute_popularity(routing: str, experts: int, *, ranks: int, seed: int) -> list[float]:
     """Return the popularity of each expert relative to others.
 
-    With ``zipf``, that of the r-th expert in a random order is 1 / r. The hot experts of
-    ``hot_rank`` are those of the first of ``ranks`` equal blocks.
+    With ``zipf``, the r-th expert in a random order has the popularity 1 / r. The hot experts of
+    ``hot_rank`` are the first of ``ranks`` equal blocks of experts.
     """
     if routing == ZIPF:
         order = random.Random(f"popularity {seed}").sample(range(1, experts + 1), experts)
@@ -32,6 +32,6 @@ def compute_popularity(routing: str, experts: int, *, ranks: int, seed: int) -> 
 
 
 def compute_imbalance(loads: Sequence[float]) -> float | None:
-    """Return max / mean, None without load."""
+    """Return the maximum load relative to the mean, None if all loads are 0."""
     total = sum(loads)
     return max(loads) * len(loads) / total if total else None

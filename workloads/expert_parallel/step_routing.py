@@ -41,10 +41,10 @@ RecordedIds = Mapping[int, Mapping[int, Tensor]]
 
 
 def draw_experts(moe: Moe, tokens: int, *, seed: int, ranks: int, purpose: object) -> Tensor:
-    """Return k different experts (T, k), as functions of the seed and the purpose.
+    """Return k different experts of each token (T, k), which depend on the seed and the purpose.
 
-    Balanced experts take turns in a random order. Others are drawn by their popularity, one after
-    the other without replacement.
+    Balanced experts take turns in a random order. With other routings, a token's experts are drawn
+    by popularity without replacement.
     """
     generator = make_generator(seed, purpose)
     if moe.routing == BALANCED:
@@ -123,7 +123,7 @@ class StepRouting:
     ) -> None:
         """Assign a microbatch's expert ids to layers, by layer number.
 
-        A reference takes those of all positions.
+        A reference takes the ids of all positions, other layers the ids of this rank's positions.
         """
         for number, layer in layers.items():
             layer.microbatch = microbatch
@@ -151,7 +151,7 @@ class StepRouting:
     ) -> Tensor:
         """Return the loss of one microbatch (b, s + 1) of the global batch.
 
-        ``weight`` is that of the mean over its tokens. The layers' load-balancing losses have
+        ``weight`` multiplies the mean over tokens. The layers' load-balancing losses have
         gradients but do not change the value, because no rank of a pipeline knows all of them.
         """
         layers = dict(enumerate(find_moe_layers(model)))
@@ -167,7 +167,7 @@ class StepRouting:
     def count_wrong(
         self, layers: Mapping[int, MoeLayer], batch: Tensor, check: Callable[[], int]
     ) -> int:
-        """Return the count of ``check``, and the tokens that the reference would route elsewhere.
+        """Return the result of ``check`` plus the tokens that the reference would route elsewhere.
 
         ``layers`` are this rank's, by layer number. ``check`` runs with the expert ids that the
         ranks took. The router is compared once, because the reference has the seed's weights.

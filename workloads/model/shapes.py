@@ -13,11 +13,11 @@ Recipe = Literal["gpt", "llama"]
 Checkpointing = Literal["none", "selective", "full"]
 CHECKPOINTINGS: tuple[Checkpointing, ...] = get_args(Checkpointing)
 PRECISIONS = {"float32": 4, "bfloat16": 2}
-"""Bytes of an element."""
+"""The bytes of an element, by precision."""
 Bias = Literal["q", "k", "v", "out", "ffn", "router", "experts"]
 MAX_SIZE = 1 << 24
 MAX_LAYERS = 1 << 12
-"""Larger sizes than any model has. Searches go through all layers and all divisors of a size."""
+"""The limits of sizes, because searches go through all layers and all divisors of a size."""
 Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)]
 SizeOrZero = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]
 
@@ -34,7 +34,7 @@ class Latent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model and of one sequence. Only the planner uses those with defaults."""
+    """The sizes of a model and of one sequence. Only the planner sets fields with defaults."""
 
     recipe: Recipe
     layers: Size
@@ -46,10 +46,10 @@ class Shape:
     vocabulary: Size
     head_dim: SizeOrZero = 0  # 0 = hidden / heads
     tied: bool = False  # the head is the token embedding
-    biases: tuple[Bias, ...] | None = None  # None = those of the recipe
+    biases: tuple[Bias, ...] | None = None  # the parts with biases, None = as in the recipe
     qk_norm: bool = False  # a norm of each head's queries and keys
     sinks: bool = False  # a logit per head that attends to nothing
-    learned_positions: bool | None = None  # None = as the recipe has them
+    learned_positions: bool | None = None  # None = as in the recipe
     latent: Latent | None = None
 
     @property
@@ -247,7 +247,7 @@ class Widths:
     parameters: int
     gradients: int
     master: int  # float32 copy of weights, 0 = there is none
-    moments: int  # each of Adam's two
+    moments: int  # of each of Adam's two moments
 
     @property
     def optimizer(self) -> int:

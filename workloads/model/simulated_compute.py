@@ -42,8 +42,9 @@ class SimulatedCompute:
         self._device = device
         self._clock = clock
         self._sleep = sleep
-        self._debt_seconds = 0.0
+        self._debt_seconds = 0.0  # by which the last part took too long
         self.forward_scale = 1.0
+        """The factor of the seconds of forward passes; see ``calibrate``."""
         self.backward_scale = 1.0
 
     @contextmanager
@@ -70,7 +71,7 @@ class SimulatedCompute:
             accelerator.synchronize(self._device)
 
     def reset_debt(self) -> None:
-        """Let the next part take its full time, as at the start of a step."""
+        """Forget the excess time of earlier parts, so that the next part takes its full time."""
         self._debt_seconds = 0.0
 
 
@@ -245,11 +246,12 @@ def _add_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def set_distinct_gradients(model: nn.Module, rank: int, data_size: int, divisor: int) -> None:
-    """Give data ranks different gradients, so that a missing one changes their mean.
+    """Give data ranks different gradients, so that a missing gradient changes their mean.
 
-    A rank's value is ``divisor`` once or twice, by a bit of its number, and by another bit in the
-    next Linear. Gradients are divided by ``divisor`` before they are summed, and bfloat16 adds
-    integers up to 256 exactly in every order.
+    ``rank`` is this rank's index among the ``data_size`` data ranks. The gradient of a Linear is
+    ``divisor`` or 2 ``divisor``, by one bit of ``rank``. The next Linear takes the next bit.
+    Gradients are divided by ``divisor`` before they are summed, and bfloat16 adds integers up to
+    256 exactly in every order.
     """
     num_bits = max(1, (data_size - 1).bit_length())
     linears = (module for module in model.modules() if isinstance(module, SimulatedLinear))

@@ -56,8 +56,9 @@ def rotate(x: Tensor, positions: Tensor | None = None) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal self-attention, (b, s, h) -> (b, s, h), with the heads of its projections' columns.
+    """Causal self-attention, (b, s, h) -> (b, s, h).
 
+    The number of heads follows from the columns of the projections, which may be a rank's part.
     ``core`` computes attention from q, k and v, and ``rotate`` adds positions. Both may be
     replaced.
     """
@@ -116,7 +117,11 @@ class Layer(nn.Module):
         self.ffn = Ffn(shape)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply both blocks. Only they gather a sequence, so that x may be a part of it."""
+        """Apply attention and FFN to ``x`` (b, s, h) and return a tensor of the same shape.
+
+        With sequence parallelism ``x`` has only this rank's positions. The blocks gather the others
+        themselves.
+        """
         x = x + self.attention(self.attention_norm(x))
         out: Tensor = x + self.ffn(self.ffn_norm(x))
         return out
@@ -138,7 +143,7 @@ class Transformer(nn.Module):
         has_embedding: bool = True,
         has_head: bool = True,
     ) -> None:
-        """Make a part with the layers of these numbers; None is all."""
+        """Make a part with the layers of these numbers. None means all layers."""
         super().__init__()
         self.token_embedding: nn.Embedding | None = None
         self.position_embedding: nn.Embedding | None = None
@@ -229,8 +234,8 @@ def make_meta_model(
 def initialize(module: nn.Module, seed: int, device: torch.device, name: str = "") -> None:
     """Move the modules that are on the meta device to ``device``, and set their weights.
 
-    Weights are a function of the seed and of a parameter's name in the model. ``name`` is that of
-    the module. A DTensor gets its part of them.
+    Weights are a function of the seed and of a parameter's name in the model. ``name`` is the
+    module's name in the model. A DTensor gets its part of the weights.
     """
     for path, part in module.named_modules(prefix=name):
         if any(parameter.is_meta for parameter in part.parameters(recurse=False)):
@@ -307,7 +312,7 @@ def get_inputs(tokens: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, *, is_sum: bool = False) -> Tensor:
-    """Return the mean or the sum over tokens with a target, in float32.
+    """Return the mean or the sum of the cross-entropy over tokens with a target, in float32.
 
     Logits are (b, s, vocabulary), targets (b, s).
     """
@@ -337,7 +342,7 @@ def checkpoint_layers(part: Transformer, checkpointing: Checkpointing, every: in
 
 
 watchers: list[list[Any]] = []
-"""Lists that get the caches of selective checkpointing that are made while they are in here."""
+"""Lists to which each new cache of selective checkpointing is appended."""
 
 
 def _make_selective_contexts() -> Any:

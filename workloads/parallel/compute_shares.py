@@ -19,8 +19,9 @@ class ComputeShares:
 def compute_shares(shape: Shape, moe: Moe | None, *, keys_per_query: float) -> ComputeShares:
     """Return the share of linear layers, experts and attention in a forward pass's multiply-adds.
 
-    Attention has 2 h per key: q k^T and the weighted sum of values. ``keys_per_query`` 0 leaves
-    attention out, because only attention of context parallelism is simulated.
+    Attention has 2 h multiply-adds per query and key: q k^T and the weighted sum of values.
+    ``keys_per_query`` 0 leaves attention out, because only attention of context parallelism is
+    simulated.
     """
     linear = count_matmul_weights(shape)
     experts = 0.0

@@ -41,7 +41,7 @@ class ParallelDims:
 
     @staticmethod
     def parse(text: str, ranks: int = 1) -> "ParallelDims":
-        """Return the axes of a text such as ``dp=2,pp=2,tp=2``. Empty is ``dp`` over all ranks.
+        """Return the axes of a text such as ``dp=2,tp=2``. An empty text is ``dp`` over all ranks.
 
         Raises ``UserError`` if an axis is not known.
         """
@@ -77,7 +77,7 @@ class ParallelDims:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The axes with more than one rank, outermost first, then ``ep`` and ``etp``."""
+        """The sizes above 1 by axis, outermost axis first, then ``ep`` and ``etp``."""
         every = {name: self.size(name) for name in (*self.order, *INSIDE)}
         return {name: size for name, size in every.items() if size > 1}
 
@@ -182,7 +182,7 @@ class ParallelDims:
         return [sorted(ranks, key=self.expert_position) for ranks in groups]
 
     def _group(self, key: Callable[[int], tuple[int, ...]]) -> Groups:
-        """Return groups of ranks: those with the same ``key(rank)`` are one group."""
+        """Return groups of ranks. Ranks with equal ``key(rank)`` are one group."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.ranks):
             groups.setdefault(key(rank), []).append(rank)
@@ -191,7 +191,8 @@ class ParallelDims:
     def find_broken_rule(self, ranks: int, experts: int = 0) -> str | None:
         """Return the first equation that the axes do not satisfy, None if they satisfy all.
 
-        ``ranks`` is the world size, ``experts`` the number of routed experts, 0 of a dense model.
+        ``ranks`` is the world size. ``experts`` is the number of routed experts, 0 for a dense
+        model.
         """
         if self.ranks != ranks:
             axes = [name for name in self.order if self.size(name) > 1]

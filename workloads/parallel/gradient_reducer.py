@@ -48,9 +48,9 @@ class BucketTracker:
         self.is_active = True
 
     def start_remaining(self) -> None:
-        """Start the reduction of each bucket not yet started, and end the pass.
+        """Start the reduction of each bucket that has not started, and end the pass.
 
-        Gradients that were written without autograd's hooks leave such buckets.
+        Buckets remain if gradients were written without autograd's hooks.
         """
         for index, missing in enumerate(self._missing):
             if missing:
@@ -95,8 +95,8 @@ class GradientReducer:
     def wait(self, *, is_last: bool = True) -> None:
         """Wait until all gradients are reduced.
 
-        If another microbatch follows, its reduction includes these gradients of every rank, so that
-        they are scaled down before.
+        If ``is_last`` is False, the reduction of the next microbatch includes these gradients
+        again. They are scaled in advance, so that it does not change their values.
         """
         scale = self._divisor / (1 if self._group is None else self._group.size())
         for index, flat, work in self._reductions:
@@ -108,7 +108,7 @@ class GradientReducer:
         self._reductions.clear()
 
     def _reduce(self, index: int) -> None:
-        """Start the reduction of the bucket with an index."""
+        """Start the reduction of the bucket with number ``index``."""
         flat = flatten_gradients(self._buckets[index], self._dtype)
         flat /= self._divisor
         work = None
@@ -129,7 +129,10 @@ def sum_gradients(
 def split_buckets(
     parameters: Iterable[nn.Parameter], bucket_bytes: int
 ) -> list[list[nn.Parameter]]:
-    """Return parameters in buckets. The one that reaches ``bucket_bytes`` closes a bucket."""
+    """Return parameters in buckets. A parameter that makes a bucket reach its size closes it.
+
+    ``bucket_bytes`` of 0 means torch's default sizes, with a smaller first bucket.
+    """
     buckets: list[list[nn.Parameter]] = []
     bucket: list[nn.Parameter] = []
     num_bytes = 0

@@ -29,16 +29,16 @@ class Mesh:
     """This rank's group of each axis that communicates: dp, fsdp, pp, tp, ep, etp, edp or efsdp,
     and cp, or ulysses and ring."""
     shards: DeviceMesh | None
-    """The mesh (dp, fsdp), or (fsdp), that FSDP shards parameters over."""
+    """The mesh (dp, fsdp), or (fsdp), over which FSDP shards parameters, None without FSDP."""
     tensor: DeviceMesh | None
-    """The mesh (tp)."""
+    """The mesh (tp), None with one ``tp`` rank."""
     experts: DeviceMesh | None
-    """The mesh (ep, etp), or one of them, that experts are distributed over."""
+    """The mesh (ep, etp), (ep) or (etp), over which experts are distributed, or None."""
     expert_shards: DeviceMesh | None
     """The mesh (dp, efsdp), or (efsdp), that FSDP shards experts over, None if it does not."""
 
     def close(self) -> None:
-        """Destroy the groups; every rank calls it."""
+        """Destroy the groups. Every rank must call this method."""
         destroy_groups(self.groups.values())
 
 

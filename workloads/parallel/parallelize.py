@@ -77,7 +77,7 @@ class ParallelPart:
         return nullcontext()
 
     def finish_microbatch(self) -> None:
-        """Reduce the gradients so far, so that the next microbatch adds to the reduced ones."""
+        """Reduce the gradients so far. The next microbatch adds to the reduced gradients."""
         for reducer in self.reducers:
             reducer.tracker.start_remaining()
             reducer.wait(is_last=False)
@@ -130,7 +130,7 @@ def parallelize(
 ) -> ParallelPart:
     """Distribute a part of the model over the mesh and initialize its weights.
 
-    ``attention`` is that over the ranks of ``cp``, None if each layer has its own.
+    ``attention`` is the attention over the ranks of ``cp``. With None, each layer has its own.
     """
     part.positions = torch.tensor(positions.between_blocks, device=world.device)
     if positions.split is not None:
@@ -164,8 +164,9 @@ def parallelize(
 def list_partial_names(part: Transformer) -> set[str]:
     """Return the names of parameters that ``tp`` does not split, as before FSDP shards them.
 
+    The parameters are norms, learned positions, routers and shared experts, but not routed experts.
     Their gradients are summed over ``tp``, because each rank has the gradients of its part of the
-    sequence. They are norms, learned positions, routers and shared experts, but not routed experts.
+    sequence.
     """
     experts = set(list_experts(part))
     return {
@@ -220,7 +221,8 @@ def apply_fsdp(part: Transformer, mesh: Mesh, spec: StepSpec) -> None:
 def apply_replication(parallel_part: ParallelPart, spec: StepSpec, device: torch.device) -> None:
     """Average over data ranks the gradients that FSDP does not reduce.
 
-    DDP does so, or gradient reducers where DDP cannot.
+    DDP averages the gradients of a dense model without ``tp`` and ``pp``, gradient reducers average
+    all others.
     """
     part, mesh = parallel_part.part, parallel_part.mesh
     dims = mesh.dims

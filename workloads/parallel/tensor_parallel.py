@@ -67,9 +67,10 @@ def _split_vocabulary(part: Transformer, mesh: DeviceMesh, outside: Placement) -
 
 
 def split_embedding_gradient(embedding: nn.Embedding) -> None:
-    """Let each rank keep the gradient of its part of the vocabulary.
+    """Let each rank keep only the gradient of its part of the vocabulary.
 
-    Torch computes that of the full vocabulary on every rank. FSDP takes its part itself.
+    Without this hook every rank has the gradient of the full vocabulary. FSDP needs no hook,
+    because it takes its part itself.
     """
     weight = embedding.weight
     assert isinstance(weight, DTensor)
@@ -94,7 +95,7 @@ def make_loss(
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the function from logits (b, s, vocabulary) and targets (b, s) to the cross-entropy.
 
-    It is the mean over tokens, or with ``is_sum`` the sum over tokens that are not padding.
+    The cross-entropy is the mean, or with ``is_sum`` the sum, over tokens that are not padding.
 
     On a mesh, logits are this rank's part of the vocabulary (b, s, part), and no rank gathers
     them. The loss and its backward pass belong within ``use_loss``.
@@ -118,7 +119,11 @@ def make_loss(
 
 
 def use_loss(mesh: DeviceMesh | None) -> AbstractContextManager[None]:
-    """Return the context of forward and backward passes in which logits are split."""
+    """Return the context in which forward and backward passes with a loss must run.
+
+    On a mesh it is torch's ``loss_parallel``, for logits that are split by vocabulary. Without a
+    mesh it does nothing.
+    """
     return nullcontext() if mesh is None else loss_parallel()
 
 

@@ -30,11 +30,11 @@ from parbench.workloads.pipeline_parallel.simulation import Latency, SimulatedTi
 
 Key = TypeVar("Key", bound=Hashable)
 EQUAL_PASSES: Mapping[ActionKind, float] = {"F": 1.0, "I": 1.0, "W": 1.0, "B": 2.0}
-"""Seconds of each kind if F = I = W."""
+"""The seconds of an action by kind, if F = I = W."""
 
 
 def bubble_fraction(timeline: SimulatedTimeline) -> float:
-    """Return idle time relative to the makespan times the number of ranks."""
+    """Return the idle time of all ranks relative to the makespan times the number of ranks."""
     total = timeline.ranks * timeline.makespan
     return timeline.idle / total if total else 0.0
 
@@ -67,9 +67,9 @@ def split_idle(
 ) -> dict[IdleCause, float]:
     """Return the measured idle seconds by cause, mean per rank, which add up to all idle time.
 
-    Each cause is the idle time of one simulation minus that of the one before: "schedule" with the
-    mean time of each kind of action, "imbalance" with that of each stage and kind, "p2p" with
-    ``latency`` as well. "rest", such as jitter, is what the measured idle time exceeds them by.
+    Each cause is the idle time that one simulation has more than the simulation before.
+    "schedule" simulates the mean time of each kind of action, "imbalance" the mean time of each
+    stage and kind, and "p2p" adds ``latency``. "rest" is the remaining idle time, such as jitter.
     A cause is negative if it shortens the waits.
     """
     means = _compute_means(measured.actions, lambda action: (action.stage, action.kind))
@@ -93,14 +93,14 @@ def split_idle(
 
 
 def simulate_mean_actions(measured: SimulatedTimeline, order: PipelineOrder) -> SimulatedTimeline:
-    """Simulate the measured mean time of each kind of action, without latency."""
+    """Return the simulated timeline with the measured mean time of each kind, without latency."""
     return simulate_kinds(order, compute_kind_seconds([measured]))
 
 
 def simulate_kinds(
     order: PipelineOrder, seconds_by_kind: Mapping[ActionKind, float], latency: float = 0.0
 ) -> SimulatedTimeline:
-    """Simulate an order in which each kind of action takes the same seconds everywhere.
+    """Return the simulated timeline of an order in which a kind takes equal seconds on all stages.
 
     ``latency`` is the seconds of a message.
     """
@@ -136,8 +136,8 @@ def measure_latency(
 ) -> dict[tuple[int, int], float]:
     """Return the seconds of messages by sender and receiver. The ranks' clocks must agree.
 
-    It is the median time from the sender's stop to the receiver's start, of the messages for which
-    an idle rank waited. If no rank waited for a message of a link, it is 0.
+    A link's seconds are the median time from the sender's stop to the receiver's start, over the
+    messages for which an idle rank waited. They are 0 if no rank waited for a message of the link.
     """
     waits: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     for timeline in timelines:
@@ -156,7 +156,7 @@ def measure_latency(
 def measure_passes(timelines: Sequence[SimulatedTimeline], stages_per_rank: int) -> PassSeconds:
     """Return the mean seconds of a rank's forward, input-gradient and weight-gradient passes.
 
-    If the backward pass is not split, its halves count as equal.
+    If the backward pass is not split, both gradients are taken to be half of it.
     """
     means = compute_kind_seconds(timelines)
     half_seconds = means.get("B", 0.0) / 2

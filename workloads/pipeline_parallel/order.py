@@ -15,7 +15,7 @@ its input ("I") or the gradient of its weights ("W")."""
 
 
 def get_output(action: Action) -> Output:
-    """Return the output that other actions wait for. A full backward produces an input gradient."""
+    """Return the output of an action that others wait for. B produces an input gradient, like I."""
     kind = "I" if action.kind == "B" else action.kind
     return action.stage, kind, action.microbatch
 
@@ -30,7 +30,7 @@ def get_received(action: Action, num_stages: int) -> Output | None:
 
 
 def list_inputs(action: Action, num_stages: int) -> list[Output]:
-    """Return all outputs that an action needs, of its own stage and of a neighboring one."""
+    """Return all outputs that an action needs, of its own stage and of a neighboring stage."""
     inputs: list[Output] = []
     if action.kind == "W":
         inputs.append((action.stage, "I", action.microbatch))
@@ -93,7 +93,7 @@ def find_peak_held(actions: Iterable[Action], held_by_stage: Callable[[int], flo
 
 
 def read_order(text: str) -> PipelineOrder:
-    """Read an order in torch's compute-only CSV. ``simulation.check`` finds whether it can run.
+    """Return the order of a text in torch's compute-only CSV, without ``simulation.check``.
 
     Each row is a rank, and every rank has as many stages. In an empty cell a rank does nothing.
     """

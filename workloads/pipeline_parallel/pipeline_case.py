@@ -69,7 +69,7 @@ class PipelineOptions:
         )
 
     def get_size(self, ranks: int, microbatches: int) -> PipelineSize:
-        """Return the size of a pipeline of the schedule, also of one that is not possible."""
+        """Return the size of a pipeline of the schedule, without a check that it is possible."""
         stages_per_rank = self.stages_per_rank or find_schedule(self.schedule).stages_per_rank
         return PipelineSize(ranks, microbatches, stages_per_rank)
 
@@ -83,7 +83,7 @@ class PipelineOptions:
         return Pipeline(schedule=schedule, size=size, layers_by_stage=layers_by_stage)
 
     def _read_order(self, microbatches: int) -> Schedule:
-        """Return the custom order as a schedule of exactly its ranks and microbatches."""
+        """Return the custom order as a schedule for only its number of ranks and microbatches."""
         if self.schedule != DEFAULT_SCHEDULE:
             raise UserError(f"schedule = {self.schedule} is not allowed with order: leave it out")
         order = read_order(self.rows.replace(";", "\n"))
@@ -135,7 +135,7 @@ def format_checkpointing_refusal(schedule: str, checkpointing: str) -> str:
 
 @lru_cache(maxsize=4096)
 def split_layers(layers: int, num_stages: int, split: str = "") -> tuple[int, ...]:
-    """Return the layers of each stage: those of ``split``, such as 1+2+1+1, or as many each.
+    """Return the number of layers of each stage: by ``split``, such as 1+2+1+1, or equal if empty.
 
     Raises ``UserError`` if layers do not divide, or if the split does not match.
     """

@@ -58,7 +58,7 @@ class PipelineSteps:
 
     timelines: tuple[SimulatedTimeline, ...]
     outside_seconds: tuple[float, ...]
-    """The time of each step before and after the pipeline, such as that of the optimizer."""
+    """The time of each step before and after the pipeline, such as the optimizer's."""
 
     @property
     def median(self) -> SimulatedTimeline:
@@ -90,7 +90,7 @@ class BubbleProbe:
     share = 1.0
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> RankSteps | None:
-        """Run as many steps as the budget allows, none if they cannot show a bubble."""
+        """Run as many steps as the budget allows. Return None if ranks cannot show a bubble."""
         if not can_measure_bubble(self.world, self.simulated_seconds):
             return None
         steps = RankSteps()
@@ -152,8 +152,8 @@ class BubbleProbe:
 def can_measure_bubble(world: World, simulated_seconds: float | None) -> bool:
     """Return True unless ranks share a GPU, or cores for real compute. All ranks take part.
 
-    Simulated compute on a GPU is a kernel, which runs in turn with those of other ranks. On a CPU
-    it needs no core.
+    Simulated compute on a GPU is a kernel, and kernels of several ranks run one after the other. On
+    a CPU simulated compute needs no core.
     """
     if world.device.type == "cuda":
         gpus = world.gather(accelerator.get_properties(world.device).uuid)
@@ -162,7 +162,7 @@ def can_measure_bubble(world: World, simulated_seconds: float | None) -> bool:
 
 
 def has_shared_cores(world: World) -> bool:
-    """Return True if a machine runs more ranks than they have cores.
+    """Return True if any machine runs more ranks than it has cores for them.
 
     Emulated hosts are one machine.
     """
@@ -222,7 +222,7 @@ def _compute_analytical_bubble(
 ) -> dict[str, MetricValue]:
     """Return the analytical bubble of the mean times, or of the times that simulated compute has.
 
-    Simulated compute is never exactly equal, which some formulas require.
+    Some formulas require equal times, which measured times of simulated compute never have.
     """
     if simulated_seconds is None:
         times = "mean times"
@@ -241,7 +241,7 @@ def _compute_analytical_bubble(
 def add_timelines(
     facts: PipelineDetails, timeline: SimulatedTimeline, order: PipelineOrder
 ) -> PipelineDetails:
-    """Add the measured and the simulated timeline, unless they are too long."""
+    """Return details with the measured and the simulated timeline, unless these are too long."""
     if len(timeline.actions) > MAX_TIMELINE_ACTIONS:
         return facts
     simulated = bubbles.simulate_mean_actions(timeline, order)

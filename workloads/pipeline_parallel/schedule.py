@@ -53,16 +53,16 @@ class AnalyticalBubble:
 
     seconds: float
     note: str
-    """The formula."""
+    """The formula as text, with its conditions."""
 
 
 def accept_all(size: PipelineSize) -> str:
-    """Return no broken rule, for schedules that accept every size."""
+    """Return an empty text: the schedule accepts every size."""
     return ""
 
 
 def omit_bubble(size: PipelineSize, seconds: PassSeconds) -> None:
-    """Return None, for schedules without an analytical bubble."""
+    """Return None: the schedule has no analytical bubble."""
 
 
 def list_looped_stages(rank: int, size: PipelineSize) -> tuple[int, ...]:
@@ -82,23 +82,23 @@ class Schedule:
     name: str
     source: str
     list_actions: Callable[[int, PipelineSize], Sequence[Action]]
-    """The actions of a rank in their order."""
+    """Returns the actions of a rank, in order."""
     splits_backward: bool = False
     """True if some backward passes are an input gradient (I) and a weight gradient (W)."""
     stages_of: Callable[[int, PipelineSize], tuple[int, ...]] = list_looped_stages
-    """The stages of a rank. Neighboring stages on different ranks send to each other."""
+    """Returns the stages of a rank. Neighboring stages on different ranks send to each other."""
     stages_per_rank: int = 1
-    """The default."""
+    """The default number of stages per rank."""
     min_stages_per_rank: int | None = None
-    """None if only the default is possible."""
+    """The fewest stages per rank, None if only the default is possible."""
     find_broken_rule: Callable[[PipelineSize], str] = accept_all
-    """The equation that a size does not satisfy, empty if it satisfies all of this schedule."""
+    """Returns the equation of this schedule that a size does not satisfy, otherwise empty."""
     compute_bubble: Callable[[PipelineSize, PassSeconds], AnalyticalBubble | None] = omit_bubble
-    """The analytical bubble, None if no formula is valid for these sizes and times."""
+    """Returns the analytical bubble, None if no formula is valid for these sizes and times."""
     planned_stages_per_rank: tuple[int, ...] = ()
     """The stages per rank that a search of the planner tries."""
     note: str = ""
-    """A limit of the implementation, which measured rows state."""
+    """A limit of the implementation, which is a note of measured rows. Empty if there is none."""
 
     def size(self, ranks: int, microbatches: int, stages_per_rank: int = 0) -> PipelineSize:
         """Return the checked pipeline size. ``stages_per_rank`` 0 is the schedule's default.
@@ -134,13 +134,13 @@ class Schedule:
         )
 
     def microbatches_in_flight(self, rank: int, size: PipelineSize) -> float:
-        """Return the maximum of microbatches whose activations a rank holds for its stages."""
+        """Return the most microbatches whose activations a rank holds at once for its stages."""
         return _count_held(self, rank, size)[0] / size.stages_per_rank
 
     def logits_in_flight(self, rank: int, size: PipelineSize) -> float:
-        """Return the maximum of microbatches whose logits a rank holds.
+        """Return the maximum number of microbatches whose logits a rank holds.
 
-        A split backward pass holds them until the weight gradient of the head.
+        A split backward pass holds logits until the weight gradient of the head.
         """
         return _count_held(self, rank, size)[1]
 

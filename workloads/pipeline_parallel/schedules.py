@@ -20,7 +20,7 @@ from parbench.workloads.pipeline_parallel.schedule import (
 
 
 def list_breadth_first(rank: int, size: PipelineSize) -> list[Action]:
-    """Run all forward passes, stage by stage, then all backward passes in the reverse order."""
+    """Return a rank's actions: forward passes stage by stage, then backward in reverse order."""
     passes = [
         (stage, microbatch)
         for stage in range(rank, size.num_stages, size.ranks)
@@ -32,7 +32,7 @@ def list_breadth_first(rank: int, size: PipelineSize) -> list[Action]:
 
 
 def get_round_size(size: PipelineSize) -> int:
-    """Return the number of microbatches of a stage before the rank's next one: P to 2P - 1."""
+    """Return the microbatches of a stage before the rank's next stage runs: P to 2P - 1."""
     return size.microbatches // max(1, size.microbatches // size.ranks)
 
 
@@ -49,10 +49,11 @@ def find_partial_round(size: PipelineSize) -> str:
 def alternate_passes(
     rank: int, size: PipelineSize, warmup: int, weight_delay: int | None = None
 ) -> list[Action]:
-    """Run ``warmup`` forward passes, alternate forward and backward, then run the other backwards.
+    """Return a rank's actions: ``warmup`` forward passes, then forward and backward in turns.
 
-    With a delay, backward passes are split. Each weight gradient comes ``weight_delay`` input
-    gradients after its own.
+    After the last forward pass, the remaining backward passes follow. If ``weight_delay`` is not
+    None, each backward pass is split: the weight gradient comes ``weight_delay`` input gradients
+    after the input gradient of the same microbatch.
     """
     stages = range(rank, size.num_stages, size.ranks)
     round_size = get_round_size(size)
@@ -79,30 +80,36 @@ def alternate_passes(
 
 
 def list_1f1b(rank: int, size: PipelineSize) -> list[Action]:
-    """Run 1F1B: a warm-up of forward passes, then forward and backward in turns."""
+    """Return a rank's actions: a warm-up of forward passes, then forward and backward in turns."""
     return alternate_passes(rank, size, warmup=size.ranks - 1 - rank)
 
 
 def list_interleaved(rank: int, size: PipelineSize) -> list[Action]:
-    """Run interleaved 1F1B with several stages per rank (arXiv 2104.04473)."""
+    """Return a rank's actions: 1F1B with several stages per rank (arXiv 2104.04473)."""
     other_stages = (size.stages_per_rank - 1) * get_round_size(size)
     return alternate_passes(rank, size, warmup=other_stages + 2 * (size.ranks - 1 - rank))
 
 
 def list_zb_h1(rank: int, size: PipelineSize) -> list[Action]:
-    """Run 1F1B with the warm-up and the memory of 1F1B. Weight gradients fill its last bubbles."""
+    """Return a rank's actions: 1F1B with split backward passes (arXiv 2401.10241).
+
+    Warm-up and memory are those of 1F1B. Delayed weight gradients fill the last bubbles of 1F1B.
+    """
     other_stages = (size.stages_per_rank - 1) * get_round_size(size)
     warmup = other_stages + size.ranks - 1 - rank
     return alternate_passes(rank, size, warmup, weight_delay=rank)
 
 
 def list_zb_h2(rank: int, size: PipelineSize) -> list[Action]:
-    """Run ZB-H1 with twice the warm-up and twice the delay, which fills its first bubbles too."""
+    """Return a rank's actions: ZB-H1 with twice the warm-up and twice the delay.
+
+    The longer warm-up also fills the first bubbles of 1F1B, with more microbatches in flight.
+    """
     return alternate_passes(rank, size, 2 * (size.ranks - 1 - rank), weight_delay=2 * rank)
 
 
 class ActionWriter:
-    """Lists actions, where each takes the next microbatch of its stage and kind."""
+    """Appends actions. Each gets the next microbatch of its stage and direction."""
 
     def __init__(self) -> None:
         self.actions: list[Action] = []
@@ -122,7 +129,7 @@ class ActionWriter:
                 self._pending_weights.append((stage, microbatch))
 
     def add_weights(self, stage: int | None = None) -> None:
-        """Append the oldest pending weight gradient of a stage or, without a stage, of all."""
+        """Append the oldest pending weight gradient of a stage, or of any stage if it is None."""
         for pending in self._pending_weights:
             if stage in (None, pending[0]):
                 self._pending_weights.remove(pending)
@@ -131,9 +138,10 @@ class ActionWriter:
 
 
 def list_zb_v(rank: int, size: PipelineSize) -> list[Action]:
-    """Alternate forward passes and both gradients of the two stages of a rank.
+    """Return a rank's actions: forward passes and both gradients of its two stages in turns.
 
-    The order is that of 2P - 1 or more microbatches. With fewer, the missing ones are left out.
+    The order is the one for at least 2P - 1 microbatches. With fewer microbatches, the actions of
+    the missing ones are left out.
     """
     ranks = size.ranks
     first, second = rank, 2 * ranks - 1 - rank
@@ -159,7 +167,10 @@ def list_zb_v(rank: int, size: PipelineSize) -> list[Action]:
 
 
 def list_dualpipe_v(rank: int, size: PipelineSize) -> list[Action]:
-    """Run the eight steps of DualPipeV, an overlapped forward and backward in sequence."""
+    """Return a rank's actions: the eight steps of DualPipeV.
+
+    A forward and a backward pass that DualPipeV overlaps run one after the other.
+    """
     first, second = rank, 2 * size.ranks - 1 - rank
     later_ranks = size.ranks - 1 - rank
     writer = ActionWriter()
@@ -196,7 +207,7 @@ def bubble_of_filling(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBub
     """Return the bubble (P-1)(F+B)/v, as in arXiv 2104.04473.
 
     If microbatches do not fill the ranks (M < P), each further stage of a rank waits P - M passes
-    more. That term was derived with the simulator.
+    more. The term for M < P was derived with the simulator.
     """
     chunks = size.stages_per_rank
     unfilled = max(0, size.ranks - size.microbatches) if chunks > 1 else 0
@@ -207,9 +218,10 @@ def bubble_of_filling(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBub
 
 
 def bubble_of_zb_h1(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
-    """Return (P-1)(F+I-W), as in arXiv 2401.10241, table 2, where W is not longer than F and I.
+    """Return the bubble (P-1)max(F, I, F+I-W)/v, None for M < P.
 
-    The maxima extend it to all times. They were derived with the simulator. None for M < P.
+    Where W is not longer than F and I, it is (P-1)(F+I-W), as in arXiv 2401.10241, table 2. The
+    maxima extend this formula to all times and were derived with the simulator.
     """
     if size.microbatches < size.ranks:
         return None
@@ -221,9 +233,9 @@ def bubble_of_zb_h1(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubbl
 
 
 def bubble_of_zb_h2(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
-    """Return (P-1)max(F, I-F, F+I-2W), which extends arXiv 2401.10241, table 2, to all times.
+    """Return the bubble (P-1)max(F, I-F, F+I-2W), None for M < 2P - 1.
 
-    None for M < 2P - 1.
+    It extends the formula of arXiv 2401.10241, table 2, to all times.
     """
     if size.microbatches < 2 * size.ranks - 1:
         return None
@@ -234,7 +246,7 @@ def bubble_of_zb_h2(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubbl
 
 
 def bubble_of_zb_v(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
-    """Return (P-1)F/2, None unless F = I = W and M >= 2P - 1."""
+    """Return the bubble (P-1)F/2, None unless F = I = W and M >= 2P - 1."""
     if size.microbatches < 2 * size.ranks - 1 or not seconds.is_equal:
         return None
     idle = (size.ranks - 1) * seconds.forward / 2
@@ -242,9 +254,10 @@ def bubble_of_zb_v(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble
 
 
 def bubble_of_dualpipe_v(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
-    """Return half of (P-1)(F&B + B - 3W), the bubble if a forward and a backward start as one.
+    """Return the bubble (P-1)F/2, None unless F = I = W.
 
-    None unless F = I = W.
+    It is half of the bubble (P-1)(F&B + B - 3W), where F&B is the time of a forward and a backward
+    pass that start and end as one.
     """
     if not seconds.is_equal:
         return None

@@ -18,7 +18,7 @@ from parbench.workloads.pipeline_parallel.order import (
 
 MAX_NAMED_RANKS = 4
 Latency = float | Mapping[tuple[int, int], float]
-"""Seconds of a message, of all ranks or by sender and receiver."""
+"""The seconds of a message: one number, or by the ranks of sender and receiver."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class SimulatedTimeline:
     """All actions of one step, measured or simulated."""
 
     actions: tuple[SimulatedAction, ...]
-    ranks: int
+    ranks: int  # of the pipeline
 
     def actions_of(self, rank: int) -> tuple[SimulatedAction, ...]:
         """Return the actions of a rank in order of their start."""
@@ -85,8 +85,8 @@ def simulate(
 
     An action starts once its rank is free and its inputs have arrived. A message from another rank
     arrives ``latency`` seconds after the end of the action that sends it. Links do not queue. With
-    ``rendezvous``, as on gloo, it leaves only when its receiver is free. Raises ``UserError`` for a
-    deadlock.
+    ``rendezvous``, as on gloo, a message leaves only when its receiver is free. Raises
+    ``UserError`` for a deadlock.
     """
     queues = [deque(actions) for actions in order.actions_by_rank]
     free_times = [0.0] * order.ranks

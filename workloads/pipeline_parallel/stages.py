@@ -38,7 +38,7 @@ class ActionRecorder:
     """
 
     def __init__(self, device: torch.device, prepare: Callable[[Action], None]) -> None:
-        """``prepare`` is called before each action, outside of its time."""
+        """Make a recorder that calls ``prepare`` before each action, outside of its time."""
         self._device = device
         self._prepare = prepare
         self._moments: list[tuple[Action, Moment, Moment]] = []
@@ -248,8 +248,8 @@ def make_train(
 def find_gradient_order(order: PipelineOrder, rank: int) -> tuple[int, ...]:
     """Return the microbatches in the order in which a rank's stages sum their gradients.
 
-    A single process that sums in this order has the same bits. The result is empty if the stages
-    differ.
+    A single process that sums in this order has the same bits. The result is empty if the order
+    differs between the rank's stages.
     """
     orders = set()
     for stage in order.stages_of(rank):

@@ -38,21 +38,25 @@ EXPERT_ORDER = ("pp", "dp", "fsdp", "cp", "tp")
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRequest:
-    """The step, the GPUs and the batch of a search. Empty settings are searched."""
+    """The step, the GPUs and the batch of a search.
+
+    A setting that is empty, 0 or None is searched.
+    """
 
     step: StepSpec  # without a mesh
     gpus: int
     global_batch: int  # sequences
-    microbatch: int = 0
+    microbatch: int = 0  # sequences
     checkpointing: str = ""
     schedule: str = ""
     cp_method: str = ""
-    zero: int | None = None
-    context_tokens: int = CONTEXT_TOKENS  # cp leaves each rank more tokens
+    zero: int | None = None  # the stage of ZeRO, 0 to 3
+    context_tokens: int = CONTEXT_TOKENS
+    """With context parallelism, each rank has more tokens of a sequence than this."""
 
     @property
     def checkpointings(self) -> tuple[str, ...]:
-        """The least recomputation first."""
+        """The checkpointings to try, in order of recomputation, least first."""
         return (self.checkpointing,) if self.checkpointing else CHECKPOINTINGS
 
     @property
@@ -61,9 +65,9 @@ class SearchRequest:
 
 
 def place_step(step: StepSpec, dims: ParallelDims) -> StepSpec:
-    """Return a step on a mesh as clusters run it.
+    """Return a step on a mesh, with the settings that are usual on clusters.
 
-    FSDP reduces gradients in every microbatch, because whole gradients would not fit.
+    FSDP reduces gradients in every microbatch, because full gradients would not fit in memory.
     """
     return replace(step.with_dims(dims), no_sync=not dims.is_sharded)
 
@@ -80,7 +84,7 @@ def list_layouts(request: SearchRequest, gpus_per_node: int) -> Iterator[StepSpe
 def _list_model_dims(
     request: SearchRequest, gpus_per_node: int
 ) -> Iterator[tuple[ParallelDims, str]]:
-    """Yield the sizes of tp, cp and pp with a method of cp. All data ranks are in ``dp``."""
+    """Yield meshes of tp, cp and pp, each with a method of cp. All other ranks are in ``dp``."""
     shape = request.step.shape
     for tp in list_divisors(request.gpus):
         if gpus_per_node % tp or find_indivisible_heads(
@@ -115,9 +119,9 @@ def list_pipeline_sizes(layers: int, ranks: int) -> list[int]:
 
 
 def _list_data_dims(dims: ParallelDims, gpus_per_node: int) -> Iterator[ParallelDims]:
-    """Yield data ranks as replicas, as shards and, without a pipeline, as replicas of shards.
+    """Yield the mesh with its data ranks as replicas, as shards, and as both without a pipeline.
 
-    A replica of HSDP spans 1, 8 or 64 nodes.
+    A replica of HSDP (both) spans 1, 8 or 64 nodes.
     """
     yield dims
     data_ranks = dims.dp
@@ -135,9 +139,10 @@ def _list_data_dims(dims: ParallelDims, gpus_per_node: int) -> Iterator[Parallel
 def _list_expert_dims(
     step: StepSpec, meshes: Iterator[ParallelDims], gpus_per_node: int
 ) -> Iterator[ParallelDims]:
-    """Yield each mesh of a dense model, or with its experts on 1 rank, a node, or up to 8 nodes.
+    """Yield each mesh, for a MoE model with each practical size of ``ep``.
 
-    A model with fewer experts than a node has GPUs puts one on each rank.
+    Experts are spread over 1 rank, a node, or up to 8 nodes. If a node has more GPUs than the model
+    has experts, each rank of ``ep`` gets one expert.
     """
     if step.moe is None:
         yield from meshes
@@ -153,9 +158,9 @@ def _list_expert_dims(
 
 
 def _list_zero_stages(request: SearchRequest, step: StepSpec) -> Iterator[StepSpec]:
-    """Yield the ways to shard the state that the request does not exclude.
+    """Yield the step with each stage of ZeRO that the request does not exclude.
 
-    Replicas of a pipeline shard the optimizer, because that sends no more bytes.
+    Replicas of a pipeline shard the optimizer, because ZeRO-1 sends no more bytes.
     """
     dims = step.dims
     steps: list[StepSpec] = []
@@ -174,7 +179,7 @@ def _list_zero_stages(request: SearchRequest, step: StepSpec) -> Iterator[StepSp
 
 
 def list_batches(request: SearchRequest, layout: StepSpec) -> Iterator[StepSpec]:
-    """Yield a layout with each microbatch that divides the global batch, the smallest first."""
+    """Yield a layout with each microbatch size that divides the global batch, smallest first."""
     dims = layout.dims
     tokens = layout.shape.sequence // dims.cp
     sizes = (request.microbatch,) if request.microbatch else (1, 2, 4, 8, 16)
@@ -203,7 +208,7 @@ def list_pipelines(request: SearchRequest, step: StepSpec) -> Iterator[StepSpec]
 
 
 def list_schedules(request: SearchRequest) -> list[tuple[str, int]]:
-    """Return the schedules with their stages per rank, the simplest first."""
+    """Return the names of schedules with their stages per rank, simplest first."""
     requested = request.step.pipeline_options.stages_per_rank
     pairs: list[tuple[str, int]] = []
     for schedule in SCHEDULES.values():
@@ -218,9 +223,10 @@ def list_schedules(request: SearchRequest) -> list[tuple[str, int]]:
 
 @lru_cache(maxsize=4096)
 def estimate_bubble(schedule: str, ranks: int, microbatches: int, stages_per_rank: int) -> float:
-    """Return the bubble in microbatches if forward and both gradients take equal time.
+    """Return the bubble of a schedule in units of a microbatch's time.
 
-    It is infinite where no formula is valid, which is so with very few microbatches.
+    Forward, input gradient and weight gradient are assumed to take equal time. The result is
+    infinite if no formula is valid, as with very few microbatches.
     """
     size = PipelineOptions(schedule=schedule, stages_per_rank=stages_per_rank).get_size(
         ranks, microbatches
@@ -234,9 +240,9 @@ def estimate_bubble(schedule: str, ranks: int, microbatches: int, stages_per_ran
 def balance_layers(
     shape: Shape, moe: Moe | None, pp: int, stages_per_rank: int, schedule: str
 ) -> str:
-    """Return the layers of each stage such that the slowest rank has the least work.
+    """Return the layers of each stage, as text, such that the slowest rank has the least work.
 
-    The head counts as the layers that take as long. An empty text means equal stages.
+    The head counts as a number of layers with equal FLOPs. An empty text means equal stages.
     """
     num_stages = pp * stages_per_rank
     if pp == 1 or shape.layers < num_stages:

@@ -18,20 +18,22 @@ from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.planner.hardware import Hardware
 
 ELEMENTWISE_BACKWARD = 2.0
-"""Relative to forward: gradients are read and written next to the saved tensors."""
+"""The bytes of elementwise kernels in backward, relative to forward: they also move gradients."""
 ELEMENTWISE_KERNELS = 12
-"""Kernels of a layer that are neither a GEMM nor attention; fused kernels are half as many."""
+"""The kernels of a layer that are neither GEMMs nor attention. With fused kernels they are half."""
 LOSS_BYTES = 30
 """Bytes that the float32 loss and its gradient move for each logit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeSeconds:
-    """The seconds of one microbatch on one rank. ``attention`` is the part of both passes."""
+    """The seconds of one microbatch on one rank."""
 
     forward: float
-    backward: float  # with what it recomputes
+    backward: float
+    """The seconds of the backward pass, with recomputation."""
     attention: float
+    """The seconds of attention in both passes, which they include."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ def compute_gemm_seconds(gemm: GemmShape, hardware: Hardware, bytes_per_element:
 
 
 def compute_microbatch(view: RankView, hardware: Hardware) -> ComputeSeconds:
-    """Return the seconds of a rank's layers, head and loss."""
+    """Return the seconds of one microbatch in a rank's layers, head and loss."""
     spec = view.spec
     units = list_units(view)
     forward = backward = attention = 0.0
@@ -89,7 +91,7 @@ def compute_microbatch(view: RankView, hardware: Hardware) -> ComputeSeconds:
 
 
 def _compute_layer(view: RankView, parts: Parts, hardware: Hardware) -> ComputeSeconds:
-    """Return the seconds of a mean layer, whose backward pass has its share of recomputation."""
+    """Return the seconds of a layer, with recomputation as the mean over the rank's layers."""
     spec = view.spec
     gemms = repeated_gemms = 0.0
     for part in parts:
@@ -120,7 +122,7 @@ def _compute_layer(view: RankView, parts: Parts, hardware: Hardware) -> ComputeS
 
 
 def _compute_attention(spec: StepSpec, hardware: Hardware) -> float:
-    """Return the seconds of a layer's attention, of which a fused kernel skips masked pairs."""
+    """Return the seconds of a layer's attention. A fused kernel skips masked pairs."""
     efficiency = hardware.efficiency
     tokens = spec.local_tokens / spec.dims.tp
     # Attention that is not fused computes the masked half as well.
@@ -136,7 +138,7 @@ def _compute_attention(spec: StepSpec, hardware: Hardware) -> float:
 
 
 def _make_gemm(spec: StepSpec, part: ParameterPart) -> GemmShape | None:
-    """Return the GEMM of a parameter, None for those of norms and for biases."""
+    """Return the GEMM of a parameter, None for biases and the parameters of norms."""
     if part.name.endswith("bias") or len(part.size) < 2:
         return None
     if part.kind == "routed":
@@ -156,7 +158,7 @@ def count_elementwise_bytes(spec: StepSpec, parts: Parts) -> float:
 
     A norm reads and writes a tensor, a residual reads two and writes one. GELU reads and writes its
     tensor, SwiGLU in two kernels moves five. RoPE in float32 moves its tensors five times each way.
-    Fused kernels keep what the next operation needs.
+    Fused kernels move fewer tensors, because they keep the input of the next operation.
     """
     shape = spec.shape
     is_llama = shape.recipe == "llama"

@@ -62,7 +62,7 @@ class Question:
 def list_questions(request: SearchRequest, hardware: Hardware) -> Iterator[Question]:
     """Yield the questions in their order, with the numbers of this model.
 
-    Each group of questions ends with the first yes.
+    A group of questions ends after the first question whose answer is yes.
     """
     step, gpus = request.step, request.gpus
     yield from _list_state_questions(step, gpus, hardware)
@@ -120,7 +120,7 @@ def _list_state_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iter
 
 
 def _list_activation_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iterator[Question]:
-    """Yield the questions whether the activations of one sequence fit next to a shard of FSDP."""
+    """Yield questions on whether the activations of a sequence fit next to a shard of FSDP."""
     tp = _find_tensor_size(step, gpus, hardware)
     full_tp = ParallelDims(fsdp=max(1, gpus // tp), tp=tp)
     for dims, checkpointing, if_yes, if_no in (
@@ -186,7 +186,7 @@ def _ask_experts(step: StepSpec, hardware: Hardware) -> Question:
 
 
 def _ask_batch(request: SearchRequest) -> Question:
-    """Return the tokens of a step, of which more than the critical batch save few steps."""
+    """Return the question whether the tokens of a step exceed the critical batch."""
     step = request.step
     parameters = num_active_parameters(step.shape, step.moe)
     critical = compute_critical_batch(TOKENS_PER_PARAMETER * parameters)
@@ -205,7 +205,7 @@ def _ask_batch(request: SearchRequest) -> Question:
 
 
 def _ask_failures(gpus: int) -> Question:
-    """Return the share of time that checkpoints, lost work and restarts take."""
+    """Return the question on the share of time that checkpoints, lost work and restarts take."""
     goodput = compute_goodput(gpus)
     advice = f"save a checkpoint every {goodput.symbols['interval'] / 60:,.0f} minutes"
     return Question(
@@ -221,10 +221,10 @@ def _ask_failures(gpus: int) -> Question:
 
 @dataclass(frozen=True, kw_only=True)
 class RuleOfThumb:
-    """The mesh that practice uses for a model of this size, None if no such mesh is possible."""
+    """The rule of thumb for a model of this size, and its mesh."""
 
     text: str
-    run: DryRun | None
+    run: DryRun | None  # None if no mesh of the rule is possible
 
 
 def apply_rule_of_thumb(
@@ -253,7 +253,7 @@ def apply_rule_of_thumb(
 
 
 def _find_rule(request: SearchRequest, hardware: Hardware) -> tuple[str, list[StepSpec]]:
-    """Return the text of a rule and its meshes, of which the first that fits counts."""
+    """Return the text of a rule and its candidate steps, in order of preference."""
     step, gpus = request.step, request.gpus
     node = hardware.gpus_per_node
     parameters = num_parameters(step.shape, step.moe)

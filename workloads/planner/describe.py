@@ -46,8 +46,9 @@ def label_step(spec: StepSpec) -> str:
 def describe_bottleneck(run: DryRun) -> str:
     """Return ``compute``, ``memory``, ``bubble``, ``batch`` or ``link AXIS`` with its share.
 
-    Compute is the bottleneck if it takes 85 % of the step. The batch is, instead of the bubble, if
-    a microbatch is one sequence already. Memory is if recomputation takes the largest share.
+    The bottleneck is ``compute`` if compute takes 85 % of the step. It is ``batch`` instead of
+    ``bubble`` if a microbatch is a single sequence already. It is ``memory`` if recomputation takes
+    the largest share.
     """
     losses = {f"link {axis.name}": axis.exposed_seconds for axis in run.axes}
     losses["update"] = run.update_seconds
@@ -64,7 +65,7 @@ def describe_bottleneck(run: DryRun) -> str:
 
 
 def describe_parameters(spec: StepSpec) -> str:
-    """Return the number of parameters, and of those that a token uses in a MoE model."""
+    """Return the number of parameters as text, for MoE models with the number that a token uses."""
     total = num_parameters(spec.shape, spec.moe)
     unit, factor = ("B", 1e9) if total >= 1e9 else ("M", 1e6)
     active = num_active_parameters(spec.shape, spec.moe) / factor

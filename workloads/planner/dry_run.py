@@ -26,7 +26,7 @@ from parbench.workloads.planner.link_time import PlacedCall, Seconds, by_hardwar
 from parbench.workloads.planner.placement import place_of, place_on_torus
 
 GIGA = 1e9
-MAX_SIMULATED_ACTIONS = 40_000
+MAX_SIMULATED_ACTIONS = 40_000  # of one step's pipeline, over all ranks
 BLOCKING_AXES = ("tp", "cp", "ring", "ulysses", "ep", "etp")
 """The axes whose calls are between the operations of a microbatch."""
 
@@ -37,10 +37,15 @@ class Axis:
 
     name: str
     seconds: float
+    """The time of all calls of the axis, hidden or not."""
     exposed_seconds: float
-    sent_bytes: float  # of the rank that sends most
+    """The part of ``seconds`` that compute does not hide."""
+    sent_bytes: float
+    """The bytes of the rank that sends most on this axis."""
     links: str
-    rule: str  # for ``exposed_seconds``
+    """The place of the largest group, as text."""
+    rule: str
+    """The rule that gives ``exposed_seconds``, as text."""
 
     @property
     def hidden_seconds(self) -> float:
@@ -63,12 +68,16 @@ class DryRun:
     hardware: Hardware
     ranks: tuple[PlannedRank, ...]  # one of each kind
     busiest: RankView
+    """The rank whose microbatch takes longest."""
     compute_seconds: float
+    """The compute of all microbatches, with recomputation."""
     update_seconds: float
+    """The update of the optimizer on the rank with most elements."""
     bubble_seconds: float
     bubble_method: str
     axes: tuple[Axis, ...]
-    measured_seconds: Seconds | None  # of a call, None if the hardware gives them
+    measured_seconds: Seconds | None
+    """Returns the measured seconds of a call. None if they follow from the hardware."""
 
     @cached_property
     def seconds(self) -> float:
@@ -116,7 +125,7 @@ class DryRun:
 
     @property
     def mfu(self) -> float:
-        """The share of the dense bfloat16 peak."""
+        """The model FLOP/s relative to the dense bfloat16 peak of a GPU."""
         return self.model_flops_per_second / self.hardware.flops_per_second
 
     @property
@@ -133,13 +142,16 @@ class DryRun:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedWork:
-    """One microbatch of a rank. Its passes include the communication that blocks them."""
+    """The time of one microbatch on a rank, and the communication of the rank in a step."""
 
     view: RankView
     compute_seconds: float
     forward: float
+    """The seconds of the forward pass, with the communication that blocks it."""
     backward: float
+    """The seconds of the backward pass, with recomputation and the communication that blocks it."""
     axes: Mapping[str, Axis]
+    """The communication of all microbatches, by axis."""
 
     @property
     def microbatch(self) -> float:
@@ -156,9 +168,10 @@ def dry_run(
 ) -> DryRun:
     """Return the predicted step.
 
-    ``seconds`` is the measured time of a call, by default that of the hardware. ``exact``
-    simulates a pipeline of at most ``MAX_SIMULATED_ACTIONS`` actions; otherwise its bubble is the
-    closed form of the schedule, if it has one. ``ranks`` are those of ``plan_ranks``, if known.
+    ``seconds`` returns the measured seconds of a call. If it is None, they follow from the
+    hardware. With ``exact``, a pipeline of at most ``MAX_SIMULATED_ACTIONS`` actions is simulated.
+    Otherwise its bubble is the analytical one of the schedule. A schedule without a formula is
+    always simulated. ``ranks`` is the result of ``plan_ranks`` if the caller has it already.
     """
     works, busiest = _estimate_works(spec, hardware, seconds)
     bubble, method = _compute_bubble(spec, works, busiest, exact=exact)
@@ -180,8 +193,8 @@ def dry_run(
 def _count_updated_bytes(widths: Widths) -> int:
     """Return the bytes that AdamW moves per parameter.
 
-    It reads and writes both moments and the weight, and reads the gradient. With a master copy it
-    also writes the parameter.
+    AdamW reads and writes both moments and the weight, and reads the gradient. With a master copy
+    of the weight it also writes the parameter.
     """
     weight = widths.master or widths.parameters
     copy = widths.parameters if widths.master else 0
@@ -194,7 +207,11 @@ def plan_ranks(spec: StepSpec) -> tuple[PlannedRank, ...]:
 
 
 def _merge_axes(works: Sequence[PlannedWork], busiest: PlannedWork) -> tuple[Axis, ...]:
-    """Return each axis as the busiest rank has it, or else as the rank with most exposed time."""
+    """Return the communication of each axis in a step.
+
+    For ``BLOCKING_AXES`` it is that of the busiest rank. For other axes, and for axes that the
+    busiest rank does not have, it is that of the rank with most exposed time.
+    """
     axes = []
     for name in dict.fromkeys(name for work in works for name in work.axes):
         of_ranks = [work.axes[name] for work in works if name in work.axes]
@@ -208,16 +225,17 @@ def _merge_axes(works: Sequence[PlannedWork], busiest: PlannedWork) -> tuple[Axi
 def _estimate_works(
     spec: StepSpec, hardware: Hardware, seconds: Seconds | None
 ) -> tuple[list[PlannedWork], PlannedWork]:
-    """Return the work of each kind of rank, and that of the busiest rank."""
+    """Return the work of each kind of rank, and the work of the busiest rank."""
     seconds = seconds or by_hardware(hardware)
     works = [_estimate_work(view, hardware, seconds) for view in spec.distinct_views]
     return works, max(works, key=lambda work: work.microbatch)
 
 
 def _estimate_work(view: RankView, hardware: Hardware, seconds: Seconds) -> PlannedWork:
-    """Return the microbatch of a rank.
+    """Return the work of a rank.
 
-    Communication that blocks a pass is a part of it. All other communication stays with its axis.
+    The seconds of a pass include the exposed communication of ``BLOCKING_AXES``. All other
+    communication is only in ``axes``.
     """
     spec, overlap = view.spec, hardware.efficiency.overlap
     compute = compute_microbatch(view, hardware)
@@ -242,7 +260,10 @@ def _estimate_work(view: RankView, hardware: Hardware, seconds: Seconds) -> Plan
 
 
 def _list_windows(spec: StepSpec, compute: ComputeSeconds) -> dict[str, float]:
-    """Return the seconds of compute that can hide the communication of an axis."""
+    """Return the seconds of compute in a step that can hide the communication of an axis, by axis.
+
+    Nothing hides the communication of an axis that is missing.
+    """
     microbatch = compute.forward + compute.backward
     step = microbatch * spec.microbatches
     attention = compute.attention * spec.microbatches
@@ -313,13 +334,13 @@ def _compute_bubble(
 
 
 def pipeline_of(run: DryRun) -> SimulatedTimeline:
-    """Return every action of a predicted pipeline, however its bubble was found."""
+    """Simulate the pipeline of a predicted step, even if its bubble is analytical."""
     works, busiest = _estimate_works(run.spec, run.hardware, run.measured_seconds)
     return _simulate_step(run.spec, _list_works_by_rank(run.spec, works), _compute_hop(busiest))
 
 
 def _list_works_by_rank(spec: StepSpec, works: Sequence[PlannedWork]) -> Sequence[PlannedWork]:
-    """Return the work of every rank of the pipeline: that of a rank of the same kind."""
+    """Return the work of each ``pp`` rank, in order of ranks."""
     work_by_kind = {work.view.kind: work for work in works}
     return [work_by_kind[spec.stage_view(rank).kind] for rank in range(spec.dims.pp)]
 
@@ -333,7 +354,7 @@ def _compute_hop(busiest: PlannedWork) -> float:
 
 
 def _simulate_step(spec: StepSpec, works: Sequence[PlannedWork], hop: float) -> SimulatedTimeline:
-    """Return the actions of the schedule. A rank's times are spread over its stages by layers."""
+    """Return the simulated actions. A rank's seconds are divided among its stages by layers."""
     seconds: dict[tuple[int, str], float] = {}
     for rank, work in enumerate(works):
         view = spec.stage_view(rank)

@@ -1,6 +1,6 @@
 """Goodput under failures, and the batch beyond which more data parallelism helps little. Pure.
 
-The functions return numbers with the formula that gives them. Neither depends on the mesh.
+The functions return equations. They do not depend on the mesh.
 """
 
 import math
@@ -22,11 +22,11 @@ arXiv 2001.08361, equations 1.2 and 1.4). Their models have a vocabulary of 50,2
 
 
 def compute_goodput(gpus: int, checkpoint_interval: float = 0.0) -> Equation:
-    """Return the share of time that trains.
+    """Return the share of time in which training makes progress, as an equation.
 
-    ``checkpoint_interval`` is in seconds. 0 means the best one, sqrt(2 checkpoint failure) (Young,
-    1974; Daly, 2006). A failure costs the restart and, on average, half of the interval and a
-    checkpoint.
+    ``checkpoint_interval`` is in seconds. 0 means the best interval, sqrt(2 C F), with the seconds
+    C of a checkpoint and F between failures (Young, 1974; Daly, 2006). A failure costs the restart
+    and, on average, half of the interval and a checkpoint.
     """
     failure_seconds = 86_400 / (FAILURES_PER_GPU_DAY * gpus)
     interval = checkpoint_interval or math.sqrt(2 * CHECKPOINT_SECONDS * failure_seconds)
@@ -43,7 +43,7 @@ def compute_goodput(gpus: int, checkpoint_interval: float = 0.0) -> Equation:
 
 
 def compute_critical_batch(tokens: float) -> Equation:
-    """Return the critical batch in tokens at the end of a training on so many tokens.
+    """Return the critical batch, in tokens, at the end of a training on ``tokens`` tokens.
 
     Up to this batch, twice the GPUs need little more than half the steps (McCandlish et al., arXiv
     1812.06162). The critical batch is smaller at the beginning of a training.

@@ -30,7 +30,7 @@ OVERLAP = {"dp": 0.9, "edp": 0.9, "fsdp": 0.75, "efsdp": 0.75, "cp": 0.9}
 """The share of an axis' communication that compute can hide. With FSDP, published training takes 10
 to 20 % longer than its compute, because a step starts and ends with exposed calls."""
 HIDEABLE = (*OVERLAP, "ep")
-"""The axes that may have a share. That of ep hides behind another microbatch, as in DualPipe."""
+"""The axes that ``overlap`` may contain. ``ep`` hides behind another microbatch, as in DualPipe."""
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,15 +38,18 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     gemm: PositiveShare = 0.72  # of the peak, by large GEMMs
     attention: PositiveShare = 0.55  # of the peak, by fused attention
-    gemm_traffic: Traffic = 1.3  # how often a GEMM moves its inputs and its output
-    elementwise_traffic: Traffic = 1.0  # how often other kernels move theirs
+    gemm_traffic: Traffic = 1.3  # the times that a GEMM moves its inputs and its output
+    elementwise_traffic: Traffic = 1.0  # the times that other kernels move their tensors
     score_traffic: Traffic = 0.0  # bytes per score of attention that is not fused
-    links_inside: PositiveShare = 0.80
-    links_across: PositiveShare = 0.80
-    memory_rate: PositiveShare = 0.80
-    memory: PositiveShare = 0.92  # of the memory; the runtime needs the rest
+    links_inside: PositiveShare = 0.80  # of the rate of links inside a node
+    links_across: PositiveShare = 0.80  # of the rate of network cards
+    memory_rate: PositiveShare = 0.80  # of the memory's bytes per second
+    memory: PositiveShare = 0.92  # of the memory's bytes; the runtime needs the rest
     overlap: dict[str, Share] = msgspec.field(default_factory=lambda: OVERLAP.copy())
-    """By axis. The communication of an axis that is not here is exposed."""
+    """The share of an axis' communication that compute can hide, by axis.
+
+    The communication of a missing axis is exposed.
+    """
 
     def __post_init__(self) -> None:
         for name in self.overlap:
@@ -59,19 +62,19 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     name: str
     source: str
-    flops_per_second: Rate  # dense bfloat16
-    float32_share: PositiveShare = 0.5  # of them; TF32 has half on all presets
+    flops_per_second: Rate  # the peak of dense bfloat16
+    float32_share: PositiveShare = 0.5  # of ``flops_per_second``; TF32 reaches half on all presets
     memory_bytes: Rate
     memory_bytes_per_second: Rate
     gpus_per_node: NumRanks = 8
     inside_bytes_per_second: Rate  # of a GPU's links inside its node; on a torus, of one link
     across_bytes_per_second: Rate  # of a GPU's own network card
     rails: Number = 0
-    """The network cards of a node that one collective uses; 0 = one for each of its ranks there."""
-    kernel_seconds: Latency = 3e-6
-    launch_seconds: Latency = 8e-6  # of a call
-    inside_hop_seconds: Latency = 1e-6  # of a hop of a ring
-    across_hop_seconds: Latency = 15e-6
+    """The network cards of a node that a collective can use. 0 means one for each of its ranks."""
+    kernel_seconds: Latency = 3e-6  # the launch of a compute kernel
+    launch_seconds: Latency = 8e-6  # the launch of a communication call
+    inside_hop_seconds: Latency = 1e-6  # the latency of a hop inside a node
+    across_hop_seconds: Latency = 15e-6  # the latency of a hop between nodes
     nodes_per_pod: Number = 0
     """The nodes of a pod, which share the links to other pods; 0 = all nodes are one pod."""
     oversubscription: Annotated[float, msgspec.Meta(ge=1, le=1e6)] = 1.0
@@ -79,7 +82,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     torus: tuple[NumRanks, ...] = ()
     """The GPUs along each axis of a torus, the innermost last; empty = nodes with switches."""
     links_from: str = ""
-    """The measurements that give the time of a call, if these rates do not."""
+    """The source of measured call times, as text. Empty if calls follow from these rates."""
     efficiency: Efficiency = Efficiency()
 
     @property
@@ -88,7 +91,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def memory_rate(self) -> float:
-        """Bytes per second that kernels move."""
+        """The bytes per second that kernels reach in memory."""
         return self.memory_bytes_per_second * self.efficiency.memory_rate
 
     def peak(self, bytes_per_element: int) -> float:
@@ -98,12 +101,12 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def inside_rate(self) -> float:
-        """Bytes per second between GPUs of a node."""
+        """The bytes per second that calls reach between GPUs of a node, in one direction."""
         return self.inside_bytes_per_second * self.efficiency.links_inside
 
     @property
     def card_rate(self) -> float:
-        """Bytes per second of one GPU's network card."""
+        """The bytes per second that calls reach over one network card, in one direction."""
         return self.across_bytes_per_second * self.efficiency.links_across
 
 
@@ -125,9 +128,12 @@ _SOURCES = {
 
 
 LARGEST_GEMM_SHARES = {"a100": 0.859, "h100": 0.801}
-"""Of the peak, by the fastest GEMM that was found (Bekman, Machine Learning Engineering, MAMF)."""
+"""The share of the peak that the fastest GEMM reaches, by preset.
+
+Source: Bekman, Machine Learning Engineering, MAMF.
+"""
 SUSTAINED_SHARE = 0.9
-"""Of the fastest GEMM's rate, what clocks allow for a long time. Calibrated to published runs."""
+"""The share of the fastest GEMM's rate that clocks sustain. It is calibrated to published runs."""
 
 
 def _preset(name: str, memory: float, memory_rate: float, nvlink: float, card: float) -> Hardware:

@@ -35,7 +35,7 @@ def require_candidates(request: SearchRequest, hardware: Hardware, result: Searc
 
 
 def explain_too_large(run: DryRun) -> str:
-    """Return the memory that a step lacks, and a change with which the model fits."""
+    """Return a message with the memory that a step lacks and a change with which the model fits."""
     spec, hardware, memory = run.spec, run.hardware, run.fullest.memory
     return (
         f"{spec.name} with {spec.dims.label} needs {memory.total / GIGA:,.1f} GB on "
@@ -47,7 +47,7 @@ def explain_too_large(run: DryRun) -> str:
 
 
 def _suggest_change(spec: StepSpec, hardware: Hardware) -> str:
-    """Return recomputation, another mesh, or the fewest GPUs with which a step fits."""
+    """Return a hint: recomputation, another mesh, or the fewest GPUs with which the step fits."""
     for checkpointing in CHECKPOINTINGS:
         recomputing = spec.with_checkpointing(checkpointing)
         if recomputing.find_broken_rule() is None and dry_run(recomputing, hardware).fits:
@@ -62,7 +62,7 @@ def _suggest_change(spec: StepSpec, hardware: Hardware) -> str:
 
 
 def describe_fewest_gpus(request: SearchRequest, hardware: Hardware) -> str:
-    """Return the smallest power of two of GPUs that fits, with the first step of its search."""
+    """Return a text with the smallest power of two of GPUs that fits, and the best step on them."""
     gpus = 1
     while gpus <= MAX_GPUS:
         # Fewer GPUs do not even hold the state once.

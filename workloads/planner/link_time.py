@@ -40,20 +40,20 @@ _SUBSTITUTES: Mapping[str, tuple[str, ...]] = {
     "broadcast": ("all_gather", "all_reduce"),
     "send": (*MESSAGES, "all_gather", "all_reduce"),
 }
-"""The operations whose fits an operation without one uses: they move as many bytes over the links.
+"""The operations whose fit replaces a missing fit, by operation, in order of preference.
 
-A message without a fit takes a hop of a collective.
+Sizes are scaled to equal bytes over a link. A message without a fit takes a collective's hop.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedCall:
-    """Equal calls of a step, with the place of their group."""
+    """Equal communication calls of a step, with the place of their group."""
 
     axis: str
     op: str
     num_bytes: float  # of one call, as nccl-tests counts it
-    count: float
+    count: float  # calls per step
     place: Place
 
     @staticmethod
@@ -68,11 +68,11 @@ class PlacedCall:
 
 
 Seconds = Callable[[PlacedCall], float]
-"""The seconds of one of the calls."""
+"""A function from equal calls to the seconds of one of them."""
 
 
 def by_hardware(hardware: Hardware) -> Seconds:
-    """Return the rule that takes latency and bandwidth from declared hardware."""
+    """Return the function from calls to seconds by latency and bandwidth of declared hardware."""
 
     def seconds(call: PlacedCall) -> float:
         if call.place.ranks == 1:
@@ -151,15 +151,16 @@ class Curve:
     op: str
     ranks: int
     fit: "CurveFit"
-    smallest: int
-    largest: int
-    inside: bool  # whether the ranks share a node
+    smallest: int  # bytes
+    largest: int  # bytes
+    inside: bool  # True if all ranks share a node
 
 
 def curves_of(run: Run) -> list[Curve]:
-    """Return the fits of blocking float32 calls by operation and ranks, to medians over repetitions.
+    """Return a curve for each operation and group of ranks that a run measured.
 
-    They are calls of all ranks, of the ranks of a node, or of one rank of each node.
+    A curve is fitted to the medians over repetitions of blocking float32 calls. Groups are all
+    ranks, the ranks of a node, or one rank of each node.
     """
     # It imports numpy and scipy, which a plan from declared hardware does not need.
     from parbench.bench.results.fit import CurvePoint, fit_curve
@@ -215,9 +216,9 @@ def _size_of(record: Record) -> int:
 
 
 def by_curves(curves: Sequence[Curve]) -> Seconds:
-    """Return the rule that takes the time of a call from the fits of a run.
+    """Return the function from calls to seconds by the fits of runs.
 
-    The rule raises ``UserError`` for a call without a curve.
+    The function raises ``UserError`` for a call without a curve.
     """
 
     def seconds(call: PlacedCall) -> float:
@@ -244,7 +245,10 @@ def _count_ring_hops(op: str, ranks: int) -> int:
 
 
 def curve_for(call: PlacedCall, curves: Sequence[Curve]) -> Curve:
-    """Return the curve of the operation, or of a substitute, with the same ranks if there is one."""
+    """Return the curve of a call's operation, or of the first substitute that has one.
+
+    Curves with the same ranks are preferred. Raises ``UserError`` if there is no curve.
+    """
     for op in (call.op, *_SUBSTITUTES.get(call.op, ())):
         candidates = [curve for curve in curves if curve.op == op]
         if candidates:
@@ -256,12 +260,12 @@ def curve_for(call: PlacedCall, curves: Sequence[Curve]) -> Curve:
 
 
 def _rank_curve(curve: Curve, place: Place) -> tuple[bool, bool, int]:
-    """Return the order of curves for a place: same kind of group, same ranks, most ranks."""
+    """Return a sort key: curves of the same kind of group, of equal ranks, of most ranks."""
     return curve.inside != place.inside, curve.ranks != place.ranks, -curve.ranks
 
 
 def beyond(calls: Sequence[PlacedCall], curves: Sequence[Curve]) -> tuple[str, ...]:
-    """Return notes on calls whose sizes or ranks were not measured."""
+    """Return a note for each kind of call whose size or number of ranks was not measured."""
     notes = []
     for call in calls:
         curve = curve_for(call, curves)
@@ -287,7 +291,7 @@ def read_peak(record: Record) -> float:
 
 
 def _read_positive(value: object) -> float:
-    """Return a positive number from a file, 0 for all else."""
+    """Return a positive number that was read from a file, 0 for any other value."""
     return float(value) if isinstance(value, int | float) and 0 < value < 1e30 else 0.0
 
 
@@ -314,7 +318,10 @@ def hardware_of_run(run: Run, base: Hardware) -> tuple[Hardware, tuple[str, ...]
 
 
 def _list_measured_rates(run: Run, gpus_per_node: int, *, is_cpu: bool) -> dict[str, float]:
-    """Return the fields of ``Hardware`` that a run measured: its peak, memory and copies."""
+    """Return the values of the fields of ``Hardware`` that a run measured, by name of the field.
+
+    They are the peak FLOP/s, the memory in bytes and the memory rate of copies.
+    """
     measured: dict[str, float] = {}
     peak = max(read_peak(record) for record in run.records)
     if peak:

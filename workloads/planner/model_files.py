@@ -20,7 +20,7 @@ from parbench.workloads.model.shapes import (
 )
 
 Mixture = Mapping[str, int]
-"""The experts of a model by parameters of ``make_moe``, and ``dense_layers``."""
+"""The values of parameters of ``make_moe``, by name, and the number of ``dense_layers``."""
 
 
 class Model(NamedTuple):
@@ -55,15 +55,24 @@ class _Family:
     """The architecture of one ``model_type``, and its keys in config.json."""
 
     recipe: Recipe = "llama"
-    keys: Mapping[str, str] = field(default_factory=dict)  # by the key of Llama
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """The key of a size in this family, by the key that Llama has for the same size."""
     biases: tuple[Bias, ...] = ()
-    flags: Mapping[str, tuple[Bias, ...]] = field(default_factory=dict)  # biases by key
-    tied: bool = False  # the default of tie_word_embeddings
+    """The matrices that always have a bias."""
+    flags: Mapping[str, tuple[Bias, ...]] = field(default_factory=dict)
+    """The matrices that have a bias if a flag is true, by the key of the flag."""
+    tied: bool = False
+    """The default of ``tie_word_embeddings``: True if the head shares the embedding's weights."""
     qk_norm: bool = False
+    """True if queries and keys are normalized."""
     latent: bool = False
-    experts: str = ""  # the key of the number of experts
+    """True for multi-head latent attention."""
+    experts: str = ""
+    """The key of the number of experts, empty for a dense model."""
     expert_ffn: str = "moe_intermediate_size"
-    shared: str = ""  # the key of the number of shared experts
+    """The key of the inner size of an expert."""
+    shared: str = ""
+    """The key of the number of shared experts, empty if there are none."""
 
 
 _BIASED = {"attention_bias": _ATTENTION}
@@ -119,7 +128,11 @@ class _Config:
         self.read_keys: set[str] = set()
 
     def read_size(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """Return a whole number, or ``default`` if the key is missing or null."""
+        """Return a whole number, or ``default`` if the key is missing or null.
+
+        ``key`` is the name of Llama. Raises ``UserError`` if the number is below ``minimum`` or
+        above ``MAX_SIZE``, or if it is missing and ``default`` is None.
+        """
         key = self.family.keys.get(key, key)
         self.read_keys.add(key)
         value = self.content.get(key)
@@ -141,7 +154,7 @@ class _Config:
         return value
 
     def list_ignored_keys(self) -> list[str]:
-        """Return the keys with a value that were not read and may have a cost."""
+        """Return the keys that have a value, were not read and may change the cost of a step."""
         ignored = self.read_keys.union(_KEYS_WITHOUT_COST.split())
         if not self.content.get("use_sliding_window", True):
             ignored |= {"sliding_window", "layer_types"}

@@ -72,7 +72,7 @@ MODELS: dict[str, StepSpec] = {
 
 
 def find_model(text: str, sequence: int = 0) -> Model:
-    """Return a named model or that of a file, with ``sequence`` tokens if not 0.
+    """Return a named model or the model of a file, with ``sequence`` tokens unless that is 0.
 
     Raises ``UserError`` with the known names.
     """

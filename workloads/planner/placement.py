@@ -88,7 +88,7 @@ def place_on_torus(dims: ParallelDims, group: tuple[str, ...], torus: tuple[int,
 
 @lru_cache(maxsize=_MAX_CACHED)
 def _place(dims: ParallelDims, group: tuple[str, ...], gpus_per_node: int) -> Place:
-    """Count the nodes of each group."""
+    """Return the place of the group that spans most nodes."""
     import numpy as np  # imported late, because the command line answers without it
 
     nodes_by_group = np.sort(_arrange_groups(dims, group) // gpus_per_node, axis=1)
@@ -98,7 +98,7 @@ def _place(dims: ParallelDims, group: tuple[str, ...], gpus_per_node: int) -> Pl
 
 
 def _arrange_groups(dims: ParallelDims, group: tuple[str, ...]) -> "NDArray[np.int64]":
-    """Return the ranks of each group along axes, or of the experts' group, as a row."""
+    """Return an array with the ranks of each group along some axes, one group per row."""
     import numpy as np
 
     order = dims.order

@@ -45,38 +45,39 @@ STATE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """The step of a plan as the user gives it. Empty texts and 0 are not given."""
+    """The step of a plan as the user gives it. An empty text, 0 or None means no value."""
 
-    model: str
-    sequence: int = 0
+    model: str  # a name or the path of a config.json
+    sequence: int = 0  # tokens; without a value, the model's own
     precision: str = "bfloat16"
-    state: str = ""
-    microbatch: int = 0
-    global_batch: int = 0
+    state: str = ""  # types of the model state, such as moments=bfloat16,master=none
+    microbatch: int = 0  # sequences
+    global_batch: int = 0  # sequences
     checkpointing: str = ""
     schedule: str = ""
-    chunks: int = 0
+    chunks: int = 0  # pipeline stages per rank
     cp_method: str = ""
-    zero: int | None = None
-    microbatches: int = 0  # of a single mesh, as is ``split``
-    split: str = ""
+    zero: int | None = None  # the stage of ZeRO, 0 to 3
+    microbatches: int = 0  # per step, only for a single mesh
+    split: str = ""  # the layers of each pipeline stage, only for a single mesh
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
     """The hardware of a plan as the user gives it."""
 
-    hardware: str = ""
-    links: Path | None = None
-    calibrate: tuple[Path, ...] = ()
+    hardware: str = ""  # a preset or the path of a .toml file
+    links: Path | None = None  # a run whose collectives give the time of calls
+    calibrate: tuple[Path, ...] = ()  # runs whose steps give efficiencies
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedMachine:
-    """The hardware of a plan, the time of a call if runs have it, and notes for the reader."""
+    """The hardware of a plan, and notes for the reader."""
 
     hardware: Hardware
     seconds: Seconds | None = None
+    """Returns the measured seconds of a call. None if no run measured them."""
     notes: tuple[str, ...] = ()
 
 
@@ -89,7 +90,7 @@ def answer_search(
     explain: bool = False,
     is_page: bool = False,
 ) -> Document:
-    """Return the ranked meshes. Raises ``UserError`` if no mesh fits."""
+    """Return the document of ranked meshes. Raises ``UserError`` if no mesh fits in memory."""
     for name in ("microbatches", "split"):
         if getattr(options, name):
             raise UserError(f"--set {name} is for one mesh: use parbench plan mesh")
@@ -120,7 +121,7 @@ def answer_mesh(
     explain: bool = False,
     is_page: bool = False,
 ) -> Document:
-    """Return the prediction of one mesh. Raises ``UserError`` if it breaks a rule."""
+    """Return the document of one mesh. Raises ``UserError`` if the mesh breaks a rule."""
     spec, notes = build_step_on_mesh(options, mesh)
     machine = load_machine(machine_options)
     run = dry_run(spec, machine.hardware, seconds=machine.seconds)
@@ -216,7 +217,7 @@ def check_options(options: StepOptions) -> None:
 
 
 def load_machine(options: MachineOptions) -> PlannedMachine:
-    """Return declared hardware, or with the links and efficiencies that runs measured.
+    """Return the hardware of a plan: declared, or with the links and efficiencies of runs.
 
     ``links`` is a run whose collectives give the time of calls. ``calibrate`` are runs whose steps
     give efficiencies and, without the other options, also the machine and its links.

@@ -26,21 +26,31 @@ PREDICTION_ERROR = 0.10
 """The median error of step times on published runs, rounded up (docs/concepts/planner-validation.md)."""
 SIMULATED_RUNS = 3
 SIMULATED_PASSES = 4096
-"""The pipelines of the first runs are simulated if they have at most so many forward passes."""
-NEARLY_FULL = 0.95
+"""Pipelines with at most this number of forward passes are simulated (stages x microbatches).
+
+Only the first ``SIMULATED_RUNS`` runs are simulated.
+"""
+NEARLY_FULL = 0.95  # the share of usable memory
 _WEIGHTS = {"dp": 1, "fsdp": 1, "tp": 2, "ep": 2, "cp": 3, "pp": 3}
 """The effort that each axis adds to running a mesh."""
 
 
 @dataclass(kw_only=True)
 class SearchResult:
-    """The predictions of a search and the number of steps that it did not predict."""
+    """The predictions of a search, and counts and examples of the steps that it rejected."""
 
     runs: list[DryRun] = field(default_factory=list)
     num_considered: int = 0
+    """The number of steps that satisfy all rules, whether or not they fit in memory."""
     num_too_large: int = 0
-    broken_rules: dict[str, str] = field(default_factory=dict)  # an example by mesh
-    smallest: tuple[float, StepSpec] | None = None  # bytes and step of those that are too large
+    """The number of considered steps that do not fit in memory."""
+    broken_rules: dict[str, str] = field(default_factory=dict)
+    """The label of the first mesh that breaks a rule, by the text of the rule."""
+    smallest: tuple[float, StepSpec] | None = None
+    """The peak bytes and the step that needs least memory of the steps that do not fit.
+
+    None if no step was too large.
+    """
 
     @property
     def best(self) -> DryRun:
@@ -53,7 +63,8 @@ def search(
     """Return the best settings of each mesh that fits in memory, ranked by ``rank_runs``.
 
     Short pipelines of the first meshes are simulated. Context parallelism may leave fewer tokens
-    per rank if nothing else fits. ``seconds`` is the time of a call where ``hardware`` is not.
+    per rank if nothing else fits. ``seconds`` gives the seconds of a communication call. If it is
+    None, they follow from ``hardware``.
     """
     if not 1 <= request.gpus <= MAX_GPUS:
         raise UserError(f"--gpus({request.gpus}) is not within 1 and {MAX_GPUS}")
@@ -80,7 +91,11 @@ def predict_layout(
     seconds: Seconds | None,
     result: SearchResult,
 ) -> None:
-    """Add the predictions of a layout: each microbatch with each useful schedule that fits."""
+    """Add the predictions of a layout to the runs of ``result``.
+
+    They are of each microbatch size with each schedule that fits in memory and has a smaller bubble
+    than the simpler schedules. Rejected steps are counted in ``result``.
+    """
     for step in list_batches(request, layout):
         least_bubble: float | None = None
         for pipeline in list_pipelines(request, step):
@@ -104,7 +119,7 @@ def _predict(
     seconds: Seconds | None,
     result: SearchResult,
 ) -> DryRun | None:
-    """Return the step with the least recomputation that fits, None if nothing fits."""
+    """Return the prediction with the least recomputation that fits in memory, None if none fits."""
     for checkpointing in request.checkpointings:
         spec = step.with_checkpointing(checkpointing)
         rule = spec.find_broken_rule()
@@ -123,7 +138,11 @@ def _predict(
 
 
 def rank_runs(runs: Sequence[DryRun]) -> list[DryRun]:
-    """Return the first run of each mesh: ties with the fastest by simplicity, others by time."""
+    """Return the best run of each mesh, best mesh first.
+
+    Runs that tie with the fastest come first, in order of their effort. All others follow in order
+    of their step time.
+    """
     if not runs:
         return []
     fastest = min(run.seconds for run in runs)

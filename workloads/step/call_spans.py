@@ -10,11 +10,11 @@ from parbench.bench.results.step_trace import StepTrace
 def find_call_spans(trace: StepTrace, axes: Sequence[str]) -> list[Span | None] | None:
     """Return the span of each call of a step, None for a call that the trace does not have.
 
-    ``axes`` are those of the calls, in their order. The result is None if the trace does not fit
-    the calls. On a host, spans are in the order of issue. On a device, kernels run in another order
-    on each communicator, so that each belongs to the call within which the host launched it. A
-    kernel that was launched after its call has returned, as coalesced calls are, belongs to that
-    call and to all before it on the same axis that have none.
+    ``axes`` has the axis of each call, in order of issue. The result is None if the trace does not
+    fit the calls. On a host, spans are in the order of issue. On a device, kernels run in another
+    order on each communicator, so that a kernel belongs to the call within which the host launched
+    it. A kernel of coalesced calls is launched after its call has returned. It belongs to that call
+    and to all earlier calls on the same axis that have no kernel.
     """
     if trace.issue_spans is None:
         return list(trace.comm) if len(trace.comm) == len(axes) else None

@@ -55,7 +55,7 @@ class LayerBenchmark(Benchmark):
         return tensor.to(self._world.device, self._dtype)
 
     def check(self) -> int:
-        """Return the elements of output and gradients that differ from those of one process."""
+        """Return the number of elements of output and gradients that differ from one process."""
         actual = collect_tensors(self.layer, self.x, self.output)
         reference = self._run_reference(torch.float32)
         low_precision = None

@@ -44,12 +44,12 @@ class MemoryProbe:
     count_activations: Callable[[], float]
     """Runs forward passes, and returns the bytes that microbatches in flight save for backward."""
     formula: BytesByComponent
-    """The analytical bytes of this rank, of the components that have a formula."""
+    """The analytical bytes of this rank, by component. Some components have no formula."""
     notes: tuple[str, ...] = ()
     share = 0.0
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> MemoryBySource:
-        """Measure the state between steps, the peak of a step, and forward passes.
+        """Return the bytes of the state between steps, of the peak, and of saved activations.
 
         The parameters that FSDP has gathered after these passes count as buffers.
         """
@@ -105,7 +105,7 @@ def local_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of the storages of tensors on this rank. A shared one counts once."""
+    """Return the bytes of the storages of tensors on this rank. A shared storage counts once."""
     return sum(_find_storages(tensors).values())
 
 
@@ -153,7 +153,7 @@ def peak_during(step: Callable[[], object], device: torch.device) -> int | None:
     """Run a step and return the peak of its memory above its start in bytes.
 
     The result is None on an unknown device. On CUDA it is the peak of the caching allocator. On the
-    CPU it is that of torch's allocations in this thread and in the thread of backward, as the
+    CPU it is the peak of torch's allocations in this thread and in the thread of backward, as the
     profiler records them. The profiler makes the step slower.
     """
     if device.type == "cuda":

@@ -60,7 +60,10 @@ class MatchedTrace:
     """The spans of communication in a profiled step, matched with the step's calls."""
 
     spans: list[Span | None]
-    """The span of each call, None for an unseen one; empty if spans and calls do not match."""
+    """The span of each call, None for a call that the trace does not have.
+
+    The list is empty if spans and calls do not match.
+    """
     named: list[TimedCall]
     """All communication in the trace."""
     unseen: set[str]
@@ -83,9 +86,9 @@ class RankTimings:
     """
 
     calls: tuple[SentCall, ...]
-    ranks_by_axis: dict[str, list[int]]
+    ranks_by_axis: dict[str, list[int]]  # the global ranks of this rank's group
     wall_seconds: dict[str, list[float]]
-    """By kind: uninstrumented, instrumented, without_comm, profiled."""
+    """The seconds of each step, by kind: uninstrumented, instrumented, without_comm, profiled."""
     matched: list[MatchedTrace]
     median_step: int
     """The index of the profiled step whose wall time is the median, the same on all ranks."""
@@ -106,7 +109,7 @@ class OverlapProbe:
     ranks_differ: bool = False
     """True if ranks make different calls, as the stages of a pipeline do."""
     list_notes: Callable[[float], Sequence[str]] = lambda seconds: ()
-    """Returns notes about an uninstrumented step of so many seconds."""
+    """Returns notes about an uninstrumented step, from its seconds."""
     share = 1.0
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> RankTimings:
@@ -245,7 +248,7 @@ class OverlapProbe:
 
 
 def find_median_index(values: Sequence[float]) -> int:
-    """Return the index of the median, of the lower one of two."""
+    """Return the index of the median value, of the lower median if there are two."""
     indices = sorted(range(len(values)), key=values.__getitem__)
     return indices[(len(values) - 1) // 2]
 
@@ -264,7 +267,7 @@ def summarize_differences(walls: Sequence[SecondsByKind]) -> dict[str, MetricVal
 
 
 def list_ect_caveats(device: torch.device, overhead: float | None) -> tuple[str, ...]:
-    """Return a note if the dispatch mode delays the host so much that a device may wait for it."""
+    """Return a note if the dispatch mode slows the host so much that a device may wait for it."""
     if device.type != "cuda" or overhead is None or overhead <= _MAX_DISPATCH_OVERHEAD:
         return ()
     return (
@@ -313,7 +316,7 @@ def compute_time_breakdown(trace: StepTrace, matched: MatchedTrace) -> Breakdown
 
 
 def measure_phases(trace: StepTrace, matched: MatchedTrace) -> dict[str, float]:
-    """Return the metrics of each phase of a profiled step, whose ranges are added.
+    """Return the metrics of each phase of a profiled step. Ranges of the same phase are added.
 
     Without all calls in the trace, exposed communication and idle time are unknown.
     """

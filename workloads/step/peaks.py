@@ -38,9 +38,10 @@ _SECONDS_PER_SIZE = 0.05
 
 
 def datasheet_peak(gpu_name: str, dtype: str) -> float | None:
-    """Return the dense FLOP/s of ``bfloat16``, ``float16``, ``tf32`` or ``float32``, or None.
+    """Return the dense FLOP/s of a GPU in ``dtype``, None if they are unknown.
 
-    Names match by whole words, so an A10G is not an A10. A MIG slice is only a part of its device.
+    ``dtype`` is ``bfloat16``, ``float16``, ``tf32`` or ``float32``. Names match by whole words, so
+    an A10G is not an A10. A MIG slice is only a part of its device.
     """
     name_parts = set(re.split(r"[^a-z0-9]+", gpu_name.lower()))
     if "mig" in name_parts:

@@ -73,8 +73,8 @@ def repeat_within_budget(
 ) -> None:
     """Call a function as often as rank 0's time budget allows, equally often on every rank.
 
-    It is called three times at least, as their median requires, and once if the budget is 0 or if
-    three calls would take so long that the case might time out.
+    The function is called at least three times, so that a median exists. It is called once if the
+    budget is 0, or if three calls would take so long that the case might time out.
     """
     start = time.perf_counter()
     repeats = 0
@@ -100,7 +100,7 @@ def time_step(step: Step, world: World) -> float:
 
 
 def trace_step(step: Step, device: torch.device) -> StepTrace:
-    """Run one step under the profiler and return its trace, on CUDA until the device is idle."""
+    """Run one step under the profiler until the device is idle, and return the trace."""
     is_cuda = device.type == "cuda"
     with profiling(device) as profiler:
         start_ns = time.perf_counter_ns()
@@ -127,8 +127,8 @@ def record_moment(device: torch.device) -> Moment:
 def make_moment_clock(device: torch.device) -> Callable[[Moment], float]:
     """Return a function from moments to seconds of ``time.perf_counter``.
 
-    On CUDA it synchronizes the device and reads both clocks several times. The shortest reading
-    counts, and its event is taken to lie in the middle.
+    On CUDA this call synchronizes the device and reads both clocks several times. The shortest
+    reading counts, and its event is taken to lie in the middle.
     """
     if device.type != "cuda":
         return lambda moment: float(cast(float, moment))
@@ -139,7 +139,7 @@ def make_moment_clock(device: torch.device) -> Callable[[Moment], float]:
 
 
 def _read_clocks(device: torch.device) -> tuple[float, float, Any]:
-    """Return the duration of one event of an idle device on the host, its middle, and the event."""
+    """Return an event of an idle device, after the host's seconds for it and their middle."""
     start = time.perf_counter()
     event = cast(accelerator.Event, record_moment(device))
     event.synchronize()

@@ -41,12 +41,16 @@ class SentCall:
     axis: str
     op: str
     num_bytes: int
-    """The size as nccl-tests defines it."""
+    """The size of the call, as nccl-tests counts it."""
     ranks: int
+    """The number of ranks of the call's process group."""
     sent: float = field(default=0.0, compare=False)
-    """Bytes that leave this rank: ring-optimal, or the rows for others of an uneven exchange."""
+    """The bytes that leave this rank with a ring-optimal algorithm.
+
+    For an uneven all_to_all they are the bytes of the rows for other ranks.
+    """
     depends_on_data: bool = field(default=False, compare=False)
-    """True for an uneven exchange, which may send other bytes in the next step."""
+    """True for an uneven all_to_all, whose bytes may differ in the next step."""
 
 
 _INPUT_SHARE = -1
@@ -137,9 +141,9 @@ class CommRecorder(_CommMode):  # type: ignore[no-untyped-call]
 class NoCommMode(_CommMode):  # type: ignore[no-untyped-call]
     """While entered, communication takes no time. Results have the right shapes, arbitrary values.
 
-    On a device nothing is launched for floating-point data. Fake groups (see ``make_fake_groups``)
-    copy within this rank what decides sizes, such as counts of tokens, and all data of CPUs, where
-    uninitialized floats may slow the computation.
+    On a device nothing is launched for floating-point data. All other data is copied within this
+    rank by fake groups (see ``make_fake_groups``): integers, which may decide sizes, and data of
+    CPUs, because uninitialized floats may slow the computation there.
     """
 
     def __init__(self, fake_groups: Groups) -> None:
@@ -170,7 +174,7 @@ def _is_float_on_device(args: Any) -> bool:
 
 
 def _make_empty_results(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the results of a collective without calling it: its outputs, and finished work."""
+    """Return uninitialized outputs and finished work in place of the results of a collective."""
     if func.name().startswith("c10d::"):
         work = make_finished_work(tree_leaves(args[0]))
         return work if len(func._schema.returns) == 1 else (args[0], work)
@@ -183,7 +187,10 @@ def _make_empty_results(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def make_fake_groups(axes: Groups) -> dict[str, dist.ProcessGroup]:
-    """Return a fake group of the same ranks for the name of each group; all ranks take part."""
+    """Return a fake group with the same ranks for each group, by the name of that group.
+
+    All ranks must call this function.
+    """
     return {group.group_name: make_fake_group(group) for group in axes.values()}
 
 
@@ -203,11 +210,14 @@ class CommVolume:
 
     by_axis: BytesByAxis
     by_op: Mapping[tuple[str, str], tuple[int, float | None]] = field(default_factory=dict)
-    """The number of calls of each axis and operation, and their bytes, None if data-dependent."""
+    """The number of calls and the sent bytes, by axis and operation.
+
+    The bytes are None if they depend on data.
+    """
 
     @classmethod
     def sum(cls, calls: Sequence[SentCall], axes: Iterable[str]) -> "CommVolume":
-        """Return the volume of calls on this rank. One of ``axes`` without calls has 0 bytes."""
+        """Return the volume of this rank's calls. An axis of ``axes`` without calls has 0 bytes."""
         by_op: dict[tuple[str, str], tuple[int, float | None]] = {}
         for call in calls:
             count, total = by_op.get((call.axis, call.op), (0, 0.0))
@@ -218,7 +228,11 @@ class CommVolume:
 
 
 def summarize_counts(volumes: Sequence[CommVolume]) -> dict[str, MetricValue]:
-    """Return the calls of a step by axis and operation, with their bytes, as means over ranks."""
+    """Return the number of calls and the sent bytes of a step, as means over ranks.
+
+    ``volumes`` has one item for each rank. Keys are ``calls.AXIS``, ``calls.AXIS.OP`` and
+    ``sent.AXIS.OP``, which is missing if the bytes depend on data.
+    """
     axes = [axis for volume in volumes for axis in volume.by_axis]
     counts = dict.fromkeys((f"calls.{axis}" for axis in axes), 0.0)
     sent: dict[str, float] = {}
@@ -239,7 +253,10 @@ class CommBytesProbe:
 
     axes: Groups
     compute_expected: Callable[[], BytesByAxis]
-    """Called on all ranks after the recorded step, whose routing decides the bytes of experts."""
+    """Returns the expected bytes of this rank by axis.
+
+    All ranks call it after the recorded step, whose routing decides the bytes of experts.
+    """
     share = 0.0
 
     def observe(
@@ -266,10 +283,12 @@ class CommBytesProbe:
 def report_worst_ratio(
     axis: str, sent: Sequence[float], expected: Sequence[float]
 ) -> dict[str, MetricValue]:
-    """Return the sent and expected bytes of the rank with the ratio farthest from 1.
+    """Return the values of the rank whose ratio of sent to expected bytes differs most from 1.
 
-    ``sent`` and ``expected`` hold the bytes on the axis by rank. Of equal ratios, the rank that
-    sends most counts. Bytes where none are expected give the ratio 0, no bytes at all give None.
+    ``sent`` and ``expected`` hold the bytes on the axis by rank. If several ranks differ equally,
+    the rank that sends most is taken. The keys of the result are ``bytes_sent``,
+    ``bytes_expected`` and ``bytes_ratio``, each followed by a dot and the axis. The ratio is 0 if a
+    rank sends bytes and none are expected, and None if it neither sends nor expects any.
     """
 
     def compute_ratio(rank: int) -> float:
@@ -290,7 +309,7 @@ def report_worst_ratio(
 
 
 def find_group_argument(args: Iterable[Any]) -> dist.ProcessGroup | None:
-    """Return the process group among the arguments of a c10d or functional collective."""
+    """Return the process group among the arguments of a collective, None if there is none."""
     for arg in args:
         group = unbox_group(arg)
         if group is not None:

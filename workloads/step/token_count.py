@@ -41,7 +41,8 @@ def compute_loss_weight(
     """Return the factor that makes the summed loss of a microbatch its part of the mean loss.
 
     The mean over ranks and microbatches of weighted sums is the mean over all tokens with a
-    target. ``targets`` are those of this rank, ``groups`` those of the axes of the mesh.
+    target. ``targets`` has the targets of each of this rank's microbatches. ``groups`` has the
+    process groups of the mesh by axis.
     """
     count = torch.stack([count_targets(microbatch) for microbatch in targets]).sum()
     for axis in ("fsdp", "dp"):

@@ -108,7 +108,7 @@ KEPT_SHARDS_NOTE = (
 
 
 class Microbatch(NamedTuple):
-    """One microbatch of this rank: tokens (b, s) and the next tokens (b, s)."""
+    """One microbatch of this rank: token ids (b, s), and the token after each as target (b, s)."""
 
     tokens: Tensor
     targets: Tensor
@@ -203,7 +203,7 @@ class TrainStep(Benchmark):
         return total
 
     def _compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of a microbatch; its mean over microbatches and data ranks is trained."""
+        """Return a microbatch's loss. The step trains the mean over microbatches and data ranks."""
         return self._cross_entropy(logits, targets) * self._loss_weight
 
     def _run_forward(self, part: ParallelPart, index: int) -> Tensor:
@@ -284,7 +284,7 @@ class TrainStep(Benchmark):
         )
 
     def _set_distinct_gradients(self, parallel_part: ParallelPart) -> None:
-        """Give data ranks different gradients, so that a missing one changes their mean."""
+        """Give data ranks different gradients, so that a missing gradient changes their mean."""
         dims = self.spec.dims
         index = dims.index(self._world.rank, "dp", "fsdp", "cp")
         set_distinct_gradients(parallel_part.part, index, dims.data_ranks, dims.data_ranks)
@@ -455,7 +455,7 @@ class TrainStep(Benchmark):
     # Description and explanation
 
     def describe(self) -> Description:
-        """Return tokens, parameters and FLOPs, and what the row cannot claim."""
+        """Return the work, details (parameters, FLOPs, mesh) and notes on limits of the result."""
         spec = self.spec
         tokens = spec.tokens
         flops = self._flops_per_rank
@@ -498,7 +498,7 @@ class TrainStep(Benchmark):
         return notes
 
     def explain_step(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
-        """Return the results of the probes; the model is not usable afterwards."""
+        """Return the results of the probes. The model is not usable afterwards."""
         probes = self.list_probes()
         explanation = run_probes(self._world, probes, self.step, begin, budget_seconds)
         split = self._positions.split
@@ -589,7 +589,8 @@ class TrainStep(Benchmark):
     def compute_expected_bytes(self) -> dict[str, float]:
         """Return the analytical bytes that this rank sends in a step, by axis.
 
-        Those of experts follow from the routing of the last step, so that all ranks take part.
+        The bytes of experts follow from the routing of the last step, so that all ranks must call
+        this method.
         """
         expected = bytes_by_axis(list_calls(self._view), self.mesh.groups)
         if self.spec.moe is not None:
@@ -605,7 +606,7 @@ class TrainStep(Benchmark):
         return BytesFormulaDetails(bytes_formula=texts).as_details if texts else {}
 
     def _attention_details(self) -> dict[str, object]:
-        """The method and sizes of context parallelism for the row, empty with one ``cp`` rank."""
+        """Return the method and sizes of context parallelism, empty with one ``cp`` rank."""
         split = self._positions.split
         if split is None:
             return {}
@@ -620,7 +621,7 @@ class TrainStep(Benchmark):
         return details.as_details
 
     def _list_peak_notes(self, step_seconds: float) -> Sequence[str]:
-        """Return a note if a step of so many seconds has an MFU above 100 %."""
+        """Return a note if a step that takes ``step_seconds`` has an MFU above 100 %."""
         if self._peak is None:
             return []
         peak = self._peak
@@ -659,10 +660,10 @@ class TrainStep(Benchmark):
 def calibrate_linears(
     spec: StepSpec, world: World, compute: SimulatedCompute, seconds: float
 ) -> None:
-    """Shorten simulated compute by the host's own time in a rank's layers without parallelism.
+    """Shorten simulated compute by the time that the host itself takes for a rank's layers.
 
-    ``seconds`` is the forward time that the layers of one pipeline stage shall simulate, if the
-    layers divide evenly among the ``pp`` ranks.
+    The layers are not distributed. ``seconds`` is the forward time that the layers of one ``pp``
+    rank simulate if layers divide evenly among these ranks.
     """
     layers = max(1, spec.shape.layers // spec.dims.pp)
     is_full = spec.dims.pp == 1

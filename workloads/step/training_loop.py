@@ -103,7 +103,7 @@ class TrainingLoop(Benchmark):
             loss.backward()  # type: ignore[no-untyped-call]
 
     def _compare_with_reference(self, reference: nn.Module) -> list[str]:
-        """Return a phrase for each gradient that differs from the mean of the reference's."""
+        """Return a phrase for each gradient that differs from the reference's mean over ranks."""
         gradients = collect_gradients(self._model)
         weights = collect_weights(self._model)
         reference_parameters = {

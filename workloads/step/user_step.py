@@ -57,7 +57,7 @@ class ExplainedUserStep:
 
 
 class GroupRecorder(CommRecorder):  # type: ignore[no-untyped-call]
-    """Records calls by the names of their process groups, and the groups."""
+    """Records calls, with the name of a process group as axis, and the groups by name."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -90,7 +90,8 @@ class ResourceSample:
     """The memory in bytes and the FLOPs of a step on one rank, and the seconds of several steps."""
 
     memory_bytes: dict[str, int | None]
-    """``memory_peak``, above the start of the step, and ``memory_kept``, at its start."""
+    """The peak above the start of the step (``memory_peak``), and the bytes at the start
+    (``memory_kept``). None is unknown."""
     flops: int
     seconds: list[float]
 

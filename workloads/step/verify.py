@@ -23,46 +23,53 @@ from parbench.workloads.model.transformer import plain_name
 from parbench.workloads.parallel.mesh import get_full_tensor, get_local_tensor
 
 RELATIVE_TOLERANCE = 1e-4
-"""Limit of a float32 gradient's distance, relative to its own norm.
+"""The limit of a float32 gradient's distance, relative to the norm of the gradient.
 
 Sums in another order differ by up to 1e-5 at 256 sequences per rank. A reduction in bfloat16
 differs by 5e-4 or more.
 """
 NOISE_FLOOR = 1e-8
-"""The same limit relative to the norm of all gradients: rounding errors of a gradient near zero.
+"""The limit of a float32 gradient's distance, relative to the norm of all gradients.
 
-Measured over 150 steps of two models on random tokens: a right gradient needs at most 6e-10, and
-the smallest gradient of any parameter is 4e-8, so that a missing one is still beyond the limit.
+It allows rounding errors of gradients near zero. Over 150 steps of two models on random tokens, a
+right gradient needed at most 6e-10. The smallest gradient of any parameter was 4e-8, so that a
+missing gradient is still beyond the limit.
 """
 LOW_PRECISION_FACTOR = 3
-"""Limit of a low-precision gradient's distance, relative to the reference's in that precision.
+"""The limit of a low-precision gradient's distance, relative to the reference's in that precision.
 
-Two right gradients have independent errors of about the same size, but those of queries and keys
-vary: over 150 steps of two models in bfloat16 their errors differed by up to a factor of 2.7,
-beyond the two limits below.
+The two limits below are added. Two right gradients have independent errors of about the same size,
+but errors of queries and keys vary. Over 150 steps of two models in bfloat16, the errors beyond the
+two added limits differed by up to a factor of 2.7.
 """
 LOW_PRECISION_EPSILONS = 2
-"""The same limit relative to the gradient's own norm, in machine epsilons.
+"""The limit of a low-precision gradient's distance, in machine epsilons of the gradient's norm.
 
-The error of a few elements is chance.
+It allows for gradients of few elements, whose error is chance.
 """
 LOW_PRECISION_NOISE_FLOOR = 5e-6
-"""The same limit relative to the norm of all gradients. A right gradient needs at most 2.2e-6."""
+"""The limit of a low-precision gradient's distance, relative to the norm of all gradients.
+
+A right gradient needs at most 2.2e-6.
+"""
 ALL_GRADIENTS_FACTOR = 1.5
-"""Limit of the distance of all low-precision gradients together, relative to the reference's.
+"""The limit of the error of all low-precision gradients, relative to the reference's error.
 
 Errors of single tensors average out, so this limit finds a wrong common factor, such as one rank of
 64 that is missing in the mean.
 """
 _UPDATE_TOLERANCE = 0.05
-"""Limit of a float32 weight's distance after two steps, in learning rates."""
+"""The limit of a float32 weight's distance after two steps, in learning rates."""
 _MOVEMENT_TOLERANCE = 0.3
-"""Limit of the distance of all low-precision weights, relative to the movement of two steps.
+"""The limit of the distance of all low-precision weights, relative to the movement of two steps.
 
 A right run was measured at 0.01, a run without one of the steps at 0.5.
 """
 _MIN_RELATIVE_GRADIENT = 1e-3
-"""AdamW's first steps follow the sign of a gradient, so smaller ones are left out of updates."""
+"""The smallest relative gradient whose update is compared.
+
+AdamW's first steps follow the sign of a gradient, which is chance if the gradient is smaller.
+"""
 
 Tensors = Mapping[str, Tensor]
 
@@ -76,12 +83,12 @@ class Verifier:
 
     world: World
     model: nn.Module
-    """Has the parameters of this rank under their names in the full model, plain or DTensors."""
+    """The module with this rank's parameters (plain or DTensors), named as in the full model."""
     _: KW_ONLY
     build_reference: Callable[[torch.dtype], nn.Module]
     """Returns the model of one process, with the weights of the seed."""
     reference_loss: Callable[[nn.Module, Tensor, int], Tensor]
-    """The mean loss of one process on a microbatch with this index in the global batch."""
+    """Returns the mean loss of one process on a microbatch, from its tokens and its index."""
     dtype: torch.dtype
     reduce_dtype: torch.dtype
     """The type in which gradients are summed over data ranks."""
@@ -90,9 +97,9 @@ class Verifier:
     replicas: Sequence[tuple[dist.ProcessGroup, Sequence[Tensor]]]
     """Groups of ranks, each with the parameters that have equal local values on these ranks."""
     exact_order: Sequence[int] = ()
-    """The order in which the only data rank accumulates its microbatches.
+    """The order in which a single data rank accumulates its microbatches, empty for several ranks.
 
-    The reference then has equal bits.
+    A reference with this order has equal bits.
     """
     holds_stage_only: bool = False
     """True if other ranks have other layers."""
@@ -194,7 +201,7 @@ class Verifier:
     def _count_wrong_loss(
         self, loss: Tensor | None, expected: float, low_precision: float | None
     ) -> int:
-        """Return 1 if the mean of the ranks' losses is wrong, otherwise 0. Some ranks have none."""
+        """Return 1 if the mean of the ranks' losses is wrong, otherwise 0. ``loss`` may be None."""
         per_rank = self.world.gather(None if loss is None else float(loss))
         losses = [value for value in per_rank if value is not None]
         mean = sum(losses) / len(losses)
@@ -209,8 +216,8 @@ class Verifier:
     def _count_wrong_updates(self, microbatches: Sequence[Tensor]) -> int:
         """Return the number of weights that are wrong after two optimizer steps.
 
-        Only elements with large enough gradients in both steps are compared. Below float32 they are
-        compared together: all of them count if their total distance is too large.
+        Only elements with large enough gradients in both steps are compared. Below float32,
+        elements are compared together: all of them count if their total distance is too large.
         """
         start = self.build_reference(self.dtype)
         reference = self.build_reference(self.dtype)
@@ -241,7 +248,7 @@ class Verifier:
         return sum(map(len, distances))
 
     def _load_reference(self, weights: Tensors, dtype: torch.dtype) -> nn.Module:
-        """Return the reference model with these weights."""
+        """Return the reference model in ``dtype`` with these weights, by name."""
         model = self.build_reference(dtype)
         load_weights(model, weights)
         return model
@@ -251,8 +258,8 @@ class Verifier:
     ) -> tuple[float, dict[str, Tensor]]:
         """Return the mean loss of the global batch and its gradients.
 
-        Gradients accumulate in the dtype of the model. If that is not ``reduce_dtype``, those of
-        each data rank do so separately, and their sum is stored in the dtype of the model.
+        Gradients accumulate in the dtype of the model. If ``reduce_dtype`` differs, the gradients
+        of each data rank accumulate separately, and their sum is stored in the model's dtype.
         """
         dtype = next(model.parameters()).dtype
         ranks = 1 if dtype == reduce_dtype else self.data_size
@@ -321,9 +328,9 @@ def compare(
     """Yield the tensors that are not within the limits of ``expected``, the float32 reference.
 
     ``low_precision`` has the reference's tensors in the precision that is checked, None for
-    float32. ``norm`` is that of all gradients of the reference. An absent tensor is wrong unless
-    its reference is zero. So is a tensor of zeros, if a single process computes another value in
-    the same precision. If every low-precision tensor is right, all are compared together.
+    float32. ``norm`` is the norm of all gradients of the reference. An absent tensor is wrong
+    unless its reference is zero. A tensor of zeros is wrong if a single process computes another
+    value in the same precision. If every low-precision tensor is right, all are compared together.
     """
     distances: list[float] = []
     errors: list[float] = []
@@ -370,7 +377,7 @@ def find_unequal_tensors(actual: Tensors, expected: Tensors) -> Iterator[WrongTe
 
 
 def _describe(tensor: Tensor | None, reference: Tensor) -> str:
-    """Describe a wrong tensor: missing, a multiple of the reference, or its relative distance."""
+    """Return text on a wrong tensor: missing, a multiple of the reference, or relative distance."""
     if not reference.any():
         return "is not zero, as the reference is"
     if tensor is None:
@@ -404,6 +411,7 @@ def count_unfilled(gradient: Tensor | None, expected: float, num_ranks: int) -> 
     """Return the number of elements that differ from ``expected``, the mean over ranks.
 
     An absent gradient counts as 1.
+
     Ranks may divide before they sum, and sum in any order. Each rank adds at least 2 / (3
     num_ranks) of the mean, so that in bfloat16 a missing rank is found for up to 26 ranks. For more
     ranks the rounding errors may be as large.

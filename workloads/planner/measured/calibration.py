@@ -21,7 +21,7 @@ from parbench.workloads.planner.measured.validate import get_value, spec_of_reco
 
 
 def calibrated(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardware, tuple[str, ...]]:
-    """Return the hardware with the shares that runs measured, and notes on what is measured.
+    """Return the hardware with the shares that runs measured, and notes on these shares.
 
     Raises ``UserError`` if no step of the runs measured a share.
     """
@@ -47,7 +47,7 @@ def calibrated(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardware, tuple
 
 
 def _replace_compute(hardware: Hardware, share: float) -> tuple[Hardware, Efficiency]:
-    """Return the hardware and the efficiency of which all kernels together reach a share."""
+    """Return hardware and efficiency in which all kernels together reach ``share`` of the peak."""
     efficiency = msgspec.structs.replace(
         hardware.efficiency,
         gemm=share,
@@ -62,7 +62,11 @@ def _replace_compute(hardware: Hardware, share: float) -> tuple[Hardware, Effici
 def measure_shares(
     runs: Sequence[Run], hardware: Hardware
 ) -> tuple[list[float], dict[str, list[float]]]:
-    """Return each step's share of the peak, and by axis each step's share of hidden communication."""
+    """Return the shares that steps measured.
+
+    The first result has the share of the peak of each step. The second has the shares of hidden
+    communication of all steps, by axis.
+    """
     compute_shares: list[float] = []
     overlaps: defaultdict[str, list[float]] = defaultdict(list)
     for run in runs:

@@ -24,17 +24,20 @@ from parbench.workloads.planner.link_time import PlacedCall, Seconds
 
 FORWARD_SHARE = 1 / 3
 BACKWARD_SHARE = 2 / 3
-"""Shares of a layer's compute: backward has the gradients of inputs and of weights."""
+"""The shares of a layer's compute. Backward computes gradients of inputs and of weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """The predicted seconds of a step, of its axes, and the rule for what is exposed."""
+    """The predicted time of a step and of its communication."""
 
     seconds: float
     axis_seconds: Mapping[str, float]
+    """The seconds of all calls of an axis, by axis."""
     exposed_seconds: Mapping[str, float]
+    """The seconds of calls that compute does not hide, by axis."""
     rule: str
+    """The rule that gives ``exposed_seconds``, as text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,10 @@ class Bucket:
 
 
 def get_declared_compute(spec: StepSpec) -> float | None:
-    """Return the seconds of simulated compute: 3 T per microbatch, with a repeated forward 4 T."""
+    """Return the seconds of simulated compute in a step, None if compute is real.
+
+    A microbatch takes 3 T, or 4 T with recomputation, where T is ``simulated_seconds``.
+    """
     if spec.simulated_seconds is None:
         return None
     passes = 4 if spec.checkpointing == "full" else 3
@@ -61,7 +67,7 @@ def predict_step_time(
     compute_seconds: float,
     backend: str = "gloo",
 ) -> StepTime:
-    """Return the time of a step with so much compute."""
+    """Return the time of a step in which a rank computes for ``compute_seconds``."""
     axis_seconds: defaultdict[str, float] = defaultdict(float)
     for call in calls:
         axis_seconds[call.axis] += call.count * seconds(call)
@@ -102,7 +108,7 @@ def _predict_pipeline(
     *,
     has_rendezvous: bool,
 ) -> StepTime:
-    """Return the time of a pipeline, whose messages are exposed by what they add to its makespan."""
+    """Return the time of a pipeline. Messages are exposed by the time they add to the makespan."""
     blocking = sum(axis_seconds.get(axis, 0.0) for axis in BLOCKING_AXES)
     after = sum(axis_seconds.values()) - blocking - axis_seconds["pp"]
     busy = compute_seconds + blocking
@@ -122,7 +128,7 @@ def _predict_pipeline(
 def _simulate_makespan(
     spec: StepSpec, busy_seconds: float, hop_seconds: float, *, has_rendezvous: bool
 ) -> float:
-    """Return the makespan of a schedule whose mean rank is busy for so long."""
+    """Return the makespan of a schedule, in seconds, if the mean rank computes ``busy_seconds``."""
     order, layers_by_stage = spec.order, spec.rank_view(0).layers_by_stage
     layer = busy_seconds * order.ranks / order.microbatches / sum(layers_by_stage)
     half_backward = BACKWARD_SHARE / 2
@@ -141,7 +147,10 @@ def _expose_buckets(
     seconds: Seconds,
     compute_seconds: float,
 ) -> tuple[dict[str, float], str]:
-    """Return the exposed time of DDP's buckets. The broadcasts of ZeRO-1 follow the update."""
+    """Return the exposed seconds by axis and the rule, for gradients that DDP reduces in buckets.
+
+    The broadcasts of ZeRO-1 follow the update and are fully exposed.
+    """
     buckets = list_buckets(
         list(list_parts(spec.rank_view(0))),
         bucket_bytes=spec.bucket_bytes,
@@ -164,8 +173,8 @@ def list_buckets(
     """Return DDP's buckets in the order of their reduction.
 
     Torch fills buckets in the order of the backward pass, and closes a bucket that has
-    ``bucket_bytes`` or more. By default (0) the first bucket is smaller than the others. The
-    backward pass advances by the elements of layers.
+    ``bucket_bytes`` or more. By default (0) the first bucket is smaller than the others. The time
+    of a layer's backward pass is proportional to the layer's elements.
     """
     buckets: list[Bucket] = []
     cap_bytes = bucket_bytes or DEFAULT_FIRST_BUCKET_BYTES
@@ -199,7 +208,7 @@ def _expose_units(
     compute_seconds: float,
     has_streams: bool,
 ) -> dict[str, float]:
-    """Return the exposed time of FSDP's calls by axis.
+    """Return the exposed seconds of FSDP's calls by axis.
 
     A unit is gathered while the unit before it in a pass computes. Embeddings and head compute
     next to nothing. The first unit of forward and the first layer of each pass are therefore

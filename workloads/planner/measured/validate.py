@@ -50,7 +50,7 @@ _DEFINITIONS = {definition.name: definition for definition in DEFINITIONS}
 
 
 def validate(run: Run, fits: Run | None = None) -> Validation:
-    """Return the predictions for all steps of a run from its own fits, or from those of another.
+    """Return the predictions for all steps of a run, by the fits of ``fits`` or of the run itself.
 
     Raises ``UserError`` if the run has no step, or if there are no fits.
     """
@@ -77,7 +77,7 @@ def validate(run: Run, fits: Run | None = None) -> Validation:
 
 
 def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck:
-    """Return the components of a step. Raises ``UserError`` with the reason to leave it out."""
+    """Return the components of a step. Raises ``UserError`` if the step cannot be predicted."""
     measured = [record for record in records if record.status == "ok"]
     if not measured:
         raise UserError(records[0].reason or records[0].status)
@@ -118,7 +118,7 @@ def predict_torch_memory(view: RankView) -> RankMemory:
     """Return the memory of a rank with the gathered inputs that torch's DTensor saves.
 
     With sequence parallelism each block and the head save the tokens of all ranks of ``tp``.
-    Megatron saves a rank's part and gathers it again, which is what ``rank_memory`` has.
+    ``rank_memory`` is for Megatron, which saves a rank's part and gathers it again.
     """
     spec, memory = view.spec, rank_memory(view)
     blocks = 0
@@ -138,7 +138,7 @@ def get_value(metrics: Metrics, name: str) -> float | None:
 def _list_components(
     time: StepTime, calls: Sequence[Call], memories: Sequence[RankMemory], metrics: Metrics
 ) -> Iterator[ComponentCheck]:
-    """Yield seconds, bytes by axis, and the maximum of each kind of memory over the ranks."""
+    """Yield the checks of seconds, of bytes by axis, and of each kind of memory (maximum rank)."""
     yield _check("step_time", time.seconds, "s", metrics.get("step_time"))
     for axis, seconds in time.exposed_seconds.items():
         yield _check(f"exposed.{axis}", seconds, "s", metrics.get(f"exposed_comm.{axis}"))

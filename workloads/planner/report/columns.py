@@ -30,7 +30,7 @@ SETTINGS = make_column("settings", description="the settings besides the mesh")
 
 
 def summarize_run(run: DryRun) -> dict[str, Any]:
-    """Return the cells of a step in the columns above and ``tokens_per_second``."""
+    """Return the cells of a step by key: those of the columns above and ``tokens_per_second``."""
     return {
         "mesh": run.spec.dims.label,
         "settings": describe_settings(run.spec),

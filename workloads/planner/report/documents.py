@@ -50,9 +50,9 @@ from parbench.workloads.planner.search import (
     is_tie,
 )
 
-MAX_BARS = 10
+MAX_BARS = 10  # of a figure of meshes
 MAX_DRAWN_ROUNDS = 3
-"""The microbatches per rank of a figure: a pipeline fills, repeats its middle, and drains."""
+"""The most microbatches per rank in a figure. More would only repeat the middle of a pipeline."""
 
 
 def search_document(
@@ -63,9 +63,10 @@ def search_document(
     *,
     explain: bool = False,
 ) -> Document:
-    """Return the decision path, the rule of thumb next to the search, and the first meshes.
+    """Return the document of a search: the decision path, the rule of thumb and the best meshes.
 
-    ``notes`` are added to the assumptions. ``explain`` adds the equations of the first mesh.
+    ``top`` is the number of meshes. ``notes`` are added to the assumptions. ``explain`` adds the
+    equations of the first mesh.
     """
     best = result.best
     questions = list(list_questions(request, best.hardware))
@@ -85,14 +86,14 @@ def search_document(
 
 
 def dry_run_document(run: DryRun, notes: Sequence[str] = (), *, explain: bool = False) -> Document:
-    """Return the time, communication and memory of a step."""
+    """Return the document of one step: its time, communication and memory."""
     return _make_document(
         run, [_step_section(run), _assumption_section(run, notes, explain=explain)]
     )
 
 
 def add_details(document: Document, run: DryRun) -> Document:
-    """Return the page of a search, with the details of its first step before the assumptions."""
+    """Return the document of a search with the details of ``run`` before the assumptions."""
     *sections, assumptions = document.sections
     return replace(document, sections=[*sections, _step_section(run), assumptions])
 
@@ -145,7 +146,7 @@ def _question_table(questions: Sequence[Question]) -> Table:
 
 
 def _rule_table(rule: RuleOfThumb, best: DryRun) -> Table:
-    """Return the mesh of practice next to the first mesh of the search."""
+    """Return a table of the mesh of the rule of thumb and the best mesh of the search."""
     rows = [{"source": "search", **summarize_run(best), "difference": 0.0}]
     note = f"No mesh of the rule fits the memory and the batch: {rule.text}."
     if rule.run is not None:
@@ -258,7 +259,7 @@ def _time_table(run: DryRun) -> Table:
 
 
 def _draw_pipeline(run: DryRun) -> Iterator[Plot]:
-    """Yield the predicted actions of as many microbatches as are legible."""
+    """Yield a figure of the predicted actions, with at most ``MAX_DRAWN_ROUNDS`` rounds."""
     spec = run.spec
     if spec.dims.pp == 1:
         return

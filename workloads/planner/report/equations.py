@@ -18,7 +18,7 @@ OWN_SOURCE = "this planner"
 
 
 def formula_table(run: DryRun) -> Table:
-    """Return the formulas of the memory of a rank, of the bytes of each axis, and of the step.
+    """Return a table of equations: a rank's memory, the bytes of each axis and the step time.
 
     The rank is the one that holds most. Bytes are of the rank that sends most.
     """

@@ -32,20 +32,20 @@ SYMBOLS = (
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to split a step. ``formula`` gives the bytes that ``axes`` send."""
+    """One way to split a step, as a row of the guide."""
 
     name: str
-    splits: str
-    link: str
-    formula: str
+    splits: str  # the parts of a step that ranks share
+    link: str  # the links that it needs, and how far its calls are hidden
+    formula: str  # of the bytes that ``axes`` send, in the words of ``SYMBOLS``
     axes: str
     spec: StepSpec
     ease: str = "easy"
-    batch: str = "a sequence per rank"  # how the global batch grows with the ranks
+    batch: str = "a sequence per rank"  # the growth of the global batch with the ranks
 
     @property
     def calls(self) -> Sequence[Call]:
-        """The calls of the strategy, of the rank that sends most."""
+        """The calls on ``axes`` of the rank that sends most."""
         return list_busiest_calls(self.spec.distinct_views, self.axes.split())
 
     @property
@@ -99,7 +99,7 @@ def _list_data_strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> lis
 
 
 def _list_model_strategies(step: StepSpec, node: int) -> list[Strategy]:
-    """Return the strategies within a node, each on as many ranks as the model allows."""
+    """Return the strategies that split the model, each on as many ranks of a node as possible."""
     tensor = _resize_axis(step, "tp", node)
     without_sp = replace(tensor, sequence_parallel=False)
     pipeline = _resize_axis(replace(step, microbatches=4 * node), "pp", node)
@@ -140,7 +140,7 @@ def _list_model_strategies(step: StepSpec, node: int) -> list[Strategy]:
 
 
 def _resize_axis(step: StepSpec, axis: str, node: int) -> StepSpec:
-    """Return the step with the most ranks of a node on an axis that the rules allow."""
+    """Return the step with ``axis`` as large as the rules and the GPUs of a node allow."""
     for size in reversed(list_divisors(node)):
         spec = place_step(step, ParallelDims().resize(**{axis: size}))
         spec = spec.with_pipeline(
@@ -152,7 +152,10 @@ def _resize_axis(step: StepSpec, axis: str, node: int) -> StepSpec:
 
 
 def compute_state(spec: StepSpec) -> float:
-    """Return the bytes of state of the fullest rank, with parameters that ZeRO-2 keeps gathered."""
+    """Return the bytes of model state, as the maximum over ranks.
+
+    They include the parameters that ZeRO-2 keeps gathered.
+    """
     states: list[float] = []
     for view in spec.distinct_views:
         gathered = 0.0
@@ -163,7 +166,7 @@ def compute_state(spec: StepSpec) -> float:
 
 
 def guide_document(step: StepSpec, gpus: int, hardware: Hardware) -> Document:
-    """Return the strategies for a model on ``gpus`` GPUs, and the figures that decide on them."""
+    """Return the document that compares the strategies for a model on ``gpus`` GPUs."""
     shape = step.shape
     heading = (
         f"{step.name}: {describe_parameters(step)}, {shape.layers} layers of {shape.hidden}, "
@@ -233,7 +236,7 @@ def _strategy_row(strategy: Strategy) -> Row:
 
 
 def _regime_table(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
-    """Return the simplest mesh that can hide its communication, by tokens per GPU."""
+    """Return a table of the simplest mesh that can hide its communication, by tokens per GPU."""
     token_counts = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
     return Table(
         "regimes",
@@ -281,7 +284,7 @@ def _compute_comm_ratio(
 ) -> float | None:
     """Return communication relative to compute, None if the model does not allow the mesh.
 
-    Each data rank has one microbatch of so many tokens.
+    Each data rank has one microbatch of ``tokens`` tokens.
     """
     sequence = min(tokens, step.shape.sequence)
     shape = replace(step.shape, sequence=sequence)
@@ -293,7 +296,7 @@ def _compute_comm_ratio(
 
 
 def _recomputation_table(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
-    """Return tokens per second by recomputation and microbatch, unknown where it does not fit."""
+    """Return a table of tokens per second by recomputation and microbatch, empty if too large."""
     sizes = (1, 2, 4, 8, 16)
     rows = []
     for checkpointing in CHECKPOINTINGS:
@@ -324,7 +327,7 @@ _MODEL_SIZES = {  # layers, hidden, heads, arXiv 2205.05198, table 3
 
 
 def _activation_table() -> Table:
-    """Return activations by model size (Korthikanti et al., 2022, figure 7)."""
+    """Return a table of activations by model size (Korthikanti et al., 2022, figure 7)."""
     rows = []
     for name, (layers, hidden, heads) in _MODEL_SIZES.items():
         shape = Shape("gpt", layers, hidden, heads, heads, 4 * hidden, 2048, 51200)
@@ -355,7 +358,7 @@ def _compute_saved_gb(step: StepSpec, checkpointing: str) -> float:
 
 
 def _pipeline_table() -> Table:
-    """Return TFLOP/s by pipeline size for two batches (Narayanan et al., 2021, figure 11)."""
+    """Return a table of TFLOP/s by pipeline size and batch (Narayanan et al., 2021, figure 11)."""
     batches = (8, 128)
     rows = []
     for pp in (1, 2, 4, 8):
