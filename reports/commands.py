@@ -58,6 +58,10 @@ Examples:
 def _split_formats(
     context: click.Context, parameter: click.Parameter, value: str
 ) -> tuple[str, ...]:
+    """Return the formats in a list separated by commas, each once.
+
+    Raises ``click.BadParameter`` for an unknown format.
+    """
     formats = tuple(dict.fromkeys(value.split(",")))
     for name in formats:
         if name not in FIGURE_FORMATS:
@@ -294,6 +298,7 @@ def export(run: Path, name: str, output: Path | None) -> None:
 
 
 def _write(content: bytes, output: Path | None) -> None:
+    """Write content to a file, or to standard output if ``output`` is None."""
     from parbench.bench.files import convert_write_errors
 
     if output is None:

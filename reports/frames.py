@@ -68,6 +68,7 @@ def list_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def _make_case_row(result: CaseResult, label: str) -> dict[str, Any]:
+    """Return the row of a result: its values, parameters and metrics, keyed by column."""
     headline = result.metrics.get(result.headline)
     is_within_repetition = bool(headline and headline.is_within_repetition)
     low, high = _get_interval(headline, is_within_repetition=is_within_repetition)
@@ -111,7 +112,10 @@ def _make_case_row(result: CaseResult, label: str) -> dict[str, Any]:
 def _get_interval(
     metric: MetricValue | None, *, is_within_repetition: bool
 ) -> tuple[float | None, float | None]:
-    """Return a metric's interval, unless it is within one repetition and the row's is not."""
+    """Return the interval of a metric, None for both ends if unknown.
+
+    Intervals within one repetition are left out unless ``is_within_repetition`` is True.
+    """
     if metric is None or (metric.is_within_repetition and not is_within_repetition):
         return None, None
     return metric.low, metric.high

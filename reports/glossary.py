@@ -34,11 +34,12 @@ def get_terms(names: Iterable[str]) -> tuple[Term, ...]:
 
 
 def list_all_terms() -> tuple[Term, ...]:
-    """Return every term, without those of metrics."""
+    """Return every term, without the terms of metrics."""
     return get_terms(_DEFINITIONS)
 
 
 def _define_metric(metric: Metric) -> Term:
+    """Return the term of a metric with its help and its formula."""
     name = metric.title
     if metric.name.replace("_", " ") != metric.title:
         name = f"{metric.title} ({metric.name})"

@@ -50,13 +50,13 @@ class _LimitCheck:
     label: str
     finding: str
     distance: float = 0.0
-    """How far the value is from the limit."""
+    """The absolute difference between the value and the limit."""
 
 
 def check_run(data: RunData, file: Path, code: int) -> int:
     """Print on standard error how a run meets the limits of a file, and return the exit code.
 
-    ``code`` is that of the run itself. The worst of all is returned.
+    ``code`` is the exit code of the run itself. The worst exit code is returned.
     """
     require_complete(data.run)
     results = check_limits(data, read_limits(file, data.plan.cases, data.plan.skipped))
@@ -98,6 +98,10 @@ def describe_limits(results: Sequence[LimitResult]) -> tuple[str, ...]:
 def _check_case(
     limit: MetricLimit, label: str, result: CaseResult | None, ceiling: Ceiling | None
 ) -> Iterator[_LimitCheck]:
+    """Yield the checks of a limit for each metric of a case that it names.
+
+    ``result`` is None for a case without a record.
+    """
     if result is None:
         yield _LimitCheck(verdict="NOT RUN", label=label, finding="it has no record")
         return
@@ -116,6 +120,7 @@ def _check_case(
 
 
 def _check_value(limit: MetricLimit, label: str, name: str, metric: MetricValue) -> _LimitCheck:
+    """Return the check of a limit for one metric of a case, UNKNOWN if the value is unknown."""
     component = name.removeprefix(limit.metric).removeprefix(".")
     suffix = f" on {component}" if component else ""
     if metric.value is None:
@@ -150,6 +155,7 @@ def _combine_cases(limit: MetricLimit, checks: Sequence[_LimitCheck]) -> LimitRe
 
 
 def _format_metric(name: str, metric: MetricValue) -> str:
+    """Return the value of a metric with its unit. Metrics without a unit are mostly percentages."""
     declared = resolve_metric(name)
     if metric.unit or declared is None:
         return format_measurement(metric)
@@ -159,7 +165,7 @@ def _format_metric(name: str, metric: MetricValue) -> str:
 
 
 def _collect_metrics(result: CaseResult, ceiling: Ceiling | None) -> dict[str, MetricValue]:
-    """Return the metrics of a case, and those that depend on the whole run."""
+    """Return the metrics of a case, and shares that depend on the whole run, keyed by name."""
     metrics = dict(result.metrics)
     exposed = compute_exposed_share(result)
     if exposed is not None:

@@ -17,6 +17,7 @@ HISTORY_FILE = Path("runs/history.sqlite")
 def _check_suffix(
     context: click.Context, parameter: click.Parameter, file: Path | None
 ) -> Path | None:
+    """Raise ``click.BadParameter`` if a figure file does not end with a known format."""
     if file is not None and file.suffix[1:] not in FIGURE_FORMATS:
         raise click.BadParameter(f"{file} does not end with .png, .svg or .pdf")
     return file
@@ -25,6 +26,7 @@ def _check_suffix(
 def _parse_link(
     context: click.Context, parameter: click.Parameter, speed: str | None
 ) -> float | None:
+    """Return the speed of the link in B/s, None if the option is not given."""
     return parse_link(speed) if speed else None
 
 

@@ -79,19 +79,20 @@ class CaseRepetition:
     point: str | None
     case: Case
     index: int
+    """The number of the repetition, from 0."""
     record: Record | None
     skip_reason: str | None
-    """The reason for which the plan skips the case."""
+    """The reason for which the plan skips the case, None if the case is not skipped."""
 
     @property
     def measured_record(self) -> Record | None:
-        """The record if its result is correct."""
+        """The record if its result is correct, otherwise None."""
         is_measured = self.record is not None and self.record.status == "ok"
         return self.record if is_measured else None
 
 
 def build_metrics_frame(runs: Runs) -> "pd.DataFrame":
-    """Return one row for each metric, and one for each repetition without a measurement."""
+    """Return a row for each metric, and one for each repetition without a measurement."""
     repetitions = list_repetitions(runs)
     rows: list[dict[str, Any]] = []
     for index, repetition in enumerate(repetitions):
@@ -106,7 +107,7 @@ def build_metrics_frame(runs: Runs) -> "pd.DataFrame":
 
 
 def build_samples_frame(runs: Runs) -> "pd.DataFrame":
-    """Return one row for each iteration, with its duration on the slowest rank."""
+    """Return a row for each iteration, with its duration in seconds on the slowest rank."""
     repetitions = list_repetitions(runs)
     rows = []
     for index, repetition in enumerate(repetitions):
@@ -119,9 +120,9 @@ def build_samples_frame(runs: Runs) -> "pd.DataFrame":
 
 
 def build_rank_samples_frame(runs: Runs) -> "pd.DataFrame":
-    """Return one row for each iteration and rank.
+    """Return a row for each iteration and rank.
 
-    Raises ``UserError`` if a file of samples is corrupt, or if there is none.
+    Raises ``UserError`` if a file of samples is corrupt, or if no run has such a file.
     """
     import pandas as pd
 
@@ -142,6 +143,10 @@ def build_rank_samples_frame(runs: Runs) -> "pd.DataFrame":
 
 
 def _build_rank_samples(samples: Mapping[str, Any], file: Path) -> "pd.DataFrame":
+    """Return a row per rank and iteration, with times in seconds, from the arrays of a sample file.
+
+    ``file`` is named in the ``UserError`` for missing arrays.
+    """
     import pandas as pd
 
     missing_arrays = RANK_SAMPLE_ARRAYS - samples.keys()
@@ -174,6 +179,7 @@ def list_repetitions(runs: Runs) -> list[CaseRepetition]:
 
 
 def _iterate_repetitions(run: Run, point: str | None) -> Iterator[CaseRepetition]:
+    """Yield a run's repetitions: those with a record, then skipped and then missing ones."""
     plan = run.info.plan
     skip_reasons = {skipped.case.id: skipped.reason for skipped in plan.skipped}
     cases = {(record.case.id, record.repetition): record.case for record in run.records}
@@ -195,6 +201,7 @@ def _iterate_repetitions(run: Run, point: str | None) -> Iterator[CaseRepetition
 
 
 def _build_repetitions(repetitions: Sequence[CaseRepetition]) -> "pd.DataFrame":
+    """Return a row per repetition with its run, parameters and record, indexed by position."""
     import pandas as pd
 
     rows = [
@@ -215,6 +222,7 @@ def _build_repetitions(repetitions: Sequence[CaseRepetition]) -> "pd.DataFrame":
 
 
 def _describe_run(repetition: CaseRepetition) -> dict[str, Any]:
+    """Return the values of the columns of ``RUN_DTYPES``."""
     info = repetition.run.info
     return {
         "run": info.id,
@@ -229,6 +237,7 @@ def _describe_run(repetition: CaseRepetition) -> dict[str, Any]:
 
 
 def _describe_record(repetition: CaseRepetition) -> dict[str, Any]:
+    """Return the values of the columns of ``RECORD_DTYPES``, only some of them without a record."""
     record = repetition.record
     if record is None:
         is_skipped = repetition.skip_reason is not None
@@ -265,7 +274,10 @@ def _describe_record(repetition: CaseRepetition) -> dict[str, Any]:
 
 
 def _build_frame(rows: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str]) -> "pd.DataFrame":
-    """Return a frame of rows with the columns of ``dtypes``, indexed by repetition."""
+    """Return a frame of rows with the columns of ``dtypes``.
+
+    The ``index`` of a row is the position of its repetition. Values that a row lacks are NA.
+    """
     import pandas as pd
 
     index = [row["index"] for row in rows]
@@ -274,4 +286,5 @@ def _build_frame(rows: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str]) -
 
 
 def _join(repetitions: "pd.DataFrame", values: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the rows of ``values``, each after the columns of its repetition, numbered from 0."""
     return repetitions.join(values, how="inner").reset_index(drop=True)

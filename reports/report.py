@@ -32,7 +32,7 @@ class Report:
 
     name: str
     heading: str = ""
-    """What was run. For several runs, what they differ in."""
+    """A phrase for the content of the run, or for the differences of several runs."""
     verdicts: Sequence[ReportVerdict]
     code: int
     """The exit code."""
@@ -40,13 +40,13 @@ class Report:
     """The runs whose cases JSON and CSV contain, empty for plans and traces."""
     sections: Sequence[Section]
     emulated: Sequence[str] = ()
-    """What the runs emulate."""
+    """Sentences about emulations in the runs."""
     claims: Sequence[str] = ()
-    """What the runs cannot show."""
+    """Sentences about the limits of the runs."""
     tiles: Sequence[tuple[str, str]] = ()
     """The numbers to see first, with their titles."""
     setup: str = ""
-    """Where a run ran. Empty for several runs, plans and traces."""
+    """The host, the ranks and the backend of a run. Empty for several runs, plans and traces."""
     figures: Callable[[], Iterable[Chart]] = tuple
     """The figures above the sections."""
     warnings: Sequence[str] = ()
@@ -69,10 +69,12 @@ class Report:
 
     @property
     def problem_table(self) -> Table:
+        """The table of the cases that are wrong, hung or failed."""
         return make_problem_table("problems", "Wrong, hung or failed", {"": self.problems})
 
     @property
     def not_measured_table(self) -> Table:
+        """The table of the cases that were not measured."""
         return make_problem_table("not-measured", "Not measured", {"": self.not_measured})
 
 
@@ -109,7 +111,10 @@ def make_report_of_document(document: Document) -> Report:
 def make_problem_table(
     table_id: str, title: str, problems: Mapping[str, Sequence[Problem]]
 ) -> Table:
-    """Return a table of the problems of runs by their names. The only run has no name."""
+    """Return a table of the problems of runs, keyed by the name of the run.
+
+    The name is empty if there is only one run.
+    """
     rows = [
         {"run": run or None, **vars(problem)}
         for run, run_problems in problems.items()

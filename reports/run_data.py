@@ -54,6 +54,7 @@ class RunData:
 
     @property
     def plan(self) -> Plan:
+        """The plan of the run."""
         return self.run.info.plan
 
     @cached_property
@@ -87,7 +88,7 @@ class RunData:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """The label of each case by its id."""
+        """The labels of cases, keyed by case id."""
         return label_cases(self.results)
 
     @cached_property

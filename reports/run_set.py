@@ -38,10 +38,12 @@ class NumberedRun:
 
     @property
     def name(self) -> str:
+        """The name of the run in tables, such as ``run 1``."""
         return f"run {self.number}"
 
     @property
     def environment(self) -> str:
+        """The environment of the point of a sweep, empty without one."""
         return self.point.environment if self.point else ""
 
     @property
@@ -85,7 +87,7 @@ class RunSet:
 
     @cached_property
     def current_runs(self) -> tuple[NumberedRun, ...]:
-        """The runs without those whose point was measured again later."""
+        """The runs whose point was not measured again later."""
         last_numbers = {run.point.id: run.number for run in self.runs if run.point}
         return tuple(
             run for run in self.runs if not run.point or last_numbers[run.point.id] == run.number
@@ -110,6 +112,7 @@ class RunSet:
         return build_cases_frame(results, label_cases(results)).join(extra)
 
     def _describe_case(self, run: NumberedRun, result: CaseResult) -> dict[str, object]:
+        """Return the values of a case in the columns that ``RunData.cases`` lacks."""
         case, world = result.case, result.world
         params = [
             f"{name}={value}"
@@ -180,6 +183,7 @@ class RunSet:
 
     @property
     def exit_code(self) -> int:
+        """The exit code of the current runs, and of missing runs."""
         codes = [run.data.exit_code for run in self.current_runs]
         if self.missing:
             codes.append(ExitCode.DID_NOT_RUN)
@@ -187,6 +191,7 @@ class RunSet:
 
     @property
     def verdict(self) -> ReportVerdict:
+        """The verdict on the current runs: FAILED, INCOMPLETE or PASSED."""
         failed = [str(run.number) for run in self.current_runs if run.data.exit_code]
         total = pluralize(len(self.current_runs), "run")
         num_missing = len(self.missing)
@@ -202,7 +207,7 @@ class RunSet:
 
 
 def _list_facts(run: Run) -> dict[str, str]:
-    """Return the settings and the environment of a run as texts by their dotted names."""
+    """Return the settings and the environment of a run as texts, keyed by dotted name."""
     plan = run.info.plan
     settings = {
         "plan": {
@@ -223,4 +228,5 @@ def _list_facts(run: Run) -> dict[str, str]:
 
 
 def _get_last_part(name: str) -> str:
+    """Return the part of a dotted name after the last dot."""
     return name.rpartition(".")[2]

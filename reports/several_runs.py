@@ -58,6 +58,7 @@ def make_report_of_runs(run_set: RunSet) -> Report:
 
 
 def _make_run_table(run_set: RunSet) -> Table:
+    """Return a row for each run with its verdicts, and its nodes if a run has several."""
     has_points = any(run.point for run in run_set.runs)
     has_nodes = any(run.num_nodes > 1 for run in run_set.runs)
     rows = []
@@ -97,6 +98,7 @@ def _make_run_table(run_set: RunSet) -> Table:
 
 
 def _make_problem_table(run_set: RunSet) -> Table:
+    """Return the wrong, hung and failed cases of all runs."""
     return make_problem_table(
         "problems-table",
         "Wrong, hung or failed",
@@ -128,7 +130,7 @@ def _make_difference_table(run_set: RunSet) -> Table:
 def _merge_notes(
     runs: Sequence[Run], list_notes: Callable[[Run], tuple[str, ...]]
 ) -> tuple[str, ...]:
-    """Return each note of several runs once, with the numbers of the runs that have it."""
+    """Return each note once, with the numbers of the runs that have it."""
     notes_by_run = {number: list_notes(run) for number, run in enumerate(runs, start=1)}
     notes = []
     for note, numbers in group_by_text(notes_by_run).items():

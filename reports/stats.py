@@ -17,7 +17,7 @@ from statistics import fmean, median, stdev, variance
 from parbench.bench.results.stats import CONFIDENCE, MIN_INTERVAL_REPETITIONS, t_quantile
 
 Repetitions = Mapping[int, float]
-"""A positive value, usually seconds, by the number of the repetition."""
+"""Positive values, usually seconds, keyed by the number of the repetition."""
 
 LEVEL = 1 - CONFIDENCE
 POWER = 0.8
@@ -35,7 +35,7 @@ class Effect:
 
     change: float
     num_repetitions: int
-    """Pairs, or the repetitions of the side that has fewer."""
+    """The number of pairs, or of repetitions of the side that has fewer."""
     is_paired: bool
     low: float | None = None
     high: float | None = None
@@ -183,7 +183,7 @@ def compute_required_repetitions(
 ) -> int | None:
     """Return the number of pairs with which an effect is detectable at 80 % power.
 
-    ``noise`` is the relative standard deviation of one repetition. None if more than
+    ``noise`` is the relative standard deviation of one repetition. The result is None if more than
     MAX_REPETITIONS are required.
     """
     for n in range(MIN_INTERVAL_REPETITIONS, MAX_REPETITIONS + 1):
@@ -206,7 +206,7 @@ def compute_log_deviation(values: Sequence[float]) -> float:
 def compute_overall_times(
     base: Sequence[Repetitions], new: Sequence[Repetitions]
 ) -> tuple[Repetitions, Repetitions]:
-    """Return the time of the median series by repetition, for both sides, relative to base.
+    """Return the times of the median series relative to base, keyed by repetition, for both sides.
 
     Each series is divided by its geometric mean in base. The median over series is robust: a few
     series that change a lot do not move it.
@@ -225,11 +225,10 @@ def compute_overall_times(
 
 
 def select_discoveries(p_values: Sequence[float | None], rate: float = LEVEL) -> list[bool]:
-    """Select the hypotheses that are rejected at a false discovery rate.
+    """Return True for each hypothesis that is rejected at a false discovery rate.
 
-    This is the procedure of Benjamini & Hochberg (JRSS B 1995).
-
-    A p-value of None belongs to a hypothesis that was not tested.
+    This is the procedure of Benjamini & Hochberg (JRSS B 1995). A p-value of None belongs to a
+    hypothesis that was not tested.
     """
     tested = sorted(p_value for p_value in p_values if p_value is not None)
     max_rejected = -1.0
@@ -279,4 +278,5 @@ def find_change_points(
 
 
 def _to_fraction(log_ratio: float) -> float:
+    """Return the relative change for a difference of logarithms. Huge differences are clipped."""
     return math.expm1(min(log_ratio, _MAX_LOG))

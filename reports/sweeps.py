@@ -26,6 +26,7 @@ class MeasuredPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
+        """The label of the point, or its id without a label."""
         return self.label or self.id
 
 
@@ -45,7 +46,7 @@ class LoadedRuns:
 
 
 def load_runs(folders: Sequence[Path], *, is_strict: bool = True) -> LoadedRuns:
-    """Load the runs in these folders, those of a sweep in the order of its points.
+    """Load the runs in these folders. The runs of a sweep are in the order of its points.
 
     Raises ``UserError`` if there is no run, or, unless ``is_strict`` is false, if a folder outside
     sweeps cannot be read.
@@ -97,16 +98,18 @@ def expand_folders(paths: Iterable[Path]) -> list[Path]:
 
 
 def is_sweep(path: Path) -> bool:
+    """Return True if a folder is the folder of a sweep."""
     return (path / SWEEP_FILE).is_file()
 
 
 def load_sweep(folder: Path) -> MeasuredSweep:
+    """Read the sweep in a folder. Raises ``UserError`` if its file cannot be read."""
     with convert_read_errors(folder / SWEEP_FILE):
         return decode_json(read_file(folder / SWEEP_FILE), MeasuredSweep)
 
 
 def list_point_runs(folder: Path, point: MeasuredPoint) -> list[Path]:
-    """Return the runs of a point from the oldest."""
+    """Return the runs of a point, the oldest first."""
     return list_runs(folder / RUNS_FOLDER / point.id)
 
 

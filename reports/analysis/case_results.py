@@ -39,7 +39,7 @@ class CaseResult:
     status: Status
     """The worst status of a repetition."""
     reasons: tuple[str, ...]
-    """Why the status is not ok, each reason once."""
+    """The reasons for a status other than ok, each once."""
     repetitions: int
     """The number of repetitions that measured the case."""
     planned: int
@@ -74,11 +74,12 @@ class CaseResult:
 
     @property
     def seconds(self) -> float | None:
-        """The duration, None if it is unknown or zero."""
+        """The duration in seconds, None if it is unknown or zero."""
         return self.value(self.headline) or None
 
     @property
     def size_bytes(self) -> int | None:
+        """The message size in bytes, None if the case has none."""
         size = self.case.params.get("size_bytes")
         return size if isinstance(size, int) else None
 
@@ -142,16 +143,16 @@ class CaseResult:
         return "wrong" if self.check.wrong is None else f"{self.check.wrong} wrong"
 
     def make_key(self, *without: str) -> object:
-        """Return a key that is equal for results which differ at most in these parameters.
+        """Return a key that is equal for results which differ at most in ``without``.
 
-        ``case`` leaves out the name of the case.
+        ``without`` are names of parameters. ``case`` leaves out the name of the case.
         """
         values = {"case": (self.case.name, self.case.target), **self.case.params}
         settings = {name: value for name, value in values.items() if name not in without}
         return self.world, self.num_ranks, frozenset(settings.items())
 
     def value(self, name: str) -> float | None:
-        """Return a metric's value over repetitions, None if it is unknown."""
+        """Return the value of a metric over repetitions, None if it is unknown."""
         metric = self.metrics.get(name)
         return metric.value if metric else None
 
@@ -166,11 +167,12 @@ class CaseResult:
 
 
 def _merge_equal(values: list[Any]) -> Any:
+    """Return the common value of a list, or the list itself if the values differ."""
     return values[0] if all(value == values[0] for value in values) else values
 
 
 def group_results(results: Iterable[CaseResult], *without: str) -> list[list[CaseResult]]:
-    """Return the results in groups that differ at most in these parameters."""
+    """Return the results in groups that differ at most in the parameters ``without``."""
     groups: dict[object, list[CaseResult]] = {}
     for result in results:
         groups.setdefault(result.make_key(*without), []).append(result)
@@ -231,7 +233,7 @@ def merge_repetitions(records: Sequence[Record], planned: int) -> CaseResult:
 
 
 def _collect_reasons(worst_first: Sequence[Record]) -> tuple[str, ...]:
-    """Return the reasons without those of repetitions that skip a case because it failed before."""
+    """Return each reason once, without skips that follow from an earlier failure of the case."""
     status = worst_first[0].status
     reasons = [
         record.reason
@@ -242,12 +244,17 @@ def _collect_reasons(worst_first: Sequence[Record]) -> tuple[str, ...]:
 
 
 def _merge_checks(records: Sequence[Record]) -> Check:
+    """Return the check over all repetitions, which passes if all known outcomes pass."""
     outcomes = [record.check.passed for record in records if record.check.passed is not None]
     counts = [record.check.wrong for record in records if record.check.wrong is not None]
     return Check(passed=all(outcomes) if outcomes else None, wrong=sum(counts) if counts else None)
 
 
 def _collect_notes(records: Sequence[Record], *, is_repeated: bool) -> tuple[str, ...]:
+    """Return the notes of all records, and notes on differences between them, each once.
+
+    ``is_repeated`` is True if a repetition has several records.
+    """
     notes = [note for record in records for note in record.notes]
     if is_repeated:
         notes.append("some repetitions were measured more than once; the last record counts")

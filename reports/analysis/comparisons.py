@@ -28,7 +28,7 @@ MAX_SUGGESTED_REPETITIONS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The time of a case relative to that of a base case which differs in one parameter."""
+    """The time of a case relative to a base case that differs only in one parameter."""
 
     param: str
     base: CaseResult

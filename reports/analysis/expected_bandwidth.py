@@ -73,4 +73,5 @@ def describe_expected(data: RunData) -> Iterator[str]:
 
 
 def _get_rate(result: CaseResult) -> float:
+    """Return the bus bandwidth of a result in B/s, 0 if it is unknown."""
     return result.value("busbw") or 0.0

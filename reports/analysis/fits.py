@@ -16,7 +16,7 @@ _REFERENCES = {
     PCIE: "the bandwidth of a GPU's PCIe lanes in one direction",
 }
 _PCIE_LANE_BYTES_PER_SECOND = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-"""By generation, after encoding (PCI Express Base Specification)."""
+"""The bandwidth after encoding, keyed by generation (PCI Express Base Specification)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,9 @@ class OperationCurve:
 
 
 def find_ceiling(run: Run, results: Sequence[CaseResult]) -> Ceiling | None:
-    """Return the declared speed of a link, by default that of GPUs or of memory on one host.
+    """Return the declared speed of a link, by default the speed of GPU links or of memory copies.
 
-    Memory is the link between ranks on CPUs, but not between GPUs.
+    Both defaults are for one host. Memory is the link between ranks on CPUs, but not between GPUs.
     Copies to and from a device are no ceiling, and neither are copies of a part of the ranks.
     Blocking copies are preferred to pipelined ones, because only they are synchronized.
     """
@@ -68,7 +68,7 @@ def find_ceiling(run: Run, results: Sequence[CaseResult]) -> Ceiling | None:
 
 
 def _find_gpu_link(run: Run) -> Ceiling | None:
-    """Return the speed of the links that connect all GPUs of a run, None if it is unknown."""
+    """Return the speed of the links that connect all GPUs of a run, None if unknown."""
     gpu = (run.info.environment or {}).get("gpu") or {}
     links = gpu.get("active_nvlinks")
     if links:
@@ -120,7 +120,7 @@ def _find_busbw_factor(rows: Sequence[CaseResult]) -> float | None:
 
 
 def make_points(rows: Sequence[CaseResult]) -> tuple[CurvePoint, ...]:
-    """Return the sizes and times of the rows whose time is known."""
+    """Return the sizes in bytes and the times in seconds of the rows whose time is known."""
     points = []
     for row in rows:
         seconds = row.value("time")

@@ -37,7 +37,7 @@ def list_footnotes(data: RunData) -> tuple[str, ...]:
 def _list_methods(results: Sequence[CaseResult]) -> list[str]:
     """Return the methods of the durations, the most common first.
 
-    They are without the numbers of iterations and visits, which differ between cases.
+    The numbers of iterations and visits are removed, because they differ between cases.
     """
     headlines = [result.metrics.get(result.headline) for result in results]
     methods = Counter(metric.method for metric in headlines if metric and metric.method)
@@ -48,6 +48,7 @@ def _list_methods(results: Sequence[CaseResult]) -> list[str]:
 
 
 def _explain_steps(steps: Sequence[CaseResult]) -> list[str]:
+    """Return sentences on predicted communication and on the parts of profiled steps."""
     sentences = []
     if any(get_calls(step) is not None for step in steps):
         sentences.append(
@@ -63,7 +64,7 @@ def _explain_steps(steps: Sequence[CaseResult]) -> list[str]:
 
 
 def _list_notes(data: RunData) -> list[str]:
-    """Return the notes of the plan and of cases. Those of measured steps are below their table."""
+    """Return the notes of the plan and of cases. The table of steps has the notes of steps."""
     plan_notes = data.plan.notes
     results = [result for result in data.results if result.is_communication or not result.metrics]
     counts = Counter(note for result in results for note in result.notes)

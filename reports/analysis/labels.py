@@ -30,7 +30,7 @@ def label_communication(case: Case) -> str:
 
 
 def label_differences(results: Sequence[CaseResult], without: Iterable[str] = ()) -> dict[str, str]:
-    """Return by case id the parameters in which cases of its name differ, such as ``split=3+1``.
+    """Return the parameters in which cases of one name differ, such as ``split=3+1``, by case id.
 
     ``without`` are parameters to leave out.
     """
@@ -51,7 +51,7 @@ def label_differences(results: Sequence[CaseResult], without: Iterable[str] = ()
 
 
 def label_cases(results: Sequence[CaseResult]) -> dict[str, str]:
-    """Return the label of each case by its id.
+    """Return the labels of cases, keyed by case id.
 
     Communication has its size, mode and type. Other cases have the parameters in which cases of
     their name differ, and the kind of benchmark if there are several, such as ``workload.``.
@@ -71,6 +71,7 @@ def label_cases(results: Sequence[CaseResult]) -> dict[str, str]:
 
 
 def _join(name: str, case: Case, params: Collection[str]) -> str:
+    """Return ``name`` and the settings of these parameters of a case."""
     settings = [f"{param}={value}" for param, value in case.params.items() if param in params]
     return to_single_line(" ".join([name, *settings]))
 
@@ -92,7 +93,7 @@ MAX_NAMED_PAIRS = 12
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> list[Fact]:
-    """Return the leaves of nested mappings by their dotted names."""
+    """Return the leaves of nested mappings with their dotted names."""
     facts: list[Fact] = []
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -116,6 +117,7 @@ def list_environment_facts(environment: Mapping[str, Any]) -> list[Fact]:
 
 
 def _format_value(value: Any) -> str:
+    """Return a value as text: yes or no, items joined by commas, ``UNKNOWN`` for missing ones."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None or value in ("", {}):

@@ -21,8 +21,9 @@ _METRICS = ("busbw", "algbw", "time_p99", "time_q10")
 def select_operations(data: RunData) -> "pd.DataFrame":
     """Return the measured communication of a run, without the links of ``p2p.matrix``.
 
-    The columns are those of ``RunData.cases``, and ``operation`` (``broadcast root=1``), ``mode``,
-    ``dtype`` and ``size`` in bytes. They are empty or unknown if a case lacks the parameter.
+    The columns are the ones of ``RunData.cases``, and ``operation`` (``broadcast root=1``),
+    ``mode``, ``dtype`` and ``size`` in bytes. The latter are empty or unknown if a case lacks the
+    parameter.
     """
     cases = data.cases
     is_operation = cases["is_communication"] & (cases["name"] != LINKS) & cases["seconds"].notna()

@@ -20,13 +20,13 @@ from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
 
 MAX_LATENCY_BYTES = 64 << 10
-"""The latency of an operation is the time of its smallest size up to this one."""
+"""The largest size whose time counts as the latency of an operation."""
 
 
 def describe_setup(data: RunData) -> str:
-    """Return the host, the ranks, the backend and the time that measuring took.
+    """Return the host, the ranks, the backend and the duration of the run as text.
 
-    An imported log has the facts that it states about GPUs and NCCL instead of that time.
+    For an imported log, facts about GPUs and NCCL replace the duration.
     """
     environment = data.run.info.environment or {}
     imported = environment.get("imported") or {}

@@ -29,7 +29,7 @@ StepRow = dict[str, Any]
 _PLAIN_PARAMS = {"size_bytes", "dtype", "mode", "group", "group_index", "concurrent"}
 """A curve with other parameters, such as a background load, does not predict a call of a step."""
 _MAX_DEVIATION = 0.1
-"""A profiled step deviates if its time differs by more from that of the uninstrumented steps."""
+"""The largest relative difference between profiled and uninstrumented steps that is usual."""
 
 
 def list_step_rows(data: RunData) -> list[StepRow]:
@@ -70,7 +70,7 @@ def list_rows_with_details(data: RunData, kind: type[Details]) -> tuple[list[Ste
 def find_details(result: CaseResult, kind: type[T]) -> tuple[int, T | str]:
     """Return the first repetition with details of a kind, and the details.
 
-    A sentence replaces details that cannot be read. It is empty if there are none.
+    A sentence replaces details that cannot be read. It is empty if no repetition has details.
     """
     for record in result.measured:
         details = read_details(record, kind)
@@ -80,9 +80,9 @@ def find_details(result: CaseResult, kind: type[T]) -> tuple[int, T | str]:
 
 
 def get_axis_values(step: CaseResult, metric: str) -> dict[str, float | None]:
-    """Return a metric of a step by mesh axis, such as ``bytes_sent``.
+    """Return the values of a metric of a step, such as ``bytes_sent``, keyed by mesh axis.
 
-    Parts of an axis such as ``cp.forward`` are not axes of their own.
+    Parts of an axis such as ``cp.forward`` are left out.
     """
     values = {}
     for name, value in step.metrics.items():
@@ -107,12 +107,12 @@ def find_worst_ratio(ratios: Mapping[str, float | None]) -> tuple[str, float] | 
 
 
 def sum_exposed_communication(step: CaseResult) -> float | None:
-    """Return the seconds of exposed communication on all axes."""
+    """Return the seconds of exposed communication on all axes, None if one is unknown."""
     return sum_if_known(get_axis_values(step, "exposed_comm").values())
 
 
 def sum_memory(step: CaseResult) -> float | None:
-    """Return the measured bytes of all memory components together, as maximum over ranks."""
+    """Return the measured bytes of all memory components, maximum over ranks, None if unknown."""
     return sum_if_known(get_axis_values(step, "memory").values())
 
 
@@ -129,7 +129,7 @@ def get_parts(step: CaseResult) -> dict[str, float]:
 
 
 def get_profiled_seconds(step: CaseResult) -> float | None:
-    """Return the wall time of the profiled step, None if there is none."""
+    """Return the wall time of the profiled step in seconds, None if no step was profiled."""
     parts = get_parts(step)
     if "compute" not in parts:
         return None
@@ -139,7 +139,8 @@ def get_profiled_seconds(step: CaseResult) -> float | None:
 def find_deviating_profile(step: CaseResult) -> float | None:
     """Return the seconds of the profiled step if they deviate clearly from the step time.
 
-    The result is None if they differ by at most the share ``_MAX_DEVIATION``, or if one is unknown.
+    The result is None if they differ by at most the share ``_MAX_DEVIATION``, or if either time is
+    unknown.
     """
     profiled = get_profiled_seconds(step)
     if not profiled or not step.seconds:
@@ -148,13 +149,13 @@ def find_deviating_profile(step: CaseResult) -> float | None:
 
 
 def compute_profiled_share(step: CaseResult, seconds: float | None) -> float | None:
-    """Return the share of the profiled step that some of its seconds are."""
+    """Return ``seconds`` over the wall time of the profiled step, None if either is unknown."""
     profiled = get_profiled_seconds(step)
     return None if seconds is None or not profiled else seconds / profiled
 
 
 def compute_exposed_share(step: CaseResult) -> float | None:
-    """Return the share of the profiled step in which communication is exposed."""
+    """Return the share of the profiled step with exposed communication, None if unknown."""
     return compute_profiled_share(step, sum_exposed_communication(step))
 
 
@@ -216,9 +217,9 @@ def get_calls(step: CaseResult) -> tuple[CountedCall, ...] | None:
 def _select_curves(
     call: CountedCall, step: CaseResult, curves: Sequence[OperationCurve]
 ) -> list[OperationCurve]:
-    """Return the curves of the call's operation on as many ranks.
+    """Return the curves of the call's operation on the same number of ranks.
 
-    Curves of whole worlds are preferred, then those of all groups at once, as on a mesh axis.
+    Curves of whole worlds are preferred, then curves of all groups at once, as on a mesh axis.
     """
     candidates = [curve for curve in curves if _is_same_operation(curve.rows[0], call, step)]
     worlds = [curve for curve in candidates if "group" not in curve.rows[0].case.params]

@@ -20,13 +20,16 @@ from parbench.bench.text import UserError
 from parbench.reports.analysis.case_results import CaseResult
 
 MIN_ITERATION_SHARE = 0.5
-"""A repetition names a rank that is the last one in more of its iterations."""
+"""A record names a rank that is last in more than this share of its iterations."""
 MIN_TIME_SHARE = 0.1
-"""A delay is relevant if it is a larger share of the time of the case."""
+"""A delay is relevant if it exceeds this share of the time of the case."""
 MIN_VOTE_SHARE = 2 / 3
-"""A repetition names the rank that so many of its cases name."""
+"""The share of a repetition's cases that must name the same rank."""
 MAX_CHANCE = 0.07
-"""The probability that chance names a rank as often. Two ranks in five repetitions have 0.0625."""
+"""The largest probability that chance names a rank as often.
+
+The probability is 0.0625 for one of two ranks in all of five repetitions.
+"""
 MAX_BARRIER_SKEW_SECONDS = 5e-4
 """The skew that the barrier before an operation may cause, at most its transfer time."""
 SYMMETRIC_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
@@ -34,7 +37,7 @@ SYMMETRIC_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_al
 
 
 class StragglerVote(NamedTuple):
-    """A rank that a case of one repetition names, and by how much it is late."""
+    """A rank that a case of one repetition names, and the delay of the rank."""
 
     rank: int
     seconds: float
@@ -58,7 +61,7 @@ class Straggler:
 
 
 def find_last_arriving_rank(results: Sequence[CaseResult]) -> Straggler | None:
-    """Return the rank that arrives last, by more than a barrier explains."""
+    """Return the rank that arrives last by more than a barrier explains, None if there is none."""
     transfers = [result.value("transfer") for result in results]
     known_transfers = [seconds for seconds in transfers if seconds]
     barrier_skew = min([MAX_BARRIER_SKEW_SECONDS, *known_transfers]) if known_transfers else 0.0
@@ -72,7 +75,7 @@ def find_last_arriving_rank(results: Sequence[CaseResult]) -> Straggler | None:
 
 
 def find_last_finishing_rank(run: Run, results: Sequence[CaseResult]) -> Straggler | None:
-    """Return the rank that finishes last in operations and steps in which ranks do the same."""
+    """Return the rank that finishes last where all ranks do the same, None without such a rank."""
     symmetric = [
         result
         for result in results
@@ -150,9 +153,9 @@ def _get_value(record: Record, name: str) -> float:
 
 
 def _compute_exit_delay(run: Run, record: Record, rank: int) -> float:
-    """Return the median seconds from the last exit of all other ranks to that of ``rank``.
+    """Return the median seconds from the last exit of all other ranks to the exit of ``rank``.
 
-    It is negative if another rank is later, and 0 without samples of at least two ranks.
+    The result is negative if another rank is later, and 0 without samples of at least two ranks.
     """
     try:
         samples = load_rank_samples(run, record)
@@ -168,13 +171,13 @@ def _compute_exit_delay(run: Run, record: Record, rank: int) -> float:
 
 
 def find_arrival(result: CaseResult) -> RecordedStragglers | None:
-    """Return the arrivals of the first repetition that recorded them."""
+    """Return the arrivals of the first repetition that recorded them, None without any."""
     arrivals = [record.arrival for record in result.measured if record.arrival]
     return arrivals[0] if arrivals else None
 
 
 def compute_arrival_delays(run: Run, result: CaseResult) -> dict[int, float]:
-    """Return the median delay in seconds of each rank's arrival relative to the first rank's.
+    """Return the median seconds from the first arrival to the arrival of each rank.
 
     The delay of a repetition is the median over its iterations. Damaged samples are left out.
     """

@@ -23,7 +23,7 @@ from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.analysis.stragglers import Straggler, StragglerVote, elect_straggler
 
 _MIN_SLOWDOWN = 1.1
-"""A rank stands out if it computes that many times as long as the median of the others."""
+"""The smallest ratio of a slow rank's computation to the median of the other ranks."""
 _NO_SHARED_CLOCK = "its ranks have no common clock"
 
 
@@ -49,6 +49,7 @@ def load_step_timelines(run: Run, results: Iterable[CaseResult]) -> tuple[StepTi
 
 
 def _load_step_timeline(run: Run, result: CaseResult, record: Record) -> StepTimeline | None:
+    """Return the timeline of one repetition, or the problem with it. None if it has no traces."""
     problem = ""
     try:
         timeline = load_timeline(run, record)
@@ -86,7 +87,7 @@ def get_axis(stream: str) -> str | None:
 
 
 def convert_to_spans(intervals: Iterable[Interval | RankTimeline]) -> list[Span]:
-    """Return intervals as spans, in nanoseconds. None stops before it starts."""
+    """Return intervals as spans in nanoseconds. No span stops before it starts."""
     return [
         (round(1e3 * interval.start_us), round(1e3 * max(interval.start_us, interval.stop_us)))
         for interval in intervals
@@ -120,9 +121,9 @@ def measure_busy_seconds(rank: RankTimeline) -> dict[str, float]:
 
 
 def summarize_calls(timeline: Timeline) -> list[dict[str, Any]]:
-    """Return the calls of one rank by axis, operation and size, those with most exposed time first.
+    """Return the calls of one rank by axis, operation and size, the most exposed first.
 
-    The rank is the one that waits least in its calls. Times are seconds, overlaps counted once.
+    The rank is the one that waits least in its calls. Times are in seconds, overlaps counted once.
     """
     by_rank = [_summarize_rank_calls(rank) for rank in timeline.ranks]
     rows = min(by_rank, key=lambda rows: sum(row["seconds"] for row in rows), default=[])
@@ -130,6 +131,7 @@ def summarize_calls(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def _summarize_rank_calls(rank: RankTimeline) -> list[dict[str, Any]]:
+    """Return the calls of one rank by axis, operation and size in bytes, with times in seconds."""
     streams = group_by_stream(rank)
     work = convert_to_spans([*streams.get(COMPUTE, []), *streams.get(COPY, [])])
     rows = []
@@ -153,7 +155,10 @@ def _summarize_rank_calls(rank: RankTimeline) -> list[dict[str, Any]]:
 
 
 def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:
-    """Return the rank that computes longer than the others in more repetitions than by chance."""
+    """Return the rank that computes longest in more repetitions than by chance, None without one.
+
+    ``time_share`` of the result is the computation over the median of other ranks.
+    """
     votes: dict[int, list[StragglerVote]] = {}
     num_timelines = 0
     for record in result.measured:
@@ -168,7 +173,10 @@ def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:
 
 
 def _vote_for_slowest(timeline: Timeline) -> StragglerVote | None:
-    """Return the rank that computes longest if it stands out; its share is the ratio of times."""
+    """Return the rank that computes longest, None unless it clearly exceeds other ranks.
+
+    ``time_share`` of the result is the ratio of its time to the median of other ranks.
+    """
     seconds = {rank.rank: measure_busy_seconds(rank).get(COMPUTE, 0.0) for rank in timeline.ranks}
     if len(seconds) < 2:
         return None

@@ -37,7 +37,7 @@ class Topology:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The hosts by their first rank, with those under one switch next to each other."""
+        """The hosts in the order of their first ranks. Hosts of one switch follow each other."""
         hosts = list(dict.fromkeys(self.hosts))
         switches = [self.switches.get(host, "") for host in hosts]
         return tuple(sorted(hosts, key=lambda host: switches.index(self.switches.get(host, ""))))
@@ -51,7 +51,7 @@ class Topology:
         return tuple(rank for rank, name in enumerate(self.hosts) if name == host)
 
     def order_by_node(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Return ranks node by node, ranks without a host last."""
+        """Return ranks grouped by node, with ranks without a host last."""
         by_node = [rank for host in self.nodes for rank in self.get_ranks(host)]
         unknown = [rank for rank in ranks if rank not in by_node]
         return (*(rank for rank in by_node if rank in ranks), *unknown)

@@ -33,10 +33,11 @@ class ReportVerdict:
     message: str
     """A sentence without its period."""
     hint: str = ""
-    """What to do, such as ``Finish: parbench run --resume RUN``."""
+    """The next action, such as ``Finish: parbench run --resume RUN``."""
 
     @property
     def sentence(self) -> str:
+        """The message and the hint as sentences."""
         message = f"{self.message[:1].upper()}{self.message[1:]}."
         return f"{message} {self.hint}" if self.hint else message
 
@@ -54,6 +55,7 @@ def judge_run(data: RunData) -> tuple[ReportVerdict, ...]:
 
 
 def _judge_correctness(results: Sequence[CaseResult]) -> ReportVerdict:
+    """Return WRONG if a result differs from the reference, otherwise CORRECT or UNCHECKED."""
     num_unchecked = sum(result.check.passed is None for result in results)
     num_wrong = sum(result.status == "wrong" for result in results)
     if num_wrong:
@@ -76,6 +78,7 @@ def _judge_correctness(results: Sequence[CaseResult]) -> ReportVerdict:
 
 
 def _judge_completeness(data: RunData, measured: Sequence[CaseResult]) -> ReportVerdict:
+    """Return the verdict on failed, missing and measured cases of a run."""
     path = data.run.path
     failures: dict[Status, int] = {
         status: count for status, count in data.status_counts.items() if status in STATUS_VERBS
@@ -94,6 +97,7 @@ def _judge_completeness(data: RunData, measured: Sequence[CaseResult]) -> Report
 
 
 def _explain_nothing_measured(data: RunData) -> ReportVerdict:
+    """Return the verdict on a run without measurements, with the most common reason."""
     if _count_out_of_budget(data):
         budget = format_duration(data.plan.budget_seconds)
         message = f"the time budget of {budget} ended before the first case"
@@ -163,6 +167,7 @@ def find_noisy(results: Sequence[CaseResult]) -> tuple[CaseResult, ...]:
 
 
 def _judge_noise(run: Run, results: Sequence[CaseResult]) -> ReportVerdict:
+    """Return the verdict on the variation between repetitions: NOISE UNKNOWN, QUIET or NOISY."""
     variations = [result.variation for result in results if result.variation is not None]
     if not variations:
         count = pluralize(max(result.repetitions for result in results), "repetition")
@@ -212,7 +217,7 @@ def list_problems(data: RunData) -> tuple[Problem, ...]:
 
 
 def list_unmeasured(data: RunData) -> tuple[Problem, ...]:
-    """Return the cases that were skipped, then those without a record, one for each name."""
+    """Return the skipped cases, then cases without a record, one entry for each name."""
     problems = [
         Problem(case=skipped.case.label, status="skipped", repetitions="all", reason=skipped.reason)
         for skipped in data.plan.skipped
@@ -234,6 +239,7 @@ def list_unmeasured(data: RunData) -> tuple[Problem, ...]:
 
 
 def _make_problem(result: CaseResult) -> Problem:
+    """Return the problem of a case that is wrong, hung or failed."""
     num_repetitions = sum(record.status == result.status for record in result.records)
     return Problem(
         case=result.case.label,

@@ -48,6 +48,7 @@ class Side:
 
     @property
     def text(self) -> str:
+        """The interpreter and the variables of the side, ``unchanged`` if it has neither."""
         parts = [f"{name}={value}" for name, value in self.variables.items()]
         if self.python:
             parts.insert(0, self.python)
@@ -55,15 +56,15 @@ class Side:
 
 
 MeasureSide = Callable[[Side, float], Run]
-"""Measures one repetition of a side in at most so many seconds."""
+"""Measures one repetition of a side in at most the given number of seconds."""
 
 
 class PairedSession:
     """Measures pairs of repetitions of two sides in the order A B B A, until the budget ends.
 
-    The budget in seconds is for at least ``min_pairs``, at best for ``planned_pairs``. A budget that
-    is not fixed grows until it is enough for ``min_pairs``, as the first pair shows. ``problem``
-    says so if a fixed budget is too short. The session then ends.
+    The budget in seconds should suffice for ``planned_pairs`` and must suffice for ``min_pairs``.
+    If it is not fixed, it grows to the time of ``min_pairs``, estimated from the first pair. If a
+    fixed budget is too short, the session ends, and ``problem`` contains the reason.
     """
 
     def __init__(
@@ -91,10 +92,11 @@ class PairedSession:
 
     @property
     def runs(self) -> list[Run]:
+        """The runs of all pairs, A before B in each pair."""
         return [run for pair in self.pairs for run in pair]
 
     def measure_pairs(self, max_pairs: int) -> Iterator[int]:
-        """Measure up to so many pairs and yield their number after each one."""
+        """Measure at most ``max_pairs`` pairs, and yield the number of pairs after each one."""
         start = self._clock()
         longest_pair = 0.0
         while len(self.pairs) < max_pairs:
@@ -120,7 +122,10 @@ class PairedSession:
         self.pairs.append((second, first) if is_reversed else (first, second))
 
     def _plan(self, pair_seconds: float) -> None:
-        """Set the length of a repetition and check the budget after the first pair."""
+        """Set the length of a repetition and check the budget after the first pair.
+
+        ``pair_seconds`` is the time of the first pair.
+        """
         verb = "took"
         cut_runs = [
             run for run in self.runs if any(record.is_out_of_budget for record in run.records)
@@ -140,6 +145,7 @@ class PairedSession:
             self.problem = self._describe_problem(verb, pair_seconds)
 
     def _describe_problem(self, verb: str, pair_seconds: float) -> str:
+        """Return the problem that the budget is too short, with a budget that is long enough."""
         min_pairs = self._min_pairs
         budget = format_budget(min_pairs * pair_seconds)
         return (
@@ -151,7 +157,7 @@ class PairedSession:
 
 @dataclass(frozen=True, kw_only=True)
 class PairedResult:
-    """The comparison of B with A, and why the session ended."""
+    """The comparison of B with A, and the reason why the session ended."""
 
     comparison: RunComparison
     num_pairs: int
@@ -222,7 +228,7 @@ def compare_pairs(
 
 
 def _find_intended_differences(sides: tuple[Side, Side]) -> list[str]:
-    """Return globs of the values that the settings change. Their counts may differ as well."""
+    """Return globs of the values that the settings change. Counts may differ as well."""
     names = list(dict.fromkeys([*sides[0].variables, *sides[1].variables]))
     globs = ["counts.*", *(f"variables.{name}" for name in names)]
     return globs + [DEPENDENT_PATHS[name] for name in names if name in DEPENDENT_PATHS]

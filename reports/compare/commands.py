@@ -42,11 +42,13 @@ _run_options = click.argument(
 
 
 def _exit_without_result(reason: str, out: Path) -> NoReturn:
+    """Print the reason why there is no comparison, and exit with code 4."""
     click.echo(f"No result: {reason}. The runs are in {out}.")
     click.get_current_context().exit(4)
 
 
 def _log(line: str) -> None:
+    """Print a line to standard error."""
     click.echo(line, err=True)
 
 

@@ -69,17 +69,19 @@ class SeriesComparison:
 
     @property
     def any_result(self) -> CaseResult:
-        """The new result, or that of the base if the new run does not have the series."""
+        """The new result, or the base result if the new run does not have the series."""
         result = self.new or self.base
         assert result is not None, "a series is in at least one run"
         return result
 
     @property
     def case(self) -> Case:
+        """The case of the series."""
         return self.any_result.case
 
     @property
     def world(self) -> WorldInfo:
+        """The ranks, nodes, backend and device of the series."""
         return self.any_result.world
 
     @property
@@ -90,6 +92,7 @@ class SeriesComparison:
 
     @property
     def is_counted(self) -> bool:
+        """True if counts were compared, or if one changed."""
         return self.counts.num_compared > 0 or bool(self.counts.changes)
 
 
@@ -112,13 +115,14 @@ class RunComparison:
 
     @property
     def verdicts(self) -> dict[Verdict, int]:
-        """The number of series with each verdict, and of changed counts."""
+        """The number of series with each verdict, and of changed counts that are not intended."""
         verdicts = [series.verdict for series in self.series]
         verdicts += [change.verdict for _, change in self.count_changes if not change.is_intended]
         return count_verdicts(verdicts)
 
     @property
     def counted_series(self) -> list[SeriesComparison]:
+        """The series with compared or changed counts."""
         return [series for series in self.series if series.is_counted]
 
     @property
@@ -132,7 +136,8 @@ class RunComparison:
     def get_exit_code(self, *, fail_on_unknown: bool = False) -> ExitCode:
         """Return the exit code of all verdicts and limits.
 
-        It is that of an undecided comparison if neither a count nor a time was compared.
+        Undecided series count if ``fail_on_unknown`` is True, or if neither a count nor a time was
+        compared.
         """
         verdicts = list(self.verdicts)
         if self.overall is not None:
@@ -153,9 +158,9 @@ def compare(
 ) -> RunComparison:
     """Compare ``new`` with ``base``. Differences that match a glob of ``intended`` are intentional.
 
-    ``is_paired`` says that equal repetitions of both runs were measured next to each other.
-    ``thresholds`` are measured ones by fingerprint. Raises ``UserError`` if the runs have no series
-    in common.
+    ``thresholds`` were measured by ``parbench aa`` and are keyed by fingerprint. ``is_paired`` is
+    True if repetitions with equal numbers were measured next to each other. Raises ``UserError`` if
+    the runs have no series in common.
     """
     pairs = list(_pair_cases(base, new))
     if not any(pair.base and pair.new for pair in pairs):
@@ -193,6 +198,10 @@ def compare(
 
 
 def _apply_judgement(series: SeriesComparison, judgement: TimeJudgement | None) -> SeriesComparison:
+    """Return the series with the judgement of its times, TOO FEW RUNS if it is None.
+
+    NO CHANGE becomes UNCONFIRMED if a count differs between the repetitions of BASE.
+    """
     if judgement is None:
         reason = "no repetition was measured on both sides"
         return replace(series, verdict=Verdict.TOO_FEW_RUNS, reason=reason)
@@ -205,6 +214,7 @@ def _apply_judgement(series: SeriesComparison, judgement: TimeJudgement | None) 
 
 
 def _describe_disjoint_runs(base: RunData, new: RunData) -> str:
+    """Return the error for runs that share no series, with the cases and ranks of both."""
     sides = []
     for name, data in (("BASE", base), ("NEW", new)):
         cases = {record.case.id for record in data.run.records if record.status != "skipped"}
@@ -219,7 +229,7 @@ def _describe_disjoint_runs(base: RunData, new: RunData) -> str:
 
 
 def _pair_cases(base: RunData, new: RunData) -> Iterator[SeriesComparison]:
-    """Yield the series of both runs, those of base first."""
+    """Yield the series of both runs, the series of BASE first."""
     base_results = _select_results(base)
     new_results = _select_results(new)
     for case_id in dict.fromkeys((*base_results, *new_results)):
@@ -239,7 +249,7 @@ def _pair_cases(base: RunData, new: RunData) -> Iterator[SeriesComparison]:
 
 
 def _select_results(data: RunData) -> dict[str, CaseResult]:
-    """Return the results by case, without those that were skipped in every repetition."""
+    """Return the results keyed by case id, without cases that were skipped in every repetition."""
     return {
         result.case.id: result
         for result in data.results
@@ -248,6 +258,7 @@ def _select_results(data: RunData) -> dict[str, CaseResult]:
 
 
 def _are_on_same_world(base: CaseResult, new: CaseResult) -> bool:
+    """Return True if two results have the same ranks, and the same nodes as far as known."""
     if get_rank_layout(base.world) != get_rank_layout(new.world):
         return False
     # The number of nodes is unknown for a case that was not measured.
@@ -256,6 +267,10 @@ def _are_on_same_world(base: CaseResult, new: CaseResult) -> bool:
 
 
 def _explain_missing(base: CaseResult, new: CaseResult | None, data: RunData) -> str:
+    """Return the reason why NEW lacks a series: another world, a skip, or the plan.
+
+    ``new`` is the result on another world, ``data`` the run NEW.
+    """
     if new is not None:
         worlds = f"{describe_world(base.world)} -> {describe_world(new.world)}"
         return f"NEW has it on another world: {worlds}"
@@ -323,5 +338,5 @@ def _examine_series(
 
 
 def _collect_times(result: CaseResult) -> Repetitions:
-    """Return the times of a case by repetition. A wrong result has none."""
+    """Return the times of a case in seconds, keyed by repetition. A wrong result has none."""
     return {} if result.status == "wrong" else result.by_repetition(result.headline)

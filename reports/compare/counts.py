@@ -40,8 +40,8 @@ ROUTED_MEMORY = f"{MEMORY_PREFIX}activations"
 class CountChange:
     """A count that differs between two runs. ``path`` is its name for ``--across``.
 
-    The verdict is UNCONFIRMED if the runs may have counted differently, because only one knows it,
-    or if the count differs between the repetitions of BASE.
+    The verdict is UNCONFIRMED if only one run has the count, because the runs may have counted
+    differently, or if the count differs between the repetitions of BASE.
     """
 
     path: str
@@ -55,6 +55,7 @@ class CountChange:
 
     @property
     def fails(self) -> bool:
+        """True if the change makes the comparison fail."""
         return self.verdict == Verdict.COUNT_CHANGED and not self.is_intended
 
 
@@ -67,7 +68,7 @@ class CountComparison:
 
     @property
     def varying(self) -> tuple[CountChange, ...]:
-        """Counts on which the repetitions of BASE disagree, unless that is intended."""
+        """Counts on which the repetitions of BASE disagree, without intended changes."""
         return tuple(
             change for change in self.changes if change.varies_in_base and not change.is_intended
         )
@@ -77,7 +78,10 @@ NOTHING_COUNTED = CountComparison(num_compared=0, changes=())
 
 
 def collect_counts(result: CaseResult) -> dict[str, list[float | str]]:
-    """Return the counts of a case's repetitions, none if its result is wrong."""
+    """Return the distinct values of each count over the repetitions of a case, keyed by name.
+
+    The result is empty if the result of the case is wrong.
+    """
     repetitions = [_read_counts(record) for record in result.measured if result.metrics]
     values: dict[str, dict[float | str, None]] = {}
     for name in dict.fromkeys(name for counts in repetitions for name in counts):
@@ -98,6 +102,7 @@ def _lacks_operation(name: str, counts: Mapping[str, float | str]) -> bool:
 
 
 def _read_counts(record: Record) -> dict[str, float | str]:
+    """Return the exact counts of one repetition, keyed by name, and its pipeline schedule."""
     is_routed = isinstance(read_details(record, ExpertLoadDetails), ExpertLoadDetails)
     counts: dict[str, float | str] = {}
     for name, metric in record.metrics.items():
@@ -149,6 +154,7 @@ def compare_counts(
 
 
 def _has_calls(counts: ExactCounts) -> bool:
+    """Return True if the calls of operations were counted."""
     return any(name.startswith(CALLS_PREFIX) for name in counts)
 
 
@@ -211,15 +217,17 @@ def _report_variation(path: str, base: CountValues, new: CountValues, text: str)
 
 
 def _get_sent_bytes(operation: str, counts: ExactCounts) -> CountValues:
-    """Return the bytes that an operation sent.
+    """Return the bytes that an operation sent, one value for each distinct count of repetitions.
 
-    The result is ``[0.0]`` if it was not called, and an empty list if the bytes are unknown.
+    The result is ``[0.0]`` if the operation was not called, and an empty list if the bytes are
+    unknown.
     """
     default = [] if f"{CALLS_PREFIX}{operation}" in counts else [0.0]
     return counts.get(f"{SENT_PREFIX}{operation}", default)
 
 
 def _describe_bytes(base: CountValues, new: CountValues, calls: CountValues) -> str:
+    """Return the change of the bytes of an operation, with the ratio of the sizes if known."""
     text = f"{_format_bytes(base)} -> {_format_bytes(new)} a step in {_format_counts(calls)} calls"
     if len(base) == 1 and len(new) == 1 and _to_number(base[0]):
         ratio = _to_number(new[0]) / _to_number(base[0])
@@ -230,6 +238,7 @@ def _describe_bytes(base: CountValues, new: CountValues, calls: CountValues) -> 
 def _describe_calls(
     base_calls: CountValues, new_calls: CountValues, base_bytes: CountValues, new_bytes: CountValues
 ) -> str:
+    """Return the change of the calls of an operation, with the difference of the bytes if known."""
     text = f"{_format_counts(base_calls)} -> {_format_counts(new_calls)} calls a step"
     if len(base_bytes) != 1 or len(new_bytes) != 1:
         return text
@@ -272,6 +281,7 @@ def _compare_value(
 
 
 def _format_value(name: str, value: float | str, unit: str) -> str:
+    """Return a count with its unit. Schedules are text, and bubbles are percentages."""
     if isinstance(value, str):
         return value
     if name.startswith("bubble"):
@@ -280,18 +290,22 @@ def _format_value(name: str, value: float | str, unit: str) -> str:
 
 
 def _format_counts(values: CountValues) -> str:
+    """Return the values of a number of calls in ascending order, joined by ``or``."""
     return " or ".join(f"{value:g}" for value in sorted(map(_to_number, values)))
 
 
 def _format_bytes(values: CountValues) -> str:
+    """Return the values of a number of bytes, joined by ``or``."""
     return " or ".join(format_bytes(_to_number(value)) for value in values)
 
 
 def _describe_disagreement(new: CountValues) -> str:
+    """Return a phrase if the repetitions of NEW disagree, otherwise an empty text."""
     return ", the count differs between repetitions of NEW" if len(new) > 1 else ""
 
 
 def _to_number(value: float | str) -> float:
+    """Return ``value`` after an assertion that it is a number, not text."""
     assert isinstance(value, int | float), "calls and bytes are numbers"
     return value
 

@@ -54,9 +54,10 @@ EXPLANATORY_PATHS = frozenset(
 """Values that may explain a change of the time, so they do not start a new series."""
 NOT_SET = "not set"
 EnvironmentValues = Mapping[str, tuple[tuple[str, ...], ...]]
-"""By path the distinct values of the records, each of them the values of its ranks as text.
+"""The distinct values of the records, keyed by path.
 
-There are several if the environment changed during the run.
+Each value is a tuple with the values of the ranks as text. There are several values if the
+environment changed during the run.
 """
 
 
@@ -68,14 +69,15 @@ class EnvironmentChange:
     base: str
     new: str
     is_blocking: bool
-    """True if times must not be compared because of it."""
+    """True if times must not be compared because of the difference."""
     is_intended: bool = False
     """True if the user declared the difference intentional."""
     changed_during: str = ""
-    """The runs during which it changed."""
+    """The runs during which the value changed: ``BASE and NEW``. Empty if it is constant."""
 
     @property
     def text(self) -> str:
+        """The change as ``path: base -> new``."""
         return f"{self.path}: {self.base} -> {self.new}"
 
 
@@ -133,6 +135,7 @@ def find_plan_changes(base: Plan, new: Plan) -> tuple[EnvironmentChange, ...]:
 
 
 def _join_values(values: Sequence[Sequence[str]]) -> str:
+    """Return the values of ranks joined by commas, and successive values joined by ``then``."""
     return " then ".join(", ".join(by_rank) for by_rank in values)
 
 
@@ -158,10 +161,12 @@ def _merge_environment(
 
 
 def _format_value(path: str, value: Any) -> str:
+    """Return a value as one line of text. None is the default of the path."""
     return _get_default(path) if value is None else to_single_line(str(value))
 
 
 def _get_default(path: str) -> str:
+    """Return the text for a missing value: ``not set`` for variables, otherwise ``UNKNOWN``."""
     return NOT_SET if path.startswith("variables.") else UNKNOWN
 
 
@@ -171,6 +176,7 @@ _COMPARED_ELSEWHERE = frozenset(
 
 
 def _collect_plan_options(plan: Plan) -> EnvironmentValues:
+    """Return the options of a plan that are not compared elsewhere, keyed by ``plan.NAME``."""
     options = msgspec.structs.asdict(plan)
     options = {name: value for name, value in options.items() if name not in _COMPARED_ELSEWHERE}
     options["measure"] = msgspec.structs.asdict(plan.measure)
@@ -189,6 +195,7 @@ class SeriesIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fingerprint(self) -> str:
+        """A hash of the case, the world and the environment, in 20 hexadecimal digits."""
         content = {"case": self.case.id, "world": self.world, "environment": self.environment}
         return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()[:20]
 
@@ -223,6 +230,7 @@ def collect_points(
 
 
 def _build_point(run: Run, result: CaseResult) -> SeriesPoint:
+    """Return the point of a result with the identifying and the explanatory environment."""
     identifying = {}
     explanatory = {}
     for path, values in collect_environment(run, result.measured or result.records).items():

@@ -15,7 +15,7 @@ TAGS = {
     ExitCode.DID_NOT_RUN: "error",
     ExitCode.UNDECIDED: "skipped",
 }
-"""The element that marks a test case by its exit code. A test case without one passes."""
+"""The elements that mark test cases, keyed by exit code. A test case without one passes."""
 
 
 def render_junit(comparison: RunComparison) -> str:
@@ -38,6 +38,7 @@ def render_junit(comparison: RunComparison) -> str:
 
 
 def _build_limits(comparison: RunComparison) -> Element:
+    """Return the test suite of the limits."""
     suite = Element("testsuite", name="limits")
     for result in comparison.limits:
         name = f"{result.limit.cases} {result.limit.metric} {result.limit.text}"
@@ -47,6 +48,7 @@ def _build_limits(comparison: RunComparison) -> Element:
 
 
 def _build_counts(comparison: RunComparison) -> Element:
+    """Return the test suite of the exact counts, with a test case for each series with counts."""
     suite = Element("testsuite", name="counts")
     for series in comparison.counted_series:
         failures = [change.message for change in series.counts.changes if change.fails]
@@ -61,6 +63,7 @@ def _build_counts(comparison: RunComparison) -> Element:
 
 
 def _build_times(comparison: RunComparison) -> Element:
+    """Return the test suite of the times, with a test case per series and one for all together."""
     suite = Element("testsuite", name="times")
     for series in comparison.series:
         parts = [format_effect(series.effect) if series.effect else "", series.reason]
@@ -80,6 +83,7 @@ def _build_times(comparison: RunComparison) -> Element:
 
 
 def _get_tag(verdict: Verdict) -> str:
+    """Return the element that marks a test case with this verdict, empty if it passes."""
     # Nothing was compared with a case that only the new run has.
     return "skipped" if verdict == Verdict.NEW else TAGS.get(EXIT_CODES[verdict], "")
 
@@ -87,7 +91,7 @@ def _get_tag(verdict: Verdict) -> str:
 def _add_case(
     suite: Element, classname: str, name: str, verdict: str, tag: str, message: str
 ) -> Element:
-    """Add a test case, with an element of this tag unless it passes."""
+    """Add a test case and return it. ``tag`` marks its result and is empty if it passes."""
     case = SubElement(
         suite, "testcase", classname=to_single_line(classname), name=to_single_line(name)
     )
@@ -98,6 +102,7 @@ def _add_case(
 
 
 def _set_totals(suite: Element) -> None:
+    """Set the numbers of tests, failures, errors and skipped tests of a suite."""
     suite.set("tests", str(len(suite.findall("testcase"))))
     for total, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(total, str(len(suite.findall(f"testcase/{tag}"))))

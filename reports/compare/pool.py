@@ -1,4 +1,4 @@
-"""Several runs pooled into one, whose repetitions are those of all of them."""
+"""Several runs pooled into one, which has the repetitions of all runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +48,7 @@ def pool_runs(runs: Sequence[Run], name: str) -> Run:
 
 
 def describe_world(world: WorldInfo) -> str:
+    """Return the ranks, nodes, backend and device of a world as text."""
     ranks = pluralize(world.size, "rank")
     return f"{ranks} on {pluralize(world.nodes, 'node')}, {world.backend}, {world.device}"
 
@@ -58,6 +59,7 @@ def get_rank_layout(world: WorldInfo) -> tuple[int, str, str]:
 
 
 def _are_on_same_world(run: Run, newest: Run) -> bool:
+    """Return True if two runs have the same ranks, and the same nodes as far as known."""
     layouts = [
         (plan.nproc, plan.backend, plan.device) for plan in (run.info.plan, newest.info.plan)
     ]
@@ -68,6 +70,7 @@ def _are_on_same_world(run: Run, newest: Run) -> bool:
 
 
 def _count_nodes(run: Run) -> int:
+    """Return the number of nodes that measured a run, 0 if nothing was measured."""
     return max((record.world.nodes for record in run.records if record.status == "ok"), default=0)
 
 

@@ -37,7 +37,7 @@ def render(report: VerdictReport, form: str) -> str:
 
 
 def render_text(report: VerdictReport, width: int | None = None) -> str:
-    """Return text for a terminal of so many columns. None stands for a pipe, without a limit."""
+    """Return text for a terminal of ``width`` columns. None stands for a pipe without a limit."""
     sheet = Sheet(width)
     sheet.write_text(report.title, *report.summary)
     for table in report.tables:

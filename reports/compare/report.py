@@ -46,7 +46,7 @@ def compare_runs(
 ) -> tuple[str, int]:
     """Compare two runs, and return the report and the exit code.
 
-    The options are those of ``parbench compare``.
+    The arguments are the options of ``parbench compare``.
     """
     if base_run.path.resolve() == new_run.path.resolve():
         raise UserError(f"BASE and NEW are the same run, {base_run.path}. Name two runs")
@@ -202,6 +202,7 @@ ENVIRONMENT_COLUMNS = (
 
 
 def _build_count_row(label: str, change: CountChange) -> Row:
+    """Return the row of a changed count."""
     intended = " (intended)" if change.is_intended else ""
     return {
         "case": label,
@@ -221,6 +222,7 @@ def _build_time_rows(comparison: RunComparison) -> list[Row]:
 
 
 def _build_time_row(label: str, series: SeriesComparison) -> Row:
+    """Return the row of a series, with its change and the times of both runs in seconds."""
     effect = series.effect
     return {
         "case": label,
@@ -239,6 +241,7 @@ def _build_time_row(label: str, series: SeriesComparison) -> Row:
 
 
 def _build_environment_rows(comparison: RunComparison) -> list[Row]:
+    """Return a row for each difference of the environments and plans."""
     rows: list[Row] = []
     for change in comparison.environment_changes:
         if change.is_blocking:
@@ -252,6 +255,7 @@ def _build_environment_rows(comparison: RunComparison) -> list[Row]:
 
 
 def _build_content(comparison: RunComparison, code: int) -> dict[str, object]:
+    """Return the content of the JSON report."""
     counted = comparison.counted_series
     return {
         "exit_code": code,
@@ -277,6 +281,7 @@ def _build_content(comparison: RunComparison, code: int) -> dict[str, object]:
 
 
 def _describe_run(run: Run) -> dict[str, str]:
+    """Return the id, folder, host, start and version of a run."""
     return {
         "id": run.info.id,
         "path": str(run.path),
@@ -287,6 +292,7 @@ def _describe_run(run: Run) -> dict[str, str]:
 
 
 def _describe_series(series: SeriesComparison) -> dict[str, Any]:
+    """Return the content of the JSON report about one series."""
     return {
         "case": series.case,
         "world": series.world,

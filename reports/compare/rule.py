@@ -54,7 +54,10 @@ class TimeJudgement:
 def estimate_effect(
     times: SeriesTimes, level: float, *, is_paired: bool, num_series: int = 1
 ) -> Effect | None:
-    """Estimate the change of a series. Its minimum detectable effect is that among so many."""
+    """Estimate the change of a series, None if no repetition can be compared.
+
+    ``num_series`` corrects the minimum detectable effect for the number of series.
+    """
     estimate = estimate_paired_effect if is_paired else estimate_unpaired_effect
     return estimate(
         times.base, times.new, min_effect=times.min_effect, level=level / max(1, num_series)
@@ -87,7 +90,7 @@ def judge_series(
 def judge_overall(
     series: Sequence[SeriesTimes], rule: Rule, *, is_paired: bool
 ) -> TimeJudgement | None:
-    """Judge the change of the median series. There is none for fewer than two series."""
+    """Judge the change of the median series, None for fewer than two series."""
     if len(series) < 2:
         return None
     base, new = compute_overall_times(
@@ -105,6 +108,10 @@ def judge_overall(
 def _judge_effect(
     effect: Effect, min_effect: float, is_discovery: bool, is_significant_alone: bool
 ) -> TimeJudgement:
+    """Return the verdict on an effect with a reason if it is UNCONFIRMED.
+
+    ``is_discovery`` is after the correction for several series, ``is_significant_alone`` before it.
+    """
     if is_discovery:
         verdict = Verdict.SLOWER if effect.change > 0 else Verdict.FASTER
         return TimeJudgement(verdict=verdict, effect=effect)

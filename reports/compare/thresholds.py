@@ -58,6 +58,7 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
+        """A phrase with the threshold in percent, the host, the day and the repetitions."""
         day = datetime.fromisoformat(self.measured).date()
         return (
             f"threshold {100 * self.min_effect:.1f} %, "
@@ -66,12 +67,14 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ThresholdFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a file of thresholds, keyed by fingerprint."""
+
     schema_version: int
     thresholds: dict[str, Threshold]
 
 
 def measure_thresholds(runs: Sequence[Run], rule: Rule) -> dict[str, Threshold]:
-    """Return thresholds by fingerprint, of each series that at least ten of the runs measured.
+    """Return the threshold of each series that at least ten of the runs measured, by fingerprint.
 
     The runs have one repetition each and are sorted by time.
     """
@@ -98,10 +101,10 @@ def measure_thresholds(runs: Sequence[Run], rule: Rule) -> dict[str, Threshold]:
 
 
 def compute_threshold(repetitions: Repetitions, rule: Rule) -> float:
-    """Return the threshold of a series from its repetitions, at least that of the rule.
+    """Return the threshold of a series as a fraction, at least the threshold of the rule.
 
-    Compared are earlier with later repetitions, as those of two runs, and interleaved ones in
-    pairs. It is rounded up to a tenth of a percent.
+    The comparisons are of earlier with later repetitions, as of two runs, and of interleaved ones
+    in pairs. ``repetitions`` are in seconds. The result is rounded up to a tenth of a percent.
     """
     times = [repetitions[number] for number in sorted(repetitions)]
     required = []
@@ -124,7 +127,7 @@ def _find_required_threshold(effect: Effect | None) -> float:
 
 
 def _split_into_runs(times: Times, size: int) -> Iterator[tuple[Times, Times]]:
-    """Yield all pairs of consecutive repetitions, the first part before the second one."""
+    """Yield all pairs of disjoint parts of ``size`` consecutive repetitions, the earlier first."""
     for start in range(len(times) - 2 * size + 1):
         for other in range(start + size, len(times) - size + 1):
             yield times[start : start + size], times[other : other + size]
@@ -140,7 +143,7 @@ def _split_into_pairs(times: Times, size: int) -> Iterator[tuple[Times, Times]]:
 
 
 def find_fingerprints(data: RunData) -> dict[str, str]:
-    """Return the fingerprint of each case's series by the case's id."""
+    """Return the fingerprints of series, keyed by the id of the case."""
     points = collect_points(data.run, data.results)
     return {point.series.case.id: point.series.fingerprint for point in points}
 
@@ -156,10 +159,10 @@ def parse_percentage(text: str) -> float:
 
 
 def find_thresholds(text: str | None) -> tuple[float, dict[str, Threshold]]:
-    """Return the minimum effect, and measured thresholds by fingerprint.
+    """Return the minimum effect as a fraction, and measured thresholds keyed by fingerprint.
 
-    A percentage applies to all series. A file has thresholds of its series, and the default applies
-    to the others. None stands for the default file, if it exists.
+    ``text`` is a percentage that applies to all series, or a file with thresholds of its series.
+    The default applies to other series. None stands for the default file, if it exists.
     """
     if text is None:
         file = THRESHOLDS_FILE

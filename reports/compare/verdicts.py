@@ -76,11 +76,15 @@ def count_verdicts(verdicts: Iterable[Verdict]) -> dict[Verdict, int]:
 
 
 def format_verdicts(verdicts: Mapping[Verdict, int]) -> str:
+    """Return the number of each verdict as text."""
     return ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
 
 
 def combine_verdicts(verdicts: Iterable[Verdict], *, fail_on_unknown: bool = False) -> ExitCode:
-    """Return the exit code of several verdicts. Undecided ones count with ``fail_on_unknown``."""
+    """Return the exit code of several verdicts.
+
+    Undecided verdicts count only if ``fail_on_unknown`` is True.
+    """
     codes = [EXIT_CODES[verdict] for verdict in verdicts]
     if not fail_on_unknown:
         codes = [code for code in codes if code != ExitCode.UNDECIDED]

@@ -1,4 +1,4 @@
-"""The sentences and numbers with which a comparison is reported."""
+"""The sentences and numbers of the report on a comparison."""
 
 import math
 from collections.abc import Sequence
@@ -36,6 +36,7 @@ def format_effect(effect: Effect | None) -> str:
 
 
 def _format_signed(fraction: float) -> str:
+    """Return a fraction in percent with its sign, without the percent sign."""
     sign = "+" if fraction > 0 else ""
     return f"{sign}{format_number(100 * fraction)}"
 
@@ -103,7 +104,7 @@ def describe_kernels(comparison: RunComparison) -> str:
 
 
 def describe_times(comparison: RunComparison) -> str:
-    """Return a sentence about the series that became slower, or that times were not checked."""
+    """Return a sentence about the series that became slower, or about unchecked times."""
     if not comparison.num_judged:
         verdicts = count_verdicts(series.verdict for series in comparison.series)
         what = "Times were not checked" if comparison.counted_series else "Nothing was checked"
@@ -154,13 +155,14 @@ def describe_runs(comparison: RunComparison) -> list[str]:
 
 
 def _describe_repetitions(run: Run) -> str:
+    """Return the planned repetitions of a run, with the measured ones if they are fewer."""
     planned = pluralize(run.info.plan.repetitions, "repetition")
     measured = len({record.repetition for record in run.records if record.status == "ok"})
     return planned if measured >= run.info.plan.repetitions else f"{measured} of {planned}"
 
 
 def explain_comparison(comparison: RunComparison) -> list[str]:
-    """Return the legend of the verdicts, the method, notes, and what to do next."""
+    """Return the legend of the verdicts, the method, notes, and recommended actions."""
     return [
         *(f"{verdict}: {MEANINGS[verdict]}" for verdict in comparison.verdicts),
         *_describe_method(comparison),
@@ -172,6 +174,7 @@ def explain_comparison(comparison: RunComparison) -> list[str]:
 
 
 def _describe_method(comparison: RunComparison) -> list[str]:
+    """Return sentences about the test, the threshold and drift, none if no time was compared."""
     if not comparison.num_judged:
         return []
     rule = comparison.rule
@@ -195,11 +198,13 @@ def _describe_method(comparison: RunComparison) -> list[str]:
 
 
 def _describe_measured(comparison: RunComparison) -> str:
+    """Return a phrase about measured thresholds, empty if no series has one."""
     is_measured = any(series.threshold for series in comparison.series)
     return ", or the higher value that parbench aa measured" if is_measured else ""
 
 
 def _describe_drift(comparison: RunComparison) -> list[str]:
+    """Return a sentence about the effect of machine drift on the change."""
     if comparison.is_paired:
         return ["Repetitions were interleaved (ABBA), so linear machine drift cancels."]
     base_start, new_start = (
@@ -216,7 +221,7 @@ def _describe_drift(comparison: RunComparison) -> list[str]:
 
 
 def _advise_repetitions(comparison: RunComparison) -> list[str]:
-    """Return a sentence about the repetitions that decide half of the UNCONFIRMED series."""
+    """Return a sentence with the repetitions that decide half of the UNCONFIRMED series."""
     noises = [
         series.effect.noise
         for series in comparison.series
@@ -281,6 +286,7 @@ def _advise_completion(
 
 
 def _suggest_actions(comparison: RunComparison) -> list[str]:
+    """Return sentences with commands that confirm a slowdown, or declare an intended difference."""
     actions = []
     verdicts = comparison.verdicts
     if (

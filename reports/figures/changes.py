@@ -54,21 +54,22 @@ def chart_effects(rows: Sequence[IntervalRow], threshold: float) -> Chart | None
 
 
 def _format_change(value: float | None) -> str:
+    """Return a fraction in percent with its sign, ``UNKNOWN`` for None."""
     return UNKNOWN if value is None else f"{100 * value:+.3g} %"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistorySeries:
-    """The seconds of a series by the place of each run, and its levels."""
+    """The times of a series, keyed by the index of the run, and its levels."""
 
     label: str
     seconds_by_place: Mapping[int, float]
     levels: Sequence[tuple[int, int, float]]
-    """The first place, the last place and the seconds of each level."""
+    """The indices of the first and the last run, and the seconds of each level."""
 
 
 def chart_history(runs: Sequence[str], series: Sequence[HistorySeries]) -> Chart:
-    """Return the times of each series over the named runs, with the levels that were found."""
+    """Return the times of each series over the runs, with the levels. ``runs`` has their names."""
     shown = series[:MAX_HISTORY_SERIES]
     caption = "Dots are runs, lines are levels, and dashes are changes between them."
     if len(shown) < len(series):

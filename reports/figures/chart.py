@@ -24,7 +24,7 @@ class Chart:
 
 
 def number_name(name: str, number: int) -> str:
-    """Return the name of the chart with a number that starts at 1; the first has no suffix."""
+    """Return the name of a chart with a number from 1. The first chart has no suffix."""
     return name if number == 1 else f"{name}_{number}"
 
 

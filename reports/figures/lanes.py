@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 Times = Sequence[tuple[float, float]]
 SpansByCategory = Mapping[K, Times]
-"""The starts and stops of each category in seconds. They do not overlap."""
+"""The starts and stops of spans in seconds, keyed by category. Spans do not overlap."""
 
 MAX_BINS = 1600
 _MIN_BINS = 16
@@ -28,7 +28,7 @@ _MIN_VISIBLE_SHARE = 1 / 2500
 
 
 class Lane(NamedTuple):
-    """A row of a figure: its label, its middle on the y axis, and its spans by category."""
+    """A row of a figure: its label, its middle on the y axis, and its spans keyed by category."""
 
     label: str
     middle: float
@@ -74,9 +74,9 @@ def describe_bins(seconds: float, num_bins: int | None) -> str:
 def choose_num_bins(
     lanes: Sequence[SpansByCategory[K]], seconds: float, max_boxes: int
 ) -> int | None:
-    """Return the finest number of bins with at most ``max_boxes`` boxes; None to draw every span.
+    """Return the finest number of bins with at most ``max_boxes`` boxes, None to draw every span.
 
-    Every span is drawn if each lane has few, and all lanes together are within the limit.
+    Every span is drawn if each lane has few spans, and all lanes together are within the limit.
     """
     counts = [sum(map(len, spans.values())) for spans in lanes]
     if max(counts, default=0) <= _MAX_EXACT_SPANS and sum(counts) <= max_boxes:
@@ -93,7 +93,7 @@ def choose_num_bins(
 def merge_spans(
     spans: SpansByCategory[K], seconds: float, num_bins: int | None
 ) -> dict[K, list[tuple[float, float]]]:
-    """Return spans that consist of full bins, or the spans themselves without a number of bins."""
+    """Return spans that consist of full bins, or the spans themselves if ``num_bins`` is None."""
     if num_bins is None:
         return {category: list(times) for category, times in spans.items()}
     edges = np.linspace(0.0, seconds, num_bins + 1)
@@ -110,7 +110,7 @@ def merge_spans(
 
 
 def _compute_coverage(spans: Times, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the length that the spans cover of each bin."""
+    """Return the seconds that the spans cover in each bin."""
     if not spans:
         return np.zeros(len(edges) - 1)
     starts, stops = np.array(sorted(spans), dtype=float).T

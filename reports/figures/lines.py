@@ -57,9 +57,10 @@ def read_interval(metric: MetricValue | None) -> tuple[float, float, float] | No
 
 
 def make_lines(rows: Iterable[Row], label: str, x: str, y: str, unit: float = 1.0) -> list[Line]:
-    """Return a line for each label with several points; the arguments are keys of rows.
+    """Return a line for each label with several points.
 
-    A row may also have ``y_low`` and ``y_high``. Values are divided by ``unit``.
+    ``label``, ``x`` and ``y`` are keys of rows. A row may also have the keys ``{y}_low`` and
+    ``{y}_high``. Values are divided by ``unit``.
     """
     points: dict[str, list[LinePoint]] = defaultdict(list)
     for row in rows:
@@ -83,7 +84,7 @@ def chart_lines(
     y: AxisQuantity,
     reference: tuple[float, str] | None = None,
 ) -> Chart | None:
-    """Return a chart of lines, None without a line of two points that its axes can show.
+    """Return a chart of lines, None if no line has two points that the axes can show.
 
     ``reference`` is the value and the name of a level line.
     """
@@ -122,6 +123,7 @@ def chart_lines(
 def _chart_bandwidth(
     name: str, title: str, lines: Sequence[Line], ceiling: Ceiling | None
 ) -> Chart | None:
+    """Return the bandwidth over size, with the ceiling as a level line if it is known."""
     reference = None
     if ceiling:
         rate = format_quantity(ceiling.bytes_per_second, "B/s")

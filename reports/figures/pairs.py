@@ -59,6 +59,7 @@ def chart_links(
 
 
 def _draw_node_borders(axes: "Axes", hosts: list[str], topology: Topology) -> None:
+    """Draw lines between nodes and thicker lines between switches."""
     for index, (host, next_host) in enumerate(pairwise(hosts), start=1):
         if host != next_host:
             is_one_switch = topology.switches.get(host) == topology.switches.get(next_host)

@@ -26,6 +26,7 @@ def list_table_charts(table: Table) -> list[Chart]:
 
 
 def _chart_plot(name: str, plot: Plot) -> Chart | None:
+    """Return the chart of a plot, None if it has no bar above zero."""
     if isinstance(plot, GanttChart):
         return chart_pipeline(name, plot.title, plot.caption, plot.details)
     hues, axis = _STACK_HUES[plot.quantity], _STACK_AXES[plot.quantity]

@@ -26,16 +26,19 @@ LEGEND_LINE_INCHES = 1.35 * style.FONT_POINTS / 72
 MAX_ECDF_STEPS = 150
 _BAR_HEIGHT = 0.42
 _AXES_SHARE = 0.86
-"""About how much of the width of a figure its axes take."""
+"""The approximate share of the width of a figure that its axes take."""
 _WIDTH_OF_LETTER = 0.6
-"""Relative to the size of the font, which is the one of the reader on a page."""
+"""The width of a letter relative to the size of the font."""
 _SHADES = 14
 _PALEST = 0.06
 _FULLEST = 0.72
 
 
 class LinePoint(NamedTuple):
-    """A value at a place on the x axis, and its interval, which is empty without one."""
+    """A value at a place on the x axis, and the bounds of its interval.
+
+    Both bounds are the value if there is no interval.
+    """
 
     x: float
     value: float
@@ -54,7 +57,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalRow:
-    """A value with its low and high on a line of its own; ``parts`` are drawn small above it."""
+    """A row with a value and the bounds of its interval. ``parts`` are small values above it."""
 
     label: str
     interval: tuple[float, float, float]
@@ -154,7 +157,7 @@ def add_line_legend(figure: "Figure", axes: "Axes") -> None:
 def add_patch_legend(
     figure: "Figure", names: Mapping[str, Mapping[str, Any]], columns: int
 ) -> None:
-    """Name filled areas above the axes; ``names`` has the look of each."""
+    """Name filled areas above the axes. ``names`` has the look of each area, keyed by name."""
     from matplotlib.patches import Patch
 
     handles = [Patch(label=name, **look) for name, look in names.items()]
@@ -203,7 +206,7 @@ def draw_stacks(
 def write_between(
     axes: "Axes", start: float, stop: float, y: float, *texts: str, **options: Any
 ) -> None:
-    """Write the first of the texts that fits between two places on the x axis, if one does."""
+    """Write the first of the texts that fits between two places on the x axis, if any."""
     left, right = axes.get_xlim()
     figure_points = 72 * axes.get_figure().get_figwidth()  # type: ignore[union-attr]
     space = (stop - start) / (right - left) * _AXES_SHARE * figure_points
@@ -247,7 +250,7 @@ def draw_intervals(axes: "Axes", rows: Sequence[IntervalRow]) -> None:
 def draw_heat_map(
     axes: "Axes", values: NDArray[np.float64], format_value: Callable[[float], str] | None
 ) -> None:
-    """Fill each cell the more, the closer its value is to the largest; NaN leaves it empty.
+    """Fill each cell in proportion to its value relative to the largest. NaN leaves a cell empty.
 
     Cells of one shade are a single path, because a path for each would be several times larger.
     """

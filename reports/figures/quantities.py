@@ -21,7 +21,7 @@ MAX_Y_TICKS = 7
 class AxisQuantity:
     """The quantity of an axis: its title, the text of a value, and its scale.
 
-    Ticks of ``base`` 2 are powers of two, as of bytes. A linear axis starts at zero.
+    Ticks of ``base`` 2 are powers of two, as for bytes. A linear axis starts at zero.
     """
 
     title: str
@@ -30,7 +30,7 @@ class AxisQuantity:
     base: int = 10
 
     def make_ticks(self, low: float, high: float, max_ticks: int) -> list[float]:
-        """Return round values from ``low`` to ``high``: the finest that are not too many."""
+        """Return round values from ``low`` to ``high``, at most ``max_ticks`` if possible."""
         for locator in self._list_locators(high - low, max_ticks):
             ticks = [float(tick) for tick in locator.tick_values(low, high) if low <= tick <= high]
             if 1 < len(ticks) <= max_ticks:
@@ -38,6 +38,7 @@ class AxisQuantity:
         return ticks
 
     def _list_locators(self, width: float, max_ticks: int) -> "Iterator[Locator]":
+        """Yield locators of ticks, the finest first. ``width`` is the length of the axis."""
         from matplotlib.ticker import LogLocator, MaxNLocator, MultipleLocator
 
         if self.is_log and self.base == 10:
@@ -51,10 +52,12 @@ class AxisQuantity:
 
 
 def _format_bytes(value: float | None) -> str:
+    """Return a number of bytes with a binary prefix, ``UNKNOWN`` for None."""
     return UNKNOWN if value is None else format_size(round(value))
 
 
 def format_share(value: float | None) -> str:
+    """Return a fraction as a whole percentage, ``UNKNOWN`` for None."""
     return UNKNOWN if value is None else f"{100 * value:.0f} %"
 
 
@@ -90,10 +93,12 @@ def set_y_axis(axes: "Axes", quantity: AxisQuantity, low: float, high: float) ->
 
 
 def _full_title(quantity: AxisQuantity) -> str:
+    """Return the title of an axis, which names a logarithmic scale."""
     return f"{quantity.title}, log axis" if quantity.is_log else quantity.title
 
 
 def _set_ticks(axis: "Axis", quantity: AxisQuantity, ticks: Sequence[float]) -> None:
+    """Set the ticks of an axis with their texts, without minor ticks."""
     from matplotlib.ticker import NullLocator
 
     axis.set_ticks(ticks, [_shorten_number(quantity.text(tick)) for tick in ticks])

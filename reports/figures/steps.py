@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MAX_REPETITIONS = 20
 _LOG_FROM_RATIO = 10.0
 Stacks = Mapping[str, Mapping[str, float]]
-"""By the label of a bar, the values of its parts."""
+"""The values of the parts of each bar, keyed by the label of the bar and then by part."""
 
 
 def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:

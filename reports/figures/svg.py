@@ -93,6 +93,7 @@ class Figures(Mapping[str, "Figure"]):
 def _save(
     figure: "Figure", suffix: str, metadata: Mapping[str, Any], salt: str = "", **options: Any
 ) -> bytes:
+    """Return a figure as bytes. The ids of an SVG depend only on ``salt``."""
     import matplotlib as mpl
 
     content = io.BytesIO()
@@ -119,7 +120,7 @@ def _render_svg(chart: Chart) -> str:
 
 
 def _write(element: ElementTree.Element) -> str:
-    """Return an element without what the page does not need."""
+    """Return an element as text, without parts that the page does not need."""
     tag = element.tag.removeprefix(SVG)
     if tag == "style" or "fill: none; opacity: 0" in element.get("style", ""):
         return ""
@@ -141,6 +142,7 @@ def _write(element: ElementTree.Element) -> str:
 
 
 def _write_attributes(tag: str, element: ElementTree.Element) -> str:
+    """Return the attributes of an element that the page needs, with numbers rounded."""
     written = []
     for name, value in element.attrib.items():
         is_target = name == "id" and tag in ("path", "pattern")
@@ -176,8 +178,10 @@ def _write_path(text: str) -> str:
 
 
 def _round(match: re.Match[str]) -> str:
+    """Return a number rounded to one decimal."""
     return f"{round(float(match[0]), 1) + 0.0:g}"
 
 
 def _escape(text: str) -> str:
+    """Return a text as one line of XML."""
     return escape(to_single_line(text))

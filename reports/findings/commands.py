@@ -46,7 +46,8 @@ def build_case_command(
 ) -> str:
     """Return the command that measures a communication with all its parameters.
 
-    ``operations`` are measured instead of it, parameters in ``without`` have their defaults.
+    ``sizes`` is the value of ``--sizes``. ``operations`` replace the operation of the case, and
+    parameters in ``without`` have their defaults.
     """
     names = operations or (case.short_name,)
     arguments = [*names, "--sizes", sizes, *_list_rank_options(run)]
@@ -82,6 +83,7 @@ class CaseStepCommand:
         return build_command([name, *_list_rank_options(self.run)], params | settings)
 
     def _differs_only_in(self, settings: Mapping[str, object], other: Case) -> bool:
+        """Return True if another case is this one with other values of ``settings``."""
         ignored = dict.fromkeys(settings)
         other_params = {**other.all_params, **ignored}
         if other.id == self.case.id or other.name != self.case.name:

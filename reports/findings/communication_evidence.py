@@ -15,7 +15,7 @@ from parbench.reports.stats import Repetitions, estimate_paired_effect
 
 COMPOSITE = "all_reduce"
 PARTS_OF_COMPOSITE = ("reduce_scatter", "all_gather", "broadcast", "reduce")
-"""Operations whose work the composite includes."""
+"""Operations whose work ``COMPOSITE`` includes."""
 LINK_PARAMS = ("source", "target")
 
 
@@ -56,7 +56,7 @@ def collect_rates(data: RunData) -> Iterator[Rates]:
 
 
 def compare_operations(data: RunData) -> Iterator[TimeComparison]:
-    """Compare operations with their fits, and with operations that do the same work and more."""
+    """Compare operations with their fits, and with composite operations that include their work."""
     for curve in data.curves:
         yield from _compare_with_fit(data, curve)
     composites = {
@@ -114,10 +114,10 @@ def compare_times(
     affected_seconds: float | None = None,
     **fields: Any,
 ) -> Iterator[TimeComparison]:
-    """Yield the comparison of times that are paired by repetition or call, if there are pairs.
+    """Yield one comparison of times that are paired by repetition or call, none without pairs.
 
-    ``affected_seconds`` is the part of ``total_seconds`` that would change in the same proportion,
-    by default the mean time.
+    ``reference_times`` and ``times`` are in seconds. ``affected_seconds`` is the part of
+    ``total_seconds`` that would change in the same proportion, by default the mean of ``times``.
     """
     effect = estimate_paired_effect(reference_times, times)
     if effect is None:
@@ -135,15 +135,18 @@ def compare_times(
 
 
 def _build_command(data: RunData, result: CaseResult, **options: Any) -> str:
+    """Return the command that measures a result's case at its size again."""
     sizes = format_case_size(get_size(result))
     return build_case_command(result.case, data.run, sizes=sizes, **options)
 
 
 def _get_rank(result: CaseResult, param: str) -> int:
+    """Return the rank that a parameter of a result's case names."""
     return int(result.case.params[param])
 
 
 def _list_bandwidths(result: CaseResult) -> list[float]:
+    """Return the positive bus bandwidths of a result in B/s, in the order of the repetitions."""
     return list(result.by_repetition("busbw").values())
 
 

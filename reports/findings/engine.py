@@ -12,7 +12,7 @@ MAX_NAMED_SUBJECTS = 3
 
 
 def apply_rules(evidence: CollectedEvidence) -> tuple[Finding, ...]:
-    """Return the most important findings, those that cost most first."""
+    """Return the most important findings, the most expensive first."""
     findings: list[Finding] = []
     for run_rule in run_rules.RULES:
         findings += run_rule(evidence)
@@ -39,7 +39,7 @@ def _join_kinds(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _select(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return at most MAX_FINDINGS: those that cost most time first, then those without a time."""
+    """Return at most MAX_FINDINGS findings, the most expensive first, then untimed ones."""
     ordered = sorted(findings, key=lambda finding: finding.expected_share, reverse=True)
     timed = [finding for finding in ordered if finding.time_share is not None]
     untimed = [finding for finding in ordered if finding.time_share is None]

@@ -1,4 +1,4 @@
-"""The evidence for findings: facts that are the same whether they are from records or from traces.
+"""The evidence for findings: facts in the same form for records and for traces.
 
 `reports/findings/record_evidence.py` makes evidence from a run, `reports/traces/trace_evidence.py`
 from traces.
@@ -29,9 +29,9 @@ class Communication:
     has_buckets: bool = True
     """False if the step has no setting for the size of gradient buckets."""
     largest_bytes: int = 0
-    """The size of the largest reduction, 0 if it is unknown."""
+    """The bytes of the largest reduction, 0 if unknown."""
     reduced_bytes: float = 0
-    """The size of all reductions that sum the gradients once."""
+    """The bytes of all reductions that sum the gradients once."""
     hideable_seconds: float
     """The part of the exposed time that an earlier start could hide."""
     is_on_demand: bool = False
@@ -61,24 +61,28 @@ class StepEvidence:
     id: str
     seconds: float
     num_observations: int
+    """The number of steps in a trace, or of repetitions of a run."""
     command: StepCommand
     settings: Mapping[str, object] = field(default_factory=dict)
+    """The parameters of the case, empty for the step of a trace."""
     communication: Sequence[Communication] = ()
     copy_seconds: float = 0.0
     idle_seconds: float = 0.0
     syncs: int = 1
-    """How often gradients are summed."""
+    """The number of times per step that all gradients are summed."""
     pipeline: PipelineIdle | None = None
     expert_imbalance_seconds: float = 0.0
     """The time that balanced experts would save. 0 if it is not significant."""
     max_expert_load: float | None = None
-    """The tokens of the rank with most tokens over the mean."""
+    """The tokens of the rank with most tokens over the mean of all ranks."""
     bytes_ratios: Mapping[str, float] = field(default_factory=dict)
-    """The sent bytes over the expected bytes, by axis."""
+    """The sent bytes over the expected bytes, keyed by mesh axis."""
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
     """The duration of each phase that the step marks."""
     exposed_by_phase: Mapping[str, float] = field(default_factory=dict)
+    """The seconds of exposed communication in each phase."""
     idle_by_phase: Mapping[str, float] = field(default_factory=dict)
+    """The idle seconds of each phase."""
 
     @property
     def full_name(self) -> str:
@@ -96,6 +100,7 @@ class StepEvidence:
         return f", most of it in phase {min(phases, key=self.phase_seconds.__getitem__)}"
 
     def format_share(self, seconds: float) -> str:
+        """Return ``seconds`` as a percentage of the step."""
         return format_percent(seconds / self.seconds)
 
 
@@ -106,13 +111,13 @@ class StragglerEvidence:
     rank: int
     observation: Literal["arrives last", "finishes last", "computes longest"]
     occasions: str
-    """The repetitions or calls in which it was observed: ``in 3 of 3 repetitions``."""
+    """The repetitions or calls with the observation: ``in 3 of 3 repetitions``."""
     waited_seconds: float
     waited_share: float
     compute_ratio: float = 1.0
-    """Its computation over the median of the other ranks, 1 if it does not explain the wait."""
+    """The rank's computation over the median of other ranks, 1 if it does not explain the wait."""
     host_idle_seconds: float = 0.0
-    """The time in which its host starts nothing, beyond that of the other ranks."""
+    """The time in which the rank's host starts nothing, beyond the same time of other ranks."""
     command: str = ""
 
 
@@ -129,15 +134,17 @@ class Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeComparison:
-    """The time of an operation compared with that of a reference."""
+    """The time of an operation compared with the time of a reference."""
 
     kind: Literal["off-fit", "slower-than-composite"]
     name: str
     seconds: float
     reference: str
+    """A phrase that names the reference, such as ``its fit``."""
     ratio: float
+    """The time over the time of the reference."""
     low_ratio: float | None
-    """The lower end of the 95 % interval of the ratio, None if it is unknown."""
+    """The lower end of the 95 % interval of the ratio, None if unknown."""
     lost_share: float
     """The share of the time that is lost: of a step, or of all sizes of the operation."""
     command: str

@@ -1,4 +1,4 @@
-"""A finding, and the shares of the time from which there is one."""
+"""A finding, and the shares of the time from which problems are reported."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,17 +17,18 @@ class Finding:
 
     kind: str
     subject: str
-    """The step, operation, link or rank that it is about."""
+    """The step, operation, link or rank with the problem."""
     message: str
     command: str = ""
     time_share: float | None
-    """The share of the time that it costs. None if its cost is not a time."""
+    """The share of the time that the problem costs, None if its cost is not a time."""
     confidence: float = 1.0
-    """1 if repetitions agree, 0.5 if there is only one."""
+    """1 if repetitions agree, 0.5 for a single repetition."""
     evidence: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
+        """The message with the command."""
         return f"{self.message} -> {self.command}" if self.command else self.message
 
     @property
@@ -37,7 +38,7 @@ class Finding:
 
     @property
     def name(self) -> str:
-        """The subject and the cost."""
+        """The subject, with the share of the time in percent if it is known."""
         if self.time_share is None:
             return self.subject
         return f"{self.subject} ({format_percent(self.time_share)})"

@@ -32,7 +32,7 @@ from parbench.reports.run_data import RunData
 UNEQUAL_WORK_DETAILS = {"pipeline", "crossover_ranks", "expert_load"}
 """The details of steps whose ranks have different work by design."""
 MIN_READ_SHARE = 0.01
-"""The share of waiting from which the traces of a step are searched for a slow rank."""
+"""The smallest share of waiting in a step whose traces are searched for a slow rank."""
 
 REDUCTIONS = ("all_reduce", "reduce_scatter")
 PIPELINE_AXIS = "pp"
@@ -52,6 +52,7 @@ def collect_evidence(data: RunData) -> CollectedEvidence:
 
 
 def _find_rates_above_link(data: RunData) -> Iterator[RateAboveLink]:
+    """Yield bus bandwidths above the declared speed of the link, none if no speed is declared."""
     link = data.plan.link_bytes_per_second
     for result in data.communication:
         busbw = result.value("busbw")
@@ -82,6 +83,7 @@ def _find_stragglers(data: RunData) -> Iterator[StragglerEvidence]:
 def _convert_straggler(
     data: RunData, straggler: Straggler, observation: Literal["arrives last", "finishes last"]
 ) -> StragglerEvidence:
+    """Return a straggler as evidence with the command that examines its host."""
     return StragglerEvidence(
         rank=straggler.rank,
         observation=observation,
@@ -157,7 +159,7 @@ def _make_step_evidence(data: RunData, step: CaseResult) -> StepEvidence | None:
 
 
 def _list_communication(step: CaseResult, label: str) -> Iterator[Communication]:
-    """Yield the exposed communication of each axis except that of pipeline stages."""
+    """Yield the exposed communication of each axis except the axis of pipeline stages."""
     params = step.case.all_params
     calls = get_calls(step) or ()
     for axis, seconds in get_axis_values(step, "exposed_comm").items():
@@ -187,6 +189,7 @@ def _count_syncs(step: CaseResult) -> int:
 
 
 def _read_pipeline_idle(step: CaseResult) -> PipelineIdle | None:
+    """Return the idle time of a pipeline by cause, None for other steps."""
     _, details = find_details(step, PipelineDetails)
     if isinstance(details, str):
         return None

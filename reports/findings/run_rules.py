@@ -9,12 +9,12 @@ from parbench.reports.findings.finding import MIN_SHARE, Finding
 
 MIN_COMPUTE_RATIO = 1.1
 MAX_SLOW_RATE = 0.75
-"""A link or group is slow below this share of the median of the others."""
+"""A link or group is slow below this share of the median of other links or groups."""
 MIN_AGREEMENT = 0.75
 """The share of repetitions that must show a slow link."""
 MIN_TIME_RATIO = 1.2
 MIN_CLIFF_RATIO = 3.0
-"""A time that is so far above its fit counts, even if it was measured once or is a small share."""
+"""A time above this multiple of its fit counts, even if measured once or if its share is small."""
 HINTS = {
     "slow-link": "A NIC, cable or switch port may be degraded.",
     "slow-group": "A rank or a link of this group may be slow.",
@@ -24,7 +24,7 @@ HINTS = {
 
 
 def find_stragglers(evidence: CollectedEvidence) -> Iterator[Finding]:
-    """Yield a finding for each rank that is late or computes longer than the others."""
+    """Yield a finding for each rank that is late or computes longer than the other ranks."""
     for straggler in evidence.stragglers:
         share = min(straggler.waited_share, 1.0)
         if share < MIN_SHARE:
@@ -50,7 +50,7 @@ def find_stragglers(evidence: CollectedEvidence) -> Iterator[Finding]:
 
 
 def find_slow_rates(evidence: CollectedEvidence) -> Iterator[Finding]:
-    """A link or a group is slower than the others of its kind."""
+    """Yield a finding for each link or group that is slower than others of its kind."""
     for rates in evidence.rates:
         medians = {name: median(values) for name, values in rates.by_name.items()}
         slowest = min(medians, key=lambda name: medians[name])

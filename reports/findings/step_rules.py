@@ -71,7 +71,7 @@ def explain_one_bucket(step: StepEvidence, part: Communication) -> Cause | None:
 
 
 def explain_no_prefetch(step: StepEvidence, part: Communication) -> Cause | None:
-    """Return the cause that parameters are gathered only when they are needed, None if not so."""
+    """Return the cause that parameters are gathered only on demand, None if they are not."""
     if not part.is_on_demand:
         return None
     return Cause(
@@ -105,7 +105,7 @@ EXPLANATIONS = (
 
 
 def find_exposed_communication(step: StepEvidence) -> list[Finding]:
-    """Communication is exposed. The first explanation that applies is the likely cause."""
+    """Return findings on exposed communication, each with the first explanation that applies."""
     if find_hot_experts(step):
         return []  # Ranks wait for the one with most tokens.
     findings: list[Finding] = []
@@ -148,7 +148,7 @@ def find_host_bound(step: StepEvidence) -> list[Finding]:
 
 
 def find_exposed_copies(step: StepEvidence) -> list[Finding]:
-    """Copies between host and device are not hidden."""
+    """Return a finding if copies between host and device are not hidden, otherwise none."""
     return _report(
         "exposed-copies",
         step,
@@ -182,7 +182,7 @@ def find_uneven_stages(step: StepEvidence) -> list[Finding]:
 
 
 def find_pipeline_bubble(step: StepEvidence) -> list[Finding]:
-    """The schedule of a pipeline leaves ranks without work."""
+    """Return a finding if the schedule of a pipeline leaves ranks without work, otherwise none."""
     if step.pipeline is None:
         return []
     count = step.pipeline.microbatches
@@ -217,7 +217,7 @@ def find_slow_messages(step: StepEvidence) -> list[Finding]:
 
 
 def find_hot_experts(step: StepEvidence) -> list[Finding]:
-    """Some experts get more tokens than others."""
+    """Return a finding if some experts get more tokens than others, otherwise none."""
     seconds = step.expert_imbalance_seconds
     load = ""
     if step.max_expert_load:
@@ -236,7 +236,7 @@ def find_hot_experts(step: StepEvidence) -> list[Finding]:
 
 
 def find_unexpected_bytes(step: StepEvidence) -> list[Finding]:
-    """A step sends other bytes than the formula of its parallelism expects."""
+    """Return findings on axes whose sent bytes differ from the formula of the parallelism."""
     return [
         Finding(
             kind="unexpected-bytes",

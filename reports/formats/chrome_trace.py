@@ -50,7 +50,7 @@ class _CaseTrace:
     case_id: str
     label: str
     clock: Event
-    """How the clocks of the ranks were compared, and the repetition."""
+    """The method that compared the clocks of the ranks, and the repetition."""
     processes: Mapping[str, Sequence[Event]]
     """The events of each process by its name, without the process id."""
 
@@ -64,7 +64,7 @@ def render_trace(data: RunData) -> bytes:
 
 
 def render_traces(data: RunData) -> dict[str, bytes]:
-    """Return a document for each case by the name of its file. Raises as ``render_trace``."""
+    """Return a document for each case, keyed by file name. Raises as ``render_trace``."""
     traces, omissions = _list_case_traces(data)
     return {
         f"{make_file_name(trace.case_id)}.json": _encode_document(data, [trace], omissions)
@@ -96,7 +96,7 @@ def make_rank_document(rank: RankTimeline) -> Event:
 
 
 def _list_case_traces(data: RunData) -> tuple[list[_CaseTrace], dict[str, str]]:
-    """Return the cases with a timeline, and the reason for each other one by its label."""
+    """Return the cases with a timeline, and the reasons for cases without one, keyed by label."""
     traces = []
     omissions: dict[str, str] = {}
     for result in data.steps:
@@ -139,6 +139,10 @@ def _make_case_trace(
     clock: tuple[str | None, float | None, int],
     processes: Mapping[str, Sequence[Event]],
 ) -> _CaseTrace:
+    """Return the trace of a case.
+
+    ``clock`` contains the method, the uncertainty in seconds and the index of the repetition.
+    """
     method, uncertainty_seconds, repetition = clock
     return _CaseTrace(
         case_id=result.case.id,
@@ -155,6 +159,7 @@ def _make_case_trace(
 def _encode_document(
     data: RunData, traces: Sequence[_CaseTrace], omissions: Mapping[str, str]
 ) -> bytes:
+    """Return the JSON of a trace file, in which the processes of all cases have distinct ids."""
     events: list[Event] = []
     first_pid = 0
     for trace in traces:
@@ -186,6 +191,7 @@ def _number_processes(
 
 
 def _name_thread(tid: int, name: str) -> Iterator[Event]:
+    """Yield the events that set the name of a thread and its place in the order of threads."""
     yield {"ph": "M", "name": "thread_name", "tid": tid, "args": {"name": name}}
     yield {"ph": "M", "name": "thread_sort_index", "tid": tid, "args": {"sort_index": tid}}
 
@@ -230,6 +236,7 @@ def _list_pipeline_processes(details: PipelineDetails) -> dict[str, list[Event]]
 
 
 def _make_action_events(actions: Sequence[TimedAction]) -> Iterator[Event]:
+    """Yield an event for each action of a rank's pipeline, with times in microseconds."""
     if actions:
         yield from _name_thread(1, "pipeline")
     for timed in actions:

@@ -57,7 +57,7 @@ class _TextReader:
 
     def __init__(self, source: str) -> None:
         self.headers: list[LogHeader] = []
-        """Those of the tables in order."""
+        """The headers of the tables in order."""
         self.notes: list[str] = []
         self.num_summaries = 0
         self._source = source
@@ -101,6 +101,7 @@ class _TextReader:
         return is_command or line.startswith(("# nThread", _START)) or bool(_RANK.match(line))
 
     def _read_fact(self, line: str, place: str) -> None:
+        """Read a line outside a table: a rank, a version, a program or an option."""
         header = self._header
         rank = _RANK.match(line)
         version = _VERSION.match(line)
@@ -131,6 +132,7 @@ class _TextReader:
             header.program = header.program or program[1]
 
     def _read_average(self, text: str) -> None:
+        """Read the average bus bandwidth below a table, if it is a number."""
         try:
             average = parse_printed(text)
         except ValueError:
@@ -152,6 +154,7 @@ class _TextReader:
             self.notes.append(f"{place}: {num_wrong} values are wrong, but {rows} wrong")
 
     def _parse_row(self, words: Sequence[str], place: str) -> Row:
+        """Return the row of a table. ``place`` is the location of the line, for errors."""
         row = parse_row(self._columns, words, place, (*_REQUIRED, "time"))
         root = row.get("root")
         if root is not None and not root.removeprefix("-").isdecimal():
@@ -208,6 +211,7 @@ def _is_row(words: Sequence[str]) -> bool:
 
 
 def _parse_number(word: str, place: str) -> Number | None:
+    """Return a printed number, None if it is N/A. Raises ``UserError`` for other text."""
     try:
         return parse_printed(word)
     except ValueError:
@@ -250,6 +254,7 @@ def _make_run(
     nproc: int | None,
     notes: Sequence[str] = (),
 ) -> ImportedRun:
+    """Return the run of one or more tables. Raises ``UserError`` if their ranks differ."""
     results: list[ImportedResult] = []
     sentences = list(notes)
     for header in headers:

@@ -47,7 +47,7 @@ OPERATIONS = {
     "multiple bandwidth / message rate": "unidirectional",
     "bi-directional bandwidth": "bidirectional",
 }
-"""The operations by the titles of the benchmarks, without the word latency."""
+"""The operations, keyed by the titles of the benchmarks without the word latency."""
 _POINT_TO_POINT = ("pingpong", "unidirectional", "bidirectional")
 _DTYPES = {"MPI_FLOAT": "float32", "MPI_DOUBLE": "float64", "MPI_INT": "int32", "MPI_CHAR": "char"}
 _TITLE = re.compile(
@@ -76,10 +76,11 @@ class _Benchmark:
     num_pairs: int = 1
     columns: list[str] = field(default_factory=list)
     rows: list[tuple[str, dict[str, str]]] = field(default_factory=list)
-    """Place and cells of each row."""
+    """The place of each row, and its cells keyed by column."""
 
     @property
     def is_point_to_point(self) -> bool:
+        """True if the operation is between two ranks."""
         return self.operation is not None and self.operation.short_name in _POINT_TO_POINT
 
     def add_row(self, words: Sequence[str], place: str) -> None:
@@ -136,6 +137,7 @@ def parse_osu(text: str, source: str, nproc: int | None) -> ImportedRun:
 
 
 def _read_benchmarks(text: str, source: str) -> list[_Benchmark]:
+    """Return the benchmarks of a log with their rows."""
     benchmarks: list[_Benchmark] = []
     for number, raw_line in enumerate(read_log_lines(text), start=1):
         place = f"{source}, line {number}"
@@ -152,6 +154,7 @@ def _read_benchmarks(text: str, source: str) -> list[_Benchmark]:
 
 
 def _read_title(title: re.Match[str]) -> _Benchmark:
+    """Return a benchmark without rows from a match of ``_TITLE``."""
     library, device, name, version, old_version = title.groups()
     key = name.lower().removesuffix(" latency")
     return _Benchmark(
@@ -164,6 +167,7 @@ def _read_title(title: re.Match[str]) -> _Benchmark:
 
 
 def _read_line(benchmark: _Benchmark, line: str, place: str) -> None:
+    """Read a line below the title of a benchmark: an option, a heading or a row."""
     words = line.split()
     pairs = _PAIRS.match(line)
     if pairs:
@@ -182,6 +186,7 @@ def _read_line(benchmark: _Benchmark, line: str, place: str) -> None:
 
 
 def _is_row(words: Sequence[str]) -> bool:
+    """Return True if the first word and enough other words are cells of a table."""
     cells = [word for word in words if _CELL.fullmatch(word)]
     return words[:1] == cells[:1] and len(cells) >= max(1, _MIN_CELL_SHARE * len(words))
 
@@ -207,7 +212,10 @@ def _check_row(row: Mapping[str, str], size: int, place: str) -> None:
 def _find_seconds(
     benchmark: _Benchmark, row: Mapping[str, str], size_bytes: int, place: str
 ) -> float | None:
-    """Return the time of a message. Raises ``UserError`` if no column has a latency or a rate."""
+    """Return the time of a message in seconds, None if it is zero.
+
+    Raises ``UserError`` if no column has a latency or a rate.
+    """
     assert benchmark.operation is not None
     latency = next((row[name] for name in _LATENCIES if name in row), None)
     rate = next((row[name] for name in _BANDWIDTHS if name in row), None)
@@ -229,6 +237,7 @@ def _make_result(
     num_ranks: int,
     place: str,
 ) -> ImportedResult:
+    """Return the result of a row, with the size of nccl-tests and computed bandwidths."""
     size_bytes = parse_count(row["size"], place)
     seconds = _find_seconds(benchmark, row, size_bytes, place)
     notes = ["OSU prints only a time: bandwidths are computed from size and time"]

@@ -57,7 +57,7 @@ class ImportedRun:
 def parse_row(
     columns: Sequence[str], words: Sequence[str], place: str, required: Sequence[str]
 ) -> dict[str, str]:
-    """Return the words of a line by their columns.
+    """Return the words of a line, keyed by column.
 
     Raises ``UserError`` if a required column is absent or the line has another number of words.
     """
@@ -74,7 +74,7 @@ def parse_row(
 
 
 def parse_number(word: str, place: str) -> float:
-    """Return a finite number. Raises ``UserError`` otherwise."""
+    """Return a finite number. Raises ``UserError`` for other text."""
     try:
         number = float(word)
     except ValueError:
@@ -85,7 +85,7 @@ def parse_number(word: str, place: str) -> float:
 
 
 def parse_count(word: str, place: str) -> int:
-    """Return a whole number from 0. Raises ``UserError`` otherwise."""
+    """Return a whole number from 0. Raises ``UserError`` for other text."""
     if not word.isdecimal():
         raise UserError(f"{place}: {word!r} is not a whole number from 0 up")
     return int(word)

@@ -94,7 +94,7 @@ def import_file(
 def _make_cases(
     results: Sequence[ImportedResult], tool: str
 ) -> Iterator[tuple[Case, ImportedResult]]:
-    """Yield each result with its case; a case that was measured again has a ``repeat``."""
+    """Yield each result with its case. A case that was measured again has a ``repeat``."""
     counts = Counter[str]()
     for result in results:
         case = make_case(result.name, f"import:{tool}", result.params)
@@ -108,6 +108,7 @@ def _make_cases(
 def _make_record(
     case: Case, result: ImportedResult, imported: ImportedRun, source: dict[str, Any]
 ) -> Record:
+    """Return the record of an imported result."""
     tool = source["tool"]
     version = imported.version or "version unknown"
     notes = [f"imported from {tool} ({version}); times have no interval"]

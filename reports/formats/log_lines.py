@@ -54,6 +54,7 @@ def _unwrap_json(line: str) -> str:
 
 
 def _strip_known_prefixes(line: str) -> str:
+    """Return a line without any prefixes of known form. A comment keeps what follows its ``#``."""
     while not line.lstrip().startswith("#"):
         for prefix in _PREFIXES:
             match = prefix.match(line)
@@ -66,7 +67,10 @@ def _strip_known_prefixes(line: str) -> str:
 
 
 def _find_unknown_form(lines: list[str]) -> re.Pattern[str] | None:
-    """Return a pattern of what precedes a heading: its words may vary, other characters may not."""
+    """Return a pattern of the prefix of a heading, None without a prefixed heading.
+
+    Words of the prefix may vary, other characters may not.
+    """
     for line in lines:
         match = _PREFIXED_HEADING.match(line)
         if match:
@@ -78,6 +82,7 @@ def _find_unknown_form(lines: list[str]) -> re.Pattern[str] | None:
 
 
 def _generalize(part: str) -> str:
+    """Return a pattern for a part of a prefix: any word, any space, or the same characters."""
     if part.isspace():
         return r"\s+"
     return r"\w+" if re.fullmatch(r"\w+", part) else re.escape(part)

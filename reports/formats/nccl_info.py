@@ -4,7 +4,7 @@ import re
 
 MAX_VALUES = 8
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
-"""The algorithms by the numbers that NCCL printed until 2.19."""
+"""The algorithms, indexed by the numbers that NCCL printed until 2.19."""
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
 _PATTERNS = {
     "network": re.compile(r"NCCL INFO Using network (\S.*?)\s*$", re.MULTILINE),
@@ -16,7 +16,7 @@ _ALGORITHM = re.compile(r"NCCL INFO \w+: \d+ Bytes -> Algo (\w+) proto (\w+)")
 
 
 def read_nccl_info(text: str) -> dict[str, str]:
-    """Return the facts of a log by their names, each as its different values in order."""
+    """Return the distinct values of each fact in a log as text, keyed by fact."""
     values = {name: pattern.findall(text) for name, pattern in _PATTERNS.items()}
     values["transport"] = [re.sub(r"/\d+/", "/", name) for name in values["transport"]]
     values["algorithm"] = [
@@ -27,11 +27,13 @@ def read_nccl_info(text: str) -> dict[str, str]:
 
 
 def _find_name(word: str, names: tuple[str, ...]) -> str:
+    """Return the name with a printed number, or the word itself if it is a name."""
     is_known_number = word.isdecimal() and int(word) < len(names)
     return names[int(word)] if is_known_number else word
 
 
 def _join_values(values: list[str]) -> str:
+    """Return the distinct values joined by commas, at most ``MAX_VALUES`` of them."""
     distinct = list(dict.fromkeys(values))
     num_more = len(distinct) - MAX_VALUES
     more = [f"{num_more} more"] if num_more > 0 else []

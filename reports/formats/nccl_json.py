@@ -52,6 +52,8 @@ class _Numbers(msgspec.Struct, frozen=True):
 
 
 class _Iterations(msgspec.Struct, frozen=True):
+    """The time of each iteration, and the number of skipped warm-up iterations."""
+
     times_us: list[_Seconds] = []
     skipped_iterations: _Count = 0
 
@@ -72,6 +74,8 @@ class _Result(msgspec.Struct, frozen=True):
 
 
 class _Device(msgspec.Struct, frozen=True):
+    """The rank and the host of a device."""
+
     rank: int | None = None
     hostname: str | None = None
 
@@ -93,6 +97,8 @@ class _RunConfig(msgspec.Struct, frozen=True):
 
 
 class _Document(msgspec.Struct, frozen=True):
+    """The content of a file. ``nccl_version`` is a number, such as 22809 for 2.28.9."""
+
     version: int
     config: _RunConfig
     results: list[_Result]
@@ -126,6 +132,10 @@ def read_json(text: str, source: str) -> LogHeader:
 
 
 def _decode_document(text: str, source: str) -> _Document:
+    """Return the content of a JSON file. Raises ``UserError`` for other text.
+
+    ``source`` is named in the error.
+    """
     try:
         content = json.loads(text)
         version = content.get("version")
@@ -143,6 +153,7 @@ def _decode_document(text: str, source: str) -> _Document:
 
 
 def _convert_result(result: _Result, place: str) -> Row:
+    """Return the row of a message size. ``place`` is the location of the result, for errors."""
     root = result.root.strip()
     if not root.removeprefix("-").isdecimal():
         raise UserError(f"{place}: root {root!r} is not a whole number")
@@ -159,6 +170,7 @@ def _convert_result(result: _Result, place: str) -> Row:
 
 
 def _list_measurements(result: _Result) -> Iterator[tuple[str, PlacementNumbers]]:
+    """Yield each measured placement with its numbers and its iterations without warm-up."""
     numbers = (result.out_of_place, result.in_place)
     iterations = (result.out_of_place_per_iter, result.in_place_per_iter)
     for placement, printed, times in zip(PLACEMENTS, numbers, iterations, strict=True):

@@ -56,7 +56,7 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementNumbers:
-    """The numbers of one placement: us, GB/s, wrong values or the largest error."""
+    """The numbers of one placement by column: us, GB/s, wrong values or the largest error."""
 
     numbers: Mapping[str, Number]
     samples: Sequence[float] = ()
@@ -64,12 +64,13 @@ class PlacementNumbers:
     num_skipped: int = 0
 
     def get(self, name: str) -> Number | None:
+        """Return the number of a column, None if the row does not have one."""
         return self.numbers.get(name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The results of one message size. None is a column that the table does not have."""
+    """The results of one message size in bytes. None stands for a column that the table lacks."""
 
     place: str
     size: int
@@ -103,7 +104,7 @@ class LogHeader:
     repeated_placement: str = ""
     """A placement whose numbers were not measured, in an export of parbench."""
     is_reversed: bool = False
-    """Whether the columns in place come first."""
+    """True if the in-place columns come before the out-of-place columns."""
     rank_lines: list[RankLine] = field(default_factory=list)
     export_fields: dict[str, str] = field(default_factory=dict)
     """The facts and parameters that parbench adds to its export."""
@@ -113,7 +114,7 @@ class LogHeader:
 
     @property
     def hosts(self) -> list[str]:
-        """The host names, each once."""
+        """The names of the known hosts, each once."""
         names = dict.fromkeys(line.host for line in self.rank_lines)
         return [host for host in names if host != UNKNOWN]
 
@@ -127,7 +128,7 @@ class LogHeader:
 
     @property
     def world_size(self) -> int | None:
-        """The number of all ranks, which is larger than that of a group. None if unknown."""
+        """The number of all ranks, of which a group may be a part. None if unknown."""
         world = self.export_fields.get("world", "")
         return int(world) if world.isdecimal() else len(self.rank_lines) or None
 
@@ -140,7 +141,7 @@ class LogHeader:
         return f"mean over iterations and ranks, nccl-tests {version}"
 
     def list_groups(self) -> list[list[int]]:
-        """Return the ranks of each group by its number, from NCCL_TESTS_SPLIT.
+        """Return the sorted ranks of each group, in the order of the groups of NCCL_TESTS_SPLIT.
 
         Raises ``UserError`` if a rank occurs twice or is missing, or if groups differ in size.
         """
@@ -156,6 +157,10 @@ class LogHeader:
         return [sorted(groups[number]) for number in sorted(groups)]
 
     def _check_ranks(self) -> None:
+        """Raise ``UserError`` if a rank occurs twice or is missing.
+
+        Ranks are numbered per group if several ranks 0 are in different groups.
+        """
         numbers = [line.rank for line in self.rank_lines]
         is_per_group = len(set(numbers)) < len(numbers) and 0 < len(
             {line.group for line in self.rank_lines if line.rank == 0}
@@ -178,7 +183,10 @@ class LogHeader:
 
 
 def parse_printed(text: str) -> Number | None:
-    """Return a printed number, None if it is N/A. Raises ``ValueError`` for other text."""
+    """Return a printed number, None for N/A, NaN and infinity.
+
+    Raises ``ValueError`` for other text.
+    """
     if text.lower() in ("n/a", "nan", "-nan", "inf"):
         return None
     value = float(text)
@@ -191,10 +199,10 @@ def parse_printed(text: str) -> Number | None:
 def convert_table(
     header: LogHeader, source: str, nproc: int | None
 ) -> tuple[list[ImportedResult], list[str]]:
-    """Return the results of a table, and sentences about its rows that contradict themselves.
+    """Return the results of a table, and sentences about inconsistencies.
 
-    Raises ``UserError`` if the operation or the number of ranks is unknown, or if no row is
-    consistent.
+    ``nproc`` is the number of ranks that the user gave. Raises ``UserError`` if the operation or
+    the number of ranks is unknown, or if no row is consistent.
     """
     groups = header.list_groups()
     place = header.rows[0].place
@@ -228,6 +236,7 @@ def convert_table(
 
 
 def _describe_unknown_ranks(header: LogHeader, source: str, place: str) -> str:
+    """Return the error for a table without ranks, with the number that the rows imply, if any."""
     problem = f"{place}: {source} does not state the number of ranks: add --nproc N"
     operation = OPERATIONS_BY_NAME.get(_OPERATIONS.get(header.program, ""))
     if operation is None:
@@ -274,7 +283,7 @@ def _find_operation(
 
 
 def _explains_rows(operation: OperationSpec, rows: Sequence[Row], num_ranks: int) -> bool:
-    """Return True if the columns of the rows and their numbers are those of an operation."""
+    """Return True if an operation has the columns of the rows and agrees with their numbers."""
     is_rooted = operation.short_name in _ROOTED
     for row in rows:
         has_root = row.root is not None and row.root >= 0
@@ -287,7 +296,7 @@ def _explains_rows(operation: OperationSpec, rows: Sequence[Row], num_ranks: int
 
 
 def list_fitting_ranks(rows: Sequence[Row], operation: OperationSpec) -> list[int]:
-    """Return each number of ranks with which the bandwidths of all rows agree."""
+    """Return each number of ranks, from 2 on, with which the bandwidths of all rows agree."""
     fitting = list(range(2, _MAX_GUESSED_RANKS))
     for row in rows:
         fitting = [ranks for ranks in fitting if not find_contradiction(row, operation, ranks)]
@@ -295,7 +304,11 @@ def list_fitting_ranks(rows: Sequence[Row], operation: OperationSpec) -> list[in
 
 
 def _check_num_ranks(num_ranks: int, num_fitting: int) -> Iterator[str]:
-    """Yield a sentence about a number of ranks that is implausible or follows from nothing else."""
+    """Yield a sentence if one rank is listed, or if the rows confirm no number of ranks.
+
+    The rows confirm none if they fit every possible number. ``num_fitting`` is the length of the
+    list that ``list_fitting_ranks`` returned.
+    """
     if num_ranks == 1:
         yield f"1 rank transfers nothing, so bus bandwidths are 0. {REBUILD_HINT}"
     elif num_fitting == _MAX_GUESSED_RANKS - 2:
@@ -321,6 +334,7 @@ def find_contradiction(row: Row, operation: OperationSpec, num_ranks: int) -> st
 
 
 def _check_count(row: Row, operation: OperationSpec, num_ranks: int) -> str | None:
+    """Return a sentence if the number of elements contradicts the bytes, otherwise None."""
     dtype = DTYPES.get(_DTYPES.get(row.type, ""))
     if row.count is None or dtype is None or operation.short_name == "all_to_all_v":
         return None
@@ -335,6 +349,7 @@ def _check_count(row: Row, operation: OperationSpec, num_ranks: int) -> str | No
 
 
 def _check_rates(row: Row, operation: OperationSpec, num_ranks: int) -> str | None:
+    """Return a sentence about a bandwidth that does not match size and time, None if all match."""
     factor = operation.busbw.compute(num_ranks) if operation.busbw else 1.0
     for placement, measurement in row.measurements.items():
         time, algbw, busbw = map(measurement.get, ("time", *RATES))
@@ -361,13 +376,14 @@ def _check_rates(row: Row, operation: OperationSpec, num_ranks: int) -> str | No
 
 
 def _overlaps(printed: Number, low: float, high: float) -> bool:
+    """Return True if a printed number may be a rounded value from ``low`` to ``high``."""
     return printed.high >= low * (1 - _RATE_TOLERANCE) and printed.low <= high * (
         1 + _RATE_TOLERANCE
     )
 
 
 def _check_average(header: LogHeader) -> Iterator[str]:
-    """Yield a sentence if the printed average is not that of the rows."""
+    """Yield a sentence if the printed average bus bandwidth differs from the mean of the rows."""
     average = header.average_busbw
     rates = [
         measurement.get("busbw") for row in header.rows for measurement in row.measurements.values()
@@ -444,6 +460,7 @@ def _make_results(
 
 
 def _make_check(row: Row, printed: Mapping[str, float]) -> Check:
+    """Return the result of the correctness check, from the wrong values or the largest error."""
     if "#wrong" in printed:
         num_wrong = int(printed["#wrong"])
         return Check(passed=num_wrong == 0, wrong=num_wrong)
@@ -453,6 +470,7 @@ def _make_check(row: Row, printed: Mapping[str, float]) -> Check:
 
 
 def _make_params(header: LogHeader, row: Row, operation: OperationSpec) -> dict[str, Value]:
+    """Return the parameters of a row's case, without its placement and groups."""
     params: dict[str, Value] = {
         "size_bytes": row.size,
         "dtype": _DTYPES.get(row.type, row.type),
@@ -469,6 +487,7 @@ def _make_params(header: LogHeader, row: Row, operation: OperationSpec) -> dict[
 
 
 def _make_notes(row: Row, num_skipped: int) -> list[str]:
+    """Return sentences about a size of 0 and about iterations that were skipped."""
     notes = []
     if row.size == 0:
         notes.append("size 0: nccl-tests rounds the share of each rank down to 16 bytes")

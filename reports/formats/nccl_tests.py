@@ -117,7 +117,7 @@ def _select_results(results: Sequence[CaseResult]) -> tuple[list[CaseResult], li
 
 
 def _make_key(result: CaseResult, without: Sequence[str]) -> tuple[object, ...]:
-    """Return the operation, the world and the parameters of a result, apart from those ``without``."""
+    """Return the operation, the world, and the parameters of a result except ``without``."""
     params = _complete_params(result.case).items()
     values = tuple((name, value) for name, value in params if name not in without)
     return result.case.name, result.world.size, result.world.nodes, values
@@ -136,6 +136,7 @@ def _complete_params(case: Case) -> dict[str, Any]:
 
 
 def _get_operation(case: Case) -> OperationSpec:
+    """Return the operation of a case."""
     return OPERATIONS_BY_NAME[case.short_name]
 
 
@@ -236,12 +237,12 @@ def _describe_differences(results: Sequence[CaseResult]) -> Iterator[str]:
 
 
 def _get_time(result: CaseResult) -> float | None:
-    """Return the time as nccl-tests reports it, the mean over ranks, if it is known."""
+    """Return the mean time over ranks in seconds, as nccl-tests reports it, None if unknown."""
     return result.value("rank_mean_time") or result.value(result.headline)
 
 
 def _get_rate(result: CaseResult, name: str) -> float | None:
-    """Return a bandwidth of the time that is printed."""
+    """Return a bandwidth in B/s for the printed time."""
     rate, time = result.value(name), _get_time(result)
     return rate * result.seconds / time if rate is not None and result.seconds and time else rate
 
@@ -262,7 +263,7 @@ def _arrange_lines(results: Sequence[CaseResult]) -> list[dict[str, CaseResult]]
 def _find_repeated_placement(
     operation: OperationSpec, lines: Sequence[Mapping[str, CaseResult]]
 ) -> str | None:
-    """Return the placement that torch does not have, None if it has both."""
+    """Return the placement that torch does not have, None if torch has both."""
     measured = {placement for line in lines for placement in line}
     if len(operation.placements) > 1 or len(measured) != 1:
         return None
@@ -280,6 +281,7 @@ def _encode_nccl_version(run: Run) -> int:
 
 
 def _get_environment(run: Run, name: str) -> Mapping[str, Any]:
+    """Return a group of a run's environment, empty if the run does not have it."""
     group = (run.info.environment or {}).get(name)
     return group if isinstance(group, Mapping) else {}
 
@@ -315,6 +317,10 @@ def _render_devices(run: Run, result: CaseResult, ranks: int) -> Iterator[str]:
 
 
 def _render_line(line: Mapping[str, CaseResult], repeated: str | None) -> str:
+    """Return the line of a message size. ``line`` is keyed by placement.
+
+    ``repeated`` is a placement that was not measured and repeats the numbers of the other one.
+    """
     result = next(iter(line.values()))
     params = _complete_params(result.case)
     size, dtype = params["size_bytes"], params["dtype"]
@@ -354,7 +360,7 @@ def _render_numbers(result: CaseResult, *, is_checked: bool) -> str:
 
 
 def _fit_number(value: float | None, unit: float, width: int) -> str:
-    """Return a number with as many decimals, at most two, as fit into the width."""
+    """Return ``value / unit`` with at most two decimals, as many as ``width`` permits."""
     if value is None:
         return f"{'N/A':>{width}}"
     number = value / unit

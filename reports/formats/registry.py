@@ -36,7 +36,7 @@ class ExportFormat:
     file: str = ""
     """``module:function`` from a run to bytes, empty if one file cannot hold the format."""
     folder: str = ""
-    """``module:function`` from a run to the bytes of each file by its name, empty if unneeded."""
+    """``module:function`` from a run to bytes keyed by file name, empty without such a format."""
 
 
 IMPORT_FORMATS = {
@@ -85,7 +85,7 @@ EXPORT_FORMATS = {
 
 
 def render_file(name: str, data: "RunData") -> bytes:
-    """Return a run in a format. Raises ``UserError`` if the format consists of several files."""
+    """Return a run in a format as bytes. Raises ``UserError`` if the format has several files."""
     entry = EXPORT_FORMATS[name]
     if not entry.file:
         raise UserError(f"--format {name} writes several files: name their folder with -o FOLDER")
@@ -94,7 +94,7 @@ def render_file(name: str, data: "RunData") -> bytes:
 
 
 def render_folder(name: str, data: "RunData") -> Mapping[str, bytes]:
-    """Return the files of a format with a folder, by their names."""
+    """Return the bytes of the files of a format with a folder, keyed by file name."""
     files: Mapping[str, bytes] = load_function(EXPORT_FORMATS[name].folder)(data)
     return files
 

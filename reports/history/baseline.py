@@ -24,6 +24,7 @@ def judge_by_history(data: RunData) -> ReportVerdict:
 
 
 def _judge(data: RunData, file: Path) -> ReportVerdict:
+    """Return the verdict by the newest branch with a run of the same preset."""
     # These modules load numpy and SQLite, which runs without a history do not need.
     from parbench.reports.compare.thresholds import find_thresholds
     from parbench.reports.compare.verdicts import Verdict
@@ -53,5 +54,6 @@ def _judge(data: RunData, file: Path) -> ReportVerdict:
 
 
 def _report_no_baseline(problem: str, data: RunData) -> ReportVerdict:
+    """Return the verdict NO BASELINE with the reason and the command that adds the run."""
     hint = f"Try: parbench history add {data.run.path}"
     return ReportVerdict(word="NO BASELINE", level="doubtful", message=problem, hint=hint)

@@ -41,17 +41,18 @@ class _Window:
     point: SeriesPoint
     earlier: SeriesRuns
     timed: SeriesRuns
-    """The earlier points and the point itself, as far as they have a time."""
+    """The points of ``earlier`` and then ``point``, without those that have no time."""
     has_enough_runs: bool
 
     @property
     def seconds(self) -> list[float]:
+        """The times in ``timed``, in seconds."""
         return [point.seconds for _, point in self.timed if point.seconds is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesCheck:
-    """The verdict on a series, and what it is based on."""
+    """The verdict on a series, with the runs, the change and the counts that led to it."""
 
     series: SeriesIdentity
     verdict: Verdict
@@ -59,10 +60,14 @@ class SeriesCheck:
     runs: Sequence[str] = ()
     """The ids of the runs in the window that have a time."""
     seconds: Sequence[float] = ()
+    """The times of ``runs``."""
     change: LevelChange | None = None
     threshold: Threshold | None = None
+    """The measured threshold of the series, None if it was not measured."""
     num_counts: int = 0
+    """The number of exact counts that were compared."""
     count_changes: Sequence[str] = ()
+    """A sentence for each count that changed."""
 
     @property
     def first_run(self) -> str | None:
@@ -77,7 +82,7 @@ class HistoryCheck:
     run: StoredRun
     rule: LevelRule
     num_earlier_runs: int
-    """Of the series that has most of them."""
+    """The number of earlier runs of the series that has most."""
     series: Sequence[SeriesCheck]
 
     @property
@@ -86,11 +91,15 @@ class HistoryCheck:
         return count_verdicts(result.verdict for result in self.series)
 
     def compute_exit_code(self, *, fail_on_unknown: bool = False) -> ExitCode:
+        """Return the exit code of all verdicts.
+
+        Undecided series count only if ``fail_on_unknown`` is True.
+        """
         return combine_verdicts(self.verdicts, fail_on_unknown=fail_on_unknown)
 
 
 def find_newest_run(history: History, branch: str) -> StoredRun:
-    """Return the newest run of a branch, ``UserError`` if it has none."""
+    """Return the newest run of a branch. Raises ``UserError`` if the branch has no run."""
     runs = history.list_runs(branch)
     if runs:
         return runs[-1]
@@ -104,9 +113,10 @@ def check_stored_run(
     rule: LevelRule,
     thresholds: Mapping[str, Threshold] | None = None,
 ) -> HistoryCheck:
-    """Check a run of the history against the runs of its branch before it.
+    """Check a run of the history against the earlier runs of its branch.
 
-    ``thresholds`` are measured ones by fingerprint, which raise that of the rule.
+    ``thresholds`` were measured by ``parbench aa`` and are keyed by fingerprint. They only raise
+    the threshold of the rule.
     """
     return _Checker(history, run, rule, thresholds or {}).check(history.read_points(run))
 
@@ -163,6 +173,7 @@ class _Checker:
         ]
 
     def check(self, points: Sequence[SeriesPoint]) -> HistoryCheck:
+        """Return the verdicts of the checked run on its points, and on series that it lacks."""
         similar_runs = self._find_similar_runs(points)
         windows = [self._read_window(point) for point in points]
         changes = self._find_changes(windows)
@@ -187,7 +198,7 @@ class _Checker:
         )
 
     def _read_window(self, point: SeriesPoint) -> _Window:
-        """Return the newest points of a series since its last annotation."""
+        """Return the newest points of the series of ``point`` since its last annotation."""
         label = point.series.case.label
         matching = [note for note in self.annotations if fnmatchcase(label, note.series)]
         newest = max((note.started for note in matching), default="")
@@ -204,7 +215,10 @@ class _Checker:
         )
 
     def _find_changes(self, windows: Sequence[_Window]) -> dict[str, LevelChange | None]:
-        """Judge all series with enough runs together, because they share the noise of runs."""
+        """Return the change of each series with enough runs, by fingerprint, None if unchanged.
+
+        The series are judged together, because they share the noise of runs.
+        """
         judged = [window for window in windows if window.has_enough_runs]
         fingerprints = [window.point.series.fingerprint for window in judged]
         rules = []
@@ -217,6 +231,7 @@ class _Checker:
         return dict(zip(fingerprints, changes, strict=True))
 
     def _describe_times(self, window: _Window, change: LevelChange | None) -> SeriesCheck:
+        """Return the verdict on the times of a series, with its reason."""
         timed = window.timed
         series = window.point.series
         result = SeriesCheck(
@@ -242,7 +257,10 @@ class _Checker:
         return replace(result, verdict=verdict, reason=", ".join(parts))
 
     def _add_counts(self, result: SeriesCheck, window: _Window) -> SeriesCheck:
-        """Compare counts with the first run of the window, those of a candidate with the last."""
+        """Return ``result`` with the counts that changed, and the worst of the verdicts.
+
+        Counts are compared with the first run of the window, or for a candidate with the last one.
+        """
         new_counts = window.point.counts
         counted = [(run, earlier.counts) for run, earlier in window.earlier if earlier.counts]
         if not counted or not new_counts:
@@ -293,6 +311,7 @@ def _get_benchmark(series: SeriesIdentity) -> tuple[object, ...]:
 def _find_missing(
     points: Sequence[SeriesPoint], similar_runs: Sequence[Sequence[SeriesIdentity]]
 ) -> list[SeriesCheck]:
+    """Return a result with verdict MISSING for each series that only the similar runs measured."""
     measured = {_get_benchmark(point.series) for point in points}
     missing = {
         _get_benchmark(series): series for identities in similar_runs for series in identities
@@ -307,7 +326,10 @@ def _find_missing(
 
 
 def _explain_new_series(result: SeriesCheck, previous: Sequence[SeriesIdentity]) -> SeriesCheck:
-    """Name the changes if the similar run before measured the case in another environment."""
+    """Return ``result`` with the differences from the previous similar run, as the reason.
+
+    It stays as it is unless that run measured the case only in another environment.
+    """
     series = result.series
     same_case = [other for other in previous if other.case.id == series.case.id]
     if not same_case or series.fingerprint in [other.fingerprint for other in same_case]:
@@ -318,6 +340,7 @@ def _explain_new_series(result: SeriesCheck, previous: Sequence[SeriesIdentity])
 
 
 def _decide(change: LevelChange, *, is_candidate: bool) -> Verdict:
+    """Return the verdict on the change of a series."""
     if change.change < 0:
         return Verdict.FASTER if change.is_significant else Verdict.NO_CHANGE
     if change.kind == "drift":
@@ -328,6 +351,7 @@ def _decide(change: LevelChange, *, is_candidate: bool) -> Verdict:
 
 
 def _describe_change(change: LevelChange, num_runs: int) -> str:
+    """Return a phrase with the change in percent, its duration in runs and its interval."""
     percent = f"{100 * change.change:+.1f} %"
     interval = f"95 % CI {100 * change.low:+.1f} to {100 * change.high:+.1f} %"
     duration = {
@@ -341,7 +365,10 @@ def _describe_change(change: LevelChange, num_runs: int) -> str:
 def _describe_environments(
     before: tuple[StoredRun, SeriesPoint], after: tuple[StoredRun, SeriesPoint]
 ) -> tuple[str, ...]:
-    """Return the changes of the environment at a step, which may explain it."""
+    """Return the changes between the runs before and after a level step, as ``path: old -> new``.
+
+    The changes of the environment and of the commit may explain the step.
+    """
     values = [
         {**point.explanatory_values, "commit": run.commit or UNKNOWN}
         for run, point in (before, after)

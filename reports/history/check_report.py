@@ -54,7 +54,7 @@ def summarize_check(check: HistoryCheck) -> str:
 
 
 def describe_result(check: HistoryCheck) -> str:
-    """Return the series that failed, or that none did."""
+    """Return a phrase that names the series that failed, or says that none is slower."""
     runs = f"the last {pluralize(check.num_earlier_runs, 'run')} on {check.run.branch}"
     total = f"{len(check.series)} series"
     failures = [result for result in check.series if result.verdict in FAILURES]
@@ -75,6 +75,7 @@ def _count_runs(check: HistoryCheck, result: SeriesCheck) -> int:
 
 
 def _describe_failure(result: SeriesCheck) -> str:
+    """Return the label of a failed series with its changed count, its change or its verdict."""
     label = label_communication(result.series.case)
     if result.count_changes:
         return f"{label}: {result.count_changes[0]}"
@@ -84,10 +85,12 @@ def _describe_failure(result: SeriesCheck) -> str:
 
 
 def _format_verdicts(check: HistoryCheck, verdicts: Iterable[Verdict]) -> str:
+    """Return the numbers of series with these verdicts as text, empty if there are none."""
     return format_verdicts({name: num for name, num in check.verdicts.items() if name in verdicts})
 
 
 def _summarize_counts(check: HistoryCheck) -> str:
+    """Return a sentence with the number of changed counts, empty if no count was compared."""
     num_counts = sum(result.num_counts for result in check.series)
     num_changes = sum(len(result.count_changes) for result in check.series)
     return f"{num_changes} of {num_counts} exact counts changed." if num_counts else ""
@@ -109,6 +112,7 @@ def build_table(check: HistoryCheck) -> Table:
 
 
 def _build_row(group: Sequence[SeriesCheck]) -> Row:
+    """Return the row of a series, or of several with the same verdict and reason."""
     first = group[0]
     row = {"verdict": first.verdict, "reason": first.reason}
     if len(group) > 1:
@@ -155,6 +159,7 @@ def explain_check(check: HistoryCheck) -> list[str]:
 
 
 def _define_slower(check: HistoryCheck) -> str:
+    """Return the definition of SLOWER with the threshold and the test of this check."""
     rule = check.rule
     threshold = f"{100 * rule.min_effect:g} %"
     test = f"significant by t-test, false discovery rate {100 * FALSE_DISCOVERY_RATE:g} %"

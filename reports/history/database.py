@@ -50,7 +50,7 @@ _POINT_COLUMNS = "run, identity, status, seconds, repetitions, reason, environme
 
 @dataclass(frozen=True, kw_only=True)
 class RunEntry:
-    """A run to add. The digest of its records shows whether a run has grown."""
+    """A run to add. The digest of its records differs once the run has grown."""
 
     info: RunInfo
     path: Path
@@ -75,6 +75,7 @@ class StoredRun:
 
     @property
     def is_candidate(self) -> bool:
+        """True if the run is only compared with the history, not part of it."""
         return self.number == CANDIDATE
 
 
@@ -121,6 +122,7 @@ class History:
         return "updated" if rows else "added"
 
     def _insert_run(self, entry: RunEntry) -> None:
+        """Insert a run with its series and points. Equal documents are stored once."""
         info = entry.info
         row = (info.id, info.started, info.host, info.plan.preset, entry.branch, entry.commit)
         query = "INSERT INTO run VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -148,6 +150,7 @@ class History:
         return tuple(StoredRun(*row) for row in rows)
 
     def find_run(self, run_id: str) -> StoredRun:
+        """Return the run with an id. Raises ``UserError`` if the history does not contain it."""
         for run in self.list_runs():
             if run.id == run_id:
                 return run
@@ -174,7 +177,7 @@ class History:
         return [(run, by_run[run.number]) for run in runs if run.number in by_run]
 
     def list_series(self, run: StoredRun | None = None) -> list[SeriesIdentity]:
-        """Return the series of a run, or those of all runs."""
+        """Return the series of a run, or of all runs if ``run`` is None."""
         condition = "? IS NULL OR number IN (SELECT series FROM point WHERE run = ?)"
         query = f"SELECT identity FROM series WHERE {condition} ORDER BY number"
         number = None if run is None else run.number
@@ -183,13 +186,13 @@ class History:
             return [msgspec.json.decode(identity, type=SeriesIdentity) for (identity,) in rows]
 
     def count_series(self) -> dict[int, tuple[int, int]]:
-        """Return the number of series of each run, and how many of them were wrong or failed."""
+        """Return the numbers of series and of wrong or failed series, keyed by run number."""
         failed = "sum(status IN ('wrong', 'failed', 'hang'))"
         rows = self._execute(f"SELECT run, count(*), {failed} FROM point GROUP BY run")
         return {run: (num_series, num_failed) for run, num_series, num_failed in rows}
 
     def read_times(self) -> list[tuple[int, str, float]]:
-        """Return the run number, the fingerprint and the seconds of each time."""
+        """Return the run number, the fingerprint and the seconds of each point with a time."""
         tables = "point JOIN series ON series = number"
         query = f"SELECT run, fingerprint, seconds FROM {tables} WHERE seconds > 0"
         return self._connection.execute(query).fetchall()
@@ -202,14 +205,15 @@ class History:
             self._execute("INSERT OR IGNORE INTO annotation VALUES (?, ?, ?, ?, ?)", *row)
 
     def list_annotations(self) -> tuple[Annotation, ...]:
+        """Return all annotations in the order of the start of their runs."""
         columns = "run_id, started, branch, series, note"
         rows = self._execute(f"SELECT {columns} FROM annotation ORDER BY started, note")
         return tuple(Annotation(*row) for row in rows)
 
     def prune(self, keep: int) -> tuple[str, ...]:
-        """Delete all but the newest runs of each branch and preset, and return their ids.
+        """Delete all but the newest ``keep`` runs of each branch and preset.
 
-        Annotations stay.
+        Annotations stay. The ids of the deleted runs are returned.
         """
         window = "PARTITION BY branch, preset ORDER BY started DESC, number DESC"
         ranked = f"SELECT number, id, row_number() OVER ({window}) AS place FROM run"
@@ -224,10 +228,11 @@ class History:
         return tuple(run_id for _, run_id in rows)
 
     def _execute(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """Execute a query with values for its placeholders, and return all rows."""
         return self._connection.execute(query, values).fetchall()
 
     def _select_points(self, condition: str, value: object) -> list[tuple[int, SeriesPoint]]:
-        """Return run numbers and points."""
+        """Return the points that meet an SQL condition, each with the number of its run."""
         tables = "point JOIN series ON series = series.number"
         query = f"SELECT {_POINT_COLUMNS} FROM {tables} WHERE {condition}"
         points = []
@@ -249,6 +254,7 @@ class History:
         return points
 
     def _read_document(self, number: int, kind: Any) -> Any:
+        """Return the document with a number, decoded as ``kind``. Each document is read once."""
         if number not in self._documents:
             query = "SELECT content FROM document WHERE number = ?"
             [(content,)] = self._execute(query, number)
@@ -261,8 +267,8 @@ class History:
 def open_history(path: Path, *, create: bool = False) -> Iterator[History]:
     """Open the history in a file.
 
-    ``UserError`` if the file does not exist, is damaged or locked, or is not a history of this
-    schema.
+    Raises ``UserError`` if the file does not exist, is damaged or locked, or is not a history of
+    this schema.
     """
     if path.is_dir():
         raise UserError(f"{path} is a folder: name the file of the history with --history FILE")
@@ -283,6 +289,7 @@ def open_history(path: Path, *, create: bool = False) -> Iterator[History]:
 
 
 def _describe_error(error: sqlite3.Error) -> str:
+    """Return the end of a sentence about a file that SQLite cannot use."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return f"was locked by another process for {_WAIT_SECONDS:.0f} s: try again later"

@@ -39,13 +39,14 @@ MIN_OUTLIER_SHARE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class LevelRule:
-    """The smallest change that counts, as a fraction, and how many runs a check needs and uses."""
+    """The smallest change that counts, and the numbers of runs that a check needs and uses."""
 
-    min_effect: float = 0.03
+    min_effect: float = 0.03  # a fraction
     significance: float = 0.01
     min_level_runs: int = 3
     min_runs: int = 8
     window: int = 30
+    """The number of newest runs that are used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,7 @@ class Level:
 
     @property
     def num_runs(self) -> int:
+        """The number of runs on the level."""
         return self.stop - self.start
 
 
@@ -65,8 +67,8 @@ class Level:
 class LevelChange:
     """The change of the newest runs as a fraction, with its 95 % interval.
 
-    A step is the change to the newest level, a drift that over all runs, a rise that of the newest
-    run alone. It is significant if it is among all series.
+    A step is the change to the newest level, a drift the change over all runs, and a rise the
+    change of the newest run alone. ``is_significant`` is after the correction for all series.
     """
 
     kind: Literal["step", "drift", "rise"]
@@ -117,7 +119,7 @@ def _select_discoveries(changes: Sequence[LevelChange | None], kind: str) -> NDA
 
 
 def find_levels(logs: Logs, rule: LevelRule) -> list[Level]:
-    """Return the levels of a single series in order."""
+    """Return the levels of a single series in order. ``logs`` are the logarithms of its times."""
     [noise] = estimate_noise([logs])
     return SeriesModel(logs, noise, rule).levels
 
@@ -148,9 +150,10 @@ class SeriesModel:
         ]
 
     def find_change(self, deviations: Logs) -> LevelChange | None:
-        """Return the step to the newest level, or the drift.
+        """Return the step to the newest level, or the drift. None if there is neither.
 
-        If there is a drift, only steps relative to it count.
+        If there is a drift, only steps relative to it count. ``deviations`` are those of all
+        series.
         """
         if len(self.logs) < self.rule.min_runs:
             return None
@@ -166,7 +169,11 @@ class SeriesModel:
         return step or (drift if is_drift else None)
 
     def _find_step(self, deviations: Logs) -> LevelChange | None:
-        """Return the change from the fastest earlier level, or from the last one if slower."""
+        """Return the step to the newest level, None without earlier levels or if it is small.
+
+        The step is from the fastest earlier level, or from the last one if the newest level is the
+        fastest.
+        """
         levels = self.levels
         if len(levels) < 2 or levels[-1].start < self.rule.min_runs - self.rule.min_level_runs:
             return None
@@ -187,9 +194,10 @@ class SeriesModel:
         return replace(step, p_value=max(p_values))
 
     def _fit_weights(self, contrast: Logs, slope: float | None = None) -> Logs:
-        """Return the weights of the runs in the least-squares estimate of a contrast of levels.
+        """Return w such that ``w @ log times`` estimates ``contrast @ levels`` by least squares.
 
-        With a coefficient of the slope, all levels have a common slope.
+        If ``slope`` is given, the levels also share a slope per run, and ``slope`` times the
+        estimated slope is added: 0 only corrects for it, and n - 1 extrapolates to run n - 1.
         """
         lengths = [level.num_runs for level in self.levels]
         design = np.repeat(np.eye(len(lengths)), lengths, axis=0)
@@ -221,7 +229,11 @@ class SeriesModel:
         return min(1.0, 2 * len(self.logs) * tail)
 
     def _find_drift(self, positions: Logs, slope: float) -> LevelChange | None:
-        """Return the change along a line, if it fits better than the levels."""
+        """Return the change along a line, None if small or if the levels fit better.
+
+        ``positions`` are run numbers relative to the middle run. ``slope`` is the change of the
+        logarithm per run.
+        """
         n = len(positions)
         if abs(slope) * (n - 1) <= math.log1p(self.rule.min_effect):
             return None
@@ -239,7 +251,7 @@ class SeriesModel:
         return self._build_change("drift", 0, slope * (n - 1), variance / weight * (n - 1) ** 2)
 
     def find_rise(self, deviations: Logs, *, newest_is_candidate: bool) -> LevelChange | None:
-        """Return the newest run relative to the line through the last level.
+        """Return the change of the newest run from the line through the last level, None if small.
 
         A candidate is also compared with the run before it, which may have begun a new level.
         """
@@ -266,7 +278,7 @@ class SeriesModel:
     def compute_deviations(self) -> Logs:
         """Return earlier runs relative to their levels, in standard deviations.
 
-        The newest runs are excluded because they may be the begin of a level.
+        The newest runs are excluded because they may be the start of a level.
         """
         earlier = self._earlier
         residuals = earlier.logs - earlier._fit_levels()
@@ -275,6 +287,7 @@ class SeriesModel:
 
     @cached_property
     def _earlier(self) -> "SeriesModel":
+        """The model of the runs before the newest one."""
         return SeriesModel(self.logs[:-1], self.noise, self.rule)
 
     def _fit_levels(self) -> Logs:
@@ -291,6 +304,10 @@ class SeriesModel:
     def _build_change(
         self, kind: Literal["step", "drift", "rise"], start: int, log_change: float, variance: float
     ) -> LevelChange:
+        """Return a change from its logarithm and the variance of the logarithm.
+
+        ``start`` is the first run of the newest level.
+        """
         half_width = t_quantile(0.5 + CONFIDENCE / 2, self.noise.df) * math.sqrt(variance)
         # A step is two-sided and may be at any run, a rise is one-sided.
         num_tests = {"step": 2 * len(self.logs), "drift": 2, "rise": 1}[kind]

@@ -48,7 +48,10 @@ class RunNoise:
 
 
 def estimate_noise(series: Sequence[Logs]) -> list[RunNoise]:
-    """Estimate the noise of each series. Differences beyond 3 standard deviations are excluded."""
+    """Estimate the noise of each series from the logarithms of its times.
+
+    Differences of runs beyond 3 standard deviations are excluded.
+    """
     clipped = [clip_outliers(logs) for logs in series]
     squares = [[_mean_square_difference(logs, lag) for lag in (1, 2)] for logs in clipped]
     first, second = np.array(squares).reshape(-1, 2).T
@@ -71,7 +74,10 @@ def estimate_noise(series: Sequence[Logs]) -> list[RunNoise]:
 
 
 def _estimate_prior(variances: Logs, df: float) -> tuple[float, float]:
-    """Return the prior of variances with ``df`` degrees of freedom each, and its own."""
+    """Return the prior variance and its degrees of freedom.
+
+    Each of ``variances`` has ``df`` degrees of freedom.
+    """
     logs = np.log(variances)
     prior = math.exp(float(logs.mean()) + 1 / df + 1 / (3 * df**2))
     excess = float(logs.var(ddof=1)) - (2 / df + 2 / df**2)
@@ -81,6 +87,7 @@ def _estimate_prior(variances: Logs, df: float) -> tuple[float, float]:
 
 
 def _mean_square_difference(logs: Logs, lag: int) -> float:
+    """Return the mean square difference of runs ``lag`` apart without outliers, 0 without pairs."""
     differences = np.abs(logs[lag:] - logs[:-lag])
     if not len(differences):
         return 0.0
@@ -89,7 +96,7 @@ def _mean_square_difference(logs: Logs, lag: int) -> float:
 
 
 def clip_outliers(logs: Logs) -> Logs:
-    """Clip values that are far from the median of their neighbors."""
+    """Clip values to 3 standard deviations from the median of 7 neighboring runs."""
     if len(logs) < MIN_POOLED_RUNS:
         return logs
     padded = np.pad(logs, 3, mode="reflect")
@@ -99,5 +106,8 @@ def clip_outliers(logs: Logs) -> Logs:
 
 
 def _estimate_deviation(values: Logs) -> float:
-    """Return the standard deviation of a normal distribution with this third quartile."""
+    """Return the standard deviation of a normal distribution with mean 0.
+
+    The third quartile of the distribution's absolute values equals that of ``values``.
+    """
     return float(np.quantile(np.abs(values), 0.75)) / NormalDist().inv_cdf(0.875)

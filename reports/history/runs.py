@@ -27,7 +27,7 @@ _SELECTOR_HELP = (
 
 
 def read_entry(path: Path, branch: str, commit: str = "") -> RunEntry:
-    """Read the run in a folder. ``UserError`` if a line of its records cannot be read."""
+    """Read the run in a folder. Raises ``UserError`` if a line of its records cannot be read."""
     run = require_complete(load_run(path))
     with convert_read_errors(path):
         records = (path / "records.jsonl").read_bytes()
@@ -50,9 +50,9 @@ def add_folders(
     commit: str,
     explicit: Collection[str] = (),
 ) -> Iterator[tuple[str, AddResult]]:
-    """Add all runs of these folders, and yield the id and the result of each.
+    """Add all runs of these folders, and yield the id and the result of each run.
 
-    ``explicit`` names the options that the user gave: these also change runs that exist.
+    ``explicit`` names the options that the user gave. Only these also change runs that exist.
     """
     folders: dict[Path, None] = {}
     for path in paths:
@@ -64,6 +64,7 @@ def add_folders(
 
 
 def _list_run_folders(path: Path) -> list[Path]:
+    """Return a run's folder, or the runs in a folder. Raises ``UserError`` if there is no run."""
     with convert_read_errors(path):
         folders = [path] if (path / "run.json").exists() else list_runs(path)
     if folders:
@@ -76,9 +77,9 @@ def _list_run_folders(path: Path) -> list[Path]:
 
 
 def find_run(text: str, history: Path | None = None, *, excluded: str = "") -> Run:
-    """Load the run that a text means: a folder, a folder of runs, or runs of the history.
+    """Load the run that a text names: a folder, a folder of runs, or runs of the history.
 
-    Several runs are pooled, except the run with the id ``excluded``.
+    Several runs are pooled, without the run whose id is ``excluded``.
     """
     is_path = Path(text).exists()
     if history is not None and not is_path and (_is_selector(text) or history.exists()):
@@ -91,6 +92,7 @@ def find_run(text: str, history: Path | None = None, *, excluded: str = "") -> R
 
 
 def _is_selector(text: str) -> bool:
+    """Return True for ``BRANCH~N`` and ``BRANCH:N``, False for a branch by itself and for paths."""
     match = _SELECTOR.fullmatch(text)
     return match is not None and match.lastgroup != "branch" and "/" not in text
 
@@ -98,9 +100,9 @@ def _is_selector(text: str) -> bool:
 def select_runs(
     runs: Sequence[StoredRun], text: str, *, excluded: str = ""
 ) -> tuple[StoredRun, ...]:
-    """Return the runs that a text selects, ``UserError`` if there are none.
+    """Return the runs that a text selects. Raises ``UserError`` if it selects none.
 
-    ``runs`` are in the order of time.
+    ``runs`` are in the order of time. ``BRANCH:N`` does not count the run with the id ``excluded``.
     """
     with_id = tuple(run for run in runs if run.id == text)
     if with_id:

@@ -25,9 +25,9 @@ MAX_DIFFERENCES = 3
 def find_trends(
     history: History, pattern: str, runs: Sequence[StoredRun], rule: LevelRule
 ) -> list[HistorySeries]:
-    """Return the times of each series and the levels of its newest runs, by the place of the run.
+    """Return the times of each series by index in ``runs``, and the levels of its newest runs.
 
-    ``pattern`` is a glob for labels or names. ``UserError`` if no series matches.
+    ``pattern`` is a glob for labels or names. Raises ``UserError`` if no series matches.
     """
     identities = history.list_series()
     labels = label_series(identities)
@@ -77,9 +77,9 @@ def build_export_table(history: History, branch: str | None) -> "DataFrame":
 
 
 def label_series(identities: Sequence[SeriesIdentity]) -> dict[str, str]:
-    """Return a distinct label for each series by fingerprint.
+    """Return a distinct label for each series, keyed by fingerprint.
 
-    Series of the same case and world get the values of the environment in which they differ.
+    Labels of the same case and world also contain the values of the environment that differ.
     """
     groups: dict[str, list[SeriesIdentity]] = {}
     for series in identities:
@@ -99,11 +99,12 @@ def label_series(identities: Sequence[SeriesIdentity]) -> dict[str, str]:
 
 
 def _differs(path: str, environments: Sequence[dict[str, str]]) -> bool:
+    """Return True if the value at a path is not the same in all environments."""
     return len({environment.get(path, UNKNOWN) for environment in environments}) > 1
 
 
 def render_trends(trends: Sequence[HistorySeries], runs: Sequence[StoredRun]) -> str:
-    """Return each series with its levels: the time, the first run and the number of runs."""
+    """Return the levels of each series as text: time, first run and number of runs."""
     lines = []
     for trend in trends:
         seconds = trend.seconds_by_place.values()

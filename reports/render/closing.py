@@ -115,6 +115,7 @@ def _make_size_tables(data: RunData) -> list[Table]:
 
 
 def _make_operation_table(data: RunData) -> Table:
+    """Return the latency, bandwidth and share of the ceiling of each operation."""
     columns = [
         Column("operation"),
         Column("latency", kind="s"),
@@ -133,6 +134,7 @@ def _make_operation_table(data: RunData) -> Table:
 
 
 def _make_step_table(data: RunData) -> Table:
+    """Return the time and the parts of each training step."""
     rows = [{**step, "label": _shorten(step["label"])} for step in summarize_steps(data)]
     num_different = sum(row["is_profile_deviating"] for row in rows)
     notes = []
@@ -193,10 +195,12 @@ def _number_sentences(
 
 
 def _shorten(name: str) -> str:
+    """Return a name with at most ``MAX_NAME_WIDTH`` characters."""
     return name if len(name) <= MAX_NAME_WIDTH else f"{name[: MAX_NAME_WIDTH - 3]}..."
 
 
 def _format_bar(share: float) -> SortedText | None:
+    """Return a share in percent with a bar of ``#``, None if it is missing."""
     if is_missing(share):
         return None
     bar = "#" * round(min(share, 1.0) * BAR_WIDTH)

@@ -48,6 +48,7 @@ def render_csv(report: Report) -> str:
 
 
 def _describe_report(report: Report, *, has_details: bool) -> dict[str, Any]:
+    """Return the content of a JSON report. ``has_details`` adds the details of cases."""
     return {
         "schema_version": SCHEMA_VERSION,
         "name": report.name,
@@ -62,10 +63,12 @@ def _describe_report(report: Report, *, has_details: bool) -> dict[str, Any]:
 
 
 def _list_notes(section: Section) -> list[str]:
+    """Return the notes of a section and of its tables."""
     return [*section.notes, *(note for table in section.tables for note in table.notes)]
 
 
 def _describe_run(data: RunData, *, has_details: bool) -> dict[str, Any]:
+    """Return the run's information, and its measured, skipped and missing cases."""
     return {
         "run": data.run.info,
         "cases": _list_cases(data, has_details=has_details),
@@ -75,6 +78,7 @@ def _describe_run(data: RunData, *, has_details: bool) -> dict[str, Any]:
 
 
 def _list_cases(data: RunData, *, has_details: bool) -> list[dict[str, Any]]:
+    """Return the known values of each case, keyed by column of ``RunData.cases``."""
     cases = []
     for row in list_rows(data.cases):
         case = {name: value for name, value in row.items() if not is_missing(value)}
@@ -87,8 +91,10 @@ def _list_cases(data: RunData, *, has_details: bool) -> list[dict[str, Any]]:
 
 
 def _make_row(columns: Sequence[Column], row: Row) -> dict[str, Any]:
+    """Return the plain values of a row, keyed by column."""
     return {column.key: column.sort_key(row) for column in columns}
 
 
 def _encode(content: dict[str, Any]) -> str:
+    """Return JSON text."""
     return msgspec.json.encode(content).decode()

@@ -15,6 +15,7 @@ _SPECIAL = re.compile(r"([\\`*\[\]|~#])")
 
 
 def render_markdown(report: Report) -> str:
+    """Return a report as Markdown."""
     separator = " " if len(report.runs) == 1 else ": "
     verdicts = [f"* **{verdict.word}** {escaped(verdict.sentence)}" for verdict in report.verdicts]
     blocks = [
@@ -40,6 +41,7 @@ def escaped(text: str) -> str:
 
 
 def markdown_table(columns: Sequence[Column], rows: Iterable[Row]) -> str:
+    """Return rows as a Markdown table."""
     lines = [
         [escaped(column.title) for column in columns],
         ["---:" if column.is_number else "---" for column in columns],
@@ -49,6 +51,7 @@ def markdown_table(columns: Sequence[Column], rows: Iterable[Row]) -> str:
 
 
 def _render_section(section: Section) -> list[str]:
+    """Return the blocks of a section: its notes, tables and terms."""
     blocks = [f"## {escaped(section.title)}", *map(escaped, section.notes)]
     for table in section.on_page:
         blocks += [f"### {escaped(table.title)}", escaped(table.constant)]
@@ -61,12 +64,14 @@ def _render_section(section: Section) -> list[str]:
 
 
 def _render_problems(table: Table) -> list[str]:
+    """Return a table with its heading, nothing without rows."""
     if not table.rows:
         return []
     return [f"## {table.title}", markdown_table(table.columns, table.rows)]
 
 
 def _render_list(title: str, sentences: Sequence[str]) -> list[str]:
+    """Return a list of sentences with its heading, nothing without sentences."""
     if not sentences:
         return []
     return [f"## {title}", "\n".join(f"* {escaped(sentence)}" for sentence in sentences)]

@@ -60,6 +60,7 @@ def render_page(report: Report) -> str:
 
 
 def _render_template(**context: Any) -> str:
+    """Return the HTML page. ``context`` contains the values of the template."""
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),

@@ -47,7 +47,7 @@ def print_report(
     file: TextIO | None = None,
     render: Callable[[Report, int | None, bool], str] | None = None,
 ) -> None:
-    """Write a report to ``file``, by default standard output, as suits a terminal or a pipe."""
+    """Write a report to ``file``, by default standard output, in its width and colors."""
     stream = sys.stdout if file is None else file
     text = (render or render_text)(report, width_of(stream), uses_color(stream))
     encoding = stream.encoding or "utf-8"
@@ -71,7 +71,7 @@ def width_of(stream: TextIO) -> int | None:
 
 
 def render_text(report: Report, width: int | None = None, color: bool = False) -> str:
-    """Return all tables of a report as text. ``width`` None is unbounded."""
+    """Return all tables of a report as text. None stands for an unlimited width."""
     sheet = Sheet(width, color)
     if len(report.runs) < 2:
         sheet.write_text(report.heading)
@@ -156,6 +156,7 @@ class Sheet:
 
     @property
     def num_lines(self) -> int:
+        """The number of lines so far."""
         return len(self._lines)
 
     def write_table(self, table: Table, drops_columns: bool = False) -> None:
@@ -184,6 +185,7 @@ class Sheet:
             self._write_block(table.rows, block)
 
     def text(self) -> str:
+        """The lines so far as one text."""
         return "".join(f"{line}\n" for line in self._lines)
 
     def _lay_out(self, column: Column, rows: Sequence[Row]) -> "_TextColumn":
@@ -217,6 +219,7 @@ class Sheet:
         self._print(grid)
 
     def _write_record(self, columns: Sequence["_TextColumn"]) -> None:
+        """Write the only row of a table with one line for each known column."""
         grid = RichTable(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_header=False)
         for column in columns:
             if column.cells[0] != UNKNOWN:
@@ -224,6 +227,7 @@ class Sheet:
         self._print(grid)
 
     def _print(self, grid: RichTable) -> None:
+        """Write the lines of a grid as rich prints it."""
         with self._console.capture() as capture:
             self._console.print(grid)
         self.write(*capture.get().splitlines())
@@ -249,7 +253,7 @@ class _TextColumn:
 
 
 def _split_columns(columns: Sequence[_TextColumn], width: int) -> list[list[_TextColumn]]:
-    """Return the columns of each table. Each begins with the columns that name the rows."""
+    """Return the columns of each table. Each table begins with the columns that name the rows."""
     names = _list_name_columns(columns)
     if _measure(names) > width * 2 // 3:
         names = names[:1]
@@ -273,5 +277,5 @@ def _list_name_columns(columns: Sequence[_TextColumn]) -> list[_TextColumn]:
 
 
 def _measure(columns: Sequence[_TextColumn]) -> int:
-    """Return the width of columns next to each other."""
+    """Return the total width of columns next to each other, in characters."""
     return sum(column.min_width + GAP for column in columns) - GAP

@@ -100,7 +100,7 @@ _FIT_COLUMNS = (
 
 
 def list_communication_tables(data: RunData) -> list[Table]:
-    """Return the operations of a run, and their fits.
+    """Return the tables of operations and of their fits.
 
     Pages have a table and figures for each mode and type. On a terminal, operations of several
     sizes are rows of a table over size.
@@ -126,6 +126,7 @@ def list_communication_tables(data: RunData) -> list[Table]:
 def _chart_operations(
     data: RunData, index: int, title: str, cases: "pd.DataFrame"
 ) -> Iterator[Chart]:
+    """Yield the charts of operations of one mode and data type."""
     case_ids = set(cases["case_id"])
     curves = [curve for curve in data.curves if curve.rows[0].case.id in case_ids]
     yield from chart_bandwidth_and_time(index, title, cases, curves, data.ceiling)
@@ -133,7 +134,7 @@ def _chart_operations(
 
 
 def _make_terminal_tables(operations: "pd.DataFrame") -> list[Table]:
-    """Return operations over sizes, and a table of those with one size."""
+    """Return tables over size, and a table of the operations that have one size."""
     num_sizes = operations.groupby(OPERATION_KEYS)["size"].transform("nunique")
     swept = operations[num_sizes > 1]
     others = operations[num_sizes <= 1]
@@ -297,6 +298,7 @@ def _make_fit_table(data: RunData, operations: "pd.DataFrame") -> Table:
 
 
 def _make_fit_row(curve: OperationCurve) -> dict[str, Any]:
+    """Return the row of a fit, with intervals unless it has two repetitions."""
     fit = curve.fit
     first, last = fit.segments[0], fit.segments[-1]
     result = curve.rows[0]
@@ -333,7 +335,7 @@ def _make_fit_row(curve: OperationCurve) -> dict[str, Any]:
 
 
 def _format_breakpoints(fit: CurveFit) -> SortedText:
-    """Return each breakpoint with the measured sizes between which it lies."""
+    """Return each breakpoint with the measured sizes on both of its sides."""
     texts = []
     for size, (left, right) in zip(fit.breakpoints, pairwise(fit.segments), strict=True):
         sizes = f"{format_case_size(left.last_bytes)}, {format_case_size(right.first_bytes)}"

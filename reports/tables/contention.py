@@ -1,4 +1,4 @@
-"""The tables of contention: operations under a load relative to the same ones without it."""
+"""The tables of contention: the time of operations under a load relative to unloaded ones."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ TITLES = {
     "concurrent": "Contention: all groups at once relative to one group",
     "background": "Interference from background load",
 }
-"""By the parameter that adds the load."""
+"""The titles of tables, keyed by the parameter that adds the load."""
 
 
 def list_contention_tables(data: RunData) -> Iterator[Table]:
@@ -26,6 +26,7 @@ def list_contention_tables(data: RunData) -> Iterator[Table]:
 
 
 def _make_table(data: RunData, param: str, comparisons: Sequence[Comparison]) -> Table:
+    """Return the table of slowdowns, with a row per case without load and a column per load."""
     cases = {row["case_id"]: row for row in list_rows(data.cases)}
     rows: dict[str, dict[str, Any]] = {}
     loads = dict.fromkeys(comparison.get_value(comparison.result) for comparison in comparisons)
@@ -49,6 +50,7 @@ def _make_table(data: RunData, param: str, comparisons: Sequence[Comparison]) ->
 
 
 def _make_load_column(param: str, load: str) -> Column:
+    """Return the column of the slowdown by a value of the parameter that adds the load."""
     name = load if param == "background" else "all groups"
     return Column(
         load,
@@ -61,6 +63,7 @@ def _make_load_column(param: str, load: str) -> Column:
 
 
 def _describe_significance(comparisons: Sequence[Comparison]) -> str:
+    """Return a sentence with the number of significant differences."""
     effects = [comparison.effect for comparison in comparisons]
     if all(effect.p_value is None for effect in effects):
         return f"Not significant (n={max(effect.num_repetitions for effect in effects)})."

@@ -120,7 +120,7 @@ def _group_by_setup(rows: Iterable[StepRow]) -> list[list[StepRow]]:
 
 
 def _compare_times(comparison: Sequence[StepRow]) -> None:
-    """Add the change of each step time from that of the first method on equal sequences."""
+    """Add the change of each step time relative to the first method with an equal sequence."""
     bases: dict[int, StepRow] = {}
     for row in comparison:
         base = bases.setdefault(row["sequence"], row)
@@ -138,7 +138,7 @@ def _compare_times(comparison: Sequence[StepRow]) -> None:
 
 
 def describe_crossover(comparison: Sequence[StepRow]) -> str:
-    """Return from how many ranks on Ulysses sends less than a ring."""
+    """Return a sentence with the number of ranks above which Ulysses sends less than a ring."""
     cp = comparison[0]["cp"]
     crossover = comparison[0]["details"].crossover_ranks
     amount = "as many" if cp == crossover else "fewer" if cp > crossover else "more"
@@ -151,6 +151,7 @@ def describe_crossover(comparison: Sequence[StepRow]) -> str:
 def _chart_comparisons(
     comparisons: Sequence[Sequence[StepRow]], models: Mapping[str, str]
 ) -> Iterator[Chart]:
+    """Yield the charts of each comparison. ``models`` has labels by case id."""
     for number, comparison in enumerate(comparisons, start=1):
         first = comparison[0]
         setup = ", ".join(filter(None, (f"cp = {first['cp']}", models[first["case_id"]])))

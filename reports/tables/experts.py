@@ -94,6 +94,7 @@ def _check_load(row: StepRow) -> str:
 
 
 def _read_settings(row: StepRow) -> StepRow:
+    """Return the routing, the communication variant and the capacity of a step."""
     params = row["result"].case.params
     return {
         "routing": to_single_line(str(params.get("routing", ""))),
@@ -103,6 +104,7 @@ def _read_settings(row: StepRow) -> StepRow:
 
 
 def _make_step_table(rows: Sequence[StepRow], problems: Sequence[str]) -> Table:
+    """Return the table of expert-parallel steps. ``problems`` become its notes."""
     scopes = label_differences([row["result"] for row in rows], _OWN_PARAMS)
     for row in rows:
         row["scope"] = to_single_line(f"{row['result'].case.short_name} {scopes[row['case_id']]}")
@@ -163,10 +165,12 @@ def _make_load_rows(row: StepRow) -> Iterator[dict[str, Any]]:
 
 
 def _format_range(first: int, last: int) -> str:
+    """Return ``first to last``, or one number if they are equal."""
     return str(first) if first == last else f"{first} to {last}"
 
 
 def _format_load(load: Sequence[int]) -> str:
+    """Return the tokens of each expert, only their range if the experts are many."""
     if len(load) > MAX_LISTED_EXPERTS:
         return _format_range(min(load), max(load))
     return " ".join(map(str, load))

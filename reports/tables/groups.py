@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 WITHIN_NODE = "within a node"
 INTER_NODE = "inter-node"
 MULTI_NODE = "multi-node"
-"""All ranks of a group on one node, each on another node, or several on some of the nodes."""
+"""The three scopes of a group: one node, one rank per node, or several ranks on some nodes."""
 CONCURRENT = " (concurrent)"
 MAX_FIGURES = 6
 _RATIO_COLUMNS = (
@@ -65,7 +65,7 @@ def list_group_tables(data: RunData) -> Iterator[Table]:
 
 
 def _find_scope(result: CaseResult, topology: Topology) -> str:
-    """Return the scope of the group of ranks that ran a case."""
+    """Return the scope of the ranks that ran a case."""
     # A group of all ranks does not list them.
     ranks = result.details.get("group_ranks") or range(len(topology.hosts))
     hosts = {topology.get_host(rank) for rank in ranks}
@@ -75,6 +75,7 @@ def _find_scope(result: CaseResult, topology: Topology) -> str:
 
 
 def _get_suffix(result: CaseResult) -> str:
+    """Return the suffix of columns for groups that ran at once, empty for one group."""
     return CONCURRENT if result.case.params.get("concurrent") else ""
 
 
@@ -133,7 +134,10 @@ def _make_group_table(cases: "pd.DataFrame") -> Table:
 
 
 def _pivot_bandwidth(cases: "pd.DataFrame", column: str) -> "pd.DataFrame":
-    """Return the median bandwidth by setting and ``column``, of settings with two or more."""
+    """Return the median bus bandwidth in B/s, with a row per setting and columns by ``column``.
+
+    Settings with a single value are left out.
+    """
     bandwidths = cases.pivot_table(
         index=CASE_KEYS, columns=column, values="busbw", aggfunc="median", sort=False
     )
@@ -141,6 +145,7 @@ def _pivot_bandwidth(cases: "pd.DataFrame", column: str) -> "pd.DataFrame":
 
 
 def _make_bandwidth_column(name: str) -> Column:
+    """Return the column of the bus bandwidth of a group or scope."""
     return metric_column("busbw", key=name, title=name)
 
 
@@ -189,6 +194,7 @@ def pivot_links(links: "pd.DataFrame", topology: Topology | None) -> "pd.DataFra
 def _make_link_table(
     number: int, title: str, links: "pd.DataFrame", topology: Topology | None
 ) -> Table:
+    """Return the table of bandwidth with a row per sender and a column per receiver."""
     bandwidths = pivot_links(links, topology)
     names = {
         str(rank): f"{rank} {topology.get_host(rank)}" if topology else str(rank)

@@ -116,6 +116,7 @@ def list_node_tables(data: RunData) -> list[Table]:
 
 
 def _describe_affinities(topology: Topology, ranks: Sequence[int]) -> str:
+    """Return the cores that these ranks may use, once if they are the same for all."""
     cores = [topology.affinities.get(rank, UNKNOWN) for rank in ranks]
     if len(set(cores)) == 1:
         return cores[0]
@@ -170,6 +171,7 @@ def list_arrival_tables(data: RunData) -> list[Table]:
 
 
 def _make_delay_column(rank: int) -> Column:
+    """Return the column of the arrival delays of a rank."""
     return Column(
         f"delay_{rank}",
         f"rank {rank}",

@@ -70,6 +70,7 @@ def make_pipeline_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
 
 
 def _chart_pipelines(rows: Sequence[StepRow]) -> Iterator[Chart]:
+    """Yield the chart of each pipeline whose actions were measured."""
     measured = [row for row in rows if row["details"].measured]
     for number, row in enumerate(measured, start=1):
         caption = f"Measured in repetition {row['repetition'] + 1}."
@@ -109,7 +110,10 @@ def _make_schedule_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
 
 
 def _simulate(group: Sequence[StepRow]) -> Iterator[StepRow]:
-    """Yield rows for the schedules that were simulated from the first step but not measured."""
+    """Yield a row for each schedule that was simulated but not measured.
+
+    The simulations are from the first step of the group that has any.
+    """
     measured = {(row["details"].schedule, row["chunks"]) for row in group}
     comparisons = (row["details"].comparison for row in group)
     for simulated in next(filter(None, comparisons), ()):

@@ -65,12 +65,14 @@ def list_prediction_tables(data: RunData) -> list[Table]:
 
 
 def _describe_sources(validation: Validation) -> str:
+    """Return a sentence with the run whose fits were used, and the kind of compute times."""
     run = "this run" if validation.fits == validation.run else validation.fits
     compute = " or ".join(dict.fromkeys(step.compute for step in validation.rows))
     return f"Predicted from the collectives of {run} and the {compute} compute of each step."
 
 
 def _make_row(step: str, component: ComponentCheck) -> dict[str, Any]:
+    """Return the row of a component of a step, with predicted and measured values."""
     unit = component.unit
     value = MetricValue(value=component.measured, unit=unit, low=component.low, high=component.high)
     measured = format_measurement(value)

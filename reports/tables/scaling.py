@@ -37,6 +37,7 @@ def list_rank_scaling_tables(run_set: RunSet) -> list[Table]:
 
 
 def _list_tables(table_id: str, title: str, cases: "pd.DataFrame", unit: Unit) -> list[Table]:
+    """Return the table of series over the number of a unit, or no table without two numbers."""
     cases = cases[cases["is_whole_world"] & cases["is_current"]]
     count = "nodes" if unit == "node" else "world_size"
     series = _assign_series(cases).astype({count: int})
@@ -87,8 +88,8 @@ def _assign_series(cases: "pd.DataFrame") -> "pd.DataFrame":
 def _make_row(points: "pd.DataFrame") -> dict[str, Any]:
     """Return the row of a series, whose points are indexed by the number of nodes or ranks.
 
-    Parallel efficiency is relative to the smallest number. Ideally the rate of a step grows as the
-    number, and bus bandwidth stays constant.
+    Parallel efficiency is relative to the smallest number. Ideally the rate of a step is
+    proportional to the number, and bus bandwidth is constant.
     """
     row: dict[str, Any] = {name: points[name].iloc[0] for name in (*_SERIES, "is_communication")}
     efficiencies = points["rate"] / points["rate"].iloc[0]
@@ -119,6 +120,7 @@ def _label_rows(rows: Sequence[dict[str, Any]], cases: "pd.DataFrame") -> None:
 
 
 def _make_columns(counts: Sequence[int], unit: Unit) -> list[Column]:
+    """Return the columns of a table with values and efficiencies on each number of a unit."""
     columns = [
         Column("case", help="what ran, with the layout where it differs"),
         Column("metric", help="what is shown: bus bandwidth or step time"),

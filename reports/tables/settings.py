@@ -56,7 +56,7 @@ def list_setting_tables(data: RunData) -> Iterator[Table]:
 
 
 def _group_by_setting(data: RunData) -> dict[str, dict[str, CaseResult]]:
-    """Return the results of each case by setting, of cases with two settings or more."""
+    """Return the results of cases with at least two settings, by label and then by setting."""
     has_one_name = len(_list_variables(data)) == 1
     by_case: dict[str, dict[str, CaseResult]] = {}
     for result in data.measured:
@@ -74,11 +74,12 @@ def _group_by_setting(data: RunData) -> dict[str, dict[str, CaseResult]]:
 
 
 def _list_variables(data: RunData) -> list[str]:
+    """Return the names of all variables that cases set, each once."""
     return list(dict.fromkeys(name for result in data.measured for name in result.case.variables))
 
 
 def _compare_with_fastest(results: Mapping[str, CaseResult]) -> dict[str, Effect]:
-    """Return the effect of each other setting relative to the fastest, the next fastest first."""
+    """Return the effect of each slower setting relative to the fastest, the fastest first."""
     repetitions = {name: result.by_repetition(result.headline) for name, result in results.items()}
     ranking = sorted(results, key=lambda setting: results[setting].seconds or 0.0)
     effects = {}

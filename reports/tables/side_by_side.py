@@ -16,7 +16,7 @@ _NODES = Column("nodes", kind="count", help="number of nodes")
 
 
 def make_side_by_side_table(run_set: RunSet) -> Table:
-    """Return the times of the cases that at least two of the first runs measured.
+    """Return the times of the cases that at least two of the first ``MAX_SIDES`` runs measured.
 
     Cases match without the parameters in which the runs differ.
     """
@@ -62,6 +62,7 @@ def _make_table(
     rows: Sequence[dict[str, Any]],
     notes: Sequence[str] = (),
 ) -> Table:
+    """Return a table with a time for each of ``names``, and ratios to the first time."""
     labels = label_cases([row["result"] for row in rows])
     for row in rows:
         row["case"] = labels[row["result"].case.id]
@@ -98,10 +99,11 @@ def _make_table(
 
 
 def compare_times(results: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
-    """Return the time of a case on each side, and its ratio to the first side.
+    """Return the seconds of a case on each side, and the ratio to the first side, as cells.
 
-    ``results`` are rows of ``RunSet.cases``. The time of several is their median. Ratios compare
-    the repetitions of all of them. A side with one repetition has an interval only if all have.
+    ``results`` are rows of ``RunSet.cases``, keyed by side. The time of a side is the median of its
+    rows, and ratios compare the repetitions of all rows. A side with one repetition has an interval
+    only if all sides have one.
     """
     cells: dict[str, Any] = {}
     rows = [row for side in results.values() for row in side]
@@ -125,5 +127,6 @@ def compare_times(results: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
 
 
 def _list_repetitions(row: Row) -> list[float]:
+    """Return the times of a row's case in seconds, in the order of the repetitions."""
     result = row["result"]
     return list(result.by_repetition(result.headline).values())

@@ -125,6 +125,7 @@ def list_step_tables(data: RunData) -> list[Table]:
 
 
 def _make_step_table(data: RunData, steps: Sequence[StepRow], problems: Sequence[str]) -> Table:
+    """Return the table of step times and rates. ``problems`` become notes."""
     rows = []
     notes: dict[str, list[str]] = {}
     for step in steps:
@@ -187,6 +188,7 @@ def _attribute_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _make_part_table(steps: Sequence[StepRow]) -> Table:
+    """Return the table of the parts of each profiled step."""
     rows = []
     stacks = {}
     for step in steps:
@@ -276,6 +278,7 @@ def _make_call_table(data: RunData) -> Table:
 
 
 def _make_timeline_table(data: RunData) -> Table:
+    """Return the table of the busy time of each rank in profiled steps."""
     rows = []
     notes = []
     for step in data.timelines:
@@ -300,6 +303,7 @@ def _make_timeline_table(data: RunData) -> Table:
 
 
 def _make_timeline_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """Return the columns of the timeline table, with one for each stream of the rows."""
     columns = [
         STEP_COLUMN,
         Column("rank", kind="count", help="rank in the world"),
@@ -314,6 +318,7 @@ def _make_timeline_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
 
 
 def _chart_timelines(data: RunData) -> Iterator[Chart]:
+    """Yield the timeline of each profiled step."""
     steps = [step for step in data.timelines if step.timeline]
     for number, step in enumerate(steps, start=1):
         if step.timeline:
@@ -327,6 +332,7 @@ def _chart_timelines(data: RunData) -> Iterator[Chart]:
 
 
 def _make_memory_table(steps: Sequence[StepRow]) -> Table:
+    """Return the table of each step's memory by component, analytical, counted and measured."""
     rows = [row for step in steps for row in _make_memory_rows(step)]
     columns = [
         STEP_COLUMN,

@@ -97,9 +97,9 @@ def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
 
 
 def make_predictor(run: Run) -> PredictSeconds:
-    """Return a function that predicts the time of a collective by the fits of a run.
+    """Return a function that predicts the time of a collective in seconds by the fits of a run.
 
-    The fits are those of blocking operations with as many ranks and no other settings.
+    The fits are of blocking operations on the same number of ranks without other settings.
     """
     fits: dict[tuple[str, int], CurveFit] = {}
     for curve in RunData(run).curves:
@@ -146,12 +146,14 @@ def build_trace_report(
 
 
 def _chart_median_step(job: TracedJob) -> Chart:
+    """Return the timeline of the median step of a job."""
     timeline = build_timeline(job)
     caption = "Waiting is hatched or empty."
     return chart_timeline("step", "Profiled step", caption, timeline, max_boxes=MAX_BOXES)
 
 
 def _judge_completeness(job: TracedJob) -> ReportVerdict:
+    """Return the verdict PARTIAL if ranks or events are missing, otherwise COMPLETE."""
     num_ranks = len(job.ranks)
     world_size = max(rank.source.world_size or num_ranks for rank in job.ranks)
     message = f"{num_ranks} of {world_size} ranks, {pluralize(job.num_steps, 'step')} each"
@@ -178,6 +180,7 @@ def _make_rank_table(job: TracedJob) -> Table:
 
 
 def _make_rank_row(rank: TracedRank) -> Row:
+    """Return the median step time of a rank in seconds, and the shares of the parts of a step."""
     parts = [step.parts for step in rank.steps]
     hidden = sum(part.hidden_comm_seconds for part in parts)
     comm = hidden + sum(part.exposed_seconds for part in parts)
@@ -243,7 +246,7 @@ def _summarize_transfers(
 ) -> dict[str, float | None]:
     """Return the median seconds and bandwidth of transfers, and predicted over measured seconds.
 
-    Values are None if they are unknown.
+    Unknown values are None.
     """
     bandwidths = [shared.busbw for shared in calls if shared.busbw]
     ratios = []
@@ -259,14 +262,14 @@ def _summarize_transfers(
 
 
 def _round_size(num_bytes: int | None) -> str:
-    """Return a size rounded down to a power of two."""
+    """Return the text of a size rounded down to a power of two, ``UNKNOWN`` for None."""
     if num_bytes is None:
         return UNKNOWN
     return format_size(1 << (num_bytes.bit_length() - 1)) if num_bytes else "0"
 
 
 def _make_wait_table(job: TracedJob) -> Table:
-    """Return the time that the others wait for each rank."""
+    """Return the table of the time that the other ranks wait for each rank."""
     rows: list[Row] = []
     for rank, seconds in compute_waits(job).items():
         last = fmean(shared.last_rank == rank for shared in job.shared_calls)

@@ -38,11 +38,15 @@ _COLUMNS = (
 
 
 class _Frame(msgspec.Struct):
+    """A frame of the Python stack of a call."""
+
     filename: str = ""
     line: int = 0
 
 
 class _Call(msgspec.Struct):
+    """A call in a dump. ``process_group`` is the name and the description of the group."""
+
     process_group: tuple[str, str]
     collective_seq_id: int
     profiling_name: str
@@ -50,10 +54,14 @@ class _Call(msgspec.Struct):
 
 
 class _GroupConfig(msgspec.Struct):
+    """The configuration of a process group, with its ranks as text."""
+
     ranks: str = ""
 
 
 class _DumpDocument(msgspec.Struct):
+    """The content of a dump. ``pg_config`` is keyed by the name of the process group."""
+
     version: str
     pg_config: dict[str, _GroupConfig]
     entries: list[_Call]
@@ -61,7 +69,10 @@ class _DumpDocument(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True)
 class RankDump:
-    """The work of one rank on its groups, by their names."""
+    """The work of one rank on its process groups.
+
+    The mappings are keyed by the name of the group.
+    """
 
     rank: int
     groups: Mapping[str, GroupState]
@@ -74,11 +85,12 @@ class _DataUnpickler(pickle.Unpickler):
     """Reads dictionaries, lists, texts and numbers. Code in a pickle is never run."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
+        """Refuse every class and function with ``UnpicklingError``."""
         raise pickle.UnpicklingError(f"it contains {module}.{name}")
 
 
 def list_dumps(paths: Sequence[Path]) -> list[Path]:
-    """Return the files, and those in folders, that are dumps of the flight recorder."""
+    """Return the dumps of the flight recorder among the given files and in the given folders."""
     files: list[Path] = []
     for path in paths:
         with convert_read_errors(path):
@@ -87,6 +99,7 @@ def list_dumps(paths: Sequence[Path]) -> list[Path]:
 
 
 def _is_dump(path: Path) -> bool:
+    """Return True if the first bytes of a file are the start of a dump, pickled or JSON."""
     with convert_read_errors(path), path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     is_document = head.lstrip().startswith(b"{") and b'"traceEvents"' not in head
@@ -125,6 +138,7 @@ def read_dump(path: Path) -> RankDump:
 
 
 def _describe_last_call(calls: Sequence[_Call]) -> str:
+    """Return the last call with its number and its place in the user's code, or ``none``."""
     if not calls:
         return "none"
     call = calls[-1]
@@ -134,6 +148,7 @@ def _describe_last_call(calls: Sequence[_Call]) -> str:
 
 
 def _convert_pickle(content: bytes, path: Path) -> bytes:
+    """Return a pickled dump as JSON. ``path`` is named in the ``UserError`` for other content."""
     try:
         return json.dumps(_DataUnpickler(BytesIO(content)).load()).encode()
     except (pickle.UnpicklingError, EOFError, ValueError, TypeError, IndexError) as error:
@@ -194,10 +209,12 @@ def _list_pending(dumps: Mapping[int, RankDump]) -> Iterator[Row]:
 
 
 def _format_ranks(ranks: Sequence[int]) -> str | None:
+    """Return ranks separated by commas, None if there are none."""
     return ",".join(map(str, ranks)) or None
 
 
 def _judge(row: Mapping[str, Any]) -> ReportVerdict:
+    """Return the verdict on the first pending collective. An empty row stands for none."""
     if not row:
         return ReportVerdict("COMPLETE", "good", "no collective is pending")
     place = f"{row['collective']} of {row['group']}"

@@ -47,6 +47,7 @@ class TracedCall:
 
     @property
     def is_point_to_point(self) -> bool:
+        """True for sends and receives."""
         return self.facts.op in POINT_TO_POINT
 
 
@@ -123,6 +124,7 @@ class TracedRank:
 
     @property
     def rank(self) -> int:
+        """The global rank."""
         return self.source.rank
 
     @property
@@ -148,9 +150,9 @@ class TracedJob:
     ranks: tuple[TracedRank, ...]
     shared_calls: tuple[SharedCall, ...]
     offsets_ns: Mapping[int, int]
-    """The difference between the common clock and each rank's. Empty if it is unknown."""
+    """The common clock minus the clock of each rank, keyed by rank. Empty if unknown."""
     clock_error_ns: int | None
-    """The uncertainty of the common clock. None if the clocks cannot be aligned."""
+    """The uncertainty of the common clock, None if the clocks cannot be aligned."""
     notes: tuple[str, ...]
 
     @property
@@ -180,7 +182,7 @@ class TracedJob:
 
 
 def read_job(paths: Sequence[Path]) -> TracedJob:
-    """Read the files of a job's ranks, as many at a time as there are cores.
+    """Read the files of a job's ranks, in parallel on all cores.
 
     Raises ``UserError`` if a file is not a trace, or if two files are of the same rank.
     """
@@ -232,9 +234,9 @@ def join_ranks(ranks: Sequence[TracedRank]) -> TracedJob:
 
 
 def compute_waits(job: TracedJob) -> dict[int, list[float]]:
-    """Return for each rank the seconds per step in which the others only wait for it.
+    """Return the seconds in which the other ranks only wait for a rank, by rank and then by step.
 
-    They have nothing else to do. The value is the median over the other ranks.
+    A value is the median over the other ranks of the time in which they have nothing else to do.
     """
     spans: dict[tuple[int, int, int], list[Span]] = defaultdict(list)
     for shared in job.shared_calls:
@@ -291,6 +293,7 @@ def build_timeline(job: TracedJob) -> Timeline:
 
 
 def _build_step(window: Window, trace: StepTrace, all_calls: Sequence[TracedCall]) -> TracedStep:
+    """Return a step of a rank, with the parts of its trace within the window."""
     start, stop = span = window.span
     calls = [call for call in all_calls if start <= call.span[0] < stop]
     compute = intersection(_select_near(trace.compute, span), [span])
@@ -374,10 +377,10 @@ def _match_calls(ranks: Sequence[TracedRank]) -> list[SharedCall]:
 def _align_clocks(
     sources: Sequence[Source], shared_calls: Sequence[SharedCall]
 ) -> tuple[dict[int, int], int | None]:
-    """Return the offset of each rank's clock and the error of the common clock, in ns.
+    """Return the offset of each rank's clock and the error of the common clock, in nanoseconds.
 
-    Hosts are joined by the median difference between the ends of their collectives. Returns no
-    offset if a host shares no collective with the others.
+    Hosts are joined by the median difference between the ends of their collectives. There are no
+    offsets and the error is None if a host shares no collective with the other hosts.
     """
     hosts = {source.rank: source.host or str(source.rank) for source in sources}
     bases = {source.rank: source.base_ns for source in sources}
@@ -406,6 +409,7 @@ def _align_clocks(
 
 
 def _shift_clock(shared: SharedCall, offsets_ns: Mapping[int, int]) -> SharedCall:
+    """Return a collective with its spans on the common clock of the job."""
     spans = {}
     for rank, (start, stop) in shared.spans.items():
         spans[rank] = start + offsets_ns[rank], stop + offsets_ns[rank]

@@ -62,6 +62,8 @@ _EMPTY_LIST = msgspec.Raw(b"[]")
 
 
 class _Args(msgspec.Struct):
+    """The arguments of an event that are read."""
+
     external_id: int = msgspec.field(default=0, name="External id")
     correlation: int = 0
     collective: str | None = msgspec.field(default=None, name="Collective name")
@@ -77,6 +79,8 @@ class _Args(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
+    """An event of the Chrome trace format. ``ts`` and ``dur`` are in microseconds."""
+
     ph: str = ""
     cat: str = ""
     name: str = ""
@@ -147,6 +151,7 @@ class TraceFile:
         return _complete_operations(events)
 
     def _read_batches(self) -> Iterator[list[_Event]]:
+        """Yield the events of the file in batches, and update the header after the last one."""
         pending = self._read_header()
         for block in self._blocks:
             pending += block
@@ -177,6 +182,7 @@ class TraceFile:
         raise UserError(f"{self._path} is not a trace of PyTorch's profiler: it has no traceEvents")
 
     def _check_pending(self, pending: bytes) -> None:
+        """Raise ``UserError`` if the header or an event is too large for a trace."""
         if len(pending) > _MAX_PENDING_BYTES:
             limit = _MAX_PENDING_BYTES >> 20
             raise UserError(
@@ -185,10 +191,11 @@ class TraceFile:
             )
 
     def _decode_until(self, border: re.Pattern[bytes], text: bytes) -> tuple[list[_Event], bytes]:
-        """Decode the events before the last border, and return them and the text after it.
+        """Decode the events before the last border, and return them with the text after the border.
 
-        A border inside an event or a string leaves an incomplete event before it. Then the border
-        before it is tried. The text is returned unchanged if there is no other.
+        A border inside an event or a string leaves an incomplete event before it. Then the previous
+        border is tried. Without a valid border, the text is returned unchanged and there are no
+        events.
         """
         borders = list(border.finditer(text))
         for match in borders[: -_MAX_BORDERS - 1 : -1]:
@@ -204,6 +211,7 @@ class TraceFile:
         return [], text
 
     def _decode(self, text: bytes) -> list[_Event]:
+        """Return the events of a JSON list, without invalid ones, which are counted."""
         try:
             return _EVENTS_DECODER.decode(text)
         except msgspec.ValidationError:
@@ -216,6 +224,7 @@ class TraceFile:
             return events
 
     def _update_header(self, text: bytes) -> None:
+        """Add the metadata in a JSON object to the header, unless the object is invalid."""
         try:
             header = _HEADER_DECODER.decode(_replace_non_finite(text))
         except msgspec.DecodeError:
@@ -229,6 +238,7 @@ class TraceFile:
 
 
 def _replace_non_finite(text: bytes) -> bytes:
+    """Return JSON in which null replaces infinite and undefined numbers."""
     return _NON_FINITE.sub(rb"\1null", text)
 
 
@@ -291,6 +301,7 @@ def _read_blocks(file: BufferedReader) -> Iterator[bytes]:
 
 @lru_cache(maxsize=1 << 16)
 def _is_relevant(category: str, name: str) -> bool:
+    """Return True if an event with this category and name shows where time goes."""
     if category in _RANGE_CATEGORIES:
         return name.startswith(_RANGES) or TORCH_PIPELINE_RANGE.match(name) is not None
     if category in _RUNTIME_CATEGORIES:
@@ -301,6 +312,7 @@ def _is_relevant(category: str, name: str) -> bool:
 
 
 def _convert_event(event: _Event, span: Span) -> TraceEvent:
+    """Return an event with its span in nanoseconds and, for communication, its call."""
     args = event.args or _Args()
     name = sys.intern(event.name)
     is_device = event.cat in _DEVICE_CATEGORIES or event.cat == "gpu_user_annotation"

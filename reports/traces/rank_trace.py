@@ -39,7 +39,7 @@ class Source:
     has_device: bool
     has_pipeline_ranges: bool
     base_ns: int
-    """The origin of the file's clock."""
+    """The origin of the file's clock in nanoseconds."""
     notes: tuple[str, ...]
 
 
@@ -61,7 +61,7 @@ class RankTrace:
 
 
 def list_trace_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files, and those in folders in the order of their names.
+    """Return the given files, and the traces in the given folders in the order of their names.
 
     A folder without traces may contain a single folder that has some.
     """
@@ -73,6 +73,7 @@ def list_trace_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _list_folder(folder: Path) -> list[Path]:
+    """Return the traces of a folder, or of the only folder in it that has some."""
     files = _list_traces(folder)
     if files:
         return files
@@ -88,6 +89,7 @@ def _list_folder(folder: Path) -> list[Path]:
 
 
 def _list_traces(folder: Path) -> list[Path]:
+    """Return the traces in a folder, sorted by name."""
     return sorted(path for path in folder.iterdir() if path.name.endswith(TRACE_SUFFIXES))
 
 
@@ -116,6 +118,10 @@ def _build_rank_trace(
     header: Header,
     notes: list[str],
 ) -> RankTrace:
+    """Return the trace of a rank from the events and the header of its file.
+
+    ``notes`` are extended by notes on missing steps and ranks.
+    """
     has_device = any(event.is_device and not event.is_annotation for event in events)
     steps = _find_steps(events, has_device=has_device)
     if not steps:
@@ -146,13 +152,14 @@ def _build_rank_trace(
 
 
 def _is_step_mark(event: TraceEvent) -> bool:
+    """Return True if an event marks a step."""
     if not event.is_annotation:
         return False
     return event.name == STEP or _PROFILER_STEP.fullmatch(event.name) is not None
 
 
 def _find_steps(events: Sequence[TraceEvent], *, has_device: bool) -> list[Window]:
-    """Return the steps in order. Each lasts until the next one starts.
+    """Return the steps in order. Each step lasts until the next one starts.
 
     A step on a device starts with its first kernel, and the last step ends with the last kernel. A
     device has a mark on each of its streams.
@@ -175,6 +182,7 @@ def _find_steps(events: Sequence[TraceEvent], *, has_device: bool) -> list[Windo
 
 
 def _get_extent(events: Sequence[TraceEvent]) -> Span:
+    """Return the span from the first start to the last stop of events."""
     return min(event.start_ns for event in events), max(event.stop_ns for event in events)
 
 
@@ -223,6 +231,7 @@ def _complete_gloo_calls(trace: StepTrace, distributed: DistributedInfo) -> None
 
 
 def _add_ranks(call: CallFacts, ranks: tuple[int, ...]) -> CallFacts:
+    """Return a call with its ranks. The bytes of all_gather become those of all ranks."""
     num_bytes = call.num_bytes
     if call.op == "all_gather" and num_bytes is not None:
         num_bytes *= len(ranks)

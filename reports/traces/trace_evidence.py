@@ -102,6 +102,7 @@ def _compute_exposed_of_rank(rank: TracedRank) -> dict[str, list[float]]:
 
 
 def _make_communication(label: str, rank: TracedRank, exposed_seconds: float) -> Communication:
+    """Return the calls with this label in the median step of a rank as evidence."""
     step = rank.steps[rank.median_step]
     calls = [call for call in step.calls if call.label == label]
     ops = {call.facts.op for call in calls}
@@ -123,7 +124,7 @@ def _make_communication(label: str, rank: TracedRank, exposed_seconds: float) ->
 def _measure_earlier_compute(step: TracedStep, calls: Sequence[TracedCall]) -> float:
     """Return the seconds of computation before calls in which no communication was running.
 
-    Each call can use at most as much of it as the call is exposed.
+    The part that counts for a call is at most the exposed time of the call.
     """
     unused = difference(step.busy, [call.span for call in step.calls])
     total_ns = 0
@@ -149,6 +150,7 @@ def _measure_idle(rank: TracedRank) -> float:
 
 
 def _compute_seconds(rank: TracedRank) -> float:
+    """Return the median seconds of computation per step."""
     return rank.compute_median(lambda parts: parts.compute_seconds)
 
 
@@ -183,7 +185,7 @@ def _measure_pipeline(job: TracedJob, message_seconds: Sequence[float]) -> Pipel
 
 
 def _find_stragglers(job: TracedJob) -> Iterator[StragglerEvidence]:
-    """Yield the rank for which the others wait twice as long as for any other rank."""
+    """Yield the rank that others wait for at least twice as long as for any other rank."""
     waits = {rank: median(seconds) for rank, seconds in compute_waits(job).items()}
     if len(waits) < 2:
         return
