@@ -177,7 +177,7 @@ def test_every_format_shows_changed_counts() -> None:
 @pytest.mark.full
 @pytest.mark.measures
 def test_planted_faults_are_named_after_one_repetition(parbench: Command) -> None:
-    options = ["--nproc", "2", "--repetitions", "1", "--budget", "2m", "--format=json"]
+    options = ["--nproc", "2", "--repetitions", "1", "--budget", "60s", "--format=json"]
     options += [
         "tests.support.workloads.planted_steps:step",
         "--set",
