@@ -10,11 +10,46 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from parbench.bench.text import UserError
+from parbench.bench.text import UserError, format_list
 
 RUNS_FOLDER = Path("runs")
+FIGURE_FORMATS = ("png", "svg", "pdf")
 format_option = partial(
     click.option, "--format", "form", show_default=True, help="The output format."
+)
+
+
+def _split_formats(
+    context: click.Context, parameter: click.Parameter, value: str
+) -> tuple[str, ...]:
+    """Return the formats in a list separated by commas, each once.
+
+    Raises ``click.BadParameter`` for an unknown format.
+    """
+    formats = tuple(dict.fromkeys(value.split(",")))
+    for name in formats:
+        if name not in FIGURE_FORMATS:
+            allowed = format_list(FIGURE_FORMATS)
+            raise click.BadParameter(
+                f"{name!r} is not {allowed}. Separate formats by commas: --figure-format png,pdf"
+            )
+    return formats
+
+
+figures_option = click.option(
+    "--figures",
+    metavar="FOLDER",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write also each figure to this folder, in a size for papers.",
+)
+figure_format_option = click.option(
+    "--figure-format",
+    "formats",
+    metavar="FORMAT[,...]",
+    default="png",
+    show_default=True,
+    callback=_split_formats,
+    help="Formats of figures: png, svg, pdf.",
 )
 
 

@@ -50,6 +50,8 @@ class AppHooks:
     """Writes one page of several runs. The arguments are the folders of the runs and the page."""
     render_document: "Callable[[Document, str], bytes]"
     """Returns a plan as bytes, in a format of reports or as ``tables``."""
+    write_figures: "Callable[[Document, Path, Sequence[str]], None]"
+    """Writes each figure of a plan to a folder, in formats such as ``png``."""
 
 
 _NCCL_TESTS_OVERRIDES = {"mode": "pipelined", "placement": "out_of_place,in_place"}

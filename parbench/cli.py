@@ -190,6 +190,13 @@ def _render(document: "Document", form: str) -> bytes:
     return render_report(make_report_of_document(document), form)
 
 
+def _write_figures(document: "Document", folder: Path, formats: Sequence[str]) -> None:
+    from parbench.reports.render.show import write_figures
+    from parbench.reports.report import make_report_of_document
+
+    write_figures(make_report_of_document(document), folder, formats)
+
+
 def _report(runs: Sequence[Path], output: Path) -> None:
     from parbench.reports.render.show import write_report
 
@@ -201,6 +208,7 @@ HOOKS = AppHooks(
     show_run=_show,
     write_report=_report,
     render_document=_render,
+    write_figures=_write_figures,
 )
 
 

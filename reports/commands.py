@@ -6,14 +6,18 @@ from typing import Any
 
 import click
 
-from parbench.bench.command_line import RunPath, format_option
+from parbench.bench.command_line import (
+    RunPath,
+    figure_format_option,
+    figures_option,
+    format_option,
+)
 from parbench.bench.commands import limits_option
 from parbench.bench.text import format_list
 from parbench.reports.formats.registry import EXPORT_FORMATS, IMPORT_FORMATS, describe_exports
 from parbench.reports.options import (
     COMPARE_FORMATS,
     EXPLAIN_FORMATS,
-    FIGURE_FORMATS,
     REPORT_FORMATS,
     figure_option,
     history_option,
@@ -55,23 +59,6 @@ Examples:
 """
 
 
-def _split_formats(
-    context: click.Context, parameter: click.Parameter, value: str
-) -> tuple[str, ...]:
-    """Return the formats in a list separated by commas, each once.
-
-    Raises ``click.BadParameter`` for an unknown format.
-    """
-    formats = tuple(dict.fromkeys(value.split(",")))
-    for name in formats:
-        if name not in FIGURE_FORMATS:
-            allowed = format_list(FIGURE_FORMATS)
-            raise click.BadParameter(
-                f"{name!r} is not {allowed}. Separate formats by commas: --figure-format png,pdf"
-            )
-    return formats
-
-
 @click.command(epilog=_REPORT_EXAMPLES)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
 @_output_option(
@@ -79,21 +66,8 @@ def _split_formats(
     "folder for several runs. Other formats go to standard output by default.",
 )
 @format_option(type=click.Choice(REPORT_FORMATS), default="html")
-@click.option(
-    "--figures",
-    metavar="FOLDER",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write also each figure to this folder, in a size for papers.",
-)
-@click.option(
-    "--figure-format",
-    "formats",
-    metavar="FORMAT[,...]",
-    default="png",
-    show_default=True,
-    callback=_split_formats,
-    help="Formats of figures: png, svg, pdf.",
-)
+@figures_option
+@figure_format_option
 def report(
     runs: tuple[Path, ...],
     output: Path | None,

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import click
 
+from parbench.bench.command_line import FIGURE_FORMATS
 from parbench.bench.text import parse_link
 
 REPORT_FORMATS = ("html", "markdown", "csv", "json")
 EXPLAIN_FORMATS = ("tables", "html", "markdown", "json")
 COMPARE_FORMATS = ("tables", "markdown", "json", "junit")
-FIGURE_FORMATS = ("png", "svg", "pdf")
 HISTORY_FILE = Path("runs/history.sqlite")
 
 

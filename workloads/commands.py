@@ -1,12 +1,18 @@
 """``parbench plan``: predicts the time and memory of a training step on another cluster."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from parbench.bench.command_line import GroupedCommand, RunPath, format_option
+from parbench.bench.command_line import (
+    GroupedCommand,
+    RunPath,
+    figure_format_option,
+    figures_option,
+    format_option,
+)
 from parbench.bench.commands import AppHooks
 
 if TYPE_CHECKING:
@@ -117,7 +123,7 @@ _STEP_OPTIONS = _combine(
     ),
 )
 _STEP_NAMES = ("microbatch", "global_batch", "checkpointing", "settings")
-_OUTPUT_NAMES = ("explain", "form", "output")
+_OUTPUT_NAMES = ("explain", "form", "output", "figures", "formats")
 _HARDWARE_OPTION = click.option(
     "--hardware",
     default="",
@@ -156,8 +162,11 @@ _OUTPUT_OPTIONS = _combine(
         help="File to write, instead of standard output: .html, .md or .json.",
     ),
 )
-_EXPLAIN_OPTION = click.option(
-    "--explain", is_flag=True, help="Print each formula with its numbers and source."
+_STEP_OUTPUT_OPTIONS = _combine(
+    click.option("--explain", is_flag=True, help="Print each formula with its numbers and source."),
+    _OUTPUT_OPTIONS,
+    figures_option,
+    figure_format_option,
 )
 
 
@@ -182,6 +191,7 @@ def plan() -> None:
     epilog=_format_examples(
         "search --model llama3-70b --gpus 64 --global-batch 512",
         "search --model llama3-70b --gpus 64 -o plan.html    a page with a timeline",
+        "search --model llama3-70b --gpus 64 --figures figures --figure-format png,pdf",
         "search --model Qwen3-32B/config.json --gpus 64 --sequence 4096",
         settings=_SETTINGS_HELP,
     ),
@@ -197,8 +207,7 @@ def plan() -> None:
 @_STEP_OPTIONS
 @_MACHINE_OPTIONS
 @click.option("--top", type=_COUNT, default=10, show_default=True, help="Meshes to print.")
-@_EXPLAIN_OPTION
-@_OUTPUT_OPTIONS
+@_STEP_OUTPUT_OPTIONS
 @click.pass_context
 def search_meshes(context: click.Context, /, **options: Any) -> None:
     """Rank the practical meshes for a number of GPUs.
@@ -210,7 +219,7 @@ def search_meshes(context: click.Context, /, **options: Any) -> None:
 
     step, machine = _split_options(options)
     output = _pop_output(options)
-    document = answer_search(step, machine, is_page=output.path is not None, **options)
+    document = answer_search(step, machine, is_page=output.is_page, **options)
     output.write(context, document)
 
 
@@ -237,8 +246,7 @@ def search_meshes(context: click.Context, /, **options: Any) -> None:
 )
 @_STEP_OPTIONS
 @_MACHINE_OPTIONS
-@_EXPLAIN_OPTION
-@_OUTPUT_OPTIONS
+@_STEP_OUTPUT_OPTIONS
 @click.pass_context
 def predict_mesh(context: click.Context, /, **options: Any) -> None:
     """Predict the time, communication and memory of one mesh."""
@@ -246,7 +254,7 @@ def predict_mesh(context: click.Context, /, **options: Any) -> None:
 
     step, machine = _split_options(options)
     output = _pop_output(options)
-    document = answer_mesh(step, machine, is_page=output.path is not None, **options)
+    document = answer_mesh(step, machine, is_page=output.is_page, **options)
     output.write(context, document)
 
 
@@ -329,9 +337,11 @@ def _split_options(options: dict[str, Any]) -> "tuple[StepOptions, MachineOption
 
 
 class _Output:
-    """The file and the form in which a document is written."""
+    """The file and the form in which a document is written, and the folder of its figures."""
 
-    def __init__(self, path: Path | None, form: str | None) -> None:
+    def __init__(
+        self, path: Path | None, form: str | None, figures: Path | None, formats: Sequence[str]
+    ) -> None:
         from parbench.bench.text import UserError, format_list
 
         if path and form is None and path.suffix not in _FORMATS:
@@ -339,13 +349,23 @@ class _Output:
         self.path = path
         suffix = path.suffix if path else ""
         self.form = form or _FORMATS.get(suffix, "tables")
+        self.figures = figures
+        self.formats = formats
+
+    @property
+    def is_page(self) -> bool:
+        """True if a document needs the tables and figures of a page."""
+        return self.path is not None or self.figures is not None
 
     def write(self, context: click.Context, document: "Document") -> None:
         """Write or print the document. A problem ends the command with code 2."""
         from parbench.bench.files import write_output
         from parbench.bench.text import format_error
 
-        content = context.ensure_object(AppHooks).render_document(document, self.form)
+        hooks = context.ensure_object(AppHooks)
+        if self.figures is not None:
+            hooks.write_figures(document, self.figures, self.formats)
+        content = hooks.render_document(document, self.form)
         if self.path is None:
             click.echo(content, nl=False)
         else:
@@ -357,4 +377,10 @@ class _Output:
 
 
 def _pop_output(options: dict[str, Any]) -> _Output:
-    return _Output(options.pop("output"), options.pop("form"))
+    """Remove the options of the output, and return them."""
+    return _Output(
+        options.pop("output"),
+        options.pop("form"),
+        options.pop("figures", None),
+        options.pop("formats", ()),
+    )

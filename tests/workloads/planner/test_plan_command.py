@@ -155,6 +155,17 @@ def test_search_uses_its_options() -> None:
         assert row["settings"].startswith("microbatch 2, checkpointing full")
 
 
+def test_plan_writes_figures(tmp_path: Path, plan_command: PlanCommand) -> None:
+    folder = tmp_path / "figures"
+    options = f"--figures {folder} --figure-format svg,pdf"
+    result = plan_command(f"mesh --model tiny --mesh pp=2 {options}")
+    assert result.stderr == f"{folder}: 2 figures as svg, pdf\n"
+    assert {file.stem for file in folder.glob("*.pdf")} == {"time_figure_1", "memory_figure_1"}
+
+    plan_command(f"search --model tiny --gpus 2 {options}")
+    assert (folder / "meshes_figure_2.svg").read_bytes().startswith(b"<?xml")
+
+
 def test_plan_uses_and_validates_a_run(tmp_path: Path, plan_command: PlanCommand) -> None:
     target = "parbench.workloads.step.train_step:ddp"
     metrics = {"step_time": seconds_metric(0.02), "compute": counted_metric(0.01, "s")}
