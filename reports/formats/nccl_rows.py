@@ -329,7 +329,7 @@ def _describe_other_world(num_ranks: int, fitting_ranks: Sequence[int]) -> str:
 def find_contradiction(row: Row, operation: OperationSpec, num_ranks: int) -> str | None:
     """Return a sentence about numbers of a row that contradict each other, None if they agree."""
     if row.redop == "none" and operation.is_reduction:
-        return f"redop is none, but {operation.short_name} reduces"
+        return f"redop {row.redop!r} contradicts {operation.short_name}, which is a reduction"
     return _check_count(row, operation, num_ranks) or _check_rates(row, operation, num_ranks)
 
 

@@ -7,6 +7,7 @@ from statistics import fmean, median
 
 from parbench.bench.results.formatting import format_case_size, format_percent
 from parbench.bench.results.spans import difference, gaps, intersection, length
+from parbench.bench.text import pluralize
 from parbench.reports.findings.commands import build_command, build_preset_command
 from parbench.reports.findings.communication_evidence import compare_times
 from parbench.reports.findings.evidence import (
@@ -198,10 +199,11 @@ def _find_stragglers(job: TracedJob) -> Iterator[StragglerEvidence]:
     is_computing = compute_seconds - other_compute_seconds >= seconds / 2
     is_idle = idle_seconds - other_idle_seconds >= seconds / 2
     share = fmean(shared.last_rank == late_rank for shared in job.shared_calls)
+    steps = pluralize(job.num_steps, "step")
     yield StragglerEvidence(
         rank=late_rank,
         observation="arrives last",
-        occasions=f"in {format_percent(share)} of collectives",
+        occasions=f"in {format_percent(share)} of collectives of {steps}",
         waited_seconds=seconds,
         waited_share=seconds / job.step_seconds,
         compute_ratio=compute_seconds / max(other_compute_seconds, 1e-9) if is_computing else 1.0,

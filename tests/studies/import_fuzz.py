@@ -39,7 +39,7 @@ CROSS_CHECKS = {
     "algbw and time": "algbw .* contradicts",
     "busbw and factor": "busbw .* contradicts",
     "size and count": "the size is ",
-    "redop and operation": "redop is none",
+    "redop and operation": "redop .* contradicts",
     "average and rows": "average busbw",
     "wrong values and rows": "values are wrong",
     "ranks twice or missing": "occurs twice|no line lists|groups of",

@@ -42,7 +42,7 @@ def test_late_rank_is_found_across_clocks(tmp_path: Path) -> None:
     waits = compute_waits(job)
     assert waits[2] == pytest.approx([2e-3] * 4)
     assert waits[0] == [0.0] * 4
-    assert "Rank 2" in find_in(job)[0].message
+    assert "Rank 2 arrives last in 100 % of collectives of 4 steps" in find_in(job)[0].message
 
 
 @pytest.mark.parametrize(("error_ms", "is_late"), [(1, True), (3, False)])
