@@ -141,7 +141,8 @@ def test_pull_request_gate_uses_main_history(tmp_path: Path) -> None:
     slower = run_job(tmp_path, tmp_path / "slower", "topic", "main")
     assert slower.exit_code == 1
     assert slower.summary.startswith("## FAIL: 2 SLOWER")
-    assert "$ git checkout topic && parbench run --preset smoke" in slower.summary
+    checkout = "$ git fetch origin pull/12/head && git checkout FETCH_HEAD && parbench run"
+    assert f"{checkout} --preset smoke" in slower.summary
     equal = run_job(tmp_path, tmp_path / "equal", "topic", "main")
     assert equal.exit_code == 0
     assert equal.summary.startswith("## PASS")

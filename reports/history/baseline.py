@@ -29,7 +29,7 @@ def _judge(data: RunData, file: Path) -> ReportVerdict:
     from parbench.reports.compare.thresholds import find_thresholds
     from parbench.reports.compare.verdicts import Verdict
     from parbench.reports.history.check import check_candidate
-    from parbench.reports.history.check_report import describe_result
+    from parbench.reports.history.check_report import describe_result, name_failures
     from parbench.reports.history.database import open_history
     from parbench.reports.history.levels import LevelRule
 
@@ -42,7 +42,7 @@ def _judge(data: RunData, file: Path) -> ReportVerdict:
     branch = branches[-1]
     min_effect, thresholds = find_thresholds(os.environ.get("PARBENCH_MIN_EFFECT"))
     check = check_candidate(file, data, branch, LevelRule(min_effect=min_effect), thresholds)
-    message = describe_result(check)
+    message = ": ".join(filter(None, (describe_result(check), name_failures(check))))
     hint = f"Try: parbench history check {data.run.path} --branch {branch}"
     for verdict in (Verdict.COUNT_CHANGED, Verdict.SLOWER):
         if verdict in check.verdicts:

@@ -268,8 +268,11 @@ class _Checker:
         comparison = compare_counts(counted[-1 if self.is_candidate else 0][1], new_counts)
         messages = []
         for change in comparison.changes:
+            if self.is_candidate:
+                messages.append(change.message)
+                continue
             first_run = self.run.id
-            for run, counts in () if self.is_candidate else reversed(counted):
+            for run, counts in reversed(counted):
                 differing = compare_counts(counts, new_counts).changes
                 if change.path in [difference.path for difference in differing]:
                     break

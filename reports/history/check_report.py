@@ -54,24 +54,23 @@ def summarize_check(check: HistoryCheck) -> str:
 
 
 def describe_result(check: HistoryCheck) -> str:
-    """Return a phrase that names the series that failed, or says that none is slower."""
+    """Return a phrase with the number of series that failed, or that none is slower."""
     runs = f"the last {pluralize(check.num_earlier_runs, 'run')} on {check.run.branch}"
     total = f"{len(check.series)} series"
-    failures = [result for result in check.series if result.verdict in FAILURES]
+    failures = _format_verdicts(check, FAILURES)
     if failures:
-        named = ", ".join(map(_describe_failure, failures[:MAX_NAMED_SERIES]))
-        num_hidden = len(failures) - MAX_NAMED_SERIES
-        more = f" and {num_hidden} more" if num_hidden > 0 else ""
-        text = _format_verdicts(check, FAILURES)
-        return f"{text} of {total}, compared with {runs}: {named}{more}"
+        return f"{failures} of {total}, compared with {runs}"
     undecided = _format_verdicts(check, UNDECIDED)
     text = f"none of {total} is slower, compared with {runs}"
     return f"{text} ({undecided})" if undecided else text
 
 
-def _count_runs(check: HistoryCheck, result: SeriesCheck) -> int:
-    """Return the number of runs on the branch that measured a series."""
-    return sum(run_id != check.run.id or not check.run.is_candidate for run_id in result.runs)
+def name_failures(check: HistoryCheck) -> str:
+    """Return the labels of the failed series with their changes, empty if none failed."""
+    failures = [result for result in check.series if result.verdict in FAILURES]
+    named = ", ".join(map(_describe_failure, failures[:MAX_NAMED_SERIES]))
+    num_hidden = len(failures) - MAX_NAMED_SERIES
+    return f"{named} and {num_hidden} more" if num_hidden > 0 else named
 
 
 def _describe_failure(result: SeriesCheck) -> str:
@@ -82,6 +81,11 @@ def _describe_failure(result: SeriesCheck) -> str:
     if result.change is None:
         return f"{label} {result.verdict.lower()}"
     return f"{label} {100 * result.change.change:+.1f} %"
+
+
+def _count_runs(check: HistoryCheck, result: SeriesCheck) -> int:
+    """Return the number of runs on the branch that measured a series."""
+    return sum(run_id != check.run.id or not check.run.is_candidate for run_id in result.runs)
 
 
 def _format_verdicts(check: HistoryCheck, verdicts: Iterable[Verdict]) -> str:
@@ -107,12 +111,15 @@ def build_table(check: HistoryCheck) -> Table:
             is_grouped = result.verdict in (Verdict.MISSING, *NOT_COMPARED)
             name = "" if is_grouped else result.series.fingerprint
             groups.setdefault((result.verdict, result.reason, name), []).append(result)
-    rows = [_build_row(group) for group in groups.values()]
+    rows = [_build_row(group, check.run.is_candidate) for group in groups.values()]
     return Table(id="check", title="Series", columns=keep_known_columns(COLUMNS, rows), rows=rows)
 
 
-def _build_row(group: Sequence[SeriesCheck]) -> Row:
-    """Return the row of a series, or of several with the same verdict and reason."""
+def _build_row(group: Sequence[SeriesCheck], is_candidate: bool) -> Row:
+    """Return the row of a series, or of several with the same verdict and reason.
+
+    The change of a candidate began with the candidate itself, so its row names no first run.
+    """
     first = group[0]
     row = {"verdict": first.verdict, "reason": first.reason}
     if len(group) > 1:
@@ -122,7 +129,7 @@ def _build_row(group: Sequence[SeriesCheck]) -> Row:
         **row,
         "series": first.series.case.label,
         "seconds": seconds,
-        "first_run": first.first_run,
+        "first_run": None if is_candidate else first.first_run,
     }
 
 

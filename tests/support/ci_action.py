@@ -64,6 +64,7 @@ def run_action(
         **load_input_defaults(),
         "github.base_ref": base,
         "github.ref_name": ref,
+        "github.event.pull_request.number": "12",
     }
     inputs = {"inputs.options": options, "inputs.min-effect": min_effect}
     expressions.update({name: value for name, value in inputs.items() if value})
