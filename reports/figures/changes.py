@@ -34,8 +34,10 @@ def chart_effects(rows: Sequence[IntervalRow], threshold: float) -> Chart | None
 
     def draw() -> "Figure":
         figure, [axes] = new_figure(0.4 + 0.27 * len(shown))
-        axes.axvspan(-threshold, threshold, color=color("faint"), alpha=0.6, linewidth=0)
-        axes.axvline(0.0, color=color("muted"), linewidth=0.5)
+        # The threshold is shaded next to each interval only, because labels lie between rows.
+        rows_on_axis = range(len(shown))
+        axes.barh(rows_on_axis, 2 * threshold, 0.36, left=-threshold, color=color("faint"))
+        axes.barh(rows_on_axis, 0, 0.36, edgecolor=color("muted"), linewidth=0.5)
         draw_intervals(axes, shown)
         ends = [end for row in shown for end in row.interval]
         width = max(threshold, *map(abs, ends)) * 1.08

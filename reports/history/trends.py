@@ -121,5 +121,5 @@ def draw_trends(trends: Sequence[HistorySeries], runs: Sequence[StoredRun], file
     """Draw the times of each series over the runs, with the levels of its newest runs."""
     from parbench.reports.figures.svg import save_chart
 
-    names = [run.commit[:8] or run.started[:10] for run in runs]
+    names = [f"{run.started[:10]}\n{run.started[11:19]} {run.commit[:8]}" for run in runs]
     save_chart(chart_history(names, trends), file)

@@ -1,6 +1,5 @@
 """The tables of collectives and point-to-point operations, and of their time over size."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -170,74 +169,56 @@ def _make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> T
 
 
 def _make_sweep_tables(operations: "pd.DataFrame") -> list[Table]:
-    """Return tables of time and bus bandwidth with a column per size and a row per operation.
-
-    Intervals within a single repetition are shown only if all intervals are of this kind.
-    """
+    """Return tables of time, bus bandwidth and kernel: a column per size, a row per operation."""
     title = "Time over size"
-    is_within_repetition = operations["is_within_repetition"]
-    if is_within_repetition.all():
+    if operations["is_within_repetition"].all():
         title += f", {WITHIN_REPETITION}"
-    else:
+    specifications = (
+        ("time", TIME_COLUMN, title),
+        ("busbw", metric_column("busbw"), "Bus bandwidth over size, GB/s"),
+        ("kernel", KERNEL_COLUMN, "NCCL kernel over size, <<<blocks, threads>>>"),
+    )
+    rows = _pivot_sizes(operations)
+    sizes = sorted(operations["size"].unique())
+    tables = []
+    for name, column, table_title in specifications:
+        by_size = [
+            replace(column, key=f"{column.key}_{size}", title=format_case_size(size))
+            for size in sizes
+        ]
+        known_columns = keep_known_columns(by_size, rows)
+        if known_columns:
+            table = Table(
+                f"{name}-over-size",
+                table_title,
+                columns=[*OPERATION_COLUMNS, *known_columns],
+                rows=rows,
+                where="terminal",
+            )
+            tables.append(table)
+    note = "report.html has the noise, iterations and checks of each size."
+    return [*tables[:-1], replace(tables[-1], notes=[note])]
+
+
+def _pivot_sizes(operations: "pd.DataFrame") -> list[dict[str, Any]]:
+    """Return a row per operation with cells such as ``seconds_1024`` and ``seconds_1024_low``.
+
+    Intervals within a single repetition are left out unless all intervals are of this kind.
+    """
+    is_within_repetition = operations["is_within_repetition"]
+    if not is_within_repetition.all():
         operations = operations.copy()
         operations.loc[is_within_repetition, ["seconds_low", "seconds_high"]] = None
+    values = ["seconds", "seconds_low", "seconds_high", "busbw", "kernel"]
     sweeps = operations.pivot_table(
-        index=OPERATION_KEYS,
-        columns="size",
-        values=["seconds", "seconds_low", "seconds_high", "busbw", "kernel"],
-        aggfunc="last",
-        sort=False,
+        index=OPERATION_KEYS, columns="size", values=values, aggfunc="last", sort=False
     )
-    names = sweeps.columns.get_level_values(0)
-    column_sizes = sweeps.columns.get_level_values("size")
-    # A bound of an interval has the key of its value with a suffix.
-    sweeps.columns = [
-        re.sub("seconds|busbw|kernel", rf"\g<0>_{size}", name)
-        for name, size in zip(names, column_sizes, strict=True)
-    ]
-    rows = list_rows(sweeps.reset_index())
-    sizes = sorted(int(size) for size in operations["size"].unique())
-    times = [
-        metric_column(
-            "time", key=f"seconds_{size}", title=format_case_size(size), has_interval=True
-        )
-        for size in sizes
-    ]
-    bandwidths = [
-        metric_column("busbw", key=f"busbw_{size}", title=format_case_size(size)) for size in sizes
-    ]
-    kernels = keep_known_columns(
-        [
-            replace(KERNEL_COLUMN, key=f"kernel_{size}", title=format_case_size(size))
-            for size in sizes
-        ],
-        rows,
-    )
-    note = "report.html has the noise, iterations and checks of each size."
-    tables = [
-        Table(
-            "time-over-size",
-            title,
-            columns=[*OPERATION_COLUMNS, *times],
-            rows=rows,
-            where="terminal",
-        ),
-        Table(
-            "busbw-over-size",
-            "Bus bandwidth over size, GB/s",
-            columns=[*OPERATION_COLUMNS, *keep_known_columns(bandwidths, rows)],
-            rows=rows,
-            notes=[note],
-            where="terminal",
-        ),
-    ]
-    if kernels:
-        title = "NCCL kernel over size, <<<blocks, threads>>>"
-        columns = [*OPERATION_COLUMNS, *kernels]
-        tables.append(
-            Table("kernel-over-size", title, columns=columns, rows=rows, where="terminal")
-        )
-    return tables
+    names = []
+    for name, size in sweeps.columns.tolist():
+        value, separator, bound = name.partition("_")
+        names.append(f"{value}_{size}{separator}{bound}")
+    sweeps.columns = names
+    return list_rows(sweeps.reset_index())
 
 
 def make_level_table(operations: "pd.DataFrame") -> Table | None:
