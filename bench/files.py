@@ -183,12 +183,3 @@ def _list_member_types(kind: Any) -> list[Any]:
     """Return the types in a union, list or annotation, and the values of a ``Literal``."""
     members = [member for arg in get_args(kind) for member in _list_member_types(arg)]
     return list(dict.fromkeys(members)) or [kind]
-
-
-def read_option_rows(text: str) -> str:
-    """Return the rows in ``text``, separated by semicolons, or the rows of the file ``text``.
-
-    Empty rows are left out.
-    """
-    content = text.replace(";", "\n") if ";" in text else read_text(text, f"file {text}")
-    return ";".join(row.strip() for row in content.splitlines() if row.strip())

@@ -137,7 +137,7 @@ DEFINITIONS = (
         *MOE_PARAMS, EXPERT_TP, EXPERT_FSDP, BUCKET, NO_SYNC, tags=ONE_OF_EACH_KIND,
     ),
     _step(
-        "pp", "pipeline parallel; schedules from GPipe to DualPipeV, or a custom one with order=",
+        "pp", "pipeline parallel; schedules from GPipe to DualPipeV",
         *PIPELINE, common=_common(DEFAULT_MICROBATCHES), tags=ONE_OF_EACH_KIND,
     ),
     _step(

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from parbench.bench.files import read_option_rows
 from parbench.bench.limits import Int64
 from parbench.bench.plan.groups import parse_mesh
 from parbench.bench.text import (
@@ -23,7 +22,7 @@ from parbench.bench.text import (
 Value = bool | int | float | str
 Setting = Value | list[Value]
 """The values of a parameter, as text of ``--set`` or as a plan file contains them."""
-Kind = Literal["int", "float", "str", "bool", "size", "rows", "mesh"]
+Kind = Literal["int", "float", "str", "bool", "size", "mesh"]
 
 _TYPES: dict[str, Any] = {"int": Int64, "size": Int64, "float": float, "bool": bool}
 _DESCRIPTIONS = {
@@ -32,7 +31,6 @@ _DESCRIPTIONS = {
     "str": "a word",
     "bool": "true or false",
     "size": "a size such as 64K",
-    "rows": "a file, or its rows, separated by semicolons",
     "mesh": "axes and their ranks, such as dp=2,tp=2",
 }
 MAX_FLOAT = sys.float_info.max
@@ -95,7 +93,7 @@ class Param:
         separator = ";" if self.kind == "mesh" else ","  # Meshes contain commas.
         values: list[Value] = []
         for raw in setting if isinstance(setting, list) else [setting]:
-            if not isinstance(raw, str) or self.kind == "rows":
+            if not isinstance(raw, str):
                 values.append(self.parse(raw))
                 continue
             parts = parse_sizes(raw) if self.kind == "size" else raw.split(separator)
@@ -120,7 +118,7 @@ def declare_variable(name: str) -> Param:
 
 def _convert(kind: Kind, raw: object) -> Value | None:
     """Convert a text or a value from a file to a kind. Return None if this is not possible."""
-    if isinstance(raw, str) and kind != "rows":
+    if isinstance(raw, str):
         raw = raw.strip()
     if isinstance(raw, str) and raw:
         match kind:
@@ -128,8 +126,6 @@ def _convert(kind: Kind, raw: object) -> Value | None:
                 return parse_size(raw)
             case "mesh":
                 return ",".join(f"{axis}={size}" for axis, size in parse_mesh(raw).items())
-            case "rows":
-                return read_option_rows(raw)
     try:
         value: Value = msgspec.convert(raw, _TYPES.get(kind, str), strict=False)
     except msgspec.ValidationError:

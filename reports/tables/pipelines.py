@@ -20,7 +20,7 @@ from parbench.reports.tables.columns import (
     list_metric_columns,
 )
 
-_SCHEDULE_PARAMS = ("schedule", "microbatches", "chunks", "order", "split")
+_SCHEDULE_PARAMS = ("schedule", "microbatches", "chunks", "split")
 """The parameters in which compared steps may differ. All others make another model."""
 _MAX_BOXES = 5000
 """The limit for the charts of all pipelines, which keeps the page below a megabyte."""

@@ -1,4 +1,4 @@
-"""Files: the maximum size, safe names, times, and rows in a file or an option."""
+"""Files: the maximum size, safe names and times."""
 
 from pathlib import Path
 
@@ -9,7 +9,6 @@ from parbench.bench.files import (
     make_file_name,
     read_file,
     read_lines,
-    read_option_rows,
     read_text,
 )
 from parbench.bench.limits import check_timestamp
@@ -60,16 +59,7 @@ def test_check_time_refuses(text: str) -> None:
         check_timestamp(text)
 
 
-def test_read_rows_between_semicolons_or_from_a_file(tmp_path: Path) -> None:
-    assert read_option_rows("0F0,0B0; 1F0,1B0;") == "0F0,0B0;1F0,1B0"
-    file = tmp_path / "order.csv"
-    file.write_text("0F0,,0B0\n\n1F0,1B0,\n")
-    assert read_option_rows(str(file)) == "0F0,,0B0;1F0,1B0,"
-
-
 def test_unreadable_text_is_refused_with_its_name(tmp_path: Path) -> None:
-    absent_file = str(tmp_path / "none.csv")
-    assert absent_file in usage_error(read_option_rows, absent_file)
     file = tmp_path / "binary"
     file.write_bytes(b"\xff\xfe\xff")
     assert "traffic file x" in usage_error(read_text, str(file), "traffic file x")

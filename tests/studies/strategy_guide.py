@@ -211,7 +211,7 @@ def describe_bubble(schedule: str, microbatches: int) -> str:
     except UserError:  # The schedule needs more microbatches.
         return "-"
     order = PIPELINE_SCHEDULES[schedule].make_order(size)
-    return f"{bubble_fraction(simulate_kinds(order, EQUAL_PASSES)):.0%}"
+    return f"{bubble_fraction(simulate_kinds(order, EQUAL_PASSES.by_kind)):.0%}"
 
 
 def render_bubbles() -> str:

@@ -155,8 +155,6 @@ class StepSpec:
     @property
     def pipeline_size(self) -> PipelineSize:
         """The size of the pipeline, without a check that it is possible."""
-        if self.pipeline_options.rows and self.pipeline is not None:
-            return self.pipeline.size
         return self.pipeline_options.get_size(self.dims.pp, self.microbatches)
 
     @property

@@ -23,14 +23,13 @@ from parbench.bench.results.details import (
 from parbench.bench.text import UserError
 from parbench.workloads.pipeline_parallel import simulation
 from parbench.workloads.pipeline_parallel.order import PipelineOrder, get_output, get_received
-from parbench.workloads.pipeline_parallel.pipeline_case import split_layers
+from parbench.workloads.pipeline_parallel.pipeline_case import Pipeline, split_layers
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.pipeline_parallel.simulation import Latency, SimulatedTimeline, simulate
 
 Key = TypeVar("Key", bound=Hashable)
-EQUAL_PASSES: Mapping[ActionKind, float] = {"F": 1.0, "I": 1.0, "W": 1.0, "B": 2.0}
-"""The seconds of an action by kind, if F = I = W."""
+EQUAL_PASSES = PassSeconds(1.0, 1.0, 1.0)
 
 
 def bubble_fraction(timeline: SimulatedTimeline) -> float:
@@ -39,14 +38,16 @@ def bubble_fraction(timeline: SimulatedTimeline) -> float:
     return timeline.idle / total if total else 0.0
 
 
-def make_details(order: PipelineOrder) -> PipelineDetails:
+def make_details(pipeline: Pipeline) -> PipelineDetails:
     """Return the schedule, its size and the stages of each rank, as rows record them."""
+    size = pipeline.size
     return PipelineDetails(
-        schedule=order.name,
-        ranks=order.ranks,
-        microbatches=order.microbatches,
-        chunks=order.stages_per_rank,
-        stages_by_rank=tuple(map(order.stages_of, range(order.ranks))),
+        schedule=pipeline.schedule.name,
+        ranks=size.ranks,
+        microbatches=size.microbatches,
+        chunks=size.stages_per_rank,
+        stages_by_rank=tuple(map(pipeline.stages_of, range(size.ranks))),
+        layers_by_stage=pipeline.layers_by_stage,
     )
 
 
@@ -182,12 +183,6 @@ def compare_schedules(
     layer, ``latency`` the seconds of a message, and ``outside_seconds`` the part of a step before
     and after the pipeline.
     """
-    seconds_by_kind: dict[ActionKind, float] = {
-        "F": passes.forward,
-        "I": passes.input_gradient,
-        "W": passes.weight_gradient,
-        "B": passes.backward,
-    }
     rows = []
     for schedule in SCHEDULES.values():
         try:
@@ -196,7 +191,7 @@ def compare_schedules(
         except UserError:
             continue
         chunks = size.stages_per_rank
-        action_seconds = {kind: seconds_by_kind[kind] / chunks for kind in seconds_by_kind}
+        action_seconds = {kind: seconds / chunks for kind, seconds in passes.by_kind.items()}
         timeline = simulate_kinds(schedule.make_order(size), action_seconds, latency)
         in_flight = max(schedule.microbatches_in_flight(rank, size) for rank in range(size.ranks))
         row = SimulatedSchedule(

@@ -1,12 +1,10 @@
 """The order in which each rank of a pipeline runs its actions, as data. Pure."""
 
-import csv
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from parbench.bench.results.details import Action
-from parbench.bench.text import UserError
 
 Actions = tuple[Action, ...]
 Output = tuple[int, Literal["F", "I", "W"], int]
@@ -60,19 +58,6 @@ class PipelineOrder:
         """The number of stages over all ranks."""
         return self.ranks * self.stages_per_rank
 
-    @property
-    def splits_backward(self) -> bool:
-        """True if some backward passes are an input gradient (I) and a weight gradient (W)."""
-        return any(action.kind == "W" for actions in self.actions_by_rank for action in actions)
-
-    def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Return the stages of a rank in ascending order."""
-        return tuple(sorted({action.stage for action in self.actions_by_rank[rank]}))
-
-    def peak_held(self, rank: int, held_by_stage: Callable[[int], float]) -> float:
-        """Return the maximum amount that a rank holds for backward; see ``find_peak_held``."""
-        return find_peak_held(self.actions_by_rank[rank], held_by_stage)
-
 
 def find_peak_held(actions: Iterable[Action], held_by_stage: Callable[[int], float]) -> float:
     """Return the maximum amount that a rank holds at once for backward.
@@ -90,27 +75,3 @@ def find_peak_held(actions: Iterable[Action], held_by_stage: Callable[[int], flo
         elif action.kind != "I":
             total -= held_by_stage(action.stage)
     return peak
-
-
-def read_order(text: str) -> PipelineOrder:
-    """Return the order of a text in torch's compute-only CSV, without ``simulation.check``.
-
-    Each row is a rank, and every rank has as many stages. In an empty cell a rank does nothing.
-    """
-    actions_by_rank = [_parse_row(row) for row in csv.reader(text.strip().splitlines())]
-    counts = {len({action.stage for action in actions}) for actions in actions_by_rank}
-    if len(counts) != 1 or counts == {0}:
-        example = "it needs a row of actions for each rank, such as 0F0,0B0"
-        raise UserError(f"order = {text!r} has not the same number of stages by rank: {example}")
-    microbatches = [action.microbatch for actions in actions_by_rank for action in actions]
-    return PipelineOrder(
-        name="order",
-        actions_by_rank=tuple(actions_by_rank),
-        microbatches=1 + max(microbatches),
-        stages_per_rank=counts.pop(),
-    )
-
-
-def _parse_row(row: list[str]) -> Actions:
-    """Return the actions in the cells of one rank's row."""
-    return tuple(Action.parse(cell) for cell in row if cell.strip())

@@ -6,14 +6,13 @@ from functools import cached_property, lru_cache
 
 from parbench.bench.plan.params import Param, Value
 from parbench.bench.text import UserError
-from parbench.workloads.pipeline_parallel.order import PipelineOrder, read_order
+from parbench.workloads.pipeline_parallel.order import PipelineOrder
 from parbench.workloads.pipeline_parallel.schedule import PipelineSize, Schedule
 from parbench.workloads.pipeline_parallel.schedules import (
     DEFAULT_SCHEDULE,
     SCHEDULES,
     find_schedule,
 )
-from parbench.workloads.pipeline_parallel.simulation import check
 
 DEFAULT_MICROBATCHES = 8  # enough that a pipeline of a few ranks has small bubbles
 SCHEDULE = Param(
@@ -40,13 +39,6 @@ PARAMS = (
         optional=True,
         help="layers of each stage, such as 2+1+1+2; empty = equal",
     ),
-    Param(
-        name="order",
-        kind="rows",
-        default="",
-        optional=True,
-        help="your own schedule instead: torch's CSV, for each rank a row of actions such as 0F0",
-    ),
 )
 
 
@@ -57,7 +49,6 @@ class PipelineOptions:
     schedule: str = DEFAULT_SCHEDULE
     stages_per_rank: int = 0  # 0 = the schedule's default
     split: str = ""  # layers of each stage, such as 2+1+1+2; empty = equal
-    rows: str = ""  # a custom order in torch's CSV, instead of a schedule
 
     @staticmethod
     def from_params(params: Mapping[str, Value]) -> "PipelineOptions":
@@ -65,7 +56,6 @@ class PipelineOptions:
             schedule=str(params["schedule"]),
             stages_per_rank=int(params["chunks"]),
             split=str(params["split"]),
-            rows=str(params["order"]),
         )
 
     def get_size(self, ranks: int, microbatches: int) -> PipelineSize:
@@ -75,36 +65,12 @@ class PipelineOptions:
 
     def build(self, ranks: int, microbatches: int, layers: int) -> "Pipeline":
         """Return the pipeline. Raises ``UserError`` with the rule that it breaks."""
-        schedule = self._read_order(microbatches) if self.rows else find_schedule(self.schedule)
+        schedule = find_schedule(self.schedule)
         size = schedule.size(ranks, microbatches, self.stages_per_rank)
         if layers < size.num_stages:
             raise UserError(f"layers({layers}) < pp({ranks}) * chunks({size.stages_per_rank})")
         layers_by_stage = split_layers(layers, size.num_stages, self.split)
         return Pipeline(schedule=schedule, size=size, layers_by_stage=layers_by_stage)
-
-    def _read_order(self, microbatches: int) -> Schedule:
-        """Return the custom order as a schedule for only its number of ranks and microbatches."""
-        if self.schedule != DEFAULT_SCHEDULE:
-            raise UserError(f"schedule = {self.schedule} is not allowed with order: leave it out")
-        order = read_order(self.rows.replace(";", "\n"))
-        check(order)
-
-        def find_other_size(size: PipelineSize) -> str:
-            if size.ranks != order.ranks:
-                return f"ranks({size.ranks}) == {order.ranks}"
-            if size.microbatches != order.microbatches:
-                return f"microbatches({size.microbatches}) == {order.microbatches}"
-            return ""
-
-        return Schedule(
-            name=order.name,
-            source="",
-            list_actions=lambda rank, size: order.actions_by_rank[rank],
-            stages_of=lambda rank, size: order.stages_of(rank),
-            splits_backward=order.splits_backward,
-            stages_per_rank=order.stages_per_rank,
-            find_broken_rule=find_other_size,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,15 +112,12 @@ class BubbleProbe:
         order = self.pipeline.order
         schedule, size = self.pipeline.schedule, self.pipeline.size
         in_flight = max(schedule.microbatches_in_flight(rank, size) for rank in range(size.ranks))
-        equal_passes = bubbles.simulate_kinds(order, bubbles.EQUAL_PASSES)
+        equal_passes = bubbles.simulate_kinds(order, bubbles.EQUAL_PASSES.by_kind)
         metrics = {
             **make_values({"bubble_fraction_schedule": bubbles.bubble_fraction(equal_passes)}),
             **make_values({"in_flight": in_flight}, "largest over ranks"),
         }
-        facts = replace(
-            bubbles.make_details(order),
-            layers_by_stage=self.pipeline.layers_by_stage,
-        )
+        facts = bubbles.make_details(self.pipeline)
         steps_by_rank = [sample for sample in samples if sample is not None]
         if not steps_by_rank:
             facts = replace(facts, why_not_measured=SHARED_NOTE)
@@ -144,7 +141,7 @@ class BubbleProbe:
                 outside_seconds=median(steps.outside_seconds),
             ),
         )
-        notes = [IDLE_NOTE] if order.splits_backward else [IDLE_NOTE, HALVES_NOTE]
+        notes = [IDLE_NOTE] if schedule.splits_backward else [IDLE_NOTE, HALVES_NOTE]
         details = add_timelines(facts, steps.median, order).as_details
         return Explanation(metrics=metrics, details=details, notes=tuple(notes))
 

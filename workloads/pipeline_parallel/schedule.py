@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import isclose
 
-from parbench.bench.results.details import Action
+from parbench.bench.results.details import Action, ActionKind
 from parbench.bench.text import UserError
 from parbench.workloads.pipeline_parallel.order import PipelineOrder, find_peak_held
 
@@ -38,6 +38,16 @@ class PassSeconds:
     @property
     def total(self) -> float:
         return self.forward + self.backward
+
+    @property
+    def by_kind(self) -> dict[ActionKind, float]:
+        """The seconds by kind of action, if a rank has one stage."""
+        return {
+            "F": self.forward,
+            "I": self.input_gradient,
+            "W": self.weight_gradient,
+            "B": self.backward,
+        }
 
     @property
     def is_equal(self) -> bool:

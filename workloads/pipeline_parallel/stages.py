@@ -245,18 +245,13 @@ def make_train(
     return train
 
 
-def find_gradient_order(order: PipelineOrder, rank: int) -> tuple[int, ...]:
-    """Return the microbatches in the order in which a rank's stages sum their gradients.
+def list_gradient_order(order: PipelineOrder, rank: int) -> tuple[int, ...]:
+    """Return the microbatches in the order in which each stage of a rank sums their gradients.
 
-    A single process that sums in this order has the same bits. The result is empty if the order
-    differs between the rank's stages.
+    A single process that sums in this order has the same bits.
     """
-    orders = set()
-    for stage in order.stages_of(rank):
-        sums = [
-            action.microbatch
-            for action in order.actions_by_rank[rank]
-            if action.stage == stage and action.kind in ("B", "W")
-        ]
-        orders.add(tuple(sums))
-    return orders.pop() if len(orders) == 1 else ()
+    actions = order.actions_by_rank[rank]
+    stage = actions[0].stage
+    return tuple(
+        action.microbatch for action in actions if action.stage == stage and action.kind in "BW"
+    )

@@ -79,6 +79,7 @@ from parbench.workloads.parallel.zero1 import (
     make_zero_redundancy_optimizer,
 )
 from parbench.workloads.pipeline_parallel import stages as pipeline_stages
+from parbench.workloads.pipeline_parallel.order import find_peak_held
 from parbench.workloads.pipeline_parallel.pipeline_probe import BubbleProbe
 from parbench.workloads.presets import PRESETS, Preset
 from parbench.workloads.step.memory import MemoryProbe, count_saved_bytes
@@ -336,7 +337,7 @@ class TrainStep(Benchmark):
         has_balance_loss = spec.moe is not None and spec.moe.aux > 0
         # A balance loss is weighted before it is summed, which rounds in another order.
         if spec.pipeline is not None and spec.ranks == spec.dims.pp and not has_balance_loss:
-            order = pipeline_stages.find_gradient_order(spec.pipeline.order, self._world.rank)
+            order = pipeline_stages.list_gradient_order(spec.pipeline.order, self._world.rank)
         gather_gradients = None
         if isinstance(self.optimizer, DistributedOptimizer):
             gather_gradients = self.optimizer.gather_gradients
@@ -566,7 +567,8 @@ class TrainStep(Benchmark):
         saved = {stage: self._count_saved_bytes(stage) for stage in self.parts}
         if self.spec.pipeline is None:
             return float(sum(saved.values()))
-        return self.spec.pipeline.order.peak_held(self._view.pp_rank, saved.__getitem__)
+        actions = self.spec.order.actions_by_rank[self._view.pp_rank]
+        return find_peak_held(actions, saved.__getitem__)
 
     def _count_saved_bytes(self, stage: int) -> int:
         """Return the bytes that a stage saves for backward of its first microbatch."""

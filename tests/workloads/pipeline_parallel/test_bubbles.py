@@ -12,7 +12,6 @@ from parbench.workloads.pipeline_parallel.bubbles import (
     measure_latency,
     split_idle,
 )
-from parbench.workloads.pipeline_parallel.order import read_order
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds, PipelineSize
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.pipeline_parallel.simulation import (
@@ -30,15 +29,9 @@ def run(
     name: str, ranks: int, microbatches: int, chunks: int = 0, passes: PassSeconds = EQUAL
 ) -> SimulatedTimeline:
     size = SCHEDULES[name].size(ranks, microbatches, chunks)
-    seconds = {
-        "F": passes.forward,
-        "I": passes.input_gradient,
-        "W": passes.weight_gradient,
-        "B": passes.backward,
-    }
     return simulate(
         SCHEDULES[name].make_order(size),
-        lambda action: seconds[action.kind] / size.stages_per_rank,
+        lambda action: passes.by_kind[action.kind] / size.stages_per_rank,
     )
 
 
@@ -94,7 +87,7 @@ def make_timeline(times: Mapping[str, tuple[float, float]]) -> SimulatedTimeline
 
 def test_idle_time_by_cause() -> None:
     """Rank 1 waits 1 s for the schedule, 0.5 s for a link and 0.25 s for the host."""
-    order = read_order("0F0,0B0\n1F0,1B0\n")
+    order = SCHEDULES["1f1b"].make_order(PipelineSize(2, 1))
     measured = make_timeline(
         {"0F0": (0.0, 1.0), "1F0": (1.75, 2.75), "1B0": (2.75, 4.75), "0B0": (5.25, 7.25)}
     )
@@ -110,7 +103,7 @@ WAITING = {
 
 
 def test_latency_is_median_of_waits() -> None:
-    order = read_order("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    order = SCHEDULES["1f1b"].make_order(PipelineSize(2, 2))
     normal = make_timeline(WAITING)
     slow = make_timeline(WAITING | {"0B1": (9, 10)})
     # The waits of rank 0 are 0.5, 0.5, 0.5, 1.5, 3.5 and 3.5 s.

@@ -5,15 +5,11 @@ import pytest
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.params import Value
 from parbench.workloads.catalogue import DEFINITIONS
-from parbench.workloads.model.shapes import SHAPES
-from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 
 Params = dict[str, Value]
 
-TINY = SHAPES["tiny"]
 [PIPELINE] = [definition for definition in DEFINITIONS if definition.short_name == "pp"]
-ORDER: Params = {"order": "0F0,0B0;1F0,1B0", "microbatches": 1}
 
 
 def make_world(ranks: int = 2) -> WorldSpec:
@@ -24,14 +20,6 @@ def refuse(params: Params, ranks: int = 2) -> str | None:
     return PIPELINE.refuse(PIPELINE.complete(params), make_world(ranks))
 
 
-def test_pipeline_of_custom_order() -> None:
-    options = PipelineOptions(rows=str(ORDER["order"]))
-    order = options.build(ranks=2, microbatches=1, layers=TINY.layers).order
-    for rank in range(2):
-        assert list(map(str, order.actions_by_rank[rank])) == [f"{rank}F0", f"{rank}B0"]
-    assert refuse(ORDER) is None
-
-
 @pytest.mark.parametrize(
     ("params", "message"),
     [
@@ -39,9 +27,6 @@ def test_pipeline_of_custom_order() -> None:
         ({"split": "1+2"}, "'1+2' has 3 layers"),
         ({"split": "1+1+2"}, "'1+1+2' is for 3 stages"),
         ({"split": "4+0"}, "'4+0'"),
-        ({"order": "0F0,0B0,0F1,0B1;1F1,1B1,1F0,1B0", "microbatches": 2}, "deadlock"),
-        ({**ORDER, "microbatches": 8}, "microbatches(8)"),
-        ({**ORDER, "schedule": "gpipe"}, "schedule = gpipe is not allowed with order"),
     ],
 )
 def test_pipeline_refuses(params: Params, message: str) -> None:
@@ -50,7 +35,6 @@ def test_pipeline_refuses(params: Params, message: str) -> None:
 
 def test_pipeline_refuses_number_of_ranks() -> None:
     assert "layers(4) % stages(3) != 0" in str(refuse({"schedule": "gpipe"}, ranks=3))
-    assert "ranks(4)" in str(refuse(ORDER, ranks=4))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

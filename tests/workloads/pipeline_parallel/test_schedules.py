@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from parbench.bench.text import UserError
-from parbench.workloads.pipeline_parallel.order import read_order
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds, PipelineSize, Schedule
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES, find_schedule
 from tests.support.refusals import usage_error
@@ -87,26 +86,13 @@ def test_torch_loads_csv(tmp_path: Path, name: str) -> None:
     size = schedule.size(4, 8)
     order = schedule.make_order(size)
     text = "\n".join(",".join(map(str, row)) for row in order.actions_by_rank)
-    assert read_order(text).actions_by_rank == order.actions_by_rank
-    assert schedule.splits_backward == order.splits_backward
+    assert schedule.splits_backward == ("W" in text)
     path = tmp_path / "order.csv"
     path.write_text(text)
     runtime = torch_orders.load(path, 4, 8, size.stages_per_rank)
     for rank in range(4):
-        assert schedule.stages_of(rank, size) == order.stages_of(rank)
-        for stage in order.stages_of(rank):
+        for stage in schedule.stages_of(rank, size):
             assert runtime.stage_index_to_group_rank[stage] == rank
-
-
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ("0F0,0B0\n1F0,1SEND_B0\n", "'1SEND_B0'"),
-        (",,\n,,\n\n", "0F0,0B0"),
-    ],
-)
-def test_read_order_names_the_error(text: str, place: str) -> None:
-    assert place in usage_error(read_order, text)
 
 
 def test_new_schedule_needs_only_its_order() -> None:

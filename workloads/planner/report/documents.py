@@ -260,17 +260,17 @@ def _time_table(run: DryRun) -> Table:
 
 def _draw_pipeline(run: DryRun) -> Iterator[Plot]:
     """Yield a figure of the predicted actions, with at most ``MAX_DRAWN_ROUNDS`` rounds."""
-    spec = run.spec
-    if spec.dims.pp == 1:
+    all_microbatches = run.spec.microbatches
+    microbatches = min(all_microbatches, MAX_DRAWN_ROUNDS * run.spec.dims.pp)
+    spec = replace(run.spec, microbatches=microbatches)
+    if spec.pipeline is None:
         return
-    microbatches = min(spec.microbatches, MAX_DRAWN_ROUNDS * spec.dims.pp)
-    drawn = replace(run, spec=replace(spec, microbatches=microbatches))
-    details = make_details(drawn.spec.order)
+    predicted = make_detail_rows(pipeline_of(replace(run, spec=spec)))
     yield GanttChart(
         title="The pipeline",
         caption=f"{spec.pipeline_options.schedule}, simulated with the times of each stage and the "
-        f"latency of the link. The figure has {microbatches} of {spec.microbatches} microbatches.",
-        details=msgspec.structs.replace(details, predicted=make_detail_rows(pipeline_of(drawn))),
+        f"latency of the link. The figure has {microbatches} of {all_microbatches} microbatches.",
+        details=msgspec.structs.replace(make_details(spec.pipeline), predicted=predicted),
     )
 
 
