@@ -17,7 +17,7 @@ from parbench.bench.launch.measure import run_options
 from parbench.bench.machine.doctor import examine_this_host
 from parbench.bench.machine.environment import EMULATED_VARIABLE, format_cpus, group_cores
 from parbench.bench.machine.gpu import Gpu
-from parbench.bench.machine.machine import Machine, inspect_machine
+from parbench.bench.machine.machine import Machine, get_affinity, inspect_machine
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.results.runs import load_run, utc_now
 from parbench.bench.text import UserError, pluralize, strip_domain
@@ -106,7 +106,7 @@ def check(
 
 def _choose_cores(nproc: int) -> tuple[tuple[int, ...], ...]:
     """Return the CPUs of each rank. Raises ``UserError`` if there are fewer cores than ranks."""
-    core_sets = group_cores(nproc)
+    core_sets = group_cores(nproc, get_affinity())
     if len(core_sets) < nproc:  # Ranks that share a core are not devices that could be compared.
         cores = pluralize(len(core_sets), "core")
         raise UserError(f"--nproc {nproc}: this process may use {cores}, one for each at most")

@@ -21,8 +21,8 @@ from parbench.bench.launch.processes import convert_sigterm_to_interrupt
 from parbench.bench.launch.recorder import FAILED_STATUSES, Recorder
 from parbench.bench.machine.doctor import examine_this_host
 from parbench.bench.machine.environment import DISTURBANCES, VOLATILE
-from parbench.bench.machine.gpu_host import choose_gpu_cpus
-from parbench.bench.machine.machine import find_package_version, inspect_machine
+from parbench.bench.machine.gpu_host import BIND_VARIABLE
+from parbench.bench.machine.machine import find_package_version
 from parbench.bench.machine.mpi import find_mpi_variables
 from parbench.bench.machine.slurm_allocation import (
     Allocation,
@@ -345,6 +345,8 @@ def choose_launcher(
         defaults |= find_loopback_variables()
     if plan.device == "cuda":
         defaults["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, where models of GPUs differ
+        if layout is None or not os.environ.get("SLURM_CPUS_PER_TASK"):
+            defaults[BIND_VARIABLE] = "1"  # Otherwise Slurm binds each rank to its own CPUs.
     if plan.nproc >= _LAZY_GLOO_RANKS:
         defaults["TORCH_GLOO_LAZY_INIT"] = "1"
     own = {name: value for name, value in defaults.items() if name not in os.environ}
@@ -354,6 +356,4 @@ def choose_launcher(
     targets = {EXPLAINER if case.is_custom else case.target for case in plan.cases}
     modules = sorted({target.partition(":")[0] for target in targets})
     server = stack.enter_context(ForkServer(modules, own, run.path / "logs"))
-    if plan.device == "cuda" and not cpus:
-        cpus = choose_gpu_cpus(inspect_machine(os.environ).gpus, plan.nproc)
     return lambda folder, variables: server.start_ranks(plan.nproc, folder, variables, cpus)

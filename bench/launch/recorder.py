@@ -86,7 +86,7 @@ class Recorder:
                 self._environment[f"rank {hello.rank}"] = own
         self._world = replace(self._world, nodes=len({hello.host for hello in hellos}))
         layout = self._info.plan.spread
-        self._placement_notes = find_misplacements(layout, hellos) if layout else []
+        self._placement_notes = find_misplacements(layout, hellos)
 
     def write(self, repetition: int, case: Case, outcome: Outcome) -> Record:
         """Write and return the record of a case in a repetition.
@@ -133,9 +133,30 @@ def describe_hosts(hellos: Sequence[Hello]) -> dict[str, Any]:
     return {"hosts": hosts, **({"switches": switches} if switches else {})}
 
 
-def find_misplacements(layout: NodeLayout, hellos: Sequence[Hello]) -> list[str]:
-    """Return a warning for each way in which ranks are not where the layout places them."""
-    return [*_check_nodes(layout, hellos), *_check_cpus(hellos)]
+def find_misplacements(layout: NodeLayout | None, hellos: Sequence[Hello]) -> list[str]:
+    """Return a warning for each way in which ranks are not where they should be.
+
+    ``layout`` is None if this host has all ranks. Then only the distance of GPUs is checked.
+    """
+    warnings = _check_gpu_distance(hellos)
+    if layout is not None:
+        warnings += [*_check_nodes(layout, hellos), *_check_cpus(hellos)]
+    return warnings
+
+
+def _check_gpu_distance(hellos: Sequence[Hello]) -> list[str]:
+    """Return a warning about ranks whose CPUs are in another NUMA node than their GPU."""
+    distant_ranks = [
+        hello.rank
+        for hello in hellos
+        if hello.place.gpu_numa_node is not None
+        and hello.place.gpu_numa_node not in hello.place.numa_nodes
+    ]
+    if not distant_ranks:
+        return []
+    ranks = f"rank{'s' if len(distant_ranks) > 1 else ''} {format_cpus(distant_ranks)}"
+    fix = "let ranks use CPUs next to their GPUs (srun --cpu-bind, taskset)"
+    return [f"{ranks}: the CPUs are in another NUMA node than the GPU; {fix}"]
 
 
 def _check_nodes(layout: NodeLayout, hellos: Sequence[Hello]) -> list[str]:

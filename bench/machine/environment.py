@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from parbench.bench.machine.gpu import Links
+from parbench.bench.machine.gpu import OTHER_NUMA_NODE, SAME_NUMA_NODE, Links
 from parbench.bench.machine.machine import (
     count_available_cores,
     find_package_version,
@@ -245,12 +245,18 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
     """The NUMA nodes of these CPUs."""
     gpu: str | None = None
     """The UUID of the rank's GPU, None on a CPU."""
+    gpu_numa_node: int | None = None
+    """The NUMA node of the GPU, None if it is unknown."""
     switches: str | None = None
     """Slurm's path of switches to the node, such as ``spine.leaf1.n1``."""
 
 
 def locate_rank(
-    host: str, environ: Mapping[str, str], gpu: str | None, root: Path = Path("/")
+    host: str,
+    environ: Mapping[str, str],
+    gpu: str | None = None,
+    gpu_numa_node: int | None = None,
+    root: Path = Path("/"),
 ) -> RankPlace:
     """Return the place of this rank. ``gpu`` is the UUID of its GPU, None on a CPU."""
     cpus = get_affinity()
@@ -261,6 +267,7 @@ def locate_rank(
         cpus=tuple(sorted(cpus)),
         numa_nodes=tuple(sorted(nodes)),
         gpu=gpu,
+        gpu_numa_node=gpu_numa_node,
         switches=environ.get("SLURM_TOPOLOGY_ADDR"),
     )
 
@@ -274,8 +281,10 @@ def _read_numa_nodes(root: Path) -> dict[int, frozenset[int]]:
     return nodes
 
 
-def group_cores(count: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ...]:
-    """Divide the CPUs of this process into ``count`` groups of almost equal size.
+def group_cores(
+    count: int, cpus: Iterable[int], root: Path = Path("/")
+) -> tuple[tuple[int, ...], ...]:
+    """Divide CPUs into ``count`` groups of almost equal size.
 
     There is at most one group for each CPU. CPUs of one NUMA node or one physical core are in the
     same group, or in adjacent groups.
@@ -288,10 +297,10 @@ def group_cores(count: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ..
         core = parse_count(read_text(topology / "core_id")) or 0
         return node_by_cpu.get(cpu, 0), package, core, cpu
 
-    cpus = sorted(get_affinity(), key=get_position)
-    count = min(count, len(cpus))
-    bounds = [len(cpus) * number // count for number in range(count + 1)]
-    return tuple(tuple(sorted(cpus[start:stop])) for start, stop in pairwise(bounds))
+    ordered = sorted(cpus, key=get_position)
+    count = min(count, len(ordered))
+    bounds = [len(ordered) * number // count for number in range(count + 1)]
+    return tuple(tuple(sorted(ordered[start:stop])) for start, stop in pairwise(bounds))
 
 
 def describe_relations(places: Sequence[RankPlace], links: Links) -> dict[str, str | None]:
@@ -330,4 +339,4 @@ def describe_relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
         return "same core"
     if len(a.numa_nodes) != 1 or len(b.numa_nodes) != 1:
         return None  # A rank may move between NUMA nodes, or the system shows none.
-    return "same NUMA node" if a.numa_nodes == b.numa_nodes else "other NUMA node"
+    return SAME_NUMA_NODE if a.numa_nodes == b.numa_nodes else OTHER_NUMA_NODE

@@ -22,6 +22,11 @@ LIBRARY = "libnvidia-ml.so.1"
 IDLE = "idle"
 FABRIC_READY = "completed"
 POWER_CAP = "software power cap"
+# The relation of two devices, from near to far.
+SAME_SWITCH = "same PCIe switch"
+SAME_BRIDGE = "same host bridge"
+SAME_NUMA_NODE = "same NUMA node"  # with other host bridges
+OTHER_NUMA_NODE = "other NUMA node"
 # Without persistence mode the driver first initializes each GPU, which takes up to 3 s for each.
 _TIMEOUT_SECONDS = 60.0
 _KILL_SECONDS = 1.0

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from parbench.bench.machine.environment import parse_cpus
-from parbench.bench.machine.gpu import Gpu
-from parbench.bench.machine.machine import get_affinity, read_text
+from parbench.bench.machine.environment import group_cores, parse_cpus
+from parbench.bench.machine.gpu import SAME_BRIDGE, SAME_NUMA_NODE, SAME_SWITCH, Gpu
+from parbench.bench.machine.machine import get_affinity, parse_count, read_text
 
+BIND_VARIABLE = "PARBENCH_BIND"
+"""1: a rank binds itself to CPUs near its GPU, because its launcher does not bind it."""
 _PCI_DEVICES = "sys/bus/pci/devices"
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 _BRIDGE_CLASS = "0x0604"
@@ -68,23 +70,42 @@ def inspect_gpu_host(gpus: Sequence[Gpu], root: Path = Path("/")) -> GpuHost:
     )
 
 
-def choose_gpu_cpus(
-    gpus: Sequence[Gpu], nproc: int, root: Path = Path("/")
-) -> tuple[tuple[int, ...], ...]:
-    """Return for each of ``nproc`` ranks the CPUs that are near its GPU and that it may use.
+def bind_to_gpu(local_rank: int, addresses: Sequence[str], root: Path = Path("/")) -> None:
+    """Bind all threads of this process to CPUs that are near its GPU, if those are known.
 
-    The CPUs are in the NUMA node of the GPU. The result is empty if the CPUs of any GPU are
-    unknown.
+    ``addresses`` are the PCI addresses of the GPUs of this host's ranks, by local rank.
     """
+    cpus_by_rank = choose_gpu_cpus(addresses, root)
+    if cpus_by_rank:
+        for thread in Path("/proc/self/task").iterdir():
+            os.sched_setaffinity(int(thread.name), cpus_by_rank[local_rank])
+
+
+def choose_gpu_cpus(
+    addresses: Sequence[str], root: Path = Path("/")
+) -> tuple[tuple[int, ...], ...]:
+    """Return for each rank of this host the CPUs that are near its GPU and that it may use.
+
+    The CPUs are in the NUMA node of the GPU. Ranks whose GPUs share a node divide its CPUs. The
+    result is empty if the CPUs of any GPU are unknown.
+    """
+    near_cpus = []
+    for address in addresses:
+        local_cpus = read_text(root / _PCI_DEVICES / address / "local_cpulist")
+        near_cpus.append(parse_cpus(local_cpus or "") & get_affinity())
+    if not all(near_cpus):
+        return ()
     cpus_by_rank = []
-    for rank in range(nproc):
-        address = gpus[rank % len(gpus)].pci_address if gpus else None
-        local_cpus = read_text(root / _PCI_DEVICES / (address or "-") / "local_cpulist")
-        cpus = parse_cpus(local_cpus or "") & get_affinity()
-        if not cpus:
-            return ()
-        cpus_by_rank.append(tuple(sorted(cpus)))
+    for rank, cpus in enumerate(near_cpus):
+        parts = group_cores(near_cpus.count(cpus), cpus, root)
+        position = near_cpus[:rank].count(cpus)
+        cpus_by_rank.append(parts[position % len(parts)])
     return tuple(cpus_by_rank)
+
+
+def read_numa_node(address: str, root: Path = Path("/")) -> int | None:
+    """Return the NUMA node of a PCI device, None if it is unknown."""
+    return parse_count(read_text(root / _PCI_DEVICES / address / "numa_node"))
 
 
 def _read_limit(kind: int, *, is_hard: bool) -> int:
@@ -194,12 +215,12 @@ def _describe_nearest_nics(gpu: Gpu, nics: dict[str, tuple[str, ...]], root: Pat
     names = ", ".join(name for name, ancestor in ancestors.items() if ancestor == nearest)
     common_name = Path(nearest).name
     if re.fullmatch(r"[0-9a-f]+:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", common_name):
-        return f"{names} (same PCIe switch)"
+        return f"{names} ({SAME_SWITCH})"
     if common_name.startswith("pci"):
-        return f"{names} (same host bridge)"
+        return f"{names} ({SAME_BRIDGE})"
     gpu_node = read_text(gpu_path / "numa_node")
     near = [name for name, path in nics.items() if _is_on_node(Path(*path), gpu_node)]
-    return f"{', '.join(near)} (same NUMA node)" if near else "no NIC on its NUMA node"
+    return f"{', '.join(near)} ({SAME_NUMA_NODE})" if near else "no NIC on its NUMA node"
 
 
 def _is_on_node(device: Path, node: str | None) -> bool:

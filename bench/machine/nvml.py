@@ -23,7 +23,11 @@ from parbench.bench.machine.gpu import (
     FABRIC_READY,
     IDLE,
     NO_FAILURE,
+    OTHER_NUMA_NODE,
     POWER_CAP,
+    SAME_BRIDGE,
+    SAME_NUMA_NODE,
+    SAME_SWITCH,
     Gpu,
     GpuFailure,
     GpuReport,
@@ -106,6 +110,15 @@ _MAXIMA = (
     "pcie_generation",
     "pcie_width",
 )
+# The nearest common ancestor of two GPUs. nvidia-smi abbreviates these levels in topo -m.
+_TOPOLOGY = {
+    pynvml.NVML_TOPOLOGY_INTERNAL: SAME_SWITCH,  # on one board
+    pynvml.NVML_TOPOLOGY_SINGLE: SAME_SWITCH,  # PIX
+    pynvml.NVML_TOPOLOGY_MULTIPLE: SAME_SWITCH,  # PXB
+    pynvml.NVML_TOPOLOGY_HOSTBRIDGE: SAME_BRIDGE,  # PHB
+    pynvml.NVML_TOPOLOGY_NODE: SAME_NUMA_NODE,  # NODE: it crosses PCIe host bridges
+    pynvml.NVML_TOPOLOGY_SYSTEM: OTHER_NUMA_NODE,  # SYS
+}
 _FABRIC_STATES = {
     pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED: "not started",
     pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: "in progress",
@@ -378,17 +391,15 @@ def _read_link_errors(handle: Any, links: Sequence[int]) -> dict[str, int]:
 def read_links(handles: Sequence[Any], gpus: Sequence[Gpu]) -> tuple[tuple[str, str, str], ...]:
     """Return the UUIDs and the connection of each pair of GPUs.
 
-    The connection is ``NVLink``, ``PCIe`` or ``other NUMA node``. A pair with an unknown connection
-    or UUID is left out.
+    The connection is ``NVLink`` or the level of the pair in ``_TOPOLOGY``. A pair with an unknown
+    connection or UUID is left out.
     """
     links = []
     for (handle_a, gpu_a), (handle_b, gpu_b) in combinations(zip(handles, gpus, strict=True), 2):
         index = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
         status = _ask(pynvml.nvmlDeviceGetP2PStatus, handle_a, handle_b, index)
         level = _ask(pynvml.nvmlDeviceGetTopologyCommonAncestor, handle_a, handle_b)
-        connection = "" if level is None else "PCIe"
-        if level == pynvml.NVML_TOPOLOGY_SYSTEM:
-            connection = "other NUMA node"
+        connection = _TOPOLOGY.get(level)
         if status == pynvml.NVML_P2P_STATUS_OK:
             connection = "NVLink"
         if connection and gpu_a.uuid and gpu_b.uuid:

@@ -19,6 +19,7 @@ from parbench.bench.world.torch_compat import (
     REDUCE_OPS,
     all_gather_single,
     all_reduce_out_of_place,
+    coalesce_calls,
     reduce_scatter_single,
 )
 from parbench.bench.world.world import World
@@ -220,24 +221,34 @@ def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0
     source = pattern.compute_values(world.rank, 0, counts[world.rank])
     gathered = pattern.allocate(sum(counts))
     parts = list(torch.split(gathered, list(counts)))
+    on_gloo = world.backend == "gloo"
 
-    def broadcast_parts(*, async_op: bool = False) -> list[dist.Work]:
+    def broadcast_parts(*, async_op: bool) -> list[dist.Work]:
         parts[world.rank].copy_(source)
         works = []
         for root, part in enumerate(parts):
-            works.append(dist.broadcast(part, group=world.group, group_src=root, async_op=True))
+            work = dist.broadcast(part, group=world.group, group_src=root, async_op=async_op)
+            works.append(work)
+        return works
+
+    def gather_on_gloo(*, async_op: bool = False) -> list[dist.Work]:
+        works = broadcast_parts(async_op=True)
         if not async_op:
             for work in works:
                 work.wait()
         return works
 
-    on_gloo = world.backend == "gloo"
-    gather_parts = partial(dist.all_gather, parts, source, group=world.group)
+    def gather_on_nccl(*, async_op: bool = False) -> list[dist.Work]:
+        # torch's all_gather does this for uneven shards, and copies even ones once more.
+        with coalesce_calls(world.group, world.device, async_op=async_op) as group_call:
+            broadcast_parts(async_op=async_op)
+        return group_call.works
+
     note = "gloo has no uneven all_gather: each rank broadcasts its shard"
     # The rank with the smallest shard receives the most, and its link limits the bandwidth.
     factor = 1 - min(counts) / sum(counts) if any(counts) else None
     return Operation(
-        call=broadcast_parts if on_gloo else gather_parts,
+        call=gather_on_gloo if on_gloo else gather_on_nccl,
         output=gathered,
         expected=lambda: pattern.compute_shards(0, counts),
         description=describe_operation(

@@ -29,7 +29,7 @@ from parbench.bench.plan.cases import (
     matches,
     select_definitions,
 )
-from parbench.bench.plan.catalogue import DTYPES
+from parbench.bench.plan.catalogue import DTYPES, estimate_needed_bytes
 from parbench.bench.plan.custom_step import define_custom_step, hash_source
 from parbench.bench.plan.groups import INSIDE, join_mesh_axes, parse_mesh
 from parbench.bench.plan.params import Value, declare_variable, is_variable, refuse_unknown
@@ -39,6 +39,8 @@ from parbench.bench.plan.plan import (
     FEW_OPERATIONS_REPETITIONS,
     LARGE_BYTES,
     MIN_RANKS_OF_GROUPS,
+    PLATEAU,
+    PLATEAU_BYTES,
     PRESETS,
     SHORT_REPETITIONS,
     SHORT_SECONDS_PER_CASE,
@@ -287,11 +289,15 @@ def _list_candidates(
 def _adapt_sizes(sizes: Sequence[Value], spec: WorldSpec) -> tuple[Value, ...]:
     """Return the sizes of a preset, each as a multiple of the number of ranks.
 
-    On GPUs, sizes beyond their cache are added.
+    On GPUs, sizes beyond their cache are added, and to long lists those up to the highest bandwidth.
     """
     num_bytes = [int(size) for size in sizes]
-    if spec.device == "cuda" and max(num_bytes) >= LARGE_BYTES:
+    max_bytes = max(num_bytes) if spec.device == "cuda" else 0
+    if max_bytes >= LARGE_BYTES:
         num_bytes += BEYOND_CACHE
+    if max_bytes >= PLATEAU_BYTES:
+        memory = spec.rank_bytes or 0
+        num_bytes += [size for size in PLATEAU if estimate_needed_bytes(size) <= memory]
     step = spec.nproc * _MAX_ITEMSIZE
     return tuple(math.ceil(size / step) * step for size in num_bytes)
 

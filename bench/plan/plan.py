@@ -178,6 +178,12 @@ MIN_RANKS_OF_GROUPS = 4
 BEYOND_CACHE = (256 << 20, 1 << 30)
 """The sizes that CUDA adds to presets with ``LARGE_BYTES``: 8 times a GPU's last-level cache."""
 LARGE_BYTES = 16 << 20
+PLATEAU = (4 << 30, 8 << 30)
+"""The sizes that CUDA adds to presets with ``PLATEAU_BYTES``, if the GPU has the memory.
+
+Eight GPUs with NVLink SHARP reach their highest bandwidth only there.
+"""
+PLATEAU_BYTES = 64 << 20
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,11 +6,13 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from parbench.bench.machine.machine import count_available_cores
 from parbench.bench.world import accelerator
 from parbench.bench.world.world import World
 
 HOST_NS = 20_000
 """The uncertainty of arrivals and exits in ns, because the host stamps the exit of a device."""
+_MIN_CORES_TO_SPIN = 3
 _CYCLES_PER_NS = 2  # an upper limit of the clock of GPUs: on a slower clock a spin lasts longer
 _MARGIN_NS = 20_000
 _MAX_SPIN_NS = 500_000
@@ -26,6 +28,7 @@ class DeviceQueue:
     def __init__(self, world: World) -> None:
         self._world = world
         self._token = torch.zeros(1, device=world.device)
+        self._has_few_cores = count_available_cores() < _MIN_CORES_TO_SPIN
 
     def spin(self, duration_ns: int) -> None:
         """Keep the device busy for at least ``duration_ns``."""
@@ -40,8 +43,11 @@ class DeviceQueue:
             dist.all_reduce(self._token, group=self._world.group)
 
     def event(self) -> accelerator.Event:
-        """Return a new event that records a time."""
-        return accelerator.make_event()
+        """Return a new event that records a time.
+
+        A rank with few cores sleeps while it waits, because NCCL's threads need a core too.
+        """
+        return accelerator.make_event(blocking=self._has_few_cores)
 
     def sync(self) -> None:
         """Wait for the work on the stream."""

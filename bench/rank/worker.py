@@ -50,6 +50,7 @@ from parbench.bench.launch.messages import (
 from parbench.bench.launch.processes import exit_now, get_process_space
 from parbench.bench.machine.environment import capture_environment, find_interface, locate_rank
 from parbench.bench.machine.gpu import choose_gpu_index
+from parbench.bench.machine.gpu_host import BIND_VARIABLE, bind_to_gpu, read_numa_node
 from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE, capture_gpu
 from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, list_host_addresses
 from parbench.bench.rank.runner import CaseRun
@@ -104,6 +105,7 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
     progress = Progress()
     watchdog = Watchdog(rank, mailbox, progress, folder / f"rank-{rank}.stack")
     try:
+        bind_to_near_cpus(os.environ)
         serves_store = store is None and rank == 0
         store = store or meet_ranks(mailbox, os.environ)
         watchdog.store_address = find_server_address(store, os.environ)
@@ -127,6 +129,16 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
         report_and_block(mailbox, rank, error)
     finally:
         watchdog.close()
+
+
+def bind_to_near_cpus(environ: Mapping[str, str]) -> None:
+    """Bind this rank to CPUs near its GPU, if its launcher leaves that to the ranks."""
+    if environ.get(BIND_VARIABLE) != "1" or not accelerator.is_available():
+        return
+    count = accelerator.count_devices()
+    local_ranks = range(int(environ["LOCAL_WORLD_SIZE"]))
+    addresses = [accelerator.get_properties(rank % count).pci_address for rank in local_ranks]
+    bind_to_gpu(int(environ["LOCAL_RANK"]), addresses)
 
 
 def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
@@ -336,10 +348,12 @@ def make_hello(environ: Mapping[str, str]) -> Hello:
     }
     environment = {**capture_environment(environ), "torch": facts}
     uuid = None
+    numa_node = None
     if environ.get("PARBENCH_DEVICE") == "cuda" and accelerator.is_available():
         index = choose_gpu_index(environ, accelerator.count_devices())
         device = accelerator.get_properties(index)
         uuid = device.uuid
+        numa_node = read_numa_node(device.pci_address)
         facts["gpu"] = device.name
         facts["nccl"] = accelerator.find_library_version()
         facts["float32_matmul"] = disable_tf32()
@@ -353,7 +367,7 @@ def make_hello(environ: Mapping[str, str]) -> Hello:
         host=host,
         pid=os.getpid(),
         process_space=get_process_space(),
-        place=locate_rank(host, environ, uuid),
+        place=locate_rank(host, environ, uuid, numa_node),
         environment=environment,
         step="{SLURM_JOB_ID}.{SLURM_STEP_ID}".format_map(environ) if is_in_step else "",
     )

@@ -34,6 +34,7 @@ class DeviceProperties:
 
     name: str
     uuid: str  # the UUID in NVML's form, GPU-...
+    pci_address: str  # as the kernel writes it
     l2_cache_bytes: int
 
 
@@ -70,10 +71,13 @@ def get_selected_device() -> torch.device | None:
 
 def get_properties(device: torch.device | int) -> DeviceProperties:
     """Return the facts about a device, which may be given by its index."""
-    properties = torch.cuda.get_device_properties(device)
-    uuid = f"GPU-{str(properties.uuid).removeprefix('GPU-')}"
+    properties: Any = torch.cuda.get_device_properties(device)
+    domain, bus = properties.pci_domain_id, properties.pci_bus_id
     return DeviceProperties(
-        name=properties.name, uuid=uuid, l2_cache_bytes=properties.L2_cache_size
+        name=properties.name,
+        uuid=f"GPU-{str(properties.uuid).removeprefix('GPU-')}",
+        pci_address=f"{domain:04x}:{bus:02x}:{properties.pci_device_id:02x}.0",
+        l2_cache_bytes=properties.L2_cache_size,
     )
 
 

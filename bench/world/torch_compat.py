@@ -64,14 +64,15 @@ def all_reduce_out_of_place(tensor: Tensor, group: dist.ProcessGroup, redop: str
 
 
 def coalesce_calls(
-    group: dist.ProcessGroup, device: torch.device | None
-) -> AbstractContextManager[object]:
+    group: dist.ProcessGroup, device: torch.device | None, *, async_op: bool = False
+) -> AbstractContextManager[distributed_c10d._CoalescingManager]:
     """Return a context that launches the collectives of its block as one operation.
 
-    Without a device, as on gloo, torch coalesces only calls of one kind, and only some kinds.
-    Private: ``distributed_c10d._coalescing_manager``.
+    Without a device, as on gloo, torch coalesces only calls of one kind, and only some kinds. With
+    ``async_op``, the context's object has ``works`` to wait for. Private:
+    ``distributed_c10d._coalescing_manager``.
     """
-    return distributed_c10d._coalescing_manager(group=group, device=device)
+    return distributed_c10d._coalescing_manager(group=group, device=device, async_ops=async_op)
 
 
 def dump_flight_records() -> tuple[dict[str, tuple[int, ...]], list[bytes]]:

@@ -24,7 +24,7 @@ SEND_AND_RECEIVE = Counter(ncclSend=1, ncclRecv=1)
 CALLS_PER_STEP: dict[str, tuple[Counter[str], Counter[str]]] = {
     "collective.all_reduce": (Counter(ncclAllReduce=1), Counter(ncclAllReduce=1)),
     "collective.all_gather": (Counter(ncclAllGather=1), Counter(ncclAllGather=1)),
-    "collective.all_gather_v": (Counter(ncclAllGather=1), Counter(ncclAllGather=1)),
+    "collective.all_gather_v": (Counter(ncclBroadcast=2), Counter(ncclBroadcast=2)),
     "collective.reduce_scatter": (Counter(ncclReduceScatter=1), Counter(ncclReduceScatter=1)),
     "collective.all_to_all": (Counter(ncclAlltoAll=1), Counter(ncclAlltoAll=1)),
     "collective.all_to_all_v": (
@@ -58,7 +58,7 @@ GROUPED = ("p2p.sendrecv", "p2p.bidirectional", "p2p.pairwise", "collective.all_
 NODES_BESIDE_NCCL = {
     "collective.gather": 1,
     "collective.scatter": 1,
-    "collective.all_gather_v": 2,
+    "collective.all_gather_v": 1,
 }
 """Copies of a step on rank 0 that torch adds."""
 

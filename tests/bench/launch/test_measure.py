@@ -14,6 +14,7 @@ from rich.console import Console
 from parbench.bench.launch import measure as measuring
 from parbench.bench.launch.budget import CostModel
 from parbench.bench.launch.measure import Display, run_options
+from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.custom_step import hash_source
 from parbench.bench.plan.options import Options
 from parbench.bench.plan.plan import Plan, SkippedCase
@@ -92,15 +93,14 @@ class RecordingServer(AbstractContextManager["RecordingServer"]):
 
 
 @pytest.mark.parametrize(("nproc", "is_lazy"), [(2, False), (64, True)])
-def test_local_ranks_on_gpus_get_their_cpus(
+def test_local_ranks_on_gpus_bind_themselves(
     monkeypatch: pytest.MonkeyPatch, nproc: int, is_lazy: bool
 ) -> None:
     """Gloo connects all pairs of many ranks only where data is exchanged."""
     monkeypatch.setattr(measuring, "ForkServer", RecordingServer)
-    monkeypatch.setattr(measuring, "choose_gpu_cpus", lambda gpus, nproc: ((7,),) * nproc)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     cases = [make_fake_case(0)]
-    for device, cpus in (("cuda", ((7,),) * nproc), ("cpu", ())):
+    for device in ("cuda", "cpu"):
         plan = make_plan(cases, device=device, nproc=nproc)
         path, info = create_run(Path("runs"), plan, "0.1.0")
         with ExitStack() as stack:
@@ -108,10 +108,30 @@ def test_local_ranks_on_gpus_get_their_cpus(
                 Run(path=path, info=info, records=()), None, None, stack, ()
             )
             started: Any = start(path, {})
-        variables, own_cpus = started
-        assert own_cpus == cpus
+        variables, _ = started
+        assert ("PARBENCH_BIND" in variables) is (device == "cuda")
         assert ("CUDA_DEVICE_ORDER" in variables) is (device == "cuda")
         assert ("TORCH_GLOO_LAZY_INIT" in variables) is is_lazy
+
+
+@pytest.mark.parametrize("cpus_per_task", [None, "8"])
+def test_ranks_on_gpus_bind_themselves_unless_slurm_does(
+    monkeypatch: pytest.MonkeyPatch, cpus_per_task: str | None
+) -> None:
+    use_slurm_allocation(monkeypatch)
+    if cpus_per_task is not None:
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", cpus_per_task)
+    monkeypatch.setattr(
+        measuring, "SrunRanks", lambda layout, folder, variables, nodelist: variables
+    )
+    layout = NodeLayout(nodes=2, ntasks_per_node=1)
+    plan = make_plan([make_fake_case(0)], device="cuda", spread=layout)
+    path, info = create_run(Path("runs"), plan, "0.1.0")
+    run = Run(path=path, info=info, records=())
+    with ExitStack() as stack:
+        start: Any = measuring.choose_launcher(run, None, None, stack, ())
+        variables = start(path, {})
+    assert ("PARBENCH_BIND" in variables) is (cpus_per_task is None)
 
 
 def test_ranks_may_open_as_many_files_as_the_system_allows() -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from parbench.bench.launch.messages import Hello
 from parbench.bench.launch.recorder import find_misplacements
@@ -44,6 +45,16 @@ def test_unexpected_distribution_is_reported(distribution: Any, hosts: str, fact
 def test_expected_distribution_is_not_reported(distribution: Any, hosts: str) -> None:
     layout = NodeLayout(nodes=2, ntasks_per_node=2, distribution=distribution)
     assert find_misplacements(layout, make_hellos(hosts)) == []
+
+
+def test_cores_far_from_the_gpu_are_reported() -> None:
+    hellos = make_hellos("aaaa")
+    for rank, node in enumerate((0, 1, None, 1)):
+        place = replace(hellos[rank].place, gpu_numa_node=node)
+        hellos[rank] = replace(hellos[rank], place=place)
+    [warning] = find_misplacements(None, hellos)
+    assert warning.startswith("ranks 1,3: the CPUs are in another NUMA node than the GPU")
+    assert find_misplacements(None, hellos[:1]) == []
 
 
 def test_missing_and_shared_cpus_are_reported() -> None:

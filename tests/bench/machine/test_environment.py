@@ -196,16 +196,12 @@ def two_sockets(tmp_path: Path) -> Path:
     return write_tree(tmp_path, files)
 
 
-def test_cores_are_grouped_by_numa_node(
-    two_sockets: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(environment, "get_affinity", lambda: frozenset(range(16)))
-    first_node, second_node = group_cores(2, two_sockets)
+def test_cores_are_grouped_by_numa_node(two_sockets: Path) -> None:
+    first_node, second_node = group_cores(2, range(16), two_sockets)
     assert first_node == (0, 1, 2, 3, 8, 9, 10, 11)
     assert second_node == (4, 5, 6, 7, 12, 13, 14, 15)
-    assert group_cores(8, two_sockets)[:2] == ((0, 8), (1, 9))
-    monkeypatch.setattr(environment, "get_affinity", lambda: frozenset({1, 2, 5}))
-    assert group_cores(2, two_sockets) == ((1,), (2, 5))
+    assert group_cores(8, range(16), two_sockets)[:2] == ((0, 8), (1, 9))
+    assert group_cores(2, {1, 2, 5}, two_sockets) == ((1,), (2, 5))
 
 
 PLACE = RankPlace(host="a", boot_id="1", cpus=(3,), numa_nodes=(0,), gpu="a", switches="s.1.a")

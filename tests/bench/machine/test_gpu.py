@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from itertools import combinations
 from pathlib import Path
 
 import msgspec
@@ -235,19 +234,20 @@ def test_mig_device_is_visible() -> None:
 
 
 def test_links_are_read_from_topology(tmp_path: Path) -> None:
-    """Two of four GPUs are at each socket, and the first two are joined by NVLink."""
-    topology = {
-        0: {"nvlink_status.1": "0", "topology.2": "50", "topology.3": "50"},
-        1: {"topology.2": "50", "topology.3": "50"},
-        2: {"topology.3": "20", "nvlink_status.3": "5"},
-    }
-    changes = {f"gpu{index}": facts for index, facts in topology.items()}
-    report = read_report(install(tmp_path, gpus(H100, 4, **changes)))
-    connections = {frozenset((0, 1)): "NVLink", frozenset((2, 3)): "PCIe"}
+    """NVLink counts first, then the nearest common ancestor of two GPUs."""
+    levels = {1: "10", 2: "30", 3: "40", 4: "50"}
+    first_gpu = {f"topology.{index}": level for index, level in levels.items()}
+    first_gpu |= {"nvlink_status.1": "5", "nvlink_status.5": "0", "topology.5": "50"}
+    report = read_report(install(tmp_path, gpus(H100, 7, gpu0=first_gpu)))
     links = report.get_links_by_pair()
-    for pair in combinations(range(4), 2):
-        uuids = frozenset(format_uuid(index) for index in pair)
-        assert links[uuids] == connections.get(frozenset(pair), "other NUMA node")
+    assert [links.get(frozenset((format_uuid(0), format_uuid(i)))) for i in range(1, 7)] == [
+        "same PCIe switch",
+        "same host bridge",
+        "same NUMA node",
+        "other NUMA node",
+        "NVLink",
+        None,
+    ]
     assert msgspec.json.decode(msgspec.json.encode(report), type=GpuReport) == report
 
 

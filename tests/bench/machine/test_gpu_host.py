@@ -1,6 +1,8 @@
 """The kernel's files show what slows GPUs and NICs, and the CPUs and NICs next to a GPU."""
 
+import os
 import resource
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,13 @@ from msgspec.structs import replace
 from parbench.bench.machine import gpu_host
 from parbench.bench.machine.doctor import examine_gpu_host
 from parbench.bench.machine.gpu import Gpu
-from parbench.bench.machine.gpu_host import GpuHost, choose_gpu_cpus, inspect_gpu_host
+from parbench.bench.machine.gpu_host import (
+    GpuHost,
+    bind_to_gpu,
+    choose_gpu_cpus,
+    inspect_gpu_host,
+    read_numa_node,
+)
 from tests.support.trees import write_tree
 
 DEVICES = "sys/bus/pci/devices"
@@ -119,10 +127,39 @@ def test_nothing_is_known_without_files(tmp_path: Path) -> None:
     assert known == {"open files"}
 
 
+@pytest.mark.parametrize(
+    ("allowed", "ranks", "cpus"),
+    [
+        ({0, 2, 3}, (0, 1), ((0,), (2, 3))),
+        ({0, 2, 3}, (0, 1, 0, 1), ((0,), (2,), (0,), (3,))),
+        ({0}, (0, 1), ()),  # not to bind some ranks only
+    ],
+)
 def test_ranks_use_the_cores_of_their_gpu(
+    two_gpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    allowed: set[int],
+    ranks: tuple[int, ...],
+    cpus: tuple[tuple[int, ...], ...],
+) -> None:
+    monkeypatch.setattr(gpu_host, "get_affinity", lambda: frozenset(allowed))
+    assert choose_gpu_cpus([GPU_ADDRESSES[rank] for rank in ranks], two_gpus) == cpus
+
+
+def test_all_threads_of_a_rank_are_bound(
     two_gpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_host, "get_affinity", lambda: frozenset({0, 2, 3}))
-    assert choose_gpu_cpus(GPUS, 3, two_gpus) == ((0,), (2, 3), (0,))
-    monkeypatch.setattr(gpu_host, "get_affinity", lambda: frozenset({0}))
-    assert choose_gpu_cpus(GPUS, 2, two_gpus) == (), "not to bind some ranks only"
+    calls: dict[int, tuple[int, ...]] = {}
+    monkeypatch.setattr(os, "sched_setaffinity", calls.__setitem__)
+    monkeypatch.setattr(gpu_host, "get_affinity", lambda: frozenset(range(4)))
+    may_end = threading.Event()
+    thread = threading.Thread(target=may_end.wait)
+    thread.start()
+    bind_to_gpu(1, GPU_ADDRESSES, two_gpus)
+    may_end.set()
+    assert {os.getpid(), thread.native_id} <= calls.keys()
+    assert set(calls.values()) == {(2, 3)}
+
+
+def test_numa_node_of_a_gpu_is_read(two_gpus: Path) -> None:
+    assert [read_numa_node(address, two_gpus) for address in GPU_ADDRESSES] == [None, 1]

@@ -71,6 +71,18 @@ def test_overlapping_entries_are_merged() -> None:
     assert list_values(run_plan, "size_bytes") == [1024, 2048, 4096]
 
 
+@pytest.mark.parametrize(
+    ("preset", "memory", "max_size"),
+    [("full", 80, 8 * GIB), ("full", 40, 4 * GIB), ("full", None, GIB), ("node", 80, GIB)],
+)
+def test_preset_reaches_the_plateau_if_the_gpu_has_the_memory(
+    preset: str, memory: int | None, max_size: int
+) -> None:
+    rank_bytes = None if memory is None else memory * GIB
+    run_plan = plan(replace(NCCL, rank_bytes=rank_bytes), preset=preset, names=("all_reduce",))
+    assert max(list_values(run_plan, "size_bytes")) == max_size
+
+
 def test_operation_outside_preset_has_defaults() -> None:
     param = Param(name="depth", kind="int", default=3, help="x")
     step = BenchmarkDefinition(name="step.mine", target="m:f", help="x", params=(param,))

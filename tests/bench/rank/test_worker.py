@@ -35,6 +35,7 @@ from parbench.bench.rank import watchdog as watchdog_module
 from parbench.bench.rank import worker
 from parbench.bench.rank.timing import Progress as StepCounter
 from parbench.bench.results.records import SkipReason
+from parbench.bench.world import accelerator
 from tests.support.fakes import HOSTNAME, make_job, wait_until
 from tests.support.paths import environment
 
@@ -271,6 +272,24 @@ def test_time_of_many_blocks_is_shared_fast(clock: SimpleNamespace) -> None:
     for number in range(num_blocks):
         repetition.compute_block_seconds(number, num_blocks - number - 1)
     assert time.process_time() - began < 2.0
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_bound"), [({"PARBENCH_BIND": "1"}, True), ({}, False)]
+)
+def test_rank_binds_itself_if_its_launcher_does_not(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], is_bound: bool
+) -> None:
+    """Three ranks of this host use two GPUs."""
+    calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr(worker, "bind_to_gpu", lambda *args: calls.append(args))
+    monkeypatch.setattr(accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(accelerator, "count_devices", lambda: 2)
+    monkeypatch.setattr(
+        accelerator, "get_properties", lambda index: SimpleNamespace(pci_address=f"gpu{index}")
+    )
+    worker.bind_to_near_cpus({**variables, "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3"})
+    assert calls == ([(2, ["gpu0", "gpu1", "gpu0"])] if is_bound else [])
 
 
 def test_exception_names_the_variable_that_caused_it() -> None:
