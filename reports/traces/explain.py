@@ -23,11 +23,11 @@ from parbench.reports.traces.flight_dumps import explain_dumps, list_dumps
 from parbench.reports.traces.job import (
     SharedCall,
     TracedJob,
-    TracedRank,
     build_timeline,
     compute_waits,
     read_job,
 )
+from parbench.reports.traces.rank_trace import TracedRank
 from parbench.reports.traces.trace_evidence import PredictSeconds, collect_evidence
 
 MAX_RANK_ROWS = 16
@@ -155,9 +155,9 @@ def _chart_median_step(job: TracedJob) -> Chart:
 def _judge_completeness(job: TracedJob) -> ReportVerdict:
     """Return the verdict PARTIAL if ranks or events are missing, otherwise COMPLETE."""
     num_ranks = len(job.ranks)
-    world_size = max(rank.source.world_size or num_ranks for rank in job.ranks)
+    world_size = max(rank.world_size or num_ranks for rank in job.ranks)
     message = f"{num_ranks} of {world_size} ranks, {pluralize(job.num_steps, 'step')} each"
-    if num_ranks < world_size or any(rank.source.notes for rank in job.ranks):
+    if num_ranks < world_size or any(rank.notes for rank in job.ranks):
         message += "; the notes list what is missing"
         return ReportVerdict(word="PARTIAL", level="doubtful", message=message)
     return ReportVerdict(word="COMPLETE", level="good", message=message)

@@ -1,19 +1,18 @@
 """Reads the traces that PyTorch's profiler (Kineto) exports: JSON, plain or gzip.
 
-Files are read in blocks, because a decoded trace takes about four times the memory of its file:
-500 MB of JSON take 1.8 GB at once and 0.4 GB in blocks.
+Events are decoded one by one. Reading takes 1.7 times the memory of the file. Its decoded events
+would take about four times.
 """
 
-import gzip
 import math
 import re
 import sys
+import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +33,11 @@ from parbench.bench.text import UserError
 
 TORCH_PIPELINE_RANGE = re.compile(r"PP:|(Forward|Backward) \d+$")
 """The ranges that the schedules of torch.distributed.pipelining record."""
-_BLOCK_BYTES = 4 << 20
-_MAX_PENDING_BYTES = 64 << 20
-"""The limit of the header and of an event."""
-_MAX_BORDERS = 40
+_GZIP_START = b"\x1f\x8b"
+_GZIP_FORMAT = 31  # zlib's number for gzip with the largest window.
 _LIST_START = re.compile(rb'"traceEvents"\s*:\s*\[')
-_BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*(?=\{)")
-_LIST_END = re.compile(rb"(\}|^)\s*\]")
+_MAX_ENDS = 40
+"""The number of last braces at which the last complete event may end."""
 _DTYPE_BYTES = {
     **dict.fromkeys(("double", "long", "int64"), 8),
     **dict.fromkeys(("float", "float32", "int", "int32"), 4),
@@ -90,8 +87,14 @@ class _Event(msgspec.Struct):
     args: _Args | None = None
 
 
+class ProcessGroup(msgspec.Struct):
+    """The global ranks of a process group."""
+
+    ranks: list[int] = []
+
+
 class DistributedInfo(msgspec.Struct):
-    """The process group of the job, as far as the file states it."""
+    """The process groups of the job, as far as the file states them."""
 
     rank: int | None = None
     world_size: int | None = None
@@ -107,139 +110,112 @@ class OtherData(msgspec.Struct):
 class Header(msgspec.Struct):
     """The metadata around the events of a file."""
 
-    distributed: DistributedInfo | None = msgspec.field(default=None, name="distributedInfo")
+    distributed: DistributedInfo = msgspec.field(
+        default_factory=DistributedInfo, name="distributedInfo"
+    )
     host: str | None = msgspec.field(default=None, name="host_name")
     base_ns: int = msgspec.field(default=0, name="baseTimeNanoseconds")
-    other: OtherData | None = msgspec.field(default=None, name="otherData")
+    other: OtherData = msgspec.field(default_factory=OtherData, name="otherData")
 
 
-_EVENTS_DECODER = msgspec.json.Decoder(list[_Event], strict=False)
-_EVENT_DECODER = msgspec.json.Decoder(_Event, strict=False)
-_RAW_DECODER = msgspec.json.Decoder(list[msgspec.Raw])
+class _Document(Header, kw_only=True):
+    """A file whose events are not decoded."""
+
+    events: list[msgspec.Raw] = msgspec.field(name="traceEvents")
+
+
+_DOCUMENT_DECODER = msgspec.json.Decoder(_Document, strict=False)
 _HEADER_DECODER = msgspec.json.Decoder(Header, strict=False)
+_LIST_DECODER = msgspec.json.Decoder(list[msgspec.Raw])
+_EVENT_DECODER = msgspec.json.Decoder(_Event, strict=False)
 
 
+@dataclass(frozen=True, kw_only=True)
 class TraceFile:
-    """The events and the header of a file. The header is complete after all events were read."""
+    """The events of a file that show where time goes, its metadata, and notes on what it lacks."""
 
-    def __init__(self, file: BufferedReader, path: Path) -> None:
-        self.header = Header()
-        self.notes: list[str] = []
-        self._path = path
-        self._blocks = _read_blocks(file)
-        self._num_invalid = 0
+    events: Sequence[TraceEvent]
+    header: Header
+    notes: list[str]
 
-    def read_events(self) -> list[TraceEvent]:
-        """Read the events that show where time goes, only the outermost operators of a thread."""
-        events: list[TraceEvent] = []
-        outer_spans: dict[object, Span] = {}
-        for batch in self._read_batches():
-            for event in batch:
-                if event.ph != "X" or not _is_relevant(event.cat, event.name):
-                    continue
-                stop_us = event.ts + max(event.dur, 0.0)
-                span = round(event.ts * 1000), round(stop_us * 1000)
-                if event.name.startswith("aten::"):
-                    outer_start, outer_stop = outer_spans.get(event.tid, (0, 0))
-                    if outer_start <= span[0] and span[1] <= outer_stop:
-                        continue
-                    outer_spans[event.tid] = span
-                events.append(_convert_event(event, span))
-        if self._num_invalid:
-            self.notes.append(f"{self._num_invalid} invalid events are left out")
-        self.notes.extend(_describe_fused_kernels(events))
-        return _complete_operations(events)
 
-    def _read_batches(self) -> Iterator[list[_Event]]:
-        """Yield the events of the file in batches, and update the header after the last one."""
-        pending = self._read_header()
-        for block in self._blocks:
-            pending += block
-            batch, pending = self._decode_until(_BETWEEN_EVENTS, pending)
-            yield batch
-            self._check_pending(pending)
-        if _LIST_END.search(pending):
-            batch, trailer = self._decode_until(_LIST_END, pending)
-            if trailer is not pending:
-                yield batch
-                self._update_header(b"{" + trailer.strip().removeprefix(b","))
-                return
-        self.notes.append("the file ends within an event: later events are missing")
-        yield self._decode_until(_BETWEEN_EVENTS, pending)[0]
+def read_trace(path: Path) -> TraceFile:
+    """Read a file. Raises ``UserError`` if it has no list of events."""
+    content = path.read_bytes()
+    if content.startswith(_GZIP_START):
+        content = zlib.decompressobj(_GZIP_FORMAT).decompress(content)  # It may be truncated.
+    notes: list[str] = []
+    if content.lstrip().startswith(b"["):
+        content = b'{"traceEvents": ' + content + b"}"
+    header: Header
+    try:
+        header = document = _DOCUMENT_DECODER.decode(content)
+        raw_events = document.events
+    except msgspec.DecodeError:
+        header, raw_events, is_complete = _repair(content, path)
+        if not is_complete:
+            notes.append("the file ends within an event: later events are missing")
+    events, num_invalid = _decode_events(raw_events)
+    if num_invalid:
+        notes.append(f"{num_invalid} invalid events are left out")
+    notes.extend(_describe_fused_kernels(events))
+    return TraceFile(events=_complete_operations(events), header=header, notes=notes)
 
-    def _read_header(self) -> bytes:
-        """Read up to the first event, and return the bytes that follow."""
-        pending = b""
-        for block in self._blocks:
-            pending += block
-            if match := _LIST_START.search(pending):
-                metadata = pending[: match.start()].rstrip().removesuffix(b",")
-                self._update_header(metadata + b"}")
-                return pending[match.end() :]
-            if pending.lstrip().startswith(b"["):
-                return pending.lstrip()[1:]
-            self._check_pending(pending)
-        raise UserError(f"{self._path} is not a trace of PyTorch's profiler: it has no traceEvents")
 
-    def _check_pending(self, pending: bytes) -> None:
-        """Raise ``UserError`` if the header or an event is too large for a trace."""
-        if len(pending) > _MAX_PENDING_BYTES:
-            limit = _MAX_PENDING_BYTES >> 20
-            raise UserError(
-                f"{self._path} is not a trace of PyTorch's profiler: "
-                f"its header or an event is larger than {limit} MiB"
-            )
+def _repair(content: bytes, path: Path) -> tuple[Header, list[msgspec.Raw], bool]:
+    """Return the metadata and the events of invalid JSON, and True if the list of events has an end.
 
-    def _decode_until(self, border: re.Pattern[bytes], text: bytes) -> tuple[list[_Event], bytes]:
-        """Decode the events before the last border, and return them with the text after the border.
+    Kineto writes infinite numbers and unescaped text into a file, and may be killed before its end.
+    Metadata that is not valid is left out.
+    """
+    content = _NON_FINITE.sub(rb"\1null", content)
+    start = _LIST_START.search(content)
+    if start is None:
+        raise UserError(f"{path} is not a trace of PyTorch's profiler: it has no traceEvents")
+    events: list[msgspec.Raw] = []
+    trailer = b""
+    stop = len(content)
+    for _ in range(_MAX_ENDS):
+        stop = content.rfind(b"}", start.end(), stop)
+        if stop < 0:
+            break
+        with suppress(msgspec.DecodeError):
+            events = _LIST_DECODER.decode(b"[" + content[start.end() : stop + 1] + b"]")
+            trailer = content[stop + 1 :].lstrip()
+            break
+    is_complete = trailer.startswith(b"]")
+    trailer = trailer[1:].strip() if is_complete else b"}"
+    leader = content[: start.start()].rstrip().removesuffix(b",")
+    for metadata in (leader + trailer, b"{" + trailer.removeprefix(b",")):
+        with suppress(msgspec.DecodeError):
+            return _HEADER_DECODER.decode(metadata), events, is_complete
+    return Header(), events, is_complete
 
-        A border inside an event or a string leaves an incomplete event before it. Then the previous
-        border is tried. Without a valid border, the text is returned unchanged and there are no
-        events.
-        """
-        borders = list(border.finditer(text))
-        for match in borders[: -_MAX_BORDERS - 1 : -1]:
-            stop = match.start()
-            if text[stop : stop + 1] == b"}":
-                stop += 1
-            try:
-                return self._decode(b"[" + text[:stop] + b"]"), text[match.end() :]
-            except msgspec.DecodeError:
-                finite_text = _replace_non_finite(text[:stop])
-                if finite_text != text[:stop]:
-                    return self._decode_until(border, finite_text + text[stop:])
-        return [], text
 
-    def _decode(self, text: bytes) -> list[_Event]:
-        """Return the events of a JSON list, without invalid ones, which are counted."""
+def _decode_events(raw_events: Sequence[msgspec.Raw]) -> tuple[list[TraceEvent], int]:
+    """Return the events that show where time goes, and the number of invalid events.
+
+    Only the outermost operators of a thread are returned.
+    """
+    events: list[TraceEvent] = []
+    num_invalid = 0
+    outer_spans: dict[object, Span] = {}
+    for raw in raw_events:
         try:
-            return _EVENTS_DECODER.decode(text)
-        except msgspec.ValidationError:
-            events = []
-            for raw in _RAW_DECODER.decode(text):
-                try:
-                    events.append(_EVENT_DECODER.decode(raw))
-                except msgspec.ValidationError:
-                    self._num_invalid += 1
-            return events
-
-    def _update_header(self, text: bytes) -> None:
-        """Add the metadata in a JSON object to the header, unless the object is invalid."""
-        try:
-            header = _HEADER_DECODER.decode(_replace_non_finite(text))
+            event = _EVENT_DECODER.decode(raw)
         except msgspec.DecodeError:
-            return  # Kineto copies values of the user into the metadata without escaping them.
-        self.header = Header(
-            distributed=header.distributed or self.header.distributed,
-            host=header.host or self.header.host,
-            base_ns=header.base_ns or self.header.base_ns,
-            other=header.other or self.header.other,
-        )
-
-
-def _replace_non_finite(text: bytes) -> bytes:
-    """Return JSON in which null replaces infinite and undefined numbers."""
-    return _NON_FINITE.sub(rb"\1null", text)
+            num_invalid += 1
+            continue
+        if event.ph != "X" or not _is_relevant(event.cat, event.name):
+            continue
+        span = round(event.ts * 1000), round((event.ts + max(event.dur, 0.0)) * 1000)
+        if event.name.startswith("aten::"):
+            outer_start, outer_stop = outer_spans.get(event.tid, (0, 0))
+            if outer_start <= span[0] and span[1] <= outer_stop:
+                continue
+            outer_spans[event.tid] = span
+        events.append(_convert_event(event, span))
+    return events, num_invalid
 
 
 def _describe_fused_kernels(events: Sequence[TraceEvent]) -> Iterator[str]:
@@ -288,15 +264,6 @@ def _complete_operations(events: list[TraceEvent]) -> list[TraceEvent]:
             event = replace(event, call=replace(call, op=op))
         completed.append(event)
     return completed
-
-
-def _read_blocks(file: BufferedReader) -> Iterator[bytes]:
-    """Yield the decompressed content of a file, of a truncated archive up to its end."""
-    is_compressed = file.peek(2).startswith(b"\x1f\x8b")
-    stream = gzip.GzipFile(fileobj=file) if is_compressed else file
-    with suppress(EOFError):
-        while block := stream.read1(_BLOCK_BYTES):
-            yield block
 
 
 @lru_cache(maxsize=1 << 16)

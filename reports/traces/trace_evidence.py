@@ -18,14 +18,8 @@ from parbench.reports.findings.evidence import (
     StragglerEvidence,
     TimeComparison,
 )
-from parbench.reports.traces.job import (
-    SharedCall,
-    TracedCall,
-    TracedJob,
-    TracedRank,
-    TracedStep,
-    compute_waits,
-)
+from parbench.reports.traces.job import SharedCall, TracedJob, compute_waits
+from parbench.reports.traces.rank_trace import TracedCall, TracedRank, TracedStep
 
 PredictSeconds = Callable[[SharedCall], float | None]
 """Returns the time of a collective by the fits of a run, None if there is no such fit."""
@@ -97,7 +91,7 @@ def _compute_exposed_of_rank(rank: TracedRank) -> dict[str, list[float]]:
         for label, op in ops.items():
             spans = [call.span for call in step.calls if call.label == label]
             hiding = step.busy if op in GATHERS else [*step.busy, *gathers]
-            visible = difference(intersection(spans, [step.window]), hiding)
+            visible = difference(intersection(spans, [step.step]), hiding)
             exposed[label].append(length(visible) / 1e9)
     return exposed
 
@@ -129,7 +123,7 @@ def _measure_earlier_compute(step: TracedStep, calls: Sequence[TracedCall]) -> f
     """
     unused = difference(step.busy, [call.span for call in step.calls])
     total_ns = 0
-    previous_stop = step.window[0]
+    previous_stop = step.step[0]
     for call in sorted(calls, key=lambda call: call.span):
         start, stop = call.span
         before = (previous_stop, max(start, previous_stop))
@@ -141,10 +135,10 @@ def _measure_earlier_compute(step: TracedStep, calls: Sequence[TracedCall]) -> f
 
 def _measure_idle(rank: TracedRank) -> float:
     """Return the median over steps of the seconds in which nothing runs."""
-    min_ns = 0 if rank.source.has_device else MIN_HOST_GAP_NS
+    min_ns = 0 if rank.has_device else MIN_HOST_GAP_NS
     idle_ns = []
     for step in rank.steps:
-        spans = gaps([*step.busy, *(call.span for call in step.calls)], step.window)
+        spans = gaps([*step.busy, *(call.span for call in step.calls)], step.step)
         lengths = [stop - start for start, stop in spans]
         idle_ns.append(sum(length for length in lengths if length >= min_ns))
     return median(idle_ns) / 1e9
@@ -161,7 +155,7 @@ def _find_pipeline_labels(job: TracedJob) -> list[str]:
     Ring attention, halo exchange and expert dispatch also send from rank to rank. So the group must
     have the name of a pipeline, or torch's pipeline schedule must have recorded its ranges.
     """
-    has_schedule = any(rank.source.has_pipeline_ranges for rank in job.ranks)
+    has_schedule = any(rank.has_pipeline_ranges for rank in job.ranks)
     labels = []
     for rank in job.ranks:
         for call in rank.calls:

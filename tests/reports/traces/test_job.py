@@ -13,13 +13,8 @@ from parbench.bench.results.step_trace import STEP, build_host_trace
 from parbench.bench.text import UserError
 from parbench.bench.world.world import World
 from parbench.reports.traces import job as job_module
-from parbench.reports.traces.job import (
-    TracedRank,
-    build_timeline,
-    join_ranks,
-    read_job,
-    read_rank_steps,
-)
+from parbench.reports.traces.job import build_timeline, join_ranks, read_job
+from parbench.reports.traces.rank_trace import TracedRank, read_rank
 from parbench.workloads.step.overlap import compute_time_breakdown, match_spans_to_calls
 from parbench.workloads.step.sent_bytes import record_calls
 from parbench.workloads.torch_internals import profiling, trace_events
@@ -36,7 +31,7 @@ def read_drawn_rank(folder: Path, rank: int, durations_us: dict[int, int]) -> Tr
         start = 10_000.0 * number
         file.step(number, start, start + duration_us)
         draw_late_rank(file, rank, start)
-    return read_rank_steps(file.write(folder))
+    return read_rank(file.write(folder))
 
 
 def test_bus_bandwidth_is_that_of_the_transfer(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from parbench.reports.findings.engine import apply_rules
 from parbench.reports.findings.finding import Finding
-from parbench.reports.traces.job import TracedJob, compute_waits, join_ranks, read_rank_steps
+from parbench.reports.traces.job import TracedJob, compute_waits, join_ranks
+from parbench.reports.traces.rank_trace import read_rank
 from parbench.reports.traces.trace_evidence import PredictSeconds, collect_evidence
 from tests.support.reports.drawn_steps import (
     FAULTS,
@@ -68,5 +69,5 @@ def test_short_gaps_between_operators_are_no_finding(tmp_path: Path) -> None:
     for number in range(40):
         start = 350 * number
         file.event("cpu_op", "aten::mm", start, start + 245)
-    steps = read_rank_steps(file.write(tmp_path))
+    steps = read_rank(file.write(tmp_path))
     assert find_in(join_ranks([steps])) == ()

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from parbench.reports.traces.job import TracedJob, join_ranks, read_rank_steps
+from parbench.reports.traces.job import TracedJob, join_ranks
+from parbench.reports.traces.rank_trace import read_rank
 from tests.support.reports.kineto_files import RankFile
 
 MB = 1 << 20
@@ -24,7 +25,7 @@ def make_job(folder: Path, draw: Draw, *, steps: int = 4, num_hosts: int = 1) ->
                 start += CLOCK_OFFSETS_US[rank]
             file.step(number, start, start + 10_000)
             draw(file, rank, start)
-        sources.append(read_rank_steps(file.write(folder)))
+        sources.append(read_rank(file.write(folder)))
     return join_ranks(sources)
 
 
