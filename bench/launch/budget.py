@@ -8,9 +8,9 @@ random order. What slows a machine for a while then affects a part of every case
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from random import Random
 from statistics import fmean
 
@@ -48,7 +48,13 @@ class CostModel:
     """The cost of each measured case by the id of the case."""
 
     def with_repetition(self, seconds: float, records: Iterable[Record]) -> "CostModel":
-        """Return the model after one more repetition, which took ``seconds`` for these records."""
+        """Return the model after one more repetition, which took ``seconds`` for these records.
+
+        It is the same model if the repetition has no measured case.
+        """
+        records = list(records)
+        if not any(record.status == "ok" for record in records):
+            return self
         startup_seconds = seconds
         case_seconds = dict(self.case_seconds)
         for record in records:
@@ -100,7 +106,7 @@ def compute_least_seconds(record: Record) -> float:
 def compute_costs(run: Run) -> CostModel:
     """Return the cost model from the repetitions that a run already has."""
     model = CostModel()
-    for number in sorted({record.repetition for record in run.records if record.status == "ok"}):
+    for number in sorted({record.repetition for record in run.records}):
         seconds = sum(info.seconds for info in run.info.repetitions if info.repetition == number)
         records = [record for record in run.records if record.repetition == number]
         model = model.with_repetition(seconds, records)
@@ -145,8 +151,12 @@ class TimeBudget:
         num_fitting = costs.count_fitting(seconds, self._repetitions[self.num_completed :])
         return began + seconds / max(num_fitting, 1)
 
-    def complete_repetition(self) -> None:
-        """Complete the current repetition and count the later ones for which there is time."""
+    def complete_repetition(self, seconds: float, records: Iterable[Record]) -> None:
+        """Complete the current repetition and count the later ones for which there is time.
+
+        The repetition took ``seconds`` for these records.
+        """
+        self.costs = self.costs.with_repetition(seconds, records)
         self.num_completed += 1
         seconds = self.compute_remaining_seconds()
         to_come = self._repetitions[self.num_completed :]
@@ -175,49 +185,48 @@ def suggest_budget(plan: Plan, costs: CostModel, num_fitting: int = 1) -> str:
     return format_budget(max(least_seconds, scaled_seconds))
 
 
-def order_blocks(
-    cases: Sequence[Case], seed: int, repetition: int, num_extra: int = 0
-) -> tuple[list[int], list[int]]:
-    """Return the case index of each block, and of each block of ``num_extra`` extra passes.
-
-    A case has 1 or ``BLOCKS`` blocks. Cases with one come in the order of ``cases`` in the first
-    repetition, then in random order, so that a budget that is too small does not leave out the same
-    cases in each. The order depends only on the seed and the repetition.
-    """
-    random = Random(f"{seed} {repetition}")
-    ready = _choose_interleaved_cases(cases)
-    passes = [random.sample(ready, len(ready)) for _ in range(BLOCKS)]
-    single = [index for index in range(len(cases)) if index not in set(ready)]
-    if repetition:
-        random.shuffle(single)
-    order = [index for cases_of_pass in passes for index in cases_of_pass]
-    positions = sorted(random.randint(0, len(order)) for _ in single)
-    # From the end, so that earlier positions stay as they are.
-    for position, index in zip(reversed(positions), reversed(single), strict=True):
-        order.insert(position, index)
-    extra = [index for _ in range(num_extra) for index in random.sample(ready, len(ready))]
-    return order, extra
-
-
 def make_blocks(
-    order: Sequence[int],
-    extra: Sequence[int],
+    cases: Sequence[Case],
     weights: Sequence[float],
     costs: Sequence[float],
+    seed: str,
+    num_extra: int = 0,
+    *,
+    shuffles_single: bool = False,
 ) -> list[Block]:
-    """Return the blocks of a job, of which the extra ones come last.
+    """Return the blocks of a repetition in an order that depends only on ``seed``.
 
-    ``order`` and ``extra`` hold the case index of each block. ``weights`` and ``costs`` (seconds)
-    are indexed by case, and each is split evenly over the case's blocks in ``order``. Extra blocks
-    have neither.
+    A case has 1 or ``BLOCKS`` blocks. Cases with one come in the order of ``cases``, or in random
+    order, so that a budget that is too small does not leave out the same cases in each repetition.
+
+    Args:
+        cases: the cases to measure.
+        weights: the weight of each case, which its blocks share evenly.
+        costs: the seconds that each case costs at least, which its blocks share evenly.
+        seed: the seed of the order.
+        num_extra: the number of passes over the cases with several blocks that follow, whose blocks
+            have neither weight nor cost.
+        shuffles_single: True for the random order of cases with one block.
+
     """
-    counts = Counter(order)
+    random = Random(seed)
+    interleaved = _choose_interleaved_cases(cases)
+    passes = [random.sample(interleaved, len(interleaved)) for _ in range(BLOCKS)]
     blocks = []
-    for index in order:
-        count = counts[index]
-        weight = weights[index] / count
-        blocks.append(Block(case=index, weight=weight, cost_seconds=costs[index] / count))
-    return blocks + [Block(case=index) for index in extra]
+    for index in chain.from_iterable(passes):
+        weight = weights[index] / BLOCKS
+        blocks.append(Block(case=index, weight=weight, cost_seconds=costs[index] / BLOCKS))
+    single = [index for index in range(len(cases)) if index not in interleaved]
+    if shuffles_single:
+        random.shuffle(single)
+    positions = sorted(random.randint(0, len(blocks)) for _ in single)
+    # From the end, so that earlier positions stay as they are.
+    for position, index in zip(reversed(positions), reversed(single), strict=True):
+        block = Block(case=index, weight=weights[index], cost_seconds=costs[index])
+        blocks.insert(position, block)
+    for _ in range(num_extra):
+        blocks += [Block(case=index) for index in random.sample(interleaved, len(interleaved))]
+    return blocks
 
 
 def _choose_interleaved_cases(cases: Sequence[Case]) -> list[int]:
@@ -225,16 +234,14 @@ def _choose_interleaved_cases(cases: Sequence[Case]) -> list[int]:
 
     They stay prepared between their blocks, so their memory is limited.
     """
-    ready = []
+    sizes = []
+    for case in cases:
+        size = case.all_params.get("size_bytes")
+        sizes.append(size if isinstance(size, int) else _DEFAULT_BYTES)
+    interleaved = []
     free_bytes = _MAX_INTERLEAVED_BYTES
-    for index in sorted(range(len(cases)), key=lambda index: _get_num_bytes(cases[index])):
-        free_bytes -= _get_num_bytes(cases[index])
+    for index in sorted(range(len(cases)), key=sizes.__getitem__):
+        free_bytes -= sizes[index]
         if free_bytes >= 0 and cases[index].kind in _INTERLEAVED_KINDS:
-            ready.append(index)
-    return ready
-
-
-def _get_num_bytes(case: Case) -> int:
-    """Return the size of a case in bytes, a default if it has none."""
-    size = case.all_params.get("size_bytes", _DEFAULT_BYTES)
-    return size if isinstance(size, int) else _DEFAULT_BYTES
+            interleaved.append(index)
+    return interleaved

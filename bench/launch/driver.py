@@ -8,15 +8,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from msgspec.structs import replace
 
-from parbench.bench.launch.attempt import START_SECONDS, Attempt
-from parbench.bench.launch.budget import TimeBudget, compute_costs, make_blocks, order_blocks
+from parbench.bench.launch.budget import TimeBudget, compute_costs, make_blocks
+from parbench.bench.launch.display import Display
 from parbench.bench.launch.failures import find_silent_hosts
-from parbench.bench.launch.launchers import Ranks
 from parbench.bench.launch.messages import OUT_OF_BUDGET, Job, Outcome
+from parbench.bench.launch.ranks import START_SECONDS, Ranks
 from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE
 from parbench.bench.machine.host_load import LoadMeter
@@ -35,19 +34,6 @@ _RETRY_SECONDS = 30.0
 
 StartRanks = Callable[[Path, Mapping[str, str]], Ranks]
 """Starts all ranks with a new folder for their files and additional variables."""
-
-
-class RunListener(Protocol):
-    """Receives the progress of a run."""
-
-    def begin_repetition(self, number: int, total: int, num_cases: int) -> None:
-        """Show that repetition ``number`` (from 1) of ``total`` begins."""
-
-    def show_progress(self, case: Case, share: float) -> None:
-        """Show the case that is measured, and the completed share of the run."""
-
-    def show_startup(self, seconds: float) -> None:
-        """Show the duration of a start of all ranks."""
 
 
 Pending = Sequence[tuple[int, Sequence[Case]]]
@@ -103,7 +89,7 @@ class Driver:
         pending: Pending,
         recorder: Recorder,
         start_ranks: StartRanks,
-        listener: RunListener,
+        display: Display,
         *,
         began: float,
         is_one_host: bool = True,
@@ -113,7 +99,7 @@ class Driver:
         self._pending = pending
         self._recorder = recorder
         self._start_ranks = start_ranks
-        self._listener = listener
+        self._display = display
         cases_of_each = [cases for _, cases in pending]
         self._budget = TimeBudget(self._plan.budget_seconds, compute_costs(run), cases_of_each)
         self._last_info = began
@@ -129,19 +115,21 @@ class Driver:
         Also record the skipped cases.
         """
         for entry in skipped:
-            self._recorder.write(
-                0, entry.case, make_skipped_outcome(SkipReason.IMPOSSIBLE, entry.reason)
+            outcome = Outcome(
+                status="skipped", reason=entry.reason, skip_reason=SkipReason.IMPOSSIBLE
             )
+            self._recorder.write(0, entry.case, outcome)
         for number, cases in self._pending:
             if not self._budget.num_fitting:
                 self._record_skipped(number, cases)
                 continue
-            self._listener.begin_repetition(number + 1, self._plan.repetitions, len(cases))
             failures = self._recorder.failures
             self._record_skipped(number, [case for case in cases if case.id in failures])
             untried = {case.id: case for case in cases if case.id not in failures}
-            self._measure(Repetition(number=number, cases=untried))
-            self._budget.complete_repetition()
+            repetition = Repetition(number=number, cases=untried)
+            self._measure(repetition)
+            seconds = time.monotonic() - repetition.began
+            self._budget.complete_repetition(seconds, repetition.records)
 
     def _record_skipped(self, number: int, cases: Sequence[Case]) -> None:
         """Record that cases are not measured: they failed before, or there is no time."""
@@ -151,8 +139,11 @@ class Driver:
                 self._recorder.write(number, case, OUT_OF_BUDGET)
                 continue
             cause = f"{failure.status} in repetition {failure.repetition + 1} ({failure.reason})"
-            reason = f"not tried again: {cause}"
-            outcome = make_skipped_outcome(SkipReason.EARLIER_FAILURE, reason)
+            outcome = Outcome(
+                status="skipped",
+                reason=f"not tried again: {cause}",
+                skip_reason=SkipReason.EARLIER_FAILURE,
+            )
             self._recorder.write(number, case, outcome)
 
     def _measure(self, repetition: Repetition) -> None:
@@ -175,12 +166,6 @@ class Driver:
             for case_id, outcome in list(repetition.partial_outcomes.items()):
                 case = repetition.cases[case_id]
                 self._record(repetition, case, replace(outcome, stop="budget"))
-        if any(record.status == "ok" for record in repetition.records):
-            seconds = time.monotonic() - repetition.began
-            costs = self._budget.costs.with_repetition(seconds, repetition.records)
-            if self._budget.costs.startup_seconds is None and self._plan.repetitions > 1:
-                self._listener.show_startup(costs.startup_seconds or 0.0)
-            self._budget.costs = costs
 
     def _record_failed_start(self, repetition: Repetition, failure: Outcome) -> None:
         """Record the failure of all ranks to start for each case that has no samples."""
@@ -205,12 +190,11 @@ class Driver:
             **next(iter(repetition.cases.values())).variables,
         }
         ranks = self._start_ranks(folder, variables)
-        attempt = Attempt(ranks, folder, self._plan.nproc)
         try:
             # The imports of the fork server have ended: they are not a cost of every repetition.
             began = time.monotonic()
             patience_seconds = _RETRY_SECONDS if self._silent_hosts else START_SECONDS
-            failure = attempt.wait_for_ranks(patience_seconds)
+            failure = ranks.wait_for_start(patience_seconds)
             if failure is None:
                 self._silent_hosts = set()
                 if not repetition.began:
@@ -221,29 +205,29 @@ class Driver:
                     repetition.deadline = min(
                         self._budget.compute_deadline(began), time.monotonic() + sampling_seconds
                     )
-                self._run_job(repetition, attempt)
+                self._run_job(repetition, ranks)
             return failure
         finally:
             # The next ranks would meet what these leave behind.
             self._recorder.cleanup_notes = []
-            if remains := attempt.end(_GONE_SECONDS):
+            if remains := ranks.end(_GONE_SECONDS):
                 moment = f"{_GONE_SECONDS:.0f} s after the ranks before these were ended"
                 note = f"{moment}, there were still {', '.join(remains)}"
                 self._recorder.cleanup_notes = [note]
 
-    def _run_job(self, repetition: Repetition, attempt: Attempt) -> None:
+    def _run_job(self, repetition: Repetition, ranks: Ranks) -> None:
         """Send the ranks their job, and record their outcomes and the load of this host."""
-        hellos = [hello for _, hello in sorted(attempt.evidence.hellos.items())]
+        hellos = [hello for _, hello in sorted(ranks.evidence.hellos.items())]
         self._recorder.store_environment(hellos)
         self._needs_gpu_reports = False
         job = self._make_job(repetition)
         meter = LoadMeter()
-        attempt.send_job(job)
+        ranks.send_job(job)
         try:
-            self._record_outcomes(repetition, attempt, job)
+            self._record_outcomes(repetition, ranks, job)
         finally:
             is_here = {hello.host for hello in hellos} == {socket.gethostname()}
-            cpu_seconds = attempt.evidence.cpu_seconds
+            cpu_seconds = ranks.evidence.cpu_seconds
             is_complete = len(cpu_seconds) == len(hellos)
             total_seconds = sum(cpu_seconds.values()) if is_complete else None
             load = meter.read(total_seconds) if is_here else None
@@ -260,15 +244,22 @@ class Driver:
         half_widths = self._recorder.half_widths
         weights = [compute_weight(case, half_widths.get(case.id), self._plan) for case in cases]
         costs = [self._budget.costs.estimate_case(case) for case in cases]
-        order, extra = order_blocks(cases, measure.seed, repetition.number, measure.more_blocks)
+        blocks = make_blocks(
+            cases,
+            weights,
+            costs,
+            seed=f"{measure.seed} {repetition.number}",
+            num_extra=measure.more_blocks,
+            shuffles_single=repetition.number > 0,
+        )
         return Job(
             plan=replace(self._plan, cases=tuple(cases), skipped=()),
-            blocks=make_blocks(order, extra, weights, costs),
+            blocks=blocks,
             budget_seconds=max(repetition.deadline - time.monotonic(), 0.0),
             run_seconds=self._budget.compute_remaining_seconds(),
         )
 
-    def _record_outcomes(self, repetition: Repetition, attempt: Attempt, job: Job) -> None:
+    def _record_outcomes(self, repetition: Repetition, ranks: Ranks, job: Job) -> None:
         """Record each case after its last block, until the job is done or the ranks fail."""
         total_weight = sum(block.weight for block in job.blocks)
         done_weight = 0.0
@@ -279,10 +270,11 @@ class Driver:
             done_weight += block.weight
             if case.id not in repetition.cases:
                 continue
-            self._listener.show_progress(case, self._budget.compute_progress(min(share, 1.0)))
+            title = f"repetition {repetition.number + 1}/{self._plan.repetitions}: {case.name}"
+            self._display.show_progress(title, self._budget.compute_progress(min(share, 1.0)))
             starts.setdefault(case.id, utc_now())
             began = time.monotonic()
-            outcome = attempt.wait_for_block(number, self._plan.timeout_seconds)
+            outcome = ranks.wait_for_block(number, self._plan.timeout_seconds)
             outcome = replace(outcome, started=starts[case.id])
             if outcome.more:
                 repetition.partial_outcomes[case.id] = outcome
@@ -294,7 +286,7 @@ class Driver:
                 return
             else:
                 self._record(repetition, case, outcome)
-        attempt.wait_for_end(_FAREWELL_SECONDS)
+        ranks.wait_for_end(_FAREWELL_SECONDS)
 
     def _record(self, repetition: Repetition, case: Case, outcome: Outcome) -> None:
         """Write the record of a case, which is then no longer pending in the repetition."""
@@ -302,11 +294,6 @@ class Driver:
         repetition.records.append(record)
         repetition.partial_outcomes.pop(case.id, None)
         del repetition.cases[case.id]
-
-
-def make_skipped_outcome(skip_reason: SkipReason, reason: str) -> Outcome:
-    """Return the outcome of a case that is not measured."""
-    return Outcome(status="skipped", reason=reason, skip_reason=skip_reason)
 
 
 def compute_weight(case: Case, half_width: float | None, plan: Plan) -> float:

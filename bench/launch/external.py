@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -28,10 +28,10 @@ from parbench.bench.launch.launchers import (
     apply_variables,
     find_loopback_variables,
     kill_descendants,
-    make_folder,
 )
-from parbench.bench.launch.messages import MESSAGE_DECODER, FolderMailbox, Hello, Message
+from parbench.bench.launch.messages import MESSAGE_DECODER, FolderMailbox, Message
 from parbench.bench.launch.processes import adopt_orphans, die_with_parent
+from parbench.bench.launch.ranks import Ranks
 from parbench.bench.machine.world_spec import Joined
 
 STORE_VARIABLE = "PARBENCH_STORE"
@@ -108,12 +108,9 @@ class ExternalLauncher:
 
     def start_ranks(self, folder: Path, variables: Mapping[str, str]) -> "ExternalRanks":
         """Order all agents to start a worker with these environment variables."""
-        make_folder(folder)
         number = self._number
         self._number += 1
-        self._store.set(f"order/{number}", msgspec.json.encode(dict(variables)).decode())
-        process = start_worker(number, folder.absolute(), variables)
-        return ExternalRanks(self._store, number, self._size, process, folder)
+        return ExternalRanks(self._store, number, self._size, folder, variables)
 
     def close(self) -> None:
         """Release the agents of all other ranks, and wait until they no longer need the store."""
@@ -124,23 +121,18 @@ class ExternalLauncher:
                 time.sleep(0.05)
 
 
-class ExternalRanks:
+class ExternalRanks(Ranks):
     """Workers that agents have started. Their output goes to the output of the launcher."""
 
-    exit_code_seconds = 3.0
-
     def __init__(
-        self, store: Store, number: int, size: int, process: Process, folder: Path
+        self, store: Store, number: int, size: int, folder: Path, variables: Mapping[str, str]
     ) -> None:
+        super().__init__(size, folder)
         self.mailbox = StoreMailbox(PrefixStore(f"{number}/mail", store), folder)
         self._store = PrefixStore(str(number), store)
-        self._size = size
-        self._process = process
+        store.set(f"order/{number}", msgspec.json.encode(dict(variables)).decode())
+        self._process = start_worker(number, folder.absolute(), variables)
         self._codes: dict[int, int] = {}
-
-    def have_ended(self) -> bool:
-        codes = self.get_exit_codes()
-        return any(codes.values()) or len(codes) == self._size
 
     def get_exit_codes(self) -> dict[int, int]:
         code = self._process.poll()
@@ -155,7 +147,7 @@ class ExternalRanks:
     def get_last_error(self) -> str:
         return ""
 
-    def end(self, hellos: Iterable[Hello]) -> None:
+    def kill(self) -> None:
         with suppress(RuntimeError):
             self._store.set("end", "")
         kill_descendants(os.getpid())

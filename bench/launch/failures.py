@@ -4,10 +4,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import psutil
+
 from parbench.bench.launch.flight_recorder import Waits, find_waits
-from parbench.bench.launch.launchers import find_process_state
 from parbench.bench.launch.messages import HangReport, Hello, Outcome, RankError
-from parbench.bench.launch.processes import describe_exit
+from parbench.bench.launch.processes import describe_exit, get_process_space
 from parbench.bench.results.records import Culprit, CulpritCause, RankState
 
 
@@ -255,3 +256,19 @@ def find_silent_hosts(ranks: Sequence[RankState]) -> set[str]:
     """Return the hosts on which all ranks are silent, empty if no rank of any host has answered."""
     answering = {state.host for state in ranks if not state.is_silent}
     return {state.host for state in ranks} - answering if answering else set()
+
+
+def find_process_state(hello: Hello) -> str | None:
+    """Return the state of a rank's process, such as ``stopped`` or ``gone``.
+
+    None if this process cannot see the rank's process. A zombie is gone, unless threads of it
+    remain in a kernel driver.
+    """
+    if hello.process_space != get_process_space():
+        return None
+    try:
+        process = psutil.Process(hello.pid)
+        state = str(process.status())
+        return "gone" if state == psutil.STATUS_ZOMBIE and process.num_threads() <= 1 else state
+    except psutil.NoSuchProcess:
+        return "gone"

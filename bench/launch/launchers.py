@@ -14,13 +14,11 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
 from types import ModuleType
-from typing import Protocol
 
 import psutil
 
-from parbench.bench.files import convert_write_errors
-from parbench.bench.launch.messages import FolderMailbox, Hello, Mailbox
 from parbench.bench.launch.processes import describe_exit, die_with_parent, get_process_space
+from parbench.bench.launch.ranks import Ranks, remove_if_empty
 from parbench.bench.machine.environment import find_interface
 from parbench.bench.machine.slurm_allocation import (
     INTERFACE_VARIABLE,
@@ -45,30 +43,6 @@ _TASK_ENDED = re.compile(
 )
 
 
-class Ranks(Protocol):
-    """The processes of one start of all ranks."""
-
-    @property
-    def mailbox(self) -> Mailbox:
-        """The mailbox that carries the messages of these ranks."""
-
-    @property
-    def exit_code_seconds(self) -> float:
-        """The seconds after which the exit code of a dead rank is known."""
-
-    def have_ended(self) -> bool:
-        """Return True if one rank has failed or all ranks have ended."""
-
-    def get_exit_codes(self) -> dict[int, int]:
-        """Return the known exit codes of ended ranks by rank. A negative code is a signal."""
-
-    def get_last_error(self) -> str:
-        """Return the last message of the rank or launcher that failed, empty if there is none."""
-
-    def end(self, hellos: Iterable[Hello]) -> None:
-        """End every rank, also stopped ones. ``hellos`` are the first messages of the ranks."""
-
-
 class ForkServer(AbstractContextManager["ForkServer"]):
     """A process that has imported torch and ``modules`` and forks the ranks of this node.
 
@@ -79,9 +53,9 @@ class ForkServer(AbstractContextManager["ForkServer"]):
     def __init__(self, modules: Iterable[str], variables: Mapping[str, str], logs: Path) -> None:
         self._log = logs / "fork-server.log"
         self._variables = {**variables, SERVER_LOG_VARIABLE: str(self._log)}
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([_PRELOAD, WORKER, *modules])
-        self._start()
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload([_PRELOAD, WORKER, *modules])
+        self.start()
 
     def __exit__(self, *exception: object) -> None:
         kill_descendants(self.pid)
@@ -91,34 +65,6 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         with suppress(ChildProcessError):
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         remove_if_empty(self._log)
-
-    def start_ranks(
-        self,
-        size: int,
-        folder: Path,
-        variables: Mapping[str, str],
-        cpus: Sequence[Sequence[int]] = (),
-    ) -> Ranks:
-        """Fork ``size`` ranks from the server, which has imported the modules.
-
-        The server is started again if it has died. ``cpus[rank]`` lists the CPUs to which a rank is
-        bound. Ranks are not bound if ``cpus`` is empty.
-        """
-        make_folder(folder)
-        if self.has_ended():  # killed, perhaps because memory was short
-            self._start()
-        processes: list[ForkServerProcess] = []
-        with (
-            suppress(OSError, EOFError),
-            hide_main_module(),
-        ):  # a dead server, which the ranks report
-            for rank in range(size):
-                own_cpus = list(cpus[rank]) if cpus else []
-                arguments = (rank, size, str(folder.absolute()), dict(variables), own_cpus)
-                process = self._context.Process(target=run_forked_rank, args=arguments)
-                process.start()
-                processes.append(process)
-        return ForkedRanks(self, processes, size, folder)
 
     def has_ended(self) -> bool:
         """Return True if the server process has ended."""
@@ -136,7 +82,7 @@ class ForkServer(AbstractContextManager["ForkServer"]):
             return f"the fork server was {describe_exit(-end.si_status)}"
         return read_last_line(self._log)
 
-    def _start(self) -> None:
+    def start(self) -> None:
         """Start the server process and store its process id."""
         with set_variables(self._variables):
             forkserver.ensure_running()
@@ -144,27 +90,39 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         self.pid: int = server._forkserver_pid  # type: ignore[attr-defined]  # no public name
 
 
-class ForkedRanks:
-    """Ranks that the fork server has forked; their output goes to ``rank-<n>.log``."""
+class ForkedRanks(Ranks):
+    """Ranks that a fork server has forked; their output goes to ``rank-<n>.log``.
+
+    ``cpus[rank]`` lists the CPUs to which a rank is bound. Ranks are not bound if ``cpus`` is
+    empty.
+    """
 
     exit_code_seconds = 0.5
 
     def __init__(
         self,
         server: ForkServer,
-        processes: Sequence[ForkServerProcess],
         size: int,
         folder: Path,
+        variables: Mapping[str, str],
+        cpus: Sequence[Sequence[int]] = (),
     ) -> None:
-        self.mailbox = FolderMailbox(folder)
+        super().__init__(size, folder)
         self._server = server
-        self._processes = processes
-        self._size = size
-        self._folder = folder
+        self._processes: list[ForkServerProcess] = []
+        if server.has_ended():  # killed, perhaps because memory was short
+            server.start()
+        # The ranks report a server that dies here.
+        with suppress(OSError, EOFError), hide_main_module():
+            for rank in range(size):
+                own_cpus = list(cpus[rank]) if cpus else []
+                arguments = (rank, size, str(folder.absolute()), dict(variables), own_cpus)
+                process = server.context.Process(target=run_forked_rank, args=arguments)
+                process.start()
+                self._processes.append(process)
 
-    def have_ended(self) -> bool:
-        codes = self.get_exit_codes()
-        return self._server.has_ended() or any(codes.values()) or len(codes) == self._size
+    def has_launcher_ended(self) -> bool:
+        return self._server.has_ended()
 
     def get_exit_codes(self) -> dict[int, int]:
         # The server reports exit codes. Without it they are unknown, and 255 stands for them.
@@ -181,7 +139,7 @@ class ForkedRanks:
                 return read_last_line(self._folder / f"rank-{rank}.log")
         return self._server.get_last_error()
 
-    def end(self, hellos: Iterable[Hello]) -> None:
+    def kill(self) -> None:
         kill_descendants(self._server.pid)  # it has adopted what ranks have left behind
 
 
@@ -224,19 +182,6 @@ def redirect_output(log: Path) -> None:
     os.dup2(file, 2)
 
 
-def remove_if_empty(file: Path) -> None:
-    """Remove a file if it is empty. A missing file is not an error."""
-    with suppress(OSError):
-        if file.stat().st_size == 0:
-            file.unlink()
-
-
-def make_folder(folder: Path) -> None:
-    """Create a new folder and its parents. Raises ``UserError`` if it exists or cannot be made."""
-    with convert_write_errors(folder):
-        folder.mkdir(parents=True)
-
-
 def kill_descendants(pid: int) -> None:
     """Kill the children of a process and all their descendants."""
     with suppress(psutil.NoSuchProcess):
@@ -271,14 +216,12 @@ def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-class SrunRanks:
+class SrunRanks(Ranks):
     """Ranks on several nodes, the tasks of a job step.
 
     All nodes share their folder. It holds the output of srun (``srun.log``) and of the ranks, and
     their messages.
     """
-
-    exit_code_seconds = 3.0
 
     def __init__(
         self,
@@ -288,8 +231,7 @@ class SrunRanks:
         nodelist: str | None = None,
     ) -> None:
         folder = folder.absolute()
-        make_folder(folder)
-        self.mailbox = FolderMailbox(folder)
+        super().__init__(layout.num_ranks, folder)
         self._log = folder / "srun.log"
         local_size = str(layout.ntasks_per_node)
         own_variables = {FOLDER_VARIABLE: str(folder), "LOCAL_WORLD_SIZE": local_size}
@@ -312,7 +254,7 @@ class SrunRanks:
                 preexec_fn=lambda: die_with_parent(signal.SIGTERM),  # then srun ends the step
             )
 
-    def have_ended(self) -> bool:
+    def has_launcher_ended(self) -> bool:
         return self._process.poll() is not None
 
     def get_exit_codes(self) -> dict[int, int]:
@@ -323,10 +265,10 @@ class SrunRanks:
         lines = self._log.read_text(errors="replace").splitlines()
         return next((line for line in lines if line.startswith("srun: error:")), "")
 
-    def end(self, hellos: Iterable[Hello]) -> None:
+    def kill(self) -> None:
         """Kill the ranks of this host, end srun, and let Slurm kill the step on other nodes."""
-        hellos = list(hellos)
-        was_running = not self.have_ended()
+        hellos = self.evidence.hellos.values()
+        was_running = not self.has_launcher_ended()
         here = get_process_space()
         for hello in hellos:
             if hello.process_space == here:
@@ -393,22 +335,6 @@ def parse_exit_codes(text: str) -> dict[int, int]:
         if how.startswith(str(signal.strsignal(sign))):
             return {rank: -sign}
     return {}
-
-
-def find_process_state(hello: Hello) -> str | None:
-    """Return the state of a rank's process, such as ``stopped`` or ``gone``.
-
-    None if this process cannot see the rank's process. A zombie is gone, unless threads of it
-    remain in a kernel driver.
-    """
-    if hello.process_space != get_process_space():
-        return None
-    try:
-        process = psutil.Process(hello.pid)
-        state = str(process.status())
-        return "gone" if state == psutil.STATUS_ZOMBIE and process.num_threads() <= 1 else state
-    except psutil.NoSuchProcess:
-        return "gone"
 
 
 def read_last_line(log: Path) -> str:

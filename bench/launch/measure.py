@@ -2,7 +2,6 @@
 
 import os
 import resource
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -11,14 +10,18 @@ from typing import Any
 
 import msgspec
 from msgspec.structs import replace
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from parbench.bench.launch.budget import RESERVE, compute_costs
+from parbench.bench.launch.display import Display
 from parbench.bench.launch.driver import Driver, StartRanks, list_pending
-from parbench.bench.launch.launchers import ForkServer, SrunRanks, find_loopback_variables
+from parbench.bench.launch.launchers import (
+    ForkedRanks,
+    ForkServer,
+    SrunRanks,
+    find_loopback_variables,
+)
 from parbench.bench.launch.processes import convert_sigterm_to_interrupt
-from parbench.bench.launch.recorder import FAILED_STATUSES, Recorder
+from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.doctor import examine_this_host
 from parbench.bench.machine.environment import DISTURBANCES, VOLATILE
 from parbench.bench.machine.gpu_host import BIND_VARIABLE
@@ -31,12 +34,11 @@ from parbench.bench.machine.slurm_allocation import (
     inspect_rank_machine,
 )
 from parbench.bench.machine.world_spec import Joined
-from parbench.bench.plan.cases import EXPLAINER, Case, group_by_variables
+from parbench.bench.plan.cases import EXPLAINER, group_by_variables
 from parbench.bench.plan.custom_step import hash_source
 from parbench.bench.plan.options import Options, plan_run
 from parbench.bench.plan.plan import Plan, compute_sampling_seconds
 from parbench.bench.results.limits import read_limits
-from parbench.bench.results.records import Record, encode_record
 from parbench.bench.results.runs import Run, create_run, load_run, open_writer
 from parbench.bench.text import UserError, format_duration, parse_duration, pluralize
 
@@ -46,101 +48,8 @@ _STARTUP_SECONDS = 4.0
 """The time for imports and the report."""
 MIN_OPEN_FILES = 64
 _OPEN_FILES = 1 << 16
-_LONG_STARTUP_SECONDS = 5.0
 _LAZY_GLOO_RANKS = 64
 """From this number of ranks on, gloo connects only ranks that exchange data."""
-_LINE_SECONDS = 5.0
-"""The seconds between lines of progress if the output is not a terminal."""
-
-
-class Display(ExitStack):
-    """Shows the progress and its expected end, and one line for each case that failed.
-
-    With ``as_json`` every record is also printed on stdout. With ``quiet`` no progress is shown.
-    """
-
-    def __init__(
-        self,
-        num_cases: int,
-        expected_seconds: float,
-        console: Console | None = None,
-        *,
-        as_json: bool = False,
-        quiet: bool = False,
-    ) -> None:
-        super().__init__()
-        self._as_json = as_json
-        # FORCE_COLOR makes no terminal of a pipe, which has lines instead of a bar.
-        self._console = console or Console(
-            stderr=True, soft_wrap=True, highlight=False, force_terminal=sys.stderr.isatty()
-        )
-        self._console.quiet = quiet
-        self._num_cases = num_cases
-        self._num_records = 0
-        self._expected_seconds = expected_seconds
-        self._began = time.monotonic()
-        self._last_line = self._began
-        self._prefix = ""
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[remaining]}"),
-            console=self._console,
-            disable=quiet or not self._console.is_terminal,
-        )
-        self.enter_context(self._bar)
-        self._task = self._bar.add_task("starting ranks", total=1.0, remaining="")
-
-    def begin_repetition(self, number: int, total: int, num_cases: int) -> None:
-        self._prefix = f"repetition {number}/{total}"
-        self._bar.update(self._task, description=f"{self._prefix}: starting ranks")
-        self._print_unless_terminal(f"{self._prefix}: {pluralize(num_cases, 'case')}")
-
-    def show_startup(self, seconds: float) -> None:
-        if seconds >= _LONG_STARTUP_SECONDS:
-            duration = format_duration(seconds)
-            self.print_message(
-                f"starting ranks takes {duration} of each repetition; "
-                "fewer --repetitions leave more time to measure"
-            )
-
-    def show_progress(self, case: Case, share: float) -> None:
-        now = time.monotonic()
-        elapsed = now - self._began
-        seconds = self._expected_seconds
-        if share:
-            seconds = max(min(elapsed * (1 / share - 1), seconds - elapsed), 0.0)
-        end = f"about {format_duration(seconds)} left" if seconds >= 1 else "about to end"
-        name = f"{self._prefix}: {case.name}"
-        self._bar.update(self._task, description=name, completed=share, remaining=end)
-        if share and now - self._last_line > _LINE_SECONDS:
-            self._print_unless_terminal(f"{self._prefix}: {share:.0%} of the run, {end}")
-
-    def print_message(self, message: str) -> None:
-        self._console.print(message, markup=False)
-
-    def show_record(self, record: Record) -> None:
-        """Count a record, print its failure and, with ``as_json``, print the record on stdout."""
-        if self._as_json:
-            sys.stdout.buffer.write(encode_record(record))
-            sys.stdout.buffer.flush()
-        self._num_records += 1
-        if record.status in FAILED_STATUSES:
-            self.print_message(f"{record.status}: {record.case.label}: {record.reason}")
-
-    def show_stop(self, reason: str, path: Path) -> None:
-        """Print the reason why the run in ``path`` stopped early, and the command to resume it."""
-        self.close()
-        num_measured = f"{self._num_records} of {self._num_cases} cases measured"
-        self.print_message(f"{reason}: {num_measured}; go on with: parbench run --resume {path}")
-
-    def _print_unless_terminal(self, line: str) -> None:
-        """Print a line of progress if the output is not a terminal, which shows a bar instead."""
-        self._last_line = time.monotonic()
-        if not self._console.is_terminal:
-            self.print_message(line)
 
 
 def run_options(
@@ -177,8 +86,7 @@ def run_options(
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
         stack.enter_context(convert_sigterm_to_interrupt())
-        display = Display(num_cases, _estimate_seconds(plan), as_json=as_json, quiet=quiet)
-        stack.enter_context(display)
+        display = stack.enter_context(Display(num_cases, as_json=as_json, quiet=quiet))
         if message:
             display.print_message(message)
         start_ranks = choose_launcher(run, joined, options.nodelist, stack, cpus)
@@ -265,17 +173,11 @@ def _refuse_changed_sources(plan: Plan) -> None:
 def describe_duration(plan: Plan) -> str:
     """Return a text about the duration of a run, which follows from the number of its cases."""
     extent = f"{pluralize(len(plan.cases), 'case')}, {pluralize(plan.repetitions, 'repetition')}"
-    duration = format_duration(_estimate_seconds(plan))
-    return f"{extent}, about {duration} (--repetitions and --budget change it)"
-
-
-def _estimate_seconds(plan: Plan) -> float:
-    """Return the expected duration of a run."""
-    num_steps = sum(case.is_step for case in plan.cases)
     per_repetition = _START_SECONDS * len(group_by_variables(plan.cases))
     per_repetition += compute_sampling_seconds(plan.cases, plan.measure)
-    per_repetition += num_steps * _STEP_SECONDS
-    return min(_STARTUP_SECONDS + plan.repetitions * per_repetition, plan.budget_seconds)
+    per_repetition += _STEP_SECONDS * sum(case.is_step for case in plan.cases)
+    seconds = min(_STARTUP_SECONDS + plan.repetitions * per_repetition, plan.budget_seconds)
+    return f"{extent}, about {format_duration(seconds)} (--repetitions and --budget change it)"
 
 
 def refuse_few_open_files() -> None:
@@ -356,4 +258,4 @@ def choose_launcher(
     targets = {EXPLAINER if case.is_custom else case.target for case in plan.cases}
     modules = sorted({target.partition(":")[0] for target in targets})
     server = stack.enter_context(ForkServer(modules, own, run.path / "logs"))
-    return lambda folder, variables: server.start_ranks(plan.nproc, folder, variables, cpus)
+    return lambda folder, variables: ForkedRanks(server, plan.nproc, folder, variables, cpus)

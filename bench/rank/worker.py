@@ -25,7 +25,6 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from parbench.bench.launch.attempt import START_SECONDS
 from parbench.bench.launch.external import (
     STORE_VARIABLE,
     StoreMailbox,
@@ -48,6 +47,7 @@ from parbench.bench.launch.messages import (
     wait_for,
 )
 from parbench.bench.launch.processes import exit_now, get_process_space
+from parbench.bench.launch.ranks import START_SECONDS
 from parbench.bench.machine.environment import capture_environment, find_interface, locate_rank
 from parbench.bench.machine.gpu import choose_gpu_index
 from parbench.bench.machine.gpu_host import BIND_VARIABLE, bind_to_gpu, read_numa_node

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from parbench import cli
-from parbench.bench.launch import attempt
+from parbench.bench.launch import ranks as ranks_module
 from parbench.bench.launch.processes import PARBENCH
 from parbench.bench.results.records import Record, read_records
 from parbench.bench.results.runs import list_runs
@@ -83,7 +83,7 @@ def test_run_survives_faulty_ranks_and_driver_kill(
     with (path / "records.jsonl").open("ab") as file:
         file.write(b'{"schema":1,"case":{"id"')  # as a kill during a write leaves it
     monkeypatch.setenv("PYTHONPATH", IMPORT_PATH)
-    monkeypatch.setattr(attempt, "_GRACE_SECONDS", 1.0)
+    monkeypatch.setattr(ranks_module, "_GRACE_SECONDS", 1.0)
     resumed = CliRunner().invoke(cli.main, ["run", "--resume", str(path), "--format=json"])
     assert resumed.exit_code == 1, resumed.output
     assert resumed.stderr.splitlines()[-1] == str(path)

@@ -16,7 +16,7 @@ from parbench.bench.machine import slurm_allocation as node_machine
 from parbench.bench.machine.machine import Machine
 from parbench.bench.plan import options
 from parbench.bench.results.runs import Run
-from tests.support.fakes import ScriptedRanks, case_order, make_hello, make_outcome
+from tests.support.fakes import ScriptedRanks, make_hello, make_outcome, make_single_blocks
 
 MODULES = ("parbench.bench.plan.catalogue", "parbench.workloads.catalogue")
 MACHINE = Machine(
@@ -47,7 +47,7 @@ def isolate_driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     for name in (*TORCHRUN, "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "PARBENCH_EMULATED"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(node_machine, "inspect_machine", lambda environ: MACHINE)
-    monkeypatch.setattr(driver, "order_blocks", case_order)
+    monkeypatch.setattr(driver, "make_blocks", make_single_blocks)
     monkeypatch.setattr(doctor, "_SAMPLE_SECONDS", 0.01)
     monkeypatch.chdir(folder)
 
@@ -70,7 +70,7 @@ class FakeRanks:
 
         def start(folder: Path, variables: Mapping[str, str]) -> ScriptedRanks:
             hellos = [make_hello(rank) for rank in range(size)]
-            self.starts.append(ScriptedRanks(folder, hellos, self._act))
+            self.starts.append(ScriptedRanks(size, folder, hellos, self._act))
             return self.starts[-1]
 
         return start

@@ -23,6 +23,7 @@ from parbench.bench.launch.messages import (
     Outcome,
     RankError,
 )
+from parbench.bench.launch.ranks import Ranks
 from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.plan.plan import Plan, SkippedCase
@@ -74,11 +75,11 @@ def make_outcome(seconds: float = 1e-3, **overrides: Any) -> Outcome:
     return Outcome(**{**fields, **overrides})
 
 
-def case_order(
-    cases: Sequence[Case], seed: int, repetition: int, more: int
-) -> tuple[list[int], list[int]]:
-    """Replace ``order_blocks``: each case once, in the order of the plan."""
-    return [*range(len(cases))], []
+def make_single_blocks(
+    cases: Sequence[Case], weights: Sequence[float], *arguments: object, **options: object
+) -> list[Block]:
+    """Replace ``make_blocks``: each case has one block, in the order of the plan."""
+    return [Block(case=index, weight=weight) for index, weight in enumerate(weights)]
 
 
 def make_status(**overrides: Any) -> HangReport:
@@ -156,7 +157,7 @@ def make_hello(rank: int, **overrides: Any) -> Hello:
     return Hello(**{**fields, "environment": {}, **overrides})
 
 
-class ScriptedRanks:
+class ScriptedRanks(Ranks):
     """All ranks of one start, without processes; they are their own mailbox.
 
     ``hellos`` has the messages of the ranks that start.
@@ -164,8 +165,10 @@ class ScriptedRanks:
 
     exit_code_seconds = 0.0
 
-    def __init__(self, folder: Path, hellos: Iterable[Hello], script: Script) -> None:
-        folder.mkdir(parents=True)
+    def __init__(
+        self, size: int, folder: Path, hellos: Iterable[Hello], script: Script
+    ) -> None:
+        super().__init__(size, folder)
         self.mailbox = self
         self.codes: dict[int, int] = {}
         self.error = ""
@@ -209,7 +212,7 @@ class ScriptedRanks:
         self._messages = []
         return messages
 
-    def have_ended(self) -> bool:
+    def has_launcher_ended(self) -> bool:
         return self.has_ended
 
     def get_exit_codes(self) -> dict[int, int]:
@@ -218,8 +221,8 @@ class ScriptedRanks:
     def get_last_error(self) -> str:
         return self.error
 
-    def end(self, hellos: Iterable[Hello]) -> None:
-        self.killed_ranks = sorted(hello.rank for hello in hellos)
+    def kill(self) -> None:
+        self.killed_ranks = sorted(self.evidence.hellos)
 
 
 def complete_job(ranks: ScriptedRanks, job: Job) -> Iterator[None]:

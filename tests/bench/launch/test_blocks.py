@@ -2,7 +2,9 @@
 
 from collections import Counter
 
-from parbench.bench.launch.budget import BLOCKS, make_blocks, order_blocks
+import pytest
+
+from parbench.bench.launch.budget import BLOCKS, make_blocks
 from parbench.bench.plan.cases import Case, make_case
 from tests.support.fakes import make_fake_case
 
@@ -13,9 +15,13 @@ def make_sized_case(megabytes: int) -> Case:
     return make_case("p2p.sendrecv", "a:b", {"size_bytes": megabytes << 20})
 
 
-def compute_order(cases: list[Case], *, seed: int = 0, repetition: int = 0) -> list[int]:
-    order, _ = order_blocks(cases, seed, repetition)
-    return order
+def compute_order(
+    cases: list[Case], *, seed: str = "0", num_extra: int = 0, shuffles: bool = False
+) -> list[int]:
+    """Return the index of the case of each block."""
+    numbers = [0.0] * len(cases)
+    blocks = make_blocks(cases, numbers, numbers, seed, num_extra, shuffles_single=shuffles)
+    return [block.case for block in blocks]
 
 
 def test_operations_have_many_blocks_and_steps_one() -> None:
@@ -37,11 +43,10 @@ def test_blocks_are_passes_in_random_order() -> None:
     assert passes != [passes[0]] * BLOCKS
 
 
-def test_order_depends_on_seed_and_repetition() -> None:
+def test_order_depends_on_the_seed() -> None:
     order = compute_order(ALL_REDUCES)
     assert compute_order(ALL_REDUCES) == order
-    assert compute_order(ALL_REDUCES, seed=1) != order
-    assert compute_order(ALL_REDUCES, repetition=1) != order
+    assert compute_order(ALL_REDUCES, seed="1") != order
 
 
 def test_large_cases_have_one_block() -> None:
@@ -50,24 +55,27 @@ def test_large_cases_have_one_block() -> None:
     assert counts == {0: BLOCKS, 1: BLOCKS, 2: 1, 3: BLOCKS}
 
 
-def test_steps_are_shuffled_only_in_later_repetitions() -> None:
+def test_steps_are_shuffled_on_request() -> None:
     steps = [make_fake_case(number, "custom.mine") for number in range(8)]
     in_order = [*range(8)]
-    later_order = compute_order(steps, repetition=1)
+    later_order = compute_order(steps, shuffles=True)
     assert compute_order(steps) == in_order
     assert later_order != in_order
     assert sorted(later_order) == in_order
 
 
 def test_extra_blocks_are_passes_after_the_planned_ones() -> None:
-    order, extra = order_blocks(ALL_REDUCES, 0, 0, num_extra=2)
-    assert order == compute_order(ALL_REDUCES)
-    assert sorted(extra[:4]) == [0, 1, 2, 3]
-    assert sorted(extra[4:]) == [0, 1, 2, 3]
+    order = compute_order(ALL_REDUCES, num_extra=2)
+    assert order[: 4 * BLOCKS] == compute_order(ALL_REDUCES)
+    assert sorted(order[-8:-4]) == [0, 1, 2, 3]
+    assert sorted(order[-4:]) == [0, 1, 2, 3]
 
 
 def test_weights_and_costs_are_divided_over_the_planned_blocks() -> None:
-    blocks = make_blocks([0, 2, 1, 2], [0, 2], [1.0, 4.0, 3.0], [2.0, 0.0, 6.0])
-    assert [block.case for block in blocks] == [0, 2, 1, 2, 0, 2]
-    assert [block.weight for block in blocks] == [1.0, 1.5, 4.0, 1.5, 0.0, 0.0]
-    assert [block.cost_seconds for block in blocks] == [2.0, 3.0, 0.0, 3.0, 0.0, 0.0]
+    cases = [make_fake_case(0), make_fake_case(1, "workload.ddp")]
+    *planned, extra = make_blocks(cases, [1.0, 4.0], [2.0, 6.0], "0", num_extra=1)
+    assert sum(block.weight for block in planned if block.case == 0) == pytest.approx(1.0)
+    assert sum(block.cost_seconds for block in planned if block.case == 0) == pytest.approx(2.0)
+    [step] = [block for block in planned if block.case == 1]
+    assert (step.weight, step.cost_seconds) == (4.0, 6.0)
+    assert (extra.weight, extra.cost_seconds) == (0.0, 0.0)

@@ -9,27 +9,28 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from parbench.bench.launch import attempt as attempt_module
 from parbench.bench.launch import budget
 from parbench.bench.launch import driver as module
+from parbench.bench.launch import ranks as ranks_module
+from parbench.bench.launch.display import Display
 from parbench.bench.launch.driver import Driver, list_pending
-from parbench.bench.launch.messages import Job, Outcome
+from parbench.bench.launch.messages import Block, Job, Outcome
 from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.environment import RankPlace
-from parbench.bench.plan.cases import Case, make_case
+from parbench.bench.plan.cases import make_case
 from parbench.bench.plan.plan import Plan, parse_fault
 from parbench.bench.results.records import Record, Samples, SkipReason, read_records
 from parbench.bench.results.runs import create_run, load_run, open_writer, utc_now
 from tests.support.fakes import (
     Script,
     ScriptedRanks,
-    case_order,
     complete_blocks,
     complete_job,
     make_fake_case,
     make_hello,
     make_outcome,
     make_plan,
+    make_single_blocks,
     time_limit,
 )
 
@@ -40,15 +41,15 @@ MakeRun = Callable[..., "FakeRun"]
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(attempt_module, "_GRACE_SECONDS", 0.0)
-    monkeypatch.setattr(attempt_module, "_POLL_SECONDS", 0.001)
-    monkeypatch.setattr(module, "order_blocks", case_order)
+    monkeypatch.setattr(ranks_module, "_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(ranks_module, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(module, "make_blocks", make_single_blocks)
     with time_limit(60):
         yield
 
 
 class FakeRun:
-    """A run folder with scripted ranks, which also is the listener of its driver.
+    """A run folder with scripted ranks.
 
     The ranks of each start follow one of ``scripts`` in turn, or do not start for None. The last
     script is repeated.
@@ -59,17 +60,7 @@ class FakeRun:
         self.size = plan.nproc
         self.scripts: Sequence[Script | None] = scripts or (complete_job,)
         self.starts: list[ScriptedRanks] = []
-        self.startups: list[float] = []
         self.hello: Callable[[int, int], dict[str, Any]] = lambda start, rank: {}
-
-    def begin_repetition(self, number: int, total: int, num_cases: int) -> None:
-        """Ignore the start of a repetition."""
-
-    def show_startup(self, seconds: float) -> None:
-        self.startups.append(seconds)
-
-    def show_progress(self, case: Case, share: float) -> None:
-        assert 0 <= share <= 1
 
     def check_record(self, record: Record) -> None:
         assert self.records()[-1].case == record.case, "a record is on disk at once"
@@ -79,7 +70,7 @@ class FakeRun:
         script = self.scripts[min(start, len(self.scripts) - 1)]
         ranks = range(self.size) if script else []
         hellos = [make_hello(rank, **self.hello(start, rank)) for rank in ranks]
-        self.starts.append(ScriptedRanks(folder, hellos, script or complete_job))
+        self.starts.append(ScriptedRanks(self.size, folder, hellos, script or complete_job))
         self.starts[-1].has_ended = script is None
         self.starts[-1].variables = variables
         return self.starts[-1]
@@ -90,8 +81,9 @@ class FakeRun:
         with open_writer(self.path) as writer:
             recorder = Recorder(run, writer, {}, self.check_record)
             pending = list_pending(run)
-            driver = Driver(run, pending, recorder, self.start, self, began=time.monotonic())
-            driver.drive()
+            with Display(0, quiet=True) as display:
+                began = time.monotonic()
+                Driver(run, pending, recorder, self.start, display, began=began).drive()
         lines = []
         for record in self.records():
             number = record.case.params["number"]
@@ -248,7 +240,8 @@ def test_each_record_of_a_disturbed_run_names_the_fault(make_run: MakeRun) -> No
 
 
 def order_like(monkeypatch: pytest.MonkeyPatch, *order: int) -> None:
-    monkeypatch.setattr(module, "order_blocks", lambda cases, *_: ([*order], []))
+    blocks = [Block(case=index) for index in order]
+    monkeypatch.setattr(module, "make_blocks", lambda *_, **options: blocks)
 
 
 def make_result(*seconds: float, more: bool = False) -> Outcome:
@@ -348,6 +341,5 @@ def test_repetitions_beyond_the_budget_are_left_out(
     monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(budget, "time", clock)
     run.drive()
-    assert run.startups == [pytest.approx(0.0, abs=1.0)], "reported once"
     reasons = [record.skip_reason for record in run.records()]
     assert reasons == [None] * 6 + [SkipReason.OUT_OF_BUDGET] * 4

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from parbench.bench.launch.launchers import (
+    ForkedRanks,
     ForkServer,
-    Ranks,
     SrunRanks,
     build_rank_command,
     parse_exit_codes,
@@ -62,11 +62,11 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
         assert (logs / "fork-server.log").read_text() == ""
 
 
-def start(server: ForkServer, folder: Path, *acts: str, **variables: str) -> Ranks:
+def start(server: ForkServer, folder: Path, *acts: str, **variables: str) -> ForkedRanks:
     """Start a rank for each act, and return when all have begun."""
     for rank, act in enumerate(acts):
         variables[f"PARBENCH_ACT_{rank}"] = act
-    ranks = server.start_ranks(len(acts), folder, variables)
+    ranks = ForkedRanks(server, len(acts), folder, variables)
     wait_until(lambda: len(list(folder.glob("[0-9].pid"))) == len(acts), PATIENCE)
     return ranks
 
@@ -105,7 +105,7 @@ def test_fork_server_reports_and_ends_ranks(fork_server: ForkServer, tmp_path: P
     assert ranks.get_exit_codes() == {2: 1}
     assert ranks.get_last_error() == "RuntimeError: the roof is on fire (a/rank-2.log)"
     assert not are_gone(read_pids(tmp_path / "a")[:2])
-    ranks.end([])
+    ranks.kill()
     wait_until(lambda: len(ranks.get_exit_codes()) == 3, PATIENCE)
     assert ranks.get_exit_codes() == {0: -9, 1: -9, 2: 1}
     assert are_gone(read_pids(tmp_path / "a"))
@@ -118,7 +118,7 @@ def test_fork_server_ends_what_ranks_left_behind(
     wait_until(ranks.have_ended, PATIENCE)
     child = psutil.Process(int((tmp_path / "a" / "child").read_text()))
     assert child.is_running()
-    ranks.end([])
+    ranks.kill()
     wait_until(lambda: not child.is_running(), PATIENCE)
     assert not fork_server.has_ended()
 
@@ -129,7 +129,7 @@ def test_killed_fork_server_is_replaced(fork_server: ForkServer, tmp_path: Path)
     os.kill(fork_server.pid, signal.SIGKILL)
     wait_until(lambda: are_gone(read_pids(tmp_path / "a")), PATIENCE)
     assert ranks.have_ended()
-    ranks.end([])
+    ranks.kill()
     ranks = start(fork_server, tmp_path / "b", "look")
     wait_until(ranks.have_ended, PATIENCE)
     assert ranks.get_exit_codes() == {0: 0}
@@ -142,14 +142,15 @@ def test_killed_fork_server_is_replaced(fork_server: ForkServer, tmp_path: Path)
 def test_rank_starts_a_new_python_if_forks_cannot_be_used(
     fork_server: ForkServer, tmp_path: Path, variables: dict[str, str], threads: int
 ) -> None:
-    ranks = fork_server.start_ranks(1, tmp_path / "a", {"PARBENCH_DEVICE": "cpu", **variables})
+    environ = {"PARBENCH_DEVICE": "cpu", **variables}
+    ranks = ForkedRanks(fork_server, 1, tmp_path / "a", environ)
     wait_until(lambda: list((tmp_path / "a" / "mail" / "messages").glob("*.json")), PATIENCE)
     [(_, hello)] = ranks.mailbox.receive()
     assert isinstance(hello, Hello)
     assert hello.environment["torch"]["threads"] == threads
     command = psutil.Process(hello.pid).cmdline()
     assert command[1:] == ["-m", "parbench.bench.rank.worker"]
-    ranks.end([])
+    ranks.kill()
     wait_until(lambda: ranks.get_exit_codes() == {0: -9}, PATIENCE)
 
 
@@ -176,6 +177,12 @@ def start_srun(folder: Path, nodelist: str | None = None) -> SrunRanks:
     ranks = SrunRanks(LAYOUT, folder / "logs", {}, nodelist)
     wait_until((folder / "srun.args").exists)
     return ranks
+
+
+def kill_ranks(ranks: SrunRanks, *hellos: Hello) -> None:
+    """Kill ranks that have sent these first messages."""
+    ranks.evidence.hellos.update(enumerate(hellos))
+    ranks.kill()
 
 
 def test_srun_command() -> None:
@@ -241,7 +248,7 @@ def test_srun_first_error_is_reported(slurm: Path) -> None:
     wait_until(ranks.have_ended, PATIENCE)
     assert ranks.get_last_error() == "srun: error: n3: no answer"
     assert ranks.get_exit_codes() == {}
-    ranks.end([make_hello(os.getpid(), "another machine")])
+    kill_ranks(ranks, make_hello(os.getpid(), "another machine"))
     assert not (slurm / "scancel.args").exists(), "the step has ended by itself"
 
 
@@ -254,7 +261,7 @@ def test_srun_ranks_are_killed_here_and_on_other_nodes(
     assert "--nodelist=n2" in args
     assert f"--output={slurm}/logs/rank-%t.log" in args
     assert not ranks.have_ended()
-    ranks.end([make_hello(sleeper.pid), make_hello(1, "another machine")])
+    kill_ranks(ranks, make_hello(sleeper.pid), make_hello(1, "another machine"))
     assert sleeper.wait(10) == -signal.SIGKILL
     assert ranks.have_ended()
     assert (slurm / "scancel.args").read_text().split() == ["--signal=KILL", "17.3"]
@@ -264,5 +271,5 @@ def test_stranger_on_a_host_of_the_same_name_survives(
     slurm: Path, sleeper: "subprocess.Popen[bytes]"
 ) -> None:
     """Containers may share a host name, and then the id of a rank is that of another process."""
-    start_srun(slurm).end([make_hello(sleeper.pid, "container of the same name")])
+    kill_ranks(start_srun(slurm), make_hello(sleeper.pid, "container of the same name"))
     assert sleeper.poll() is None

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from parbench.bench.launch import measure as measuring
 from parbench.bench.launch.budget import CostModel
-from parbench.bench.launch.measure import Display, run_options
+from parbench.bench.launch.display import Display
+from parbench.bench.launch.measure import run_options
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.custom_step import hash_source
 from parbench.bench.plan.options import Options
@@ -80,16 +81,13 @@ def test_skipped_cases_are_recorded_first_and_once(
 
 
 class RecordingServer(AbstractContextManager["RecordingServer"]):
-    """A fork server that only keeps the variables and CPUs of ranks."""
+    """A fork server that only keeps the variables of ranks."""
 
     def __init__(self, modules: object, variables: dict[str, str], logs: Path) -> None:
         self.variables = variables
 
     def __exit__(self, *exception: object) -> None:
         """Leave nothing behind."""
-
-    def start_ranks(self, *args: Any) -> Any:
-        return self.variables, args[-1]
 
 
 @pytest.mark.parametrize(("nproc", "is_lazy"), [(2, False), (64, True)])
@@ -98,6 +96,7 @@ def test_local_ranks_on_gpus_bind_themselves(
 ) -> None:
     """Gloo connects all pairs of many ranks only where data is exchanged."""
     monkeypatch.setattr(measuring, "ForkServer", RecordingServer)
+    monkeypatch.setattr(measuring, "ForkedRanks", lambda server, *rest: server.variables)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     cases = [make_fake_case(0)]
     for device in ("cuda", "cpu"):
@@ -107,8 +106,7 @@ def test_local_ranks_on_gpus_bind_themselves(
             start = measuring.choose_launcher(
                 Run(path=path, info=info, records=()), None, None, stack, ()
             )
-            started: Any = start(path, {})
-        variables, _ = started
+            variables: Any = start(path, {})
         assert ("PARBENCH_BIND" in variables) is (device == "cuda")
         assert ("CUDA_DEVICE_ORDER" in variables) is (device == "cuda")
         assert ("TORCH_GLOO_LAZY_INIT" in variables) is is_lazy
@@ -142,16 +140,6 @@ def test_ranks_may_open_as_many_files_as_the_system_allows() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 128
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(4.0, ""), (11.0, "starting ranks takes 11 s")])
-def test_long_startup_is_printed(seconds: float, text: str) -> None:
-    console = Console(file=io.StringIO(), width=200)
-    with Display(1, 60.0, console) as display:
-        display.show_startup(seconds)
-    output = console.file.getvalue()  # type: ignore[attr-defined]
-    assert text in output
-    assert bool(text) == bool(output.strip())
 
 
 def test_run_keeps_disturbances_of_gpus(
@@ -321,7 +309,7 @@ def test_json_record_is_printed_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("sys.stdout", stdout)
     console = Console(file=io.StringIO())
     record = ok_record(step_case())
-    with Display(2, 60.0, console, as_json=True) as display:
+    with Display(2, console, as_json=True) as display:
         for count in (1, 2):
             display.show_record(record)
             lines = pipe.getvalue().splitlines()

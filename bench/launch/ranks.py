@@ -3,21 +3,30 @@
 import os
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from parbench.bench.launch.failures import Evidence, explain_end, explain_hang
-from parbench.bench.launch.launchers import Ranks, find_process_state, remove_if_empty
+from parbench.bench.files import convert_write_errors
+from parbench.bench.launch.failures import (
+    Evidence,
+    explain_end,
+    explain_hang,
+    find_process_state,
+)
 from parbench.bench.launch.messages import (
     JOB,
     MAIL,
     BlockResult,
+    FolderMailbox,
     HangReport,
     Hello,
     Job,
     JobDone,
+    Mailbox,
     Outcome,
     RankError,
 )
@@ -33,21 +42,49 @@ _SLACK_BYTES = 256 << 20
 """The bytes by which the memory in use on a GPU may change without a run."""
 
 
-class Attempt:
+class Ranks(ABC):
     """One start of all ranks: sends them their job, collects their outcomes, explains failures.
 
-    ``folder`` holds the files of these ranks, and ``evidence`` what they have reported.
+    A launcher starts and kills the ranks in a subclass. ``folder`` is created and holds the files
+    of these ranks, and ``evidence`` what they have reported.
     """
 
-    def __init__(self, ranks: Ranks, folder: Path, size: int) -> None:
+    exit_code_seconds = 3.0
+    """The seconds after which the exit code of a dead rank is known."""
+
+    def __init__(self, size: int, folder: Path) -> None:
+        with convert_write_errors(folder):
+            folder.mkdir(parents=True)
         self.evidence = Evidence()
-        self._ranks = ranks
-        self._folder = folder
+        self.mailbox: Mailbox = FolderMailbox(folder)
         self._size = size
+        self._folder = folder
         self._outcomes: dict[int, Outcome] = {}
         self._deadline = 0.0
+        """The time at which the driver reports a hang that no rank has reported."""
 
-    def wait_for_ranks(self, timeout_seconds: float) -> Outcome | None:
+    @abstractmethod
+    def get_exit_codes(self) -> dict[int, int]:
+        """Return the known exit codes of ended ranks by rank. A negative code is a signal."""
+
+    @abstractmethod
+    def get_last_error(self) -> str:
+        """Return the last message of the rank or launcher that failed, empty if there is none."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Kill every rank, also stopped ones."""
+
+    def has_launcher_ended(self) -> bool:
+        """Return True if the process that started the ranks has ended."""
+        return False
+
+    def have_ended(self) -> bool:
+        """Return True if a rank has failed, or if all ranks or their launcher have ended."""
+        codes = self.get_exit_codes()
+        return self.has_launcher_ended() or any(codes.values()) or len(codes) == self._size
+
+    def wait_for_start(self, timeout_seconds: float) -> Outcome | None:
         """Wait until every rank has sent its first message. Return the failure if one does not.
 
         None means success.
@@ -56,7 +93,7 @@ class Attempt:
         deadline = time.monotonic() + timeout_seconds
         while len(hellos) < self._size:
             self._poll()
-            if self.evidence.errors or self._ranks.have_ended():
+            if self.evidence.errors or self.have_ended():
                 return self._explain_end("before every rank had started")
             if time.monotonic() > deadline:
                 missing = [rank for rank in range(self._size) if rank not in hellos]
@@ -67,9 +104,10 @@ class Attempt:
 
     def send_job(self, job: Job) -> None:
         """Send the ranks their job and set the deadline of the first block."""
-        self._ranks.mailbox.put(JOB, msgspec.json.encode(job))
+        self.mailbox.put(JOB, msgspec.json.encode(job))
         # Before the first block ranks may take long to find each other.
-        self._set_deadline(max(job.plan.timeout_seconds, START_SECONDS))
+        seconds = max(job.plan.timeout_seconds, START_SECONDS)
+        self._deadline = time.monotonic() + seconds + _OWN_DEADLINE_SECONDS
 
     def wait_for_block(self, index: int, timeout_seconds: float) -> Outcome:
         """Return the outcome of the block at ``index``. A failure or a hang is also an outcome.
@@ -91,12 +129,12 @@ class Attempt:
             if index not in self._outcomes:  # it may end well at the last moment
                 return failure
             self.evidence.reports.clear()
-        self._set_deadline(timeout_seconds)
+        self._deadline = time.monotonic() + timeout_seconds + _OWN_DEADLINE_SECONDS
         return self._outcomes.pop(index)
 
     def wait_for_end(self, timeout_seconds: float) -> None:
         """Wait until all ranks have ended, and read their last messages."""
-        self._poll_until(self._ranks.have_ended, timeout_seconds)
+        self._poll_until(self.have_ended, timeout_seconds)
         self._poll()
 
     def end(self, timeout_seconds: float) -> list[str]:
@@ -104,8 +142,7 @@ class Attempt:
 
         Returns a phrase for each process that still runs and each GPU whose memory is not free.
         """
-        hellos = self.evidence.hellos
-        self._ranks.end(hellos.values())
+        self.kill()
         deadline = time.monotonic() + timeout_seconds
         while self._list_running_ranks() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -113,6 +150,7 @@ class Attempt:
         shutil.rmtree(self._folder / MAIL, ignore_errors=True)
         for file in self._folder.iterdir():
             remove_if_empty(file)
+        hellos = self.evidence.hellos
         if len(self.evidence.cpu_seconds) < len(hellos):
             # Only ranks that completed their job have freed their memory themselves.
             uuids = {hello.place.gpu for hello in hellos.values() if hello.place.gpu}
@@ -132,7 +170,7 @@ class Attempt:
     def _poll(self) -> None:
         """Store the messages that have arrived. Sleep for a moment if there are none."""
         evidence = self.evidence
-        messages = self._ranks.mailbox.receive()
+        messages = self.mailbox.receive()
         for rank, message in messages:
             match message:
                 case BlockResult():
@@ -154,35 +192,26 @@ class Attempt:
         while not condition() and time.monotonic() < deadline:
             self._poll()
 
-    def _set_deadline(self, timeout_seconds: float) -> None:
-        """Set the time at which the driver reports a hang that no rank has reported."""
-        self._deadline = time.monotonic() + timeout_seconds + _OWN_DEADLINE_SECONDS
-
     def _has_failed(self) -> bool:
         """Return True if a rank has raised an error or died, or if all have ended."""
-        if self.evidence.errors or self._ranks.have_ended():
-            return True
-        return self._has_dead_rank()
+        return bool(self.evidence.errors) or self.have_ended() or self._has_dead_rank()
 
     def _has_dead_rank(self) -> bool:
         """Return True if a rank has ended before it has completed its job."""
-        codes = self._ranks.get_exit_codes()
-        return any(rank not in self.evidence.cpu_seconds for rank in codes)
+        return not self.get_exit_codes().keys() <= self.evidence.cpu_seconds.keys()
 
     def _explain_end(self, when: str) -> Outcome:
         """Explain a failure once all ranks have noticed it or an exit code is known.
 
         ``when`` is a phrase about the time of the failure.
         """
-        self._ranks.mailbox.put("probe", b"x")  # ranks also end if their messages cannot be written
+        self.mailbox.put("probe", b"x")  # ranks also end if their messages cannot be written
         errors = self.evidence.errors
-        grace = _GRACE_SECONDS if self._has_dead_rank() else self._ranks.exit_code_seconds
-        self._poll_until(
-            lambda: len(errors) + len(self._ranks.get_exit_codes()) >= self._size, grace
-        )
+        grace = _GRACE_SECONDS if self._has_dead_rank() else self.exit_code_seconds
+        self._poll_until(lambda: len(errors) + len(self.get_exit_codes()) >= self._size, grace)
         self._poll()
-        self.evidence.exit_codes = self._ranks.get_exit_codes()
-        self.evidence.last_error = self._ranks.get_last_error()
+        self.evidence.exit_codes = self.get_exit_codes()
+        self.evidence.last_error = self.get_last_error()
         return explain_end(self.evidence, when)
 
     def _explain_hang(self, index: int, timeout_seconds: float) -> Outcome:
@@ -195,6 +224,13 @@ class Attempt:
             if file.exists():
                 stacks[rank] = file.read_text(errors="replace")
         return explain_hang(evidence, index, timeout_seconds, stacks)
+
+
+def remove_if_empty(file: Path) -> None:
+    """Remove a file if it is empty. A missing file is not an error."""
+    with suppress(OSError):
+        if file.stat().st_size == 0:
+            file.unlink()
 
 
 def wait_for_gpu_memory(uuids: Collection[str], deadline: float) -> list[str]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from parbench.bench.launch import attempt as module
-from parbench.bench.launch.attempt import Attempt, wait_for_gpu_memory
+from parbench.bench.launch import ranks as module
 from parbench.bench.launch.failures import find_silent_hosts
 from parbench.bench.launch.messages import Job
+from parbench.bench.launch.ranks import wait_for_gpu_memory
 from parbench.bench.machine.gpu import inspect_gpus
 from tests.support.fakes import (
     Script,
@@ -34,34 +34,32 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def start_ranks(folder: Path, num_started: int) -> tuple[ScriptedRanks, Attempt]:
-    """Start so many ranks, and follow them as two."""
+def start_ranks(folder: Path, num_started: int, script: Script = complete_job) -> ScriptedRanks:
+    """Start so many of two ranks."""
     hellos = [make_hello(rank) for rank in range(num_started)]
-    ranks = ScriptedRanks(folder / "attempt-0", hellos, complete_job)
-    return ranks, Attempt(ranks, folder / "attempt-0", 2)
+    return ScriptedRanks(2, folder / "attempt-0", hellos, script)
 
 
 def test_missing_rank_is_named(tmp_path: Path) -> None:
-    failure = start_ranks(tmp_path, 1)[1].wait_for_ranks(0.01)
+    failure = start_ranks(tmp_path, 1).wait_for_start(0.01)
     assert failure is not None
     assert failure.reason == "rank 1 did not start within 0 s"
 
 
 def test_error_before_all_ranks_have_started_is_reported(tmp_path: Path) -> None:
-    ranks, attempt = start_ranks(tmp_path, 1)
+    ranks = start_ranks(tmp_path, 1)
     ranks.fail(1, "ImportError: no module named x")
-    failure = attempt.wait_for_ranks(10)
+    failure = ranks.wait_for_start(10)
     assert failure is not None
     assert failure.reason == "rank 1 raised ImportError: no module named x"
 
 
-def start_job(folder: Path, script: Script, timeout_seconds: float = 10.0) -> Attempt:
+def start_job(folder: Path, script: Script, timeout_seconds: float = 10.0) -> ScriptedRanks:
     """Give two ranks a job of one case, to which they react by the script."""
-    ranks, attempt = start_ranks(folder, 2)
-    ranks._script = script
-    assert attempt.wait_for_ranks(10) is None
-    attempt.send_job(make_job([make_fake_case()], timeout_seconds=timeout_seconds))
-    return attempt
+    ranks = start_ranks(folder, 2, script)
+    assert ranks.wait_for_start(10) is None
+    ranks.send_job(make_job([make_fake_case()], timeout_seconds=timeout_seconds))
+    return ranks
 
 
 def test_hang_that_one_rank_reports_names_the_other(tmp_path: Path) -> None:
@@ -69,8 +67,8 @@ def test_hang_that_one_rank_reports_names_the_other(tmp_path: Path) -> None:
         ranks.post(0, make_status())
         yield
 
-    attempt = start_job(tmp_path, act)
-    failure = attempt.wait_for_block(0, 10.0)
+    ranks = start_job(tmp_path, act)
+    failure = ranks.wait_for_block(0, 10.0)
     assert failure.reason == "no end within 10 s: rank 1 did not arrive"
     assert find_silent_hosts(failure.ranks) == set(), "rank 0 of the same host has reported"
 
@@ -85,8 +83,8 @@ def test_driver_ends_ranks_that_cannot_report(
         yield
 
     monkeypatch.setattr(module, "START_SECONDS", 0.05)
-    attempt = start_job(tmp_path, act, timeout_seconds=0.05)
-    failure = attempt.wait_for_block(0, 0.05)
+    ranks = start_job(tmp_path, act, timeout_seconds=0.05)
+    failure = ranks.wait_for_block(0, 0.05)
     assert failure.reason == "no end within 0.05 s: no rank answers"
     assert [state.stack for state in failure.ranks] == ["", "in C code"]
 
@@ -97,8 +95,8 @@ def test_block_that_ends_at_its_deadline_is_no_hang(tmp_path: Path) -> None:
         ranks.finish(0)
         yield
 
-    attempt = start_job(tmp_path, act)
-    assert attempt.wait_for_block(0, 10.0) == make_outcome()
+    ranks = start_job(tmp_path, act)
+    assert ranks.wait_for_block(0, 10.0) == make_outcome()
 
 
 def test_rank_that_has_completed_its_job_may_end_before_the_others(tmp_path: Path) -> None:
@@ -110,8 +108,8 @@ def test_rank_that_has_completed_its_job_may_end_before_the_others(tmp_path: Pat
         ranks.finish(0)
         yield
 
-    attempt = start_job(tmp_path, act)
-    assert attempt.wait_for_block(0, 10.0) == make_outcome()
+    ranks = start_job(tmp_path, act)
+    assert ranks.wait_for_block(0, 10.0) == make_outcome()
 
 
 def test_memory_that_stays_in_use_is_reported(
