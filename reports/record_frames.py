@@ -5,13 +5,12 @@ Unknown values are NA, never 0. pandas is imported by the functions that build a
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import asdict
 
-from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.bench.results.samples import load_rank_samples, make_samples_path
@@ -71,24 +70,15 @@ SAMPLE_COLUMNS = r"^(run|point|case|name|repetition|world_size|param_.*)$"
 RANK_SAMPLE_ARRAYS = {"arrival_ns", "exit_ns", "duration_ns", "issue_ns", "steps_per_sample"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class CaseRepetition:
-    """A case in one repetition of a run, with its record if there is one."""
+class CaseRepetition(NamedTuple):
+    """A case in one repetition of a run."""
 
     run: Run
-    point: str | None
-    case: Case
-    index: int
-    """The number of the repetition, from 0."""
     record: Record | None
-    skip_reason: str | None
-    """The reason for which the plan skips the case, None if the case is not skipped."""
-
-    @property
-    def measured_record(self) -> Record | None:
-        """The record if its result is correct, otherwise None."""
-        is_measured = self.record is not None and self.record.status == "ok"
-        return self.record if is_measured else None
+    """The record if its result is correct, otherwise None."""
+    row: dict[str, Any]
+    """The values of the columns of ``RUN_DTYPES`` and ``RECORD_DTYPES``, as far as they are known."""
+    params: Mapping[str, Any]
 
 
 def build_metrics_frame(runs: Runs) -> "pd.DataFrame":
@@ -96,14 +86,13 @@ def build_metrics_frame(runs: Runs) -> "pd.DataFrame":
     repetitions = list_repetitions(runs)
     rows: list[dict[str, Any]] = []
     for index, repetition in enumerate(repetitions):
-        record = repetition.measured_record
-        metrics = record.metrics if record else {}
+        metrics = repetition.record.metrics if repetition.record else {}
         for name, metric in metrics.items():
-            fields = {field: getattr(metric, field) for field in list(METRIC_DTYPES)[1:]}
-            rows.append({"index": index, "metric": name, **fields})
+            rows.append({"index": index, "metric": name, **asdict(metric)})
         if not metrics:
             rows.append({"index": index})
-    return _join(_build_repetitions(repetitions), _build_frame(rows, METRIC_DTYPES))
+    values = _build_frame(rows, {"index": "int64", **METRIC_DTYPES}).set_index("index")
+    return _join(_build_repetitions(repetitions), values)
 
 
 def build_samples_frame(runs: Runs) -> "pd.DataFrame":
@@ -111,11 +100,11 @@ def build_samples_frame(runs: Runs) -> "pd.DataFrame":
     repetitions = list_repetitions(runs)
     rows = []
     for index, repetition in enumerate(repetitions):
-        record = repetition.measured_record
-        values = record.samples.values if record else []
+        values = repetition.record.samples.values if repetition.record else []
         for iteration, seconds in enumerate(values):
             rows.append({"index": index, "iteration": iteration, "seconds": seconds})
-    samples = _build_frame(rows, {"iteration": "int64", "seconds": NUMBER})
+    dtypes = {"index": "int64", "iteration": "int64", "seconds": NUMBER}
+    samples = _build_frame(rows, dtypes).set_index("index")
     return _join(_build_repetitions(repetitions).filter(regex=SAMPLE_COLUMNS), samples)
 
 
@@ -128,12 +117,10 @@ def build_rank_samples_frame(runs: Runs) -> "pd.DataFrame":
 
     repetitions = list_repetitions(runs)
     frames = []
-    for index, repetition in enumerate(repetitions):
-        record = repetition.measured_record
-        samples = load_rank_samples(repetition.run, record) if record else None
+    for index, (run, record, *_) in enumerate(repetitions):
+        samples = load_rank_samples(run, record) if record else None
         if record and samples:
-            file = repetition.run.path / make_samples_path(record)
-            frame = _build_rank_samples(samples, file)
+            frame = _build_rank_samples(samples, run.path / make_samples_path(record))
             frames.append(frame.set_index(np.full(len(frame), index)))
     if not frames:
         folders = dict.fromkeys(str(repetition.run.path / "samples") for repetition in repetitions)
@@ -180,76 +167,41 @@ def list_repetitions(runs: Runs) -> list[CaseRepetition]:
 
 def _iterate_repetitions(run: Run, point: str | None) -> Iterator[CaseRepetition]:
     """Yield a run's repetitions: those with a record, then skipped and then missing ones."""
-    plan = run.info.plan
-    skip_reasons = {skipped.case.id: skipped.reason for skipped in plan.skipped}
-    cases = {(record.case.id, record.repetition): record.case for record in run.records}
+    info, plan = run.info, run.info.plan
+    records = {(record.case.id, record.repetition): record for record in run.records}
+    cases = {key: record.case for key, record in records.items()}
     for skipped in plan.skipped:
         cases.setdefault((skipped.case.id, 0), skipped.case)
     for index in range(plan.repetitions):
         for case in plan.cases:
             cases.setdefault((case.id, index), case)
-    records = {(record.case.id, record.repetition): record for record in run.records}
+    skip_reasons = {skipped.case.id: skipped.reason for skipped in plan.skipped}
     for (case_id, index), case in cases.items():
-        yield CaseRepetition(
-            run=run,
-            point=point,
-            case=case,
-            index=index,
-            record=records.get((case_id, index)),
-            skip_reason=skip_reasons.get(case_id),
-        )
-
-
-def _build_repetitions(repetitions: Sequence[CaseRepetition]) -> "pd.DataFrame":
-    """Return a row per repetition with its run, parameters and record, indexed by position."""
-    import pandas as pd
-
-    rows = [
-        {"index": index, **_describe_run(repetition), **_describe_record(repetition)}
-        for index, repetition in enumerate(repetitions)
-    ]
-    frame = _build_frame(rows, RUN_DTYPES | RECORD_DTYPES)
-    params = [repetition.case.all_params for repetition in repetitions]
-    names = dict.fromkeys(name for values in params for name in values)
-    columns = {}
-    for name in names:
-        column = pd.Series(pd.array([values.get(name) for values in params]))
-        is_number = column.dtype == "Float64"
-        columns[f"param_{name}"] = column.astype("float64") if is_number else column
-    num_run_columns = len(RUN_DTYPES)
-    parts = [frame.iloc[:, :num_run_columns], pd.DataFrame(columns)]
-    return pd.concat([*parts, frame.iloc[:, num_run_columns:]], axis="columns")
-
-
-def _describe_run(repetition: CaseRepetition) -> dict[str, Any]:
-    """Return the values of the columns of ``RUN_DTYPES``."""
-    info = repetition.run.info
-    return {
-        "run": info.id,
-        "started": info.started,
-        "host": info.host,
-        "parbench": info.parbench,
-        "preset": info.plan.preset,
-        "point": repetition.point,
-        "case": repetition.case.id,
-        "name": repetition.case.name,
-    }
-
-
-def _describe_record(repetition: CaseRepetition) -> dict[str, Any]:
-    """Return the values of the columns of ``RECORD_DTYPES``, only some of them without a record."""
-    record = repetition.record
-    if record is None:
-        is_skipped = repetition.skip_reason is not None
-        return {
-            "repetition": repetition.index,
-            "status": "skipped" if is_skipped else "missing",
-            "reason": repetition.skip_reason if is_skipped else "no record",
+        row = {
+            "run": info.id,
+            "started": info.started,
+            "host": info.host,
+            "parbench": info.parbench,
+            "preset": plan.preset,
+            "point": point,
+            "case": case_id,
+            "name": case.name,
+            "repetition": index,
+            "status": "skipped" if case_id in skip_reasons else "missing",
+            "reason": skip_reasons.get(case_id, "no record"),
         }
+        record = records.get((case_id, index))
+        if record:
+            row |= _describe_record(record)
+        measured = record if record and record.status == "ok" else None
+        yield CaseRepetition(run, measured, row, case.all_params)
+
+
+def _describe_record(record: Record) -> dict[str, Any]:
+    """Return the values of the columns of ``RECORD_DTYPES``."""
     noise = record.noise
     arrival = record.arrival
     return {
-        "repetition": record.repetition,
         "status": record.status,
         "reason": record.reason or None,
         "stop": record.stop,
@@ -273,18 +225,32 @@ def _describe_record(repetition: CaseRepetition) -> dict[str, Any]:
     }
 
 
-def _build_frame(rows: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str]) -> "pd.DataFrame":
-    """Return a frame of rows with the columns of ``dtypes``.
-
-    The ``index`` of a row is the position of its repetition. Values that a row lacks are NA.
-    """
+def _build_repetitions(repetitions: Sequence[CaseRepetition]) -> "pd.DataFrame":
+    """Return a row per repetition with its run, parameters and record."""
     import pandas as pd
 
-    index = [row["index"] for row in rows]
+    params = [repetition.params for repetition in repetitions]
+    columns = {}
+    for name in dict.fromkeys(name for values in params for name in values):
+        column = pd.Series(pd.array([values.get(name) for values in params]))
+        is_number = column.dtype == "Float64"
+        columns[f"param_{name}"] = column.astype("float64") if is_number else column
+    rows = [repetition.row for repetition in repetitions]
+    frames = [_build_frame(rows, RUN_DTYPES), pd.DataFrame(columns)]
+    return pd.concat([*frames, _build_frame(rows, RECORD_DTYPES)], axis="columns")
+
+
+def _build_frame(rows: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str]) -> "pd.DataFrame":
+    """Return a frame of rows with the columns of ``dtypes``. Values that a row lacks are NA."""
+    import pandas as pd
+
     columns = {name: [row.get(name) for row in rows] for name in dtypes}
-    return pd.DataFrame(columns, index=index, dtype=object).astype(dict(dtypes))
+    return pd.DataFrame(columns, dtype=object).astype(dict(dtypes))
 
 
 def _join(repetitions: "pd.DataFrame", values: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the rows of ``values``, each after the columns of its repetition, numbered from 0."""
+    """Return the rows of ``values`` after the columns of their repetition.
+
+    The index of ``values`` is the position of the repetition.
+    """
     return repetitions.join(values, how="inner").reset_index(drop=True)

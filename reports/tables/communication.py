@@ -213,11 +213,12 @@ def _pivot_sizes(operations: "pd.DataFrame") -> list[dict[str, Any]]:
     sweeps = operations.pivot_table(
         index=OPERATION_KEYS, columns="size", values=values, aggfunc="last", sort=False
     )
-    names = []
-    for name, size in sweeps.columns.tolist():
-        value, separator, bound = name.partition("_")
-        names.append(f"{value}_{size}{separator}{bound}")
-    sweeps.columns = names
+    names = sweeps.columns.get_level_values(0).str.partition("_")
+    sizes = sweeps.columns.get_level_values("size")
+    sweeps.columns = [
+        f"{value}_{size}{separator}{bound}"
+        for (value, separator, bound), size in zip(names, sizes, strict=True)
+    ]
     return list_rows(sweeps.reset_index())
 
 
