@@ -223,32 +223,28 @@ def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0
     parts = list(torch.split(gathered, list(counts)))
     on_gloo = world.backend == "gloo"
 
-    def broadcast_parts(*, async_op: bool) -> list[dist.Work]:
+    # torch's all_gather on NCCL does this for uneven shards, and copies even ones once more.
+    def broadcast_parts(*, async_op: bool = False) -> list[dist.Work]:
         parts[world.rank].copy_(source)
         works = []
-        for root, part in enumerate(parts):
-            work = dist.broadcast(part, group=world.group, group_src=root, async_op=async_op)
-            works.append(work)
-        return works
-
-    def gather_on_gloo(*, async_op: bool = False) -> list[dist.Work]:
-        works = broadcast_parts(async_op=True)
+        device = None if on_gloo else world.device
+        with coalesce_calls(world.group, device, async_op=async_op) as group_call:
+            for root, part in enumerate(parts):
+                is_async = async_op or on_gloo
+                work = dist.broadcast(part, group=world.group, group_src=root, async_op=is_async)
+                works.append(work)
+        if not on_gloo:
+            return group_call.works
         if not async_op:
             for work in works:
                 work.wait()
         return works
 
-    def gather_on_nccl(*, async_op: bool = False) -> list[dist.Work]:
-        # torch's all_gather does this for uneven shards, and copies even ones once more.
-        with coalesce_calls(world.group, world.device, async_op=async_op) as group_call:
-            broadcast_parts(async_op=async_op)
-        return group_call.works
-
     note = "gloo has no uneven all_gather: each rank broadcasts its shard"
     # The rank with the smallest shard receives the most, and its link limits the bandwidth.
     factor = 1 - min(counts) / sum(counts) if any(counts) else None
     return Operation(
-        call=gather_on_gloo if on_gloo else gather_on_nccl,
+        call=broadcast_parts,
         output=gathered,
         expected=lambda: pattern.compute_shards(0, counts),
         description=describe_operation(
