@@ -135,19 +135,18 @@ def _checked(spec: StepSpec, ranks: int) -> StepSpec:
     return spec
 
 
-def ddp(params: Params, ranks: int) -> StepSpec:
-    """Return a step with DDP over all ranks."""
-    return _place(params, ranks, dp=ranks)
+def _span_ranks(axis: str, **fixed: Value) -> Preset:
+    """Return the preset of one axis over all ranks. ``fixed`` are further parameters."""
+
+    def build(params: Params, ranks: int) -> StepSpec:
+        return _place({**params, **fixed}, ranks, **{axis: ranks})
+
+    return build
 
 
 def zero1(params: Params, ranks: int) -> StepSpec:
     """Return a step with DDP and ZeRO-1 over all ranks."""
-    return ddp({OPTIMIZER.name: OPTIMIZER.default, **params}, ranks)
-
-
-def fsdp(params: Params, ranks: int) -> StepSpec:
-    """Return a step with FSDP over all ranks."""
-    return _place(params, ranks, fsdp=ranks)
+    return _place({OPTIMIZER.name: OPTIMIZER.default, **params}, ranks, dp=ranks)
 
 
 def hsdp(params: Params, ranks: int) -> StepSpec:
@@ -160,14 +159,6 @@ def hsdp(params: Params, ranks: int) -> StepSpec:
     return _checked(build_step(params, dims), ranks)
 
 
-def tp(params: Params, ranks: int) -> StepSpec:
-    return _place({**params, "sequence_parallel": False}, ranks, tp=ranks)
-
-
-def tp_sp(params: Params, ranks: int) -> StepSpec:
-    return _place(params, ranks, tp=ranks)
-
-
 def tp_fsdp(params: Params, ranks: int) -> StepSpec:
     tp_ranks = int(params.get("tp", 2))
     return _place(params, ranks, fsdp=max(1, ranks // tp_ranks), tp=tp_ranks)
@@ -177,11 +168,6 @@ def pp(params: Params, ranks: int) -> StepSpec:
     if ranks == 1:
         raise UserError("ranks(1) < 2: one rank is not a pipeline")
     return _place(params, ranks, pp=ranks)
-
-
-def cp(params: Params, ranks: int) -> StepSpec:
-    """Return a step with context parallelism over all ranks."""
-    return _place(params, ranks, cp=ranks)
 
 
 def ep_step(params: Params, ranks: int) -> StepSpec:
@@ -236,15 +222,15 @@ def add_experts(params: Params, world: WorldSpec) -> Iterable[Params]:
 
 
 PRESETS: Mapping[str, Preset] = {
-    "ddp": ddp,
+    "ddp": _span_ranks("dp"),
     "zero1": zero1,
-    "fsdp": fsdp,
+    "fsdp": _span_ranks("fsdp"),
     "hsdp": hsdp,
-    "tp": tp,
-    "tp_sp": tp_sp,
+    "tp": _span_ranks("tp", sequence_parallel=False),
+    "tp_sp": _span_ranks("tp"),
     "tp_fsdp": tp_fsdp,
     "pp": pp,
-    "cp": cp,
+    "cp": _span_ranks("cp"),
     "ep_step": ep_step,
     "hybrid": hybrid,
 }

@@ -14,7 +14,7 @@ reduced yet, and the layer that is being recomputed. The memory of collectives a
 is not counted.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.parameter_table import (
@@ -58,11 +58,8 @@ class RankMemory(StateBytes):
 
 def rank_memory(view: RankView) -> RankMemory:
     """Return the bytes of each component of a rank's memory."""
-    state = state_memory(view)
     return RankMemory(
-        parameters=state.parameters,
-        gradients=state.gradients,
-        optimizer=state.optimizer,
+        **asdict(state_memory(view)),
         activations=activations_equation(view).value,
         buffers=buffers_equation(view).value,
     )
@@ -146,11 +143,15 @@ def buffers_equation(view: RankView) -> Equation:
     stay gathered in a pipeline, and with ``reshard=false``. Gradients that are not reduced in every
     microbatch stay unsharded.
     """
-    moments = [_equation_before_layer(view)]
-    if view.spec.dims.is_sharded and not _is_reduced_late(view.spec):
-        moments.append(_equation_after_layer(view))
+    spec, symbols = view.spec, view.symbols
+    if spec.dims.is_sharded:
+        symbols = symbols | _count_gathered_parameters(view)
+    texts = [_text_before_layer(spec)]
+    if spec.dims.is_sharded and not _is_reduced_late(spec):
+        texts.append(_text_after_layer(spec))
     if view.has_head:
-        moments.append(_equation_at_loss(view))
+        texts.append(_text_at_loss(spec))
+    moments = [Equation(text=text, symbols=symbols) for text in texts]
     return max(moments, key=lambda moment: moment.value)
 
 
@@ -158,13 +159,10 @@ _UNREDUCED = "parameters * reduce_bytes - shard_gradients"
 """Gradients before they are reduced, in the place of the gradients of the rank's shard."""
 
 
-def _equation_at_loss(view: RankView) -> Equation:
+def _text_at_loss(spec: StepSpec) -> str:
     """Return the bytes of buffers at the loss: gradients of logits and gathered parameters."""
-    spec = view.spec
     text = "2 * 4 * tokens * vocabulary / tp"
-    symbols = dict(view.symbols)
     if spec.dims.is_sharded:
-        symbols |= _count_gathered_parameters(view)
         gathered = "parameters" if _is_always_gathered(spec) else "head_parameters"
         text += f" + {gathered} * bytes_per_element"
         if _is_reduced_late(spec):
@@ -172,34 +170,29 @@ def _equation_at_loss(view: RankView) -> Equation:
         elif spec.microbatches == 1:
             # The gradients of the shard do not exist yet.
             text += " - shard_gradients"
-    return Equation(text=text, symbols=symbols)
+    return text
 
 
-def _equation_before_layer(view: RankView) -> Equation:
-    symbols = dict(view.symbols)
-    if view.spec.checkpointing == "none":
-        terms = [_format_inner_gradients(view.spec)]
+def _text_before_layer(spec: StepSpec) -> str:
+    """Return the bytes of buffers before the backward pass of a layer."""
+    if spec.checkpointing == "none":
+        terms = [_inner_gradients_text(spec)]
     else:
-        terms = [_format_recomputed_layer(view)]
-    if view.spec.dims.is_sharded:
-        symbols |= _count_gathered_parameters(view)
-        terms.append(_format_gathered_layers(view.spec))
-        if _is_reduced_late(view.spec):
+        terms = [f"({layer_text(spec, 'none')}) - {layer_text(spec, 'full')}"]
+    if spec.dims.is_sharded:
+        terms.append(_gathered_layers_text(spec))
+        if _is_reduced_late(spec):
             terms.append(_UNREDUCED)
-    return Equation(text=" + ".join(terms) or "0", symbols=symbols)
+    return " + ".join(terms)
 
 
-def _equation_after_layer(view: RankView) -> Equation:
-    spec = view.spec
+def _text_after_layer(spec: StepSpec) -> str:
+    """Return the bytes of buffers while FSDP reduces the gradients of a layer."""
     saved = layer_text(spec, spec.checkpointing)
-    gathered = _format_gathered_layers(spec)
-    return Equation(
-        text=f"{gathered} + layer_parameters * reduce_bytes - ({saved})",
-        symbols=view.symbols | _count_gathered_parameters(view),
-    )
+    return f"{_gathered_layers_text(spec)} + layer_parameters * reduce_bytes - ({saved})"
 
 
-def _format_inner_gradients(spec: StepSpec) -> str:
+def _inner_gradients_text(spec: StepSpec) -> str:
     """Return the equation of the bytes of the gradients of the FFN's inner tensors, as text."""
     if spec.is_simulated:
         return "0"
@@ -209,7 +202,7 @@ def _format_inner_gradients(spec: StepSpec) -> str:
     return f"{gradients} * tokens * ffn / tp * bytes_per_element"
 
 
-def _format_gathered_layers(spec: StepSpec) -> str:
+def _gathered_layers_text(spec: StepSpec) -> str:
     """Return the bytes of parameters that FSDP holds gathered, as the text of an equation."""
     gathered = "parameters" if _is_always_gathered(spec) else "2 * layer_parameters"
     return f"{gathered} * bytes_per_element"
@@ -250,11 +243,6 @@ def _count_gathered(view: RankView, parts: Parts) -> int:
     """
     has_sharded_experts = view.spec.dims.expert_shards > 1
     return sum(part.numel for part in parts if has_sharded_experts or part.kind != "routed")
-
-
-def _format_recomputed_layer(view: RankView) -> str:
-    """Return the bytes of the layer that is being recomputed, without its input, as text."""
-    return f"({layer_text(view.spec, 'none')}) - {layer_text(view.spec, 'full')}"
 
 
 def activations_equation(view: RankView) -> Equation:

@@ -8,12 +8,13 @@ first stage the embeddings, the last the final norm and the head.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.expert_parallel.moe_case import Moe
-from parbench.workloads.model.shapes import Shape
+from parbench.workloads.model.shapes import Bias, Shape
+from parbench.workloads.parallel.dims import compute_chunk_size
 
 Kind = Literal["split", "replicated", "routed"]
 """The effect of ``tp`` on a parameter: split, replicated, or an expert of ``ep`` and ``etp``."""
@@ -36,13 +37,8 @@ class ParameterPart:
         return -(-self.size[0] // ranks) * ranks * math.prod(self.size[1:])
 
     def count_shard(self, ranks: int, index: int) -> int:
-        """Return the number of elements in shard ``index`` of ``ranks`` shards of rows.
-
-        The last shards may have fewer rows than the others, or none.
-        """
-        rows = -(-self.size[0] // ranks)
-        shard_rows = max(0, min(rows, self.size[0] - index * rows))
-        return shard_rows * math.prod(self.size[1:])
+        """Return the number of elements in shard ``index`` of ``ranks`` shards of rows."""
+        return compute_chunk_size(self.size[0], ranks, index) * math.prod(self.size[1:])
 
 
 Parts = tuple[ParameterPart, ...]
@@ -79,7 +75,7 @@ def list_units(view: RankView) -> Units:
     """
     shape, tp = view.spec.shape, view.spec.dims.tp
     layers = [(kind.layers, layer_parts(shape, tp, kind.moe)) for kind in view.layer_kinds]
-    rows = _count_vocabulary_rows(view)
+    rows = compute_chunk_size(shape.vocabulary, tp, view.coordinate["tp"])
     embeddings = _embeddings(shape, rows) if view.has_embedding else ()
     is_tied_here = shape.tied and view.has_embedding
     head = _head(shape, rows, is_tied_here) if view.has_head else ()
@@ -91,15 +87,18 @@ def count_elements(view: RankView, *kinds: Kind) -> int:
 
     Without ``kinds``, all parameters count.
     """
-    units = list_units(view)
-    layers = sum(count * _count_shard(parts, kinds, 1, 0) for count, parts in units.layers)
-    return layers + _count_shard(units.embeddings + units.head, kinds, 1, 0)
+    return _count_in_units(view, kinds, 1, 0)
 
 
 def count_shard(view: RankView, *kinds: Kind) -> int:
     """Return the number of elements of some kinds, or of all, in the rank's FSDP shard."""
+    dims = view.spec.dims
+    return _count_in_units(view, kinds, dims.shard_size, dims.index(view.rank, *dims.shard_axes))
+
+
+def _count_in_units(view: RankView, kinds: tuple[Kind, ...], ranks: int, index: int) -> int:
+    """Return the number of elements of ``kinds``, or of all, in shard ``index`` of ``ranks``."""
     units = list_units(view)
-    ranks, index = view.spec.dims.shard_size, view.shard_index
     layers = sum(count * _count_shard(parts, kinds, ranks, index) for count, parts in units.layers)
     return layers + _count_shard(units.embeddings + units.head, kinds, ranks, index)
 
@@ -152,13 +151,6 @@ def count_padded(parts: Parts, ranks: int) -> int:
     return sum(part.count_padded(ranks) for part in parts if part.kind != "routed")
 
 
-def _count_vocabulary_rows(view: RankView) -> int:
-    """Return the rows of a rank's part of the vocabulary. The last ranks may have fewer."""
-    vocabulary, tp = view.spec.shape.vocabulary, view.spec.dims.tp
-    rows = -(-vocabulary // tp)
-    return max(0, min(rows, vocabulary - rows * view.coordinate["tp"]))
-
-
 @lru_cache(maxsize=256)
 def _embeddings(shape: Shape, rows: int) -> Parts:
     """Return the embeddings: of tokens, which ``tp`` splits, and of learned positions."""
@@ -183,15 +175,14 @@ def layer_parts(shape: Shape, tp: int, moe: Moe | None) -> Parts:
     return (
         *_list_norm_parts(shape, "attention_norm"),
         *_attention(shape, tp),
-        *_rows(
+        *_linear(
             "attention.out",
             shape.hidden,
-            shape.heads * shape.value_size,
-            tp,
+            shape.heads * shape.value_size // tp,
             has_bias=shape.has_bias("out"),
         ),
         *_list_norm_parts(shape, "ffn_norm"),
-        *(_ffn(shape, "ffn", shape.ffn, tp) if moe is None else _mixture(shape, moe)),
+        *(_ffn(shape, "ffn", shape.ffn // tp) if moe is None else _mixture(shape, moe)),
     )
 
 
@@ -203,7 +194,7 @@ def _attention(shape: Shape, tp: int) -> Iterator[ParameterPart]:
             yield _part("attention.q_a.weight", "replicated", latent.q_lora_rank, hidden)
             yield _part("attention.q_a_norm.weight", "replicated", latent.q_lora_rank)
         queries = latent.q_lora_rank or hidden
-        yield from _columns("attention.q_b", shape.heads * size, queries, tp, has_bias=False)
+        yield from _linear("attention.q_b", shape.heads * size // tp, queries)
         yield _part(
             "attention.kv_a.weight",
             "replicated",
@@ -212,32 +203,25 @@ def _attention(shape: Shape, tp: int) -> Iterator[ParameterPart]:
         )
         yield _part("attention.kv_a_norm.weight", "replicated", latent.kv_lora_rank)
         outer = shape.heads * (latent.qk_nope_head_dim + latent.v_head_dim)
-        yield from _columns("attention.kv_b", outer, latent.kv_lora_rank, tp, has_bias=False)
+        yield from _linear("attention.kv_b", outer // tp, latent.kv_lora_rank)
     else:
-        yield from _columns(
-            "attention.q", shape.heads * size, hidden, tp, has_bias=shape.has_bias("q")
-        )
-        yield from _columns(
-            "attention.k", shape.kv_heads * size, hidden, tp, has_bias=shape.has_bias("k")
-        )
-        yield from _columns(
-            "attention.v", shape.kv_heads * size, hidden, tp, has_bias=shape.has_bias("v")
-        )
+        heads: dict[Bias, int] = {"q": shape.heads, "k": shape.kv_heads, "v": shape.kv_heads}
+        for name, count in heads.items():
+            has_bias = shape.has_bias(name)
+            yield from _linear(f"attention.{name}", count * size // tp, hidden, has_bias=has_bias)
     for part in ("q", "k") if shape.qk_norm else ():
         yield _part(f"attention.{part}_norm.weight", "replicated", size)
     if shape.sinks:
         yield _part("attention.sinks", "split", shape.heads // tp)
 
 
-def _ffn(
-    shape: Shape, name: str, size: int, tp: int, kind: Kind = "split"
-) -> Iterator[ParameterPart]:
-    """Yield the matrices and biases of an FFN of inner size ``size``."""
-    has_bias = shape.has_bias("ffn")
+def _ffn(shape: Shape, name: str, size: int, kind: Kind = "split") -> Iterator[ParameterPart]:
+    """Yield the matrices and biases of an FFN whose inner size on this rank is ``size``."""
+    linear = partial(_linear, has_bias=shape.has_bias("ffn"), kind=kind)
     if shape.recipe == "llama":
-        yield from _columns(f"{name}.gate", size, shape.hidden, tp, has_bias=has_bias, kind=kind)
-    yield from _columns(f"{name}.up", size, shape.hidden, tp, has_bias=has_bias, kind=kind)
-    yield from _rows(f"{name}.down", shape.hidden, size, tp, has_bias=has_bias, kind=kind)
+        yield from linear(f"{name}.gate", size, shape.hidden)
+    yield from linear(f"{name}.up", size, shape.hidden)
+    yield from linear(f"{name}.down", shape.hidden, size)
 
 
 def _mixture(shape: Shape, moe: Moe) -> Iterator[ParameterPart]:
@@ -254,28 +238,20 @@ def _mixture(shape: Shape, moe: Moe) -> Iterator[ParameterPart]:
     if shape.has_bias("experts"):
         yield _part("ffn.experts.down_bias", "routed", experts, shape.hidden)
     if moe.shared:
-        yield from _ffn(shape, "ffn.shared", moe.shared * moe.expert_ffn, 1, "replicated")
+        yield from _ffn(shape, "ffn.shared", moe.shared * moe.expert_ffn, "replicated")
     if moe.shared_gate:
         yield _part("ffn.shared_gate.weight", "replicated", 1, shape.hidden)
 
 
-def _columns(
-    name: str, outer: int, inner: int, tp: int, *, has_bias: bool, kind: Kind = "split"
+def _linear(
+    name: str, outer: int, inner: int, *, has_bias: bool = False, kind: Kind = "split"
 ) -> Iterator[ParameterPart]:
-    """Yield a matrix (outer, inner) that ``tp`` splits by columns and its bias."""
-    yield _part(f"{name}.weight", kind, outer // tp, inner)
-    if has_bias:
-        yield _part(f"{name}.bias", kind, outer // tp)
+    """Yield a rank's part (outer, inner) of a matrix, and its bias (outer).
 
-
-def _rows(
-    name: str, outer: int, inner: int, tp: int, *, has_bias: bool, kind: Kind = "split"
-) -> Iterator[ParameterPart]:
-    """Yield a matrix that ``tp`` splits by rows, and its bias.
-
-    Every rank has the full bias and its full gradient, because the output is summed over ranks.
+    If ``tp`` splits ``inner``, every rank has the full bias and its full gradient, because the
+    output is summed over ranks.
     """
-    yield _part(f"{name}.weight", kind, outer, inner // tp)
+    yield _part(f"{name}.weight", kind, outer, inner)
     if has_bias:
         yield _part(f"{name}.bias", kind, outer)
 

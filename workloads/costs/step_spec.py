@@ -239,7 +239,16 @@ class StepSpec:
 
         ``ranks`` is the world size. 0 means the number of ranks of the mesh.
         """
-        return find_broken_rule(self, ranks or self.ranks)
+        dims = self.dims
+        experts = self.moe.experts if self.moe else 0
+        return (
+            dims.find_broken_rule(ranks or self.ranks, experts)
+            or find_indivisible_heads(self.shape, dims.tp, has_experts=self.moe is not None)
+            or find_indivisible_sequence(self.shape, dims, self.cp_method, self.ulysses)
+            or _find_broken_pipeline(self)
+            or _find_broken_experts(self)
+            or _find_broken_split_backward(self)
+        )
 
     def require(self, gpus: int) -> None:
         """Raise ``UserError`` if the mesh does not have ``gpus`` ranks or breaks another rule."""
@@ -253,29 +262,7 @@ class StepSpec:
             raise UserError(f"--mesh {self.dims.label} cannot carry {self.name}: {rule}")
 
 
-def find_broken_rule(spec: StepSpec, ranks: int) -> str | None:
-    """Return the first equation that a step on ``ranks`` ranks does not satisfy, otherwise None."""
-    has_experts = spec.moe is not None
-    return (
-        spec.dims.find_broken_rule(ranks, spec.moe.experts if spec.moe else 0)
-        or find_indivisible_heads(spec.shape, spec.dims.tp, has_experts=has_experts)
-        or find_indivisible_sequence(spec.shape, spec.dims, spec.cp_method, spec.ulysses)
-        or _find_broken_batch(spec)
-        or find_broken_pipeline(spec)
-        or _find_broken_experts(spec)
-        or _find_broken_split_backward(spec)
-    )
-
-
-def _find_broken_batch(spec: StepSpec) -> str | None:
-    """Return the rule that the batch of a step breaks, None if it breaks none."""
-    for name in ("microbatch", "microbatches"):
-        if getattr(spec, name) < 1:
-            return f"{name}({getattr(spec, name)}) < 1"
-    return None
-
-
-def find_broken_pipeline(spec: StepSpec) -> str | None:
+def _find_broken_pipeline(spec: StepSpec) -> str | None:
     """Return the rule of the schedule or of torch's runtime that a pipeline breaks, or None."""
     try:
         pipeline = spec.pipeline
@@ -366,12 +353,6 @@ class RankView:
     def pp_rank(self) -> int:
         return self.coordinate["pp"]
 
-    @property
-    def shard_index(self) -> int:
-        """The rank's position among the ranks over which FSDP shards parameters."""
-        dims = self.spec.dims
-        return dims.index(self.rank, *dims.shard_axes)
-
     @cached_property
     def layers_by_stage(self) -> tuple[int, ...]:
         """The number of layers of each pipeline stage of the model."""
@@ -392,7 +373,12 @@ class RankView:
     @cached_property
     def dense_layers(self) -> int:
         """The number of the rank's layers that have an FFN in a MoE model."""
-        return sum(self.dense_layers_of(stage) for stage in self.stages)
+        total = 0
+        for stage in self.stages:
+            earlier = sum(self.layers_by_stage[:stage])
+            remaining = self.spec.dense_layers - earlier
+            total += max(0, min(remaining, self.layers_by_stage[stage]))
+        return total
 
     @cached_property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
@@ -405,12 +391,6 @@ class RankView:
             LayerKind("dense_layers", self.dense_layers, None),
         )
         return tuple(kind for kind in kinds if kind.layers)
-
-    def dense_layers_of(self, stage: int) -> int:
-        """Return the number of layers of a stage that have an FFN in place of experts."""
-        dense = self.spec.dense_layers
-        earlier = sum(self.layers_by_stage[:stage])
-        return max(0, min(dense - earlier, self.layers_by_stage[stage]))
 
     @cached_property
     def recomputed_layers(self) -> int:

@@ -56,7 +56,7 @@ class ExpertTraffic:
         self.sent = self._make_zeros()  # to the experts of other ranks
         self.received = self._make_zeros()  # from other ranks
         self.computed = self._make_zeros()
-        for group in spec.dims.expert_split_groups():
+        for group in spec.dims.expert_groups("etp"):
             dispatched = torch.stack([counts[rank].dispatched for rank in group]).sum(0)
             by_target = dispatched.view(len(dispatched), self._moe.ep, -1).sum(2)
             for source in group:
@@ -71,7 +71,7 @@ class ExpertTraffic:
 
     def _add_pairs(self, source: int, by_target: Tensor) -> None:
         """Add the pairs that a rank sends, as counts (layers, ep) by layer and target."""
-        [ep_group] = [group for group in self._spec.dims.expert_groups() if source in group]
+        [ep_group] = [group for group in self._spec.dims.expert_groups("ep") if source in group]
         for target, pairs in zip(ep_group, by_target.unbind(1), strict=True):
             self.computed[target] += pairs
             if source != target:
@@ -93,7 +93,7 @@ class ExpertTraffic:
         listed.
         """
         loads: defaultdict[int, list[int]] = defaultdict(list)
-        for rank in sorted(group[0] for group in self._spec.dims.expert_split_groups()):
+        for rank in sorted(group[0] for group in self._spec.dims.expert_groups("etp")):
             computed = self.computed[rank].tolist()
             for layer, pairs in zip(self.counts[rank].layers, computed, strict=True):
                 loads[layer].append(pairs)

@@ -102,9 +102,9 @@ class MoeLayerBenchmark(LayerBenchmark):
     def _find_sources(self) -> list[int]:
         """Return the ranks whose tokens the experts of this rank's replica take."""
         dims = self.spec.dims
-        [ep_group] = [group for group in dims.expert_groups() if self._world.rank in group]
+        [ep_group] = [group for group in dims.expert_groups("ep") if self._world.rank in group]
         sources = []
-        for etp_group in dims.expert_split_groups():
+        for etp_group in dims.expert_groups("etp"):
             if not set(etp_group).isdisjoint(ep_group):
                 sources += etp_group
         return sources

@@ -72,14 +72,8 @@ class MasterAdamW(torch.optim.Optimizer):
         for parameter, master in self._pairs:
             parameter.copy_(master)
             master.grad = None
-
-    def list_state(self) -> list[Tensor]:
-        """Return the masters and the moments, none before the first step."""
-        tensors = [master for _, master in self._pairs]
-        if self._inner is not None:
-            for state in self._inner.state.values():
-                tensors += [value for value in state.values() if isinstance(value, Tensor)]
-        return tensors
+            if parameter not in self.state:
+                self.state[parameter] = {"master": master, **inner.state[master]}
 
     def _make_masters(self) -> torch.optim.AdamW:
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]

@@ -183,22 +183,19 @@ class Transformer(nn.Module):
         return embedded
 
 
-def merge_parts(parts: Sequence[Transformer]) -> Transformer:
+def merge_parts(parts: Sequence[Transformer]) -> nn.Module:
     """Return a model that holds the modules of all parts under their names in the full model.
 
     It is used for its parameters and is never called.
     """
     if len(parts) == 1:
         return parts[0]
-    merged = Transformer.__new__(Transformer)
-    nn.Module.__init__(merged)
-    merged.layers = nn.ModuleDict()
+    merged = nn.Module()
+    layers = nn.ModuleDict()
     for part in parts:
-        merged.layers.update(dict(part.layers.items()))
-        for name in ("token_embedding", "position_embedding", "norm", "head"):
-            module = getattr(part, name)
-            if module is not None or not hasattr(merged, name):
-                setattr(merged, name, module)
+        layers.update(dict(part.layers.items()))
+        for name, module in part.named_children():
+            merged.add_module(name, layers if name == "layers" else module)
     return merged
 
 

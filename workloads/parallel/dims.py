@@ -142,43 +142,26 @@ class ParallelDims:
         groups = self._group(lambda rank: (self.index(rank, *others),))
         return [sorted(ranks, key=lambda rank: self.index(rank, *axes)) for ranks in groups]
 
-    def shard_groups(self) -> Groups:
-        """Return the groups over which FSDP shards parameters: fsdp x cp."""
-        return self.groups(*self.shard_axes)
-
     def expert_position(self, rank: int) -> "ExpertPosition":
         """Return the stage, the replica, the ``ep`` rank and the ``etp`` rank of a global rank."""
         index, etp = divmod(self.index(rank, *EXPERT_AXES), self.etp)
-        replica, ep = divmod(index, self.ep)
-        return ExpertPosition(self.index(rank, "pp"), replica, ep, etp)
+        edp, ep = divmod(index, self.ep)
+        return ExpertPosition(self.index(rank, "pp"), edp, ep, etp)
 
-    def expert_groups(self) -> Groups:
-        """Return the groups over which experts are spread: ``ep``."""
-        return self._group_experts("ep")
+    def expert_groups(self, axis: str) -> Groups:
+        """Return the groups of ranks along ``ep``, ``etp``, ``edp`` or ``efsdp``.
 
-    def expert_split_groups(self) -> Groups:
-        """Return the groups whose ranks split the same experts: ``etp``."""
-        return self._group_experts("etp")
-
-    def expert_replica_groups(self) -> Groups:
-        """Return the groups whose ranks have the same experts, ordered by dp and then ``efsdp``."""
-        return self._group_experts("replica")
-
-    def expert_shard_groups(self) -> Groups:
-        """Return the groups over which FSDP shards experts: ``efsdp``."""
-        groups: Groups = []
-        for ranks in self.expert_replica_groups():
-            starts = range(0, len(ranks), self.expert_shards)
-            groups += [ranks[start : start + self.expert_shards] for start in starts]
-        return groups
-
-    def _group_experts(self, field: str) -> Groups:
-        """Return the groups of ranks whose expert positions differ only in ``field``, sorted."""
-
-        def get_others(rank: int) -> tuple[int, ...]:
-            return self.expert_position(rank)._replace(**{field: 0})
-
-        groups = self._group(get_others)
+        Along ``ep`` ranks have other experts, along ``etp`` other parts of them. Along ``edp``
+        they have the same, ordered by dp and then ``efsdp``.
+        """
+        if axis == "efsdp":
+            shards = self.expert_shards
+            return [
+                replicas[start : start + shards]
+                for replicas in self.expert_groups("edp")
+                for start in range(0, len(replicas), shards)
+            ]
+        groups = self._group(lambda rank: self.expert_position(rank)._replace(**{axis: 0}))
         return [sorted(ranks, key=self.expert_position) for ranks in groups]
 
     def _group(self, key: Callable[[int], tuple[int, ...]]) -> Groups:
@@ -222,10 +205,19 @@ class ParallelDims:
         return " * ".join(f"{axis}({self.size(axis)})" for axis in axes)
 
 
+def compute_chunk_size(size: int, ranks: int, index: int) -> int:
+    """Return the size of chunk ``index`` if a size is split over ranks as ``torch.chunk`` does.
+
+    The last chunks may be smaller than the others, or empty.
+    """
+    largest = -(-size // ranks)
+    return max(0, min(largest, size - index * largest))
+
+
 class ExpertPosition(NamedTuple):
     """The position of a rank among the ranks of its pipeline stage that share the experts."""
 
     stage: int  # the position along pp
-    replica: int  # along edp: the position along dp, then along efsdp
+    edp: int  # the replica: the position along dp, then along efsdp
     ep: int
     etp: int

@@ -57,22 +57,9 @@ def build_mesh(
     groups = {name: make_group(world, parts) for name, parts in partitions.items()}
     # A group that one rank destroys while another rank still connects breaks on that rank.
     world.barrier()
-    table = _MeshTable(world, dims, partitions, groups)
-    shards, tensor = None, None
-    if dims.is_sharded:
-        root = table.build([*_keep_large(dims, "dp"), "fsdp", *_keep_large(dims, "tp")])
-        shards = root["dp", "fsdp"] if dims.dp > 1 else root["fsdp"]
-        tensor = root["tp"] if dims.tp > 1 else None
-    elif dims.tp > 1:
-        tensor = table.build(["tp"])
-    experts, expert_shards = None, None
-    expert_axes = _keep_large(dims, "ep", "etp")
-    if has_experts and dims.expert_shards > 1:
-        root = table.build([*_keep_large(dims, "dp"), "efsdp", *expert_axes])
-        expert_shards = root["dp", "efsdp"] if dims.dp > 1 else root["efsdp"]
-        experts = _slice(root, expert_axes)
-    elif has_experts and expert_axes:
-        experts = table.build(expert_axes)
+    table = _MeshTable(world, partitions, groups)
+    shards, tensor = table.build_pair("fsdp", ["tp"])
+    expert_shards, experts = table.build_pair("efsdp", ["ep", "etp"])
     return Mesh(
         dims=dims,
         groups=groups,
@@ -87,15 +74,13 @@ def _list_partitions(dims: ParallelDims, *, has_experts: bool) -> dict[str, Part
     """Return the groups of all ranks, keyed by axis, for each axis with more than one rank."""
     partitions: dict[str, Partition] = {
         "dp": dims.groups(*dims.replica_axes),
-        "fsdp": dims.shard_groups() if dims.is_sharded else [],
+        "fsdp": dims.groups(*dims.shard_axes),
         "pp": dims.groups("pp"),
         "tp": dims.groups("tp"),
     }
     if has_experts:
-        partitions |= {"ep": dims.expert_groups(), "etp": dims.expert_split_groups()}
-        partitions["efsdp"] = dims.expert_shard_groups()
-        if not dims.is_sharded:
-            partitions["edp"] = dims.expert_replica_groups()
+        replicas = "efsdp" if dims.is_sharded else "edp"
+        partitions |= {axis: dims.expert_groups(axis) for axis in ("ep", "etp", replicas)}
     return {name: parts for name, parts in partitions.items() if parts and len(parts[0]) > 1}
 
 
@@ -104,11 +89,24 @@ class _MeshTable:
     """Builds device meshes of this rank's stage from groups that exist."""
 
     world: World
-    dims: ParallelDims
     partitions: Mapping[str, Partition]
     groups: Mapping[str, dist.ProcessGroup]
 
-    def build(self, axes: Sequence[str]) -> DeviceMesh:
+    def build_pair(
+        self, sharding: str, inner: Sequence[str]
+    ) -> tuple[DeviceMesh | None, DeviceMesh | None]:
+        """Return the mesh of dp and a ``sharding`` axis, and the mesh of ``inner`` axes.
+
+        Both are slices of one mesh if parameters are sharded. A mesh without ranks is None.
+        """
+        inner = [axis for axis in inner if axis in self.groups]
+        if sharding not in self.groups:
+            return None, (self._build(inner) if inner else None)
+        outer = [axis for axis in ("dp", sharding) if axis in self.groups]
+        root = self._build([*outer, *inner])
+        return root[tuple(outer)], (root[tuple(inner)] if inner else None)
+
+    def _build(self, axes: Sequence[str]) -> DeviceMesh:
         """Return the device mesh over some axes that contains this rank."""
         ranks = {self.world.rank}
         for axis in axes:
@@ -127,18 +125,6 @@ class _MeshTable:
         """Return the position of a rank in its group of an axis. Torch sorts a group's ranks."""
         [ranks] = [part for part in self.partitions[axis] if rank in part]
         return sorted(ranks).index(rank)
-
-
-def _keep_large(dims: ParallelDims, *axes: str) -> list[str]:
-    """Return the axes that have more than one rank."""
-    return [axis for axis in axes if dims.size(axis) > 1]
-
-
-def _slice(root: DeviceMesh, axes: Sequence[str]) -> DeviceMesh | None:
-    """Return the submesh of some axes, None without axes."""
-    if not axes:
-        return None
-    return root[tuple(axes)] if len(axes) > 1 else root[axes[0]]
 
 
 def destroy_groups(groups: Collection[dist.ProcessGroup]) -> None:

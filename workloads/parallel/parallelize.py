@@ -8,9 +8,9 @@ more than one full parameter.
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -35,6 +35,7 @@ from parbench.workloads.model.transformer import (
     make_meta_model,
 )
 from parbench.workloads.parallel import data_parallel, tensor_parallel
+from parbench.workloads.parallel.dims import compute_chunk_size
 from parbench.workloads.parallel.gradient_reducer import GradientReducer, sum_gradients
 from parbench.workloads.parallel.mesh import Mesh
 from parbench.workloads.parallel.positions import TokenPositions
@@ -132,6 +133,7 @@ def parallelize(
 
     ``attention`` is the attention over the ranks of ``cp``. With None, each layer has its own.
     """
+    dims = spec.dims
     part.positions = torch.tensor(positions.between_blocks, device=world.device)
     if positions.split is not None:
         attended = torch.tensor(positions.attended, device=world.device)
@@ -142,18 +144,19 @@ def parallelize(
         if spec.sequence_parallel:
             partial_names = list_partial_names(part)
     checkpoint_layers(part, spec.checkpointing, spec.checkpoint_every)
-    if mesh.dims.is_sharded:
+    if dims.is_sharded:
         apply_fsdp(part, mesh, spec)
     initialize(part, world.seed, world.device)
     if mesh.tensor is not None and mesh.shards is None and part.token_embedding is not None:
         tensor_parallel.split_embedding_gradient(part.token_embedding)
-    width = tensor_parallel.count_local_vocabulary(spec.shape.vocabulary, mesh.tensor)
     parallel_part = ParallelPart(
         part=part,
         module=part,
         mesh=mesh,
         reduce_dtype=DTYPES[spec.reduce_bytes],
-        logits_width=width,
+        logits_width=compute_chunk_size(
+            spec.shape.vocabulary, dims.tp, dims.index(world.rank, "tp")
+        ),
         partial_parameters=[p for name, p in part.named_parameters() if name in partial_names],
     )
     if spec.zero1 != "distributed":
@@ -179,6 +182,13 @@ def list_partial_names(part: Transformer) -> set[str]:
 def list_experts(part: nn.Module) -> list[nn.Parameter]:
     """Return the parameters of routed experts."""
     return [p for layer in find_moe_layers(part) for p in layer.experts.parameters()]
+
+
+def split_experts(part: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return the parameters outside of routed experts, and those of routed experts."""
+    experts = list_experts(part)
+    expert_set = set(experts)
+    return [p for p in part.parameters() if p not in expert_set], experts
 
 
 def apply_fsdp(part: Transformer, mesh: Mesh, spec: StepSpec) -> None:
@@ -226,29 +236,28 @@ def apply_replication(parallel_part: ParallelPart, spec: StepSpec, device: torch
     """
     part, mesh = parallel_part.part, parallel_part.mesh
     dims = mesh.dims
-    experts = list_experts(part)
+    dense, experts = split_experts(part)
     group = mesh.groups.get("dp")
-    dtype, bucket_bytes = parallel_part.reduce_dtype, spec.bucket_bytes
-
-    def add_reducer(
-        parameters: list[nn.Parameter], group: dist.ProcessGroup | None, divisor: int
-    ) -> None:
-        reducer = GradientReducer(
-            parameters, group, divisor=divisor, dtype=dtype, bucket_bytes=bucket_bytes
-        )
-        parallel_part.reducers.append(reducer)
-
-    if group is not None and not dims.is_sharded and dims.tp == dims.pp == 1 and not experts:
+    is_replicated = group is not None and not dims.is_sharded
+    if is_replicated and dims.tp == dims.pp == 1 and not experts:
         parallel_part.module = data_parallel.wrap_in_ddp(
-            part, group, device, bucket_bytes=bucket_bytes, reduce_dtype=dtype
+            part,
+            mesh.groups["dp"],
+            device,
+            bucket_bytes=spec.bucket_bytes,
+            reduce_dtype=parallel_part.reduce_dtype,
         )
         return
-    if group is not None and not dims.is_sharded:
-        expert_set = set(experts)
-        dense = [parameter for parameter in part.parameters() if parameter not in expert_set]
-        add_reducer(dense, group, divisor=dims.dp * dims.cp)
+    make_reducer = partial(
+        GradientReducer,
+        divisor=dims.data_ranks,
+        dtype=parallel_part.reduce_dtype,
+        bucket_bytes=spec.bucket_bytes,
+    )
+    if is_replicated:
+        parallel_part.reducers.append(make_reducer(dense, group))
     if experts and mesh.expert_shards is None:
         # With FSDP, ranks with the same experts differ along dp only.
         replicas = group if dims.is_sharded else mesh.groups.get("edp")
         if replicas is not None or dims.data_ranks > 1:
-            add_reducer(experts, replicas, divisor=dims.data_ranks)
+            parallel_part.reducers.append(make_reducer(experts, replicas))

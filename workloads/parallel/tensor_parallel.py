@@ -125,11 +125,3 @@ def use_loss(mesh: DeviceMesh | None) -> AbstractContextManager[None]:
     mesh it does nothing.
     """
     return nullcontext() if mesh is None else loss_parallel()
-
-
-def count_local_vocabulary(vocabulary: int, mesh: DeviceMesh | None) -> int:
-    """Return the size of this rank's part of the vocabulary; the last ranks may have less."""
-    if mesh is None:
-        return vocabulary
-    part = -(-vocabulary // mesh.size())
-    return max(0, min(part, vocabulary - part * mesh.get_local_rank()))

@@ -10,21 +10,20 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from parbench.bench.results.details import COMPONENTS
-from parbench.bench.results.metrics import MetricValue, make_values
+from parbench.bench.results.metrics import MetricValue, make_value
 from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.model.optimizer import MasterAdamW
 from parbench.workloads.model.transformer import list_kept_tensors, watchers
 from parbench.workloads.parallel.mesh import get_local_tensor
 from parbench.workloads.step.probe import ResetFn, Step
 from parbench.workloads.torch_internals import list_allocations, profiling
 
-_SOURCES = ("memory", "memory_counted", "memory_formula")
-_DEFINITIONS = {
-    "memory.activations": "peak of forward and backward above their start",
-    "memory.buffers": "buffers, and parameters that FSDP has gathered after forward",
-    "memory_counted.activations": "saved for backward by the microbatches in flight",
+_MAXIMUM = "maximum over ranks"
+_METHODS = {
+    "memory.activations": f"peak of forward and backward above their start, {_MAXIMUM}",
+    "memory.buffers": f"buffers, and parameters that FSDP has gathered after forward, {_MAXIMUM}",
+    "memory_counted.activations": f"saved for backward by the microbatches in flight, {_MAXIMUM}",
 }
 
 BytesByComponent = Mapping[str, float]
@@ -66,12 +65,15 @@ class MemoryProbe:
         ]
         tensors: dict[str, list[Tensor]] = {
             "parameters": parameters,
-            "gradients": list_gradients(parameters),
+            "gradients": [p.grad for p in parameters if p.grad is not None],
             "optimizer": list_optimizer_state(self.optimizer),
             "buffers": [*self.model.buffers(), *gathered],
         }
-        measured = {name: storage_bytes(tensors[name]) for name in tensors}
-        counted = {name: local_bytes(tensors[name]) for name in tensors}
+        measured = {}
+        counted = {}
+        for name, parts in tensors.items():
+            measured[name] = sum(_find_storages(parts).values())
+            counted[name] = sum(get_local_tensor(tensor).nbytes for tensor in parts)
         self.forward_backward()  # ends what the counted passes began, such as FSDP's gathers
         self.optimizer.zero_grad()
         return {
@@ -81,44 +83,19 @@ class MemoryProbe:
         }
 
     def summarize(self, samples: Sequence[MemoryBySource]) -> Explanation:
-        return Explanation(metrics=max_over_ranks(samples), notes=self.notes)
-
-
-def max_over_ranks(samples: Sequence[MemoryBySource]) -> dict[str, MetricValue]:
-    """Return the maximum over ranks of each component, from each source that has it."""
-    metrics: dict[str, MetricValue] = {}
-    for source, component in product(_SOURCES, COMPONENTS):
-        if component not in samples[0][source]:
-            continue
-        name = f"{source}.{component}"
-        largest = max(sample[source][component] for sample in samples)
-        method = "maximum over ranks"
-        if name in _DEFINITIONS:
-            method = f"{_DEFINITIONS[name]}, maximum over ranks"
-        metrics |= make_values({name: largest}, method)
-    return metrics
-
-
-def local_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of the elements that this rank holds of plain or distributed tensors."""
-    return sum(get_local_tensor(tensor).nbytes for tensor in tensors)
-
-
-def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of the storages of tensors on this rank. A shared storage counts once."""
-    return sum(_find_storages(tensors).values())
-
-
-def list_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Return the gradients that exist, of parameters on this rank."""
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+        """Return the maximum over ranks of each component, from each source that has it."""
+        metrics: dict[str, MetricValue] = {}
+        for source, component in product(samples[0], COMPONENTS):
+            if component in samples[0][source]:
+                name = f"{source}.{component}"
+                largest = max(sample[source][component] for sample in samples)
+                metrics[name] = make_value(name, largest, _METHODS.get(name, _MAXIMUM))
+        return Explanation(metrics=metrics, notes=self.notes)
 
 
 def list_optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return the state tensors of an optimizer on this rank, also of a wrapped optimizer."""
     inner = getattr(optimizer, "optim", optimizer)
-    if isinstance(inner, MasterAdamW):
-        return inner.list_state()
     values = [value for state in inner.state.values() for value in state.values()]
     return [value for value in values if isinstance(value, Tensor)]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass
 from operator import sub
+from statistics import median_low
 
 import torch
 import torch.distributed as dist
@@ -145,7 +146,8 @@ class OverlapProbe:
                 dist.destroy_process_group(group)
         walls["profiled"] = [trace.wall_seconds for trace in traces]
         matched = [match_spans_to_calls(trace, calls) for trace in traces]
-        median_step = find_median_index(slowest(world.gather(walls["profiled"])))
+        walls_of_slowest = slowest(world.gather(walls["profiled"]))
+        median_step = walls_of_slowest.index(median_low(walls_of_slowest))
         start_ns = traces[median_step].start_ns - world.clock.offsets_ns[world.global_rank]
         late_ns = start_ns - min(world.gather(start_ns))
         return RankTimings(
@@ -245,12 +247,6 @@ class OverlapProbe:
             transfer = [[transfers.get(axis, 0.0) for transfers, _ in turn] for turn in times]
             values[f"comm_transfer.{axis}"] = cross_fitted(transfer)
         return make_values(values, "profiled steps")
-
-
-def find_median_index(values: Sequence[float]) -> int:
-    """Return the index of the median value, of the lower median if there are two."""
-    indices = sorted(range(len(values)), key=values.__getitem__)
-    return indices[(len(values) - 1) // 2]
 
 
 def summarize_differences(walls: Sequence[SecondsByKind]) -> dict[str, MetricValue]:

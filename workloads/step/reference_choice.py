@@ -8,9 +8,12 @@ from parbench.bench.plan.cases import Params
 from parbench.bench.plan.params import Value
 from parbench.bench.world import accelerator
 from parbench.bench.world.world import World
-from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.step.check_memory import FRAGMENTATION_MARGIN, check_memory
+from parbench.workloads.costs.memory import activations_equation, rank_memory
+from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.costs.step_spec import RankView, StepSpec
 
+FRAGMENTATION_MARGIN = 0.9
+"""The share of free memory that is used: blocks of an allocator leave gaps."""
 _MAX_HEAD_SIZE = 16
 _MIN_TOKENS = 64
 _MAX_VOCABULARY = 512
@@ -32,6 +35,33 @@ def count_free_bytes(world: World) -> float:
         return count_available_memory_bytes() / local_ranks
     ranks_per_gpu = -(-local_ranks // accelerator.count_devices())
     return accelerator.count_free_bytes(world.device) / ranks_per_gpu
+
+
+def check_memory(view: RankView) -> float:
+    """Return an upper bound in bytes of a rank's memory while its step is verified.
+
+    It includes the step's own state and a single-process reference: the whole model with its first
+    weights, gradients and AdamW state, and copies of the step's full weights and gradients.
+    """
+    spec = view.spec
+    memory = rank_memory(view)
+    parameters = num_parameters(spec.shape, spec.moe)
+    optimizer = 12 if spec.has_master_weights else 8
+    two_steps = parameters * (3 * spec.bytes_per_element + optimizer + 1)
+    references = parameters * (2 * spec.bytes_per_element + 2 * 4 + 2 * spec.bytes_per_element)
+    own_pass = memory.activations + memory.buffers + 8 * parameters
+    return memory.state + max(two_steps, references, own_pass) + _single_pass(spec)
+
+
+def _single_pass(spec: StepSpec) -> float:
+    """Return the bytes of float32 activations of the global batch in one process.
+
+    They include the gradients of the logits.
+    """
+    moe = spec.moe and spec.moe.on_one_rank()
+    single = StepSpec(shape=spec.shape, moe=moe, microbatch=spec.global_batch, bytes_per_element=4)
+    logits = 2.0 * spec.tokens * spec.shape.vocabulary * 4
+    return activations_equation(single.rank_view(0)).value + logits
 
 
 def shrink_model(spec: StepSpec, params: Params) -> dict[str, Value]:

@@ -3,8 +3,10 @@
 A dispatch mode sees the calls of DDP's reducer, FSDP2, DTensor and functional collectives.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -204,47 +206,28 @@ def record_calls(step: Callable[[], object], axes: Groups) -> tuple[SentCall, ..
     return tuple(mode.calls)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommVolume:
-    """The bytes that one rank sends in a step."""
-
-    by_axis: BytesByAxis
-    by_op: Mapping[tuple[str, str], tuple[int, float | None]] = field(default_factory=dict)
-    """The number of calls and the sent bytes, by axis and operation.
-
-    The bytes are None if they depend on data.
-    """
-
-    @classmethod
-    def sum(cls, calls: Sequence[SentCall], axes: Iterable[str]) -> "CommVolume":
-        """Return the volume of this rank's calls. An axis of ``axes`` without calls has 0 bytes."""
-        by_op: dict[tuple[str, str], tuple[int, float | None]] = {}
-        for call in calls:
-            count, total = by_op.get((call.axis, call.op), (0, 0.0))
-            if total is not None:
-                total = None if call.depends_on_data else total + call.sent
-            by_op[call.axis, call.op] = (count + 1, total)
-        return cls(by_axis=bytes_by_axis(calls, axes), by_op=by_op)
+CallsByRank = Sequence[Sequence[SentCall]]
 
 
-def summarize_counts(volumes: Sequence[CommVolume]) -> dict[str, MetricValue]:
+def summarize_counts(calls_by_rank: CallsByRank, axes: Iterable[str]) -> dict[str, MetricValue]:
     """Return the number of calls and the sent bytes of a step, as means over ranks.
 
-    ``volumes`` has one item for each rank. Keys are ``calls.AXIS``, ``calls.AXIS.OP`` and
-    ``sent.AXIS.OP``, which is missing if the bytes depend on data.
+    Keys are ``calls.AXIS``, 0 for ``axes`` without calls, ``calls.AXIS.OP`` and ``sent.AXIS.OP``,
+    which is missing if the bytes depend on data.
     """
-    axes = [axis for volume in volumes for axis in volume.by_axis]
-    counts = dict.fromkeys((f"calls.{axis}" for axis in axes), 0.0)
-    sent: dict[str, float] = {}
-    for axis, op in dict.fromkeys(key for volume in volumes for key in volume.by_op):
-        per_rank = [volume.by_op.get((axis, op), (0, 0.0)) for volume in volumes]
-        mean_count = sum(count for count, _ in per_rank) / len(volumes)
-        counts[f"calls.{axis}.{op}"] = mean_count
-        counts[f"calls.{axis}"] += mean_count
-        known_bytes = [num_bytes for _, num_bytes in per_rank if num_bytes is not None]
-        if len(known_bytes) == len(volumes):
-            sent[f"sent.{axis}.{op}"] = sum(known_bytes) / len(volumes)
-    return make_values(counts | sent, "mean over ranks")
+    totals = dict.fromkeys((f"calls.{axis}" for axis in axes), 0.0)
+    sent: defaultdict[str, float] = defaultdict(float)
+    data_dependent = set()
+    for call in chain.from_iterable(calls_by_rank):
+        for name in (f"calls.{call.axis}", f"calls.{call.axis}.{call.op}"):
+            totals[name] = totals.get(name, 0.0) + 1
+        name = f"sent.{call.axis}.{call.op}"
+        sent[name] += call.sent
+        if call.depends_on_data:
+            data_dependent.add(name)
+    totals |= {name: total for name, total in sent.items() if name not in data_dependent}
+    means = {name: total / len(calls_by_rank) for name, total in totals.items()}
+    return make_values(means, "mean over ranks")
 
 
 @dataclass(frozen=True)
@@ -261,16 +244,17 @@ class CommBytesProbe:
 
     def observe(
         self, step: Step, reset: ResetFn, budget_seconds: float
-    ) -> tuple[CommVolume, BytesByAxis]:
+    ) -> tuple[Sequence[SentCall], BytesByAxis]:
         reset()
-        volume = CommVolume.sum(record_calls(step, self.axes), self.axes)
-        return volume, self.compute_expected()
+        calls = record_calls(step, self.axes)
+        return calls, self.compute_expected()
 
-    @staticmethod
-    def summarize(samples: Sequence[tuple[CommVolume, BytesByAxis]]) -> Explanation:
-        metrics = summarize_counts([volume for volume, _ in samples])
-        for axis in dict.fromkeys(axis for volume, _ in samples for axis in volume.by_axis):
-            sent = [volume.by_axis.get(axis, 0.0) for volume, _ in samples]
+    def summarize(self, samples: Sequence[tuple[Sequence[SentCall], BytesByAxis]]) -> Explanation:
+        calls_by_rank = [calls for calls, _ in samples]
+        metrics = summarize_counts(calls_by_rank, self.axes)
+        sent_by_rank = [bytes_by_axis(calls, self.axes) for calls in calls_by_rank]
+        for axis in dict.fromkeys(chain.from_iterable(sent_by_rank)):
+            sent = [sent_by_axis.get(axis, 0.0) for sent_by_axis in sent_by_rank]
             if not any(axis in expected for _, expected in samples):
                 method = "ring-optimal, maximum over ranks"
                 metrics |= make_values({f"bytes_sent.{axis}": max(sent)}, method)

@@ -70,8 +70,8 @@ from parbench.workloads.parallel.mesh import build_mesh
 from parbench.workloads.parallel.parallelize import (
     ParallelPart,
     build_parts,
-    list_experts,
     parallelize,
+    split_experts,
 )
 from parbench.workloads.parallel.positions import TokenPositions
 from parbench.workloads.parallel.zero1 import (
@@ -338,9 +338,6 @@ class TrainStep(Benchmark):
         # A balance loss is weighted before it is summed, which rounds in another order.
         if spec.pipeline is not None and spec.ranks == spec.dims.pp and not has_balance_loss:
             order = pipeline_stages.list_gradient_order(spec.pipeline.order, self._world.rank)
-        gather_gradients = None
-        if isinstance(self.optimizer, DistributedOptimizer):
-            gather_gradients = self.optimizer.gather_gradients
         return Verifier(
             world=self._world,
             model=self.model,
@@ -352,15 +349,18 @@ class TrainStep(Benchmark):
             exact_order=order,
             replicas=self._list_replicas(),
             holds_stage_only=spec.pipeline is not None,
-            gather_gradients=gather_gradients or (lambda: None),
+            gather_gradients=self._gather_gradients,
         )
+
+    def _gather_gradients(self) -> None:
+        """Make all gradients available on every rank, of which ZeRO-1 has only its part."""
+        if isinstance(self.optimizer, DistributedOptimizer):
+            self.optimizer.gather_gradients()
 
     def _list_replicas(self) -> list[tuple[Any, list[nn.Parameter]]]:
         """Return each group whose ranks hold equal parameters, with these parameters."""
         groups = self.mesh.groups
-        experts = list_experts(self.model)
-        expert_set = set(experts)
-        dense = [p for p in self.model.parameters() if p not in expert_set]
+        dense, experts = split_experts(self.model)
         partial_parameters = []
         for part in self.parts.values():
             partial_parameters += part.partial_parameters
@@ -429,8 +429,7 @@ class TrainStep(Benchmark):
     def check(self) -> int:
         """Return the number of wrong elements of weights, gradients, loss and updates."""
         if self.spec.is_simulated:
-            if isinstance(self.optimizer, DistributedOptimizer):
-                self.optimizer.gather_gradients()
+            self._gather_gradients()
             return count_wrong_fills(self.model, self.spec.microbatches, self._world.size)
         if self._routing is None:
             return self._verify()
@@ -512,10 +511,26 @@ class TrainStep(Benchmark):
         """Return the probes in order: steps without communication come after all others."""
         spec = self.spec
         probes: list[Probe[Any]] = [CommBytesProbe(self.mesh.groups, self.compute_expected_bytes)]
-        if spec.moe is not None:
-            probes.append(self._make_expert_probe())
+        if self._routing is not None:
+            experts = ExpertProbe(
+                world=self._world,
+                spec=spec,
+                layers=self.moe_layers,
+                routing=self._routing,
+                ep_group=self.mesh.groups.get("ep"),
+                share=0.5,
+            )
+            probes.append(experts)
         if spec.pipeline is not None:
-            probes.append(self._make_bubble_probe())
+            bubbles = BubbleProbe(
+                world=self._world,
+                pipeline=spec.pipeline,
+                pipeline_ranks=spec.dims.groups("pp"),
+                recorder=self._recorder,
+                layer_bytes=layers_equation(self._view, spec.checkpointing).value,
+                simulated_seconds=spec.simulated_seconds,
+            )
+            probes.append(bubbles)
         overlap = OverlapProbe(
             self._world,
             self.mesh.groups,
@@ -523,29 +538,6 @@ class TrainStep(Benchmark):
             list_notes=self._list_peak_notes,
         )
         return [*probes, self.make_memory_probe(), overlap]
-
-    def _make_expert_probe(self) -> ExpertProbe:
-        assert self._routing is not None
-        return ExpertProbe(
-            world=self._world,
-            spec=self.spec,
-            layers=self.moe_layers,
-            routing=self._routing,
-            ep_group=self.mesh.groups.get("ep"),
-            share=0.5,
-        )
-
-    def _make_bubble_probe(self) -> BubbleProbe:
-        pipeline = self.spec.pipeline
-        assert pipeline is not None
-        return BubbleProbe(
-            world=self._world,
-            pipeline=pipeline,
-            pipeline_ranks=self.spec.dims.groups("pp"),
-            recorder=self._recorder,
-            layer_bytes=layers_equation(self._view, self.spec.checkpointing).value,
-            simulated_seconds=self.spec.simulated_seconds,
-        )
 
     def make_memory_probe(self) -> MemoryProbe:
         formula: dict[str, float] = asdict(state_memory(self._view))

@@ -1,6 +1,5 @@
 """A user's training loop as a benchmark: a model, a batch, a loss and an optimizer, as they are."""
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,18 +9,20 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from parbench.bench.world.benchmark import Benchmark, Description
-from parbench.workloads.model.transformer import plain_name
 from parbench.workloads.step.verify import (
+    RELATIVE_TOLERANCE,
+    WrongTensor,
     collect_gradients,
     collect_weights,
+    compare,
+    find_not_finite,
     load_weights,
     norm_of_all,
 )
 
 _NO_REFERENCE_NOTE = "no reference was given: gradients are only checked to be finite"
 _MAX_NAMED_GRADIENTS = 3
-_MAX_ERRORS = {torch.float32: 1e-4, torch.float64: 1e-9}
-_MAX_ERROR_OF_HALF_PRECISION = 3e-2
+_HALF_PRECISION_TOLERANCE = 3e-2
 Loss = Callable[[Any, Any], Tensor]
 
 
@@ -71,12 +72,10 @@ class TrainingLoop(Benchmark):
         self._optimizer.zero_grad()
         self._run_forward_backward()
         if self._reference is None:
-            self._wrong_gradients = []
-            for name, gradient in collect_gradients(self._model).items():
-                if not torch.isfinite(gradient).all():
-                    self._wrong_gradients.append(f"{name}: a gradient is not finite")
+            wrong = list(find_not_finite(self._model))
         else:
-            self._wrong_gradients = self._compare_with_reference(self._reference)
+            wrong = self._compare_with_reference(self._reference)
+        self._wrong_gradients = [str(gradient) for gradient in wrong]
         self._optimizer.zero_grad()
         return len(self._wrong_gradients)
 
@@ -102,33 +101,26 @@ class TrainingLoop(Benchmark):
         with record_function("parbench:backward"):
             loss.backward()  # type: ignore[no-untyped-call]
 
-    def _compare_with_reference(self, reference: nn.Module) -> list[str]:
-        """Return a phrase for each gradient that differs from the reference's mean over ranks."""
+    def _compare_with_reference(self, reference: nn.Module) -> list[WrongTensor]:
+        """Return the gradients that differ from the reference's mean over ranks."""
         gradients = collect_gradients(self._model)
         weights = collect_weights(self._model)
-        reference_parameters = {
-            plain_name(name): parameter for name, parameter in reference.named_parameters()
-        }
-        missing = reference_parameters.keys() - weights.keys()
+        missing = [
+            WrongTensor(name, weight.numel(), "is not a parameter of the model")
+            for name, weight in collect_weights(reference).items()
+            if name not in weights
+        ]
         if missing:
-            return [f"{name}: the model has no such parameter" for name in sorted(missing)]
+            return missing
         load_weights(reference, weights)
         reference.zero_grad()
         loss = self._loss(reference, self._current_batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        wrong = []
-        for name, parameter in reference_parameters.items():
-            if parameter.grad is None:
-                continue
-            expected = parameter.grad.detach().clone()
-            dist.all_reduce(expected)
-            expected /= dist.get_world_size()
-            if name not in gradients:
-                wrong.append(f"{name}: has no gradient")
-                continue
-            norm = max(norm_of_all([expected]), sys.float_info.min)
-            error = norm_of_all([gradients[name].float() - expected.float()]) / norm
-            tolerance = _MAX_ERRORS.get(expected.dtype, _MAX_ERROR_OF_HALF_PRECISION)
-            if not error <= tolerance:  # NaN is wrong too
-                wrong.append(f"{name}: gradient differs by {error:.2g} of the reference's norm")
-        return wrong
+        expected = collect_gradients(reference)
+        for gradient in expected.values():
+            dist.all_reduce(gradient)
+            gradient /= dist.get_world_size()
+        is_half = self.dtype.itemsize < 4
+        tolerance = _HALF_PRECISION_TOLERANCE if is_half else RELATIVE_TOLERANCE
+        norm = norm_of_all(expected.values())
+        return list(compare(gradients, expected, None, norm, tolerance))

@@ -168,9 +168,8 @@ class Verifier:
         loss = compute_gradients()
         if loss is not None:
             wrong += self._record(int(not loss.isfinite()), "loss is not finite")
-        for name, gradient in _list_gradients(self.model):
-            not_finite = int((~get_local_tensor(gradient).isfinite()).sum())
-            wrong += self._record(not_finite, f"gradient of {plain_name(name)} is not finite")
+        for tensor in find_not_finite(self.model):
+            wrong += self._record(tensor.num_elements, f"gradient of {tensor}")
         return wrong
 
     def _record(self, wrong: int, difference: str) -> int:
@@ -322,22 +321,35 @@ def norm_of_all(tensors: Iterable[Tensor]) -> float:
     return math.hypot(*(float(tensor.float().norm()) for tensor in tensors))
 
 
+def find_not_finite(model: nn.Module) -> Iterator[WrongTensor]:
+    """Yield the gradients of which this rank has elements that are not finite."""
+    for name, gradient in _list_gradients(model):
+        num_elements = int((~get_local_tensor(gradient).isfinite()).sum())
+        if num_elements:
+            yield WrongTensor(plain_name(name), num_elements, "is not finite")
+
+
 def compare(
-    actual: Tensors, expected: Tensors, low_precision: Tensors | None, norm: float
+    actual: Tensors,
+    expected: Tensors,
+    low_precision: Tensors | None,
+    norm: float,
+    tolerance: float = RELATIVE_TOLERANCE,
 ) -> Iterator[WrongTensor]:
     """Yield the tensors that are not within the limits of ``expected``, the float32 reference.
 
     ``low_precision`` has the reference's tensors in the precision that is checked, None for
-    float32. ``norm`` is the norm of all gradients of the reference. An absent tensor is wrong
-    unless its reference is zero. A tensor of zeros is wrong if a single process computes another
-    value in the same precision. If every low-precision tensor is right, all are compared together.
+    float32. ``norm`` is the norm of all gradients of the reference, ``tolerance`` the relative
+    limit of float32. An absent tensor is wrong unless its reference is zero. A tensor of zeros is
+    wrong if a single process computes another value in the same precision. If every low-precision
+    tensor is right, all are compared together.
     """
     distances: list[float] = []
     errors: list[float] = []
     all_right = True
     for name, reference in expected.items():
         size = float(reference.norm())
-        limit = RELATIVE_TOLERANCE * size + NOISE_FLOOR * norm
+        limit = tolerance * size + NOISE_FLOOR * norm
         if low_precision is not None:
             error = float((low_precision[name].float() - reference).norm())
             errors.append(error)
@@ -382,8 +394,6 @@ def _describe(tensor: Tensor | None, reference: Tensor) -> str:
         return "is not zero, as the reference is"
     if tensor is None:
         return "is missing"
-    if not tensor.any():
-        return "is zero"
     size = reference.norm()
     factor = float((tensor.float() * reference).sum() / size.square())
     remainder = float((tensor.float() - factor * reference).norm() / size)

@@ -40,7 +40,7 @@ def test_groups_along_two_axes() -> None:
 
 def test_fsdp_shards_over_cp() -> None:
     dims = ParallelDims(dp=2, fsdp=2, cp=2)
-    assert dims.shard_groups() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert dims.groups(*dims.shard_axes) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert dims.shard_size == 4
     assert dims.replica_axes == ("dp",)
     assert ParallelDims(dp=2, cp=2).replica_axes == ("dp", "cp")
@@ -68,22 +68,22 @@ def test_experts_span_dp_cp_and_tp(
     mesh: str, experts: list[list[int]], replicas: list[list[int]]
 ) -> None:
     dims = ParallelDims.parse(mesh)
-    assert sorted(dims.expert_groups()) == experts
-    assert sorted(dims.expert_replica_groups()) == replicas
+    assert sorted(dims.expert_groups("ep")) == experts
+    assert sorted(dims.expert_groups("edp")) == replicas
 
 
 def test_neighbors_of_tp_split_experts() -> None:
     inner = ParallelDims.parse("dp=2,tp=4,etp=2")
     outer = ParallelDims.parse("tp=2,dp=2,etp=2")
-    assert sorted(inner.expert_split_groups()) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert sorted(outer.expert_split_groups()) == [[0, 2], [1, 3]]
+    assert sorted(inner.expert_groups("etp")) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert sorted(outer.expert_groups("etp")) == [[0, 2], [1, 3]]
 
 
 def test_expert_shards_stay_within_a_replica() -> None:
     dims = ParallelDims.parse("dp=2,fsdp=4,ep=2")
     assert dims.expert_shards == 2
-    assert sorted(dims.expert_shard_groups()) == [[0, 2], [1, 3], [4, 6], [5, 7]]
-    assert sorted(dims.expert_replica_groups()) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert sorted(dims.expert_groups("efsdp")) == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert sorted(dims.expert_groups("edp")) == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
 @pytest.mark.parametrize(

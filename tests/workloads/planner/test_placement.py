@@ -30,11 +30,11 @@ def test_place_of_axes_matches_counted_nodes(mesh: str, gpus_per_node: int) -> N
 def test_place_of_experts_matches_counted_nodes(mesh: str, gpus_per_node: int) -> None:
     dims = ParallelDims.parse(mesh)
     groups_by_axis = {
-        "ep": dims.expert_groups(),
-        "etp": dims.expert_split_groups(),
-        "efsdp": dims.expert_shard_groups(),
+        "ep": dims.expert_groups("ep"),
+        "etp": dims.expert_groups("etp"),
+        "efsdp": dims.expert_groups("efsdp"),
     }
     if not dims.is_sharded:
-        groups_by_axis["edp"] = dims.expert_replica_groups()
+        groups_by_axis["edp"] = dims.expert_groups("edp")
     for axis, groups in groups_by_axis.items():
         assert place_of(dims, (axis,), gpus_per_node) == count_place(groups, gpus_per_node)

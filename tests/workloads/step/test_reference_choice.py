@@ -9,11 +9,13 @@ from torch import Tensor
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.world.world import World
+from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.presets import PRESETS
 from parbench.workloads.step import reference_choice
-from parbench.workloads.step.reference_choice import shrink_model
+from parbench.workloads.step.reference_choice import check_memory, shrink_model
 from parbench.workloads.step.train_step import SMALL_MODEL_NOTE
 from tests.support.ranks import Ranks
+from tests.support.workloads.planner_asks import make_spec
 from tests.support.workloads.training_steps import (
     DEFINITION_BY_NAME,
     Params,
@@ -136,3 +138,11 @@ def test_small_shape_is_valid(name: str, ranks: int, params: Params) -> None:
     assert small.dims == spec.dims
     assert small.microbatches == spec.microbatches
     assert small.pipeline_options == spec.pipeline_options
+
+
+def test_check_memory_contains_single_process_reference() -> None:
+    """Two models in bfloat16, gradients, and the states of an optimizer."""
+    spec = make_spec("fsdp=8", "llama3-8b")
+    elements = num_parameters(spec.shape)
+    reference = elements * (2 + 2 + 2 + 12)
+    assert check_memory(spec.rank_view(0)) > 16 * elements / 8 + reference

@@ -11,7 +11,6 @@ from parbench.bench.world.world import World
 from parbench.workloads.step.sent_bytes import (
     OTHER,
     CommBytesProbe,
-    CommVolume,
     NoCommMode,
     SentCall,
     make_fake_groups,
@@ -109,9 +108,9 @@ def sent_call(axis: str, op: str, sent: float, depends_on_data: bool = False) ->
 
 def test_counts_are_means_over_ranks() -> None:
     sums = [sent_call("dp", "all_reduce", 8.0), sent_call("dp", "all_reduce", 4.0)]
-    first = CommVolume.sum([*sums, sent_call("pp", "send", 6.0)], ["dp"])
-    second = CommVolume.sum([sent_call("dp", "all_reduce", 12.0)], ["dp"])
-    counts = summarize_counts((first, second))
+    first = [*sums, sent_call("pp", "send", 6.0)]
+    counts = summarize_counts([first, [sent_call("dp", "all_reduce", 12.0)]], ["dp", "tp"])
+    assert counts["calls.tp"].value == 0.0
     assert counts["calls.dp"].value == 1.5
     assert counts["calls.dp.all_reduce"].value == 1.5
     assert counts["sent.dp.all_reduce"].value == 12.0
@@ -120,18 +119,18 @@ def test_counts_are_means_over_ranks() -> None:
 
 
 def test_counts_leave_out_bytes_that_depend_on_data() -> None:
-    even = CommVolume.sum([sent_call("ep", "all_to_all", 8.0)], [])
-    uneven = CommVolume.sum([sent_call("ep", "all_to_all", 8.0, depends_on_data=True)], [])
-    assert summarize_counts((even, even))["sent.ep.all_to_all"].value == 8.0
-    assert summarize_counts((even, uneven)).keys() == {"calls.ep", "calls.ep.all_to_all"}
+    even = [sent_call("ep", "all_to_all", 8.0)]
+    uneven = [sent_call("ep", "all_to_all", 8.0, depends_on_data=True)]
+    assert summarize_counts([even, even], [])["sent.ep.all_to_all"].value == 8.0
+    assert summarize_counts([even, uneven], []).keys() == {"calls.ep", "calls.ep.all_to_all"}
 
 
 def test_bytes_are_of_rank_that_differs_most() -> None:
     """Unexpected bytes have a ratio of 0."""
-    first = CommVolume(by_axis={"tp": 8.0, "ep": 4.0})
-    second = CommVolume(by_axis={"tp": 3.0})
-    records = [(first, {"tp": 8.0, "ep": 0.0}), (second, {"tp": 4.0})]
-    metrics = CommBytesProbe.summarize(records).metrics
+    first = [sent_call("tp", "all_reduce", 8.0), sent_call("ep", "all_to_all", 4.0)]
+    second = [sent_call("tp", "all_reduce", 3.0)]
+    samples = [(first, {"tp": 8.0, "ep": 0.0}), (second, {"tp": 4.0})]
+    metrics = CommBytesProbe({}, dict).summarize(samples).metrics
     assert metrics["bytes_sent.tp"].value == 3
     assert metrics["bytes_expected.tp"].value == 4
     assert metrics["bytes_ratio.tp"].value == 0.75

@@ -163,7 +163,7 @@ def test_parameter_that_the_model_lacks_is_wrong(two_ranks: Ranks) -> None:
     ):
         assert wrong == 2
         assert differences == [
-            f"4.{name}: the model has no such parameter" for name in ("bias", "weight")
+            f"4.{name} is not a parameter of the model" for name in ("weight", "bias")
         ]
 
 
