@@ -9,10 +9,8 @@ import click
 
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.results.formatting import (
-    format_difference,
     format_measurement,
     format_percent,
-    make_formatter,
 )
 from parbench.bench.results.limits import MetricLimit, read_limits, resolve_metric
 from parbench.bench.results.metrics import MetricValue, make_value
@@ -160,8 +158,8 @@ def _format_metric(name: str, metric: MetricValue) -> str:
     if metric.unit or declared is None:
         return format_measurement(metric)
     if declared.number_format:
-        return format_difference(metric, make_formatter(declared.number_format))
-    return format_difference(metric, format_percent)
+        return format_measurement(metric, declared.number_format.format)
+    return format_measurement(metric, format_percent)
 
 
 def _collect_metrics(result: CaseResult, ceiling: Ceiling | None) -> dict[str, MetricValue]:

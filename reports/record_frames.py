@@ -12,8 +12,7 @@ import numpy as np
 from msgspec.structs import asdict
 
 from parbench.bench.results.records import Record
-from parbench.bench.results.runs import Run
-from parbench.bench.results.samples import load_rank_samples, make_samples_path
+from parbench.bench.results.runs import Run, load_rank_samples, make_samples_path
 from parbench.bench.text import UserError, format_list
 
 if TYPE_CHECKING:

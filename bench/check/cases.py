@@ -8,8 +8,7 @@ from parbench.bench.plan.groups import Ranks, parse_pairs
 from parbench.bench.plan.options import Options
 from parbench.bench.plan.plan import Entry
 from parbench.bench.results.records import Record
-from parbench.bench.results.runs import Run
-from parbench.bench.results.samples import load_rank_samples
+from parbench.bench.results.runs import Run, load_rank_samples
 from parbench.bench.results.stats import median, quantile
 
 ALONE = {"group": "contiguous:1", "concurrent": "false"}  # one rank at a time

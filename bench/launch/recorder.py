@@ -20,8 +20,14 @@ from parbench.bench.machine.gpu_inventory import GpuInventory
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record, RecordedOutcome, WorldInfo, compute_noise
-from parbench.bench.results.runs import RecordWriter, Run, make_trace_path, utc_now, write_run_info
-from parbench.bench.results.samples import make_samples_path
+from parbench.bench.results.runs import (
+    RecordWriter,
+    Run,
+    make_samples_path,
+    make_trace_path,
+    utc_now,
+    write_run_info,
+)
 from parbench.bench.results.stats import estimate_median
 
 FAILED_STATUSES = ("failed", "hang", "wrong")

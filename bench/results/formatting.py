@@ -71,12 +71,9 @@ def format_bytes(value: float | None) -> str:
     return format_quantity(value, "B")
 
 
-def make_formatter(spec: str) -> Callable[[float | None], str]:
-    """Return a function that formats a number by ``spec`` (``{:.0f}``), and None as ``-``."""
-    return lambda value: UNKNOWN if value is None else spec.format(value)
-
-
-format_count = make_formatter("{:.0f}")
+def format_count(value: float | None) -> str:
+    """Return a number without decimals, ``-`` if it is unknown."""
+    return UNKNOWN if value is None else f"{value:.0f}"
 
 
 def format_case_size(value: object) -> str:
@@ -86,40 +83,22 @@ def format_case_size(value: object) -> str:
     return format_size(round(float(value)))
 
 
-def format_measurement(metric: MetricValue | None) -> str:
-    """Return a value with its unit, and its 95 % interval if it has one: ``12.3 us [11.9, 12.8]``.
-
-    Returns ``-`` if the metric or its value is None.
-    """
-    if metric is None or metric.value is None:
-        return UNKNOWN
-    if metric.low is None or metric.high is None:
-        return format_quantity(metric.value, metric.unit)
-    return _format_scaled_interval(metric.value, metric.low, metric.high, metric.unit)
-
-
-def format_difference(
-    metric: MetricValue | None, format_value: Callable[[float | None], str]
+def format_measurement(
+    metric: MetricValue | None, format_value: Callable[[float], str] | None = None
 ) -> str:
-    """Return a difference or a factor with its 95 % interval if it has one.
+    """Return a value, with its 95 % interval if it has one: ``12.3 us [11.9, 12.8]``.
 
-    ``format_value`` prints each number. Seconds and bytes with an interval share a unit instead.
-    Returns ``-`` if the metric or its value is None.
+    By default, and if the unit is seconds or bytes, an interval has the unit that suits its largest
+    number. Otherwise ``format_value`` prints each number. Returns ``-`` for an unknown value.
     """
     if metric is None or metric.value is None:
         return UNKNOWN
-    if metric.low is None or metric.high is None:
-        return format_value(metric.value)
-    if metric.unit in _SCALES:
-        return _format_scaled_interval(metric.value, metric.low, metric.high, metric.unit)
-    interval = f"[{format_value(metric.low)}, {format_value(metric.high)}]"
-    return f"{format_value(metric.value)} {interval}"
-
-
-def _format_scaled_interval(value: float, low: float, high: float, unit: str) -> str:
-    """Return a value and its interval as text, all in the unit that suits the largest number."""
-    largest = max(abs(value), abs(low), abs(high))
-    factor, scaled_unit = _choose_scale(largest, unit)
+    value, low, high = metric.value, metric.low, metric.high
+    if low is None or high is None:
+        return format_value(value) if format_value else format_quantity(value, metric.unit)
+    if format_value is not None and metric.unit not in _SCALES:
+        return f"{format_value(value)} [{format_value(low)}, {format_value(high)}]"
+    factor, scaled_unit = _choose_scale(max(abs(value), abs(low), abs(high)), metric.unit)
     interval = f"[{format_number(low / factor)}, {format_number(high / factor)}]"
     return f"{format_number(value / factor)} {scaled_unit}".rstrip() + f" {interval}"
 

@@ -10,12 +10,13 @@ import os
 import secrets
 import shutil
 import socket
+import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -43,9 +44,20 @@ from parbench.bench.results.records import (
 )
 from parbench.bench.text import UserError, pluralize
 
+if TYPE_CHECKING:
+    import numpy as np
+
 FOLDERS = ("samples", "traces", "logs")
 MIN_FREE_BYTES = 8 << 20
 _GZIP = 31  # the value of wbits for zlib
+_SAMPLE_ARRAYS = (
+    "ranks",
+    "steps_per_sample",
+    "arrival_ns",
+    "exit_ns",
+    "duration_ns",
+    "issue_ns",
+)
 
 
 class RepetitionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,6 +201,31 @@ def load_timeline(run: Run, record: Record) -> Timeline | None:
         if not file.exists():
             return None
         return decode_json(zlib.decompress(read_file(file), wbits=_GZIP), Timeline)
+
+
+def make_samples_path(record: Record) -> str:
+    """Return the path of a record's samples relative to the folder of the run."""
+    return f"samples/{make_file_name(record.case.id)}-{record.repetition}.npz"
+
+
+def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, Any]]":
+    """Return the arrays in the samples of a record, an empty dictionary without a file.
+
+    They are arrays of 64-bit integers. ``ranks`` are the measured ranks. The stamps have a row for
+    each of them and a column for each sample of ``steps_per_sample`` steps. Raises ``UserError`` if
+    the file is damaged.
+    """
+    import numpy as np
+
+    file = run.path / make_samples_path(record)
+    with convert_read_errors(file, "holds no samples that can be read"):
+        if not file.exists():
+            return {}
+        try:
+            with file.open("rb") as content, np.load(content, allow_pickle=False) as archive:
+                return {name: archive[name] for name in _SAMPLE_ARRAYS if name in archive}
+        except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+            raise ValueError(str(error)) from error
 
 
 class RecordWriter:

@@ -1,4 +1,4 @@
-"""Tables as data: rows with values, and columns that define how the values print.
+"""Tables and figures as data: rows with values, and columns that define how the values print.
 
 A row is a mapping from the key of a column to its value, such as a record of a pandas frame. Every
 renderer (terminal, page, Markdown, JSON, CSV) prints the same tables, so a table contains numbers
@@ -11,13 +11,14 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+from parbench.bench.results.details import PipelineDetails
 from parbench.bench.results.formatting import (
     UNKNOWN,
     format_bytes,
     format_case_size,
     format_count,
-    format_difference,
     format_gigabytes,
+    format_measurement,
     format_number,
     format_percent,
     format_quantity,
@@ -153,7 +154,7 @@ class Column:
             low=row[f"{self.key}_low"],
             high=row[f"{self.key}_high"],
         )
-        return format_difference(metric, self.format_value)
+        return format_measurement(metric, self.format_value)
 
 
 def is_missing(value: object) -> bool:
@@ -254,6 +255,31 @@ class Table:
             return column
         title = f"{column.title}, {WITHIN_REPETITION}"
         return replace(column, title=title, is_within_repetition=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackedBars:
+    """A chart with a stacked bar for each name, of the memory of a rank or the time of a step."""
+
+    title: str
+    caption: str
+    quantity: Literal["memory", "step"]
+    bars: Mapping[str, Mapping[str, float]]
+    """The lengths of the parts by name of the bar and name of the part, in GB or seconds."""
+    limit: tuple[float, str] | None = None
+    """The position of a line across the bars and the name of the line, None for no line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GanttChart:
+    """The ``predicted`` actions of a pipeline over time."""
+
+    title: str
+    caption: str
+    details: PipelineDetails
+
+
+Plot = StackedBars | GanttChart
 
 
 @dataclass(frozen=True)

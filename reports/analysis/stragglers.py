@@ -13,8 +13,7 @@ import numpy as np
 
 from parbench.bench.results.records import Record
 from parbench.bench.results.records import Stragglers as RecordedStragglers
-from parbench.bench.results.runs import Run
-from parbench.bench.results.samples import load_rank_samples
+from parbench.bench.results.runs import Run, load_rank_samples
 from parbench.bench.results.stats import median
 from parbench.bench.text import UserError
 from parbench.reports.analysis.case_results import CaseResult

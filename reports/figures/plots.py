@@ -1,7 +1,6 @@
 """Figures of tables: charts of runs, and plots of plans."""
 
-from parbench.bench.results.plots import GanttChart, Plot
-from parbench.bench.results.tables import Column, Table
+from parbench.bench.results.tables import Column, GanttChart, Plot, Table
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.pipeline import chart_pipeline
 from parbench.reports.figures.quantities import AxisQuantity

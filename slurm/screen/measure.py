@@ -10,8 +10,13 @@ from parbench.bench.launch.processes import PARBENCH, run_child
 from parbench.bench.plan.groups import format_pairs, parse_pairs
 from parbench.bench.plan.plan import Entry, PlanFile
 from parbench.bench.results.records import Record
-from parbench.bench.results.runs import Run, list_runs, load_run
-from parbench.bench.results.samples import load_rank_samples, make_samples_path
+from parbench.bench.results.runs import (
+    Run,
+    list_runs,
+    load_rank_samples,
+    load_run,
+    make_samples_path,
+)
 from parbench.bench.results.stats import median
 from parbench.bench.text import UserError, parse_duration
 from parbench.slurm.screen.ratios import Exchange

@@ -12,8 +12,7 @@ import parbench
 from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
-from parbench.bench.results.runs import load_run
-from parbench.bench.results.samples import make_samples_path
+from parbench.bench.results.runs import load_run, make_samples_path
 from tests.support.golden import GOLDEN, STEPS
 from tests.support.paths import ROOT
 from tests.support.reports.nodes_fixtures import (

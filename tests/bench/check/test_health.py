@@ -21,8 +21,7 @@ from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import Case, load_catalogue
 from parbench.bench.plan.options import make_plan
 from parbench.bench.results.records import Record, SkipReason, WorldInfo
-from parbench.bench.results.runs import Run, RunInfo
-from parbench.bench.results.samples import make_samples_path
+from parbench.bench.results.runs import Run, RunInfo, make_samples_path
 from parbench.cli import DEFINITIONS
 from tests.support.fakes import make_plan as make_fake_plan
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from parbench.bench.results.runs import Run
-from parbench.bench.results.samples import load_rank_samples, make_samples_path
+from parbench.bench.results.runs import Run, load_rank_samples, make_samples_path
 from tests.support.refusals import usage_error
 from tests.support.reports.reports_fixtures import (
     collective_case,

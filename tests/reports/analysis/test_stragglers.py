@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from parbench.bench.results.runs import load_run
-from parbench.bench.results.samples import make_samples_path
+from parbench.bench.results.runs import load_run, make_samples_path
 from parbench.reports.analysis.case_results import merge_records
 from parbench.reports.analysis.stragglers import (
     StragglerVote,

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from parbench.bench.plan.cases import Case, load_catalogue, make_case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Interval, Record
-from parbench.bench.results.runs import Run, load_run
-from parbench.bench.results.samples import make_samples_path
+from parbench.bench.results.runs import Run, load_run, make_samples_path
 from parbench.reports.findings.commands import STEP_DEFAULTS
 from parbench.reports.findings.engine import MAX_FINDINGS, apply_rules
 from parbench.reports.findings.finding import Finding

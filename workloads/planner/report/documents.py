@@ -7,8 +7,7 @@ from functools import partial
 import msgspec
 
 from parbench.bench.results.details import COMPONENTS
-from parbench.bench.results.plots import GanttChart, Plot, StackedBars
-from parbench.bench.results.tables import Document, Section, Table
+from parbench.bench.results.tables import Document, GanttChart, Plot, Section, StackedBars, Table
 from parbench.workloads.pipeline_parallel.bubbles import make_detail_rows, make_details
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.planner.candidates import (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from parbench.bench.results.plots import GanttChart
+from parbench.bench.results.tables import GanttChart
 from parbench.workloads.planner.decision import apply_rule_of_thumb, list_questions
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.report.documents import (
