@@ -1,28 +1,11 @@
 """The communication of attention over ranks, for one layer and microbatch. Pure."""
 
-from dataclasses import dataclass
+from functools import partial
 
+from parbench.workloads.costs.layer_call import LayerCall
 from parbench.workloads.model.shapes import Shape
 
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionCall:
-    """Equal communication calls of one layer's attention for one microbatch."""
-
-    axis: str
-    op: str
-    size: str
-    """An equation for the bytes of one call, as nccl-tests counts them.
-
-    Its symbols are the keys of ``RankView.symbols``.
-    """
-    why: str
-    """The tensors that the calls move, for reports."""
-    ranks: int
-    forward: int
-    """The number of calls in a forward pass."""
-    backward: int
-    """The number of calls in a backward pass."""
+Calls = tuple[LayerCall, ...]
 
 
 def format_key_value_elements(shape: Shape) -> str:
@@ -35,75 +18,40 @@ def format_key_value_elements(shape: Shape) -> str:
     return "tokens * heads * (head_size + value_size)"
 
 
-def list_ring_calls(shape: Shape, axis: str, ranks: int) -> tuple[AttentionCall, ...]:
+def list_ring_calls(shape: Shape, axis: str, ranks: int) -> Calls:
     """Return the sends of ring attention: keys and values in both passes, gradients in backward.
 
     A pass has a send for each hop, which is one less than the ranks. Gradients are in float32.
     """
+    send = partial(LayerCall, axis, ranks, "send")
     elements = format_key_value_elements(shape)
     keys = f"{elements} * bytes_per_element / tp"
-    gradients = f"{elements} * 4 / tp"
     hops = ranks - 1
     return (
-        AttentionCall(
-            axis=axis,
-            op="send",
-            size=keys,
-            why="keys and values",
-            ranks=ranks,
-            forward=hops,
-            backward=hops,
-        ),
-        AttentionCall(
-            axis=axis,
-            op="send",
-            size=gradients,
-            why="gradients of keys and values in float32",
-            ranks=ranks,
-            forward=0,
-            backward=hops,
-        ),
+        send(keys, "keys and values", forward=hops, backward=hops),
+        send(f"{elements} * 4 / tp", "gradients of keys and values in float32", backward=hops),
     )
 
 
-def list_gather_calls(shape: Shape, axis: str, ranks: int) -> tuple[AttentionCall, ...]:
+def list_gather_calls(shape: Shape, axis: str, ranks: int) -> Calls:
     """Return the all_gather of keys and values in both passes and the gradients' reduce_scatter."""
+    call = partial(LayerCall, axis, ranks)
     size = f"{format_key_value_elements(shape)} * bytes_per_element * cp / tp"
     return (
-        AttentionCall(
-            axis=axis,
-            op="all_gather",
-            size=size,
-            why="keys and values",
-            ranks=ranks,
-            forward=1,
-            backward=1,
-        ),
-        AttentionCall(
-            axis=axis,
-            op="reduce_scatter",
-            size=size,
-            why="gradients of keys and values",
-            ranks=ranks,
-            forward=0,
-            backward=1,
-        ),
+        call("all_gather", size, "keys and values", forward=1, backward=1),
+        call("reduce_scatter", size, "gradients of keys and values", backward=1),
     )
 
 
-def list_head_calls(shape: Shape, axis: str, ranks: int) -> tuple[AttentionCall, ...]:
+def list_head_calls(shape: Shape, axis: str, ranks: int) -> Calls:
     """Return the all_to_alls of Ulysses, each with the equation of its bytes.
 
     One moves queries, keys and values from shards of tokens to shards of heads. The other moves the
     results back. Each is called once in forward and once in backward.
     """
-    queries = "tokens * heads * head_size"
-    inputs = f"({queries} + {format_key_value_elements(shape)}) * bytes_per_element / tp"
-    output = "tokens * heads * value_size * bytes_per_element / tp"
-    sizes = {"queries, keys and values": inputs, "results": output}
-    return tuple(
-        AttentionCall(
-            axis=axis, op="all_to_all", size=size, why=why, ranks=ranks, forward=1, backward=1
-        )
-        for why, size in sizes.items()
+    exchange = partial(LayerCall, axis, ranks, "all_to_all", forward=1, backward=1)
+    inputs = f"(tokens * heads * head_size + {format_key_value_elements(shape)})"
+    return (
+        exchange(f"{inputs} * bytes_per_element / tp", "queries, keys and values"),
+        exchange("tokens * heads * value_size * bytes_per_element / tp", "results"),
     )

@@ -12,7 +12,7 @@ from typing import Literal
 from parbench.bench.plan.params import Param, choice
 from parbench.bench.text import UserError, format_choices
 from parbench.workloads.context_parallel.attention_calls import (
-    AttentionCall,
+    Calls,
     list_gather_calls,
     list_head_calls,
     list_ring_calls,
@@ -51,9 +51,9 @@ class ContextMethod:
             return 1
         return requested or max(1, ranks // 2)
 
-    def list_calls(self, shape: Shape, ranks: int, ulysses: int) -> tuple[AttentionCall, ...]:
+    def list_calls(self, shape: Shape, ranks: int, ulysses: int) -> Calls:
         """Return the communication of one layer and microbatch on ``ranks`` ranks."""
-        calls: tuple[AttentionCall, ...] = ()
+        calls: Calls = ()
         if ulysses > 1:
             calls = list_head_calls(shape, self.head_axis, ulysses)
         if self.keys == "local":

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from parbench.bench.plan.catalogue import ONE
 from parbench.bench.plan.catalogue import OPERATIONS as CATALOGUE
-from parbench.workloads.context_parallel.attention_calls import AttentionCall
 from parbench.workloads.costs.equation import Equation
+from parbench.workloads.costs.layer_call import LayerCall
 from parbench.workloads.costs.parameter_table import (
     Kind,
     count_elements,
@@ -25,7 +25,7 @@ from parbench.workloads.costs.parameter_table import (
     list_units,
 )
 from parbench.workloads.costs.step_spec import RankView, StepSpec
-from parbench.workloads.expert_parallel.moe_case import list_exchanges
+from parbench.workloads.expert_parallel.moe_case import list_exchange_calls
 from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES
 
 _FACTORS: Mapping[str, Callable[[int], float]] = {
@@ -262,7 +262,7 @@ def _list_vocabulary_calls(view: RankView) -> Iterator[Call]:
         )
 
 
-def list_attention_calls(view: RankView) -> tuple[AttentionCall, ...]:
+def list_attention_calls(view: RankView) -> tuple[LayerCall, ...]:
     """Return the calls of a layer's attention for one microbatch."""
     spec = view.spec
     return spec.context_method.list_calls(spec.shape, spec.dims.cp, spec.ulysses_ranks)
@@ -287,29 +287,28 @@ def _list_context_calls(view: RankView) -> Iterator[Call]:
     if view.spec.dims.cp == 1:
         return
     for call in list_attention_calls(view):
-        count = _count_passes(call.forward, call.backward, "layers")
-        yield _call(
-            view,
-            call.axis,
-            call.op,
-            call.size,
-            count,
-            call.why,
-            group=("cp",),
-            ranks=call.ranks,
-        )
+        yield _count_layer_call(view, call, "layers", group=("cp",))
 
 
-def _count_passes(forward: int, backward: int, layers: str, *, is_repeated: bool = True) -> str:
-    """Return the number of calls in a step, as the text of an equation.
+def _count_layer_call(
+    view: RankView,
+    call: LayerCall,
+    layers: str,
+    *,
+    group: tuple[str, ...] = (),
+    is_repeated: bool = True,
+) -> Call:
+    """Return the calls of a step that each of ``layers`` makes for each microbatch.
 
-    Each of ``layers`` makes ``forward`` and ``backward`` calls per microbatch. ``is_repeated``
-    calls are also made in recomputation.
+    ``is_repeated`` calls are also made in recomputation.
     """
-    terms = [f"{forward + backward} * {layers}"]
-    if forward and is_repeated:
-        terms.append(f"{forward} * recomputed_{layers}")
-    return f"({' + '.join(terms)}) * microbatches"
+    terms = [f"{call.forward + call.backward} * {layers}"]
+    if call.forward and is_repeated:
+        terms.append(f"{call.forward} * recomputed_{layers}")
+    count = f"({' + '.join(terms)}) * microbatches"
+    return _call(
+        view, call.axis, call.op, call.size, count, call.purpose, group=group, ranks=call.ranks
+    )
 
 
 def _list_expert_calls(view: RankView) -> Iterator[Call]:
@@ -317,14 +316,10 @@ def _list_expert_calls(view: RankView) -> Iterator[Call]:
     spec, moe = view.spec, view.spec.moe
     if moe is None:
         return
-    for axis, _, calls in list_exchanges(moe):
-        for call in calls:
-            # Selective checkpointing keeps the results of experts, so that only full repeats them.
-            is_repeated = spec.checkpointing == "full" and call.is_recomputed(moe.shared > 0)
-            count = _count_passes(
-                call.forward, call.backward, "moe_layers", is_repeated=is_repeated
-            )
-            yield _call(view, axis, call.op, call.size, count, call.purpose)
+    for call in list_exchange_calls(moe):
+        # Selective checkpointing keeps the results of experts, so that only full repeats them.
+        is_repeated = spec.checkpointing == "full" and moe.is_recomputed(call)
+        yield _count_layer_call(view, call, "moe_layers", is_repeated=is_repeated)
 
 
 def _list_pipeline_calls(view: RankView) -> Iterator[Call]:

@@ -10,10 +10,10 @@ from torch import Tensor
 from parbench.bench.world.world import World
 from parbench.workloads.costs.communication_pattern import sent_bytes
 from parbench.workloads.costs.equation import Equation
+from parbench.workloads.costs.layer_call import LayerCall
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.dispatch import count_pairs
-from parbench.workloads.expert_parallel.dispatchers import DispatchCall
-from parbench.workloads.expert_parallel.moe_case import list_exchanges
+from parbench.workloads.expert_parallel.moe_case import list_exchange_calls
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 
 
@@ -105,23 +105,22 @@ class ExpertTraffic:
         layers = torch.tensor(self.counts[rank].layers)
         is_recomputed = layers % self._spec.checkpoint_every == 0
         sent: defaultdict[str, float] = defaultdict(float)
-        for axis, ranks, calls in list_exchanges(self._moe):
-            for call in calls:
-                passes = call.forward + (call.backward if has_backward else 0)
-                num_bytes = self._list_call_bytes(rank, call, ranks)
-                sent[axis] += passes * float(num_bytes.sum())
-                if has_recomputation and call.is_recomputed(self._moe.shared > 0):
-                    sent[axis] += call.forward * float(num_bytes[is_recomputed].sum())
+        for call in list_exchange_calls(self._moe):
+            passes = call.forward + (call.backward if has_backward else 0)
+            num_bytes = self._list_call_bytes(rank, call)
+            sent[call.axis] += passes * float(num_bytes.sum())
+            if has_recomputation and self._moe.is_recomputed(call):
+                sent[call.axis] += call.forward * float(num_bytes[is_recomputed].sum())
         return dict(sent)
 
-    def _list_call_bytes(self, rank: int, call: DispatchCall, ranks: int) -> Tensor:
+    def _list_call_bytes(self, rank: int, call: LayerCall) -> Tensor:
         """Return the bytes that a rank sends in a call, over all microbatches, by layer."""
-        if call.depends_on_routing:
-            pairs = self.sent if call.direction == "to_experts" else self.received
+        if call.pairs is not None:
+            pairs = self.sent if call.pairs == "sent" else self.received
             row_bytes = self._spec.shape.hidden * self._spec.bytes_per_element
             return pairs[rank].double() * row_bytes
         size = Equation(text=call.size, symbols=self._spec.rank_view(rank).symbols).value
-        num_bytes = self._spec.microbatches * sent_bytes(call.op, size, ranks)
+        num_bytes = self._spec.microbatches * sent_bytes(call.op, size, call.ranks)
         return torch.full((len(self.counts[rank].layers),), num_bytes, dtype=torch.double)
 
 

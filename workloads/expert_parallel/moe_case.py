@@ -8,7 +8,8 @@ from typing import Any
 
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError
-from parbench.workloads.expert_parallel.dispatchers import DISPATCHERS, DispatchCall
+from parbench.workloads.costs.layer_call import LayerCall
+from parbench.workloads.expert_parallel.dispatchers import DISPATCHERS
 from parbench.workloads.expert_parallel.routing import BALANCED, ROUTINGS
 from parbench.workloads.model.shapes import Shape, num_ffn_matrices
 
@@ -67,6 +68,13 @@ class Moe:
         """Return the mixture of a single process, which has all experts."""
         return replace(self, ep=1, etp=1)
 
+    def is_recomputed(self, call: LayerCall) -> bool:
+        """Return True if full checkpointing repeats a call of this layer.
+
+        Torch stops a recomputation when it has the last tensor that backward needs.
+        """
+        return self.shared > 0 or not call.ends_forward
+
     def slots(self, tokens: int) -> int | None:
         """Return the maximum number of pairs that an expert takes per source and microbatch.
 
@@ -116,19 +124,18 @@ def _default_etp(values: Mapping[str, Any], ranks: int, tp: int) -> int:
     return tp if divides_ranks and divides_experts else 1
 
 
-def list_exchanges(moe: Moe) -> list[tuple[str, int, tuple[DispatchCall, ...]]]:
-    """Return the axis, the number of ranks and the calls of each token exchange in a layer.
+def list_exchange_calls(moe: Moe) -> list[LayerCall]:
+    """Return the calls of the token exchanges of a layer for one microbatch.
 
     Ranks that split experts (``etp``) first gather each other's tokens, so that each dispatches
     all.
     """
-    exchanges = []
+    calls: list[LayerCall] = []
     if moe.etp > 1:
-        exchanges.append(("etp", moe.etp, DISPATCHERS["allgather"]("sharded_tokens", "etp")))
+        calls += DISPATCHERS["allgather"]("etp", moe.etp, "sharded_tokens")
     if moe.ep > 1:
-        calls = DISPATCHERS[moe.variant]("etp * sharded_tokens", "ep")
-        exchanges.append(("ep", moe.ep, calls))
-    return exchanges
+        calls += DISPATCHERS[moe.variant]("ep", moe.ep, "etp * sharded_tokens")
+    return calls
 
 
 def count_expert_parameters(shape: Shape, moe: Moe) -> int:
