@@ -54,15 +54,6 @@ def test_tiles_cover_each_allowed_pair_once(method: str) -> None:
     assert num_pairs == split.num_pairs
 
 
-@pytest.mark.parametrize("method", ["ring", "zigzag"])
-def test_halves_are_the_own_block(method: str) -> None:
-    split = split_sequence(method, replace(SHAPE, sequence=36), ranks=2)
-    first, second = split.list_own_halves(1)
-    assert list_pairs([*first, *second]) == list_pairs(split.list_tiles(1)[0])
-    assert max(tile.rows.stop for tile in first) == 9
-    assert min(tile.rows.start for tile in second) == 9
-
-
 def test_rows_of_a_later_part_are_one_rectangle() -> None:
     """The later part of a zigzag attends to the first chunk of the earlier one."""
     split = split_sequence("zigzag", replace(SHAPE, sequence=8), ranks=2)

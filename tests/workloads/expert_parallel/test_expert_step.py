@@ -24,17 +24,12 @@ HOT: Params = {"microbatches": 2, "routing": "hot_rank", **DROPS, **BFLOAT16}
 FSDP: Params = {"fsdp": True, "vocabulary": 61, "checkpointing": "full", "shared": 0}
 
 
-@pytest.mark.parametrize("params", [{**LLAMA, "aux": 0.1}, HOT, FSDP])
+REPLICAS: Params = {"ep": 1, "routing": "balanced", **DROPS}
+SPLIT: Params = {"tp": 2, "etp": 2, "checkpointing": "full", "aux": 0.5, **DROPS}
+
+
+@pytest.mark.parametrize("params", [{**LLAMA, "aux": 0.1}, HOT, FSDP, REPLICAS, SPLIT])
 def test_expert_step_matches_one_process(two_ranks: Ranks, params: Params) -> None:
-    assert_right(two_ranks, "ep_step", params)
-
-
-def test_expert_replicas_match_one_process(two_ranks: Ranks) -> None:
-    assert_right(two_ranks, "ep_step", {"ep": 1, "routing": "balanced", **DROPS})
-
-
-def test_split_experts_match_one_process(two_ranks: Ranks) -> None:
-    params = {"tp": 2, "etp": 2, "checkpointing": "full", "aux": 0.5, **DROPS}
     assert_right(two_ranks, "ep_step", params)
 
 
@@ -79,8 +74,9 @@ MUTANTS: dict[str, Callable[[TrainStep], object]] = {
 }
 
 
-def count_wrong_of_mutant(world: World, mutant: str, tp: int) -> int:
+def count_wrong_of_mutant(world: World, mutant: str) -> int:
     """Return wrong elements of all ranks for a step that becomes wrong before its check."""
+    tp = 2 if mutant == "sum over tp" else 1
     step = build_small_step(world, "ep_step", {"aux": 0.5, "tp": tp, **ZIPF})
     assert count_wrong_after_step(step) == 0
     MUTANTS[mutant](step)
@@ -89,18 +85,9 @@ def count_wrong_of_mutant(world: World, mutant: str, tp: int) -> int:
     return wrong
 
 
-@pytest.mark.parametrize(
-    ("mutant", "tp"),
-    [
-        ("expert gradient", 1),
-        ("router gradient", 1),
-        ("capacity", 1),
-        ("balance loss", 1),
-        ("sum over tp", 2),
-    ],
-)
-def test_mutant_is_detected(two_ranks: Ranks, mutant: str, tp: int) -> None:
-    wrong, _ = two_ranks.call(f"{__name__}:count_wrong_of_mutant", mutant=mutant, tp=tp)
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutant_is_detected(two_ranks: Ranks, mutant: str) -> None:
+    wrong, _ = two_ranks.call(f"{__name__}:count_wrong_of_mutant", mutant=mutant)
     assert wrong > 0
 
 

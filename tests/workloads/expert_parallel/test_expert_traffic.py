@@ -8,13 +8,8 @@ import torch
 
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.expert_probe import make_load_metrics
-from parbench.workloads.expert_parallel.expert_traffic import (
-    ExpertTraffic,
-    RoutingCounts,
-    count_routing,
-)
+from parbench.workloads.expert_parallel.expert_traffic import ExpertTraffic, RoutingCounts
 from parbench.workloads.expert_parallel.moe_case import make_moe
-from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.parallel.dims import ParallelDims
 
@@ -87,14 +82,3 @@ def test_recomputation_stops_before_last_sum() -> None:
     with_shared = make_traffic(spec, etp=2, shared=1).compute_bytes(0)["etp"]
     without_shared = make_traffic(spec, etp=2, shared=0).compute_bytes(0)["etp"]
     assert with_shared - without_shared == 4 * (4 * ROW)  # half of 2 * 4 tokens
-
-
-def test_count_routing_sums_microbatches() -> None:
-    moe = make_moe({"ep": 2, "experts": 4, "capacity": 1.0}, TINY, 2)
-    layer = MoeLayer(TINY, moe)
-    for microbatch in (5, 6):
-        layer.expert_ids[microbatch] = torch.tensor([[0, 1], [0, 2], [0, 3], [1, 2]])
-    counts = count_routing({3: layer})
-    assert counts.layers == (3,)
-    assert counts.selected.tolist() == [[6, 4, 4, 2]]
-    assert counts.dispatched.tolist() == [[4, 4, 4, 2]]

@@ -13,20 +13,12 @@ from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,
     ReferenceMoeLayer,
     compute_balance_loss,
-    find_moe_layers,
-    replace_ffns_with_moe,
     weigh_experts,
 )
 from parbench.workloads.expert_parallel.step_routing import draw_experts
 from parbench.workloads.model.shapes import Shape
-from parbench.workloads.model.transformer import (
-    Transformer,
-    initialize,
-    make_meta_model,
-)
 from tests.support.fake_time import FakeTime
 
-CPU = torch.device("cpu")
 GPT = Shape(
     recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=16, vocabulary=64
 )
@@ -39,25 +31,17 @@ def make_small_moe(shape: Shape = GPT, **params: Any) -> Moe:
     return make_moe({"microbatch": BATCH, **params}, shape, 1)
 
 
-def make_layer(moe: Moe, kind: type[MoeLayer] = MoeLayer) -> MoeLayer:
-    layer = kind(GPT, moe)
+def make_layer(moe: Moe, kind: type[MoeLayer] = MoeLayer, shape: Shape = GPT) -> MoeLayer:
+    layer = kind(shape, moe)
     generator = torch.Generator().manual_seed(3)
     for parameter in layer.parameters():
         parameter.data.normal_(0, 0.2, generator=generator)
     return layer
 
 
-def make_model(moe: Moe, shape: Shape = GPT, kind: type[MoeLayer] = MoeLayer) -> Transformer:
-    model = make_meta_model(shape, torch.float32)
-    replace_ffns_with_moe(model, shape, moe, kind=kind)
-    initialize(model, 0, CPU)
-    return model
-
-
 def run_layer(shape: Shape, moe: Moe, kind: type[MoeLayer]) -> dict[str, Tensor]:
-    """Return the output and all gradients of a model's first layer."""
-    layer = find_moe_layers(make_model(moe, shape, kind))[0]
-    layer.router.weight.data.mul_(20)  # scores that differ
+    """Return the output and all gradients of a layer."""
+    layer = make_layer(moe, kind, shape)
     if moe.routing != "router":
         layer.assigned_ids = draw_experts(moe, TOKENS, seed=0, ranks=4, purpose=0)
     random = torch.Generator().manual_seed(1)

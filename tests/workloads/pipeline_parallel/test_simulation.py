@@ -1,17 +1,11 @@
 """A simulated action starts once its inputs have arrived, and impossible orders are refused."""
 
-import random
 from dataclasses import replace
-from itertools import product
 
 import pytest
 
 from parbench.bench.results.details import Action
-from parbench.workloads.pipeline_parallel.order import (
-    find_peak_held,
-    get_output,
-    list_inputs,
-)
+from parbench.workloads.pipeline_parallel.order import find_peak_held
 from parbench.workloads.pipeline_parallel.schedule import PipelineSize
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.pipeline_parallel.simulation import SimulatedTimeline, simulate
@@ -56,27 +50,6 @@ def test_simulate_rendezvous_waits_for_receiver(rendezvous: bool, starts: list[f
     timeline = simulate(GPIPE, one_second, latency, rendezvous=rendezvous)
     forward_passes = timeline.actions_of(1)[:3]
     assert [timed.start for timed in forward_passes] == starts
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_simulate_starts_as_early_as_possible(name: str) -> None:
-    """An action starts when its rank is free and all that it needs has arrived."""
-    uniform = random.Random(7).uniform
-    order = SCHEDULES[name].make_order(SCHEDULES[name].size(3, 6))
-    latency = {link: uniform(0.0, 2.0) for link in product(range(3), range(3))}
-    timeline = simulate(order, lambda action: uniform(0.0, 3.0), latency)
-    producers = {get_output(timed.action): timed for timed in timeline.actions}
-    for rank in range(3):
-        timed_actions = timeline.actions_of(rank)
-        assert tuple(timed.action for timed in timed_actions) == order.actions_by_rank[rank]
-        start = 0.0
-        for timed in timed_actions:
-            for needed in list_inputs(timed.action, order.num_stages):
-                source = producers[needed]
-                delay = latency[source.rank, rank] if source.rank != rank else 0.0
-                start = max(start, source.stop + delay)
-            assert timed.start == start
-            start = timed.stop
 
 
 def test_simulate_refuses_deadlock() -> None:

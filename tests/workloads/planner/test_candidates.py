@@ -67,14 +67,6 @@ def test_batches_have_enough_tokens(sequence: int, microbatches: list[int]) -> N
         assert all(step.microbatch * sequence >= MIN_TOKENS for step in batches)
 
 
-def test_batches_fill_pipelines() -> None:
-    request = make_request("llama3-8b", 4, 8)
-    layouts = [layout for layout in list_layouts(request, 8) if layout.dims.pp > 1]
-    steps = [step for layout in layouts for step in list_batches(request, layout)]
-    assert steps
-    assert all(step.microbatches >= step.dims.pp for step in steps)
-
-
 def test_pipelines_have_every_schedule() -> None:
     request = make_request("llama3-8b", 4, 16)
     layout = next(layout for layout in list_layouts(request, 8) if layout.dims.label == "pp=4")

@@ -41,11 +41,3 @@ def test_ideal_hardware_takes_the_flops_of_the_stage(mesh: str, checkpointing: s
         compute = compute_microbatch(view, SIMPLE_HARDWARE)
         seconds = compute.forward + compute.backward
         assert seconds == pytest.approx(stage_flops(view).total / 100e12)
-
-
-def test_fused_kernels_take_less_time() -> None:
-    eager = compute_microbatch(make_spec("dp=1", "llama3-8b").rank_view(0), PRESETS["h100"])
-    fused_spec = make_spec("dp=1", "llama3-8b", fused=True)
-    fused = compute_microbatch(fused_spec.rank_view(0), PRESETS["h100"])
-    assert fused.forward < eager.forward
-    assert fused.attention == eager.attention

@@ -43,14 +43,6 @@ def test_dry_run_of_one_rank_is_compute_and_update(checkpointing: str) -> None:
     assert run.seconds == run.compute_seconds + run.update_seconds
 
 
-def test_dry_run_exposes_tensor_communication() -> None:
-    run = dry_run(make_spec("tp=8", "llama3-8b", microbatches=2), SIMPLE_HARDWARE)
-    axis = axis_of(run, "tp")
-    assert axis.seconds == pytest.approx(axis.sent_bytes / 100e9)
-    assert axis.exposed_seconds == axis.seconds
-    assert axis.links == "inside a node"
-
-
 @pytest.mark.parametrize("overlap", [0.0, 0.5, 1.0])
 def test_dry_run_hides_share_of_overlap(overlap: float) -> None:
     run = dry_run(make_spec("fsdp=8", "llama3-8b"), make_slow_hardware(fsdp=overlap))
@@ -107,24 +99,6 @@ def test_dry_run_computes_at_the_slowest_stage() -> None:
     assert flops[-1] > flops[0]
     run = dry_run(spec, FAST_LINKS)
     assert run.compute_seconds == pytest.approx(64 * flops[-1] / 100e12)
-
-
-def test_dry_run_of_llama3_70b_on_1024_gpus() -> None:
-    """Llama 3 reports an MFU of 38 to 43 % (arXiv 2407.21783, table 4)."""
-    run = dry_run(make_spec("dp=8,fsdp=4,pp=4,tp=8", "llama3-70b", microbatches=32), H100)
-    assert run.seconds == pytest.approx(10.2, abs=0.05)
-    assert run.mfu == pytest.approx(0.39, abs=0.005)
-    assert run.mfu == pytest.approx(run.model_flops_per_second / 989.4e12)
-    assert run.tokens_per_second == pytest.approx(1024 * 8192 / run.seconds)
-    assert run.fullest.memory.total == pytest.approx(48.8e9, rel=0.01)
-
-
-@pytest.mark.parametrize(("missing_bytes", "fits"), [(0, True), (1, False)])
-def test_dry_run_fits_if_the_fullest_rank_fits(missing_bytes: int, fits: bool) -> None:
-    run = dry_run(make_spec("pp=4,tp=8", "llama3-70b", microbatches=32), H100)
-    largest = max(rank.memory.total for rank in run.ranks)
-    hardware = msgspec.structs.replace(SIMPLE_HARDWARE, memory_bytes=largest - missing_bytes)
-    assert replace(run, hardware=hardware).fits is fits
 
 
 def test_dry_run_caveat_of_mfu_above_one() -> None:

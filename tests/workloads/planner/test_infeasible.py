@@ -4,7 +4,6 @@ from parbench.workloads.planner.candidates import SearchRequest
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.infeasible import (
-    describe_fewest_gpus,
     explain_too_large,
     require_candidates,
 )
@@ -41,9 +40,3 @@ def test_indivisible_batch_is_explained() -> None:
     message = explain_search(make_request("tiny", 11, 3))
     assert "no mesh of 11 GPUs divides global batch 3" in message
     assert "--global-batch 11" in message
-
-
-def test_fewest_gpus_hold_the_state() -> None:
-    text = describe_fewest_gpus(make_request("llama3-70b", 1, 64), H100)
-    assert text.startswith("The fewest GPUs that fit, in powers of two, are 32: ")
-    assert search(make_request("llama3-70b", 16, 64), H100).runs == []

@@ -133,14 +133,9 @@ REDUCE_CURVES = curves_of(run_of(*curve_records()))
 def test_call_takes_time_of_its_fit() -> None:
     records = [*curve_records(), *curve_records("all_gather", latency=50e-6), *send_records()]
     seconds = by_curves(curves_of(run_of(*records)))
-    assert seconds(make_measured_call("all_reduce")) == pytest.approx(
-        20e-6 + MEBI / 3e9, rel=1e-3
-    )
-    assert seconds(make_measured_call("all_gather")) == pytest.approx(
-        50e-6 + MEBI / 3e9, rel=1e-3
-    )
-    send = make_measured_call("send", ranks=16)
-    assert seconds(send) == pytest.approx(1e-4 + MEBI / 3e9, rel=1e-3)
+    for op, latency in (("all_reduce", 20e-6), ("all_gather", 50e-6), ("send", 1e-4)):
+        expected = pytest.approx(latency + MEBI / 3e9, rel=1e-3)
+        assert seconds(make_measured_call(op)) == expected, op
 
 
 @pytest.mark.parametrize(
@@ -167,20 +162,13 @@ def test_fits_are_separate_by_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "ranks", "sent", "hops"), [("all_reduce", 16, 1.875, 30), ("all_gather", 4, 0.75, 3)]
+    ("op", "ranks", "sent", "hops"),
+    [("all_reduce", 16, 1.875, 30), ("all_gather", 4, 0.75, 3), ("send", 2, 1, 1)],
 )
 def test_fit_is_scaled_to_other_calls(op: str, ranks: int, sent: float, hops: int) -> None:
     """An all_reduce on 4 ranks sends 1.5 of its bytes over 6 hops."""
     seconds = by_curves(REDUCE_CURVES)(make_measured_call(op, ranks))
     assert seconds == pytest.approx(20e-6 * hops / 6 + MEBI * sent / 1.5 / 3e9, rel=1e-3)
-
-
-def test_message_without_a_fit_takes_a_hop() -> None:
-    """An all_reduce on 4 ranks has 6 hops, and sends 1.5 of its bytes."""
-    send = make_measured_call("send", ranks=2)
-    seconds = by_curves(REDUCE_CURVES)(send)
-    assert seconds == pytest.approx(20e-6 / 6 + MEBI / 1.5 / 3e9, rel=1e-3)
-    assert "by the fit of all_reduce" in beyond([send], REDUCE_CURVES)[0]
 
 
 def test_call_without_a_curve_names_the_missing_case() -> None:
@@ -193,11 +181,13 @@ def test_extrapolated_calls_are_noted() -> None:
         make_measured_call("all_reduce"),
         make_measured_call("all_reduce", 8),
         make_measured_call("all_gather"),
+        make_measured_call("send"),
         make_measured_call("all_reduce", num_bytes=1e12),
     ]
-    ranks, operation, size = beyond(calls, REDUCE_CURVES)
+    ranks, operation, message, size = beyond(calls, REDUCE_CURVES)
     assert "all_reduce on 8 ranks" in ranks
     assert "all_gather by the fit of all_reduce" in operation
+    assert "by the fit of all_reduce" in message
     assert "1,000,000,000,000 B" in size
 
 

@@ -74,6 +74,7 @@ def test_plan_answers_on_stdout(plan_command: PlanCommand, arguments: str, text:
         (f"{MESH} dp=2 --set zero=3", "--set zero=3 needs fsdp > 1"),
         (f"{MESH} tp=16", "kv_heads(8) % tp(16) != 0"),
         ("validate absent", "absent"),
+        ("guide -o x.txt", ".html, .md or .json"),
     ],
 )
 def test_plan_rejects_bad_input(
@@ -179,4 +180,5 @@ def test_plan_uses_and_validates_a_run(tmp_path: Path, plan_command: PlanCommand
 
     validation = json.loads(plan_command(f"validate {path} --format=json").stdout)
     assert validation["rows"][0]["label"].startswith("workload.ddp")
+    assert "step_time" in plan_command(f"validate {path}").stdout
     assert json.loads((path / "plan.json").read_text()) == validation

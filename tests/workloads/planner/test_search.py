@@ -15,7 +15,6 @@ from parbench.workloads.planner.models import model_of
 from parbench.workloads.planner.search import (
     PREDICTION_ERROR,
     is_tie,
-    measure_effort,
     rank_runs,
     search,
 )
@@ -61,21 +60,6 @@ def test_rank_puts_simplest_tie_first() -> None:
         "dp=8",
     ]
     assert runs[1].seconds / runs[0].seconds < 1 + PREDICTION_ERROR
-
-
-def test_effort_grows_with_axes() -> None:
-    meshes = ["fsdp=8", "fsdp=4,tp=2", "dp=2,pp=2,tp=2"]
-    efforts = [measure_effort(make_run(mesh, 1.0)) for mesh in meshes]
-    assert efforts == sorted(efforts)
-    assert len(set(efforts)) == 3
-
-
-def test_search_reports_smallest_step() -> None:
-    result = search(make_request("llama3-70b", 4, 4), H100)
-    assert result.runs == []
-    assert result.num_too_large == result.num_considered > 0
-    assert result.smallest is not None
-    assert result.smallest[0] > H100.usable_bytes
 
 
 def find_best(

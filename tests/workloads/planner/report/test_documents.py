@@ -68,9 +68,3 @@ def test_page_is_complete_offline(tmp_path: Path, plan_command: PlanCommand) -> 
         assert text not in html
     for title in ("Decision path", "Memory of a rank", "Formulas"):
         assert title in html
-
-
-def test_page_needs_known_suffix(plan_command: PlanCommand) -> None:
-    result = plan_command("guide -o x.txt")
-    assert result.exit_code == 2
-    assert ".html, .md or .json" in result.stderr
