@@ -82,8 +82,7 @@ class RunSet:
     @classmethod
     def load(cls, folders: Sequence[Path], *, is_strict: bool = True) -> "RunSet":
         """Load the runs in these folders. Raises as ``load_runs``."""
-        loaded = load_runs(folders, is_strict=is_strict)
-        return cls(loaded.runs, loaded.missing)
+        return cls(*load_runs(folders, is_strict=is_strict))
 
     @cached_property
     def current_runs(self) -> tuple[NumberedRun, ...]:

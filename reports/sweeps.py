@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -36,17 +35,15 @@ class MeasuredSweep(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[MeasuredPoint, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadedRuns:
-    """Runs, each with the point of a sweep that it measured."""
-
-    runs: Sequence[tuple[Run, MeasuredPoint | None]]
-    missing: Sequence[str]
-    """A sentence for each point without a run, and for each run that cannot be read."""
+LoadedRuns = list[tuple[Run, MeasuredPoint | None]]
+"""Runs, each with the point of a sweep that it measured."""
 
 
-def load_runs(folders: Sequence[Path], *, is_strict: bool = True) -> LoadedRuns:
+def load_runs(folders: Sequence[Path], *, is_strict: bool = True) -> tuple[LoadedRuns, list[str]]:
     """Load the runs in these folders. The runs of a sweep are in the order of its points.
+
+    The second result is a sentence for each point without a run, and for each run that cannot be
+    read.
 
     Raises ``UserError`` if there is no run, or, unless ``is_strict`` is false, if a folder outside
     sweeps cannot be read.
@@ -62,7 +59,7 @@ def load_runs(folders: Sequence[Path], *, is_strict: bool = True) -> LoadedRuns:
             candidates += [(run_folder, point, False) for run_folder in run_folders]
             if not run_folders:
                 missing.append(f"Point {point.name} has no run.")
-    runs: list[tuple[Run, MeasuredPoint | None]] = []
+    runs: LoadedRuns = []
     for folder, candidate_point, is_required in candidates:
         try:
             runs.append((load_run(folder), candidate_point))
@@ -73,15 +70,15 @@ def load_runs(folders: Sequence[Path], *, is_strict: bool = True) -> LoadedRuns:
     if not runs:
         reason = missing[0].rstrip(".") if missing else "name at least one folder"
         raise UserError(f"the folders contain no run to report: {reason}")
-    return LoadedRuns(runs=runs, missing=missing)
+    return runs, missing
 
 
 def load_named_runs(paths: Iterable[str | Path]) -> list[tuple[Run, str | None]]:
     """Load runs with the names of their points, and warn about missing runs of sweeps."""
-    loaded = load_runs(expand_folders(map(Path, paths)))
-    for sentence in loaded.missing:
+    runs, missing = load_runs(expand_folders(map(Path, paths)))
+    for sentence in missing:
         warnings.warn(sentence, stacklevel=3)
-    return [(run, point.name if point else None) for run, point in loaded.runs]
+    return [(run, point.name if point else None) for run, point in runs]
 
 
 def expand_folders(paths: Iterable[Path]) -> list[Path]:

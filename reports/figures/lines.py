@@ -1,7 +1,7 @@
 """Figures with a line for each series: over size, ranks and nodes, and distributions."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -223,24 +223,6 @@ def _sample_fit(fit: CurveFit) -> tuple[tuple[tuple[float, float], ...], ...]:
         points = [(size, segment.predict(size)) for size in sizes]
         pieces.append(tuple(point for point in points if point[1] > 0))
     return tuple(pieces)
-
-
-def chart_scaling(
-    name: str,
-    title: str,
-    caption: str,
-    values: Mapping[str, Mapping[int, float]],
-    count: str,
-    quantity: AxisQuantity,
-) -> Chart | None:
-    """Return a quantity over the number of nodes or ranks, which ``count`` names."""
-    lines = []
-    for label, line in values.items():
-        points = [LinePoint(number, value, value, value) for number, value in sorted(line.items())]
-        lines.append(Line(label=label, points=tuple(points)))
-    reference = (1.0, "ideal") if quantity is quantities.EFFICIENCY else None
-    axis = quantities.count_of(count)
-    return chart_lines(name, title, caption, lines, axis, quantity, reference)
 
 
 _CONTEXT_QUANTITIES = {

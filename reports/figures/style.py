@@ -127,7 +127,7 @@ SETTINGS: Any = {
     "legend.frameon": False,
     "legend.borderpad": 0,
     "legend.borderaxespad": 0.3,
-    "legend.handlelength": 1.6,
+    "legend.handlelength": 3.0,
     "legend.handletextpad": 0.5,
     "legend.columnspacing": 1.2,
     "legend.labelspacing": 0.35,

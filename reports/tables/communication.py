@@ -35,19 +35,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CAPTION = "plotted data"
-MIN_LEVELS = 3
-_LEVEL_COLUMNS = (
-    Column("level", help="what moves the data"),
-    Column("label", "fastest case", help="the case with the highest bandwidth"),
-    metric_column("busbw", key="bandwidth"),
-    Column("of_first", "of first level", kind="percent", help="relative to the first level"),
-    Column(
-        "of_previous",
-        "of level above",
-        kind="percent",
-        help="relative to the level above",
-    ),
-)
 _FIT_COLUMNS = (
     Column(
         "latency",
@@ -114,9 +101,6 @@ def list_communication_tables(data: RunData) -> list[Table]:
         figures = partial(_chart_operations, data, index, title, cases)
         table = _make_operation_table(f"communication-{index}", title, cases)
         tables.append(replace(table, where="page", figures=figures))
-    levels = make_level_table(operations)
-    if levels is not None:
-        tables.append(levels)
     if data.curves:
         tables.append(_make_fit_table(data, operations))
     return tables
@@ -220,48 +204,6 @@ def _pivot_sizes(operations: "pd.DataFrame") -> list[dict[str, Any]]:
         for (value, separator, bound), size in zip(names, sizes, strict=True)
     ]
     return list_rows(sweeps.reset_index())
-
-
-def make_level_table(operations: "pd.DataFrame") -> Table | None:
-    """Return the highest bandwidth of each level, None if a run has fewer than three levels.
-
-    Copies have no bus bandwidth, and their algorithm bandwidth counts each byte once.
-    """
-    name = operations["name"]
-    is_collective = operations["kind"] == "collective"
-    is_on_one_node = operations["nodes"] == 1
-    levels = {
-        "memory copy": name == "memory.copy",
-        "host to device": name == "memory.to_device",
-        "device to host": name == "memory.from_device",
-        "pairs of ranks": (operations["kind"] == "p2p") & is_on_one_node,
-        "ranks of a node": is_collective & is_on_one_node,
-        "ranks of several nodes": is_collective & (operations["nodes"] > 1),
-    }
-    bandwidths = operations["busbw"].fillna(operations["algbw"])
-    rows: list[dict[str, Any]] = []
-    for level, is_in_level in levels.items():
-        candidates = bandwidths[is_in_level].dropna()
-        if candidates.empty:
-            continue
-        index: Any = candidates.idxmax()
-        bandwidth = float(candidates[index])
-        label = operations.loc[index, "label"]
-        row: dict[str, Any] = {"level": level, "label": label, "bandwidth": bandwidth}
-        if rows:
-            row["of_first"] = bandwidth / rows[0]["bandwidth"]
-            row["of_previous"] = bandwidth / rows[-1]["bandwidth"]
-        rows.append(row)
-    if len(rows) < MIN_LEVELS:
-        return None
-    return Table(
-        "bandwidth-levels",
-        "Bandwidth of memory and links",
-        caption="highest bandwidth of each level of the machine",
-        columns=_LEVEL_COLUMNS,
-        rows=rows,
-        where="page",
-    )
 
 
 def _make_fit_table(data: RunData, operations: "pd.DataFrame") -> Table:

@@ -1,6 +1,6 @@
 """Scaling of cases over numbers of nodes or ranks: rates and parallel efficiency."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from parbench.bench.results.formatting import GIGA, format_quantity
@@ -9,7 +9,7 @@ from parbench.bench.text import pluralize
 from parbench.reports.analysis.labels import label_cases
 from parbench.reports.figures import quantities
 from parbench.reports.figures.chart import Chart, list_charts, number_name
-from parbench.reports.figures.lines import chart_scaling
+from parbench.reports.figures.lines import chart_lines, make_lines
 from parbench.reports.run_set import RunSet
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ MAX_LINES = 12
 _SERIES = ("case_id", "ranks_per_node", "distribution", "environment")
 """The columns that are equal in a series. All but the first are its layout."""
 _PERFECT = "A level line at 100 % is perfect scaling."
+_IDEAL = (1.0, "ideal")
 Unit = Literal["node", "rank"]
 
 
@@ -96,11 +97,11 @@ def _make_row(points: "pd.DataFrame") -> dict[str, Any]:
     if not row["is_communication"]:
         efficiencies /= points.index / points.index[0]
     row["metric"] = "busbw" if row["is_communication"] else "step time"
+    row["unit"] = "B/s" if row["is_communication"] else "s"
     row["values"] = points["scaling_value"].to_dict()
     row["efficiencies"] = efficiencies.to_dict()
-    unit = "B/s" if row["is_communication"] else "s"
     for number, value in row["values"].items():
-        row[f"value_{number}"] = SortedText(format_quantity(value, unit), value)
+        row[f"value_{number}"] = SortedText(format_quantity(value, row["unit"]), value)
     for number, efficiency in list(row["efficiencies"].items())[1:]:
         row[f"efficiency_{number}"] = efficiency
     return row
@@ -161,27 +162,39 @@ def _make_columns(counts: Sequence[int], unit: Unit) -> list[Column]:
     return columns
 
 
-def _list_scaling_charts(name: str, rows: Sequence[Row], unit: Unit) -> Iterator[Chart]:
-    """Yield the charts of a scaling table by number of nodes, or only efficiency by ranks."""
-    bandwidths, times, efficiencies = {}, {}, {}
-    for row in rows[:MAX_LINES]:
-        efficiencies[row["case"]] = row["efficiencies"]
-        if row["is_communication"]:
-            bandwidths[row["case"]] = {
-                number: value / GIGA for number, value in row["values"].items()
-            }
-        else:
-            times[row["case"]] = row["values"]
-    caption = "A line for each case and layout."
-    charts = [
-        (f"Bus bandwidth over {unit}s", caption, bandwidths, quantities.BANDWIDTH),
-        (f"Step time over {unit}s", caption, times, quantities.TIME),
-        (f"Parallel efficiency over {unit}s", _PERFECT, efficiencies, quantities.EFFICIENCY),
+def _list_scaling_charts(name: str, rows: Sequence[Row], unit: Unit) -> list[Chart]:
+    """Return the charts of a scaling table by number of nodes, or only efficiency by ranks."""
+    points = [
+        {"case": row["case"], "unit": row["unit"], "number": number, "value": value}
+        | {"efficiency": row["efficiencies"][number]}
+        for row in rows[:MAX_LINES]
+        for number, value in row["values"].items()
     ]
+    bandwidths = [point for point in points if point["unit"] == "B/s"]
+    times = [point for point in points if point["unit"] == "s"]
+    caption = "A line for each case and layout."
+    axis = quantities.count_of(f"{unit}s")
+    title = f"Parallel efficiency over {unit}s"
+    lines = make_lines(points, "case", "number", "efficiency")
+    quantity = quantities.EFFICIENCY
     if unit == "rank":
-        charts = charts[2:]
-    for index, (title, chart_caption, lines, quantity) in enumerate(charts, start=1):
-        chart_name = number_name(name, index)
-        yield from list_charts(
-            chart_scaling(chart_name, title, chart_caption, lines, f"{unit}s", quantity)
-        )
+        return list_charts(chart_lines(name, title, _PERFECT, lines, axis, quantity, _IDEAL))
+    return list_charts(
+        chart_lines(
+            name,
+            f"Bus bandwidth over {unit}s",
+            caption,
+            make_lines(bandwidths, "case", "number", "value", GIGA),
+            axis,
+            quantities.BANDWIDTH,
+        ),
+        chart_lines(
+            number_name(name, 2),
+            f"Step time over {unit}s",
+            caption,
+            make_lines(times, "case", "number", "value"),
+            axis,
+            quantities.TIME,
+        ),
+        chart_lines(number_name(name, 3), title, _PERFECT, lines, axis, quantity, _IDEAL),
+    )

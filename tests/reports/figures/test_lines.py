@@ -11,9 +11,10 @@ from parbench.reports.figures.lines import (
     chart_bandwidth_and_time,
     chart_efficiency,
     chart_latency,
-    chart_scaling,
+    chart_lines,
+    make_lines,
 )
-from parbench.reports.figures.quantities import BANDWIDTH
+from parbench.reports.figures.quantities import BANDWIDTH, count_of
 from parbench.reports.run_data import RunData
 from tests.support.reports.figure_parts import find_lines
 from tests.support.reports.report_rows import run_from_records
@@ -64,7 +65,13 @@ def test_latency_is_the_share_of_iterations_at_the_smallest_size() -> None:
     assert (shares[0], shares[-1]) == (0.0, 1.0)
 
 
-def test_scaling_is_ordered_by_nodes() -> None:
+def test_points_that_a_log_axis_cannot_show_are_left_out() -> None:
     rates = {"a": {4: 1.0, 1: 8.0, 2: 2.0}, "b": {0: 1.0, 1: 1.0, 2: 0.0, 4: 0.5}}
-    lines = draw_lines(chart_scaling("name", "", "", rates, "nodes", BANDWIDTH))
-    assert lines == {"a": [(1, 8.0), (2, 2.0), (4, 1.0)], "b": [(1, 1.0), (4, 0.5)]}
+    rows = [
+        {"case": case, "nodes": nodes, "rate": rate}
+        for case, by_nodes in rates.items()
+        for nodes, rate in by_nodes.items()
+    ]
+    lines = make_lines(rows, "case", "nodes", "rate")
+    drawn = draw_lines(chart_lines("name", "", "", lines, count_of("nodes"), BANDWIDTH))
+    assert drawn == {"a": [(1, 8.0), (2, 2.0), (4, 1.0)], "b": [(1, 1.0), (4, 0.5)]}

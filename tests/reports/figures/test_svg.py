@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from parbench.reports.figures.chart import Chart
-from parbench.reports.figures.lines import chart_scaling
-from parbench.reports.figures.quantities import EFFICIENCY, STEP_TIME
+from parbench.reports.figures.lines import chart_lines, make_lines
+from parbench.reports.figures.quantities import EFFICIENCY, STEP_TIME, count_of
 from parbench.reports.figures.steps import chart_stacks
 from parbench.reports.figures.style import STEP
 from parbench.reports.figures.svg import Figures, render_inline, save_charts
@@ -17,8 +17,10 @@ HOSTILE_LABEL = "<script>alert(1)</script> 漢字 $x_1 \x1b[31m"
 
 
 def make_chart(name: str = "scaling", label: str = "ddp") -> Chart:
-    values = {label: {1: 1.0, 2: 0.9, 4: 0.7}}
-    chart = chart_scaling(name, "A <title>", "Cause & effect.", values, "ranks", EFFICIENCY)
+    rows = [{"case": label, "ranks": ranks, "efficiency": 1 / ranks} for ranks in (1, 2, 4)]
+    lines = make_lines(rows, "case", "ranks", "efficiency")
+    ranks = count_of("ranks")
+    chart = chart_lines(name, "A <title>", "Cause & effect.", lines, ranks, EFFICIENCY)
     assert chart is not None
     return chart
 

@@ -1,24 +1,15 @@
 """The table of fits, and operations over sizes."""
 
-from typing import Any
-
 from msgspec.structs import replace
 
-from parbench.bench.plan.cases import make_case
 from parbench.bench.results.records import Record
-from parbench.reports.analysis.operations import select_operations
-from parbench.reports.tables.communication import make_level_table
 from tests.support.reports.report_rows import (
-    load_records,
     report_lines,
 )
 from tests.support.reports.reports_fixtures import (
-    WORLD,
     collective_case,
     curve_records,
     ok_record,
-    rate_metric,
-    seconds_metric,
 )
 
 
@@ -39,33 +30,6 @@ def test_fit_shows_latency_bandwidth_and_breakpoint() -> None:
     assert line["busbw GB/s"] == "7.50 (one repetition)"
     assert line["n_1/2"] == "488 KiB"
     assert "[64K, 128K]" in line["breakpoint"]
-
-
-def test_levels_of_bandwidth_have_ratios() -> None:
-    records = []
-    for name, rate in (("copy", 1000e9), ("to_device", 50e9), ("to_device", 40e9)):
-        params: dict[str, Any] = {
-            "size_bytes": int(rate),
-            "dtype": "float32",
-            "mode": "blocking",
-        }
-        case = make_case(f"memory.{name}", f"parbench.bench.operations.local:{name}", params)
-        metrics = {"time": seconds_metric(1.0), "algbw": rate_metric(rate)}
-        records.append(ok_record(case, metrics=metrics))
-    assert make_level_table(select_operations(load_records(*records))) is None
-    for nodes, seconds in ((1, 1e-3), (2, 4e-3)):
-        case = collective_case(size_bytes=1 << 28 if nodes == 1 else 1 << 27)
-        record = ok_record(case, seconds=seconds, world=replace(WORLD, nodes=nodes))
-        records.append(record)
-    lines = report_lines("bandwidth-levels", *records)
-    assert [line["level"] for line in lines] == [
-        "memory copy",
-        "host to device",
-        "ranks of a node",
-        "ranks of several nodes",
-    ]
-    assert lines[1]["of level above"] == lines[1]["of first level"] == "5.00 %"
-    assert lines[3]["of level above"] == "12.5 %"
 
 
 def test_fit_of_one_repetition_is_marked_next_to_others() -> None:
