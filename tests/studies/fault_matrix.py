@@ -391,7 +391,7 @@ class Cell:
 
 
 def list_shared_memory() -> set[Path]:
-    return set(Path("/dev/shm").glob("*")) - set(Path("/dev/shm").glob("parbench-tool*"))
+    return set(Path("/dev/shm").glob("*"))
 
 
 def format_exit_code(exit_code: int) -> str:
