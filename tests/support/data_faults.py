@@ -1,14 +1,5 @@
-"""Count the wrong results that the coded test data reveals.
+"""Faults of a communication whose results must differ from the right one, without ranks."""
 
-Usage: python -m tests.studies.data_coding [--ranks 2 3 8 ...]
-
-The study computes the result of each faulty communication without communicating. It prints, by
-kind of fault, number of ranks and dtype, how many faults were detected of how many were tried.
-tests/bench/operations/test_operation.py requires that all are detected.
-"""
-
-import argparse
-from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,7 +13,6 @@ from parbench.bench.plan.catalogue import DEFINITIONS, DTYPES
 Array = npt.NDArray[np.float64]
 Trials = Iterator[tuple[str, bool]]
 """Kind of each fault that was tried, and whether the result differs from the right one."""
-RANKS = (2, 3, 8, 64, 96, 128)
 CPU = torch.device("cpu")
 JOIN: dict[str, np.ufunc] = {
     "sum": np.add,
@@ -47,11 +37,9 @@ def stack_values(pattern: DataPattern, num_ranks: int, count: int) -> Array:
     )
 
 
-def find_unique_rows(rows: Array) -> list[bool]:
-    """Return for each row whether it differs from all other rows."""
-    keys = [row.tobytes() for row in np.ascontiguousarray(rows)]
-    occurrences = Counter(keys)
-    return [occurrences[key] == 1 for key in keys]
+def are_rows_unique(rows: Array) -> bool:
+    contents = {row.tobytes() for row in np.ascontiguousarray(rows)}
+    return len(contents) == len(rows)
 
 
 def compute_averages(sums: Array, divisor: int, dtype: torch.dtype) -> list[Array]:
@@ -118,11 +106,11 @@ class Reduction:
         """Leave the input as it is, or swap chunks of the result."""
         yield "stale buffer", bool((self._terms != self._result).any())
         num_chunks = min(self.num_ranks, 128)
-        results = (
-            self._pattern.compute_reduction(self.num_ranks, num_chunks * 48).double().numpy()
+        results = self._pattern.compute_reduction(self.num_ranks, num_chunks * 48)
+        yield (
+            "swapped results",
+            are_rows_unique(results.double().numpy().reshape(num_chunks, 48)),
         )
-        for is_unique in find_unique_rows(results.reshape(num_chunks, 48)):
-            yield "swapped results", is_unique
 
 
 def compute_chunk_length(dtype: str, num_ranks: int) -> int:
@@ -139,10 +127,8 @@ def try_moves(dtype: str, num_ranks: int) -> Trials:
     length = compute_chunk_length(dtype, num_ranks)
     pattern = DataPattern(dtype, num_ranks, CPU)
     values = stack_values(pattern, num_ranks, num_ranks * length)
-    for is_unique in find_unique_rows(values):
-        yield "wrong root", is_unique
-    for is_unique in find_unique_rows(values.reshape(num_ranks**2, length)):
-        yield "swapped chunks", is_unique
+    yield "wrong root", are_rows_unique(values)
+    yield "swapped chunks", are_rows_unique(values.reshape(num_ranks**2, length))
 
 
 def try_all(dtype: str, num_ranks: int) -> Trials:
@@ -154,31 +140,3 @@ def try_all(dtype: str, num_ranks: int) -> Trials:
             yield from reduction.try_results()
             if redop == "avg":
                 yield from reduction.try_divisors()
-
-
-def count_detected(dtype: str, num_ranks: int) -> dict[str, tuple[int, int]]:
-    """Return the number of detected and of tried faults by kind."""
-    trials: dict[str, list[bool]] = defaultdict(list)
-    for kind, is_detected in try_all(dtype, num_ranks):
-        trials[kind].append(is_detected)
-    return {kind: (sum(detections), len(detections)) for kind, detections in trials.items()}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    for num_ranks in arguments.ranks:
-        for dtype in DTYPES:
-            for kind, (detected, tried) in count_detected(dtype, num_ranks).items():
-                print(
-                    f"{kind:<22} {num_ranks:>5} ranks {dtype:>14}: {detected}/{tried}",
-                    flush=True,
-                )
-
-
-if __name__ == "__main__":
-    main()
