@@ -1,34 +1,27 @@
-"""Bare loops on a device that results of parbench are compared with, and rules of CUDA.
+"""Bare loops on a device that results of parbench are compared with.
 
     python gpu_probes.py [--rehearse] PART
 
-Prints a JSON line for each result as soon as it is known. Each part runs in its own process,
-because a forbidden capture can break the CUDA context. In a rehearsal the CPU replaces the device.
+Prints a JSON line for each result as soon as it is known. Each part runs in its own process. In a
+rehearsal the CPU replaces the device.
 """
 
 import json
-import os
-import subprocess
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor
 
-from parbench.bench.launch.flight_recorder import parse_groups
 from parbench.bench.results.stats import median
-from parbench.bench.world.torch_compat import dump_flight_records
 from parbench.workloads.model.optimizer import make_optimizer
-from parbench.workloads.model.shapes import shape_of
+from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.model.transformer import compute_loss, draw_tokens
 from tests.support.workloads.training_steps import build_model
@@ -40,29 +33,23 @@ SPIN_CYCLES = 400_000  # about 0.2 ms
 CALIBRATION_CYCLES = 20_000_000
 IDLE_SECONDS = 0.3
 WAIT_SECONDS = 0.005
-MAX_GROUPED_ERROR = 0.02
 H200_COPY_BYTES_PER_SECOND = 4.3e12
 H200_FLOPS_PER_SECOND = 780e12
-MIN_NCCL_TO_SHARE_A_GPU = (2, 30)
-LLAMA: dict[str, Any] = {
-    "recipe": "",
-    "shape": "small-llama",
-    "layers": 8,
-    "hidden": 2048,
-    "heads": 16,
-    "kv_heads": 8,
-    "ffn": 5632,
-    "sequence": 2048,
-    "vocabulary": 32000,
-}
-TINY_LLAMA: dict[str, Any] = {
-    name: value if isinstance(value, str) else 0 for name, value in LLAMA.items()
-} | {"shape": "tiny-llama"}
+TINY_LLAMA = SHAPES["tiny-llama"]
+LLAMA = replace(
+    SHAPES["small-llama"],
+    hidden=2048,
+    heads=16,
+    kv_heads=8,
+    ffn=5632,
+    sequence=2048,
+    vocabulary=32000,
+)
 
 
-def report(name: str, passed: bool | None, figure: str, value: float | None = None) -> None:
-    """Print a result; None stands for skipped, and ``value`` is compared with parbench's."""
-    verdict = {True: "pass", False: "fail", None: "skip"}[passed]
+def report(name: str, passed: bool, figure: str, value: float) -> None:
+    """Print a result; ``value`` is compared with parbench's."""
+    verdict = "pass" if passed else "fail"
     result = {"name": name, "verdict": verdict, "figure": figure, "value": value}
     print(json.dumps(result), flush=True)
 
@@ -154,7 +141,7 @@ def measure_collectives() -> None:
 
 def measure_llama_step() -> None:
     """Train a model of the size that parbench measures, without parbench."""
-    shape = shape_of(TINY_LLAMA if REHEARSE else LLAMA)
+    shape = TINY_LLAMA if REHEARSE else LLAMA
     model = build_model(shape, 0, DEVICE, torch.bfloat16)
     optimizer = make_optimizer(model.parameters(), torch.bfloat16, is_simulated=False)
     tokens = draw_tokens(shape, MICROBATCH, 0, 0).to(DEVICE)
@@ -194,139 +181,6 @@ def sleeping() -> None:
     report("spin calibration of parbench", abs(largest) < 0.05 or REHEARSE, figure, largest)
 
 
-def grouped() -> None:
-    """Compare grouped GEMMs of uneven and empty groups with a loop over groups."""
-    for counts in ([128, 128, 128, 128], [1, 0, 300, 211], [0, 0, 512, 0], [0, 0, 0, 0]):
-        name = f"grouped_mm of {', '.join(map(str, counts))} rows"
-        try:
-            error = compute_grouped_error(counts)
-        except RuntimeError as exception:
-            report(name, False, first_line(exception))
-            continue
-        report(name, error < MAX_GROUPED_ERROR, f"largest relative error {error:.2g}", error)
-
-
-def compute_grouped_error(counts: list[int]) -> float:
-    """Return the largest relative error of the output and of both gradients."""
-    multiply: Any = F.grouped_mm
-    x = torch.randn(sum(counts), 256, device=DEVICE).bfloat16().requires_grad_()
-    w = torch.randn(len(counts), 256, 128, device=DEVICE).bfloat16().requires_grad_()
-    offsets = torch.tensor(counts, device=DEVICE).cumsum(0).to(torch.int32)
-    output = multiply(x, w, offs=offsets)
-    gradient = torch.randn(sum(counts), 128, device=DEVICE).bfloat16()
-    output.backward(gradient)
-    assert x.grad is not None
-    assert w.grad is not None
-    errors = [0.0]
-    start = 0
-    for index, count in enumerate(counts):
-        rows = slice(start, start + count)
-        start += count
-        errors.append(relative_error(output[rows], x[rows] @ w[index]))
-        errors.append(relative_error(x.grad[rows], gradient[rows] @ w[index].T))
-        errors.append(relative_error(w.grad[index], x[rows].T @ gradient[rows]))
-    return max(errors)
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    if actual.numel() == 0:
-        return 0.0
-    return float((actual - expected).abs().max() / expected.abs().max().clamp(min=1))
-
-
-def capture() -> None:
-    """Report what a graph can capture, also during other work, and read the flight recorder."""
-    with single_rank_group():
-        x = torch.ones(1024, device=DEVICE)
-        graph = capture_graph(lambda: dist.all_reduce(x), 4)
-        x.fill_(1)
-        graph.replay()
-        cuda.synchronize()
-        is_correct = bool((x == 1).all())
-        report("replay of a captured all_reduce", is_correct, "one rank: the sum is the input")
-        read_flight_recorder()
-        for mode in ("thread_local", "relaxed", "global"):
-            outcome = attempt(partial(capture_during_other_work, x, mode))
-            report(f"capture during work of another thread, {mode}", True, outcome)
-        outcome = attempt(lambda: capture_graph(lambda: dist.barrier(), 1))
-        report("capture of a barrier", True, outcome)
-        # After a forbidden capture the group cannot be destroyed.
-        os._exit(0)
-
-
-def capture_during_other_work(x: Tensor, mode: str) -> None:
-    """Capture while another thread launches kernels and waits for its stream."""
-    stop = threading.Event()
-    errors: list[str] = []
-
-    def work() -> None:
-        try:
-            cuda.set_device(DEVICE)
-            stream = cuda.Stream()
-            y = torch.ones(256, 256, device=DEVICE)
-            while not stop.is_set():
-                with cuda.stream(stream):
-                    y = (y @ y).clamp(0, 1)
-                stream.synchronize()
-        except RuntimeError as error:
-            errors.append(f"in the thread: {first_line(error)}")
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        time.sleep(0.05)
-        capture_graph(lambda: x.mul_(1.0), 64, mode).replay()
-        cuda.synchronize()
-    finally:
-        stop.set()
-        thread.join()
-    if errors:
-        raise RuntimeError(errors[0])
-
-
-def read_flight_recorder() -> None:
-    """Read the flight recorder as the monitor of a rank does."""
-    groups, dumps = dump_flight_records()
-    seen = parse_groups(dumps, groups, 0, time.time_ns()) or {}
-    passed = REHEARSE or any(group.enqueued for group in seen.values())
-    report("flight recorder", passed, f"{sum(map(len, dumps))} bytes; {seen}")
-
-
-def pair() -> None:
-    """Let two NCCL ranks share the GPU, which NCCL allows since 2.30 on request."""
-    name = "two NCCL ranks on one GPU"
-    if REHEARSE:
-        report(name, None, "a rehearsal has no NCCL")
-        return
-    version = tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
-    if version < MIN_NCCL_TO_SHARE_A_GPU:
-        report(name, None, f"NCCL {'.'.join(map(str, version))}, sharing a GPU needs 2.30")
-        return
-    variables = {
-        "NCCL_MULTI_RANK_GPU_ENABLE": "1",
-        "NCCL_NVLS_ENABLE": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29555",
-        "WORLD_SIZE": "2",
-    }
-    command = [sys.executable, __file__, "rank_of_pair"]
-    ranks = [
-        subprocess.Popen(command, env={**os.environ, **variables, "RANK": str(rank)})
-        for rank in range(2)
-    ]
-    exit_codes = [rank.wait() for rank in ranks]
-    report(name, exit_codes == [0, 0], f"NCCL {version}: exit codes {exit_codes}")
-
-
-def rank_of_pair() -> None:
-    cuda.set_device(0)
-    dist.init_process_group("nccl")
-    x = torch.full((1 << 20,), float(dist.get_rank() + 1), device=DEVICE)
-    dist.all_reduce(x)
-    assert bool((x == 3).all())
-    dist.destroy_process_group()
-
-
 @contextmanager
 def single_rank_group() -> Iterator[None]:
     """Make this process the only rank of an NCCL group, in a rehearsal of a gloo group."""
@@ -341,7 +195,7 @@ def single_rank_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def capture_graph(work: Callable[[], object], count: int, mode: str = "thread_local") -> Any:
+def capture_graph(work: Callable[[], object], count: int) -> Any:
     """Return a graph of a number of calls."""
     side_stream = cuda.Stream()
     side_stream.wait_stream(cuda.current_stream())
@@ -349,25 +203,10 @@ def capture_graph(work: Callable[[], object], count: int, mode: str = "thread_lo
         work()
     cuda.current_stream().wait_stream(side_stream)
     graph = cuda.CUDAGraph()
-    with cuda.graph(graph, capture_error_mode=mode):
+    with cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(count):
             work()
     return graph
-
-
-def attempt(action: Callable[[], object]) -> str:
-    """Return True if an action works, otherwise the first line of its exception."""
-    try:
-        action()
-        cuda.synchronize()
-    except RuntimeError as error:
-        return f"raises: {first_line(error)}"
-    return "works"
-
-
-def first_line(error: Exception) -> str:
-    lines = str(error).splitlines() or [type(error).__name__]
-    return lines[0][:200]
 
 
 class HostEvent:
@@ -394,15 +233,12 @@ HOST = SimpleNamespace(
     CUDAGraph=HostEvent,
     current_stream=HostEvent,
     synchronize=lambda: None,
-    set_device=lambda device: None,
     stream=lambda stream: nullcontext(),
     graph=lambda graph, **options: nullcontext(),
     _sleep=lambda cycles: time.sleep(cycles / 2e9),
 )
 cuda: Any = HOST if REHEARSE else torch.cuda
-PARTS = {
-    part.__name__: part for part in (reference, sleeping, grouped, capture, pair, rank_of_pair)
-}
+PARTS = {"reference": reference, "sleeping": sleeping}
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")

@@ -21,7 +21,7 @@ import tempfile
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,12 +34,9 @@ REHEARSAL_SLOWDOWN = 4
 REHEARSAL_SECONDS = 6
 MIN_PART_SECONDS = 10
 MAX_MESSAGE_CHARACTERS = 300
-MAX_LEFT_MIB = 64
 HANG_TESTS = "tests/gpu/test_gpu_hangs.py"
 NO_TESTS_COLLECTED = 5
 H200_COPY_BYTES_PER_SECOND = 4.3e12
-NO_VARIABLES: Mapping[str, str] = {}
-FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
 Record = dict[str, Any]
 
 
@@ -85,20 +82,13 @@ class Session:
     def two_ranks_options(self) -> list[str]:
         return f"--device {self.device} --backend gloo --nproc 2 --repetitions 1".split()
 
-    def run_python(
-        self,
-        name: str,
-        *args: str,
-        cwd: Path = ROOT,
-        variables: Mapping[str, str] = NO_VARIABLES,
-    ) -> tuple[int | None, str]:
+    def run_python(self, name: str, *args: str) -> tuple[int | None, str]:
         """Return the exit code, None after the deadline, and the output, which a log file keeps."""
         log = self.work / "logs" / f"{name}.log"
         with log.open("w") as file:
             process = subprocess.Popen(
                 [sys.executable, *args],
-                cwd=cwd,
-                env={**os.environ, **variables},
+                cwd=ROOT,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -111,19 +101,18 @@ class Session:
         return exit_code, log.read_text(errors="replace")
 
     def run_parbench(
-        self, name: str, *options: str, cwd: Path = ROOT, budget: float = 60
-    ) -> tuple[list[Record], list[Line]]:
+        self, name: str, *options: str, budget: float
+    ) -> tuple[list[Record], Line]:
         """Run ``parbench run`` and return its records and a line with the statuses."""
         if self.rehearse:
-            budget = REHEARSAL_SECONDS if budget < 60 else 60
+            budget = REHEARSAL_SECONDS
         else:
             remaining = self.deadline - time.monotonic() - 25
             budget = min(budget, max(5.0, remaining))
         out = self.work / "runs" / name
         limits = ["--budget", f"{budget:.0f}s", "--out", str(out)]
-        exit_code, output = self.run_python(
-            name, "-m", "parbench", "run", *options, *limits, cwd=cwd
-        )
+        command = ["-m", "parbench", "run", *options, *limits]
+        exit_code, output = self.run_python(name, *command)
         records = {}
         for path in out.glob("*/records.jsonl"):
             self.runs.append(path.parent)
@@ -131,13 +120,13 @@ class Session:
                 record = json.loads(text)
                 records[record["case"]["id"], record["repetition"]] = record
         line = summarize_records(name, list(records.values()), exit_code, output)
-        return list(records.values()), [line]
+        return list(records.values()), line
 
-    def run_probe(self, part: str, variables: Mapping[str, str]) -> Iterator[Line]:
+    def run_probe(self, part: str) -> Iterator[Line]:
         """Yield the results of a part of ``gpu_probes`` as far as it came."""
         rehearse = ["--rehearse"] if self.rehearse else []
         program = str(GPU_TESTS / "gpu_probes.py")
-        exit_code, output = self.run_python(part, program, *rehearse, part, variables=variables)
+        exit_code, output = self.run_python(part, program, *rehearse, part)
         for text in output.splitlines():
             if text.startswith('{"name"'):
                 yield Line(**json.loads(text))
@@ -236,13 +225,6 @@ def query_nvidia_smi(fields: str) -> str:
     return completed.stdout.strip()
 
 
-def read_used_mib() -> int | None:
-    """Return the used MiB of the GPU, or None where nvidia-smi does not report it."""
-    with suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return int(query_nvidia_smi("memory.used").split()[0])
-    return None
-
-
 DEVICE_SCRIPT = """
 import torch
 gpu = torch.cuda.is_available()
@@ -264,12 +246,20 @@ def machine(session: Session) -> Iterator[Line]:
     yield make_line("doctor", exit_code in (0, 1), figure)
 
 
+def reference(session: Session) -> Iterator[Line]:
+    return session.run_probe("reference")
+
+
+def sleeping(session: Session) -> Iterator[Line]:
+    return session.run_probe("sleeping")
+
+
 def marked(session: Session) -> Iterator[Line]:
     """Run the tests marked gpu except those of hangs; a rehearsal only imports them."""
     yield from run_gpu_tests(session, "tests/gpu", f"--ignore={HANG_TESTS}")
 
 
-def hangs_at_length(session: Session) -> Iterator[Line]:
+def hangs(session: Session) -> Iterator[Line]:
     yield from run_gpu_tests(session, HANG_TESTS)
 
 
@@ -296,10 +286,10 @@ def one_rank(session: Session) -> Iterator[Line]:
     """Run every collective in every mode at a small and a large size."""
     modes = "mode=blocking,pipelined,async,coalesced,graph"
     selection = ["collective.*", "--sizes", "1K,256M", "--set", modes]
-    records, lines = session.run_parbench(
+    records, line = session.run_parbench(
         "collectives", *session.one_rank_options, *selection, budget=30
     )
-    yield from lines
+    yield line
     # A graph of the all-reduce is empty on one rank, so that its ratio says nothing.
     for mode, name in (
         ("blocking", "all_reduce"),
@@ -325,8 +315,8 @@ def every_type(session: Session) -> Iterator[Line]:
     plan = session.work / "types.toml"
     plan.write_text("\n".join(cases))
     options = [*session.one_rank_options, "--cases", str(plan)]
-    _, lines = session.run_parbench("types", *options, budget=25)
-    yield from lines
+    _, line = session.run_parbench("types", *options, budget=25)
+    yield line
 
 
 def memory(session: Session) -> Iterator[Line]:
@@ -334,10 +324,10 @@ def memory(session: Session) -> Iterator[Line]:
     size = "1M" if session.rehearse else "1G"
     edges = "m=128" if session.rehearse else "m=512,4096"
     selection = ["memory.copy", "compute.gemm", "--sizes", size]
-    records, lines = session.run_parbench(
+    records, line = session.run_parbench(
         "memory and GEMMs", *session.one_rank_options, *selection, "--set", edges, budget=8
     )
-    yield from lines
+    yield line
     bandwidth = find_metric(records, "memory.copy", "algbw")
     if bandwidth is None:
         return
@@ -381,8 +371,8 @@ def llama(session: Session) -> Iterator[Line]:
     options = [*session.one_rank_options, "ddp"]
     for setting in settings:
         options += ["--set", setting]
-    records, lines = session.run_parbench("llama-shaped step", *options, budget=20)
-    yield from lines
+    records, line = session.run_parbench("llama-shaped step", *options, budget=20)
+    yield line
     seconds = find_metric(records, "workload.ddp", "step_time")
     yield compare_with_bare_loop(
         session, "llama-shaped step", seconds, "bare llama-shaped step", max_ratio=1.02
@@ -392,21 +382,11 @@ def llama(session: Session) -> Iterator[Line]:
         yield Line("MFU of the llama-shaped step", "pass", f"{mfu:.1%}")
 
 
-def make_step_options(session: Session) -> list[str]:
-    settings = "workload.* --set shape=small-llama --set tp=1"
-    return [*session.one_rank_options, *settings.split()]
-
-
 def steps(session: Session) -> Iterator[Line]:
-    options = [*make_step_options(session), "--set", "precision=bfloat16"]
-    _, lines = session.run_parbench("steps that compute", *options, budget=55)
-    yield from lines
-
-
-def timed(session: Session) -> Iterator[Line]:
-    options = [*make_step_options(session), "--set", "compute=simulated:20ms"]
-    _, lines = session.run_parbench("steps that wait", *options, budget=25)
-    yield from lines
+    settings = "workload.* --set shape=small-llama --set tp=1 --set precision=bfloat16"
+    options = [*session.one_rank_options, *settings.split()]
+    _, line = session.run_parbench("steps that compute", *options, budget=55)
+    yield line
 
 
 def on_gloo(session: Session) -> Iterator[Line]:
@@ -414,16 +394,16 @@ def on_gloo(session: Session) -> Iterator[Line]:
     modes = "mode=blocking,pipelined,async"
     selection = ["collective.*", "--sizes", "1K,16M", "--set", modes]
     options = session.two_ranks_options
-    _, lines = session.run_parbench(
+    _, line = session.run_parbench(
         "gloo: collectives, 2 ranks", *options, *selection, budget=15
     )
-    yield from lines
+    yield line
     selection = ["ddp*", "zero1", "ep_dispatch", "cp", "--set", "shape=tiny"]
     methods = ["--set", "cp_method=ulysses,allgather_kv"]
-    _, lines = session.run_parbench(
+    _, line = session.run_parbench(
         "gloo: steps, 2 ranks", *options, *selection, *methods, budget=20
     )
-    yield from lines
+    yield line
     for name, selected in (
         ("p2p", "sendrecv --sizes 1K"),
         ("coalesced", "all_gather --sizes 1K --set mode=coalesced"),
@@ -433,32 +413,6 @@ def on_gloo(session: Session) -> Iterator[Line]:
         exit_code, output = session.run_python(f"refusal of {name}", *args)
         passed = exit_code == 2 and "gloo" in output
         yield make_line(f"gloo: {name} is refused", passed, last_line(output))
-
-
-def hangs(session: Session) -> Iterator[Line]:
-    """Let rank 1 sleep or occupy the device: each is reported, and the next case is measured."""
-    used_before = read_used_mib()
-    faults = ["asleep"] if session.rehearse else ["asleep", "spinning"]
-    timeout = "5s" if session.rehearse else "10s"
-    target = ["tests.support.faults:several", "--timeout", timeout]
-    names = ",".join([*faults, "fine"])
-    records, _ = session.run_parbench(
-        "hangs", *session.two_ranks_options, *target, "--set", f"how={names}"
-    )
-    by_fault = {record["case"]["params"]["how"]: record for record in records}
-    missing = {"status": "no record", "reason": ""}
-    for fault in faults:
-        record = by_fault.get(fault, missing)
-        passed = record["status"] == "hang" and "rank 1" in record["reason"]
-        yield make_line(f"rank 1 is {fault}", passed, f"{record['status']}: {record['reason']}")
-    last = by_fault.get("fine", missing)
-    figure = f"{last['status']} {last['reason'] or ''}"
-    yield make_line("the case after a hang", last["status"] == "ok", figure)
-    used_after = read_used_mib()
-    if used_before is not None and used_after is not None:
-        figure = f"{used_before} MiB used before, {used_after} MiB after"
-        is_freed = used_after - used_before < MAX_LEFT_MIB
-        yield make_line("memory freed after hangs", is_freed, figure)
 
 
 def page(session: Session) -> Iterator[Line]:
@@ -487,13 +441,9 @@ def make_part(run: Callable[[Session], Iterator[Line]], seconds: float) -> Part:
     return Part(run.__name__, run, seconds)
 
 
-def make_probe(name: str, seconds: float, variables: Mapping[str, str] = NO_VARIABLES) -> Part:
-    return Part(name, lambda session: session.run_probe(name, variables), seconds)
-
-
 PARTS = (
     make_part(machine, 40),
-    make_probe("reference", 70),
+    make_part(reference, 70),
     make_part(one_rank, 75),
     make_part(memory, 35),
     make_part(health, 60),
@@ -501,19 +451,13 @@ PARTS = (
     make_part(marked, 140),
     make_part(steps, 85),
     make_part(on_gloo, 90),
-    make_part(hangs, 75),
-    make_probe("capture", 40, FLIGHT_RECORDER),
-    make_probe("grouped", 25),
+    make_part(hangs, 160),
     make_part(every_type, 60),
-    make_part(timed, 55),
-    make_probe("sleeping", 40),
-    make_probe("pair", 40),
+    make_part(sleeping, 40),
     make_part(page, 30),
-    make_part(hangs_at_length, 170),
 )
-
 """In the order of their value."""
-NOT_REHEARSED = (one_rank, every_type, steps, timed, on_gloo, hangs_at_length)
+NOT_REHEARSED = (one_rank, every_type, steps, on_gloo, hangs)
 """A rehearsal on a CPU leaves these parts out: tests check their plans, or a part is like them."""
 
 

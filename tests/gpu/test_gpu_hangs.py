@@ -41,10 +41,6 @@ def read_used_bytes() -> int:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (
-            f"{ONE_RANK} tests.support.faults:asleep",
-            "every rank is in code of its own",
-        ),
         (f"{ONE_RANK} tests.support.faults:spinning", "every rank arrived and waits"),
         (
             f"{ONE_RANK} tests.support.faults:spinning --set synchronizes=false",

@@ -1,6 +1,5 @@
 """Tests on a real Slurm cluster: its links, screening, a cut link, and sweeps with faults."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.full
 FAULT = f"{' '.join(LOCAL_CLUSTER)} fault"
 LINK_BITS_PER_SECOND = 200e6
 RUN = f"{PARBENCH} run --launcher srun --set mode=blocking --repetitions 1"
-RUN_COUNTED = f"{RUN} tests.support.slurm.wire:counted"
+RUN_CUT = f"{RUN} tests.support.faults:waiting"
 
 
 def test_local_cluster_gives_each_node_its_own_host() -> None:
@@ -81,7 +80,6 @@ def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         $four_nodes {all_reduce} --out four
         $two_nodes {all_reduce} --distribution block --out block
         $two_nodes {all_reduce} --distribution cyclic --out cyclic
-        $four_nodes {RUN_COUNTED} --set size_bytes=2M --budget 6s --out wire
     """
     result = run_in_cluster(["sh", "-ec", script], cwd=folder, timeout=240, link="200mbit")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -120,24 +118,11 @@ def test_run_records_distribution_and_emulation(runs_folder: Path) -> None:
 
 
 @pytest.mark.measures
-def test_ring_sends_its_bytes_over_the_interfaces(runs_folder: Path) -> None:
-    """Each of n ranks sends 2 (n - 1) / n of the size. Headers are a few bytes of each 64 KiB."""
-    run = load_only_run(runs_folder / "wire")
-    logs = list(run.path.glob("logs/attempt-0/rank-*.log"))
-    assert len(logs) == 4
-    for log in logs:
-        [line] = [line for line in log.read_text().splitlines() if line.startswith("{")]
-        counts = json.loads(line)
-        bytes_per_step = counts["sent_bytes"] / counts["steps"]
-        assert bytes_per_step == pytest.approx(1.5 * 2 * 2**20, rel=0.02)
-
-
-@pytest.mark.measures
 def test_cut_link_is_a_hang_that_names_the_node(tmp_path: Path) -> None:
     """The link of n3 is cut from step 3 of the first case until that case has a record."""
-    options = "--set pause_step=3,-1 --budget 30s --timeout 5s --out run"
+    options = "--set at=3,0 --budget 30s --timeout 5s --out run"
     script = f"""
-        salloc -Q -N4 --ntasks-per-node=1 {RUN_COUNTED} {options} & run=$!
+        salloc -Q -N4 --ntasks-per-node=1 {RUN_CUT} {options} & run=$!
         until test -e begun; do sleep 0.05; done
         {FAULT} cut n3; touch cut
         until grep -q hang run/*/records.jsonl; do sleep 0.05; done

@@ -107,10 +107,8 @@ class Reduction:
         yield "stale buffer", bool((self._terms != self._result).any())
         num_chunks = min(self.num_ranks, 128)
         results = self._pattern.compute_reduction(self.num_ranks, num_chunks * 48)
-        yield (
-            "swapped results",
-            are_rows_unique(results.double().numpy().reshape(num_chunks, 48)),
-        )
+        chunks = results.double().numpy().reshape(num_chunks, 48)
+        yield "swapped results", are_rows_unique(chunks)
 
 
 def compute_chunk_length(dtype: str, num_ranks: int) -> int:

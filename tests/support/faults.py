@@ -101,6 +101,17 @@ def stubborn(world: World, *, number: int = 0) -> Steps:
     return fine(world)
 
 
+def waiting(world: World, *, rank: int = 0, at: int = 3) -> Steps:
+    """Write a file ``begun`` before step ``at``, and wait until a file ``cut`` exists."""
+
+    def mischief() -> None:
+        Path("begun").touch()
+        while not Path("cut").exists():
+            time.sleep(0.01)
+
+    return Steps(world, mischief, rank, at)
+
+
 def raising(world: World, *, rank: int = 1, at: int = 10) -> Steps:
     def mischief() -> None:
         raise RuntimeError("the roof is on fire")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from parbench.slurm.screen.ratios import Endpoint, Exchange, compare, confirm_slow, find_slow
+from parbench.slurm.screen.ratios import Endpoint, Exchange, confirm_slow, find_slow
 from parbench.slurm.screen.rounds import plan_tournament
 from tests.support.slurm.screening import Cluster, estimate_rates
 
@@ -23,13 +23,13 @@ def make_exchanges(
     for number, pairs in enumerate(plan_tournament(num_nodes, num_nodes)):
         for nodes in pairs:
             for rail in range(rails):
-                endpoints = [Endpoint(node, part) for node in nodes for part in (None, rail)]
+                rails_of_pair = [Endpoint(node, rail) for node in nodes]
+                endpoints = [*map(Endpoint, nodes), *rails_of_pair]
                 seconds = 0.1 * max(factors.get(endpoint, 1.0) for endpoint in endpoints)
                 if number == slow_round:
                     seconds *= 3
-                exchanges.append(
-                    Exchange(round=number, nodes=nodes, rail=rail, seconds=seconds)
-                )
+                exchange = Exchange(round=number, nodes=nodes, rail=rail, seconds=seconds)
+                exchanges.append(exchange)
     return exchanges
 
 
@@ -42,11 +42,12 @@ def test_find_slow_node(num_nodes: int, node: int, factor: float) -> None:
     assert len(ratio.partners) == num_nodes - 1
 
 
-@pytest.mark.parametrize("rails", [2, 8])
-def test_find_slow_rail_and_slow_node(rails: int) -> None:
-    rail, node = Endpoint(2, 1), Endpoint(5)
-    exchanges = make_exchanges(8, {rail: 2.0, node: 1.5}, rails=rails)
-    assert [ratio.endpoint for ratio in find_slow(exchanges)] == [node, rail]
+def test_find_several_slow_nodes_and_rails() -> None:
+    nodes = [Endpoint(0), Endpoint(1), Endpoint(7)]
+    rail = Endpoint(2, 1)
+    factors = dict.fromkeys(nodes, 8.0)
+    slow = find_slow(make_exchanges(16, {**factors, rail: 2.0}, rails=2))
+    assert [ratio.endpoint for ratio in slow] == [*nodes, rail]
 
 
 @pytest.mark.parametrize("num_nodes", [3, 5, 16])
@@ -56,24 +57,10 @@ def test_find_nothing_in_a_good_cluster(num_nodes: int) -> None:
     assert find_slow([]) == []
 
 
-def test_find_several_slow_nodes() -> None:
-    factors = {Endpoint(0): 16.0, Endpoint(1): 8.0, Endpoint(7): 1.5}
-    slow = [ratio.endpoint for ratio in find_slow(make_exchanges(16, factors))]
-    assert slow == list(factors)
-
-
 def test_find_nothing_below_the_threshold() -> None:
     assert find_slow(make_exchanges(16, {Endpoint(3): 1.04})) == []
     [ratio] = find_slow(make_exchanges(16, {Endpoint(3): 1.06}))
     assert ratio.threshold == 1.05
-
-
-def test_compare_needs_two_partners_and_other_pairs() -> None:
-    exchanges = make_exchanges(4)
-    partner_of_0 = [entry for entry in exchanges if entry.nodes in ((0, 1), (2, 3))]
-    assert compare(Endpoint(0), partner_of_0) is None
-    only_0 = [entry for entry in exchanges if 0 in entry.nodes]
-    assert compare(Endpoint(0), only_0) is None
 
 
 def test_confirm_a_node_only_with_good_partners() -> None:

@@ -40,25 +40,14 @@ def main() -> None:
     metavar="NODE:RATE",
     help="A node with a slower link, such as n3:50mbit.",
 )
-@click.option(
-    "--keep",
-    is_flag=True,
-    help="Keep the folder of the cluster with its logs, and print its path.",
-)
 @click.argument(
     "command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND..."
 )
-def run(
-    nodes: int,
-    link: str,
-    slow: tuple[str, ...],
-    keep: bool,
-    command: tuple[str, ...],
-) -> None:
+def run(nodes: int, link: str, slow: tuple[str, ...], command: tuple[str, ...]) -> None:
     """Run COMMAND in a new cluster and exit with its code. Nothing is left when it ends."""
     rates = tuple((name, rate) for name, _, rate in (text.partition(":") for text in slow))
     spec = ClusterSpec(nodes=nodes, link=link, slow=rates)
-    sys.exit(run_local(spec, command, keep=keep))
+    sys.exit(run_local(spec, command))
 
 
 @main.command()
