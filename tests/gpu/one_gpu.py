@@ -122,19 +122,6 @@ class Session:
         line = summarize_records(name, list(records.values()), exit_code, output)
         return list(records.values()), line
 
-    def run_probe(self, part: str) -> Iterator[Line]:
-        """Yield the results of a part of ``gpu_probes`` as far as it came."""
-        rehearse = ["--rehearse"] if self.rehearse else []
-        program = str(GPU_TESTS / "gpu_probes.py")
-        exit_code, output = self.run_python(part, program, *rehearse, part)
-        for text in output.splitlines():
-            if text.startswith('{"name"'):
-                yield Line(**json.loads(text))
-        if exit_code is None:
-            yield Line(f"probe {part}", "fail", "deadline exceeded")
-        elif exit_code != 0:
-            yield Line(f"probe {part}", "fail", last_line(output))
-
     def find_value(self, name: str) -> float | None:
         for line in self.lines:
             if line.name == name:
@@ -247,11 +234,16 @@ def machine(session: Session) -> Iterator[Line]:
 
 
 def reference(session: Session) -> Iterator[Line]:
-    return session.run_probe("reference")
-
-
-def sleeping(session: Session) -> Iterator[Line]:
-    return session.run_probe("sleeping")
+    """Measure bare loops; their results are known as far as the program came."""
+    program = [str(GPU_TESTS / "bare_loops.py")]
+    if session.rehearse:
+        program.append("--rehearse")
+    exit_code, output = session.run_python("reference", *program)
+    for text in output.splitlines():
+        if text.startswith('{"name"'):
+            yield Line(**json.loads(text))
+    if exit_code != 0:
+        yield Line("reference", "fail", last_line(output))
 
 
 def marked(session: Session) -> Iterator[Line]:
@@ -453,7 +445,6 @@ PARTS = (
     make_part(on_gloo, 90),
     make_part(hangs, 160),
     make_part(every_type, 60),
-    make_part(sleeping, 40),
     make_part(page, 30),
 )
 """In the order of their value."""

@@ -1,8 +1,6 @@
 """NVML's facts about a GPU agree with CUDA, idle and under load."""
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +12,7 @@ import torch
 from parbench.bench.machine.doctor import examine_this_host
 from parbench.bench.machine.gpu import Gpu, read_report, select_visible
 from parbench.bench.machine.gpu_topics import UNKNOWN
-from tests.support.paths import Command, environment
+from tests.support.paths import Command
 
 pytestmark = pytest.mark.gpu
 UTILIZATION_SECONDS = 2.0
@@ -88,38 +86,6 @@ def test_busy_gpu_reports_clocks_and_memory() -> None:
     assert gpu.memory_used_bytes >= matrix.nbytes
     assert gpu.utilization_percent
     assert "idle" not in (gpu.slowed_by or ())
-
-
-RANK_SCRIPT = """
-import os, torch, msgspec
-from parbench.bench.rank.worker import make_hello
-on_cpu = make_hello(os.environ)
-assert not torch.cuda.is_initialized(), "a rank on the CPU initialized CUDA"
-os.environ |= {"PARBENCH_DEVICE": "cuda", "PARBENCH_GPU_REPORT": "1"}
-on_cuda = make_hello(os.environ)
-hellos = [[hello.place.gpu, hello.environment] for hello in (on_cpu, on_cuda)]
-print(msgspec.json.encode(hellos).decode())
-"""
-
-
-def test_rank_reports_gpu_only_on_cuda() -> None:
-    variables = {**environment(), "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    completed = subprocess.run(
-        [sys.executable, "-c", RANK_SCRIPT],
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (cpu_gpu, on_cpu), (cuda_gpu, on_cuda) = msgspec.json.decode(completed.stdout)
-    assert cpu_gpu is None
-    assert "gpu" not in on_cpu
-    assert cuda_gpu == on_cuda["gpu"]["uuid"] == read_first_gpu().uuid
-    assert on_cuda["gpu"]["l2_cache_bytes"] >= 1 << 20
-    reported = {gpu["uuid"]: gpu for gpu in on_cuda["gpu_report"]["gpus"]}
-    own_pid = f"(pid {os.getpid()})"  # this process has used the GPU in other tests
-    others = [name for name in reported[cuda_gpu]["processes"] if own_pid not in name]
-    assert others == [], "another process uses this GPU"
 
 
 @pytest.mark.parametrize(("device", "ranks"), [("cuda", "--nproc 1"), ("cpu", "--nproc 2")])

@@ -145,7 +145,10 @@ def test_stream_moments_lie_on_host_clock() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.005, 0.05])
-def test_simulated_compute_lasts_as_requested(seconds: float) -> None:
+@pytest.mark.parametrize("idle_seconds", [0.0, 0.5])
+def test_simulated_compute_lasts_as_requested(seconds: float, idle_seconds: float) -> None:
+    """The clocks of an idle GPU are low when the wait is calibrated."""
+    time.sleep(idle_seconds)
     start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     spin(0.002)  # The host launches the measured wait while the device is busy with this one.

@@ -159,43 +159,44 @@ def test_read_uses_the_hosts_of_the_ranks(tmp_path: Path) -> None:
     assert observations.notes == ("emulated",)
 
 
-def make_states(silent: Collection[str] = ()) -> list[RankState]:
-    """Build the state of one rank per node."""
-    return [
+def make_failure(
+    index: int, status: Status, cause: CulpritCause, culprit: int, silent: Collection[str] = ()
+) -> Record:
+    """Build the record of a failed round with one rank per node."""
+    ranks = [
         RankState(rank=rank, host=host, pid=1, state="alive", is_silent=NODES[rank] in silent)
         for rank, host in enumerate(HOSTS)
     ]
-
-
-def blame(rank: int, cause: CulpritCause) -> tuple[Culprit]:
-    return (Culprit(rank=rank, host=HOSTS[rank], cause=cause),)
+    culprits = (Culprit(rank=culprit, host=HOSTS[culprit], cause=cause),)
+    reason = f"round {index} broke"
+    return make_record(index, status, reason=reason, ranks=ranks, culprits=culprits)
 
 
 def test_read_blames_only_the_first_failure(tmp_path: Path) -> None:
-    ranks = make_states()
-    hang = make_record(0, "hang", reason="late", ranks=ranks, culprits=blame(1, "absent"))
-    death = make_record(1, "failed", reason="dead", ranks=ranks, culprits=blame(2, "died"))
+    hang = make_failure(0, "hang", "absent", culprit=1)
+    death = make_failure(1, "failed", "died", culprit=2)
     observations = read_measurement(write_run(tmp_path, [hang, death]), NODES, SETUP)
     assert observations.silent == {"n2": hang.reason}
     assert observations.problems[:2] == (hang.reason, death.reason)
 
 
-@pytest.mark.parametrize(("silent", "blamed"), [([], {"n3"}), (["n4"], {"n4"}), (NODES, set())])
-def test_hang_blames_hosts_without_an_answer(silent: Sequence[str], blamed: set[str]) -> None:
-    ranks = make_states(silent)
-    record = make_record(0, "hang", reason="late", ranks=ranks, culprits=blame(2, "absent"))
-    assert find_blamed_nodes(record, NODES, SETUP.node_by_host) == dict.fromkeys(blamed, "late")
-
-
 @pytest.mark.parametrize(
-    ("cause", "blamed"), [("died", {"n2"}), ("terminated", set()), ("raised", set())]
+    ("status", "cause", "silent", "blamed"),
+    [
+        ("hang", "absent", [], {"n3"}),
+        ("hang", "absent", ["n4"], {"n4"}),
+        ("hang", "absent", NODES, set()),
+        ("failed", "died", [], {"n3"}),
+        ("failed", "terminated", [], set()),
+        ("failed", "raised", [], set()),
+    ],
 )
-def test_failure_blames_only_a_host_that_died(cause: CulpritCause, blamed: set[str]) -> None:
-    culprits = blame(1, cause)
-    record = make_record(0, "failed", reason="it broke", ranks=make_states(), culprits=culprits)
-    assert find_blamed_nodes(record, NODES, SETUP.node_by_host) == dict.fromkeys(
-        blamed, "it broke"
-    )
+def test_failure_blames_hosts(
+    status: Status, cause: CulpritCause, silent: Sequence[str], blamed: set[str]
+) -> None:
+    record = make_failure(0, status, cause, culprit=2, silent=silent)
+    blamed_nodes = find_blamed_nodes(record, NODES, SETUP.node_by_host)
+    assert blamed_nodes == dict.fromkeys(blamed, record.reason)
 
 
 def test_screenings_at_once_read_their_own_runs(

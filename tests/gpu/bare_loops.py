@@ -1,9 +1,9 @@
 """Bare loops on a device that results of parbench are compared with.
 
-    python gpu_probes.py [--rehearse] PART
+    python bare_loops.py [--rehearse]
 
-Prints a JSON line for each result as soon as it is known. Each part runs in its own process. In a
-rehearsal the CPU replaces the device.
+Prints a JSON line for each result as soon as it is known. In a rehearsal the CPU replaces the
+device.
 """
 
 import json
@@ -22,7 +22,6 @@ import torch.distributed as dist
 from parbench.bench.results.stats import median
 from parbench.workloads.model.optimizer import make_optimizer
 from parbench.workloads.model.shapes import SHAPES
-from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.model.transformer import compute_loss, draw_tokens
 from tests.support.workloads.training_steps import build_model
 
@@ -30,9 +29,6 @@ REHEARSE = "--rehearse" in sys.argv
 DEVICE = torch.device("cpu") if REHEARSE else torch.device("cuda", 0)
 MICROBATCH = 4
 SPIN_CYCLES = 400_000  # about 0.2 ms
-CALIBRATION_CYCLES = 20_000_000
-IDLE_SECONDS = 0.3
-WAIT_SECONDS = 0.005
 H200_COPY_BYTES_PER_SECOND = 4.3e12
 H200_FLOPS_PER_SECOND = 780e12
 TINY_LLAMA = SHAPES["tiny-llama"]
@@ -83,7 +79,7 @@ def is_expected_of_h200(rate: float, expected_rate: float) -> bool:
     return abs(rate / expected_rate - 1) <= 0.1
 
 
-def reference() -> None:
+def measure_all() -> None:
     """Measure events, memory copies, GEMMs, collectives of one rank and a Llama-shaped step."""
     measure_event_overhead()
     measure_copy()
@@ -156,31 +152,6 @@ def measure_llama_step() -> None:
     report("bare llama-shaped step", True, figure, seconds)
 
 
-def sleeping() -> None:
-    """Calibrate the spinning kernel from idle clocks, bare and as parbench does."""
-    rates = []
-    errors = []
-    with SimulatedCompute(DEVICE).taking(WAIT_SECONDS):  # the first wait calibrates
-        pass
-    for _ in range(3 if REHEARSE else 20):
-        time.sleep(IDLE_SECONDS)
-        seconds = measure_device_seconds(lambda: cuda._sleep(CALIBRATION_CYCLES), spin=False)
-        rates.append(CALIBRATION_CYCLES / seconds)
-        time.sleep(IDLE_SECONDS)
-        waiter = SimulatedCompute(DEVICE)
-
-        def wait(waiter: SimulatedCompute = waiter) -> None:
-            with waiter.taking(WAIT_SECONDS):
-                pass
-
-        errors.append(measure_device_seconds(wait) / WAIT_SECONDS - 1)
-    figure = f"{min(rates) / 1e6:.0f} to {max(rates) / 1e6:.0f} MHz from idle clocks"
-    report("bare spin calibration", True, figure, max(rates) / min(rates))
-    largest = max(errors, key=abs)
-    figure = f"a wait of 5 ms is off by {largest:+.1%}"
-    report("spin calibration of parbench", abs(largest) < 0.05 or REHEARSE, figure, largest)
-
-
 @contextmanager
 def single_rank_group() -> Iterator[None]:
     """Make this process the only rank of an NCCL group, in a rehearsal of a gloo group."""
@@ -238,8 +209,7 @@ HOST = SimpleNamespace(
     _sleep=lambda cycles: time.sleep(cycles / 2e9),
 )
 cuda: Any = HOST if REHEARSE else torch.cuda
-PARTS = {"reference": reference, "sleeping": sleeping}
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    PARTS[sys.argv[-1]]()
+    measure_all()
