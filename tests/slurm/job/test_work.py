@@ -229,21 +229,24 @@ LONG_POINT = make_point(0, nodes=4, seconds=100)
 SHORT_POINT = make_point(1, seconds=15)
 
 
-@pytest.mark.parametrize("requeue", [True, False])
-def test_work_postpones_a_point_and_requeues_the_job(requeue: bool, tmp_path: Path) -> None:
-    folder = write_sweep(tmp_path, [LONG_POINT, SHORT_POINT], slurm={"requeue": requeue})
+@pytest.mark.parametrize(
+    ("points", "requeue", "requeued"),
+    [
+        ([LONG_POINT, SHORT_POINT], True, [("7",)]),
+        ([LONG_POINT, SHORT_POINT], False, []),
+        ([LONG_POINT], True, []),
+    ],
+    ids=["requeue", "no-requeue", "nothing-measured"],
+)
+def test_work_postpones_a_point_and_requeues_the_job(
+    points: list[Point], requeue: bool, requeued: list[tuple[str]], tmp_path: Path
+) -> None:
+    folder = write_sweep(tmp_path, points, slurm={"requeue": requeue})
     slurm = make_slurm(seconds_left=30)
     assert run_job(folder, slurm) == 4
-    assert list_states(folder) == ["absent", "complete"]
+    assert list_states(folder) == ["absent", "complete"][: len(points)]
     assert "postponed: needs about 108 s" in list_reasons(folder)[0]
-    assert slurm.arguments_of("requeue") == ([("7",)] if requeue else [])
-
-
-def test_job_that_measured_nothing_is_not_requeued(tmp_path: Path) -> None:
-    folder = write_sweep(tmp_path, [LONG_POINT])
-    slurm = make_slurm(seconds_left=30)
-    assert run_job(folder, slurm) == 4
-    assert slurm.arguments_of("requeue") == []
+    assert slurm.arguments_of("requeue") == requeued
 
 
 def test_work_needs_time_only_for_missing_records(tmp_path: Path) -> None:
@@ -334,25 +337,6 @@ def test_work_ends_the_job_at_a_dead_node(tmp_path: Path) -> None:
     assert run_job(folder, command=stand_in(requests=requests)) == 0
     assert requests[1].point == POINTS[0]
     assert requests[1].run is None, "a run in which a node died is not resumed"
-
-
-def test_work_stops_a_point_whose_node_dies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("parbench.slurm.job.work._SLURM_INTERVAL_SECONDS", 0.1)
-    monkeypatch.setattr("parbench.slurm.job.work._RECORDS_INTERVAL_SECONDS", 0.1)
-    folder = write_sweep(tmp_path, POINTS[:1], slurm={"on_dead_node": "go-on"})
-    slurm = make_slurm()
-
-    def lose_n1() -> None:
-        slurm.nodes = {"n1": "down*"}
-
-    call_after_first_record(folder, lose_n1)
-    command = stand_in(num_cases=400, seconds_per_case=0.05)
-    assert run_job(folder, slurm, command) == 4
-    assert len(count_records(folder)) < 400
-    [reason] = list_reasons(folder)
-    assert reason.startswith("n1 is down: ")
 
 
 def test_work_does_not_excuse_a_hang_by_an_unused_node(tmp_path: Path) -> None:

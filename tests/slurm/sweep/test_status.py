@@ -180,8 +180,3 @@ def test_collect_reports_complete_points_and_suggests_resume(
     assert "wrong: " in output
     assert "not begun: job 7 ended" in output
     assert f"parbench slurm resume {folder}" in output
-
-
-def test_collect_without_runs_builds_no_report(tmp_path: Path) -> None:
-    folder = submit_points(tmp_path, POINTS[:1])
-    assert collect(folder, lambda runs, output: pytest.fail("no run"), FakeSlurm()) == 4

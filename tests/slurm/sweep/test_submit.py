@@ -134,15 +134,6 @@ def test_submit_cancels_jobs_at_an_interrupt(file: Path) -> None:
     assert slurm.arguments_of("scancel") == [("101",)]
 
 
-def test_submit_refuses_a_bad_file(file: Path) -> None:
-    file.write_text(f"{TWO_POINTS}\n[[exclude]]\nnodes = 8\n")
-    slurm = FakeSlurm()
-    error = usage_error(run_submit, file, slurm)
-    assert error.startswith(f"sweep file {file}: $.exclude[0]: no point has nodes = 8")
-    assert slurm.calls == []
-    assert not (file.parent / "sweeps").exists()
-
-
 POINTS = (
     make_point(0, nodes=4),
     make_point(1, nodes=4, ntasks_per_node=2),
@@ -151,51 +142,40 @@ POINTS = (
 )
 
 
-def build_script(folder: Path = Path("/shared/s"), **fields: Any) -> str:
-    sweep = make_sweep(POINTS, **fields)
-    return format_script(sweep, folder, build_batches(sweep, POINTS)[0])
-
-
-def test_script_of_one_allocation() -> None:
-    script = build_script(
-        name="my sweep",
-        prologue=("module load cuda", "source venv/bin/activate"),
-        slurm={
-            "time": "30m",
-            "on_dead_node": "go-on",
-            "partition": "gpu",
-            "options": {"account": "me", "exclusive": True},
-        },
-    )
-    assert (
-        script
-        == """#!/bin/bash
+SCRIPT = r"""#!/bin/bash
 #SBATCH --job-name=my-sweep
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=2
 #SBATCH --time=0:30:00
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output=/shared/s/logs/%j.out
+#SBATCH --output=/shared/50%%/logs/%j.out
 #SBATCH --chdir=/
 #SBATCH --no-kill
 #SBATCH --partition=gpu
-#SBATCH --account=me
+#SBATCH --comment="a \"b\" # \\c"
 #SBATCH --exclusive
 ulimit -c 0
 module load cuda
 source venv/bin/activate
-exec python -m parbench slurm work /shared/s
+exec python -m parbench slurm work /shared/50%
 """
+
+
+def test_script_of_one_allocation() -> None:
+    sweep = make_sweep(
+        POINTS,
+        name="my sweep",
+        prologue=("module load cuda", "source venv/bin/activate"),
+        slurm={
+            "time": "30m",
+            "on_dead_node": "go-on",
+            "partition": "gpu",
+            "options": {"comment": 'a "b" # \\c', "exclusive": True},
+        },
     )
-
-
-def test_script_quotes_values_for_sbatch() -> None:
-    options = {"comment": 'a "b" # \\c'}
-    script = build_script(Path("/a%jb"), slurm={"options": options})
-    lines = script.splitlines()
-    assert '#SBATCH --comment="a \\"b\\" # \\\\c"' in lines
-    assert "#SBATCH --output=/a%%jb/logs/%j.out" in lines
+    script = format_script(sweep, Path("/shared/50%"), build_batches(sweep, POINTS)[0])
+    assert script == SCRIPT
 
 
 def test_script_quotes_the_command_for_the_shell(tmp_path: Path) -> None:
