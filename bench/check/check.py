@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from parbench.bench.check.cases import make_options
 from parbench.bench.check.earlier_gpus import find_missing_gpus
 from parbench.bench.check.gpus import add_gpu_facts, run_watched
-from parbench.bench.check.health import Device, Fault, Health, add_run
+from parbench.bench.check.health import Device, Health, add_run
 from parbench.bench.check.infiniband import judge_ports, read_ports
 from parbench.bench.launch.measure import run_options
 from parbench.bench.machine.doctor import examine_this_host
@@ -156,9 +156,9 @@ def _list_silent_gpus(host: str, machine: Machine) -> tuple[Device, ...]:
     if machine.silent_gpus and failure.kind == "no library":
         problem = machine.describe_silent_gpus()
         raise UserError(f"{problem}; {failure.fix}; --device cpu checks the cores")
-    reason = Fault(text=f"does not answer: {failure.describe()}", fix=failure.fix)
+    text = f"does not answer: {failure.describe()}"
     return tuple(
-        Device(host=host, name=f"GPU {address}", kind="GPU", rank=-1, reasons=(reason,), ran=False)
+        Device.make_absent(host, f"GPU {address}", text, failure.fix)
         for address in machine.silent_gpus
     )
 

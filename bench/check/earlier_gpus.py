@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parbench.bench.check.health import Device, Fault
+from parbench.bench.check.health import Device
 from parbench.bench.machine.gpu import Gpu
 from parbench.bench.results.runs import Run, list_runs, load_run
 from parbench.bench.text import UserError, format_list, strip_domain
@@ -46,23 +46,13 @@ def find_missing_gpus(
         return ()
     origin = f"here in {earlier.run} of {earlier.date}"
     if num_missing == len(uuids):
-        return tuple(_make_device(host, f"{uuid} was {origin}", uuid) for uuid in uuids)
+        return tuple(
+            Device.make_absent(host, "missing GPU", f"{uuid} was {origin}", _FIX, uuid=uuid)
+            for uuid in uuids
+        )
     # The UUID of a silent GPU is unknown.
     text = f"{num_missing} of {format_list(uuids, 'and')}, which were {origin}"
-    return (_make_device(host, text),)
-
-
-def _make_device(host: str, text: str, uuid: str = "") -> Device:
-    """Return a device that stands for a GPU that the host has no more."""
-    return Device(
-        host=host,
-        name="missing GPU",
-        uuid=uuid,
-        kind="GPU",
-        rank=-1,  # it has not taken part
-        reasons=(Fault(text=text, fix=_FIX),),
-        ran=False,
-    )
+    return (Device.make_absent(host, "missing GPU", text, _FIX),)
 
 
 def _read_earlier_gpus(out: Path, host: str, visible_devices: str | None) -> EarlierGpus | None:

@@ -81,6 +81,16 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     uncompared: tuple[str, ...] = ()
     """The names of rates that could not be compared with rates of other hosts."""
 
+    @staticmethod
+    def make_absent(
+        host: str, name: str, text: str, fix: str, *, kind: str = "GPU", uuid: str = ""
+    ) -> "Device":
+        """Return a bad device that could not be measured, for the reason ``text``."""
+        fault = Fault(text=text, fix=fix)
+        return Device(
+            host=host, name=name, uuid=uuid, kind=kind, rank=-1, reasons=(fault,), ran=False
+        )
+
     @property
     def verdict(self) -> str:
         if any(reason.is_bad for reason in self.reasons):

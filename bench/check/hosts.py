@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from parbench.bench.check.health import Device, Fault, Health, compare_with_peers
+from parbench.bench.check.health import Device, Health, compare_with_peers
 from parbench.bench.check.rule import MIN_REPETITIONS
 from parbench.bench.check.show import format_faults, format_reasons, render_devices
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
@@ -145,7 +145,11 @@ def compare_hosts(results: Sequence[HostResult]) -> tuple[HostResult, ...]:
         counts = [len(others) for others in by_host.values() if others[0].kind == kind]
         num_missing = statistics.mode(counts) - len(own_devices)
         if own_devices[0].is_gpu and num_missing > 0:
-            own_devices.append(_make_missing_device(own_devices[0], num_missing))
+            text = f"most hosts have {num_missing} more of {kind}"
+            fix = "see lspci -d 10de:, dmesg (Xid) and parbench doctor there"
+            host = own_devices[0].host
+            missing = Device.make_absent(host, "missing GPU", text, fix, kind=kind)
+            own_devices.append(missing)
     new_results = []
     for result in results:
         health = result.health
@@ -171,20 +175,6 @@ def _list_uncompared(device: Device, devices: Sequence[Device]) -> tuple[str, ..
         if rate.gap is None or (counts and max(counts) < MIN_REPETITIONS):
             names.append(name)
     return tuple(names)
-
-
-def _make_missing_device(peer: Device, num_missing: int) -> Device:
-    """Return a device that stands for the GPUs that a host has fewer than most hosts."""
-    text = f"most hosts have {num_missing} more of {peer.kind}"
-    fault = Fault(text=text, fix="see lspci -d 10de:, dmesg (Xid) and parbench doctor there")
-    return Device(
-        host=peer.host,
-        name="missing GPU",
-        kind=peer.kind,
-        rank=-1,  # it has not taken part
-        reasons=(fault,),
-        ran=False,
-    )
 
 
 def compute_exit_code(results: Sequence[HostResult]) -> ExitCode:

@@ -46,7 +46,6 @@ class Machine:
     torch_has_cuda: bool | None = None
     torch_cuda_version: str | None = None  # the CUDA that torch is built for
     driver_cuda_version: str | None = None  # the newest CUDA that the driver supports
-    nccl_version: str | None = None  # the version of the package that torch depends on
     may_share_gpus: bool = False  # NCCL_MULTI_RANK_GPU_ENABLE is set: several NCCL ranks on a GPU
 
     def describe_silent_gpus(self) -> str:
@@ -82,7 +81,6 @@ def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machi
         torch_has_cuda=has_cuda,
         torch_cuda_version=cuda_version,
         driver_cuda_version=report.cuda_version if visible_gpus and cuda_version else None,
-        nccl_version=_find_nccl_version(environ),
         may_share_gpus=environ.get(SHARING_VARIABLE, "0").strip() not in ("", "0"),
     )
 
@@ -98,16 +96,6 @@ def _read_cuda_of_torch() -> tuple[bool | None, str | None]:
     text = read_text(Path(torch.origin).with_name("version.py")) or ""
     match = re.search(r"^cuda\b[^=\n]*= *(None|['\"](.+)['\"])", text, re.MULTILINE)
     return (None, None) if match is None else (match[1] != "None", match[2])
-
-
-def _find_nccl_version(environ: Mapping[str, str]) -> str | None:
-    """Return the version of the NCCL package.
-
-    None if there is none, or if another NCCL is loaded instead of it.
-    """
-    if "nccl" in environ.get("LD_PRELOAD", ""):
-        return None
-    return find_package_version("nvidia-nccl-cu13") or find_package_version("nvidia-nccl-cu12")
 
 
 def try_call(function: Callable[[], _T]) -> _T | None:

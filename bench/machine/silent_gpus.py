@@ -46,8 +46,6 @@ def find_silent_gpus(
     kernel_gpus = _read_kernel_gpus(driver_folder)
     minors = _list_openable_minors(root)
     candidates = [gpu for gpu in kernel_gpus if gpu.minor in minors and not gpu.is_excluded]
-    if not kernel_gpus:  # A sandbox has device nodes, but not the kernel's files.
-        candidates = [KernelGpu(address=f"/dev/nvidia{minor}", minor=minor) for minor in minors]
     if not candidates and report.lost:
         return tuple(str(index) for index in report.lost if _is_visible(environ, index, None))
     if not candidates:

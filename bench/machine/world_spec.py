@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from parbench.bench.choices import BACKENDS, DEVICES
-from parbench.bench.machine.machine import SHARING_VARIABLE, Machine, is_older
+from parbench.bench.machine.machine import SHARING_VARIABLE, Machine
 from parbench.bench.text import UserError, format_list, pluralize, suggest_similar
 
 _MAX_RANKS = 1 << 12
 _MAX_DEFAULT_RANKS = 8  # on cores
-_SHARING_NCCL = (2, 30)  # the first version with NCCL_MULTI_RANK_GPU_ENABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,15 +277,11 @@ def _check_cuda(machine: Machine) -> None:
 
 def _check_sharing(machine: Machine, ranks: int) -> None:
     """Raise ``UserError`` if NCCL ranks would share GPUs, unless NCCL is set to accept that."""
-    if machine.may_share_gpus and not is_older(machine.nccl_version, _SHARING_NCCL):
+    if machine.may_share_gpus:
         return
     num_gpus = len(machine.gpus)
     fewer = f"--nproc {num_gpus}" if num_gpus > 1 else "--device cpu"
-    first = ".".join(map(str, _SHARING_NCCL))
-    sharing = f"set {SHARING_VARIABLE}=1 (NCCL {first} or newer) to test functions only"
-    if machine.may_share_gpus:
-        no_effect = f"{SHARING_VARIABLE} has no effect in NCCL {machine.nccl_version}"
-        sharing = f"install NCCL {first}, because {no_effect}"
+    sharing = f"set {SHARING_VARIABLE}=1 (NCCL 2.30 or newer) to test functions only"
     refusal = f"--nproc {ranks}: nccl needs a GPU for each rank, and {_describe_gpus(machine)}"
     raise UserError(refusal, hint=f"use {fewer} or --backend gloo, or {sharing}")
 
