@@ -464,12 +464,7 @@ def check(
         results = host_checks.check_hosts(names, arguments, agent=ssh, seconds=seconds)
         results = host_checks.compare_hosts(results)
         text, code = host_checks.render(results), host_checks.compute_exit_code(results)
-        documents = []
-        for result in results:
-            problem = {"problem": result.problem}
-            content = checks.to_document(result.health) if result.health else problem
-            documents.append({"host": result.host, **content})
-        report = {"code": code, "hosts": documents}
+        report = {"code": code, "hosts": [checks.to_document(health) for health in results]}
     line = msgspec.json.encode(report)
     if output is not None:
         write_output(output, line + b"\n")

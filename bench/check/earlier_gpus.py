@@ -1,9 +1,7 @@
 """GPUs that an earlier run on this host used and that the host does not have now."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from parbench.bench.check.health import Device
 from parbench.bench.machine.gpu import Gpu
@@ -12,17 +10,6 @@ from parbench.bench.text import UserError, format_list, strip_domain
 
 _MAX_RUNS = 100  # a check reads only so many of the newest runs
 _FIX = "see lspci -d 10de:, dmesg (Xid) and parbench doctor; if it was removed, delete that run"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EarlierGpus:
-    """The GPUs that an earlier run used."""
-
-    run: str
-    """The name of the run's folder."""
-    date: str
-    """The date on which the run began."""
-    uuids: frozenset[str]
 
 
 def find_missing_gpus(
@@ -37,14 +24,17 @@ def find_missing_gpus(
     Runs with another ``CUDA_VISIBLE_DEVICES`` do not count. A GPU that was replaced is not missing,
     nor is one that is already known to be silent.
     """
-    earlier = _read_earlier_gpus(out, host, environ.get("CUDA_VISIBLE_DEVICES"))
-    if earlier is None:
-        return ()
-    num_missing = len(earlier.uuids) - len(gpus) - len(silent)
-    uuids = sorted(earlier.uuids - {gpu.uuid for gpu in gpus})
+    earlier_uuids: frozenset[str] = frozenset()
+    origin = ""
+    for run in _load_runs(out, host, environ.get("CUDA_VISIBLE_DEVICES")):
+        run_uuids = _list_uuids(run)
+        if len(run_uuids) > len(earlier_uuids):
+            earlier_uuids = run_uuids
+            origin = f"here in {run.info.id} of {run.info.started.partition('T')[0]}"
+    num_missing = len(earlier_uuids) - len(gpus) - len(silent)
+    uuids = sorted(earlier_uuids - {gpu.uuid for gpu in gpus})
     if num_missing <= 0 or not uuids:
         return ()
-    origin = f"here in {earlier.run} of {earlier.date}"
     if num_missing == len(uuids):
         return tuple(
             Device.make_absent(host, "missing GPU", f"{uuid} was {origin}", _FIX, uuid=uuid)
@@ -55,9 +45,8 @@ def find_missing_gpus(
     return (Device.make_absent(host, "missing GPU", text, _FIX),)
 
 
-def _read_earlier_gpus(out: Path, host: str, visible_devices: str | None) -> EarlierGpus | None:
-    """Return the GPUs of the run with the most GPUs on this host, the newest of equal runs."""
-    best = None
+def _load_runs(out: Path, host: str, visible_devices: str | None) -> Iterator[Run]:
+    """Yield the newest runs on this host with the same visible devices, the newest first."""
     for path in reversed(list_runs(out)[-_MAX_RUNS:]):
         try:
             run = load_run(path)
@@ -66,18 +55,13 @@ def _read_earlier_gpus(out: Path, host: str, visible_devices: str | None) -> Ear
         environment = run.info.environment or {}
         variables = environment.get("variables") or {}
         name = (environment.get("host") or {}).get("name") or ""
-        if strip_domain(name) != host or variables.get("CUDA_VISIBLE_DEVICES") != visible_devices:
-            continue
-        uuids = _list_uuids(run, environment)
-        if uuids and (best is None or len(uuids) > len(best.uuids)):
-            date = run.info.started.partition("T")[0]
-            best = EarlierGpus(run=run.info.id, date=date, uuids=uuids)
-    return best
+        if strip_domain(name) == host and variables.get("CUDA_VISIBLE_DEVICES") == visible_devices:
+            yield run
 
 
-def _list_uuids(run: Run, environment: Mapping[str, Any]) -> frozenset[str]:
+def _list_uuids(run: Run) -> frozenset[str]:
     """Return the UUIDs of the GPUs of all ranks, from ``run.json`` and from a record."""
-    groups = [environment]
+    groups = [run.info.environment or {}]
     for record in run.records[:1]:
         groups += [group for name, group in record.environment.items() if name.startswith("rank ")]
     uuids = [(group.get("gpu") or {}).get("uuid") for group in groups]

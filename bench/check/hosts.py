@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from parbench.bench.check.health import Device, Health, compare_with_peers
@@ -25,25 +24,6 @@ from parbench.bench.text import UserError, format_list, get_last_line, pluralize
 OVERHEAD_SECONDS = 120.0  # of a check, in addition to its time budget
 _NUM_RANKS = re.compile(r"^([^:]+):\d+$")
 _HOST = re.compile(r"(?:[\w.-]+@)?[\w.:%-]+")
-
-
-class HostResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a check of a host, or the reason why it is missing."""
-
-    host: str
-    """The name by which the host was reached."""
-    health: Health | None = None
-    """The result of the check, None if it is missing."""
-    problem: str = ""
-    """The reason why the result is missing, empty if there is a result."""
-
-    @property
-    def exit_code(self) -> ExitCode:
-        return ExitCode.DID_NOT_RUN if self.health is None else self.health.exit_code
-
-    @property
-    def verdict(self) -> str:
-        return "did not run" if self.health is None else self.health.verdict
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
@@ -73,7 +53,7 @@ def parse_hosts(text: str) -> tuple[str, ...]:
 
 def check_hosts(
     hosts: Sequence[str], arguments: Sequence[str], *, agent: str, seconds: float
-) -> tuple[HostResult, ...]:
+) -> tuple[Health, ...]:
     """Run ``parbench check`` on all hosts at the same time, with this Python in this folder.
 
     ``arguments`` are options of ``parbench check``. ``agent`` is the remote shell with its options,
@@ -94,9 +74,7 @@ def check_hosts(
         return tuple(pool.map(check_one, hosts))
 
 
-def _check_host(
-    host: str, *, agent: Sequence[str], command: str, timeout_seconds: float
-) -> HostResult:
+def _check_host(host: str, *, agent: Sequence[str], command: str, timeout_seconds: float) -> Health:
     """Run the command on a host by the remote shell ``agent`` and return the result."""
     try:
         completed = subprocess.run(
@@ -107,34 +85,36 @@ def _check_host(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return HostResult(host=host, problem=f"no answer within {timeout_seconds:.0f} s")
+        return make_failed_check(host, f"no answer within {timeout_seconds:.0f} s")
     except OSError as error:
-        return HostResult(host=host, problem=f"{agent[0]} cannot be started: {error.strerror}")
+        return make_failed_check(host, f"{agent[0]} cannot be started: {error.strerror}")
     return parse_result(host, completed.stdout, completed.stderr, completed.returncode)
 
 
-def parse_result(host: str, output: bytes, errors: bytes, exit_code: int) -> HostResult:
-    """Return the result that a host printed, or its last line of errors as the problem."""
+def parse_result(host: str, output: bytes, errors: bytes, exit_code: int) -> Health:
+    """Return the check that a host printed, or its last line of errors as the problem."""
     try:
-        return HostResult(
-            host=host, health=decode_json(output.strip().rpartition(b"\n")[2], Health)
-        )
+        health = decode_json(output.strip().rpartition(b"\n")[2], Health)
     except ValueError:
         problem = get_last_line(errors.decode(errors="replace")) or f"it ended with {exit_code}"
-        return HostResult(host=host, problem=problem)
+        return make_failed_check(host, problem)
+    # The name by which a host was reached is unique. Its own name may be another's too.
+    devices = tuple(replace(device, host=host) for device in health.devices)
+    return replace(health, host=host, devices=devices)
 
 
-def compare_hosts(results: Sequence[HostResult]) -> tuple[HostResult, ...]:
+def make_failed_check(host: str, problem: str) -> Health:
+    """Return the check of a host that gave no result."""
+    return Health(host=host, started="", device="", problems=(problem,))
+
+
+def compare_hosts(results: Sequence[Health]) -> tuple[Health, ...]:
     """Compare each device with its peers on all hosts and return the updated results.
 
     Emulated hosts share one machine and are not compared. A rate without peers is reported, because
     a device is not known to be fine without them.
     """
-    devices: list[Device] = []
-    for result in results:
-        if result.health is not None and not result.health.emulated:
-            # The name by which a host was reached is unique. Its own name may be another's too.
-            devices += [replace(device, host=result.host) for device in result.health.devices]
+    devices = _list_devices([health for health in results if not health.emulated])
     by_host: dict[str, list[Device]] = {}
     for device in compare_with_peers(devices):
         if len(results) > 1:
@@ -150,13 +130,14 @@ def compare_hosts(results: Sequence[HostResult]) -> tuple[HostResult, ...]:
             host = own_devices[0].host
             missing = Device.make_absent(host, "missing GPU", text, fix, kind=kind)
             own_devices.append(missing)
-    new_results = []
-    for result in results:
-        health = result.health
-        if health is not None and result.host in by_host:
-            health = replace(health, devices=tuple(by_host[result.host]))
-        new_results.append(replace(result, health=health))
-    return tuple(new_results)
+    return tuple(
+        replace(health, devices=tuple(by_host.get(health.host, health.devices)))
+        for health in results
+    )
+
+
+def _list_devices(results: Sequence[Health]) -> list[Device]:
+    return [device for health in results for device in health.devices]
 
 
 def _list_uncompared(device: Device, devices: Sequence[Device]) -> tuple[str, ...]:
@@ -177,32 +158,32 @@ def _list_uncompared(device: Device, devices: Sequence[Device]) -> tuple[str, ..
     return tuple(names)
 
 
-def compute_exit_code(results: Sequence[HostResult]) -> ExitCode:
+def compute_exit_code(results: Sequence[Health]) -> ExitCode:
     """Return the exit code of a check of several hosts.
 
     It is not OK if some hosts checked GPUs and others cores, because the latter may have GPUs that
     were not checked.
     """
-    codes = [result.exit_code for result in results]
+    codes = [health.exit_code for health in results]
     if len(_group_by_device(results)) > 1:
         codes.append(ExitCode.DID_NOT_RUN)
     return combine_exit_codes(codes)
 
 
-def _group_by_device(results: Sequence[HostResult]) -> dict[str, list[str]]:
+def _group_by_device(results: Sequence[Health]) -> dict[str, list[str]]:
     """Return the names of the hosts by checked device, ``cuda`` or ``cpu``."""
     hosts: dict[str, list[str]] = {}
-    for result in results:
-        if result.health is not None:
-            hosts.setdefault(result.health.device, []).append(result.host)
+    for health in results:
+        if health.device:
+            hosts.setdefault(health.device, []).append(health.host)
     return hosts
 
 
-def render(results: Sequence[HostResult]) -> str:
+def render(results: Sequence[Health]) -> str:
     """Return a table of all devices, then the reasons why hosts and devices are not ok."""
-    devices = [device for result in results if result.health for device in result.health.devices]
-    bad_hosts = [result.host for result in results if result.exit_code is ExitCode.BAD]
-    counts = Counter(result.verdict for result in results)
+    devices = _list_devices(results)
+    bad_hosts = [health.host for health in results if health.exit_code is ExitCode.BAD]
+    counts = Counter(health.verdict for health in results)
     title = f"{pluralize(len(results), 'host')}: {counts['bad']} bad"
     title += f", {counts['did not run']} did not run"
     if counts["not compared"]:
@@ -216,11 +197,8 @@ def render(results: Sequence[HostResult]) -> str:
         lines.append(f"hosts differ in what was checked: {format_list(parts, 'and')}")
         fix = "see parbench doctor there; --device cuda or --device cpu checks the same on all"
         lines.append(f"     -> {fix}")
-    for result in results:
-        if result.health is None:
-            lines.append(f"did not run  {result.host}: {result.problem}")
-        else:
-            lines += format_faults(result.health, f"{result.host} ")
+    for health in results:
+        lines += format_faults(health, health.host)
     lines += _format_uncompared(devices)
     lines += format_reasons(devices, with_host=True)
     if bad_hosts:

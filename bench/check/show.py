@@ -34,12 +34,14 @@ def render(health: Health) -> str:
     return "\n".join(lines)
 
 
-def format_faults(health: Health, prefix: str = "") -> list[str]:
+def format_faults(health: Health, host: str = "") -> list[str]:
     """Return lines about the faults that belong to no device.
 
-    ``prefix`` is the name of the host if there are several.
+    ``host`` is the name of the host if there are several.
     """
-    problems = [f"did not run  {prefix}{problem}" for problem in health.problems]
+    prefix = f"{host} " if host else ""
+    title = f"did not run  {host}: " if host else "did not run  "
+    problems = [title + problem for problem in health.problems]
     links = [_format_fault(True, f"{prefix}link", link.text, link.fix) for link in health.links]
     ports = [
         _format_fault(port.is_bad, f"{prefix}port {port.name}", port.faults, port.fix)

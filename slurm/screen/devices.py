@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from parbench.bench.check.cases import LOAD_SECONDS, make_options
-from parbench.bench.check.hosts import OVERHEAD_SECONDS, HostResult, compare_hosts, parse_result
+from parbench.bench.check.health import Health
+from parbench.bench.check.hosts import OVERHEAD_SECONDS, compare_hosts, parse_result
 from parbench.bench.launch.processes import PARBENCH, convert_sigterm_to_interrupt
 from parbench.bench.machine.slurm_allocation import build_srun_command
 from parbench.bench.machine.world_spec import WorldSpec
@@ -32,7 +33,7 @@ def estimate_check_seconds(device: str, num_devices: int) -> float:
 
 def check_nodes(
     nodes: Sequence[str], seconds: float, folder: Path, environ: Mapping[str, str]
-) -> tuple[HostResult, ...]:
+) -> tuple[Health, ...]:
     """Check the devices of all nodes and compare them. The time budget is ``seconds``.
 
     One task on each node writes files that are named after the node into ``folder``.
@@ -54,7 +55,7 @@ def check_nodes(
     return compare_hosts([_read_result(node, folder, problem) for node in nodes])
 
 
-def _read_result(node: str, folder: Path, problem: str) -> HostResult:
+def _read_result(node: str, folder: Path, problem: str) -> Health:
     """Return the result of a node. ``problem`` is used if the node has written no error."""
     contents = []
     for suffix in ("out", "err"):

@@ -13,7 +13,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from parbench.bench.check.hosts import HostResult
+from parbench.bench.check.health import Health
 from parbench.bench.check.hosts import render as render_hosts
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_write_errors
@@ -88,7 +88,7 @@ class Screening(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     folder: str = ""
     """The folder of the runs."""
-    checks: tuple[HostResult, ...] = ()
+    checks: tuple[Health, ...] = ()
     """The device checks of the nodes, empty if devices were not checked."""
 
     @property
@@ -125,7 +125,7 @@ def screen(
     device = "cuda" if machine.gpus else "cpu"
     time = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     folder = options.out.absolute() / f"{time}-{secrets.token_hex(3)}"
-    checks: tuple[HostResult, ...] = ()
+    checks: tuple[Health, ...] = ()
     if options.devices:
         # Before the rounds, so that no node computes while another one measures it.
         num_devices = len(machine.gpus) or min(machine.cores, _MAX_CORE_GROUPS)
@@ -290,15 +290,14 @@ def _get_sort_key(verdict: NodeVerdict) -> tuple[str, int, int]:
     return stem, number, -1 if verdict.rail is None else verdict.rail
 
 
-def add_checks(screening: Screening, checks: Sequence[HostResult]) -> Screening:
+def add_checks(screening: Screening, checks: Sequence[Health]) -> Screening:
     """Return the screening with the device checks, in which no node with a bad device is fine."""
     bad_names = {}
     problems = []
     for check in checks:
-        if check.health is not None and check.health.bad_names:
-            bad_names[check.host] = ", ".join(check.health.bad_names)
-        reasons = [check.problem] if check.health is None else check.health.problems
-        problems += [f"check of {check.host}: {reason}" for reason in reasons]
+        if check.bad_names:
+            bad_names[check.host] = ", ".join(check.bad_names)
+        problems += [f"check of {check.host}: {problem}" for problem in check.problems]
     verdicts = list(screening.verdicts)
     for index, verdict in enumerate(verdicts):
         if verdict.node in bad_names and verdict.verdict in ("fine", "unknown"):

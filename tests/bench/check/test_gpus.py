@@ -115,16 +115,9 @@ def test_only_growth_of_nvlink_errors_counts() -> None:
     ("name", "is_bad"),
     [
         ("replay errors", True),
-        ("recovery errors", True),
-        ("crc errors", False),
         ("link recovery failed events", True),
-        ("effective errors", True),
-        ("symbol errors", False),
-        ("malformed packet errors", False),
-        ("buffer overrun errors", False),
-        ("rx remote errors", False),
+        ("crc errors", False),
         ("fec errors - 8", False),
-        ("fec errors - 15", False),
     ],
 )
 def test_counters_of_nvlinks_are_judged(name: str, is_bad: bool) -> None:

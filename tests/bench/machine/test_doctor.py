@@ -84,63 +84,46 @@ def test_examine_here_reports_this_machine() -> None:
         assert findings[topic] != UNKNOWN
 
 
-@pytest.mark.parametrize(
-    ("topic", "machine", "fact", "disturbs"),
-    [
-        ("torch", {"torch_version": "2.10.1"}, "2.10.1", True),
-        ("torch", NO_TORCH, "not installed", True),
-        ("device", TWO_GPUS, "2 x NVIDIA H100", False),
-        ("ranks", {"physical_cores": 2}, "4 on 4 cores (2 physical)", True),
-        ("cores", {"cores": 3}, "3 available", True),
-        ("memory", {"memory_bytes": GIB - 1}, "1.00 GiB", True),
-    ],
-)
-def test_limits_of_machine(
-    topic: str, machine: dict[str, Any], fact: str, disturbs: bool
-) -> None:
-    finding = diagnose(machine)[topic]
-    assert fact in finding.facts
-    assert finding.disturbs is disturbs
-
-
-@pytest.mark.parametrize(("load_average", "disturbs"), [(32.0, False), (33.0, True)])
-def test_load_is_compared_with_cores_of_the_host(load_average: float, disturbs: bool) -> None:
-    """A job may use four of 128 cores."""
-    finding = diagnose({"host_cores": 128}, load={"one_minute": load_average})["load average"]
-    assert finding.disturbs is disturbs
-    assert "128 cores" in finding.facts
-
-
 LOOPBACK = {"host": {"address": "127.0.1.1"}, "process": {"interface": "lo"}}
 NO_ADDRESS = {"host": {"address": None}, "process": {"interface": None}}
 SET_INTERFACE = {**LOOPBACK, "variables": {"GLOO_SOCKET_IFNAME": "ib0"}}
+BIG_HOST = {"host_cores": 128}  # of which a job may use four
 
 
 @pytest.mark.parametrize(
-    ("topic", "changes", "fact", "disturbs"),
+    ("topic", "machine", "changes", "fact", "disturbs"),
     [
-        ("load average", {"load": {"one_minute": 1.01}}, "1.01", True),
-        ("steal time", {"load": {"steal_percent": 2.1}}, "2.1 %", True),
-        ("cpu governor", {"host": {"governor": "performance,powersave"}}, "powersave", True),
-        ("virtual machine", {"host": {"virtualised": True}}, "yes", True),
-        ("interface", {}, "eth0", False),
-        ("interface", LOOPBACK, "lo", True),
-        ("interface", NO_ADDRESS, "nothing", True),
-        ("interface", SET_INTERFACE, "ib0", False),
-        ("threads", {"variables": {"OMP_NUM_THREADS": "2"}}, "OMP_NUM_THREADS=2", True),
+        ("torch", {"torch_version": "2.10.1"}, {}, "2.10.1", True),
+        ("torch", NO_TORCH, {}, "not installed", True),
+        ("device", TWO_GPUS, {}, "2 x NVIDIA H100", False),
+        ("ranks", {"physical_cores": 2}, {}, "4 on 4 cores (2 physical)", True),
+        ("cores", {"cores": 3}, {}, "3 available", True),
+        ("memory", {"memory_bytes": GIB - 1}, {}, "1.00 GiB", True),
+        ("load average", {}, {"load": {"one_minute": 1.01}}, "1.01", True),
+        ("load average", BIG_HOST, {"load": {"one_minute": 32.0}}, "128 cores", False),
+        ("steal time", {}, {"load": {"steal_percent": 2.1}}, "2.1 %", True),
+        (
+            "cpu governor",
+            {},
+            {"host": {"governor": "performance,powersave"}},
+            "powersave",
+            True,
+        ),
+        ("virtual machine", {}, {"host": {"virtualised": True}}, "yes", True),
+        ("interface", {}, {}, "eth0", False),
+        ("interface", {}, LOOPBACK, "lo", True),
+        ("interface", {}, NO_ADDRESS, "nothing", True),
+        ("interface", {}, SET_INTERFACE, "ib0", False),
+        ("threads", {}, {"variables": {"OMP_NUM_THREADS": "2"}}, "OMP_NUM_THREADS=2", True),
+        ("/dev/shm", TWO_GPUS, {"load": {"shm_bytes": 10**9}}, "0.93 GiB", False),
+        ("/dev/shm", TWO_GPUS, {"load": {"shm_bytes": 10**9 - 1}}, "0.93 GiB", True),
     ],
 )
-def test_limits_of_environment(
-    topic: str, changes: dict[str, Any], fact: str, disturbs: bool
+def test_limits_of_machine_and_environment(
+    topic: str, machine: dict[str, Any], changes: dict[str, Any], fact: str, disturbs: bool
 ) -> None:
-    finding = diagnose({}, **changes)[topic]
+    finding = diagnose(machine, **changes)[topic]
     assert fact in finding.facts
-    assert finding.disturbs is disturbs
-
-
-@pytest.mark.parametrize(("shm_bytes", "disturbs"), [(10**9, False), (10**9 - 1, True)])
-def test_limit_of_shared_memory_with_gpus(shm_bytes: int, disturbs: bool) -> None:
-    finding = diagnose(TWO_GPUS, load={"shm_bytes": shm_bytes})["/dev/shm"]
     assert finding.disturbs is disturbs
 
 
@@ -207,14 +190,6 @@ def test_run_on_cores_has_no_findings_of_gpus(monkeypatch: pytest.MonkeyPatch) -
     topics = {finding.topic for finding in examine_this_host(os.environ, gpus=False)}
     assert "device" in topics
     assert "gpus" not in topics
-
-
-def test_unequal_nvlinks_disturb() -> None:
-    gpus = (
-        Gpu(name="H100", nvlinks=2, active_nvlinks=2),
-        Gpu(name="H100", nvlinks=2, active_nvlinks=1),
-    )
-    assert diagnose({"gpus": gpus, "torch_has_cuda": True})["gpu nvlink"].disturbs
 
 
 def test_render_has_verdict_and_fix() -> None:

@@ -27,7 +27,6 @@ from tests.support.nvidia import (
     LOST,
     NO_DRIVER,
     NO_PERMISSION,
-    VERSION_MISMATCH,
     describe_links,
     format_uuid,
     gpus,
@@ -135,37 +134,21 @@ def test_absent_library_finds_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     report = read_report({})
     assert report.gpus == ()
     assert "is not installed" in report.failure.describe()
-    assert read_report({}, "sample").gpus == ()
 
 
 def test_library_is_found_without_a_call(tmp_path: Path) -> None:
     assert has_library(install(tmp_path, [], init=HANG))
 
 
-@pytest.mark.parametrize(
-    ("init", "text"),
-    [(NO_DRIVER, "Driver Not Loaded"), (VERSION_MISMATCH, "version mismatch")],
-)
-def test_failing_driver_is_quoted(tmp_path: Path, init: str, text: str) -> None:
-    report = read_report(install(tmp_path, gpus(H100, 1), init=init))
+def test_failing_driver_is_quoted(tmp_path: Path) -> None:
+    report = read_report(install(tmp_path, gpus(H100, 1), init=NO_DRIVER))
     assert report.gpus == ()
-    assert text in report.failure.describe()
+    assert "Driver Not Loaded" in report.failure.describe()
 
 
 def test_hung_driver_is_left_behind(tmp_path: Path) -> None:
     report = read_report(install(tmp_path, gpus(H100, 1), init=HANG), timeout_seconds=0.05)
     assert "did not answer within 0.05 s" in report.failure.describe()
-
-
-def test_process_that_cannot_be_killed_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits inside the driver."""
-    monkeypatch.setattr(gpu_module, "_KILL_SECONDS", 0.05)
-    with subprocess.Popen(["sleep", "20"], stdout=subprocess.PIPE) as child:
-        real_kill = child.kill
-        monkeypatch.setattr(child, "kill", lambda: None)
-        gpu_module.abandon(child)
-        assert child.poll() is None
-        real_kill()
 
 
 @pytest.mark.parametrize(
@@ -181,11 +164,6 @@ def test_gpus_of_other_jobs_are_left_out(tmp_path: Path) -> None:
     report = read_report(install(tmp_path, gpus(H100, 2, gpu0=NO_PERMISSION)))
     assert [gpu.index for gpu in report.gpus] == [1]
     assert report.failure == NO_FAILURE
-
-
-@pytest.mark.parametrize(("cuda", "version"), [("12040", "12.4"), ("error 3", None)])
-def test_cuda_version_is_read(tmp_path: Path, cuda: str, version: str | None) -> None:
-    assert read_report(install(tmp_path, [], cuda=cuda)).cuda_version == version
 
 
 def test_gpus_are_inspected_once(tmp_path: Path) -> None:

@@ -129,14 +129,6 @@ def test_gpu_that_the_driver_lost_is_silent_without_nodes(tmp_path: Path) -> Non
     assert find(lost, tmp_path, CUDA_VISIBLE_DEVICES="0") == ()
 
 
-def test_silent_gpus_of_a_sandbox_have_names_of_nodes(tmp_path: Path) -> None:
-    """It has device nodes, but not the kernel's files."""
-    write_tree(tmp_path, {"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidia-uvm": ""})
-    assert find(MISMATCH, tmp_path) == ("/dev/nvidia0", "/dev/nvidia1")
-    assert find(report(0), tmp_path) == ("/dev/nvidia1",)
-    assert find(report(0, 1), tmp_path) == ()
-
-
 def test_driver_that_is_not_loaded_leaves_gpus_silent(tmp_path: Path) -> None:
     root = write_evidence(tmp_path, 3, nodes=0, has_driver=False)
     assert find(NO_DRIVER, root) == ALL_THREE

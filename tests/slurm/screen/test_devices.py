@@ -35,10 +35,10 @@ def test_check_nodes_runs_one_task_per_node(
     monkeypatch.setenv("PATH", path)
     environ = {"PATH": path, "PARBENCH_SRUN_OPTIONS": "--container-image=x"}
     n1, n2, n3 = check_nodes(("n1", "n2", "n3"), 50.0, tmp_path / "check", environ)
-    assert n1.health == health
+    assert n1 == health
     assert n2.host == "n2"
-    assert n2.problem == "no module named torch"
-    assert n3.problem == "srun: error: n3: task 2: Exited with exit code 1"
+    assert n2.problems == ("no module named torch",)
+    assert n3.problems == ("srun: error: n3: task 2: Exited with exit code 1",)
     args = Path("args").read_text()
     assert "--nodes=3 --ntasks=3 --ntasks-per-node=1 --nodelist=n1,n2,n3" in args
     assert f"--container-image=x {sys.executable} -m parbench check --format=json" in args

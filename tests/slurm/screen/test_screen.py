@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from parbench.bench.check.health import Device, Fault, Health
-from parbench.bench.check.hosts import HostResult
+from parbench.bench.check.hosts import make_failed_check
 from parbench.slurm.screen import screen as screen_module
 from parbench.slurm.screen.measure import Measurement, Setup
 from parbench.slurm.screen.ratios import Endpoint
@@ -56,12 +56,12 @@ class SimulatedNodes:
 
     def __init__(self) -> None:
         self.runs: list[SimulatedRun] = [SimulatedRun()]
-        self.answers: Sequence[HostResult] = ()
+        self.answers: Sequence[Health] = ()
         self.measured: list[tuple[str, ...]] = []
         self.folders: list[Path] = []
         self._rng = random.Random(5)
 
-    def check(self, *args: object) -> Sequence[HostResult]:
+    def check(self, *args: object) -> Sequence[Health]:
         return self.answers
 
     def measure(
@@ -246,10 +246,9 @@ def test_failed_allocation_is_not_a_bad_node(
     assert errors[-1].startswith("hint: ")
 
 
-def make_answer(host: str, *reasons: Fault) -> HostResult:
+def make_answer(host: str, *reasons: Fault) -> Health:
     device = Device(host=host, name="GPU 5", uuid=host, kind="H100", rank=0, reasons=reasons)
-    health = Health(host=host, started="2026", seconds=41.0, device="cuda", devices=(device,))
-    return HostResult(host=host, health=health)
+    return Health(host=host, started="2026", seconds=41.0, device="cuda", devices=(device,))
 
 
 def test_node_with_a_bad_device_is_excluded(simulated: SimulatedNodes) -> None:
@@ -264,7 +263,7 @@ def test_node_with_a_bad_device_is_excluded(simulated: SimulatedNodes) -> None:
 
 
 def test_failed_device_check_is_not_a_success(simulated: SimulatedNodes) -> None:
-    simulated.answers = [make_answer("n1"), HostResult(host="n2", problem="no torch")]
+    simulated.answers = [make_answer("n1"), make_failed_check("n2", "no torch")]
     code, text = run_screen()
     assert code == 4
     assert text.splitlines()[-1] == "nothing to exclude"
