@@ -98,7 +98,8 @@ def format_measurement(
         return format_value(value) if format_value else format_quantity(value, metric.unit)
     if format_value is not None and metric.unit not in _SCALES:
         return f"{format_value(value)} [{format_value(low)}, {format_value(high)}]"
-    factor, scaled_unit = _choose_scale(max(abs(value), abs(low), abs(high)), metric.unit)
+    largest = max(abs(value), abs(low), abs(high))
+    factor, scaled_unit = _choose_scale(largest, metric.unit)
     interval = f"[{format_number(low / factor)}, {format_number(high / factor)}]"
     return f"{format_number(value / factor)} {scaled_unit}".rstrip() + f" {interval}"
 

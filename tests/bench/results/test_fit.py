@@ -2,13 +2,13 @@
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import geometric_mean
 
 import pytest
 
 from parbench.bench.results.fit import CurveFit, CurvePoint, Segment, fit_curve
-from parbench.bench.results.stats import estimate_median, quantile
+from parbench.bench.results.stats import quantile
 
 Model = Callable[[float], float]
 
@@ -43,32 +43,6 @@ def make_times(
     return [
         CurvePoint(size_bytes=size, seconds=model(size) * math.exp(source.gauss(0, noise)))
         for size in sizes
-    ]
-
-
-def make_medians(
-    model: Model, sizes: Sequence[int], seed: int, *, samples: int = 60, noise: float = 0.05
-) -> list[CurvePoint]:
-    """Return medians of noisy samples of one repetition."""
-    source = random.Random(seed)
-    points = []
-    for size in sizes:
-        seconds = [model(size) * source.gauss(1, noise) for _ in range(samples)]
-        estimate = estimate_median(seconds)
-        point = CurvePoint(
-            size_bytes=size, seconds=estimate.value, low=estimate.low, high=estimate.high
-        )
-        points.append(point)
-    return points
-
-
-def scale_points(
-    points: Sequence[CurvePoint], factors: Mapping[int, float]
-) -> list[CurvePoint]:
-    """Return the points with some times, by index, multiplied by a factor."""
-    return [
-        CurvePoint(size_bytes=point.size_bytes, seconds=point.seconds * factors.get(index, 1))
-        for index, point in enumerate(points)
     ]
 
 
@@ -112,7 +86,7 @@ def test_fit_recovers_both_protocols() -> None:
     errors: list[list[float]] = []
     hits = 0
     for seed in range(5):
-        result = fit_points(make_medians(SWITCH, SWITCH_SIZES, seed))
+        result = fit_points(make_times(SWITCH, SWITCH_SIZES, seed, 0.008))
         small, large = result.segments
         hits += count_hits(small, 12e-6, 8e9)
         estimates = [
@@ -143,12 +117,10 @@ def test_noisy_line_is_not_split(noise: float) -> None:
         assert line.latency_high - line.latency_low < 15 * noise * LATENCY
 
 
-@pytest.mark.parametrize(("samples", "noise", "segments"), [(1000, 0.02, 2), (60, 0.5, 1)])
-def test_breakpoint_within_noise_is_not_claimed(
-    samples: int, noise: float, segments: int
-) -> None:
+@pytest.mark.parametrize(("noise", "segments"), [(0.0008, 2), (0.08, 1)])
+def test_breakpoint_within_noise_is_not_claimed(noise: float, segments: int) -> None:
     model = make_switch(64 * KIB, (12e-6, 8e9), (18e-6, 8e9))
-    points = make_medians(model, OCTAVES, 1, samples=samples, noise=noise)
+    points = make_times(model, OCTAVES, 1, noise)
     assert len(fit_points(points).segments) == segments
 
 
@@ -158,7 +130,10 @@ def test_breakpoint_within_noise_is_not_claimed(
     ids=["smallest size", "largest size", "two", "neighbors"],
 )
 def test_outliers_are_named_and_left_out(factors: dict[int, float]) -> None:
-    result = fit_points(scale_points(make_times(line_model, OCTAVES, 7, 0.01), factors))
+    def model(size: float) -> float:
+        return line_model(size) * factors.get(OCTAVES.index(int(size)), 1)
+
+    result = fit_points(make_times(model, OCTAVES, 7, 0.01))
     (line,) = result.segments
     assert line.latency_seconds == pytest.approx(LATENCY, rel=0.02)
     assert line.bytes_per_second == pytest.approx(BANDWIDTH, rel=0.02)

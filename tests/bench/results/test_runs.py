@@ -12,7 +12,6 @@ import pytest
 
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.records import (
-    SCHEMA,
     Interval,
     RankTimeline,
     Record,
@@ -46,11 +45,6 @@ def run(tmp_path: Path) -> Path:
     return create_run(tmp_path / "runs", PLAN, "0.1.0")[0]
 
 
-def refuse_writer(run: Path) -> str:
-    """Return the message with which a writer is refused."""
-    return usage_error(open_writer(run).__enter__)
-
-
 def test_new_run_has_folders_plan_and_no_records(tmp_path: Path) -> None:
     path, info = create_run(tmp_path / "deep" / "runs", PLAN, "0.1.0")
     names = sorted(entry.name for entry in path.iterdir())
@@ -59,9 +53,7 @@ def test_new_run_has_folders_plan_and_no_records(tmp_path: Path) -> None:
     assert run.info == info
     assert run.records == ()
     assert info.plan == PLAN
-    assert info.schema == SCHEMA
     assert path.name == info.id
-    assert info.host in path.name
     same_second, _ = create_run(tmp_path / "deep" / "runs", PLAN, "0.1.0")
     assert same_second != path
 
@@ -106,9 +98,9 @@ def test_records_are_on_disk_in_the_order_written(
     assert (run / "samples" / "case-0.npz").read_bytes() == b"content"
 
 
-@pytest.mark.parametrize("complete_lines", [b"", encode_record(make_record(0))])
-def test_line_cut_short_is_removed_by_the_writer(run: Path, complete_lines: bytes) -> None:
+def test_line_cut_short_is_removed_by_the_writer(run: Path) -> None:
     file = run / "records.jsonl"
+    complete_lines = encode_record(make_record(0))
     last_line = encode_record(make_record(1))
     for length in range(1, len(last_line), 29):
         file.write_bytes(complete_lines + last_line[:length])
@@ -157,7 +149,7 @@ def test_one_process_writes_until_it_is_killed(run: Path) -> None:
             assert process.stdout.readline() == b"locked\n"
             assert load_run(run).records == ()
             (run / "records.jsonl").write_bytes(b'{"partial')
-            assert "another process" in refuse_writer(run)
+            assert "another process" in usage_error(open_writer(run).__enter__)
             assert (run / "records.jsonl").read_bytes() == b'{"partial'
         finally:
             process.kill()

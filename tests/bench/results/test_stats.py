@@ -53,23 +53,6 @@ def test_interval_is_the_narrowest_that_covers(num_visits: int) -> None:
     assert compute_coverage(num_visits, rank + 1) < CONFIDENCE
 
 
-def test_interval_of_visits_covers_the_median() -> None:
-    """Samples of a visit share most of their error, which intervals of single samples ignore."""
-    source = random.Random(1)
-    hits = 0
-    for _ in range(400):
-        samples: list[float] = []
-        for _ in range(10):
-            visit = math.exp(source.gauss(0, 0.1))
-            samples += [visit * math.exp(source.gauss(0, 0.02)) for _ in range(5)]
-        estimate = estimate_median(samples, [5] * 10)
-        assert estimate.low is not None
-        assert estimate.high is not None
-        hits += estimate.low <= 1.0 <= estimate.high
-    # The outer order statistics of ten visits cover 97.9 %, up to 3 standard errors.
-    assert 0.955 <= hits / 400 <= 1.0
-
-
 @pytest.mark.parametrize(
     ("visits", "fact"),
     [
@@ -120,18 +103,6 @@ def test_interval_of_factors_is_geometric() -> None:
     excess = estimate_mean([0.0, 1.0, 3.0], "turns", "excess")
     assert excess.value == pytest.approx(1.0)
     assert excess.low == pytest.approx(low - 1, abs=1e-6)
-
-
-def test_interval_over_repetitions_covers_the_mean() -> None:
-    source = random.Random(2)
-    hits = 0
-    for _ in range(400):
-        medians = [math.exp(source.gauss(0, 0.1)) for _ in range(4)]
-        estimate = estimate_mean(medians, "repetition medians", "amount")
-        assert estimate.low is not None
-        assert estimate.high is not None
-        hits += estimate.low <= 1.0 <= estimate.high
-    assert 0.917 <= hits / 400 <= 0.983  # 95 %, up to 3 standard errors
 
 
 @pytest.mark.parametrize(
