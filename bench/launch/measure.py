@@ -239,19 +239,7 @@ def choose_launcher(
         launcher = ExternalLauncher(plan.nproc)
         stack.callback(launcher.close)
         return launcher.start_ranks
-    allocation = None if layout is None else Allocation.find(os.environ)
-    ranks_per_node = plan.nproc if layout is None else layout.ntasks_per_node
-    threads = inspect_rank_machine(os.environ, allocation).cores // ranks_per_node
-    defaults = {"OMP_NUM_THREADS": str(max(1, threads))}
-    if layout is None:
-        defaults |= find_loopback_variables()
-    if plan.device == "cuda":
-        defaults["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, where models of GPUs differ
-        if layout is None or not os.environ.get("SLURM_CPUS_PER_TASK"):
-            defaults[BIND_VARIABLE] = "1"  # Otherwise Slurm binds each rank to its own CPUs.
-    if plan.nproc >= _LAZY_GLOO_RANKS:
-        defaults["TORCH_GLOO_LAZY_INIT"] = "1"
-    own = {name: value for name, value in defaults.items() if name not in os.environ}
+    own = choose_variables(plan)
     if layout is not None:
         return lambda folder, variables: SrunRanks(layout, folder, {**own, **variables}, nodelist)
     # A custom step may do anything when it is imported.
@@ -259,3 +247,21 @@ def choose_launcher(
     modules = sorted({target.partition(":")[0] for target in targets})
     server = stack.enter_context(ForkServer(modules, own, run.path / "logs"))
     return lambda folder, variables: ForkedRanks(server, plan.nproc, folder, variables, cpus)
+
+
+def choose_variables(plan: Plan) -> dict[str, str]:
+    """Return the environment variables of all ranks, without those that the user has set."""
+    layout = plan.spread
+    allocation = None if layout is None else Allocation.find(os.environ)
+    ranks_per_node = plan.nproc if layout is None else layout.ntasks_per_node
+    threads = inspect_rank_machine(os.environ, allocation).cores // ranks_per_node
+    variables = {"OMP_NUM_THREADS": str(max(1, threads))}
+    if layout is None:
+        variables |= find_loopback_variables()
+    if plan.device == "cuda":
+        variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, where models of GPUs differ
+        if layout is None or not os.environ.get("SLURM_CPUS_PER_TASK"):
+            variables[BIND_VARIABLE] = "1"  # Otherwise Slurm binds each rank to its own CPUs.
+    if plan.nproc >= _LAZY_GLOO_RANKS:
+        variables["TORCH_GLOO_LAZY_INIT"] = "1"
+    return {name: value for name, value in variables.items() if name not in os.environ}

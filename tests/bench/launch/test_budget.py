@@ -72,15 +72,11 @@ def test_repetitions_that_fit_in_a_budget(seconds: float, count: int) -> None:
     assert costs.count_fitting(seconds, [[FIRST], [SECOND], [FIRST]]) == count
 
 
-def test_budget_of_all_repetitions_has_a_reserve() -> None:
+def test_suggested_budget_exceeds_one_that_did_not_suffice() -> None:
+    """Repetitions fill their share of a budget, so fewer fit than their least cost suggests."""
     run = make_run([34.0], make_record(FIRST, 0, 10.0), make_record(SECOND, 0, 20.0))
     # Five repetitions of 34 s and ten percent are 187 s.
     assert suggest_budget(run.info.plan, compute_costs(run), 5) == "4m"
-
-
-def test_suggested_budget_exceeds_one_that_did_not_suffice() -> None:
-    """Repetitions fill their share of a budget, so fewer fit than their least cost suggests."""
-    run = make_run([10.0], make_record(FIRST, 0, 1.0), make_record(SECOND, 0, 1.0))
     plan = replace(run.info.plan, repetitions=3, budget_seconds=20.0)
     costs = CostModel(startup_seconds=3.0, case_seconds={FIRST.id: 1.0, SECOND.id: 1.0})
     assert suggest_budget(plan, costs, num_fitting=2) == "40s"

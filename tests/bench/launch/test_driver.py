@@ -93,14 +93,6 @@ class FakeRun:
     def records(self) -> list[Record]:
         return list(read_records(self.path / "records.jsonl"))
 
-    def samples(self) -> list[list[float]]:
-        return [record.samples.values for record in self.records()]
-
-    def environment(self) -> dict[str, Any]:
-        environment = load_run(self.path).info.environment
-        assert environment is not None
-        return environment
-
     def jobs(self) -> list[Job]:
         return [ranks.job for ranks in self.starts if ranks.job]
 
@@ -137,13 +129,8 @@ def die_at(number: int) -> Script:
 
 
 def test_driver_records_each_case_of_each_repetition(make_run: MakeRun) -> None:
-    run = make_run(CASES[:2], repetitions=2)
-    assert run.drive() == [
-        "repetition 0 case 0: ok",
-        "repetition 0 case 1: ok",
-        "repetition 1 case 0: ok",
-        "repetition 1 case 1: ok",
-    ]
+    run = make_run(CASES[:1], repetitions=2)
+    assert run.drive() == ["repetition 0 case 0: ok", "repetition 1 case 0: ok"]
     assert len(run.starts) == 2
     repetitions = load_run(run.path).info.repetitions
     assert [info.repetition for info in repetitions] == [0, 1]
@@ -172,7 +159,12 @@ def test_record_contains_the_outcome(make_run: MakeRun) -> None:
         wall_seconds=0.25,
     )
     skipped = Outcome(status="skipped", reason="no such dtype")
-    run = make_run(CASES[:2], finish_with(outcome, skipped), notes=("of the plan",))
+    run = make_run(
+        CASES[:2],
+        finish_with(outcome, skipped),
+        notes=("of the plan",),
+        injection=parse_fault("slow:1:10%", 2),
+    )
     run.drive()
     record, skipped_record = run.records()
     assert record.case == CASES[0]
@@ -183,6 +175,7 @@ def test_record_contains_the_outcome(make_run: MakeRun) -> None:
     assert record.details == {"loss": None}
     assert record.notes == ["of the plan", "of the case"]
     assert record.seconds == 0.25
+    assert record.injected == "slow:1:10%"
     assert record.world.size == 2
     assert (run.path / "samples" / f"{CASES[0].id}-0.npz").read_bytes() == b"npz"
     contents = [path.read_bytes() for path in run.path.rglob("*") if path.is_file()]
@@ -193,32 +186,29 @@ def test_record_contains_the_outcome(make_run: MakeRun) -> None:
 
 
 def test_environment_is_split_by_rank_and_repetition(make_run: MakeRun) -> None:
-    kernels = ["6.1", "6.2"]
+    def hello(start: int, rank: int) -> dict[str, Any]:
+        host = ["n1", "n2"][rank]
+        kernel = ["6.1", "6.2"][start]
+        return {
+            "host": host,
+            "place": RankPlace(host=host, cpus=(0,), numa_nodes=(0,)),
+            "environment": {"host": {"kernel": kernel}, "process": {"affinity": rank}},
+        }
+
     run = make_run(CASES[:1], repetitions=2)
-    run.hello = lambda start, rank: {
-        "environment": {"host": {"kernel": kernels[start]}, "process": {"affinity": rank}}
-    }
+    run.hello = hello
     run.drive()
-    assert run.environment()["host"] == {"kernel": "6.1"}
+    environment = load_run(run.path).info.environment or {}
+    assert environment["host"] == {"kernel": "6.1"}
+    assert environment["hosts"] == ["n1", "n2"]
+    assert environment["locality"]["0-1"] == "other node"
     first, second = run.records()
+    assert first.world.nodes == 2
     assert first.environment == {
         "rank 0": {"process": {"affinity": 0}},
         "rank 1": {"process": {"affinity": 1}},
     }
     assert second.environment["changed"] == {"host.kernel": ["6.1", "6.2"]}
-
-
-def test_run_names_the_hosts_of_its_ranks(make_run: MakeRun) -> None:
-    def hello(start: int, rank: int) -> dict[str, Any]:
-        host = ["n1", "n2"][rank]
-        return {"host": host, "place": RankPlace(host=host, cpus=(0,), numa_nodes=(0,))}
-
-    run = make_run(CASES[:1])
-    run.hello = hello
-    run.drive()
-    assert run.records()[0].world.nodes == 2
-    assert run.environment()["hosts"] == ["n1", "n2"]
-    assert run.environment()["locality"]["0-1"] == "other node"
 
 
 def test_record_has_the_time_at_which_its_case_began(make_run: MakeRun) -> None:
@@ -228,12 +218,6 @@ def test_record_has_the_time_at_which_its_case_began(make_run: MakeRun) -> None:
     complete, failed = run.records()
     assert failed.status == "failed"
     assert before <= complete.started <= failed.started <= utc_now()
-
-
-def test_each_record_of_a_disturbed_run_names_the_fault(make_run: MakeRun) -> None:
-    run = make_run(CASES[:2], die_at(1), injection=parse_fault("slow:1:10%", 2))
-    run.drive()
-    assert [record.injected for record in run.records()] == ["slow:1:10%"] * 2
 
 
 # --- several blocks of a case ---
@@ -258,20 +242,18 @@ def test_case_is_recorded_after_its_last_block(
     last_blocks = [make_result(2, 2), make_result(1, 1)]
     run = make_run(CASES[:2], finish_with(*first_blocks, *last_blocks))
     assert run.drive() == ["repetition 0 case 1: ok", "repetition 0 case 0: ok"]
-    assert run.samples() == [[2, 2], [1, 1]]
+    assert [record.samples.values for record in run.records()] == [[2, 2], [1, 1]]
 
 
-def test_case_of_broken_ranks_is_repeated(make_run: MakeRun) -> None:
-    run = make_run(CASES[:2], die_in_second_block, complete_job)
+@pytest.mark.parametrize(
+    ("next_ranks", "stop"),
+    [(complete_job, "precision"), (None, "budget")],
+    ids=["measured again", "kept if no others start"],
+)
+def test_case_of_broken_ranks(make_run: MakeRun, next_ranks: Script | None, stop: str) -> None:
+    run = make_run(CASES[:2], die_in_second_block, next_ranks)
     assert run.drive() == ["repetition 0 case 1: failed", "repetition 0 case 0: ok"]
-    assert run.records()[1].stop == "precision"
-
-
-def test_case_of_broken_ranks_is_kept_if_no_others_start(make_run: MakeRun) -> None:
-    run = make_run(CASES[:2], die_in_second_block, None)
-    assert run.drive() == ["repetition 0 case 1: failed", "repetition 0 case 0: ok"]
-    assert run.records()[1].stop == "budget"
-    assert run.samples()[1] == [7.0]
+    assert run.records()[1].stop == stop
 
 
 def die_in_second_block(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
@@ -284,28 +266,21 @@ def die_in_second_block(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
 # --- faults ---
 
 
-def test_dead_rank_ends_its_case_only(make_run: MakeRun) -> None:
-    run = make_run(CASES[:3], die_at(1))
+def test_dead_rank_ends_its_case_which_is_not_tried_again(make_run: MakeRun) -> None:
+    run = make_run(CASES[:3], die_at(1), complete_job, repetitions=2)
     assert run.drive() == [
         "repetition 0 case 0: ok",
         "repetition 0 case 1: failed",
         "repetition 0 case 2: ok",
+        "repetition 1 case 1: skipped",
+        "repetition 1 case 0: ok",
+        "repetition 1 case 2: ok",
     ]
-    failed = run.records()[1]
+    failed, skipped = run.records()[1], run.records()[3]
     assert failed.reason == "rank 1 died: ended by SIGKILL"
     assert [state.state for state in failed.ranks] == ["alive", "died: ended by SIGKILL"]
     assert failed.metrics == {}
-
-
-def test_failed_case_is_skipped_in_later_repetitions(make_run: MakeRun) -> None:
-    run = make_run(CASES[:2], die_at(0), repetitions=2)
-    assert run.drive() == [
-        "repetition 0 case 0: failed",
-        "repetition 0 case 1: ok",
-        "repetition 1 case 0: skipped",
-        "repetition 1 case 1: ok",
-    ]
-    assert "rank 1 died: ended by SIGKILL" in run.records()[2].reason
+    assert failed.reason in skipped.reason
 
 
 def test_failed_start_is_retried_once(make_run: MakeRun) -> None:

@@ -2,7 +2,6 @@
 
 import io
 import resource
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,12 @@ from rich.console import Console
 from parbench.bench.launch import measure as measuring
 from parbench.bench.launch.budget import CostModel
 from parbench.bench.launch.display import Display
-from parbench.bench.launch.measure import run_options
-from parbench.bench.machine.slurm_allocation import NodeLayout
+from parbench.bench.launch.measure import choose_variables, run_options
 from parbench.bench.plan.custom_step import hash_source
 from parbench.bench.plan.options import Options
-from parbench.bench.plan.plan import Plan, SkippedCase
+from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.records import Record, SkipReason
-from parbench.bench.results.runs import Run, create_run, load_run, open_writer
+from parbench.bench.results.runs import create_run, load_run, open_writer
 from parbench.bench.text import UserError
 from tests.support.fake_runs import (
     MODULES,
@@ -43,6 +41,7 @@ SRUN = Options(
 @pytest.fixture(autouse=True)
 def isolated_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     isolate_driver(monkeypatch, tmp_path)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
 
 
 @pytest.fixture
@@ -78,58 +77,6 @@ def test_skipped_cases_are_recorded_first_and_once(
     assert "2 of 3 cases measured" in capsys.readouterr().err
     run(resume_path=path)
     assert statuses(path) == ["skipped", "ok", "ok"]
-
-
-class RecordingServer(AbstractContextManager["RecordingServer"]):
-    """A fork server that only keeps the variables of ranks."""
-
-    def __init__(self, modules: object, variables: dict[str, str], logs: Path) -> None:
-        self.variables = variables
-
-    def __exit__(self, *exception: object) -> None:
-        """Leave nothing behind."""
-
-
-@pytest.mark.parametrize(("nproc", "is_lazy"), [(2, False), (64, True)])
-def test_local_ranks_on_gpus_bind_themselves(
-    monkeypatch: pytest.MonkeyPatch, nproc: int, is_lazy: bool
-) -> None:
-    """Gloo connects all pairs of many ranks only where data is exchanged."""
-    monkeypatch.setattr(measuring, "ForkServer", RecordingServer)
-    monkeypatch.setattr(measuring, "ForkedRanks", lambda server, *rest: server.variables)
-    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    cases = [make_fake_case(0)]
-    for device in ("cuda", "cpu"):
-        plan = make_plan(cases, device=device, nproc=nproc)
-        path, info = create_run(Path("runs"), plan, "0.1.0")
-        with ExitStack() as stack:
-            start = measuring.choose_launcher(
-                Run(path=path, info=info, records=()), None, None, stack, ()
-            )
-            variables: Any = start(path, {})
-        assert ("PARBENCH_BIND" in variables) is (device == "cuda")
-        assert ("CUDA_DEVICE_ORDER" in variables) is (device == "cuda")
-        assert ("TORCH_GLOO_LAZY_INIT" in variables) is is_lazy
-
-
-@pytest.mark.parametrize("cpus_per_task", [None, "8"])
-def test_ranks_on_gpus_bind_themselves_unless_slurm_does(
-    monkeypatch: pytest.MonkeyPatch, cpus_per_task: str | None
-) -> None:
-    use_slurm_allocation(monkeypatch)
-    if cpus_per_task is not None:
-        monkeypatch.setenv("SLURM_CPUS_PER_TASK", cpus_per_task)
-    monkeypatch.setattr(
-        measuring, "SrunRanks", lambda layout, folder, variables, nodelist: variables
-    )
-    layout = NodeLayout(nodes=2, ntasks_per_node=1)
-    plan = make_plan([make_fake_case(0)], device="cuda", spread=layout)
-    path, info = create_run(Path("runs"), plan, "0.1.0")
-    run = Run(path=path, info=info, records=())
-    with ExitStack() as stack:
-        start: Any = measuring.choose_launcher(run, None, None, stack, ())
-        variables = start(path, {})
-    assert ("PARBENCH_BIND" in variables) is (cpus_per_task is None)
 
 
 def test_ranks_may_open_as_many_files_as_the_system_allows() -> None:
@@ -236,40 +183,22 @@ def test_resume_refuses_a_changed_step(ranks: FakeRanks, tmp_path: Path) -> None
 # --- how ranks are started ---
 
 
-def refuse_to_start(monkeypatch: pytest.MonkeyPatch, launcher: str) -> list[Any]:
-    """Replace a launcher by one that refuses; its arguments are added to the returned list."""
-    arguments: list[Any] = []
-
-    def refuse(*args: Any) -> None:
-        arguments.extend(args)
-        raise UserError("not started")
-
-    monkeypatch.setattr(measuring, launcher, refuse)
-    return arguments
-
-
-def start_fork_server(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> list[Any]:
-    arguments = refuse_to_start(monkeypatch, "ForkServer")
-    path = create_run(Path("runs"), plan, "0.1.0")[0]
-    assert usage_error(run, resume_path=path) == "not started"
-    return arguments
-
-
-@pytest.mark.parametrize(("nproc", "threads"), [(2, "2"), (8, "1")])
-def test_local_ranks_share_cores_and_use_the_loopback(
-    monkeypatch: pytest.MonkeyPatch, nproc: int, threads: str
-) -> None:
-    plan = make_plan([make_fake_case()], nproc=nproc)
-    _, variables, *_ = start_fork_server(monkeypatch, plan)
+@pytest.mark.parametrize(("nproc", "threads"), [(2, "2"), (64, "1")])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_variables_of_local_ranks(nproc: int, threads: str, device: str) -> None:
+    """Gloo connects all pairs of many ranks only where data is exchanged."""
+    variables = choose_variables(make_plan([make_fake_case()], nproc=nproc, device=device))
     assert variables["OMP_NUM_THREADS"] == threads
     assert variables["GLOO_SOCKET_IFNAME"].startswith("lo")
+    assert ("PARBENCH_BIND" in variables) is (device == "cuda")
+    assert ("CUDA_DEVICE_ORDER" in variables) is (device == "cuda")
+    assert ("TORCH_GLOO_LAZY_INIT" in variables) is (nproc == 64)
 
 
 def test_variables_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
-    _, variables, *_ = start_fork_server(monkeypatch, make_plan([make_fake_case()]))
-    assert variables == {}
+    assert choose_variables(make_plan([make_fake_case()])) == {}
 
 
 @pytest.fixture
@@ -278,13 +207,24 @@ def allocation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("allocation")
-def test_srun_gets_layout_nodes_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = refuse_to_start(monkeypatch, "SrunRanks")
+def test_srun_gets_layout_nodes_and_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments: list[Any] = []
+
+    def refuse(*args: Any) -> None:
+        arguments.extend(args)
+        raise UserError("not started")
+
+    monkeypatch.setattr(measuring, "SrunRanks", refuse)
     path = run(replace(SRUN, nodelist="n[1-4]"))
+    plan = load_run(path).info.plan
     layout, _, variables, nodelist = arguments
-    assert layout == load_run(path).info.plan.spread
+    assert layout == plan.spread
     assert nodelist == "n[1-4]"
     assert variables["OMP_NUM_THREADS"] == "2"
+    on_gpus = msgspec.structs.replace(plan, device="cuda")
+    assert "PARBENCH_BIND" in choose_variables(on_gpus)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+    assert "PARBENCH_BIND" not in choose_variables(on_gpus), "Slurm binds the ranks"
 
 
 @pytest.mark.usefixtures("allocation")
