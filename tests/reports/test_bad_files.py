@@ -1,6 +1,5 @@
 """A damaged file is one error message that names it, without a traceback."""
 
-import gzip
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from click.testing import CliRunner, Result
 from parbench import cli
 from tests.support.reports.report_rows import run_from_records
 from tests.support.reports.reports_fixtures import collective_case, ok_record, write_run
-from tests.support.reports.traced import make_timeline, traced_record, write_traced_run
 
 
 @pytest.fixture
@@ -61,20 +59,6 @@ def test_bad_record_is_left_out_or_refused(run: Path, line: bytes) -> None:
     assert result.exit_code == 4
     assert "1 line of records.jsonl" in " ".join(result.stdout.split())
     assert_refused("records.jsonl, line 1", "compare", run, run)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        pytest.param(b"text", id="no-gzip"),
-        pytest.param(gzip.compress(b"{}")[:-5], id="truncated"),
-    ],
-)
-def test_report_leaves_a_damaged_timeline_out(tmp_path: Path, content: bytes) -> None:
-    run = write_traced_run(tmp_path, [(traced_record(), make_timeline())]).path
-    (trace,) = (run / "traces").glob("*.gz")
-    trace.write_bytes(content)
-    assert invoke("report", run, "-o", run / "report.html").exit_code == 0
 
 
 def test_history_refuses_what_is_not_a_database(tmp_path: Path) -> None:

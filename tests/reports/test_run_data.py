@@ -8,20 +8,16 @@ import pytest
 from click.testing import CliRunner
 
 from parbench import cli
-from parbench.bench.plan.cases import make_case
 from parbench.bench.results.formatting import format_case_size
 from parbench.bench.results.metrics import MetricValue
-from parbench.bench.results.records import Check, Record, read_records
+from parbench.bench.results.records import Record, read_records
 from parbench.bench.results.tables import is_missing
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
 from tests.support.reports.report_rows import run_from_records
 from tests.support.reports.reports_fixtures import (
     collective_case,
-    failed_record,
     ok_record,
-    rate_metric,
-    sample_run,
     seconds_metric,
     step_case,
     write_run,
@@ -32,12 +28,6 @@ CASE = collective_case(size_bytes=65536)
 
 def list_cases(*records: Any, repetitions: int = 1) -> list[dict[str, Any]]:
     return list_rows(RunData(run_from_records(*records, repetitions=repetitions)).cases)
-
-
-def test_cases_have_a_row_per_result() -> None:
-    data = RunData(sample_run())
-    assert list(data.cases["result"]) == list(data.results)
-    assert list(data.cases["case_id"]) == [result.case.id for result in data.results]
 
 
 def test_cases_keep_integers_and_texts() -> None:
@@ -66,30 +56,10 @@ def test_cases_have_intervals_between_repetitions() -> None:
     assert row["skew_low"] == pytest.approx(0.9e-4)
 
 
-def test_wrong_result_has_no_times() -> None:
-    wrong = failed_record(CASE, 1, "wrong", check=Check(passed=False, wrong=3))
-    data = RunData(run_from_records(ok_record(CASE, 0), wrong, repetitions=2))
-    (row,) = list_rows(data.cases)
-    assert row["check"] == "3 wrong"
-    assert is_missing(row["seconds"])
-
-
 def test_metric_does_not_hide_a_column() -> None:
     metrics = {"step_time": seconds_metric(1.0), "status": MetricValue(value=7.0)}
     (row,) = list_cases(ok_record(step_case(), metrics=metrics))
     assert row["status"] == "ok"
-
-
-@pytest.mark.parametrize(
-    ("name", "params"),
-    [("memory.to_device", {}), ("memory.copy", {"group": "tp"}), ("memory.copy", {})],
-)
-def test_ceiling_is_a_copy_of_all_ranks_in_memory(name: str, params: dict[str, Any]) -> None:
-    case = make_case(name, "x:y", {"size_bytes": 1 << 24, "mode": "blocking", **params})
-    metrics = {"time": seconds_metric(1e-3), "algbw": rate_metric(5e9)}
-    data = RunData(run_from_records(ok_record(case, metrics=metrics)))
-    is_copy = name == "memory.copy" and not params
-    assert (data.ceiling is not None) == is_copy
 
 
 def test_command_reads_a_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

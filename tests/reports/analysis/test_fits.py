@@ -67,16 +67,22 @@ def find_ceiling(run: Run) -> Ceiling | None:
     return RunData(run).ceiling
 
 
-def copy_record(size_bytes: int, rate: float, nodes: int = 1, mode: str = "blocking") -> Record:
-    params: dict[str, Any] = {"size_bytes": size_bytes, "dtype": "float32", "mode": mode}
-    case = make_case("memory.copy", "parbench.bench.operations.local:copy", params)
+def copy_record(
+    size_bytes: int, rate: float, nodes: int = 1, name: str = "memory.copy", **params: Any
+) -> Record:
+    params = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking"} | params
+    case = make_case(name, "parbench.bench.operations.local:copy", params)
     metrics = {"time": seconds_metric(size_bytes / rate), "algbw": rate_metric(rate)}
     return ok_record(case, metrics=metrics, world=replace(WORLD, nodes=nodes))
 
 
 def test_ceiling_is_the_link_or_the_largest_local_copy() -> None:
     pipelined = copy_record(1 << 26, 8e9, mode="pipelined")
-    copies = run_from_records(copy_record(1 << 24, 4e9), copy_record(1 << 10, 9e9), pipelined)
+    to_device = copy_record(1 << 26, 8e9, name="memory.to_device")
+    of_group = copy_record(1 << 26, 8e9, group="tp")
+    copies = run_from_records(
+        copy_record(1 << 24, 4e9), copy_record(1 << 10, 9e9), pipelined, to_device, of_group
+    )
     assert find_ceiling(copies) == Ceiling(name=COPY, bytes_per_second=4e9)
     plan = replace(copies.info.plan, link_bytes_per_second=9e9)
     linked = replace(copies, info=replace(copies.info, plan=plan))

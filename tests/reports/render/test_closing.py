@@ -77,13 +77,6 @@ def test_matrix_of_many_ranks_has_no_table() -> None:
     assert not any(line.startswith("Rank to rank") for line in lines)
 
 
-def test_step_shows_the_parts_of_its_time() -> None:
-    lines = render(ok_record(step_case("ddp"), metrics=training_metrics(0.1)))
-    start = lines.index("Training steps")
-    [row] = [line for line in lines[start:] if line.startswith("ddp")]
-    assert re.match(r"ddp +100 ms .* 60 % +30 % +6 % +33 %", row)
-
-
 def test_summary_never_exceeds_its_columns() -> None:
     """A long name, a long interval and a bandwidth above that of a copy are the widest row."""
     records = [

@@ -15,7 +15,7 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.reports.render.data import render_json
 from parbench.reports.render.page import render_page
-from tests.support.reports.nodes_fixtures import EMULATION, sample_node_run
+from tests.support.reports.nodes_fixtures import EMULATION
 from tests.support.reports.report_rows import report_of, run_from_records
 from tests.support.reports.reports_fixtures import (
     HOSTILE_TEXT,
@@ -164,12 +164,6 @@ def test_page_escapes_hostile_text() -> None:
     assert "<img src=x onerror=alert(3)>" in page.visible
     reasons = [case.get("reason") for case in read_embedded(html)["runs"][0]["cases"]]
     assert "</script><!--<script>" in reasons
-
-
-def test_page_draws_groups_and_pairs_of_nodes() -> None:
-    html = render(sample_node_run("cyclic"))
-    for figure in ("groups-title", "pairs-title"):
-        assert f'id="{figure}"' in html
 
 
 def test_page_embeds_data_and_environment(html: str) -> None:

@@ -1,6 +1,5 @@
 """The output of a finished run and of `parbench show`, and a run that is followed."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from parbench.reports.analysis.verdicts import list_warnings
 from parbench.reports.render.closing import render_closing
 from parbench.reports.render.page import render_page
 from parbench.reports.render.show import (
-    build_report,
     load_report,
     render_report,
     show_again,
@@ -21,7 +19,6 @@ from parbench.reports.render.show import (
 from parbench.reports.render.terminal import render_text
 from parbench.reports.run_data import RunData
 from tests.support.refusals import usage_error
-from tests.support.reports.nodes_fixtures import scaling_run
 from tests.support.reports.report_rows import report_of
 from tests.support.reports.reports_fixtures import (
     collective_case,
@@ -110,20 +107,3 @@ def test_write_output_replaces_or_leaves_no_trace(tmp_path: Path) -> None:
     folder.mkdir()
     assert str(folder) in usage_error(write_output, folder, b"new")
     assert sorted(tmp_path.iterdir()) == [folder, file]
-
-
-@pytest.mark.parametrize("name", ["run.json", "records.jsonl"])
-def test_newer_schema_is_an_error(name: str, tmp_path: Path) -> None:
-    path = write(tmp_path, ok_record(CASE))
-    content = (path / name).read_bytes()
-    (path / name).write_bytes(re.sub(rb'"schema": ?\d', b'"schema":99', content))
-    assert "schema 99" in usage_error(build_report, [path])
-
-
-def test_build_report_needs_every_run(tmp_path: Path) -> None:
-    paths = [write_run(tmp_path, scaling_run(nodes)) for nodes in (1, 2)]
-    page = tmp_path / "page.html"
-    build_report(paths, output=page)
-    assert 'id="over-nodes"' in page.read_text()
-    (paths[0] / "run.json").write_text("{")
-    assert "run.json" in usage_error(build_report, paths, "html")

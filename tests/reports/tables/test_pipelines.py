@@ -1,14 +1,11 @@
 """Pipeline steps: their table, damaged facts, and schedules compared."""
 
 from parbench.bench.results.records import Record
-from parbench.reports.render.data import render_embedded_json, render_json
 from parbench.reports.tables.steps import list_step_tables
 from tests.support.reports.report_rows import (
     assert_cells,
     load_records,
     report_lines,
-    report_of,
-    run_from_records,
 )
 from tests.support.reports.reports_fixtures import (
     ok_record,
@@ -43,12 +40,6 @@ def test_damaged_details_are_a_note() -> None:
     record = ok_record(pipeline_case(), metrics=pipeline_metrics(), details=details)
     (note,) = list_step_tables(load_records(record))[0].notes
     assert record.case.name in note
-
-
-def test_embedded_data_has_no_timelines() -> None:
-    report = report_of(run_from_records(pipeline_record()))
-    assert "0F0" in render_json(report)
-    assert "0F0" not in render_embedded_json(report)
 
 
 def labels_of(*records: Record) -> list[str]:
