@@ -339,9 +339,9 @@ class CaseRun:
             more=num_later > 0,
             wall_seconds=self._wall_seconds,
         )
-        samples = self._timer.samples
-        if samples is None:
+        if self._world.global_rank != 0:
             return outcome
+        samples = self._timer.samples
         outcome = add_samples(outcome, samples, self._description, self._world, list(self._ranks))
         notes = _make_notes(self._case, self._world, len(self._ranks), samples.hidden)
         return replace(outcome, notes=[*outcome.notes, *notes])

@@ -6,9 +6,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,6 @@ _MIN_BLOCK = 3  # the median of an odd number is as often above the true one as 
 _MANY_STEPS_NS = 5_000_000  # duration of a sample of many steps
 _MIN_MANY_STEPS = 4
 _MAX_MANY_STEPS = 64
-_STOPS: tuple[Stop, ...] = get_args(Stop)
-_CONTINUE = -1
 
 Stamps = npt.NDArray[np.int64]
 Sampler = Callable[[], int | None]
@@ -113,23 +111,33 @@ def _make_async_sampler(benchmark: Any) -> Sampler:
     return issue_and_wait
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class TimedSamples:
-    """The stamps of all measured ranks in ns, and how they were taken."""
+    """The samples of a case so far: the stamps of all measured ranks in ns, and their origin."""
 
     stamps: Stamps
     """The arrival and the exit on rank 0's clock, the duration, and the time to issue.
 
     The time to issue is a part of the duration, and 0 unless it is timed. The shape is
-    (4, ranks, samples).
+    (4, ranks, samples). Ranks other than 0 have no stamps.
     """
-    stop: Stop
+    stop: Stop = "visits"
     """The reason why no more samples were taken."""
-    steps_per_sample: int
-    warmup: int  # untimed steps before the first sample
-    samples_per_block: tuple[int, ...] = ()
-    hidden: float | None = None
-    """On CUDA, the share of samples that all ranks had launched before their device began."""
+    steps_per_sample: int = 1
+    warmup: int = 0  # untimed steps before the first sample
+    samples_per_block: list[int] = field(default_factory=list)
+    has_hidden_launch: list[bool] = field(default_factory=list)
+    """On CUDA, True for each sample that all ranks had launched before their device began."""
+
+    @property
+    def hidden(self) -> float | None:
+        """The share of samples with a hidden launch, None if the host measured the time."""
+        return float(np.mean(self.has_hidden_launch)) if self.has_hidden_launch else None
+
+    def compute_durations(self) -> list[float]:
+        """Return the duration of each sample in ns, the maximum over the ranks."""
+        durations: list[float] = self.stamps[DURATION].max(axis=0).tolist()
+        return durations
 
     @property
     def has_arrivals(self) -> bool:
@@ -168,25 +176,19 @@ def _to_seconds(values_ns: npt.NDArray[Any], hops: int = 1) -> list[float]:
     return [round(float(value) / 1e9, 9) / hops for value in values_ns]
 
 
+@dataclass(kw_only=True)
 class Stopwatch:
     """Takes samples of a benchmark, each from a start line that all ranks reach together."""
 
-    def __init__(
-        self,
-        benchmark: Benchmark,
-        world: World,
-        progress: Progress,
-        *,
-        late_seconds: float = 0.0,
-        has_load: bool = False,
-        timer: DeviceTimer | None = None,
-    ) -> None:
-        self._benchmark = benchmark
-        self._world = world
-        self._progress = progress
-        self._late_seconds = late_seconds  # an injected delay of this rank
-        self._has_load = has_load  # whether a background load runs, which is not waited for
-        self._timer = timer  # of a CUDA device
+    benchmark: Benchmark
+    world: World
+    progress: Progress
+    late_seconds: float = 0.0
+    """An injected delay of this rank."""
+    has_load: bool = False
+    """True if a background load runs, which is not waited for."""
+    timer: DeviceTimer | None = None
+    """The timer of a CUDA device, None on a CPU."""
 
     def start_line(self, steps: int = 0) -> None:
         """Reset the benchmark, wait for all ranks, and then wait for an injected delay.
@@ -194,17 +196,17 @@ class Stopwatch:
         ``steps`` is the number of steps in the sample that follows. On CUDA, a start line is also
         queued on the device, unless ``steps`` is 0.
         """
-        self._benchmark.reset()
-        if self._has_load:
-            self._world.sync_stream()
+        self.benchmark.reset()
+        if self.has_load:
+            self.world.sync_stream()
         else:
-            self._world.sync()
-        self._progress.steps += 1
-        self._world.barrier()
-        if self._timer is not None and steps > 0:
-            self._timer.queue_start_line(steps, is_late=self._late_seconds > 0)
-        if self._late_seconds > 0:
-            time.sleep(self._late_seconds)
+            self.world.sync()
+        self.progress.steps += 1
+        self.world.barrier()
+        if self.timer is not None and steps > 0:
+            self.timer.queue_start_line(steps, is_late=self.late_seconds > 0)
+        if self.late_seconds > 0:
+            time.sleep(self.late_seconds)
 
     def take(self, sampler: Sampler, count: int, steps: int = 1) -> torch.Tensor:
         """Take ``count`` samples of ``steps`` steps and return the stamps of this rank.
@@ -212,7 +214,7 @@ class Stopwatch:
         The shape is (5, count). Rows ``ARRIVAL`` to ``ISSUE`` are in ns. Row ``HIDDEN`` is 1 if the
         launch was hidden.
         """
-        timer = self._timer
+        timer = self.timer
         stamps = []
         for _ in range(count):
             self.start_line(steps)
@@ -253,14 +255,17 @@ class CaseTimer:
     ) -> None:
         if device is None and world.device.type == "cuda":
             device = DeviceQueue(world)
-        timer = None if device is None else DeviceTimer(device, times_issue=mode == "async")
+        self._timer = None if device is None else DeviceTimer(device, times_issue=mode == "async")
         self.stopwatch = Stopwatch(
-            benchmark,
-            world,
-            progress,
+            benchmark=benchmark,
+            world=world,
+            progress=progress,
             late_seconds=late_seconds,
             has_load=has_load,
-            timer=timer,
+            timer=self._timer,
+        )
+        self.samples = TimedSamples(
+            stamps=np.empty((HIDDEN, len(subgroup.ranks), 0), dtype=np.int64)
         )
         self.takes_many_steps = mode in ("pipelined", "coalesced", "graph")
         self._benchmark = benchmark
@@ -269,36 +274,15 @@ class CaseTimer:
         self._measure = measure
         self._subgroup = subgroup
         self._mode = mode
-        self._timer = timer
         self._sampler: Sampler | None = None  # None before the warm-up
         self._replay: Sampler | None = None
-        self._steps_per_sample = 1
-        self._warmup = 0
         self._sample_seconds = 0.0  # with reset and barrier, as last measured
-        self._block_counts: list[int] = []  # samples of each block
-        self._stamps: Stamps = np.empty((HIDDEN, len(subgroup.ranks), 0), dtype=np.int64)
-        self._hidden: list[bool] = []  # True for each sample on a device whose launch was hidden
-        self._stop: Stop = "visits"
         self._is_precise = False
-
-    @property
-    def samples(self) -> TimedSamples | None:
-        """All samples so far on rank 0, None on other ranks."""
-        if self._world.global_rank != 0:
-            return None
-        return TimedSamples(
-            stamps=self._stamps,
-            stop=self._stop,
-            steps_per_sample=self._steps_per_sample,
-            warmup=self._warmup,
-            samples_per_block=tuple(self._block_counts),
-            hidden=float(np.mean(self._hidden)) if self._hidden else None,
-        )
 
     @property
     def is_complete(self) -> bool:
         """True if the median is precise or max_iterations is reached, so that no block follows."""
-        return self._is_precise or sum(self._block_counts) >= self._measure.max_iterations
+        return self._is_precise or self._count_remaining() <= 0
 
     @property
     def replay(self) -> Sampler:
@@ -314,29 +298,40 @@ class CaseTimer:
 
     def measure_until_precise(self, seconds: float) -> None:
         """Take samples until the median is precise enough or ``seconds`` are over."""
-        began = time.perf_counter()
+        end = time.perf_counter() + seconds
         sampler = self._warm_up(seconds)
-        max_iterations = self._measure.max_iterations
-        remaining_seconds = max(seconds - (time.perf_counter() - began), 5.0)
         # Long steps may not leave time for more, but two samples show whether they differ.
-        affordable = max(2, int(remaining_seconds / self._sample_seconds))
+        affordable = max(2, self._count_affordable(max(end - time.perf_counter(), 5.0)))
         batch = self._broadcast_from_rank_0(min(self._measure.min_iterations, affordable))
         half_widths: list[float | None] = []
-        stop_code = _CONTINUE
-        while stop_code == _CONTINUE:
+        while batch > 0:
             self._take_samples(sampler, batch)
             if self._world.global_rank == 0:
-                remaining_seconds = seconds - (time.perf_counter() - began)
-                num_samples = self._stamps.shape[2]
-                half_widths.append(compute_half_width(self._compute_durations()))
-                stop = _find_stop_reason(num_samples, half_widths, self._measure, remaining_seconds)
-                stop_code = _CONTINUE if stop is None else _STOPS.index(stop)
-                affordable = max(int(remaining_seconds / self._sample_seconds), 1)
-                # The next batch doubles the samples.
-                batch = max(1, min(num_samples, affordable, max_iterations - num_samples))
-            batch, stop_code = map(int, self._world.broadcast_from_rank_0([batch, stop_code]))
-        self._block_counts = [self._stamps.shape[2]]
-        self._stop = _STOPS[stop_code]
+                half_widths.append(compute_half_width(self.samples.compute_durations()))
+                batch = self._choose_batch(half_widths, end - time.perf_counter())
+            batch = self._broadcast_from_rank_0(batch)
+        self.samples.samples_per_block = [self.samples.stamps.shape[2]]
+
+    def _choose_batch(self, half_widths: Sequence[float | None], remaining_seconds: float) -> int:
+        """Return the number of samples to take next, 0 to stop, and note the reason to stop.
+
+        Each batch doubles the samples, if there is time. ``half_widths`` has an item for each batch.
+        """
+        num_samples = self.samples.stamps.shape[2]
+        stop = _find_stop_reason(num_samples, half_widths, self._measure, remaining_seconds)
+        if stop is not None:
+            self.samples.stop = stop
+            return 0
+        num_remaining = self._measure.max_iterations - num_samples
+        return min(num_samples, self._count_affordable(remaining_seconds), num_remaining)
+
+    def _count_affordable(self, seconds: float) -> int:
+        """Return the number of samples that this time suffices for, at least 1."""
+        return max(1, int(seconds / self._sample_seconds))
+
+    def _count_remaining(self) -> int:
+        """Return the number of samples that later blocks may take."""
+        return self._measure.max_iterations - sum(self.samples.samples_per_block)
 
     def measure_block(self, seconds: float, num_later: int) -> None:
         """Take the samples of one block in about ``seconds``.
@@ -346,17 +341,17 @@ class CaseTimer:
         more samples would not help, and blocks should have equal length.
         """
         sampler = self._warm_up(seconds)
+        samples = self.samples
         is_rank_0 = self._world.global_rank == 0
-        affordable = max(1, int(seconds / self._sample_seconds))
-        count = self._broadcast_from_rank_0(
-            min(self._choose_count(num_later), affordable) if is_rank_0 else 0
-        )
+        affordable = self._count_affordable(seconds)
+        count = min(self._choose_count(num_later), affordable) if is_rank_0 else 0
+        count = self._broadcast_from_rank_0(count)
         self._take_samples(sampler, count)
-        self._block_counts.append(count)
+        samples.samples_per_block.append(count)
         if is_rank_0:
-            self._stop = self._find_block_stop(affordable)
-        if num_later > 0 and len(self._block_counts) >= BLOCKS:
-            self._is_precise = bool(self._broadcast_from_rank_0(self._stop == "precision"))
+            samples.stop = self._find_block_stop(affordable)
+        if num_later > 0 and len(samples.samples_per_block) >= BLOCKS:
+            self._is_precise = bool(self._broadcast_from_rank_0(samples.stop == "precision"))
 
     def _broadcast_from_rank_0(self, value: int) -> int:
         """Return rank 0's value on every rank."""
@@ -365,8 +360,9 @@ class CaseTimer:
 
     def _choose_count(self, num_later: int) -> int:
         """Return the number of samples for this block, from the variation of the samples so far."""
-        durations = self._compute_durations()
-        limit = self._measure.max_iterations - sum(self._block_counts)
+        durations = self.samples.compute_durations()
+        num_blocks = len(self.samples.samples_per_block)
+        limit = self._count_remaining()
         if not durations:
             return min(_MIN_BLOCK, limit)
         # The interquartile range of a normal distribution is 1.349 sigma.
@@ -374,12 +370,9 @@ class CaseTimer:
         # The second of ten medians of k samples is one standard error, 1.25 sigma / sqrt(k), from
         # the middle. The factor is a little less, because sigma of few samples is often too large.
         count = math.ceil((1.2 * sigma / self._measure.precision) ** 2)
-        if len(self._block_counts) > 1:
-            max_count = limit // (num_later + 1)
-        else:
-            # The few samples of the first block do not show the variation.
-            max_count = 3 * _MIN_BLOCK
-        if len(self._block_counts) >= BLOCKS:
+        # The few samples of the first block do not show the variation.
+        max_count = limit // (num_later + 1) if num_blocks > 1 else 3 * _MIN_BLOCK
+        if num_blocks >= BLOCKS:
             # Fewer samples than affordable were not enough in the planned blocks.
             count = max_count
         return min(max(_MIN_BLOCK, min(count, max_count)), limit)
@@ -389,12 +382,13 @@ class CaseTimer:
 
         ``affordable`` is the number of samples for which this block had time.
         """
-        half_width = estimate_median(self._compute_durations(), self._block_counts).half_width
+        counts = self.samples.samples_per_block
+        half_width = estimate_median(self.samples.compute_durations(), counts).half_width
         if half_width is not None and half_width <= self._measure.precision:
             return "precision"
         if self.is_complete:
             return "max-iters"
-        return "budget" if self._block_counts[-1] == affordable else "visits"
+        return "budget" if counts[-1] == affordable else "visits"
 
     def _warm_up(self, seconds: float) -> Sampler:
         """Take untimed steps and return the sampler.
@@ -414,9 +408,9 @@ class CaseTimer:
             warmup = max(0, min(self._measure.warmup - 1, max_warmup))
             warmup = self._broadcast_from_rank_0(warmup)
             self.stopwatch.take(single_step, warmup)
-            self._warmup = warmup + 1
+            self.samples.warmup = warmup + 1
             steps = self._broadcast_from_rank_0(self._choose_steps(step_ns))
-            self._steps_per_sample = steps
+            self.samples.steps_per_sample = steps
             self._sample_seconds = step_seconds * steps
             own_world = self._subgroup.world
             self._sampler = make_sampler(self._mode, self._benchmark, own_world, steps)
@@ -438,23 +432,16 @@ class CaseTimer:
     def _take_samples(self, sampler: Sampler, count: int) -> None:
         """Take ``count`` samples and, on rank 0, append the stamps of all measured ranks."""
         began = time.perf_counter()
-        stamps = self.stopwatch.take(sampler, count, self._steps_per_sample)
+        samples = self.samples
+        stamps = self.stopwatch.take(sampler, count, samples.steps_per_sample)
         gathered = gather_stamps(stamps, self._world, self._subgroup.ranks)
         self._sample_seconds = (time.perf_counter() - began) / count
         if gathered is None:
             return
-        self._stamps = np.concatenate([self._stamps, gathered[:HIDDEN]], axis=2)
+        samples.stamps = np.concatenate([samples.stamps, gathered[:HIDDEN]], axis=2)
         if self._timer is not None:
             # The slowest rank is the sample's time, so the launch must be hidden on all ranks.
-            self._hidden += gathered[HIDDEN].all(axis=0).tolist()
-
-    def _compute_durations(self) -> list[float]:
-        """Return the duration of each sample so far in ns, the maximum over the ranks.
-
-        The list is empty on ranks other than 0.
-        """
-        durations: list[float] = self._stamps[DURATION].max(axis=0).tolist()
-        return durations
+            samples.has_hidden_launch += gathered[HIDDEN].all(axis=0).tolist()
 
 
 def compute_half_width(values: Sequence[float]) -> float | None:

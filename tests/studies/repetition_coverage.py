@@ -118,8 +118,8 @@ class SimulatedTiming(CaseTimer):
         for remaining in reversed(range(BLOCKS)):
             self.measure_block(1e9, remaining)
             self._position += self._gap
-        counts = self._block_counts
-        return estimate_median(self._compute_durations(), counts), sum(counts)
+        counts = self.samples.samples_per_block
+        return estimate_median(self.samples.compute_durations(), counts), sum(counts)
 
     def _warm_up(self, seconds: float) -> Sampler:
         self._sample_seconds = 1e-9
@@ -128,7 +128,7 @@ class SimulatedTiming(CaseTimer):
     def _take_samples(self, sampler: Sampler, count: int) -> None:
         stamps = np.zeros((4, 1, count), dtype=np.int64)
         stamps[DURATION, 0] = 1e9 * self._series[self._position : self._position + count]
-        self._stamps = np.concatenate([self._stamps, stamps], axis=2)
+        self.samples.stamps = np.concatenate([self.samples.stamps, stamps], axis=2)
         self._position += count
 
 

@@ -79,17 +79,12 @@ class Script:
 
 @dataclass(frozen=True, kw_only=True)
 class TimingRun:
-    """The result, which only rank 0 has, and the calls and progress of one rank."""
+    """The result, which has samples on rank 0 only, and the calls and progress of one rank."""
 
-    timed: TimedSamples | None
+    result: TimedSamples
     calls: list[str]
     phase: str
     steps: int
-
-    @property
-    def result(self) -> TimedSamples:
-        assert self.timed is not None
-        return self.timed
 
     @property
     def seconds(self) -> list[float]:
@@ -110,7 +105,7 @@ def run_script_on_rank(world: World, script: Script) -> TimingRun:
             if timer.is_complete:
                 break
     return TimingRun(
-        timed=timer.samples, calls=benchmark.calls, phase=progress.phase, steps=progress.steps
+        result=timer.samples, calls=benchmark.calls, phase=progress.phase, steps=progress.steps
     )
 
 
@@ -125,7 +120,7 @@ def test_sample_is_the_slowest_rank(two_ranks: Ranks) -> None:
     first, second = run_script(two_ranks, script)
     assert first.seconds == [0.003, 0.004] * 3
     assert first.result.stamps[DURATION].tolist() == [steps_ns[0] * 3, steps_ns[1] * 3]
-    assert second.timed is None
+    assert second.seconds == []
     for rank in (first, second):
         assert rank.calls == ["reset", "step"] * (2 + 6)
         assert rank.phase == "timed"
@@ -148,6 +143,14 @@ def test_sample_is_the_slowest_rank(two_ranks: Ranks) -> None:
         # A small budget allows enough samples for an interval, unless steps take seconds.
         (Script(steps_ns=[[100 * MS]] * 2, budget_seconds=0.001), "budget", 6),
         (Script(steps_ns=[[2000 * MS]] * 2, budget_seconds=0.001), "budget", 2),
+        # The budget includes resets.
+        (
+            Script(
+                steps_ns=[[MS]] * 2, reset_ns=99 * MS, measure=UNREACHABLE, budget_seconds=1.0
+            ),
+            "budget",
+            9,
+        ),
     ],
 )
 def test_timing_reports_why_it_stops(
@@ -157,15 +160,6 @@ def test_timing_reports_why_it_stops(
     assert first.result.stop == stop
     assert first.result.stamps.shape == (4, 2, iterations)
     assert first.calls == second.calls == ["reset", "step"] * (iterations + 1)
-
-
-def test_budget_includes_resets(two_ranks: Ranks) -> None:
-    script = Script(
-        steps_ns=[[MS]] * 2, reset_ns=99 * MS, measure=UNREACHABLE, budget_seconds=1.0
-    )
-    first, _ = run_script(two_ranks, script)
-    assert first.result.stop == "budget"
-    assert len(first.seconds) == 9
 
 
 @pytest.mark.parametrize(("budget_seconds", "warmup"), [(1e9, 30), (5.2, 11)])
@@ -208,7 +202,7 @@ def test_rank_0_decides_for_all_ranks(two_ranks: Ranks) -> None:
     assert first.result.steps_per_sample == 5
 
 
-def count_samples_of_visits(ranks: Ranks, steps_ns: list[int], visits: int) -> tuple[int, ...]:
+def count_samples_of_visits(ranks: Ranks, steps_ns: list[int], visits: int) -> list[int]:
     measure = Measure(warmup=1, max_iterations=2000)
     script = Script(steps_ns=[steps_ns] * 2, measure=measure, visits=visits)
     first, second = run_script(ranks, script)
@@ -249,9 +243,7 @@ DURATIONS = np.array([[1000, 1000, 9000], [2000, 1000, 1000], [100, 100, 10]])
 
 def test_samples_of_stamps() -> None:
     stamps = np.stack([ARRIVALS, ARRIVALS + DURATIONS, DURATIONS, 0 * DURATIONS])
-    timed = TimedSamples(
-        stamps=stamps, stop="budget", steps_per_sample=1, warmup=1, hidden=0.75
-    )
+    timed = TimedSamples(stamps=stamps, has_hidden_launch=[True, True, False])
     assert timed.compute_seconds(hops=2) == {
         "time": [1e-6, 0.5e-6, 4.5e-6],
         "skew": [1e-6, 3e-6, 0.9e-6],
@@ -259,7 +251,7 @@ def test_samples_of_stamps() -> None:
         "rank_mean_time": [516.5e-9, 0.35e-6, 1668.5e-9],
     }
     # Devices that begin together have no arrivals: the host's wake-up would look like skew.
-    hidden = replace(timed, hidden=1.0).compute_seconds()
+    hidden = replace(timed, has_hidden_launch=[True] * 3).compute_seconds()
     assert list(hidden) == ["time", "rank_mean_time"]
 
 
