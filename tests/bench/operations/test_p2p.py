@@ -3,11 +3,9 @@
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from parbench.bench.operations.data_pattern import DataPattern, count_wrong
 from parbench.bench.operations.p2p import round_of_pairs, sendrecv
@@ -78,36 +76,6 @@ def test_pairs_of_a_round_exchange_data(
     for result, sender in zip(results, senders, strict=True):
         wrong = 0 if sender is None else num_elements
         assert result == (sender, wrong, pairs)
-
-
-def record_calls(world: World, direction: str) -> list[str]:
-    """Return the communication calls of a step, in order."""
-    operation = round_of_pairs(world, size_bytes=64, dtype="float32", direction=direction)
-    operation.reset()
-    calls: list[str] = []
-
-    def record(name: str) -> Callable[..., object]:
-        function = getattr(dist, name)
-
-        def call(*args: object, **kwargs: object) -> object:
-            calls.append(name)
-            return cast(object, function(*args, **kwargs))
-
-        return call
-
-    names = ("send", "recv", "batch_isend_irecv")
-    recorders: dict[str, Any] = {name: record(name) for name in names}
-    with mock.patch.multiple(dist, **recorders):
-        operation.step()
-    return calls
-
-
-def test_in_turn_smaller_rank_sends_first(two_ranks: Ranks) -> None:
-    target = f"{THIS_MODULE}:record_calls"
-    in_turn = two_ranks.call(target, direction="in_turn")
-    at_once = two_ranks.call(target, direction="at_once")
-    assert in_turn == [["send", "recv"], ["recv", "send"]]
-    assert at_once == [["batch_isend_irecv"], ["batch_isend_irecv"]]
 
 
 @pytest.mark.parametrize(("direction", "num_hops"), [("at_once", 1), ("in_turn", 2)])

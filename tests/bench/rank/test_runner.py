@@ -4,7 +4,6 @@ import dataclasses
 import io
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,7 +33,6 @@ from parbench.bench.text import UserError
 from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Description, Explanation, Work
 from parbench.bench.world.world import World
-from parbench.workloads.torch_internals import TorchDispatchMode
 from tests.bench.rank.test_device_timer import FakeDevice
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark
@@ -206,31 +204,24 @@ def run_case(
     )
 
 
-def count_gathers_of_last_block(world: World) -> int:
-    """Count exchanges of pickled objects between ranks in a block with right results."""
-    case = make_case("workload.faulty", f"{MODULE}:prepare", {})
-    run = CaseRun(case, world, replace(MEASURE, max_iterations=14), Progress(), None)
-    run.run_block(60.0, 1, is_only=False)
-    with mock.patch.object(dist, "all_gather_object", wraps=dist.all_gather_object) as gather:
-        run.run_block(60.0, 0, is_only=False)
-    return gather.call_count
+def count_gathers_of_blocks(world: World) -> list[int]:
+    """Count exchanges of pickled objects between ranks in two blocks with right results."""
+    run = CaseRun(
+        make_all_reduce(), world, replace(MEASURE, max_iterations=14), Progress(), None
+    )
+    counts = []
+    for remaining in (1, 0):
+        with mock.patch.object(
+            dist, "all_gather_object", wraps=dist.all_gather_object
+        ) as gather:
+            run.run_block(60.0, remaining, is_only=False)
+        counts.append(gather.call_count)
+    return counts
 
 
-def test_block_with_right_results_pickles_nothing(two_ranks: Ranks) -> None:
-    assert two_ranks.call(f"{MODULE}:count_gathers_of_last_block") == [0, 0]
-
-
-def count_gathers_of_first_block(world: World) -> int:
-    case = make_all_reduce()
-    run = CaseRun(case, world, replace(MEASURE, max_iterations=6), Progress(), None)
-    with mock.patch.object(dist, "all_gather_object", wraps=dist.all_gather_object) as gather:
-        run.run_block(60.0)
-    return gather.call_count
-
-
-def test_start_of_a_case_pickles_its_description_only(two_ranks: Ranks) -> None:
-    """Ranks gather what they can explain, and how they describe a step."""
-    assert two_ranks.call(f"{MODULE}:count_gathers_of_first_block") == [2, 2]
+def test_only_the_first_block_pickles(two_ranks: Ranks) -> None:
+    """Ranks gather whether they can explain a step, and how they describe it."""
+    assert two_ranks.call(f"{MODULE}:count_gathers_of_blocks") == [[2, 0], [2, 0]]
 
 
 def unpack(outcome: Outcome) -> dict[str, Any]:
@@ -322,12 +313,6 @@ def test_case_that_one_rank_refuses_fails(two_ranks: Ranks, fault: str, fact: st
     assert runs[0].calls == ["prepare", "close"]
 
 
-def test_absent_function_is_skipped(two_ranks: Ranks) -> None:
-    for run in run_case(two_ranks, target=f"{MODULE}:absent"):
-        assert run.outcome.status == "skipped"
-        assert f"'{MODULE}:absent'" in run.outcome.reason
-
-
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
@@ -376,41 +361,26 @@ def test_injected_late_rank_delays_every_step(two_ranks: Ranks) -> None:
     assert waiting.arrival.late_rank == 1
 
 
-@pytest.mark.parametrize(
-    ("operation", "params"),
-    [
-        ("p2p:unidirectional", {"size_bytes": 64}),  # rank 0 only sends
-        ("collectives:gather", {"size_bytes": 64, "root": 1}),
-        ("collectives:all_reduce", {"size_bytes": 0}),
-        (
-            "collectives:all_reduce",
-            {"size_bytes": 64, "group": "contiguous:1", "group_index": 1},
-        ),
-    ],
-)
-def test_corruption_without_a_result_is_skipped(
-    two_ranks: Ranks, operation: str, params: dict[str, Any]
-) -> None:
-    target = f"parbench.bench.operations.{operation}"
-    fault = parse_fault("corrupt:0", 2)
-    for run in run_case(two_ranks, fault, target, dtype="float32", **params):
-        assert run.outcome.status == "skipped"
-        assert "corrupt:0" in run.outcome.reason
+GATHER = "parbench.bench.operations.collectives:gather"
+ALL_REDUCE = "parbench.bench.operations.collectives:all_reduce"
+DATA: dict[str, Any] = {"size_bytes": 64, "dtype": "float32"}
+OTHER_GROUP: dict[str, Any] = {"group": "contiguous:1", "group_index": 1}
 
 
 @pytest.mark.parametrize(
-    ("injection", "params"),
+    ("injection", "target", "params"),
     [
-        ("late:0:1ms", {"group": "contiguous:1", "group_index": 1}),
-        ("slow:0:10%", {"group": "contiguous:1", "group_index": 1}),
-        ("slow:0:10%", {"mode": "async"}),
+        ("corrupt:0", GATHER, {**DATA, "root": 1}),  # rank 0 has no result
+        ("corrupt:0", ALL_REDUCE, {**DATA, "size_bytes": 0}),
+        ("corrupt:0", ALL_REDUCE, {**DATA, **OTHER_GROUP}),  # rank 0 is not measured
+        ("late:0:1ms", f"{MODULE}:prepare", OTHER_GROUP),
+        ("slow:0:10%", f"{MODULE}:prepare", {"mode": "async"}),  # its step can only be late
     ],
 )
 def test_fault_without_effect_is_skipped(
-    two_ranks: Ranks, injection: str, params: dict[str, Any]
+    two_ranks: Ranks, injection: str, target: str, params: dict[str, Any]
 ) -> None:
-    """The rank is not measured, or its steps can only be late."""
-    for run in run_case(two_ranks, parse_fault(injection, 2), **params):
+    for run in run_case(two_ranks, parse_fault(injection, 2), target, **params):
         assert run.outcome.status == "skipped"
         assert injection in run.outcome.reason
 
@@ -479,39 +449,20 @@ def make_all_reduce(**params: Value) -> Case:
     return definition.build_case({"size_bytes": 1024, **params})
 
 
-class OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the all-reduces that torch dispatches, by operator."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func.name().startswith("c10d::allreduce"):
-            self.counts[func.name()] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def count_coalesced_all_reduces(world: World, concurrent: bool) -> dict[str, int]:
-    """Measure six coalesced samples of a group of one rank."""
+def list_sizes_of_coalesced_groups(world: World, concurrent: bool) -> list[int]:
+    """Measure six coalesced samples in a group of one rank."""
     case = make_all_reduce(mode="coalesced", group="contiguous:1", concurrent=concurrent)
     measure = Measure(warmup=1, min_iterations=6, max_iterations=6)
     run = CaseRun(case, world, measure, Progress(), None)
-    with OperatorCounter() as counter:
+    with mock.patch.object(timing, "coalesce_calls", wraps=timing.coalesce_calls) as coalesce:
         assert run.run_block(5.0).status == "ok"
-    return dict(counter.counts)
+    return [call.args[0].size() for call in coalesce.call_args_list]
 
 
 @pytest.mark.parametrize("concurrent", [False, True])
-def test_coalesced_sample_of_subgroup_is_one_call(two_ranks: Ranks, concurrent: bool) -> None:
-    """Single calls are two checks, each with a flag, two flags of the start, and the warm-up."""
-    first, second = two_ranks.call(
-        f"{MODULE}:count_coalesced_all_reduces", concurrent=concurrent
-    )
-    assert first == {"c10d::allreduce_coalesced_": 6, "c10d::allreduce_": 7}
-    assert second == (first if concurrent else {"c10d::allreduce_": 4})
+def test_subgroup_coalesces_on_its_own_ranks(two_ranks: Ranks, concurrent: bool) -> None:
+    sizes = two_ranks.call(f"{MODULE}:list_sizes_of_coalesced_groups", concurrent=concurrent)
+    assert sizes == [[1] * 6, [1] * 6 if concurrent else []]
 
 
 def measure_kernel(world: World) -> list[str | None]:
@@ -638,36 +589,20 @@ def test_float8_needs_compute_capability_9() -> None:
 GIB = 1 << 30
 
 
-def check_free_memory(
-    monkeypatch: pytest.MonkeyPatch, own_free_gib: int, other_free_gib: int, cached_gib: int
+@pytest.mark.parametrize(
+    ("own_free_gib", "other_free_gib", "is_refused"),
+    [(8, 5, True), (5, 8, True), (8, 8, False)],
+)
+def test_case_larger_than_free_gpu_memory_is_refused(
+    monkeypatch: pytest.MonkeyPatch, own_free_gib: int, other_free_gib: int, is_refused: bool
 ) -> None:
-    """Let two ranks refuse an all_reduce of 1 GiB that needs 5.4 GB of these free sizes."""
-    cuda = SimpleNamespace(
-        mem_get_info=lambda *args: (own_free_gib * GIB, 80 * GIB),
-        memory_reserved=lambda *args: cached_gib * GIB,
-        memory_allocated=lambda *args: 0,
-    )
-    monkeypatch.setattr(torch, "cuda", cuda)
+    """An all_reduce of 768 MiB needs 6.4 GB on each rank."""
+    monkeypatch.setattr(accelerator, "count_free_bytes", lambda device: own_free_gib * GIB)
     world = SimpleNamespace(
         device=torch.device("cuda", 0), gather=lambda free: [free, other_free_gib * GIB]
     )
-    params: dict[str, str | int] = {"size_bytes": GIB, "dtype": "int8", "mode": "blocking"}
-    case = make_case(
-        "collective.all_reduce", "parbench.bench.operations.collectives:all_reduce", params
-    )
-    runner._refuse_too_large(case, cast(World, world))
-
-
-@pytest.mark.parametrize(("own_free_gib", "other_free_gib"), [(8, 5), (5, 8)])
-def test_case_larger_than_free_gpu_memory_is_refused(
-    monkeypatch: pytest.MonkeyPatch, own_free_gib: int, other_free_gib: int
-) -> None:
-    message = usage_error(check_free_memory, monkeypatch, own_free_gib, other_free_gib, 0)
-    assert "5.4 GB" in message
-
-
-@pytest.mark.parametrize(("own_free_gib", "cached_gib"), [(8, 0), (5, 3)])
-def test_case_that_fits_in_free_gpu_memory_is_measured(
-    monkeypatch: pytest.MonkeyPatch, own_free_gib: int, cached_gib: int
-) -> None:
-    check_free_memory(monkeypatch, own_free_gib, 8, cached_gib)
+    case = make_all_reduce(size_bytes=GIB * 3 // 4)
+    if is_refused:
+        assert "6.4 GB" in usage_error(runner._refuse_too_large, case, world)
+    else:
+        runner._refuse_too_large(case, cast(World, world))
