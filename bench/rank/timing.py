@@ -322,8 +322,8 @@ class CaseTimer:
         if stop is not None:
             self.samples.stop = stop
             return 0
-        num_remaining = self._measure.max_iterations - num_samples
-        return min(num_samples, self._count_affordable(remaining_seconds), num_remaining)
+        affordable = self._count_affordable(remaining_seconds)
+        return min(num_samples, affordable, int(self._measure.max_iterations) - num_samples)
 
     def _count_affordable(self, seconds: float) -> int:
         """Return the number of samples that this time suffices for, at least 1."""

@@ -99,11 +99,6 @@ def test_arguments_become_options_and_settings() -> None:
     assert set(OPTIONS) <= {param.name for param in run.params}
 
 
-def test_one_case_may_have_several_repetitions() -> None:
-    records = [ok_record(collective_case(), repetition) for repetition in range(2)]
-    assert select_measured(records) == tuple(records)
-
-
 def test_repetitions_out_of_budget_are_left_out() -> None:
     case = collective_case()
     measured = ok_record(case)

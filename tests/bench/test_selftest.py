@@ -1,5 +1,7 @@
 """The self-test: a fault is proved only if the records name the cause and the right rank."""
 
+from typing import Any
+
 import pytest
 
 from parbench.bench.results.records import Record, Stragglers
@@ -24,21 +26,19 @@ def test_undisturbed_run_must_be_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "share", "is_proved"), [(1, 0.95, True), (1, 0.94, False), (0, 1.0, False)]
+    ("kind", "arrival", "verb"),
+    [
+        ("late", {"late_rank": 1, "share": 0.95}, "arrived"),
+        ("slow", {"last_out_rank": 1, "last_out_share": 0.8}, "left"),
+    ],
 )
-def test_late_rank_must_arrive_last(rank: int, share: float, is_proved: bool) -> None:
-    result = judge("late", make_record(late_rank=rank, share=share))
-    assert result.is_proved is is_proved
-    assert result.message == f"rank {rank} arrived last in {share:.0%} of iterations"
-
-
-@pytest.mark.parametrize(
-    ("rank", "share", "is_proved"), [(1, 0.8, True), (1, 0.79, False), (0, 1.0, False)]
-)
-def test_slow_rank_must_leave_last(rank: int, share: float, is_proved: bool) -> None:
-    result = judge("slow", make_record(last_out_rank=rank, last_out_share=share))
-    assert result.is_proved is is_proved
-    assert result.message == f"rank {rank} left last in {share:.0%} of iterations"
+def test_disturbed_rank_must_be_last(kind: str, arrival: dict[str, Any], verb: str) -> None:
+    result = judge(kind, make_record(**arrival))
+    assert result.is_proved
+    assert f"rank 1 {verb} last in " in result.message
+    rank, share = arrival
+    for other in ({**arrival, rank: 0}, {**arrival, share: arrival[share] - 0.01}):
+        assert not judge(kind, make_record(**other)).is_proved
 
 
 @pytest.mark.parametrize("injection", ["late", "slow"])

@@ -32,6 +32,7 @@ from parbench.bench.results.records import Check
 from parbench.bench.text import UserError
 from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Description, Explanation, Work
+from parbench.bench.world.torch_compat import coalesce_calls
 from parbench.bench.world.world import World
 from tests.bench.rank.test_device_timer import FakeDevice
 from tests.support.fake_time import HeldTime
@@ -454,7 +455,7 @@ def list_sizes_of_coalesced_groups(world: World, concurrent: bool) -> list[int]:
     case = make_all_reduce(mode="coalesced", group="contiguous:1", concurrent=concurrent)
     measure = Measure(warmup=1, min_iterations=6, max_iterations=6)
     run = CaseRun(case, world, measure, Progress(), None)
-    with mock.patch.object(timing, "coalesce_calls", wraps=timing.coalesce_calls) as coalesce:
+    with mock.patch.object(timing, "coalesce_calls", wraps=coalesce_calls) as coalesce:
         assert run.run_block(5.0).status == "ok"
     return [call.args[0].size() for call in coalesce.call_args_list]
 
