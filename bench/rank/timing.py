@@ -317,13 +317,13 @@ class CaseTimer:
 
         Each batch doubles the samples, if there is time. ``half_widths`` has an item for each batch.
         """
-        num_samples = self.samples.stamps.shape[2]
+        num_samples: int = self.samples.stamps.shape[2]
         stop = _find_stop_reason(num_samples, half_widths, self._measure, remaining_seconds)
         if stop is not None:
             self.samples.stop = stop
             return 0
         affordable = self._count_affordable(remaining_seconds)
-        return min(num_samples, affordable, int(self._measure.max_iterations) - num_samples)
+        return min(num_samples, affordable, self._measure.max_iterations - num_samples)
 
     def _count_affordable(self, seconds: float) -> int:
         """Return the number of samples that this time suffices for, at least 1."""
