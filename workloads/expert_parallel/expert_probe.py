@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import sub, truediv
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from parbench.bench.results.details import ExpertLoadDetails
 from parbench.bench.results.metrics import MetricValue, make_value, make_values
-from parbench.bench.results.stats import estimate_mean
+from parbench.bench.results.stats import Estimate, estimate_mean
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.costs.communication_pattern import bytes_by_axis
@@ -35,16 +34,10 @@ _REPEATS = 3
 Run = Callable[[], object]
 
 
-class RoundTrip(NamedTuple):
-    """The seconds or the sent bytes of dispatch and combine for one microbatch's forward pass."""
-
-    packing: float  # permutation of tokens, before and after the transfer
-    transfer: float  # the collectives of dispatch, with those of counts or indices
-    combine: float  # with packing
-
-    @property
-    def dispatch(self) -> float:
-        return self.packing + self.transfer
+RoundTrip = Mapping[str, float]
+"""The seconds or sent bytes of a microbatch's forward pass, by ``PHASES``."""
+PHASES = ("dispatch", "dispatch_packing", "dispatch_transfer", "combine")
+"""Dispatch is its packing, which permutes tokens, and its transfer of tokens and counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +64,7 @@ class ExpertProbe:
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> ExpertSample:
         counts = count_routing(self.layers)
-        sent_bytes = RoundTrip(0.0, 0.0, 0.0)
+        sent_bytes: RoundTrip = {}
         round_trips: list[RoundTrip] = []
         if self.ep_group is not None:
             sent_bytes = self._measure_round_trip(self._count_sent)
@@ -120,7 +113,8 @@ class ExpertProbe:
             transfer = measure(lambda: rows.append(exchange.transfer(rows[-1])))
             packing += measure(lambda: rows.append(exchange.unpack(rows[-1]).tokens))
             combine = measure(lambda: exchange.combine(rows[-1]))
-        return RoundTrip(packing=packing, transfer=metadata + transfer, combine=combine)
+        phases = (packing + metadata + transfer, packing, metadata + transfer, combine)
+        return dict(zip(PHASES, phases, strict=True))
 
     def _time(self, run: Run) -> float:
         """Return the seconds of a phase from a barrier until the device has finished."""
@@ -151,33 +145,21 @@ class ExpertProbe:
 
 def make_dispatch_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricValue]:
     """Return bytes of dispatch, times of its phases and of combine, and bandwidths."""
-    metrics: dict[str, MetricValue] = {}
-    for part in ("dispatch", "combine"):
-        num_bytes = max(getattr(sample.sent_bytes, part) for sample in samples)
-        seconds = _list_slowest(samples, part)
-        values = {f"{part}_time": seconds}
-        if num_bytes:
-            values[f"{part}_bandwidth.wire"] = [num_bytes / duration for duration in seconds]
-        metrics |= _make_means(values, f"the slowest rank, forward, {num_bytes:.12g} B")
-        if part == "dispatch":
-            metrics |= make_values({"dispatch_bytes": num_bytes}, "the busiest rank")
-    for part in ("packing", "transfer"):
-        seconds = _list_slowest(samples, part)
-        metrics |= _make_means({f"dispatch_{part}_time": seconds}, "the slowest rank, forward")
-    return metrics
-
-
-def _list_slowest(samples: Sequence[ExpertSample], part: str) -> list[float]:
-    """Return, for each round trip, the maximum over ranks of a part's seconds."""
-    return slowest(
-        [[getattr(trip, part) for trip in sample.round_trip_seconds] for sample in samples]
-    )
-
-
-def _make_means(values: Mapping[str, Sequence[float]], method: str) -> dict[str, MetricValue]:
-    """Return the mean over round trips of each metric, from its values by name."""
-    means = {name: estimate_mean(v, "round trips", "amount") for name, v in values.items()}
-    return make_values(means, method)
+    values: dict[str, Estimate] = {}
+    for phase in PHASES:
+        seconds = slowest(
+            [[trip[phase] for trip in sample.round_trip_seconds] for sample in samples]
+        )
+        values[f"{phase}_time"] = estimate_mean(seconds, "round trips", "amount")
+        num_bytes = max(sample.sent_bytes[phase] for sample in samples)
+        if num_bytes and phase in ("dispatch", "combine"):
+            rates = [num_bytes / duration for duration in seconds]
+            values[f"{phase}_bandwidth.wire"] = estimate_mean(rates, "round trips", "amount")
+    num_bytes = max(sample.sent_bytes["dispatch"] for sample in samples)
+    return {
+        **make_values(values, "the slowest rank, forward"),
+        **make_values({"dispatch_bytes": num_bytes}, "the busiest rank"),
+    }
 
 
 def make_imbalance_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricValue]:

@@ -52,12 +52,16 @@ def make_details(pipeline: Pipeline) -> PipelineDetails:
 
 
 def make_detail_rows(timeline: SimulatedTimeline) -> PipelineTimeline:
-    """Return the actions of each rank in microseconds."""
+    """Return the actions of each rank in microseconds since the first start."""
+
+    def to_microseconds(seconds: float) -> int:
+        return round((seconds - timeline.first_start) * 1e6)
+
     rows = []
     for rank in range(timeline.ranks):
-        actions = timeline.actions_of(rank)
         row = [
-            TimedAction(str(a.action), round(a.start * 1e6), round(a.stop * 1e6)) for a in actions
+            TimedAction(str(a.action), to_microseconds(a.start), to_microseconds(a.stop))
+            for a in timeline.actions_of(rank)
         ]
         rows.append(tuple(row))
     return tuple(rows)

@@ -4,8 +4,9 @@ import os
 import socket
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean, median
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -43,13 +44,14 @@ HALVES_NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class RankSteps:
-    """The measured steps of a rank."""
+class RankStep(NamedTuple):
+    """One measured step of a rank."""
 
-    stamps: list[list[tuple[Action, int, int]]] = field(default_factory=list)
-    """Actions of each step with start and stop in nanoseconds of rank 0's clock."""
-    wall_seconds: list[float] = field(default_factory=list)
+    actions: list[tuple[Action, float, float]]
+    """Actions with start and stop in seconds of the rank's clock."""
+    clock_offset: float
+    """Seconds by which the clock of the rank is ahead of rank 0's."""
+    wall_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,26 +91,22 @@ class BubbleProbe:
     """The time of a rank's forward pass in simulated compute, None in real compute."""
     share = 1.0
 
-    def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> RankSteps | None:
+    def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> list[RankStep] | None:
         """Run as many steps as the budget allows. Return None if ranks cannot show a bubble."""
         if not can_measure_bubble(self.world, self.simulated_seconds):
             return None
-        steps = RankSteps()
-        offset_ns = self.world.clock.offsets_ns[self.world.global_rank]
+        steps: list[RankStep] = []
+        clock_offset = self.world.clock.offsets_ns[self.world.global_rank] / 1e9
 
         def run_step() -> None:
             reset()
-            steps.wall_seconds.append(time_step(step, self.world))
-            stamps = [
-                (action, start_ns - offset_ns, stop_ns - offset_ns)
-                for action, start_ns, stop_ns in self.recorder.read()
-            ]
-            steps.stamps.append(stamps)
+            wall_seconds = time_step(step, self.world)
+            steps.append(RankStep(self.recorder.read(), clock_offset, wall_seconds))
 
         repeat_within_budget(self.world, budget_seconds, run_step)
         return steps
 
-    def summarize(self, samples: Sequence[RankSteps | None]) -> Explanation:
+    def summarize(self, samples: Sequence[list[RankStep] | None]) -> Explanation:
         order = self.pipeline.order
         schedule, size = self.pipeline.schedule, self.pipeline.size
         in_flight = max(schedule.microbatches_in_flight(rank, size) for rank in range(size.ranks))
@@ -172,26 +170,24 @@ def has_shared_cores(world: World) -> bool:
     return any(num_ranks[name] > len(cores[name]) for name in cores)
 
 
-def merge_steps(rank_steps: Sequence[RankSteps]) -> PipelineSteps:
-    """Return the steps of the ranks of one pipeline, with times in seconds from the first start."""
+def merge_steps(steps_by_rank: Sequence[Sequence[RankStep]]) -> PipelineSteps:
+    """Return the steps of the ranks of one pipeline, with times on rank 0's clock."""
     timelines = []
     outside_seconds = []
-    for step, walls in enumerate(zip(*(steps.wall_seconds for steps in rank_steps), strict=True)):
-        stamps_by_rank = [steps.stamps[step] for steps in rank_steps]
-        first_ns = min(start for stamps in stamps_by_rank for _, start, _ in stamps)
+    for steps in zip(*steps_by_rank, strict=True):
         actions = []
-        for rank, stamps in enumerate(stamps_by_rank):
-            for action, start, stop in stamps:
+        for rank, step in enumerate(steps):
+            for action, start, stop in step.actions:
                 timed_action = SimulatedAction(
                     rank=rank,
                     action=action,
-                    start=(start - first_ns) / 1e9,
-                    stop=(stop - first_ns) / 1e9,
+                    start=start - step.clock_offset,
+                    stop=stop - step.clock_offset,
                 )
                 actions.append(timed_action)
-        timeline = SimulatedTimeline(actions=tuple(actions), ranks=len(rank_steps))
+        timeline = SimulatedTimeline(actions=tuple(actions), ranks=len(steps))
         timelines.append(timeline)
-        outside_seconds.append(max(walls) - timeline.makespan)
+        outside_seconds.append(max(step.wall_seconds for step in steps) - timeline.makespan)
     return PipelineSteps(timelines=tuple(timelines), outside_seconds=tuple(outside_seconds))
 
 

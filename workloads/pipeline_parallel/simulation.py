@@ -44,10 +44,13 @@ class SimulatedTimeline:
         return self._actions_by_rank[rank]
 
     @cached_property
+    def first_start(self) -> float:
+        return min((timed.start for timed in self.actions), default=0.0)
+
+    @cached_property
     def makespan(self) -> float:
         """Seconds from the first start to the last stop of all ranks."""
-        first_start = min((timed.start for timed in self.actions), default=0.0)
-        return max((timed.stop for timed in self.actions), default=0.0) - first_start
+        return max((timed.stop for timed in self.actions), default=0.0) - self.first_start
 
     def busy(self, rank: int) -> float:
         """Return the seconds in which a rank runs at least one action."""

@@ -60,15 +60,14 @@ class ActionRecorder:
         action, start, _ = self._moments[-1]
         self._moments[-1] = (action, start, record_moment(self._device))
 
-    def read(self) -> list[tuple[Action, int, int]]:
-        """Return the actions with start and stop in nanoseconds of ``time.perf_counter_ns``.
+    def read(self) -> list[tuple[Action, float, float]]:
+        """Return the actions with start and stop in seconds of ``time.perf_counter``.
 
         On CUDA it waits for the device.
         """
         to_seconds = make_moment_clock(self._device)
         return [
-            (action, int(to_seconds(start) * 1e9), int(to_seconds(stop) * 1e9))
-            for action, start, stop in self._moments
+            (action, to_seconds(start), to_seconds(stop)) for action, start, stop in self._moments
         ]
 
 

@@ -13,7 +13,7 @@ from parbench.bench.world.world import World
 from parbench.workloads.pipeline_parallel.bubbles import measure_latency
 from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 from parbench.workloads.pipeline_parallel.pipeline_probe import (
-    RankSteps,
+    RankStep,
     merge_steps,
     summarize_bubble,
 )
@@ -36,14 +36,11 @@ def imbalanced_seconds(action: Action) -> float:
     return balanced_seconds(action) * (1.5 - action.stage)
 
 
-def make_record(timelines: list[SimulatedTimeline], rank: int, outside: float) -> RankSteps:
-    """Return a rank's record of steps that take some seconds outside of the pipeline."""
-    stamps = []
-    for timeline in timelines:
-        actions = timeline.actions_of(rank)
-        stamps.append([(a.action, round(a.start * 1e9), round(a.stop * 1e9)) for a in actions])
-    walls = [timeline.makespan + outside - rank for timeline in timelines]
-    return RankSteps(stamps=stamps, wall_seconds=walls)
+def make_step(timeline: SimulatedTimeline, rank: int, outside: float) -> RankStep:
+    """Return a rank's step that takes some seconds outside of the pipeline."""
+    ahead = 10.0 * rank
+    actions = [(a.action, a.start + ahead, a.stop + ahead) for a in timeline.actions_of(rank)]
+    return RankStep(actions, ahead, wall_seconds=timeline.makespan + outside - rank)
 
 
 def test_bubble_metrics_of_simulated_steps() -> None:
@@ -55,9 +52,9 @@ def test_bubble_metrics_of_simulated_steps() -> None:
     median = simulate(order, imbalanced_seconds, {(0, 1): 0.5, (1, 0): 0.5})
     slowest = simulate(order, lambda action: 3 * imbalanced_seconds(action))
     timelines = [median, imbalanced, slowest]
-    records = [make_record(timelines, rank, outside=0.25) for rank in range(2)]
+    by_rank = [[make_step(timeline, rank, 0.25) for timeline in timelines] for rank in range(2)]
 
-    steps = merge_steps(records)
+    steps = merge_steps(by_rank)
     latency = measure_latency([median], order)
     values = values_of(summarize_bubble(steps, pipeline, latency, None))
 

@@ -7,7 +7,6 @@ import pytest
 
 from parbench.bench.plan.cases import make_case
 from parbench.bench.results.records import Record
-from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError
 from parbench.workloads.costs.communication_pattern import sent_bytes
 from parbench.workloads.parallel.dims import ParallelDims
@@ -21,12 +20,11 @@ from parbench.workloads.planner.link_time import (
     hardware_of_run,
 )
 from parbench.workloads.planner.placement import Place, place_of, place_on_torus
+from tests.support.reports.report_rows import run_from_records
 from tests.support.reports.reports_fixtures import (
     ENVIRONMENT,
     curve_records,
     failed_record,
-    make_plan,
-    make_run,
     ok_record,
     rate_metric,
     step_case,
@@ -106,11 +104,6 @@ def test_latency_is_launch_and_hops(op: str, place: Place, hops: float) -> None:
     assert by_hardware(hardware)(make_call(op, 0.0, place)) == pytest.approx(1e-3 + hops)
 
 
-def run_of(*records: Record, environment: dict[str, Any] | None = None) -> Run:
-    cases = {record.case.id: record.case for record in records}
-    return make_run(make_plan(cases.values()), records, environment)
-
-
 def send_records() -> list[Record]:
     """Return messages of a latency of 100 us and a bandwidth of 3 GB/s."""
     params: dict[str, Any] = {"dtype": "float32", "mode": "blocking", "source": 0, "target": 1}
@@ -126,13 +119,13 @@ def make_measured_call(op: str, ranks: int = 4, num_bytes: float = MEBI) -> Plac
     return make_call(op, num_bytes, Place(ranks=ranks, on_node=ranks))
 
 
-REDUCE_CURVES = curves_of(run_of(*curve_records()))
+REDUCE_CURVES = curves_of(run_from_records(*curve_records()))
 """An all_reduce on 4 ranks of a latency of 20 us and a bandwidth of 3 GB/s."""
 
 
 def test_call_takes_time_of_its_fit() -> None:
     records = [*curve_records(), *curve_records("all_gather", latency=50e-6), *send_records()]
-    seconds = by_curves(curves_of(run_of(*records)))
+    seconds = by_curves(curves_of(run_from_records(*records)))
     for op, latency in (("all_reduce", 20e-6), ("all_gather", 50e-6), ("send", 1e-4)):
         expected = pytest.approx(latency + MEBI / 3e9, rel=1e-3)
         assert seconds(make_measured_call(op)) == expected, op
@@ -148,7 +141,7 @@ def test_call_takes_time_of_its_fit() -> None:
     ],
 )
 def test_other_records_have_no_fit(records: list[Record]) -> None:
-    assert curves_of(run_of(*records)) == []
+    assert curves_of(run_from_records(*records)) == []
 
 
 def test_fits_are_separate_by_group() -> None:
@@ -157,7 +150,7 @@ def test_fits_are_separate_by_group() -> None:
         *curve_records(latency=1e-3, group="across"),
         *curve_records(),
     ]
-    curves = curves_of(run_of(*records))
+    curves = curves_of(run_from_records(*records))
     assert curve_for(make_call("all_reduce"), curves).inside is True
 
 
@@ -195,7 +188,7 @@ def test_hardware_of_run_is_measured() -> None:
     peak = {"flops_per_second": 7e10, "source": "matrix multiplications"}
     params: dict[str, Any] = {"size_bytes": MEBI, "dtype": "float32", "mode": "blocking"}
     copy = make_case("memory.copy", "parbench.bench.operations.local:copy", params)
-    run = run_of(
+    run = run_from_records(
         ok_record(step_case(), details={"peak": peak}),
         ok_record(copy, metrics={"algbw": rate_metric(9e9)}),
         *curve_records(),

@@ -15,12 +15,11 @@ from parbench.workloads.planner.plan_command import (
     answer_search,
     build_step_on_mesh,
 )
+from tests.support.reports.report_rows import run_from_records
 from tests.support.reports.reports_fixtures import (
     ENVIRONMENT,
     counted_metric,
     curve_records,
-    make_plan,
-    make_run,
     ok_record,
     seconds_metric,
     write_run,
@@ -172,7 +171,7 @@ def test_plan_uses_and_validates_a_run(tmp_path: Path, plan_command: PlanCommand
     metrics = {"step_time": seconds_metric(0.02), "compute": counted_metric(0.01, "s")}
     case = make_case("workload.ddp", target, {"shape": "tiny", "microbatch": 4})
     records = [*curve_records(), ok_record(case, metrics=metrics)]
-    run = make_run(make_plan([record.case for record in records]), records, ENVIRONMENT)
+    run = run_from_records(*records, environment=ENVIRONMENT)
     path = write_run(tmp_path / "run", run)
 
     result = plan_command(f"mesh --model small-llama --mesh dp=2,tp=4 --links {path}")

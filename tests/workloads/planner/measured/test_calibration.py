@@ -7,7 +7,6 @@ import pytest
 
 from parbench.bench.plan.cases import make_case
 from parbench.bench.results.records import Record
-from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError
 from parbench.workloads.costs.flops import stage_flops
 from parbench.workloads.planner.measured.calibration import calibrated
@@ -18,12 +17,11 @@ from parbench.workloads.planner.plan_command import (
     answer_mesh,
     load_machine,
 )
+from tests.support.reports.report_rows import run_from_records
 from tests.support.reports.reports_fixtures import (
     ENVIRONMENT,
     counted_metric,
     curve_records,
-    make_plan,
-    make_run,
     ok_record,
     seconds_metric,
     write_run,
@@ -48,10 +46,6 @@ def make_step(
     return ok_record(case, metrics=metrics, details=details)
 
 
-def run_of(*records: Record) -> Run:
-    return make_run(make_plan([record.case for record in records]), list(records), ENVIRONMENT)
-
-
 def count_flops(record: Record) -> float:
     spec = spec_of_record(record)
     return stage_flops(spec.rank_view(0)).total * spec.microbatches
@@ -60,7 +54,7 @@ def count_flops(record: Record) -> float:
 def test_calibration_averages_runs() -> None:
     fast = make_step(exposed=0.002)
     slow = make_step(exposed=0.02, compute_seconds=0.02)
-    hardware, notes = calibrated([run_of(fast), run_of(slow)], H100)
+    hardware, notes = calibrated([run_from_records(fast), run_from_records(slow)], H100)
     mean_rate = count_flops(fast) * (1 / 0.01 + 1 / 0.02) / 2
     assert hardware.efficiency.gemm == pytest.approx(mean_rate / 1e12)
     assert hardware.efficiency.overlap["dp"] == pytest.approx(0.75 / 2)
@@ -73,20 +67,23 @@ def test_calibration_averages_runs() -> None:
 def test_calibration_assigns_overlap_of_fsdp() -> None:
     """Simulated compute says nothing about matrix multiplications."""
     step = make_step("fsdp", exposed=0.004, compute="simulated:10ms")
-    hardware, _ = calibrated([run_of(step)], SIMPLE_HARDWARE)
+    hardware, _ = calibrated([run_from_records(step)], SIMPLE_HARDWARE)
     assert hardware.efficiency.overlap == {"fsdp": pytest.approx(0.5)}
     assert hardware.efficiency.gemm == SIMPLE_HARDWARE.efficiency.gemm
 
 
 def test_calibration_needs_steps() -> None:
     with pytest.raises(UserError, match="no step has real compute"):
-        calibrated([run_of(*curve_records())], SIMPLE_HARDWARE)
+        calibrated([run_from_records(*curve_records())], SIMPLE_HARDWARE)
 
 
 @pytest.fixture
 def run_path(tmp_path: Path) -> Path:
     """Write a run of collectives and a step of which three quarters are hidden."""
-    return write_run(tmp_path / "run", run_of(*curve_records(), make_step(exposed=0.002)))
+    return write_run(
+        tmp_path / "run",
+        run_from_records(*curve_records(), make_step(exposed=0.002), environment=ENVIRONMENT),
+    )
 
 
 def test_plan_uses_calibrated_machine_of_the_run(run_path: Path) -> None:

@@ -11,7 +11,6 @@ from parbench.bench.plan.cases import make_case
 from parbench.bench.results.details import ComponentCheck, StepCheck, Validation
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
-from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError
 from parbench.workloads.costs.communication_pattern import list_calls
 from parbench.workloads.costs.memory import activations_equation
@@ -30,12 +29,11 @@ from parbench.workloads.planner.measured.step_time import (
 from parbench.workloads.planner.measured.validate import validate
 from parbench.workloads.planner.placement import Place
 from parbench.workloads.presets import PRESETS
+from tests.support.reports.report_rows import run_from_records
 from tests.support.reports.reports_fixtures import (
     counted_metric,
     curve_records,
     failed_record,
-    make_plan,
-    make_run,
     ok_record,
     seconds_metric,
 )
@@ -60,13 +58,8 @@ def make_record(
     return ok_record(case, repetition, metrics={**defaults, **(metrics or {})})
 
 
-def run_of(*records: Record) -> Run:
-    cases = {record.case.id: record.case for record in records}
-    return make_run(make_plan(cases.values()), records)
-
-
 def validate_records(*records: Record) -> Validation:
-    return validate(run_of(*curve_records(), *records))
+    return validate(run_from_records(*curve_records(), *records))
 
 
 def component_of(row: StepCheck, name: str) -> ComponentCheck:
@@ -144,7 +137,7 @@ def test_validation_states_why_steps_are_left_out(record: Record, reason: str) -
 
 def test_validation_needs_steps() -> None:
     with pytest.raises(UserError, match="no training step"):
-        validate(run_of(*curve_records()))
+        validate(run_from_records(*curve_records()))
 
 
 def make_step(name: str, ranks: int = 4, **params: Any) -> StepSpec:
