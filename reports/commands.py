@@ -258,17 +258,20 @@ def import_files(files: tuple[Path, ...], **options: Any) -> None:
     help="File or folder to write. Default: standard output, for formats of one file.",
 )
 def export(run: Path, name: str, output: Path | None) -> None:
-    from parbench.reports.formats.registry import render_file, render_folder
+    from parbench.bench.text import UserError
+    from parbench.reports.formats.registry import render_export
     from parbench.reports.render.show import write_files
     from parbench.reports.run_data import RunData
 
-    data = RunData.load(run)
-    is_folder = output is not None and (output.is_dir() or not output.suffix)
-    if output is not None and is_folder and EXPORT_FORMATS[name].folder:
-        for file in write_files(output, render_folder(name, data)):
-            click.echo(str(file))
-    else:
-        _write(render_file(name, data), output)
+    is_folder = EXPORT_FORMATS[name].is_folder
+    if is_folder and output is None:
+        raise UserError(f"--format {name} writes several files: name their folder with -o FOLDER")
+    content = render_export(name, RunData.load(run))
+    if output is None or not is_folder:
+        _write(content, output)
+        return
+    for file in write_files(output, content):
+        click.echo(str(file))
 
 
 def _write(content: bytes, output: Path | None) -> None:

@@ -5,7 +5,6 @@ begins at 0 us.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,7 +13,6 @@ from parbench.bench.files import make_file_name
 from parbench.bench.results.details import PipelineDetails, TimedAction
 from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline
 from parbench.bench.text import UserError
-from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.analysis.steps import find_details
 from parbench.reports.analysis.timelines import (
     get_axis,
@@ -43,11 +41,9 @@ _STREAMS = {
 _COMM_STREAM = _StreamFormat("communication", "kernel", "ncclDevKernel_")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _CaseTrace:
+class _CaseTrace(NamedTuple):
     """The timeline of a case."""
 
-    case_id: str
     label: str
     clock: Event
     """The method that compared the clocks of the ranks, and the repetition."""
@@ -60,106 +56,7 @@ def render_trace(data: RunData) -> bytes:
 
     Raises ``UserError`` with the reason if there is none.
     """
-    return _encode_document(data, *_list_case_traces(data))
-
-
-def render_traces(data: RunData) -> dict[str, bytes]:
-    """Return a document for each case, keyed by file name. Raises as ``render_trace``."""
     traces, omissions = _list_case_traces(data)
-    return {
-        f"{make_file_name(trace.case_id)}.json": _encode_document(data, [trace], omissions)
-        for trace in traces
-    }
-
-
-def render_for_analysis(data: RunData) -> dict[str, bytes]:
-    """Return a document for each rank and profiled step. Raises ``UserError`` if there is none."""
-    files = {}
-    for step in data.timelines:
-        for rank in step.timeline.ranks if step.timeline else ():
-            name = f"{make_file_name(step.result.case.id)}/rank-{rank.rank}.json"
-            files[name] = msgspec.json.encode(make_rank_document(rank)) + b"\n"
-    if not files:
-        hint = "measure some with parbench run 'workload.*'"
-        raise UserError(f"{data.run.path} contains no profiled step to export: {hint}")
-    return files
-
-
-def make_rank_document(rank: RankTimeline) -> Event:
-    """Return the document of one rank for HTA, which recognizes kernels by their names."""
-    process = {f"rank {rank.rank}": list(_make_rank_events(rank, is_for_hta=True))}
-    return {
-        "schemaVersion": 1,
-        "distributedInfo": {"rank": rank.rank},
-        "traceEvents": list(_number_processes(process, first_pid=rank.rank)),
-    }
-
-
-def _list_case_traces(data: RunData) -> tuple[list[_CaseTrace], dict[str, str]]:
-    """Return the cases with a timeline, and the reasons for cases without one, keyed by label."""
-    traces = []
-    omissions: dict[str, str] = {}
-    for result in data.steps:
-        repetition, details = find_details(result, PipelineDetails)
-        if isinstance(details, str):
-            problem = details
-        else:
-            problem = _find_pipeline_problem(details)
-            if not problem:
-                clock = (details.clock, details.clock_uncertainty_seconds, repetition)
-                processes = _list_pipeline_processes(details)
-                traces.append(_make_case_trace(data, result, clock, processes))
-        if problem:
-            omissions[data.labels[result.case.id]] = problem
-    for step in data.timelines:
-        timeline = step.timeline
-        if timeline is None:
-            omissions[data.labels[step.result.case.id]] = step.problem
-            continue
-        clock = (timeline.clock, timeline.uncertainty_seconds, step.repetition)
-        processes = {f"rank {rank.rank}": list(_make_rank_events(rank)) for rank in timeline.ranks}
-        traces.append(_make_case_trace(data, step.result, clock, processes))
-    if not traces:
-        reasons = [f"{label}: {problem}" for label, problem in omissions.items()]
-        reasons.append("only training steps with a valid measurement have one")
-        raise UserError(f"{data.run.path} contains no timeline to export: {reasons[0]}")
-    return traces, omissions
-
-
-def _find_pipeline_problem(details: PipelineDetails) -> str:
-    """Return the reason why a pipeline has no timeline, empty if it has one."""
-    if details.measured is None:
-        return details.why_not_measured or "the record has no measured timeline"
-    return "" if details.clock else "the record does not name a clock that its ranks share"
-
-
-def _make_case_trace(
-    data: RunData,
-    result: CaseResult,
-    clock: tuple[str | None, float | None, int],
-    processes: Mapping[str, Sequence[Event]],
-) -> _CaseTrace:
-    """Return the trace of a case.
-
-    ``clock`` contains the method, the uncertainty in seconds and the index of the repetition.
-    """
-    method, uncertainty_seconds, repetition = clock
-    return _CaseTrace(
-        case_id=result.case.id,
-        label=data.labels[result.case.id],
-        clock={
-            "method": method,
-            "uncertainty_seconds": uncertainty_seconds,
-            "repetition": repetition + 1,
-        },
-        processes=processes,
-    )
-
-
-def _encode_document(
-    data: RunData, traces: Sequence[_CaseTrace], omissions: Mapping[str, str]
-) -> bytes:
-    """Return the JSON of a trace file, in which the processes of all cases have distinct ids."""
     events: list[Event] = []
     first_pid = 0
     for trace in traces:
@@ -177,6 +74,68 @@ def _encode_document(
         },
     }
     return msgspec.json.encode(document) + b"\n"
+
+
+def render_for_analysis(data: RunData) -> dict[str, bytes]:
+    """Return a document for each rank and profiled step. Raises ``UserError`` if there is none."""
+    files = {}
+    for step in data.timelines:
+        for rank in step.timeline.ranks if step.timeline else ():
+            name = f"{make_file_name(step.result.case.id)}/rank-{rank.rank}.json"
+            process = {f"rank {rank.rank}": list(_make_rank_events(rank, is_for_hta=True))}
+            document = {
+                "schemaVersion": 1,
+                "distributedInfo": {"rank": rank.rank},
+                "traceEvents": list(_number_processes(process, first_pid=rank.rank)),
+            }
+            files[name] = msgspec.json.encode(document) + b"\n"
+    if not files:
+        hint = "measure some with parbench run 'workload.*'"
+        raise UserError(f"{data.run.path} contains no profiled step to export: {hint}")
+    return files
+
+
+def _list_case_traces(data: RunData) -> tuple[list[_CaseTrace], dict[str, str]]:
+    """Return the cases with a timeline, and the reasons for cases without one, keyed by label."""
+    traces = []
+    omissions = {}
+    for result in data.steps:
+        label = data.labels[result.case.id]
+        repetition, details = find_details(result, PipelineDetails)
+        if isinstance(details, str):
+            omissions[label] = details
+        elif details.measured is None:
+            omissions[label] = details.why_not_measured or "the record has no measured timeline"
+        elif not details.clock:
+            omissions[label] = "the record does not name a clock that its ranks share"
+        else:
+            clock = _describe_clock(details.clock, details.clock_uncertainty_seconds, repetition)
+            traces.append(_CaseTrace(label, clock, _list_pipeline_processes(details)))
+    for step in data.timelines:
+        label = data.labels[step.result.case.id]
+        timeline = step.timeline
+        if timeline is None:
+            omissions[label] = step.problem
+            continue
+        clock = _describe_clock(timeline.clock, timeline.uncertainty_seconds, step.repetition)
+        processes = {f"rank {rank.rank}": list(_make_rank_events(rank)) for rank in timeline.ranks}
+        traces.append(_CaseTrace(label, clock, processes))
+    if not traces:
+        reasons = [f"{label}: {problem}" for label, problem in omissions.items()]
+        reasons.append("only training steps with a valid measurement have one")
+        raise UserError(f"{data.run.path} contains no timeline to export: {reasons[0]}")
+    return traces, omissions
+
+
+def _describe_clock(
+    method: str | None, uncertainty_seconds: float | None, repetition: int
+) -> Event:
+    """Return the method that compared the clocks of the ranks, its error and the repetition."""
+    return {
+        "method": method,
+        "uncertainty_seconds": uncertainty_seconds,
+        "repetition": repetition + 1,
+    }
 
 
 def _number_processes(

@@ -20,7 +20,6 @@ from parbench.reports.formats.nccl_rows import (
     PLACEMENTS,
     LogHeader,
     Number,
-    PlacementNumbers,
     RankLine,
     Row,
     convert_table,
@@ -67,18 +66,18 @@ class _TextReader:
     def read(self, number: int, line: str) -> None:
         """Read a line without prefix."""
         place = f"{self._source}, line {number}"
-        words = line.split()
+        cells = line.split()
         average = _AVERAGE.match(line)
         wrong = _OUT_OF_BOUNDS.match(line)
         if self._starts_header(line):
             self._header = LogHeader()
             self._columns = []
-        if _is_heading(words):
-            self._columns = words[1:]
+        if _is_heading(cells):
+            self._columns = cells[1:]
             if self._header not in self.headers:
                 self.headers.append(self._header)
-        elif self._columns and _is_row(words):
-            self._header.rows.append(self._parse_row(words, place))
+        elif self._columns and _is_row(cells):
+            self._header.rows.append(self._parse_row(cells, place))
         elif self._columns and average:
             self.num_summaries += 1
             self._read_average(average[1])
@@ -119,7 +118,7 @@ class _TextReader:
         elif library:
             header.nccl = header.nccl or library[1]
         elif exporter:
-            pairs = [word.split("=", 1) for word in exporter[2].split() if "=" in word]
+            pairs = [cell.split("=", 1) for cell in exporter[2].split() if "=" in cell]
             header.export_fields = {"parbench": exporter[1], **dict(pairs)}
             header.mode = header.export_fields.get("mode", header.mode)
         elif repeated:
@@ -144,18 +143,15 @@ class _TextReader:
 
     def _check_wrong(self, num_wrong: int, place: str) -> None:
         """Compare the sum of wrong values with the rows."""
-        measurements = [
-            measurement for row in self._header.rows for measurement in row.measurements.values()
-        ]
-        counts = [measurement.get("#wrong") for measurement in measurements]
+        counts = self._header.list_numbers("#wrong")
         known_counts = [count.value for count in counts if count is not None]
         if known_counts and bool(num_wrong) != any(known_counts):
             rows = "some rows are" if any(known_counts) else "no row is"
             self.notes.append(f"{place}: {num_wrong} values are wrong, but {rows} wrong")
 
-    def _parse_row(self, words: Sequence[str], place: str) -> Row:
+    def _parse_row(self, cells: Sequence[str], place: str) -> Row:
         """Return the row of a table. ``place`` is the location of the line, for errors."""
-        row = parse_row(self._columns, words, place, (*_REQUIRED, "time"))
+        row = parse_row(self._columns, cells, place, (*_REQUIRED, "time"))
         root = row.get("root")
         if root is not None and not root.removeprefix("-").isdecimal():
             raise UserError(f"{place}: root {root!r} is not a whole number")
@@ -167,20 +163,20 @@ class _TextReader:
             type=row["type"],
             redop=row.get("redop"),
             root=None if root is None else int(root),
-            measurements=dict(self._list_measurements(words, place)),
+            measurements=dict(self._list_measurements(cells, place)),
         )
 
     def _list_measurements(
-        self, words: Sequence[str], place: str
-    ) -> Iterator[tuple[str, PlacementNumbers]]:
+        self, cells: Sequence[str], place: str
+    ) -> Iterator[tuple[str, dict[str, Number]]]:
         """Yield the numbers of the out-of-place and the in-place columns of one line.
 
         ``place`` is the location of the line, for messages. A line with one set of columns gives
         one placement.
         """
         measured = [
-            (name, word)
-            for name, word in zip(self._columns, words, strict=True)
+            (name, cell)
+            for name, cell in zip(self._columns, cells, strict=True)
             if name in _MEASURED
         ]
         names = [name for name, _ in measured]
@@ -193,29 +189,31 @@ class _TextReader:
                 raise UserError(f"{place}: placements have different columns: {headings}")
         placements = reversed(PLACEMENTS) if self._header.is_reversed else PLACEMENTS
         for placement, part in zip(placements, parts, strict=False):
-            numbers = {name: _parse_number(word, place) for name, word in part}
-            known = {name: number for name, number in numbers.items() if number is not None}
-            yield placement, PlacementNumbers(numbers=known)
+            numbers = {name: _parse_number(cell, place) for name, cell in part}
+            yield (
+                placement,
+                {name: number for name, number in numbers.items() if number is not None},
+            )
 
 
-def _is_heading(words: Sequence[str]) -> bool:
+def _is_heading(cells: Sequence[str]) -> bool:
     """Return True if a comment has several headings, so that a row can name a missing one."""
-    num_headings = len(_HEADINGS & set(words))
-    return words[:1] == ["#"] and num_headings >= _MIN_HEADINGS
+    num_headings = len(_HEADINGS & set(cells))
+    return cells[:1] == ["#"] and num_headings >= _MIN_HEADINGS
 
 
-def _is_row(words: Sequence[str]) -> bool:
-    """Return True if most words are cells of a table, so that a corrupt row is not skipped."""
-    cells = [word for word in words if _CELL.fullmatch(word) or word in _NAMES]
-    return len(cells) >= max(2, _MIN_CELL_SHARE * len(words)) and words[0] in cells
+def _is_row(cells: Sequence[str]) -> bool:
+    """Return True if most words of a line are cells of a table, so that a corrupt row is not skipped."""
+    known_cells = [cell for cell in cells if _CELL.fullmatch(cell) or cell in _NAMES]
+    return len(known_cells) >= max(2, _MIN_CELL_SHARE * len(cells)) and cells[0] in known_cells
 
 
-def _parse_number(word: str, place: str) -> Number | None:
+def _parse_number(cell: str, place: str) -> Number | None:
     """Return a printed number, None if it is N/A. Raises ``UserError`` for other text."""
     try:
-        return parse_printed(word)
+        return parse_printed(cell)
     except ValueError:
-        raise UserError(f"{place}: {word!r} is not a number") from None
+        raise UserError(f"{place}: {cell!r} is not a number") from None
 
 
 def parse_nccl(text: str, source: str, nproc: int | None) -> ImportedRun:

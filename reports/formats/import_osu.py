@@ -83,11 +83,11 @@ class _Benchmark:
         """True if the operation is between two ranks."""
         return self.operation is not None and self.operation.short_name in _POINT_TO_POINT
 
-    def add_row(self, words: Sequence[str], place: str) -> None:
+    def add_row(self, cells: Sequence[str], place: str) -> None:
         """Add a row. Raises ``UserError`` if it does not belong to the table."""
         if not self.columns:
             raise UserError(f"{place}: no heading names the columns of this row")
-        row = parse_row(self.columns, words, place, ("size",))
+        row = parse_row(self.columns, cells, place, ("size",))
         size = parse_count(row["size"], place)
         if self.rows and size <= int(self.rows[-1][1]["size"]):
             problem = "the size does not ascend, so a title or a heading may be missing"
@@ -168,7 +168,7 @@ def _read_title(title: re.Match[str]) -> _Benchmark:
 
 def _read_line(benchmark: _Benchmark, line: str, place: str) -> None:
     """Read a line below the title of a benchmark: an option, a heading or a row."""
-    words = line.split()
+    cells = line.split()
     pairs = _PAIRS.match(line)
     if pairs:
         benchmark.num_pairs = int(pairs[1])
@@ -181,21 +181,21 @@ def _read_line(benchmark: _Benchmark, line: str, place: str) -> None:
             raise UserError(f"{place}: no title of OSU precedes this heading")
         headings = _HEADING.findall(line.removeprefix("# "))
         benchmark.columns = [heading.lower().replace(" ", "") for heading in headings]
-    elif benchmark.operation and _is_row(words):
-        benchmark.add_row(words, place)
+    elif benchmark.operation and _is_row(cells):
+        benchmark.add_row(cells, place)
 
 
-def _is_row(words: Sequence[str]) -> bool:
-    """Return True if the first word and enough other words are cells of a table."""
-    cells = [word for word in words if _CELL.fullmatch(word)]
-    return words[:1] == cells[:1] and len(cells) >= max(1, _MIN_CELL_SHARE * len(words))
+def _is_row(cells: Sequence[str]) -> bool:
+    """Return True if the first word and enough other words of a line are cells of a table."""
+    known_cells = [cell for cell in cells if _CELL.fullmatch(cell)]
+    return cells[:1] == known_cells[:1] and len(known_cells) >= max(1, _MIN_CELL_SHARE * len(cells))
 
 
 def _check_row(row: Mapping[str, str], size: int, place: str) -> None:
     """Compare the numbers of a row. Raises ``UserError`` if they contradict each other."""
     low, mean, high = (row.get(f"{part}latency(us)") for part in ("min", "avg", "max"))
     if low and mean and high:
-        numbers = [parse_number(word, place) for word in (low, mean, high)]
+        numbers = [parse_number(cell, place) for cell in (low, mean, high)]
         if numbers != sorted(numbers):
             latencies = f"minimum {low}, mean {mean} and maximum {high} us"
             raise UserError(f"{place}: {latencies} contradict each other")

@@ -55,40 +55,40 @@ class ImportedRun:
 
 
 def parse_row(
-    columns: Sequence[str], words: Sequence[str], place: str, required: Sequence[str]
+    columns: Sequence[str], cells: Sequence[str], place: str, required: Sequence[str]
 ) -> dict[str, str]:
-    """Return the words of a line, keyed by column.
+    """Return the cells of a line, keyed by column.
 
-    Raises ``UserError`` if a required column is absent or the line has another number of words.
+    Raises ``UserError`` if a required column is absent or the line has another number of cells.
     """
     missing = [column for column in required if column not in columns]
     if missing:
         raise UserError(f"{place}: the heading of this row has no column {format_list(missing)}")
-    if len(words) < len(columns):
-        counts = f"{len(words)} of {len(columns)} values"
+    if len(cells) < len(columns):
+        counts = f"{len(cells)} of {len(columns)} values"
         raise UserError(f"{place}: {counts}, so the file seems to be cut short")
-    if len(words) > len(columns):
-        counts = f"{len(words)} values for {len(columns)} columns"
+    if len(cells) > len(columns):
+        counts = f"{len(cells)} values for {len(columns)} columns"
         raise UserError(f"{place}: {counts}, so values cannot be assigned to columns")
-    return dict(zip(columns, words, strict=False))
+    return dict(zip(columns, cells, strict=False))
 
 
-def parse_number(word: str, place: str) -> float:
+def parse_number(cell: str, place: str) -> float:
     """Return a finite number. Raises ``UserError`` for other text."""
     try:
-        number = float(word)
+        number = float(cell)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise UserError(f"{place}: {word!r} is not a number")
+        raise UserError(f"{place}: {cell!r} is not a number")
     return number
 
 
-def parse_count(word: str, place: str) -> int:
+def parse_count(cell: str, place: str) -> int:
     """Return a whole number from 0. Raises ``UserError`` for other text."""
-    if not word.isdecimal():
-        raise UserError(f"{place}: {word!r} is not a whole number from 0 up")
-    return int(word)
+    if not cell.isdecimal():
+        raise UserError(f"{place}: {cell!r} is not a whole number from 0 up")
+    return int(cell)
 
 
 def resolve_num_ranks(in_file: int | None, nproc: int | None, source: str) -> int:

@@ -2,19 +2,17 @@
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Annotated
 
 import msgspec
 
+from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from parbench.bench.text import UserError
 from parbench.reports.formats.imported import UNKNOWN
 from parbench.reports.formats.nccl_rows import (
-    PLACEMENTS,
     LogHeader,
     Number,
-    PlacementNumbers,
     RankLine,
     Row,
 )
@@ -157,6 +155,11 @@ def _convert_result(result: _Result, place: str) -> Row:
     root = result.root.strip()
     if not root.removeprefix("-").isdecimal():
         raise UserError(f"{place}: root {root!r} is not a whole number")
+    measured = ((OUT_OF_PLACE, result.out_of_place), (IN_PLACE, result.in_place))
+    timed = {
+        OUT_OF_PLACE: result.out_of_place_per_iter or _Iterations(),
+        IN_PLACE: result.in_place_per_iter or _Iterations(),
+    }
     return Row(
         place=place,
         size=result.size,
@@ -165,25 +168,10 @@ def _convert_result(result: _Result, place: str) -> Row:
         redop=result.redop,
         root=int(root),
         iterations=result.actual_iterations,
-        measurements=dict(_list_measurements(result)),
+        measurements={name: numbers.list_finite() for name, numbers in measured if numbers},
+        samples={name: part.times_us[part.skipped_iterations :] for name, part in timed.items()},
+        num_skipped=max((part.skipped_iterations for part in timed.values()), default=0),
     )
-
-
-def _list_measurements(result: _Result) -> Iterator[tuple[str, PlacementNumbers]]:
-    """Yield each measured placement with its numbers and its iterations without warm-up."""
-    numbers = (result.out_of_place, result.in_place)
-    iterations = (result.out_of_place_per_iter, result.in_place_per_iter)
-    for placement, printed, times in zip(PLACEMENTS, numbers, iterations, strict=True):
-        if printed is not None:
-            num_skipped = times.skipped_iterations if times else 0
-            yield (
-                placement,
-                PlacementNumbers(
-                    numbers=printed.list_finite(),
-                    samples=times.times_us[num_skipped:] if times else (),
-                    num_skipped=num_skipped,
-                ),
-            )
 
 
 def format_nccl_version(code: int) -> str | None:

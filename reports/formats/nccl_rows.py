@@ -55,20 +55,6 @@ class Number(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlacementNumbers:
-    """The numbers of one placement by column: us, GB/s, wrong values or the largest error."""
-
-    numbers: Mapping[str, Number]
-    samples: Sequence[float] = ()
-    """The time of each iteration in us, without warm-up."""
-    num_skipped: int = 0
-
-    def get(self, name: str) -> Number | None:
-        """Return the number of a column, None if the row does not have one."""
-        return self.numbers.get(name)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Row:
     """The results of one message size in bytes. None stands for a column that the table lacks."""
 
@@ -78,7 +64,12 @@ class Row:
     count: int | None = None
     redop: str | None = None
     root: int | None = None
-    measurements: Mapping[str, PlacementNumbers]
+    measurements: Mapping[str, Mapping[str, Number]]
+    """The numbers of each placement by column: us, GB/s, wrong values or the largest error."""
+    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """The time of each iteration in us by placement, without warm-up."""
+    num_skipped: int = 0
+    """The number of iterations of warm-up."""
     iterations: int | None = None
 
 
@@ -111,6 +102,10 @@ class LogHeader:
     variables: Mapping[str, str] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     average_busbw: Number | None = None
+
+    def list_numbers(self, column: str) -> list[Number | None]:
+        """Return the numbers of a column for each row and placement, None if it is not there."""
+        return [numbers.get(column) for row in self.rows for numbers in row.measurements.values()]
 
     @property
     def hosts(self) -> list[str]:
@@ -297,10 +292,11 @@ def _explains_rows(operation: OperationSpec, rows: Sequence[Row], num_ranks: int
 
 def list_fitting_ranks(rows: Sequence[Row], operation: OperationSpec) -> list[int]:
     """Return each number of ranks, from 2 on, with which the bandwidths of all rows agree."""
-    fitting = list(range(2, _MAX_GUESSED_RANKS))
-    for row in rows:
-        fitting = [ranks for ranks in fitting if not find_contradiction(row, operation, ranks)]
-    return fitting
+    return [
+        num_ranks
+        for num_ranks in range(2, _MAX_GUESSED_RANKS)
+        if not any(find_contradiction(row, operation, num_ranks) for row in rows)
+    ]
 
 
 def _check_num_ranks(num_ranks: int, num_fitting: int) -> Iterator[str]:
@@ -351,8 +347,8 @@ def _check_count(row: Row, operation: OperationSpec, num_ranks: int) -> str | No
 def _check_rates(row: Row, operation: OperationSpec, num_ranks: int) -> str | None:
     """Return a sentence about a bandwidth that does not match size and time, None if all match."""
     factor = operation.busbw.compute(num_ranks) if operation.busbw else 1.0
-    for placement, measurement in row.measurements.items():
-        time, algbw, busbw = map(measurement.get, ("time", *RATES))
+    for placement, numbers in row.measurements.items():
+        time, algbw, busbw = map(numbers.get, ("time", *RATES))
         if time is None:
             continue
         low = row.size / (time.high * MICRO) / GIGA
@@ -385,9 +381,7 @@ def _overlaps(printed: Number, low: float, high: float) -> bool:
 def _check_average(header: LogHeader) -> Iterator[str]:
     """Yield a sentence if the printed average bus bandwidth differs from the mean of the rows."""
     average = header.average_busbw
-    rates = [
-        measurement.get("busbw") for row in header.rows for measurement in row.measurements.values()
-    ]
+    rates = header.list_numbers("busbw")
     if average is None or not rates or None in rates or header.export_fields:
         return
     low = sum(rate.low for rate in rates if rate) / len(rates)
@@ -422,10 +416,10 @@ def _make_results(
     If ``is_other_world``, bus bandwidths are as printed, because the number of ranks is in doubt.
     """
     params = {**_make_params(header, row, operation), **group_params}
-    for placement, measurement in row.measurements.items():
-        if placement == header.repeated_placement or not measurement.numbers:
+    for placement, numbers in row.measurements.items():
+        if placement == header.repeated_placement or not numbers:
             continue
-        printed = {name: number.value for name, number in measurement.numbers.items()}
+        printed = {name: number.value for name, number in numbers.items()}
         for name, value in printed.items():
             if value < 0:
                 raise UserError(f"{row.place}: {name} {value:g} at {row.size} B is negative")
@@ -436,7 +430,7 @@ def _make_results(
         is_old_algbw = operation.sharded and printed.get("algbw") == printed.get("busbw")
         if is_old_algbw or is_other_world:
             rates.pop("algbw", None)
-        steps = [2 * measurement.numbers[name].half_step for name in rates]
+        steps = [2 * numbers[name].half_step for name in rates]
         time = printed.get("time")
         yield ImportedResult(
             name=operation.name,
@@ -452,10 +446,10 @@ def _make_results(
                 0.0 if is_other_world else max(steps, default=0.0) * GIGA,
             ),
             check=_make_check(row, printed),
-            samples=[sample * MICRO for sample in measurement.samples],
+            samples=[sample * MICRO for sample in row.samples.get(placement, ())],
             iterations=row.iterations,
             printed=printed,
-            notes=_make_notes(row, measurement.num_skipped),
+            notes=_make_notes(row),
         )
 
 
@@ -486,11 +480,11 @@ def _make_params(header: LogHeader, row: Row, operation: OperationSpec) -> dict[
     return params
 
 
-def _make_notes(row: Row, num_skipped: int) -> list[str]:
+def _make_notes(row: Row) -> list[str]:
     """Return sentences about a size of 0 and about iterations that were skipped."""
     notes = []
     if row.size == 0:
         notes.append("size 0: nccl-tests rounds the share of each rank down to 16 bytes")
-    if num_skipped:
-        notes.append(f"the first {num_skipped} iterations are warm-up, by --per_iter_skip")
+    if row.num_skipped:
+        notes.append(f"the first {row.num_skipped} iterations are warm-up, by --per_iter_skip")
     return notes

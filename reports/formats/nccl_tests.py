@@ -6,7 +6,6 @@ and src/common.cu). A line has a size and its two placements. Times are in us, b
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -185,7 +184,7 @@ def _render_table(run: Run, results: Sequence[CaseResult]) -> Iterator[str]:
     yield f"# Collective test starting: {program}"
     yield (
         f"# nThread 1 nGpus 1 minBytes {min(sizes, default=0)} maxBytes {max(sizes, default=0)} "
-        f"step: {_describe_step(sizes)} warmup iters: {run.info.plan.measure.warmup} "
+        f"step: 0(bytes) warmup iters: {run.info.plan.measure.warmup} "
         f"iters: {iterations} agg iters: 1 validation: {is_checked:d} "
         f"graph: {_GRAPH_OPTION.get(mode, 0)} unalign: 0"
     )
@@ -336,17 +335,6 @@ def _render_line(line: Mapping[str, CaseResult], repeated: str | None) -> str:
         else:
             text += f"  {'N/A':>7}{'     N/A' * 3}"
     return text
-
-
-def _describe_step(sizes: Sequence[int]) -> str:
-    """Return the constant step between sizes, a factor or bytes, ``0(bytes)`` if there is none."""
-    pairs = list(pairwise(sizes))
-    factors = {large / small if small else 0.0 for small, large in pairs}
-    factor = factors.pop() if len(factors) == 1 else 0.0
-    if factor > 1 and factor.is_integer():
-        return f"{factor:.0f}(factor)"
-    gaps = {large - small for small, large in pairs}
-    return f"{gaps.pop() if len(gaps) == 1 else 0}(bytes)"
 
 
 def _render_numbers(result: CaseResult, *, is_checked: bool) -> str:

@@ -4,15 +4,10 @@ A format is an entry of this table and functions in a module of this package. Mo
 when their format is used, so that ``--help`` stays fast.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from parbench.bench.text import UserError
-
-if TYPE_CHECKING:
-    from parbench.reports.run_data import RunData
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +28,9 @@ class ExportFormat:
 
     name: str
     help: str
-    file: str = ""
-    """``module:function`` from a run to bytes, empty if one file cannot hold the format."""
-    folder: str = ""
-    """``module:function`` from a run to bytes keyed by file name, empty without such a format."""
+    renderer: str
+    """``module:function`` from a run to bytes, for a folder to bytes keyed by file name."""
+    is_folder: bool = False
 
 
 IMPORT_FORMATS = {
@@ -62,41 +56,31 @@ EXPORT_FORMATS = {
         ExportFormat(
             name="nccl-tests",
             help="collectives, a table for each operation and mode",
-            file="nccl_tests:render_text",
+            renderer="nccl_tests:render_text",
         ),
         ExportFormat(
             name="csv",
             help="a row for each metric and repetition",
-            file="csv_export:render_csv",
+            renderer="csv_export:render_csv",
         ),
         ExportFormat(
             name="chrome-trace",
-            help="timelines for Perfetto, a folder has a file per step",
-            file="chrome_trace:render_trace",
-            folder="chrome_trace:render_traces",
+            help="timelines for Perfetto",
+            renderer="chrome_trace:render_trace",
         ),
         ExportFormat(
             name="hta",
             help="a folder per step for HolisticTraceAnalysis",
-            folder="chrome_trace:render_for_analysis",
+            renderer="chrome_trace:render_for_analysis",
+            is_folder=True,
         ),
     )
 }
 
 
-def render_file(name: str, data: "RunData") -> bytes:
-    """Return a run in a format as bytes. Raises ``UserError`` if the format has several files."""
-    entry = EXPORT_FORMATS[name]
-    if not entry.file:
-        raise UserError(f"--format {name} writes several files: name their folder with -o FOLDER")
-    content: bytes = load_function(entry.file)(data)
-    return content
-
-
-def render_folder(name: str, data: "RunData") -> Mapping[str, bytes]:
-    """Return the bytes of the files of a format with a folder, keyed by file name."""
-    files: Mapping[str, bytes] = load_function(EXPORT_FORMATS[name].folder)(data)
-    return files
+def render_export(name: str, data: Any) -> Any:
+    """Return a run in a format as bytes, or as the bytes of its files, keyed by file name."""
+    return load_function(EXPORT_FORMATS[name].renderer)(data)
 
 
 def load_function(path: str) -> Callable[..., Any]:

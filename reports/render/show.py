@@ -38,9 +38,9 @@ def show_run(data: RunData, *more: ReportVerdict, form: str = "tables") -> int:
     if is_text:
         print_report(report, render=render_closing if form == "tables" else render_verdicts)
     else:
-        from parbench.reports.formats.registry import render_file
+        from parbench.reports.formats.registry import render_export
 
-        click.echo(render_file(form, data), nl=False)
+        click.echo(render_export(form, data), nl=False)
     try:
         write_output(path / REPORT_FILE, render_report(report, "html"))
     except UserError as error:
