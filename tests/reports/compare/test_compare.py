@@ -8,7 +8,6 @@ import pytest
 from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.records import Record, Status
 from parbench.bench.results.runs import Run
-from parbench.reports.analysis.case_results import merge_records
 from parbench.reports.compare.pool import pool_runs
 from tests.support.reports.compare_fixtures import (
     CASE,
@@ -22,7 +21,6 @@ from tests.support.reports.compare_fixtures import (
 )
 from tests.support.reports.reports_fixtures import (
     WORLD,
-    collective_case,
     failed_record,
     ok_record,
     out_of_budget_record,
@@ -51,12 +49,6 @@ def test_verdict_follows_the_change_of_medians(
     assert series.verdict == verdict
     assert series.effect is not None
     assert series.effect.change == pytest.approx(factor - 1)
-
-
-def test_observation_is_a_repetition_not_an_iteration() -> None:
-    few_iterations = compare_records(make_repetitions(n=9), make_repetitions(n=9))
-    many_iterations = compare_records(make_repetitions(n=9), make_repetitions(n=1000))
-    assert find_series(few_iterations).effect == find_series(many_iterations).effect
 
 
 @pytest.mark.parametrize(
@@ -137,27 +129,6 @@ def test_many_series_require_smaller_p_values() -> None:
     series = find_series(compare_records([*base, *others], [*new, *others]))
     assert series.verdict == "UNCONFIRMED"
     assert "multiple comparisons" in series.reason
-
-
-def test_unjudged_series_shift_no_verdict() -> None:
-    cases = [collective_case(size_bytes=1024 * 4**i) for i in range(4)]
-    new = make_repetitions(cases[0], 1.2)
-    new += make_repetitions(cases[1], 1.2, count=2)
-    new += [failed_record(cases[2])]
-    new += make_repetitions(cases[3], 0.8)
-    comparison = compare_records(make_curve(1, 1, 1, 1), new)
-    verdicts = [series.verdict for series in comparison.series]
-    assert verdicts == ["SLOWER", "TOO FEW RUNS", "FAILED", "FASTER"]
-    assert comparison.get_exit_code() == 1
-
-
-def test_pool_has_the_repetitions_of_all_runs() -> None:
-    run = run_from_records(BOTH_CASES)
-    pooled = pool_runs([run, run, run], "last:3")
-    assert pooled.info.id == "last:3"
-    assert [row.repetitions for row in merge_records(pooled)] == [15, 15]
-    repetitions = [record.repetition for record in pooled.records if record.case == CASE]
-    assert sorted(repetitions) == list(range(15))
 
 
 def test_pool_excludes_runs_on_other_nodes() -> None:
