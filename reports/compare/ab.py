@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from parbench.bench.launch.budget import RESERVE, compute_costs, format_budget
@@ -183,8 +183,8 @@ def compare_interleaved(
     """
     limit = max_pairs or MAX_PAIRS
     test_points = sorted({*(point for point in TEST_POINTS if point < limit), limit})
-    rule = Rule(min_effect=min_effect)
-    rule = replace(rule, level=rule.level / len(test_points))
+    level = Rule().level / len(test_points)
+    rule = Rule(min_effect=min_effect, level=level, is_paired=True)
     session = PairedSession(
         sides,
         measure,
@@ -224,7 +224,7 @@ def compare_pairs(
         pool_runs([pair[i] for pair in pairs], f"{side.name.upper()} ({side.text})")
         for i, side in enumerate(sides)
     )
-    return compare(RunData(base), RunData(new), rule, intended, is_paired=True)
+    return compare(RunData(base), RunData(new), rule, intended)
 
 
 def _find_intended_differences(sides: tuple[Side, Side]) -> list[str]:

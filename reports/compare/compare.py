@@ -103,8 +103,6 @@ class RunComparison:
     base: RunData
     new: RunData
     rule: Rule
-    is_paired: bool
-    """True if repetitions of both runs were interleaved and are paired."""
     overall: TimeJudgement | None
     """The change of the median series, None if fewer than two were judged."""
     num_judged: int
@@ -153,14 +151,11 @@ def compare(
     rule: Rule,
     intended: Sequence[str] = (),
     thresholds: Mapping[str, Threshold] | None = None,
-    *,
-    is_paired: bool = False,
 ) -> RunComparison:
     """Compare ``new`` with ``base``. Differences that match a glob of ``intended`` are intentional.
 
-    ``thresholds`` were measured by ``parbench aa`` and are keyed by fingerprint. ``is_paired`` is
-    True if repetitions with equal numbers were measured next to each other. Raises ``UserError`` if
-    the runs have no series in common.
+    ``thresholds`` were measured by ``parbench aa`` and are keyed by fingerprint. Raises
+    ``UserError`` if the runs have no series in common.
     """
     pairs = list(_pair_cases(base, new))
     if not any(pair.base and pair.new for pair in pairs):
@@ -174,22 +169,20 @@ def compare(
         pair = replace(pair, threshold=highest)
         series.append(_examine_series(pair, base, new, rule, intended))
     undecided = [member.times for member in series if member.verdict == Verdict.UNCONFIRMED]
-    judgements = iter(judge_series(undecided, rule, is_paired=is_paired))
+    judgements = iter(judge_series(undecided, rule))
     judged = []
     for member in series:
         if member.verdict == Verdict.UNCONFIRMED:
             judged.append(_apply_judgement(member, next(judgements)))
         else:
-            effect = estimate_effect(member.times, rule.level, is_paired=is_paired)
-            judged.append(replace(member, effect=effect))
+            judged.append(replace(member, effect=estimate_effect(member.times, rule)))
     changes = [change for member in judged for change in member.environment_changes]
     changes += find_plan_changes(base.plan, new.plan)
     return RunComparison(
         base=base,
         new=new,
         rule=rule,
-        is_paired=is_paired,
-        overall=judge_overall(undecided, rule, is_paired=is_paired),
+        overall=judge_overall(undecided, rule),
         num_judged=len(undecided),
         series=tuple(judged),
         environment_changes=tuple(dict.fromkeys(changes)),
@@ -197,14 +190,11 @@ def compare(
     )
 
 
-def _apply_judgement(series: SeriesComparison, judgement: TimeJudgement | None) -> SeriesComparison:
-    """Return the series with the judgement of its times, TOO FEW RUNS if it is None.
+def _apply_judgement(series: SeriesComparison, judgement: TimeJudgement) -> SeriesComparison:
+    """Return the series with the judgement of its times.
 
     NO CHANGE becomes UNCONFIRMED if a count differs between the repetitions of BASE.
     """
-    if judgement is None:
-        reason = "no repetition was measured on both sides"
-        return replace(series, verdict=Verdict.TOO_FEW_RUNS, reason=reason)
     if judgement.verdict == Verdict.NO_CHANGE and series.counts.varying:
         reason = "a count differs between repetitions of BASE"
         judgement = replace(judgement, verdict=Verdict.UNCONFIRMED, reason=reason)

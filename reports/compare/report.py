@@ -261,7 +261,6 @@ def _build_content(comparison: RunComparison, code: int) -> dict[str, object]:
         "exit_code": code,
         "verdicts": comparison.verdicts,
         "rule": comparison.rule,
-        "is_paired": comparison.is_paired,
         "base": _describe_run(comparison.base.run),
         "new": _describe_run(comparison.new.run),
         "overall": comparison.overall,

@@ -31,6 +31,8 @@ class Rule:
     """The false discovery rate of the series, and the significance level of the overall change."""
     min_repetitions: int = 5
     """The fewest repetitions per side."""
+    is_paired: bool = False
+    """True if repetitions with equal numbers were measured next to each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,52 +46,35 @@ class SeriesTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeJudgement:
-    """The change of a time, and its verdict with a reason if it is inconclusive."""
+    """The verdict on a time, with its change if it is known and a reason if it is inconclusive."""
 
     verdict: Verdict
-    effect: Effect
+    effect: Effect | None = None
     reason: str = ""
 
 
-def estimate_effect(
-    times: SeriesTimes, level: float, *, is_paired: bool, num_series: int = 1
-) -> Effect | None:
+def estimate_effect(times: SeriesTimes, rule: Rule, num_series: int = 1) -> Effect | None:
     """Estimate the change of a series, None if no repetition can be compared.
 
     ``num_series`` corrects the minimum detectable effect for the number of series.
     """
-    estimate = estimate_paired_effect if is_paired else estimate_unpaired_effect
-    return estimate(
-        times.base, times.new, min_effect=times.min_effect, level=level / max(1, num_series)
-    )
+    estimate = estimate_paired_effect if rule.is_paired else estimate_unpaired_effect
+    level = rule.level / max(1, num_series)
+    return estimate(times.base, times.new, min_effect=times.min_effect, level=level)
 
 
-def judge_series(
-    series: Sequence[SeriesTimes], rule: Rule, *, is_paired: bool
-) -> list[TimeJudgement | None]:
-    """Judge each series among all of them.
-
-    The judgement is None if no repetition can be compared.
-    """
-    effects = [
-        estimate_effect(times, rule.level, is_paired=is_paired, num_series=len(series))
-        for times in series
-    ]
+def judge_series(series: Sequence[SeriesTimes], rule: Rule) -> list[TimeJudgement]:
+    """Judge each series among all of them."""
+    effects = [estimate_effect(times, rule, len(series)) for times in series]
     p_values = [effect.p_value if effect else None for effect in effects]
     discoveries = select_discoveries(p_values, rule.level)
-    judgements: list[TimeJudgement | None] = []
-    for times, effect, is_discovery in zip(series, effects, discoveries, strict=True):
-        if effect is None:
-            judgements.append(None)
-        else:
-            is_alone = effect.p_value is not None and effect.p_value <= rule.level
-            judgements.append(_judge_effect(effect, times.min_effect, is_discovery, is_alone))
-    return judgements
+    return [
+        _judge_effect(effect, times.min_effect, rule.level, is_discovery=is_discovery)
+        for times, effect, is_discovery in zip(series, effects, discoveries, strict=True)
+    ]
 
 
-def judge_overall(
-    series: Sequence[SeriesTimes], rule: Rule, *, is_paired: bool
-) -> TimeJudgement | None:
+def judge_overall(series: Sequence[SeriesTimes], rule: Rule) -> TimeJudgement | None:
     """Judge the change of the median series, None for fewer than two series."""
     if len(series) < 2:
         return None
@@ -97,28 +82,26 @@ def judge_overall(
         [times.base for times in series], [times.new for times in series]
     )
     min_effect = median(times.min_effect for times in series)
-    times = SeriesTimes(base=base, new=new, min_effect=min_effect)
-    effect = estimate_effect(times, rule.level, is_paired=is_paired)
-    if effect is None:
-        return None
-    is_discovery = effect.p_value is not None and effect.p_value <= rule.level
-    return _judge_effect(effect, min_effect, is_discovery, is_discovery)
+    [judgement] = judge_series([SeriesTimes(base=base, new=new, min_effect=min_effect)], rule)
+    return judgement if judgement.effect else None
 
 
 def _judge_effect(
-    effect: Effect, min_effect: float, is_discovery: bool, is_significant_alone: bool
+    effect: Effect | None, min_effect: float, level: float, *, is_discovery: bool
 ) -> TimeJudgement:
-    """Return the verdict on an effect with a reason if it is UNCONFIRMED.
+    """Return the verdict on an effect, with a reason if it is inconclusive.
 
-    ``is_discovery`` is after the correction for several series, ``is_significant_alone`` before it.
+    ``is_discovery`` is True if it is significant after the correction for several series.
     """
+    if effect is None:
+        reason = "no repetition was measured on both sides"
+        return TimeJudgement(verdict=Verdict.TOO_FEW_RUNS, reason=reason)
     if is_discovery:
         verdict = Verdict.SLOWER if effect.change > 0 else Verdict.FASTER
         return TimeJudgement(verdict=verdict, effect=effect)
     if effect.is_within(min_effect):
         return TimeJudgement(verdict=Verdict.NO_CHANGE, effect=effect)
-    if is_significant_alone:
+    reason = f"the 95 % interval crosses the threshold of {format_percent(min_effect)}"
+    if effect.p_value is not None and effect.p_value <= level:
         reason = "significant alone, but not after correction for multiple comparisons"
-    else:
-        reason = f"the 95 % interval crosses the threshold of {format_percent(min_effect)}"
     return TimeJudgement(verdict=Verdict.UNCONFIRMED, effect=effect, reason=reason)

@@ -178,7 +178,7 @@ def _describe_method(comparison: RunComparison) -> list[str]:
     if not comparison.num_judged:
         return []
     rule = comparison.rule
-    if comparison.is_paired:
+    if comparison.rule.is_paired:
         method = (
             "Change: geometric mean of the time ratios of paired repetitions, "
             "with 95 % confidence interval (t-test on log ratios)."
@@ -205,7 +205,7 @@ def _describe_measured(comparison: RunComparison) -> str:
 
 def _describe_drift(comparison: RunComparison) -> list[str]:
     """Return a sentence about the effect of machine drift on the change."""
-    if comparison.is_paired:
+    if comparison.rule.is_paired:
         return ["Repetitions were interleaved (ABBA), so linear machine drift cancels."]
     base_start, new_start = (
         datetime.fromisoformat(data.run.info.started) for data in (comparison.base, comparison.new)
@@ -291,7 +291,7 @@ def _suggest_actions(comparison: RunComparison) -> list[str]:
     verdicts = comparison.verdicts
     if (
         Verdict.SLOWER in verdicts
-        and not comparison.is_paired
+        and not comparison.rule.is_paired
         and not comparison.new.plan.is_imported
     ):
         actions.append(

@@ -152,8 +152,8 @@ def find_verdicts(logs: NDArray[np.float64]) -> list[str]:
         for i in range(logs.shape[1])
     ]
     judgements = [
-        *judge_series(series, rule, is_paired=False),
-        judge_overall(series, rule, is_paired=False),
+        *judge_series(series, rule),
+        judge_overall(series, rule),
     ]
     return [judgement.verdict for judgement in judgements if judgement is not None]
 

@@ -2,17 +2,16 @@
 
 import pytest
 
-from parbench.reports.compare.rule import Rule, SeriesTimes, TimeJudgement, judge_series
+from parbench.reports.compare.rule import Rule, SeriesTimes, judge_series
 
-RULE = Rule()
 BASE = [1.000, 1.010, 0.990, 1.005, 0.995]
 QUIET = [1.0, 1.0001, 0.9999, 1.0002, 0.9998]
 NOISY = [1.0, 1.5, 2.0, 2.5, 3.0]
 
 
-def judge(times: SeriesTimes, *, is_paired: bool = False) -> TimeJudgement | None:
-    [judgement] = judge_series([times], RULE, is_paired=is_paired)
-    return judgement
+def judge(times: SeriesTimes, *, is_paired: bool) -> str:
+    [judgement] = judge_series([times], Rule(is_paired=is_paired))
+    return judgement.verdict
 
 
 @pytest.mark.parametrize("is_paired", [False, True])
@@ -38,10 +37,9 @@ def test_verdict_follows_interval_and_threshold(
     times = SeriesTimes(
         base=dict(enumerate(base)), new=dict(enumerate(new)), min_effect=min_effect
     )
-    judgement = judge(times, is_paired=is_paired)
-    assert judgement is not None
-    assert judgement.verdict == expected
+    assert judge(times, is_paired=is_paired) == expected
 
 
 def test_series_without_common_repetitions_is_not_judged() -> None:
-    assert judge(SeriesTimes(base={0: 1.0}, new={1: 1.0}), is_paired=True) is None
+    times = SeriesTimes(base={0: 1.0}, new={1: 1.0})
+    assert judge(times, is_paired=True) == "TOO FEW RUNS"
