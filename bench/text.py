@@ -58,6 +58,12 @@ def format_list(items: Iterable[object], conjunction: str = "or") -> str:
     return f"{', '.join(first)} {conjunction} {last}" if first else last
 
 
+def name_first(items: Sequence[str], max_items: int) -> list[str]:
+    """Return the first items, and ``and 3 more`` if there are others."""
+    num_more = len(items) - max_items
+    return [*items[:max_items], f"and {num_more} more"] if num_more > 0 else list(items)
+
+
 def format_choices(choices: Iterable[str], word: str) -> str:
     """Return the choices as text, with a suggestion if one of them is similar to the word."""
     names = list(choices)

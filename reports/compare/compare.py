@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from parbench.bench.exit_codes import ExitCode
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import WorldInfo
-from parbench.bench.text import UserError, pluralize
+from parbench.bench.text import UserError, name_first, pluralize
 from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.compare.counts import (
     NOTHING_COUNTED,
@@ -310,9 +310,7 @@ def _examine_series(
     series = replace(series, times=times, environment_changes=changes, counts=counts)
     blocking = [change.text for change in changes if change.is_blocking]
     if times.base and times.new and blocking:
-        reason = "; ".join(blocking[:MAX_NAMED_CHANGES])
-        if len(blocking) > MAX_NAMED_CHANGES:
-            reason += f"; and {len(blocking) - MAX_NAMED_CHANGES} more"
+        reason = "; ".join(name_first(blocking, MAX_NAMED_CHANGES))
         return replace(series, verdict=Verdict.ENVIRONMENT_CHANGED, reason=reason)
     num_base = len(times.base)
     num_new = len(times.new)

@@ -12,7 +12,7 @@ from parbench.bench.results.tables import Column, Row, SortedText, Table
 from parbench.bench.text import UserError
 from parbench.reports.analysis.labels import label_cases
 from parbench.reports.compare.compare import RunComparison, SeriesComparison, compare
-from parbench.reports.compare.counts import CountChange
+from parbench.reports.compare.environment import EnvironmentChange
 from parbench.reports.compare.junit import render_junit
 from parbench.reports.compare.pool import describe_world
 from parbench.reports.compare.rendering import VerdictReport, render
@@ -104,154 +104,123 @@ def draw_effects(comparison: RunComparison, file: Path) -> None:
     save_chart(chart, file)
 
 
-def build_tables(comparison: RunComparison) -> list[Table]:
-    """Return the tables of changed counts, times and environment differences that have rows."""
-    labels = label_cases([series.any_result for series in comparison.series])
-    tables = [
-        Table(
-            id="counts",
-            title="Changed counts",
-            columns=COUNT_COLUMNS,
-            rows=[
-                _build_count_row(labels[series.case.id], change)
-                for series, change in comparison.count_changes
-            ],
-        ),
-        Table(
-            id="times",
-            title="Times",
-            columns=TIME_COLUMNS,
-            rows=_build_time_rows(comparison),
-        ),
-        Table(
-            id="environment",
-            title="Environment differences",
-            columns=ENVIRONMENT_COLUMNS,
-            rows=_build_environment_rows(comparison),
-        ),
-    ]
-    return [table for table in tables if table.rows]
-
-
 COUNT_COLUMNS = (
-    Column(key="case", title="case"),
-    Column(key="verdict", title="verdict", is_result=True),
+    Column("case"),
+    Column("verdict", is_result=True),
     Column(
-        key="change",
-        title="change",
+        "change",
         is_result=True,
         help="Calls and bytes of one rank and step, as a mean over ranks. Memory is the maximum.",
     ),
 )
 TIME_COLUMNS = (
-    Column(key="case", title="case"),
-    Column(key="world", title="ranks"),
-    Column(key="verdict", title="verdict", is_result=True),
+    Column("case"),
+    Column("world", "ranks"),
+    Column("verdict", is_result=True),
     Column(
-        key="change",
-        title="change",
+        "change",
         kind="percent",
         is_result=True,
         help="Change of the time with its 95 % confidence interval. + is slower.",
     ),
     Column(
-        key="p_value",
-        title="p",
+        "p_value",
+        "p",
         kind="number",
         number_format="{:.2g}",
         help="Two-sided p-value for a change of at most the threshold.",
     ),
+    Column("min_effect", "threshold", kind="percent", help="Smaller changes are ignored."),
     Column(
-        key="min_effect",
-        title="threshold",
-        kind="percent",
-        help="Smaller changes are ignored.",
-    ),
-    Column(
-        key="detectable",
-        title="detectable",
+        "detectable",
         kind="percent",
         help="Minimum detectable effect at 80 % power, after correction for all series.",
     ),
-    Column(
-        key="noise",
-        title="noise",
-        kind="percent",
-        help="Relative standard deviation of a repetition.",
-    ),
-    Column(key="base_seconds", title="BASE", kind="s", is_result=True),
-    Column(key="new_seconds", title="NEW", kind="s", is_result=True),
-    Column(
-        key="repetitions",
-        title="repetitions",
-        help="Repetitions that measured it in BASE and in NEW.",
-    ),
-    Column(key="reason", title="reason", is_result=True),
+    Column("noise", kind="percent", help="Relative standard deviation of a repetition."),
+    Column("base_seconds", "BASE", kind="s"),
+    Column("new_seconds", "NEW", kind="s"),
+    Column("repetitions", help="Repetitions that measured it in BASE and in NEW."),
+    Column("reason", is_result=True),
 )
 ENVIRONMENT_COLUMNS = (
-    Column(key="path", title="value"),
-    Column(key="base", title="BASE", is_result=True),
-    Column(key="new", title="NEW", is_result=True),
+    Column("path", "value"),
+    Column("base", "BASE", is_result=True),
+    Column("new", "NEW", is_result=True),
     Column(
-        key="blocks",
-        title="blocks comparison",
+        "blocks",
+        "blocks comparison",
         is_result=True,
         help="Times are not compared if a difference blocks.",
     ),
 )
 
 
-def _build_count_row(label: str, change: CountChange) -> Row:
-    """Return the row of a changed count."""
-    intended = " (intended)" if change.is_intended else ""
-    return {
-        "case": label,
-        "verdict": f"{change.verdict}{intended}",
-        "change": change.message,
-    }
+def build_tables(comparison: RunComparison) -> list[Table]:
+    """Return the tables of changed counts, times and environment differences that have rows."""
+    contents = (
+        ("counts", "Changed counts", COUNT_COLUMNS, _build_count_rows(comparison)),
+        ("times", "Times", TIME_COLUMNS, _build_time_rows(comparison)),
+        (
+            "environment",
+            "Environment differences",
+            ENVIRONMENT_COLUMNS,
+            list(map(_build_environment_row, comparison.environment_changes)),
+        ),
+    )
+    return [
+        Table(id=name, title=title, columns=columns, rows=rows)
+        for name, title, columns, rows in contents
+        if rows
+    ]
+
+
+def _build_count_rows(comparison: RunComparison) -> list[Row]:
+    """Return a row for each changed count."""
+    labels = label_cases([series.any_result for series in comparison.series])
+    return [
+        {
+            "case": labels[series.case.id],
+            "verdict": f"{change.verdict} (intended)" if change.is_intended else change.verdict,
+            "change": change.message,
+        }
+        for series, change in comparison.count_changes
+    ]
 
 
 def _build_time_rows(comparison: RunComparison) -> list[Row]:
     """Return a row for each series, the worst first and otherwise in the order of the plan."""
-    labels = label_series(comparison.series)
-    rows = [
-        _build_time_row(label, series)
-        for label, series in zip(labels, comparison.series, strict=True)
-    ]
+    rows: list[Row] = []
+    for label, series in zip(label_series(comparison.series), comparison.series, strict=True):
+        effect = series.effect
+        row: dict[str, Any] = {
+            "case": label,
+            "world": describe_world(series.world),
+            "verdict": series.verdict,
+            "base_seconds": series.base.seconds if series.base else None,
+            "new_seconds": series.new.seconds if series.new else None,
+            "repetitions": f"{len(series.times.base)} / {len(series.times.new)}",
+            "reason": series.reason or UNKNOWN,
+        }
+        if effect:
+            row |= {
+                "change": SortedText(format_effect(effect), effect.change),
+                "p_value": effect.p_value,
+                "min_effect": series.times.min_effect,
+                "detectable": effect.detectable,
+                "noise": effect.noise,
+            }
+        rows.append(row)
     return sorted(rows, key=lambda row: rank_verdict(row["verdict"]))
 
 
-def _build_time_row(label: str, series: SeriesComparison) -> Row:
-    """Return the row of a series, with its change and the times of both runs in seconds."""
-    effect = series.effect
-    return {
-        "case": label,
-        "world": describe_world(series.world),
-        "verdict": series.verdict,
-        "change": SortedText(format_effect(effect), effect.change if effect else None),
-        "p_value": effect.p_value if effect else None,
-        "min_effect": series.times.min_effect if effect else None,
-        "detectable": effect.detectable if effect else None,
-        "noise": effect.noise if effect else None,
-        "base_seconds": series.base.seconds if series.base else None,
-        "new_seconds": series.new.seconds if series.new else None,
-        "repetitions": f"{len(series.times.base)} / {len(series.times.new)}",
-        "reason": series.reason or UNKNOWN,
-    }
-
-
-def _build_environment_rows(comparison: RunComparison) -> list[Row]:
-    """Return a row for each difference of the environments and plans."""
-    rows: list[Row] = []
-    for change in comparison.environment_changes:
-        if change.is_blocking:
-            blocks = "yes"
-        else:
-            blocks = "no (intended)" if change.is_intended else "no"
-        if change.changed_during:
-            blocks += f", changed during {change.changed_during}"
-        rows.append({"path": change.path, "base": change.base, "new": change.new, "blocks": blocks})
-    return rows
+def _build_environment_row(change: EnvironmentChange) -> Row:
+    """Return the row of a difference of the environments or plans."""
+    blocks = "yes" if change.is_blocking else "no"
+    if change.is_intended:
+        blocks += " (intended)"
+    if change.changed_during:
+        blocks += f", changed during {change.changed_during}"
+    return {"path": change.path, "base": change.base, "new": change.new, "blocks": blocks}
 
 
 def _build_content(comparison: RunComparison, code: int) -> dict[str, object]:

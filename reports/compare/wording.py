@@ -7,7 +7,7 @@ from statistics import median
 
 from parbench.bench.results.formatting import UNKNOWN, format_number, format_percent
 from parbench.bench.results.runs import Run
-from parbench.bench.text import format_duration, pluralize
+from parbench.bench.text import format_duration, name_first, pluralize
 from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.analysis.labels import label_cases
 from parbench.reports.analysis.verdicts import describe_completion, describe_emulations
@@ -82,12 +82,10 @@ def describe_counts(comparison: RunComparison) -> str:
         return f"Counts: none of {total} changed."
     num_intended = sum(change.is_intended for _, change in changed)
     intended_suffix = f" ({num_intended} intended)" if num_intended else ""
-    series, change = changed[0]
-    more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
-    return (
-        f"Counts: {len(changed)} of {total} changed{intended_suffix}: "
-        f"{series.case.short_name}: {change.message}{more}."
+    named = name_first(
+        [f"{series.case.short_name}: {change.message}" for series, change in changed], 1
     )
+    return f"Counts: {len(changed)} of {total} changed{intended_suffix}: {', '.join(named)}."
 
 
 def describe_kernels(comparison: RunComparison) -> str:
@@ -95,11 +93,13 @@ def describe_kernels(comparison: RunComparison) -> str:
     changed = [series for series in comparison.series if series.kernel_change]
     if not changed:
         return ""
-    labels = label_series(changed)
-    more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+    named = [
+        f"{label}: {series.kernel_change}"
+        for label, series in zip(label_series(changed), changed, strict=True)
+    ]
     return (
         f"Kernels: NCCL launches others in {len(changed)} series, which may explain their times: "
-        f"{labels[0]}: {changed[0].kernel_change}{more}."
+        f"{', '.join(name_first(named, 1))}."
     )
 
 
@@ -119,12 +119,9 @@ def describe_times(comparison: RunComparison) -> str:
     if not slower:
         return f"Times: none of {judged} became significantly slower."
     slower.sort(key=lambda pair: -(pair[1].effect.change if pair[1].effect else 0.0))
-    named = [
-        f"{label} {format_effect(series.effect)}" for label, series in slower[:MAX_NAMED_SERIES]
-    ]
-    if len(slower) > MAX_NAMED_SERIES:
-        named.append(f"and {len(slower) - MAX_NAMED_SERIES} more")
-    return f"Times: {len(slower)} of {judged} became slower: {', '.join(named)}."
+    named = [f"{label} {format_effect(series.effect)}" for label, series in slower]
+    text = ", ".join(name_first(named, MAX_NAMED_SERIES))
+    return f"Times: {len(slower)} of {judged} became slower: {text}."
 
 
 def describe_overall(comparison: RunComparison) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from parbench.bench.text import name_first
 from parbench.reports.findings import run_rules, step_rules
 from parbench.reports.findings.evidence import CollectedEvidence
 from parbench.reports.findings.finding import Finding
@@ -30,11 +31,8 @@ def _join_kinds(findings: Iterable[Finding]) -> Iterator[Finding]:
     for by_subject in by_kind.values():
         worst, *rest = by_subject.values()
         if rest:
-            names = [finding.name for finding in rest]
-            text = ", ".join(names[:MAX_NAMED_SUBJECTS])
-            num_more = len(names) - MAX_NAMED_SUBJECTS
-            more = f" and {num_more} more" if num_more > 0 else ""
-            worst = replace(worst, message=f"{worst.message} Also: {text}{more}.")
+            names = name_first([finding.name for finding in rest], MAX_NAMED_SUBJECTS)
+            worst = replace(worst, message=f"{worst.message} Also: {', '.join(names)}.")
         yield worst
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from parbench.bench.machine.environment import select_recorded_variables
-from parbench.bench.text import UserError, format_list
+from parbench.bench.text import UserError, format_list, name_first
 from parbench.reports.formats.imported import (
     ImportedResult,
     ImportedRun,
@@ -267,9 +267,6 @@ def _make_run(
     first = headers[0]
     hosts = list(dict.fromkeys(host for header in headers for host in header.hosts))
     nodes = first.export_fields.get("nodes", "")
-    if len(sentences) > _MAX_SENTENCES:
-        num_more = len(sentences) - _MAX_SENTENCES
-        sentences = [*sentences[:_MAX_SENTENCES], f"{num_more} more notes of this kind"]
     return ImportedRun(
         version=first.version,
         environment=first.environment,
@@ -280,5 +277,5 @@ def _make_run(
         results=results,
         hosts=hosts,
         variables=select_recorded_variables(first.variables),
-        notes=list(dict.fromkeys(sentences)),
+        notes=name_first(list(dict.fromkeys(sentences)), _MAX_SENTENCES),
     )

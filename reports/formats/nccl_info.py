@@ -2,6 +2,8 @@
 
 import re
 
+from parbench.bench.text import name_first
+
 MAX_VALUES = 8
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 """The algorithms, indexed by the numbers that NCCL printed until 2.19."""
@@ -34,7 +36,4 @@ def _find_name(word: str, names: tuple[str, ...]) -> str:
 
 def _join_values(values: list[str]) -> str:
     """Return the distinct values joined by commas, at most ``MAX_VALUES`` of them."""
-    distinct = list(dict.fromkeys(values))
-    num_more = len(distinct) - MAX_VALUES
-    more = [f"{num_more} more"] if num_more > 0 else []
-    return ", ".join(distinct[:MAX_VALUES] + more)
+    return ", ".join(name_first(list(dict.fromkeys(values)), MAX_VALUES))
