@@ -116,7 +116,6 @@ def test_overall_change_needs_most_series() -> None:
     all_slower = compare_records(make_curve(1, 1, 1), make_curve(1.1, 1.1, 1.1))
     assert all_slower.overall is not None
     assert all_slower.overall.verdict == "SLOWER"
-    assert all_slower.overall.effect.change == pytest.approx(0.1)
 
 
 def test_many_series_require_smaller_p_values() -> None:
