@@ -82,12 +82,6 @@ def test_step_neither_waits_nor_allocates(two_ranks_on_stub: RanksOnStub, name: 
         assert [call.name for call in calls if call.name in ALLOCATING] == []
 
 
-def test_step_uses_its_own_groups_after_another_step(two_ranks_on_stub: RanksOnStub) -> None:
-    for name in ("ep_layer", "ep_step"):
-        (status, reason, _), _ = run_on_ranks(two_ranks_on_stub, "measure_case", name)
-        assert (status, reason) == ("ok", "")
-
-
 def test_ranks_communicate_in_the_same_order(two_ranks_on_stub: RanksOnStub) -> None:
     run_on_ranks(two_ranks_on_stub, "measure_case", "hsdp")
     traces = two_ranks_on_stub.traces()

@@ -104,7 +104,6 @@ def test_memory_is_limited_by_cgroups(
         ("from typing import Optional\ncuda: Optional[str] = '12.8'\n", True, "12.8"),
         ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4'\n", False, None),
         ("cuda = find_cuda()\n", None, None),
-        ("cuda = = 'half a file", None, None),
     ],
 )
 def test_cuda_of_torch_is_read_from_version_file(
@@ -145,7 +144,6 @@ def test_silent_gpu_of_a_host_is_found(tmp_path: Path) -> None:
 def test_this_machine_is_inspected(tmp_path: Path) -> None:
     this_machine = inspect_machine(install(tmp_path, gpus(H100, 2)))
     assert this_machine.cores == count_available_cores() <= len(os.sched_getaffinity(0))
-    assert this_machine.memory_bytes is not None
-    assert 0 < this_machine.memory_bytes <= psutil.virtual_memory().total
+    assert 0 < (this_machine.memory_bytes or 0) <= psutil.virtual_memory().total
     assert [gpu.name for gpu in this_machine.gpus] == [H100["name"], H100["name"]]
     assert this_machine.torch_version == find_package_version("torch")

@@ -49,10 +49,8 @@ def test_tasks_per_node_are_read(text: str, tasks: int | None) -> None:
     assert Allocation.find(variables).ntasks_per_node == tasks
 
 
-@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"])
-def test_missing_allocation_is_refused(name: str) -> None:
-    variables = {key: value for key, value in VARIABLES.items() if key != name}
-    message = usage_error(Allocation.find, variables)
+def test_missing_allocation_is_refused() -> None:
+    message = usage_error(Allocation.find, {"SLURM_JOB_ID": "17"})
     assert "--launcher srun" in message
     assert "salloc" in message
 
@@ -147,18 +145,12 @@ def test_login_node_asks_a_node_of_the_job(srun: FakeSrun) -> None:
     assert len(srun.list_calls()) == 1
 
 
-def test_node_is_asked_without_limits_of_a_task(srun: FakeSrun) -> None:
-    shares = {"SLURM_GPUS": "32", "SLURM_TRES_PER_TASK": "gres/gpu:1"}
-    inspect_rank_machine({**srun.environ, **shares, "SLURM_JOB_ID": "17"}, JOB)
-    variables = srun.list_variables()
-    assert "SLURM_JOB_ID=17" in variables
-    assert "SLURM_GPUS=32" not in variables
-    assert "SLURM_TRES_PER_TASK=gres/gpu:1" not in variables
-
-
-def test_node_is_asked_with_options_of_the_site(srun: FakeSrun) -> None:
+def test_node_is_asked_with_options_of_the_site_and_without_limits(srun: FakeSrun) -> None:
+    shares = {"SLURM_GPUS": "32", "SLURM_TRES_PER_TASK": "gres/gpu:1", "SLURM_JOB_ID": "17"}
     options = "--container-image=x\n--mem=0"
-    inspect_rank_machine({**srun.environ, "PARBENCH_SRUN_OPTIONS": options}, JOB)
+    inspect_rank_machine({**srun.environ, **shares, "PARBENCH_SRUN_OPTIONS": options}, JOB)
+    variables = srun.list_variables()
+    assert [f"{name}={value}" in variables for name, value in shares.items()] == [0, 0, 1]
     [call] = srun.list_calls()
     args = call.split()
     assert {"--nodes=1", "--ntasks=1", "--cpu-bind=none", "--overlap"} <= set(args)
@@ -230,44 +222,30 @@ INTERFACES = {
 }
 
 
-def set_interfaces(
-    monkeypatch: pytest.MonkeyPatch, *, down: str = "", find_host_address: str | None = None
+@pytest.mark.parametrize(
+    ("host_address", "chosen_interface", "down", "addresses"),
+    [
+        ("192.168.7.5", "", "", ("192.168.7.5", "10.0.0.5", "192.168.7.6")),
+        # Addresses of the loopback or of no interface are not offered.
+        ("127.0.1.1", "", "", ("10.0.0.5", "192.168.7.5", "192.168.7.6")),
+        ("192.168.7.6", "eth0", "", ("10.0.0.5", "192.168.7.6", "192.168.7.5")),
+        (None, "ib0", "ib0", ("10.0.0.5",)),
+    ],
+)
+def test_driver_offers_likely_addresses_first(
+    monkeypatch: pytest.MonkeyPatch,
+    host_address: str | None,
+    chosen_interface: str,
+    down: str,
+    addresses: tuple[str, ...],
 ) -> None:
-    """Give this host interfaces, one of which may be down, and the address of its name."""
-    addresses = {}
-    states = {}
+    entries = {}
     for name, texts in INTERFACES.items():
         ipv4 = [SimpleNamespace(family=socket.AF_INET, address=text) for text in texts]
         ipv6 = SimpleNamespace(family=socket.AF_INET6, address="fe80::1")
-        addresses[name] = [*ipv4, ipv6]
-        states[name] = SimpleNamespace(isup=name != down)
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: addresses)
+        entries[name] = [*ipv4, ipv6]
+    states = {name: SimpleNamespace(isup=name != down) for name in INTERFACES}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: entries)
     monkeypatch.setattr(psutil, "net_if_stats", lambda: states)
-    monkeypatch.setattr(slurm_allocation, "find_host_address", lambda: find_host_address)
-
-
-@pytest.mark.parametrize(
-    ("find_host_address", "addresses"),
-    [
-        ("192.168.7.5", ("192.168.7.5", "10.0.0.5", "192.168.7.6")),
-        # Addresses of the loopback or of no interface are not offered.
-        ("127.0.1.1", ("10.0.0.5", "192.168.7.5", "192.168.7.6")),
-        ("10.9.9.9", ("10.0.0.5", "192.168.7.5", "192.168.7.6")),
-    ],
-)
-def test_driver_offers_host_address_first(
-    monkeypatch: pytest.MonkeyPatch, find_host_address: str, addresses: tuple[str, ...]
-) -> None:
-    set_interfaces(monkeypatch, find_host_address=find_host_address)
-    assert list_host_addresses({}) == addresses
-
-
-def test_driver_offers_address_of_chosen_interface(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_interfaces(monkeypatch, find_host_address="192.168.7.6")
-    addresses = list_host_addresses({"GLOO_SOCKET_IFNAME": "eth0"})
-    assert addresses == ("10.0.0.5", "192.168.7.6", "192.168.7.5")
-
-
-def test_interface_that_is_down_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_interfaces(monkeypatch, down="ib0")
-    assert list_host_addresses({"GLOO_SOCKET_IFNAME": "ib0"}) == ("10.0.0.5",)
+    monkeypatch.setattr(slurm_allocation, "find_host_address", lambda: host_address)
+    assert list_host_addresses({"GLOO_SOCKET_IFNAME": chosen_interface}) == addresses
