@@ -12,7 +12,7 @@ from parbench.bench.check.cases import make_options
 from parbench.bench.check.earlier_gpus import find_missing_gpus
 from parbench.bench.check.gpus import add_gpu_facts, run_watched
 from parbench.bench.check.health import Device, Health, add_run
-from parbench.bench.check.infiniband import judge_ports, read_ports
+from parbench.bench.check.infiniband import find_port_faults, read_ports
 from parbench.bench.launch.measure import run_options
 from parbench.bench.machine.doctor import examine_this_host
 from parbench.bench.machine.environment import EMULATED_VARIABLE, format_cpus, group_cores
@@ -100,7 +100,8 @@ def check(
         # Nodes share the cores of a machine, so rates show nothing about them.
         health = replace(health, notes=tuple(notes), emulated=EMULATED_VARIABLE in environ)
         health = add_run(health, devices, load_run(path))
-        health = replace(health, ports=judge_ports(ports, read_ports()))
+        port_faults = find_port_faults(ports, read_ports())
+        health = replace(health, num_ports=len(ports), ports=port_faults)
     return replace(health, seconds=round(time.monotonic() - start, 1))
 
 

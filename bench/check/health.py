@@ -14,7 +14,6 @@ from parbench.bench.check.cases import (
     find_fix,
     read_rates,
 )
-from parbench.bench.check.infiniband import Port
 from parbench.bench.check.rule import MIN_REPETITIONS, Gap, compute_gaps
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.plan.groups import Ranks
@@ -115,8 +114,10 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[Device, ...] = ()
     links: tuple[Fault, ...] = ()
     """The slow pairs of devices that are not slow themselves."""
-    ports: tuple[Port, ...] = ()
-    """The InfiniBand ports."""
+    num_ports: int = 0
+    """The number of InfiniBand ports."""
+    ports: tuple[Fault, ...] = ()
+    """The faults of InfiniBand ports."""
     bus_bandwidth: float | None = None
     """The bus bandwidth in B/s of all devices together, None if there is only one device."""
     problems: tuple[str, ...] = ()
@@ -132,9 +133,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     def bad_names(self) -> list[str]:
         """The names of the bad devices, links and ports."""
         devices = [device.name for device in self.devices if device.verdict == "bad"]
-        links = [link.text.partition(":")[0] for link in self.links]
-        ports = [f"port {port.name}" for port in self.ports if port.is_bad]
-        return [*devices, *links, *ports]
+        faults = [fault for fault in (*self.links, *self.ports) if fault.is_bad]
+        return [*devices, *(fault.text.partition(":")[0] for fault in faults)]
 
     @property
     def exit_code(self) -> ExitCode:
@@ -319,6 +319,6 @@ def _find_slow_links(
             link = " - ".join(name_by_rank[rank] for rank in pair)
             peers = f"its peers with {connection}" if connection else "its peers"
             share = f"{100 * gap.share:.0f} % under {peers}"
-            text = f"{link}: {share}, {gap.mads:.1f} MADs, {_IN_ALL_REPETITIONS}"
+            text = f"link {link}: {share}, {gap.mads:.1f} MADs, {_IN_ALL_REPETITIONS}"
             reasons.append(Fault(text=text, fix=LINK_FIX))
     return tuple(reasons)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace
 
+from parbench.bench.check.health import Fault
 from parbench.bench.machine.machine import parse_count, read_text
 
 # From the kernel's documentation (sysfs-class-infiniband): counters that do not increase on a good
@@ -40,11 +40,6 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
     """The id of the NIC's model. Ports of the same model should be equal."""
     errors: dict[str, int]
     """The error counters of the kernel by name."""
-    faults: str = ""
-    """The faults as text, empty if there are none."""
-    is_bad: bool = False
-    fix: str = ""
-    """Advice to remove the faults."""
 
 
 def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:
@@ -72,25 +67,25 @@ def _read_state(path: Path) -> str:
     return (read_text(path) or "-").rpartition(": ")[2]
 
 
-def judge_ports(before: Sequence[Port], after: Sequence[Port]) -> tuple[Port, ...]:
-    """Return the ports after the measurement with their faults.
+def find_port_faults(before: Sequence[Port], after: Sequence[Port]) -> tuple[Fault, ...]:
+    """Return a fault for each port that has any after the measurement.
 
     Faults are an inactive port, a lower rate than its peers, and new errors. A disabled port and a
     port whose NIC has no active port are not in use and have no fault.
     """
     earlier_errors = {port.name: port.errors for port in before}
-    judged_ports = []
+    faults = []
     for port in after:
-        faults = _list_faults(port, after)
+        texts = _list_faults(port, after)
         # A counter without an earlier value has not increased.
         earlier = {**port.errors, **earlier_errors.get(port.name, {})}
         increases = Counter(port.errors) - Counter(earlier)
-        is_bad = bool(faults) or "link_downed" in increases
-        faults += [f"{count} more {name} meanwhile" for name, count in increases.items()]
-        fix = _FIX if faults else ""
-        judged_port = replace(port, faults=", ".join(faults), is_bad=is_bad, fix=fix)
-        judged_ports.append(judged_port)
-    return tuple(judged_ports)
+        is_bad = bool(texts) or "link_downed" in increases
+        texts += [f"{count} more {name} meanwhile" for name, count in increases.items()]
+        if texts:
+            text = f"port {port.name}: {', '.join(texts)}"
+            faults.append(Fault(text=text, fix=_FIX, is_bad=is_bad))
+    return tuple(faults)
 
 
 def _list_faults(port: Port, ports: Sequence[Port]) -> list[str]:

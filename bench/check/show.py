@@ -22,9 +22,9 @@ def render(health: Health) -> str:
         lines.append(
             f"all devices at once: all_reduce {health.bus_bandwidth / _GIGA:.3g} GB/s (bus)"
         )
-    if health.ports:
-        num_good = sum(not port.faults for port in health.ports)
-        ports = pluralize(len(health.ports), "InfiniBand port")
+    if health.num_ports:
+        num_good = health.num_ports - len(health.ports)
+        ports = pluralize(health.num_ports, "InfiniBand port")
         lines.append(f"{ports}: {num_good} as they should be")
     lines += [f"note: {note}" for note in health.notes]
     lines += format_faults(health)
@@ -42,13 +42,11 @@ def format_faults(health: Health, host: str = "") -> list[str]:
     prefix = f"{host} " if host else ""
     title = f"did not run  {host}: " if host else "did not run  "
     problems = [title + problem for problem in health.problems]
-    links = [_format_fault(True, f"{prefix}link", link.text, link.fix) for link in health.links]
-    ports = [
-        _format_fault(port.is_bad, f"{prefix}port {port.name}", port.faults, port.fix)
-        for port in health.ports
-        if port.faults
+    faults = [
+        _format_fault(fault.is_bad, f"{prefix}{fault.text}", fault.fix)
+        for fault in (*health.links, *health.ports)
     ]
-    return [*problems, *links, *ports]
+    return [*problems, *faults]
 
 
 def format_reasons(devices: Sequence[Device], *, with_host: bool = False) -> list[str]:
@@ -62,14 +60,16 @@ def format_reasons(devices: Sequence[Device], *, with_host: bool = False) -> lis
         for reason in device.reasons:
             names.setdefault(reason, []).append(name)
     return [
-        _format_fault(reason.is_bad, format_list(names[reason], "and"), reason.text, reason.fix)
+        _format_fault(
+            reason.is_bad, f"{format_list(names[reason], 'and')}: {reason.text}", reason.fix
+        )
         for reason in sorted(names, key=lambda reason: reason.is_bad)
     ]
 
 
-def _format_fault(is_bad: bool, name: str, text: str, fix: str) -> str:
+def _format_fault(is_bad: bool, text: str, fix: str) -> str:
     """Return the verdict with the fault, and a second line with the fix."""
-    return f"{'bad' if is_bad else 'watch'}  {name}: {text}\n     -> {fix}"
+    return f"{'bad' if is_bad else 'watch'}  {text}\n     -> {fix}"
 
 
 def render_devices(devices: Sequence[Device], *, with_host: bool = False) -> list[str]:

@@ -176,7 +176,7 @@ def test_slow_device_is_bad(tmp_path: Path) -> None:
 def test_slow_link_is_bad_and_its_devices_are_not(tmp_path: Path) -> None:
     health = check_run(build_run(tmp_path, slow_pair="1-3"))
     assert health.exit_code == 1
-    assert health.bad_names == ["GPU 1 - GPU 3"]
+    assert health.bad_names == ["link GPU 1 - GPU 3"]
     assert "29 % under its peers" in health.links[0].text
     assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
     # A MiB in 1.1 ms, the median of the repetitions.

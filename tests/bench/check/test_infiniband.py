@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from parbench.bench.check.infiniband import judge_ports, read_ports
+from parbench.bench.check.infiniband import find_port_faults, read_ports
 from tests.support.trees import write_tree
 
 
@@ -29,15 +29,12 @@ def test_down_and_slow_ports_are_bad(tmp_path: Path) -> None:
     write_port(tmp_path, "mlx5_3", state="1: DOWN", phys_state="2: Polling")
     write_port(tmp_path, "mlx5_4", rate="100 Gb/sec (1X NDR)")
     write_port(tmp_path, "mlx5_6", state="1: DOWN", phys_state="3: Disabled")
-    by_name = {
-        port.name: port for port in judge_ports(read_ports(tmp_path), read_ports(tmp_path))
-    }
-    faults = {name: port.faults for name, port in by_name.items() if port.faults}
-    assert faults.keys() == {"mlx5_3/1", "mlx5_4/1"}
-    assert "DOWN" in faults["mlx5_3/1"]
-    assert "100 Gb/sec" in faults["mlx5_4/1"]
-    assert by_name["mlx5_3/1"].is_bad
-    assert by_name["mlx5_4/1"].is_bad
+    ports = read_ports(tmp_path)
+    down, slow = find_port_faults(ports, ports)
+    assert down.text.startswith("port mlx5_3/1: DOWN")
+    assert slow.text.startswith("port mlx5_4/1: 100 Gb/sec")
+    assert down.is_bad
+    assert slow.is_bad
 
 
 def test_new_errors_are_watched_and_lost_link_is_bad(tmp_path: Path) -> None:
@@ -46,8 +43,8 @@ def test_new_errors_are_watched_and_lost_link_is_bad(tmp_path: Path) -> None:
     before = read_ports(tmp_path)
     write_port(tmp_path, "mlx5_0", symbol_error="9", link_downed="0")
     write_port(tmp_path, "mlx5_1", symbol_error="7", link_downed="1")
-    errors, lost = judge_ports(before, read_ports(tmp_path))
-    assert "2 more symbol_error" in errors.faults
+    errors, lost = find_port_faults(before, read_ports(tmp_path))
+    assert "2 more symbol_error" in errors.text
     assert not errors.is_bad
     assert lost.is_bad
 
@@ -55,7 +52,7 @@ def test_new_errors_are_watched_and_lost_link_is_bad(tmp_path: Path) -> None:
 def test_unused_board_has_no_faults(tmp_path: Path) -> None:
     write_port(tmp_path, "mlx5_0", state="1: DOWN", phys_state="2: Polling")
     [port] = read_ports(tmp_path)
-    assert judge_ports([port], [port])[0].faults == ""
+    assert find_port_faults([port], [port]) == ()
 
 
 def test_host_without_infiniband_has_no_ports(tmp_path: Path) -> None:
