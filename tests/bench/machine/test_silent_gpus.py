@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -14,12 +15,11 @@ from tests.support.trees import write_tree
 
 ALL_THREE = tuple(format_address(index) for index in range(3))
 NO_DRIVER = GpuReport(failure=GpuFailure(kind="error", text="Driver Not Loaded"))
-MISMATCH = GpuReport(failure=GpuFailure(kind="error", text="version mismatch"))
 NO_LIBRARY = GpuReport(failure=GpuFailure(kind="no library"))
 HANG = GpuReport(failure=GpuFailure(kind="hang", text="60 s"))
 
 
-def report(*indices: int) -> GpuReport:
+def make_report(*indices: int) -> GpuReport:
     """Return the report of a driver to which the GPUs of these indices answer."""
     gpus = []
     for index in indices:
@@ -31,74 +31,65 @@ def find(report: GpuReport, root: Path, **environ: str) -> tuple[str, ...]:
     return find_silent_gpus(environ, report, root)
 
 
-def describe(report: GpuReport) -> str:
-    machine = Machine(cores=1, silent_gpus=ALL_THREE, gpu_failure=report.failure)
-    return machine.describe_silent_gpus()
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """The files of a host with three GPUs."""
     return write_evidence(tmp_path / "root", 3)
 
 
-@pytest.mark.parametrize("report", [GpuReport(), NO_DRIVER, MISMATCH, HANG])
-def test_gpus_behind_a_failing_driver_are_silent(root: Path, report: GpuReport) -> None:
-    assert find(report, root) == ALL_THREE
+@pytest.mark.parametrize(
+    ("report", "visible", "silent"),
+    [
+        (GpuReport(), None, ALL_THREE),
+        (NO_DRIVER, None, ALL_THREE),
+        (HANG, None, ALL_THREE),
+        (make_report(1, 2), None, ALL_THREE[:1]),
+        (make_report(0, 1, 2), None, ()),
+        (GpuReport(gpus=(Gpu(),)), None, ()),  # The device nodes of GPUs are unknown.
+        # A dead driver is not hidden by visible devices, but all GPUs may be.
+        (NO_DRIVER, "0,1", ALL_THREE[:2]),
+        (NO_DRIVER, "", ()),
+        (make_report(1), "-1", ()),
+        (make_report(1), "NoDevFiles", ()),
+        (make_report(1), "1", ()),
+        (make_report(1), "1,2", ALL_THREE[2:]),
+        (make_report(1), format_uuid(1), ()),
+        (make_report(1), format_uuid(0), ALL_THREE[:1]),
+    ],
+)
+def test_visible_gpus_that_are_not_reported_are_silent(
+    root: Path, report: GpuReport, visible: str | None, silent: tuple[str, ...]
+) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert find(report, root, **environ) == silent
 
 
-def test_gpu_that_is_not_reported_is_silent(root: Path) -> None:
-    assert find(report(1, 2), root) == ALL_THREE[:1]
-
-
-def test_answering_gpus_are_not_silent(root: Path) -> None:
-    assert find(report(0, 1, 2), root) == ()
-    assert find(GpuReport(gpus=(Gpu(),)), root) == ()
+@pytest.mark.parametrize(
+    ("files", "report", "silent"),
+    [
+        # The administrator excludes a GPU.
+        ({"excluded": [1]}, make_report(0, 2), ()),
+        ({"excluded": [1]}, make_report(0), ALL_THREE[2:]),
+        # A container sees the host's devices and its driver's folders, but no device node.
+        ({"nodes": 0}, NO_LIBRARY, ()),
+        ({"nodes": 0}, NO_DRIVER, ()),
+        # A container with two GPUs lacks the library.
+        ({"nodes": 2}, NO_LIBRARY, ALL_THREE[:2]),
+        # The driver is not loaded. Without the library the host does not use GPUs for CUDA.
+        ({"nodes": 0, "has_driver": False}, NO_DRIVER, ALL_THREE),
+        ({"nodes": 0, "has_driver": False}, NO_LIBRARY, ()),
+    ],
+)
+def test_gpus_that_this_process_may_use_are_silent(
+    tmp_path: Path, files: dict[str, Any], report: GpuReport, silent: tuple[str, ...]
+) -> None:
+    assert find(report, write_evidence(tmp_path, 3, **files)) == silent
 
 
 def test_host_without_gpus_has_no_silent_gpus(tmp_path: Path) -> None:
     other = {"vendor": "0x1a03\n", "class": "0x030000\n"}
     write_tree(tmp_path / "sys/bus/pci/devices/0000:02:00.0", other)
-    assert find(NO_LIBRARY, tmp_path) == ()
     assert find(NO_DRIVER, tmp_path) == ()
-
-
-@pytest.mark.parametrize(
-    ("visible", "silent"),
-    [
-        ("", ()),
-        ("-1", ()),
-        ("NoDevFiles", ()),
-        ("1", ()),
-        ("0,1", ALL_THREE[:1]),
-        ("1,2", ALL_THREE[2:]),
-        (format_uuid(1), ()),
-        (format_uuid(0), ALL_THREE[:1]),
-    ],
-)
-def test_gpus_that_are_hidden_on_purpose_are_not_silent(
-    root: Path, visible: str, silent: tuple[str, ...]
-) -> None:
-    """Only the GPU in the middle answers."""
-    assert find(report(1), root, CUDA_VISIBLE_DEVICES=visible) == silent
-
-
-def test_dead_driver_is_not_hidden_by_visible_devices(root: Path) -> None:
-    assert find(MISMATCH, root, CUDA_VISIBLE_DEVICES="0,1") == ALL_THREE[:2]
-    assert find(MISMATCH, root, CUDA_VISIBLE_DEVICES="") == ()
-
-
-def test_gpu_that_the_administrator_excluded_is_not_silent(tmp_path: Path) -> None:
-    root = write_evidence(tmp_path, 3, excluded=[1])
-    assert find(report(0, 2), root) == ()
-    assert find(report(0), root) == ALL_THREE[2:]
-
-
-def test_container_without_gpus_has_no_silent_gpus(tmp_path: Path) -> None:
-    """It sees the host's devices and the folders of its driver, but no device node."""
-    root = write_evidence(tmp_path, 3, nodes=0)
-    assert find(NO_LIBRARY, root) == ()
-    assert find(NO_DRIVER, root) == ()
 
 
 def test_job_with_a_share_of_the_gpus_has_no_silent_gpus(
@@ -110,30 +101,15 @@ def test_job_with_a_share_of_the_gpus_has_no_silent_gpus(
     monkeypatch.setattr(
         os, "access", lambda path, mode: path not in denied and real_access(path, mode)
     )
-    assert find(report(0), root) == ()
-
-
-def test_container_without_library_has_silent_gpus(tmp_path: Path) -> None:
-    root = write_evidence(tmp_path, 3, nodes=2)
-    assert find(NO_LIBRARY, root) == ALL_THREE[:2]
-    text = describe(NO_LIBRARY)
-    assert "cannot be examined" in text
-    assert "is not installed" in text
+    assert find(make_report(0), root) == ()
 
 
 def test_gpu_that_the_driver_lost_is_silent_without_nodes(tmp_path: Path) -> None:
     """Neither the kernel's files nor device nodes are known."""
-    lost = replace(report(0, 2), lost=(1,))
+    lost = replace(make_report(0, 2), lost=(1,))
     assert find(lost, tmp_path) == ("1",)
     assert find(lost, tmp_path, CUDA_VISIBLE_DEVICES="1") == ("1",)
     assert find(lost, tmp_path, CUDA_VISIBLE_DEVICES="0") == ()
-
-
-def test_driver_that_is_not_loaded_leaves_gpus_silent(tmp_path: Path) -> None:
-    root = write_evidence(tmp_path, 3, nodes=0, has_driver=False)
-    assert find(NO_DRIVER, root) == ALL_THREE
-    # Without the library it is a host that does not use its GPUs for CUDA.
-    assert find(NO_LIBRARY, root) == ()
 
 
 def test_gpus_of_virtual_machines_are_not_silent(tmp_path: Path) -> None:
@@ -148,10 +124,18 @@ def test_gpu_that_its_driver_has_not_taken_is_silent(tmp_path: Path) -> None:
     root = write_evidence(tmp_path, 2)
     unclaimed = {"vendor": "0x10de\n", "class": "0x030200\n"}
     write_tree(root / "sys/bus/pci/devices" / format_address(2), unclaimed)
-    assert find(report(0, 1), root) == (format_address(2),)
+    assert find(make_report(0, 1), root) == (format_address(2),)
 
 
-def test_hung_driver_is_described() -> None:
-    text = describe(HANG)
-    assert text.startswith("GPUs 0000:19:00.0, 0000:2a:00.0 and 0000:3b:00.0 do not answer")
-    assert "did not answer within 60 s" in text
+@pytest.mark.parametrize(
+    ("report", "verb", "reason"),
+    [
+        (HANG, "do not answer", "did not answer within 60 s"),
+        (NO_LIBRARY, "cannot be examined", "is not installed"),
+    ],
+)
+def test_silent_gpus_are_described(report: GpuReport, verb: str, reason: str) -> None:
+    machine = Machine(cores=1, silent_gpus=ALL_THREE, gpu_failure=report.failure)
+    text = machine.describe_silent_gpus()
+    assert text.startswith(f"GPUs 0000:19:00.0, 0000:2a:00.0 and 0000:3b:00.0 {verb}")
+    assert reason in text
