@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -29,7 +29,7 @@ from parbench.bench.launch.launchers import (
     find_loopback_variables,
     kill_descendants,
 )
-from parbench.bench.launch.messages import MESSAGE_DECODER, FolderMailbox, Message
+from parbench.bench.launch.messages import MESSAGE_DECODER, Mailbox, Message
 from parbench.bench.launch.processes import adopt_orphans, die_with_parent
 from parbench.bench.launch.ranks import Ranks
 from parbench.bench.machine.world_spec import Joined
@@ -42,15 +42,15 @@ _RELEASE_SECONDS = 5.0
 Process = subprocess.Popen[bytes]
 
 
-class StoreMailbox:
+class StoreMailbox(Mailbox):
     """A mailbox in a torch store.
 
     Messages of rank 0 are files in its folder, because the driver runs on the same host.
     """
 
     def __init__(self, store: Store, folder: Path) -> None:
+        super().__init__(folder)
         self._store = store
-        self._files = FolderMailbox(folder)
         self._num_received = 0
 
     def put(self, name: str, content: bytes) -> None:
@@ -61,13 +61,13 @@ class StoreMailbox:
 
     def post(self, rank: int, message: Message) -> None:
         if rank == 0:
-            self._files.post(rank, message)
+            super().post(rank, message)
             return
         number = self._store.add("messages", 1)
         self._store.set(f"message/{number}", msgspec.json.encode((rank, message)).decode())
 
-    def receive(self) -> Sequence[tuple[int, Message]]:
-        messages = list(self._files.receive())
+    def receive(self) -> list[tuple[int, Message]]:
+        messages = super().receive()
         while self._store.check([f"message/{self._num_received + 1}"]):
             self._num_received += 1
             content = self._store.get(f"message/{self._num_received}")

@@ -6,9 +6,8 @@ rank whose block exceeds its deadline an alarm. Nobody polls while a case is mea
 
 import itertools
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -144,24 +143,11 @@ MESSAGE_DECODER = msgspec.json.Decoder(tuple[int, Message])
 JOB_DECODER = msgspec.json.Decoder(Job)
 
 
-class Mailbox(Protocol):
-    """Carries the messages between the driver and the ranks of one start."""
+class Mailbox:
+    """Carries the messages between the driver and the ranks of one start.
 
-    def put(self, name: str, content: bytes, /) -> None:
-        """Publish a value under a name. Every process can read it."""
-
-    def get(self, name: str) -> bytes | None:
-        """Return a published value, None if there is none yet."""
-
-    def post(self, rank: int, message: Message) -> None:
-        """Send a message of a rank to the driver."""
-
-    def receive(self) -> Sequence[tuple[int, Message]]:
-        """Return the messages since the last call, each with the rank that sent it."""
-
-
-class FolderMailbox:
-    """A mailbox in a folder that the hosts of all ranks share. Every message is a file."""
+    The hosts of all ranks share its folder, in which every message is a file.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._values = folder / MAIL
@@ -170,20 +156,24 @@ class FolderMailbox:
         self._numbers = itertools.count()
 
     def put(self, name: str, content: bytes) -> None:
+        """Publish a value under a name. Every process can read it."""
         write_output(self._values / name, content)
 
     def get(self, name: str) -> bytes | None:
+        """Return a published value, None if there is none yet."""
         # NFS remembers for a while that a file is absent, unless the folder is listed.
         is_present = any(file.name == name for file in self._values.iterdir())
         return (self._values / name).read_bytes() if is_present else None
 
     def post(self, rank: int, message: Message) -> None:
+        """Send a message of a rank to the driver."""
         file = self._messages / f"{next(self._numbers):06}-{rank}.json"
         partial = file.with_suffix(".part")
         partial.write_bytes(msgspec.json.encode((rank, message)))
         partial.replace(file)
 
-    def receive(self) -> Sequence[tuple[int, Message]]:
+    def receive(self) -> list[tuple[int, Message]]:
+        """Return the messages since the last call, each with the rank that sent it."""
         messages = []
         for file in sorted(self._messages.glob("*.json")):
             messages.append(MESSAGE_DECODER.decode(file.read_bytes()))

@@ -21,7 +21,6 @@ from parbench.bench.launch.messages import (
     JOB,
     MAIL,
     BlockResult,
-    FolderMailbox,
     HangReport,
     Hello,
     Job,
@@ -56,7 +55,7 @@ class Ranks(ABC):
         with convert_write_errors(folder):
             folder.mkdir(parents=True)
         self.evidence = Evidence()
-        self.mailbox: Mailbox = FolderMailbox(folder)
+        self.mailbox = Mailbox(folder)
         self._size = size
         self._folder = folder
         self._outcomes: dict[int, Outcome] = {}

@@ -38,7 +38,6 @@ from parbench.bench.launch.messages import (
     JOB_DECODER,
     OUT_OF_BUDGET,
     BlockResult,
-    FolderMailbox,
     Hello,
     Job,
     JobDone,
@@ -82,7 +81,7 @@ def main() -> None:
     folder = Path(os.environ[FOLDER_VARIABLE])
     prefix = os.environ.get(STORE_VARIABLE)
     if prefix is None:
-        run_rank(FolderMailbox(folder), None, folder)
+        run_rank(Mailbox(folder), None, folder)
     else:
         # A client of a store does one operation at a time, and the watchdog may need it while
         # this thread waits.

@@ -106,7 +106,8 @@ class Column:
         value = row.get(self.key)
         if isinstance(value, SortedText):
             return value.text or UNKNOWN
-        if self.has_interval and self._has_bounds(row):
+        bounds = (row.get(f"{self.key}_low"), row.get(f"{self.key}_high"))
+        if self.has_interval and not any(map(is_missing, (value, *bounds))):
             return self._format_interval(row)
         return self.format_value(value)
 
@@ -135,11 +136,6 @@ class Column:
         """Return the grade or status that decides the color of the cell, empty if there is none."""
         grade = row.get(self.grade_key) if self.grade_key else None
         return "" if is_missing(grade) else str(grade)
-
-    def _has_bounds(self, row: Row) -> bool:
-        """Return True if the value and both bounds of its interval are known."""
-        bounds = (row.get(self.key), row.get(f"{self.key}_low"), row.get(f"{self.key}_high"))
-        return not any(map(is_missing, bounds))
 
     def _format_interval(self, row: Row) -> str:
         """Return the value with its interval.

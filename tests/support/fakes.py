@@ -19,6 +19,7 @@ from parbench.bench.launch.messages import (
     Hello,
     Job,
     JobDone,
+    Mailbox,
     Message,
     Outcome,
     RankError,
@@ -157,7 +158,7 @@ def make_hello(rank: int, **overrides: Any) -> Hello:
     return Hello(**{**fields, "environment": {}, **overrides})
 
 
-class ScriptedRanks(Ranks):
+class ScriptedRanks(Ranks, Mailbox):
     """All ranks of one start, without processes; they are their own mailbox.
 
     ``hellos`` has the messages of the ranks that start.
@@ -169,7 +170,7 @@ class ScriptedRanks(Ranks):
         self, size: int, folder: Path, hellos: Iterable[Hello], script: Script
     ) -> None:
         super().__init__(size, folder)
-        self.mailbox = self
+        self.mailbox: Mailbox = self
         self.codes: dict[int, int] = {}
         self.error = ""
         self.has_ended = False
@@ -178,7 +179,7 @@ class ScriptedRanks(Ranks):
         self.variables: Mapping[str, str] = {}
         self._script = script
         self._acts: Iterator[None] = iter(())
-        self._messages: list[tuple[int, Message]] = []
+        self._posted: list[tuple[int, Message]] = []
         for hello in hellos:
             self.post(hello.rank, hello)
 
@@ -204,12 +205,12 @@ class ScriptedRanks(Ranks):
         return None
 
     def post(self, rank: int, message: Message) -> None:
-        self._messages.append((rank, message))
+        self._posted.append((rank, message))
 
-    def receive(self) -> Sequence[tuple[int, Message]]:
+    def receive(self) -> list[tuple[int, Message]]:
         next(self._acts, None)
-        messages = self._messages
-        self._messages = []
+        messages = self._posted
+        self._posted = []
         return messages
 
     def has_launcher_ended(self) -> bool:

@@ -19,11 +19,11 @@ from parbench.bench.launch.messages import (
     JOB,
     Block,
     BlockResult,
-    FolderMailbox,
     HangReport,
     Hello,
     Job,
     JobDone,
+    Mailbox,
     Message,
     Outcome,
     RankError,
@@ -60,7 +60,7 @@ def single_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_here(folder: Path, job: Job) -> list[Message]:
     """Be the only rank of a world and return its messages."""
-    mailbox = FolderMailbox(folder)
+    mailbox = Mailbox(folder)
     # The watchdog of a rank that hangs would end this process.
     patient_job = replace(job, plan=replace(job.plan, timeout_seconds=600.0))
     mailbox.put(JOB, msgspec.json.encode(patient_job))
@@ -75,14 +75,14 @@ def make_variables(folder: Path) -> dict[str, str]:
 
 def receive(folder: Path) -> list[Message]:
     """Return the new messages of the rank."""
-    return [message for _, message in FolderMailbox(folder).receive()]
+    return [message for _, message in Mailbox(folder).receive()]
 
 
 def test_address_of_every_host_is_not_that_of_rank_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bridge of containers has the same address on all hosts."""
-    mailbox = FolderMailbox(tmp_path)
+    mailbox = Mailbox(tmp_path)
     mailbox.put(ADDRESSES, msgspec.json.encode([("172.17.0.1", 7), ("10.0.0.5", 7)]))
     tried: list[tuple[str, int]] = []
 
@@ -157,7 +157,7 @@ def test_targets_in_the_job_folder_shadow_nothing(
 def test_failed_rank_reports_and_waits_for_its_end(tmp_path: Path) -> None:
     cases = [fault_case("fine"), fault_case("raising", rank=0)]
     job = make_job(cases, budget_seconds=0.2)
-    FolderMailbox(tmp_path).put(JOB, msgspec.json.encode(job))
+    Mailbox(tmp_path).put(JOB, msgspec.json.encode(job))
     command = [sys.executable, "-m", "parbench.bench.rank.worker"]
     messages: list[Message] = []
 
@@ -180,7 +180,7 @@ def test_failed_rank_reports_and_waits_for_its_end(tmp_path: Path) -> None:
 def test_hung_rank_reports_and_ends_itself(tmp_path: Path) -> None:
     """A driver that has vanished does not end the rank."""
     job = make_job([fault_case("asleep", rank=0, at=1)], timeout_seconds=4.0)
-    FolderMailbox(tmp_path).put(JOB, msgspec.json.encode(job))
+    Mailbox(tmp_path).put(JOB, msgspec.json.encode(job))
     script = (
         "from parbench.bench.rank import watchdog, worker\n"
         "watchdog._END_SECONDS = 0.5\n"
@@ -198,7 +198,7 @@ def test_hung_rank_reports_and_ends_itself(tmp_path: Path) -> None:
     assert "self.mischief()" in second.stack
 
 
-class BusyMailbox(FolderMailbox):
+class BusyMailbox(Mailbox):
     """A mailbox in which another rank has raised the alarm."""
 
     def get(self, name: str) -> bytes | None:
