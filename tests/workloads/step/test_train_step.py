@@ -1,6 +1,8 @@
 """The check of a training step detects corrupted steps, and its description has its work."""
 
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -9,17 +11,21 @@ from torch import Tensor
 from parbench.bench.world.benchmark import Description
 from parbench.bench.world.world import World
 from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.model.optimizer import LEARNING_RATE
 from parbench.workloads.parallel.mesh import get_local_tensor
 from parbench.workloads.step.peaks import Peak
+from parbench.workloads.step.train_step import Microbatch, TrainStep
 from tests.support.ranks import Ranks
 from tests.support.workloads.training_steps import (
-    MUTANTS,
     Params,
     build_small_step,
     count_wrong_after_step,
 )
 
 BF16: Params = {"precision": "bfloat16"}
+SIMULATED: Params = {"compute": "simulated:1ms"}
+UP = "layers.1.ffn.up.weight"
+Mutant = Callable[[TrainStep, World], None]
 
 
 def count_wrong(world: World, name: str, params: Params) -> list[int]:
@@ -39,19 +45,194 @@ def count_wrong(world: World, name: str, params: Params) -> list[int]:
     ],
 )
 def test_simulated_gradients_are_averaged(two_ranks: Ranks, name: str) -> None:
-    params = {"compute": "simulated:1ms", "microbatches": 2}
+    params = {**SIMULATED, "microbatches": 2}
     counts = two_ranks.call(f"{__name__}:count_wrong", name=name, params=params)
     assert counts == [[0, 0], [0, 0]]
 
 
-def count_wrong_of_mutant(world: World, name: str, mutant: str) -> int:
+def _scale_every_gradient(step: TrainStep, world: World) -> None:
+    step.model.get_submodule("head").register_full_backward_hook(
+        lambda module, inputs, outputs: (inputs[0] * 1.001,)
+    )
+
+
+def _after_backward(change: Callable[[Tensor], object], name: str = UP) -> Mutant:
+    """Return the mutant that changes a gradient after each backward pass."""
+
+    def mutate(step: TrainStep, world: World) -> None:
+        run = step.forward_backward
+
+        def forward_backward() -> Tensor | None:
+            loss = run()
+            gradient = step.model.get_parameter(name).grad
+            assert gradient is not None
+            change(gradient)
+            return loss
+
+        step.forward_backward = forward_backward  # type: ignore[method-assign]
+
+    return mutate
+
+
+def _drop_gradient(step: TrainStep, world: World) -> None:
+    run = step.forward_backward
+
+    def forward_backward() -> Tensor | None:
+        loss = run()
+        step.model.get_parameter("layers.0.attention.v.weight").grad = None
+        return loss
+
+    step.forward_backward = forward_backward  # type: ignore[method-assign]
+
+
+def _raise_loss_of_rank_1(step: TrainStep, world: World) -> None:
+    run = step.forward_backward
+
+    def forward_backward() -> Tensor | None:
+        loss = run()
+        assert loss is not None
+        return loss * (1.001 if world.rank == 1 else 1)
+
+    step.forward_backward = forward_backward  # type: ignore[method-assign]
+
+
+def _keep_gradients_local(step: TrainStep, world: World) -> None:
+    [part] = step.parts.values()
+    sync = part.sync_gradients
+    setattr(part, "sync_gradients", lambda *, is_synced: sync(is_synced=False))  # noqa: B010
+
+
+def _forget_partial_gradients(step: TrainStep, world: World) -> None:
+    for part in step.parts.values():
+        part.partial_parameters.clear()
+
+
+def _drop_microbatch(step: TrainStep, world: World) -> None:
+    del step.microbatches[-1]
+
+
+def _repeat_microbatch(step: TrainStep, world: World) -> None:
+    step.microbatches[1] = step.microbatches[0]
+
+
+def _change_tokens_of_rank_1(step: TrainStep, world: World) -> None:
+    if world.rank == 1:
+        step.microbatches = [
+            Microbatch((tokens + 1) % step.spec.shape.vocabulary, targets)
+            for tokens, targets in step.microbatches
+        ]
+
+
+def _predict_same_token(step: TrainStep, world: World) -> None:
+    step.microbatches = [Microbatch(tokens, tokens) for tokens, _ in step.microbatches]
+
+
+MUTANTS: dict[str, Mutant] = {
+    "every gradient 0.1 % larger": _scale_every_gradient,
+    "one gradient 0.1 % larger": _after_backward(lambda gradient: gradient.mul_(1.001)),
+    "one gradient negated": _after_backward(Tensor.neg_),
+    "one gradient in float8": _after_backward(
+        lambda gradient: gradient.copy_(gradient.to(torch.float8_e4m3fn).to(gradient.dtype))
+    ),
+    "one gradient not finite": _after_backward(
+        lambda gradient: gradient.fill_(math.nan), "norm.bias"
+    ),
+    "one gradient missing": _drop_gradient,
+    "gradients not reduced": _keep_gradients_local,
+    "partial gradients not summed": _forget_partial_gradients,
+    "loss of rank 1 0.1 % larger": _raise_loss_of_rank_1,
+    "microbatch dropped": _drop_microbatch,
+    "microbatch repeated": _repeat_microbatch,
+    "other tokens on rank 1": _change_tokens_of_rank_1,
+    "targets not shifted": _predict_same_token,
+}
+
+
+def count_wrong_of_mutant(world: World, name: str, params: Params, mutant: str) -> int:
     """Return wrong elements of all ranks for a step that becomes wrong before its check."""
-    step = build_small_step(world, name, {"microbatches": 2})
+    step = build_small_step(world, name, {"microbatches": 2, **params})
     assert count_wrong_after_step(step) == 0
     step.reset()
     step.step()
     MUTANTS[mutant](step, world)
+    if step.spec.is_simulated:
+        step.step()  # Its check reads the gradients of the last step.
     wrong = sum(world.gather(step.check()))
+    step.close()
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "mutant"),
+    [
+        ("ddp", {}, "every gradient 0.1 % larger"),
+        ("cp", {}, "one gradient 0.1 % larger"),
+        ("ddp", BF16, "one gradient negated"),
+        ("ddp", {"reduce_dtype": "bfloat16"}, "one gradient in float8"),
+        ("ddp", BF16, "one gradient not finite"),
+        ("hsdp", {}, "one gradient missing"),
+        ("ddp", {}, "gradients not reduced"),
+        ("fsdp", {**SIMULATED, **BF16}, "gradients not reduced"),
+        ("tp_sp", {}, "partial gradients not summed"),
+        ("ddp", {}, "loss of rank 1 0.1 % larger"),
+        ("fsdp", {}, "microbatch dropped"),
+        ("fsdp", {}, "microbatch repeated"),
+        ("tp", {}, "other tokens on rank 1"),
+        ("tp_sp", {}, "targets not shifted"),
+    ],
+)
+def test_mutant_is_detected(two_ranks: Ranks, name: str, params: Params, mutant: str) -> None:
+    arguments = {"name": name, "params": params, "mutant": mutant}
+    wrong, _ = two_ranks.call(f"{__name__}:count_wrong_of_mutant", **arguments)
+    assert wrong > 0
+
+
+def local_weights(parameters: Iterable[Tensor]) -> list[Tensor]:
+    return [get_local_tensor(parameter.detach()).clone() for parameter in parameters]
+
+
+def _update_except(parameters: Sequence[Tensor], update: Callable[[], object]) -> None:
+    """Update all parameters except some, which keep their values."""
+    before = local_weights(parameters)
+    update()
+    for parameter, weights in zip(parameters, before, strict=True):
+        get_local_tensor(parameter.detach()).copy_(weights)
+
+
+def _forget_moments(step: TrainStep, world: World, update: Callable[[], object]) -> None:
+    update()
+    step.optimizer.state.clear()
+
+
+def _raise_learning_rate(step: TrainStep, world: World, update: Callable[[], object]) -> None:
+    for group in step.optimizer.param_groups:
+        group["lr"] = 1.1 * LEARNING_RATE
+    update()
+
+
+def _skip_bias(step: TrainStep, world: World, update: Callable[[], object]) -> None:
+    _update_except([step.model.get_parameter("layers.1.ffn.up.bias")], update)
+
+
+def _skip_rank_1(step: TrainStep, world: World, update: Callable[[], object]) -> None:
+    _update_except([*step.model.parameters()] if world.rank == 1 else [], update)
+
+
+UPDATES: dict[str, Callable[[TrainStep, World, Callable[[], object]], None]] = {
+    "none": lambda step, world, update: None,
+    "moments forgotten": _forget_moments,
+    "learning rate 10 % higher": _raise_learning_rate,
+    "one bias not updated": _skip_bias,
+    "rank 1 not updated": _skip_rank_1,
+}
+
+
+def count_wrong_of_update(world: World, name: str, mutant: str) -> int:
+    """Return the wrong elements of a step whose updates are wrong."""
+    step = build_small_step(world, name, {})
+    update = partial(UPDATES[mutant], step, world, step.optimizer.step)
+    step.optimizer.step = update  # type: ignore[method-assign,assignment]
+    wrong = count_wrong_after_step(step)
     step.close()
     return wrong
 
@@ -59,76 +240,44 @@ def count_wrong_of_mutant(world: World, name: str, mutant: str) -> int:
 @pytest.mark.parametrize(
     ("name", "mutant"),
     [
-        ("ddp", "every gradient 0.1 % larger"),
-        ("cp", "one gradient 0.1 % larger"),
-        ("fsdp", "microbatch dropped"),
-        ("fsdp", "microbatch repeated"),
-        ("tp", "other tokens on rank 1"),
-        ("tp_sp", "targets not shifted"),
-        ("hsdp", "one gradient missing"),
+        *(("ddp", mutant) for mutant in UPDATES),
+        ("zero1", "rank 1 not updated"),
+        ("fsdp", "rank 1 not updated"),
     ],
 )
-def test_mutant_is_detected(two_ranks: Ranks, name: str, mutant: str) -> None:
-    wrong, _ = two_ranks.call(f"{__name__}:count_wrong_of_mutant", name=name, mutant=mutant)
-    assert wrong > 0
+def test_wrong_update_is_detected(two_ranks: Ranks, name: str, mutant: str) -> None:
+    """The gradients of each rank are right for its own weights."""
+    counts = two_ranks.call(f"{__name__}:count_wrong_of_update", name=name, mutant=mutant)
+    assert max(counts) > 0
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("name", "params"),
-    [
-        ("ddp", {}),
-        ("fsdp", {}),
-        ("tp_sp", {}),
-        ("fsdp", {"compute": "simulated:1ms", **BF16, "microbatches": 3}),
-    ],
-)
-def test_unreduced_gradients_are_detected(two_ranks: Ranks, name: str, params: Params) -> None:
-    function = "tests.support.workloads.training_steps:count_wrong_without_reduction"
-    first, second = two_ranks.call(function, name=name, params=params)
-    in_check, in_steps = map(max, first, second)
-    assert in_check > 0
-    assert in_steps > 0
+def count_wrong_with_noise(world: World) -> int:
+    step = build_small_step(world, "ddp", {})
 
+    def add_noise(gradient: Tensor) -> None:
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.rand(gradient.shape, generator=generator)
+        gradient += 1e-5 * gradient.abs().max() * noise
 
-def local_weights(model: torch.nn.Module) -> list[Tensor]:
-    return [get_local_tensor(parameter.detach()).clone() for parameter in model.parameters()]
-
-
-def count_wrong_of_skipped_update(world: World, name: str) -> int:
-    """Return the wrong elements of a step whose rank 1 keeps its weights."""
-    step = build_small_step(world, name, {})
-    model, optimizer = step.model, step.optimizer
-    optimizer_step = optimizer.step
-
-    def update(closure: Any = None) -> None:
-        before = local_weights(model)
-        optimizer_step()
-        if world.rank == 1:
-            for parameter, weights in zip(model.parameters(), before, strict=True):
-                get_local_tensor(parameter.detach()).copy_(weights)
-
-    optimizer.step = update  # type: ignore[method-assign,assignment]
+    _after_backward(add_noise)(step, world)
     wrong = count_wrong_after_step(step)
     step.close()
     return wrong
 
 
-@pytest.mark.parametrize("name", ["zero1", "fsdp"])
-def test_skipped_update_is_detected(two_ranks: Ranks, name: str) -> None:
-    """The gradients of each rank are right for its own weights."""
-    counts = two_ranks.call(f"{__name__}:count_wrong_of_skipped_update", name=name)
-    assert max(counts) > 0
+def test_check_ignores_updates_decided_by_noise(two_ranks: Ranks) -> None:
+    """AdamW moves a weight by the whole learning rate if its gradient is only noise."""
+    assert two_ranks.call(f"{__name__}:count_wrong_with_noise") == [0, 0]
 
 
 def check_thrice(world: World, name: str) -> tuple[list[int], bool, bool]:
     """Return three counts, and whether later checks keep the weights and the random state."""
     step = build_small_step(world, name, {})
     counts = [count_wrong_after_step(step)]
-    weights = local_weights(step.model)
+    weights = local_weights(step.model.parameters())
     state = torch.get_rng_state()
     counts += [step.check() for _ in range(2)]
-    same_weights = all(map(torch.equal, weights, local_weights(step.model)))
+    same_weights = all(map(torch.equal, weights, local_weights(step.model.parameters())))
     step.close()
     return counts, same_weights, torch.equal(state, torch.get_rng_state())
 
@@ -167,8 +316,7 @@ def test_description_reports_work(two_ranks: Ranks, name: str, data_ranks: int) 
 
 
 def test_description_of_simulated_compute_has_no_mfu(two_ranks: Ranks) -> None:
-    params = {"compute": "simulated:1ms"}
-    description, _ = two_ranks.call(f"{__name__}:describe", name="ddp", params=params)[0]
+    description, _ = two_ranks.call(f"{__name__}:describe", name="ddp", params=SIMULATED)[0]
     assert [rate.name for rate in description.work] == ["tokens_per_second"]
     assert description.details["peak"] is None
     assert any("simulated compute" in note for note in description.notes)
