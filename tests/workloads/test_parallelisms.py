@@ -196,8 +196,16 @@ def count_leftovers(world: World, name: str) -> list[tuple[int, int]]:
     return counts
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["zero1", "tp_fsdp", "ep_step", "pp", "cp", "hybrid"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tp_sp",
+        *(
+            pytest.param(name, marks=SLOW)
+            for name in ("zero1", "ep_step", "pp", "cp", "hybrid")
+        ),
+    ],
+)
 def test_closed_step_leaves_nothing(two_ranks: Ranks, name: str) -> None:
     for _, second, third in two_ranks.call(f"{MODULE}:count_leftovers", name=name):
         assert third[0] <= second[0]

@@ -93,20 +93,6 @@ def test_fsdp_bytes(params: Params, gathers: int, head_gathers: int, scatters: i
     assert step_bytes("fsdp", params) == {"fsdp": pytest.approx(expected)}
 
 
-def test_fsdp_shards_over_cp_too() -> None:
-    """A gather over fsdp x cp is one over all four ranks (torchtitan's fsdp mesh)."""
-    with_cp = bytes_by_axis(list_calls(make_spec("fsdp=2,cp=2", "tiny").rank_view(0)))
-    without_cp = bytes_by_axis(list_calls(make_spec("fsdp=4", "tiny").rank_view(0)))
-    assert with_cp["fsdp"] == without_cp["fsdp"]
-    assert "dp" not in with_cp
-
-
-def test_hsdp_reduces_shards_over_replicas() -> None:
-    sent = step_bytes("hsdp", {})
-    assert sent["dp"] == pytest.approx(2 * PSI / 2 * 4 / 2)
-    assert sent["fsdp"] == pytest.approx((3 * PSI - HEAD) * 4 / 2)
-
-
 @pytest.mark.parametrize(
     ("checkpointing", "reduces", "scatters"), [("none", 8, 8), ("full", 10, 11)]
 )
@@ -152,23 +138,3 @@ def test_context_parallel_bytes(checkpointing: str, forwards: int) -> None:
     )
     assert method_bytes("usp", ulysses=2)["ring"] == pytest.approx(ring)
     assert method_bytes("usp", ulysses=2)["ulysses"] == pytest.approx(ulysses)
-
-
-def test_ep_spans_tp() -> None:
-    """Four ranks with two each of eight experts, whose tokens tp splits."""
-    sent = step_bytes("ep_step", {"tp": 2, "ep": 4})
-    rows = TOKENS / 2 * 2 * HIDDEN * 4
-    counts = 8 * 8 * LAYERS
-    assert sent["ep"] == pytest.approx((4 * LAYERS * rows + counts) * SHARE)
-    assert "edp" not in sent
-
-
-def test_experts_are_their_own_fsdp_unit() -> None:
-    """With ep=2 of fsdp=4, two ranks shard the four experts of each rank."""
-    spec = PRESETS["hybrid"]({"mesh": "fsdp=4,ep=2", "experts": 8, "microbatches": 1}, 4)
-    view = spec.rank_view(0)
-    sent = bytes_by_axis(list_calls(view))
-    routed = count_elements(view, "routed")
-    dense = count_elements(view, "replicated", "split")
-    assert sent["efsdp"] == pytest.approx(3 * routed * 4 / 2)
-    assert sent["fsdp"] == pytest.approx((3 * dense - HEAD) * 4 * SHARE)

@@ -40,23 +40,6 @@ def layer_bytes(spec: StepSpec, checkpointing: str = "none") -> float:
     return Equation(text=text, symbols=spec.rank_view(0).symbols).value
 
 
-@pytest.mark.parametrize(
-    ("name", "params", "expected"),
-    [
-        ("ddp", {}, [2, 2, 12]),
-        ("ddp", {"precision": "float32"}, [4, 4, 8]),
-        ("zero1", {}, [2, 2, 12 / 4]),
-        ("zero1", {"optimizer": "zero_redundancy"}, [2, 2, 12 / 4]),
-        ("fsdp", {"reshard": False}, [2 / 4, 2 / 4, 12 / 4]),
-        ("fsdp", {}, [2 / 4, 2 / 4, 12 / 4]),
-    ],
-)
-def test_presets_divide_state(name: str, params: Params, expected: list[float]) -> None:
-    """ZeRO (arXiv 1910.02054) divides parameters, gradients and the optimizer's state."""
-    spec = PRESETS[name]({"shape": "tiny", "precision": "bfloat16", **params}, 4)
-    assert bytes_per_parameter(spec.rank_view(0)) == pytest.approx(expected)
-
-
 def test_simulated_compute_has_no_optimizer_state() -> None:
     spec = PRESETS["ddp"]({"shape": "tiny", "compute": "simulated:1ms"}, 2)
     state = state_memory(spec.rank_view(0))

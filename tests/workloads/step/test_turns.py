@@ -1,14 +1,13 @@
 """Numbers over ranks and turns: unbiased where nothing differs, and right where something does."""
 
 import random
-from operator import sub, truediv
+from operator import sub
 from statistics import fmean, stdev
 
 import pytest
 
 from parbench.workloads.step.turns import (
     compare_turns,
-    compute_overhead,
     cross_fitted,
     slowest,
 )
@@ -60,16 +59,3 @@ def test_single_turn_has_the_mean_of_all_ranks() -> None:
     estimate = cross_fitted([[1.0], [4.0]])
     assert estimate.value == 2.5
     assert estimate.low is None
-
-
-def test_pairs_of_turns_give_difference_and_ratio() -> None:
-    seconds, baseline = [2.0, 4.0, 8.0], [1.0, 2.0, 4.0]
-    difference = compare_turns(seconds, baseline, sub, "difference")
-    factor = compare_turns(seconds, baseline, truediv, "factor")
-    overhead = compare_turns(seconds, baseline, compute_overhead, "excess")
-    assert difference is not None
-    assert difference.value == pytest.approx(7 / 3)
-    assert factor is not None
-    assert [factor.value, factor.low, factor.high] == pytest.approx([2.0] * 3)
-    assert overhead is not None
-    assert [overhead.value, overhead.low, overhead.high] == pytest.approx([1.0] * 3)
