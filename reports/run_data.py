@@ -24,6 +24,7 @@ from parbench.reports.analysis.labels import label_cases
 from parbench.reports.analysis.timelines import StepTimeline, load_step_timelines
 from parbench.reports.analysis.topology import Topology, read_topology
 from parbench.reports.frames import build_cases_frame
+from parbench.reports.sweeps import MeasuredPoint
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,8 +36,10 @@ class RunData:
     Everything but ``results`` is computed when it is first used, and then kept.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, point: MeasuredPoint | None = None) -> None:
         self.run = run
+        self.point = point
+        """The point of a sweep that the run measured, None outside a sweep."""
         self.results: tuple[CaseResult, ...] = merge_records(run)
         """One result for each case with a record, in the order of the plan."""
 

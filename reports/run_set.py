@@ -1,7 +1,6 @@
 """Several runs for a report: their cases in one frame, their differences, and their verdict."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from parbench.reports.analysis.topology import ONE_RANK_PER_NODE
 from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.frames import build_cases_frame
 from parbench.reports.run_data import RunData
-from parbench.reports.sweeps import MeasuredPoint, load_runs
+from parbench.reports.sweeps import LoadedRuns, load_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,56 +27,17 @@ _CIRCUMSTANCES = ("one_minute", "nodelist", "SLURM_JOB_NODELIST")
 _UNKNOWN_DISTRIBUTION = "distribution unknown"
 
 
-@dataclass(frozen=True, kw_only=True)
-class NumberedRun:
-    """A run with its number in tables, and the point of a sweep that it measured."""
-
-    number: int
-    data: RunData
-    point: MeasuredPoint | None
-
-    @property
-    def name(self) -> str:
-        """The name of the run in tables, such as ``run 1``."""
-        return f"run {self.number}"
-
-    @property
-    def environment(self) -> str:
-        """The environment of the point of a sweep, empty without one."""
-        return self.point.environment if self.point else ""
-
-    @property
-    def num_nodes(self) -> int:
-        """The number of nodes, by the plan if no case has a record."""
-        spread = self.data.plan.spread
-        planned = spread.nodes if spread else 1
-        return max([planned, *(result.world.nodes for result in self.data.results)])
-
-    def get_distribution(self, result: CaseResult) -> str:
-        """Return the distribution of ranks on nodes, empty if only one is possible."""
-        nodes = result.world.nodes
-        distribution = self.point.distribution if self.point else ""
-        if self.data.nodes:
-            distribution = self.data.nodes.distribution
-        if nodes < 2 or result.world.size <= nodes or distribution == ONE_RANK_PER_NODE:
-            return ""
-        return distribution or _UNKNOWN_DISTRIBUTION
-
-
 class RunSet:
     """Runs in the order in which they were given, numbered from 1.
 
     ``missing`` has a sentence for each run of a sweep that is absent or cannot be read.
     """
 
-    def __init__(
-        self, runs: Sequence[tuple[Run, MeasuredPoint | None]], missing: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, runs: LoadedRuns, missing: Sequence[str] = ()) -> None:
         self.missing = tuple(missing)
-        self.runs = tuple(
-            NumberedRun(number=number, data=RunData(run), point=point)
-            for number, (run, point) in enumerate(runs, start=1)
-        )
+        self.runs = {
+            number: RunData(run, point) for number, (run, point) in enumerate(runs, start=1)
+        }
 
     @classmethod
     def load(cls, folders: Sequence[Path], *, is_strict: bool = True) -> "RunSet":
@@ -85,12 +45,14 @@ class RunSet:
         return cls(*load_runs(folders, is_strict=is_strict))
 
     @cached_property
-    def current_runs(self) -> tuple[NumberedRun, ...]:
-        """The runs whose point was not measured again later."""
-        last_numbers = {run.point.id: run.number for run in self.runs if run.point}
-        return tuple(
-            run for run in self.runs if not run.point or last_numbers[run.point.id] == run.number
-        )
+    def current_runs(self) -> dict[int, RunData]:
+        """The runs whose point was not measured again later, by their numbers."""
+        last_numbers = {data.point.id: number for number, data in self.runs.items() if data.point}
+        return {
+            number: data
+            for number, data in self.runs.items()
+            if not data.point or last_numbers[data.point.id] == number
+        }
 
     @cached_property
     def cases(self) -> "pd.DataFrame":
@@ -105,12 +67,15 @@ class RunSet:
         """
         import pandas as pd
 
-        measured = [(run, result) for run in self.runs for result in run.data.measured]
-        results = [result for _, result in measured]
-        extra = pd.DataFrame([self._describe_case(run, result) for run, result in measured])
+        results = []
+        rows = []
+        for number, data in self.runs.items():
+            results += data.measured
+            rows += [self._describe_case(number, data, result) for result in data.measured]
+        extra = pd.DataFrame(rows)
         return build_cases_frame(results, label_cases(results)).join(extra)
 
-    def _describe_case(self, run: NumberedRun, result: CaseResult) -> dict[str, object]:
+    def _describe_case(self, number: int, data: RunData, result: CaseResult) -> dict[str, object]:
         """Return the values of a case in the columns that ``RunData.cases`` lacks."""
         case, world = result.case, result.world
         params = [
@@ -123,13 +88,13 @@ class RunSet:
             value = result.seconds
             rate = result.value("tokens_per_second") or (1 / value if value else None)
         return {
-            "run": run.number,
-            "is_current": run in self.current_runs,
+            "run": number,
+            "is_current": number in self.current_runs,
             "match": " ".join([case.name, case.target, *sorted(params)]),
             "is_whole_world": "group" not in case.params,
             "ranks_per_node": world.size / world.nodes if world.nodes else 0.0,
-            "distribution": run.get_distribution(result),
-            "environment": run.environment,
+            "distribution": _get_distribution(data, result),
+            "environment": data.point.environment if data.point else "",
             "scaling_value": value,
             "rate": rate,
         }
@@ -140,23 +105,27 @@ class RunSet:
 
         Keys are the name of the case and the name of the parameter.
         """
-        values: dict[tuple[str, str], dict[int, set[str]]] = {}
-        for run in self.runs:
-            for result in run.data.results:
-                for name, value in result.case.params.items():
-                    by_run = values.setdefault((result.case.name, name), {})
-                    by_run.setdefault(run.number, set()).add(str(value))
+        import pandas as pd
+
+        rows = [
+            (result.case.name, param, number, str(value))
+            for number, data in self.runs.items()
+            for result in data.results
+            for param, value in result.case.params.items()
+        ]
+        columns = ["name", "param", "run", "value"]
+        values = pd.DataFrame(rows, columns=columns).drop_duplicates()
         varied = {}
-        for key, by_run in values.items():
-            texts = [text for run_texts in by_run.values() for text in run_texts]
-            if len(by_run) == len(texts) == len(self.runs) and len(set(texts)) > 1:
-                varied[key] = tuple(texts)
+        for (name, param), by_run in values.groupby(["name", "param"], sort=False):
+            has_one_value = by_run["run"].tolist() == list(self.runs)
+            if has_one_value and by_run["value"].nunique() > 1:
+                varied[str(name), str(param)] = tuple(by_run["value"])
         return varied
 
     @cached_property
     def differences(self) -> dict[str, tuple[str, ...]]:
         """The facts and parameters that differ between runs, each with its text in every run."""
-        facts = [_list_facts(run.data.run) for run in self.runs]
+        facts = [_list_facts(data.run) for data in self.runs.values()]
         names = dict.fromkeys(name for run_facts in facts for name in run_facts)
         texts = {name: tuple(run_facts.get(name, UNKNOWN) for run_facts in facts) for name in names}
         for (case_name, param), values in self.varied_params.items():
@@ -183,7 +152,7 @@ class RunSet:
     @property
     def exit_code(self) -> int:
         """The exit code of the current runs, and of missing runs."""
-        codes = [run.data.exit_code for run in self.current_runs]
+        codes = [data.exit_code for data in self.current_runs.values()]
         if self.missing:
             codes.append(ExitCode.DID_NOT_RUN)
         return combine_exit_codes(codes)
@@ -191,7 +160,7 @@ class RunSet:
     @property
     def verdict(self) -> ReportVerdict:
         """The verdict on the current runs: FAILED, INCOMPLETE or PASSED."""
-        failed = [str(run.number) for run in self.current_runs if run.data.exit_code]
+        failed = [str(number) for number, data in self.current_runs.items() if data.exit_code]
         total = pluralize(len(self.current_runs), "run")
         num_missing = len(self.missing)
         missing = f", {pluralize(num_missing, 'run')} missing" if num_missing else ""
@@ -203,6 +172,17 @@ class RunSet:
         if missing:
             return ReportVerdict("INCOMPLETE", "bad", message)
         return ReportVerdict("PASSED", "good", message)
+
+
+def _get_distribution(data: RunData, result: CaseResult) -> str:
+    """Return the distribution of ranks on nodes, empty if only one is possible."""
+    nodes = result.world.nodes
+    distribution = data.point.distribution if data.point else ""
+    if data.nodes:
+        distribution = data.nodes.distribution
+    if nodes < 2 or result.world.size <= nodes or distribution == ONE_RANK_PER_NODE:
+        return ""
+    return distribution or _UNKNOWN_DISTRIBUTION
 
 
 def _list_facts(run: Run) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The report of several runs: the runs, their problems, their differences, and their times."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.results.runs import Run
@@ -9,6 +9,7 @@ from parbench.reports.analysis.labels import group_by_text
 from parbench.reports.analysis.verdicts import describe_emulations, judge_run, list_problems
 from parbench.reports.one_run import describe_run
 from parbench.reports.report import Report, make_problem_table, make_sections
+from parbench.reports.run_data import RunData
 from parbench.reports.run_set import RunSet
 from parbench.reports.tables.scaling import list_node_scaling_tables, list_rank_scaling_tables
 from parbench.reports.tables.side_by_side import make_environment_table, make_side_by_side_table
@@ -36,7 +37,7 @@ def make_report_of_runs(run_set: RunSet) -> Report:
         ("problems", "Wrong, hung or failed"): [_make_problem_table(run_set)],
         ("differences", "Differences"): [_make_difference_table(run_set)],
     }
-    if any(run.data.measured for run in run_set.runs):
+    if any(data.measured for data in run_set.runs.values()):
         over_nodes = list_node_scaling_tables(run_set)
         over_ranks = [] if over_nodes else list_rank_scaling_tables(run_set)
         tables |= {
@@ -45,48 +46,47 @@ def make_report_of_runs(run_set: RunSet) -> Report:
             ("environments", "Environments side by side"): [make_environment_table(run_set)],
             ("side-by-side", "Side by side"): [make_side_by_side_table(run_set)],
         }
-    runs = [run.data.run for run in run_set.runs]
     return Report(
-        name=f"{len(runs)} runs",
+        name=f"{len(run_set.runs)} runs",
         verdicts=(run_set.verdict,),
         code=run_set.exit_code,
-        runs=tuple(run.data for run in run_set.runs),
+        runs=tuple(run_set.runs.values()),
         sections=make_sections(tables),
-        emulated=_merge_notes(runs, describe_emulations),
+        emulated=_merge_notes(run_set, describe_emulations),
         heading=run_set.describe_differences(),
     )
 
 
 def _make_run_table(run_set: RunSet) -> Table:
     """Return a row for each run with its verdicts, and its nodes if a run has several."""
-    has_points = any(run.point for run in run_set.runs)
-    has_nodes = any(run.num_nodes > 1 for run in run_set.runs)
+    runs = run_set.runs
+    has_points = any(data.point for data in runs.values())
+    num_nodes = {number: _count_nodes(data) for number, data in runs.items()}
     rows = []
-    for run in run_set.runs:
-        info = run.data.run.info
+    for number, data in runs.items():
+        info = data.run.info
         row: dict[str, object] = {
-            "run": run.name,
-            "point": run.point.name if run.point else None,
+            "run": f"run {number}",
+            "point": data.point.name if data.point else None,
             "id": info.id,
-            "verdicts": ", ".join(verdict.word for verdict in judge_run(run.data)),
-            "setup": None if has_points else describe_run(run.data),
+            "verdicts": ", ".join(verdict.word for verdict in judge_run(data)),
+            "setup": None if has_points else describe_run(data),
         }
-        if has_nodes:
-            topology = run.data.nodes
-            row["nodes"] = run.num_nodes
+        if max(num_nodes.values()) > 1:
+            topology = data.nodes
+            row["nodes"] = num_nodes[number]
             row["distribution"] = topology.distribution if topology else None
             row["hosts"] = ", ".join(topology.nodes) if topology else info.host
         rows.append(row)
-    runs = [run.data.run for run in run_set.runs]
-    notes = [*run_set.missing, *_merge_notes(runs, lambda run: run.info.plan.notes)]
-    superseded = [run.number for run in run_set.runs if run not in run_set.current_runs]
+    notes = [*run_set.missing, *_merge_notes(run_set, lambda run: run.info.plan.notes)]
+    superseded = [number for number in runs if number not in run_set.current_runs]
     if superseded:
         notes.append(
             f"The verdict ignores run {format_cpus(superseded)}: their points ran again later."
         )
     if has_points:
-        first = next((run for run in run_set.runs if run.data.measured), run_set.runs[0])
-        notes.append(f"Run {first.number}: {describe_run(first.data)}.")
+        first = next((number for number, data in runs.items() if data.measured), 1)
+        notes.append(f"Run {first}: {describe_run(runs[first])}.")
     return Table(
         "runs-table",
         "Runs",
@@ -97,16 +97,20 @@ def _make_run_table(run_set: RunSet) -> Table:
     )
 
 
+def _count_nodes(data: RunData) -> int:
+    """Return the number of nodes, by the plan if no case has a record."""
+    spread = data.plan.spread
+    planned = spread.nodes if spread else 1
+    return max([planned, *(result.world.nodes for result in data.results)])
+
+
 def _make_problem_table(run_set: RunSet) -> Table:
     """Return the wrong, hung and failed cases of all runs."""
-    return make_problem_table(
-        "problems-table",
-        "Wrong, hung or failed",
-        {
-            f"{run.name}: {run.point.name}" if run.point else run.name: list_problems(run.data)
-            for run in run_set.runs
-        },
-    )
+    problems = {}
+    for number, data in run_set.runs.items():
+        suffix = f": {data.point.name}" if data.point else ""
+        problems[f"run {number}{suffix}"] = list_problems(data)
+    return make_problem_table("problems-table", "Wrong, hung or failed", problems)
 
 
 def _make_difference_table(run_set: RunSet) -> Table:
@@ -127,14 +131,13 @@ def _make_difference_table(run_set: RunSet) -> Table:
     )
 
 
-def _merge_notes(
-    runs: Sequence[Run], list_notes: Callable[[Run], tuple[str, ...]]
-) -> tuple[str, ...]:
+def _merge_notes(run_set: RunSet, list_notes: Callable[[Run], tuple[str, ...]]) -> tuple[str, ...]:
     """Return each note once, with the numbers of the runs that have it."""
-    notes_by_run = {number: list_notes(run) for number, run in enumerate(runs, start=1)}
+    notes_by_run = {number: list_notes(data.run) for number, data in run_set.runs.items()}
     notes = []
     for note, numbers in group_by_text(notes_by_run).items():
         noun = "Run" if len(numbers) == 1 else "Runs"
-        prefix = "All runs" if len(numbers) == len(runs) else f"{noun} {format_cpus(numbers)}"
+        is_common = len(numbers) == len(run_set.runs)
+        prefix = "All runs" if is_common else f"{noun} {format_cpus(numbers)}"
         notes.append(f"{prefix}: {note}")
     return tuple(notes)

@@ -33,14 +33,14 @@ def make_side_by_side_table(run_set: RunSet) -> Table:
             f"The first {MAX_SIDES} of {len(run_set.runs)} runs are shown. "
             "Name fewer runs to see others: parbench report RUN..."
         )
-    names = [run.name for run in run_set.runs[:MAX_SIDES]]
+    names = [f"run {number}" for number in run_set.runs if number <= MAX_SIDES]
     return _make_table("side-by-side", "Side by side", [_CASE], names, rows, notes)
 
 
 def make_environment_table(run_set: RunSet) -> Table:
     """Return the times of the cases that ran on equal nodes in at least two environments."""
-    names = list(dict.fromkeys(run.environment for run in run_set.runs if run.environment))
     cases = run_set.cases
+    names = [name for name in cases["environment"].unique() if name]
     cases = cases[cases["environment"].isin(names) & cases["is_whole_world"] & cases["is_current"]]
     rows = []
     for _, repeats in cases.groupby("case_id", sort=False):

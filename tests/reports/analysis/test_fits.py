@@ -70,7 +70,7 @@ def find_ceiling(run: Run) -> Ceiling | None:
 def copy_record(
     size_bytes: int, rate: float, nodes: int = 1, name: str = "memory.copy", **params: Any
 ) -> Record:
-    params = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking"} | params
+    params = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking", **params}
     case = make_case(name, "parbench.bench.operations.local:copy", params)
     metrics = {"time": seconds_metric(size_bytes / rate), "algbw": rate_metric(rate)}
     return ok_record(case, metrics=metrics, world=replace(WORLD, nodes=nodes))
