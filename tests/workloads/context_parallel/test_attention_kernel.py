@@ -18,8 +18,6 @@ from parbench.workloads.context_parallel.attention_kernel import (
 from tests.support.fake_time import FakeTime
 from tests.support.workloads.cp_ranks import BLOCKS, AttentionBlock, compute_attention
 
-CUDA = torch.device("cuda")
-
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_cpu_kernel_matches_formula(block: AttentionBlock) -> None:
@@ -56,29 +54,24 @@ def test_simulated_attention_takes_time_per_pair() -> None:
 
 
 @pytest.mark.parametrize(
-    ("compute_capability", "dtype", "head_size"),
+    ("capability", "dtype", "head_size", "kind"),
     [
-        (7.5, torch.bfloat16, 64),
-        (9.0, torch.float32, 64),
-        (9.0, torch.bfloat16, 20),
-        (9.0, torch.bfloat16, 512),
+        ((7, 5), torch.bfloat16, 64, CudaEfficient),
+        ((9, 0), torch.float32, 64, CudaEfficient),
+        ((9, 0), torch.bfloat16, 20, CudaEfficient),
+        ((9, 0), torch.bfloat16, 512, CudaEfficient),
+        ((8, 0), torch.float16, 256, CudaFlash),
     ],
 )
-def test_gpu_without_flash_uses_efficient_kernel(
+def test_gpu_uses_flash_where_possible(
     monkeypatch: pytest.MonkeyPatch,
-    compute_capability: float,
+    capability: tuple[int, int],
     dtype: torch.dtype,
     head_size: int,
+    kind: type,
 ) -> None:
-    major, minor = divmod(round(10 * compute_capability), 10)
-    monkeypatch.setattr(accelerator, "get_capability", lambda device: (major, minor))
-    assert isinstance(choose_kernel(CUDA, dtype, head_size), CudaEfficient)
-
-
-def test_gpu_uses_flash_where_possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerator, "get_capability", lambda device: (8, 0))
-    assert isinstance(choose_kernel(CUDA, torch.bfloat16, 64), CudaFlash)
-    assert isinstance(choose_kernel(CUDA, torch.float16, 256), CudaFlash)
+    monkeypatch.setattr(accelerator, "get_capability", lambda device: capability)
+    assert isinstance(choose_kernel(torch.device("cuda"), dtype, head_size), kind)
 
 
 @pytest.mark.parametrize("shift", [0.0, 500.0, -500.0])

@@ -2,55 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from parbench.bench.world.world import World
-from parbench.workloads.expert_parallel.dispatch import (
-    DispatchPlan,
-    make_exchange,
-    plan_dispatch,
-)
+from parbench.workloads.expert_parallel.dispatch import make_exchange, plan_dispatch
 from parbench.workloads.expert_parallel.dispatchers import DISPATCHERS
 from parbench.workloads.expert_parallel.routing import NO_EXPERT
 from tests.support.ranks import Ranks
-
-NUM_EXPERTS = 5
-Pair = tuple[int, int, int]
-
-
-def list_pairs(plan: DispatchPlan) -> list[Pair]:
-    """Return the pairs of a plan that travel as expert, token and choice."""
-    pairs = plan.trim()
-    top_k = plan.expert_ids.shape[1]
-    experts = plan.expert_ids.flatten()[pairs].tolist()
-    tokens = (pairs // top_k).tolist()
-    choices = (pairs % top_k).tolist()
-    return list(zip(experts, tokens, choices, strict=True))
-
-
-@given(
-    st.lists(st.permutations(range(NO_EXPERT, NUM_EXPERTS)), min_size=1, max_size=20),
-    st.integers(1, NUM_EXPERTS),
-    st.integers(1, 25),
-)
-@settings(max_examples=50, deadline=None)
-def test_plan_fills_experts_in_order_of_tokens(
-    permutations: list[list[int]], top_k: int, slots: int
-) -> None:
-    routes = torch.tensor(permutations)[:, :top_k]
-    pairs: list[Pair] = []
-    counts = [0] * NUM_EXPERTS
-    for token, experts in enumerate(routes.tolist()):
-        for choice, expert in enumerate(experts):
-            if expert != NO_EXPERT and counts[expert] < slots:
-                pairs.append((expert, token, choice))
-                counts[expert] += 1
-    plan = plan_dispatch(routes, NUM_EXPERTS, slots)
-    assert list_pairs(plan) == sorted(pairs)
-    assert plan.counts.tolist() == counts
-
 
 UNROUTED = torch.full((6, 2), NO_EXPERT)
 ROUTES_BY_RANK = {

@@ -1,16 +1,12 @@
-"""Stages in sequence are the model, and each simulated action takes its share of time."""
+"""Each simulated action of a stage takes its share of time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 
 import pytest
-import torch
 
 from parbench.bench.results.details import Action
 from parbench.bench.world.world import World
-from parbench.workloads.model.shapes import SHAPES
-from parbench.workloads.model.transformer import draw_tokens, initialize, make_meta_model
 from parbench.workloads.step import train_step
 from tests.support.ranks import Ranks
 from tests.support.workloads.mesh_steps import (
@@ -18,27 +14,6 @@ from tests.support.workloads.mesh_steps import (
     build_small_pipeline,
     record_waits,
 )
-
-
-@pytest.mark.parametrize("borders", [(0, 4), (0, 1, 4), (0, 2, 3, 4)])
-@pytest.mark.parametrize("name", ["tiny", "tiny-llama"])
-def test_stages_give_logits_of_the_model(name: str, borders: tuple[int, ...]) -> None:
-    shape, device = SHAPES[name], torch.device("cpu")
-    model = make_meta_model(shape, torch.float32)
-    initialize(model, 0, device)
-    tokens = draw_tokens(shape, 2, 0, 0)[:, :-1]
-    output = tokens
-    for first, end in pairwise(borders):
-        part = make_meta_model(
-            shape,
-            torch.float32,
-            range(first, end),
-            has_embedding=first == 0,
-            has_head=end == shape.layers,
-        )
-        initialize(part, 0, device)
-        output = part(output)
-    assert torch.equal(output, model(tokens))
 
 
 def measure_waits(world: World, schedule: str) -> dict[str, list[float]]:
