@@ -202,8 +202,12 @@ def summarize_bubble(
     causes = bubbles.split_idle(timeline, order, latency)
     method = f"the step of median makespan, of {len(steps.timelines)}"
     return {
-        **make_values({"bubble_fraction": estimate_mean(fractions, "steps", "from zero")}),
-        **make_values({"bubble_fraction_simulated": bubbles.bubble_fraction(simulated)}),
+        **make_values(
+            {
+                "bubble_fraction": estimate_mean(fractions, "steps", "from zero"),
+                "bubble_fraction_simulated": bubbles.bubble_fraction(simulated),
+            }
+        ),
         **_compute_analytical_bubble(timeline, pipeline, simulated_seconds),
         **make_values({f"idle_{cause}": causes[cause] for cause in causes}, "mean over ranks"),
         **make_values({"makespan": timeline.makespan}, method),

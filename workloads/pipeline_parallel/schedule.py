@@ -90,7 +90,6 @@ class Schedule:
     """A pipeline schedule: its order of actions, and its rules and formulas."""
 
     name: str
-    source: str
     list_actions: Callable[[int, PipelineSize], Sequence[Action]]
     """Returns the actions of a rank, in order."""
     splits_backward: bool = False

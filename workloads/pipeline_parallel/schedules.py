@@ -6,6 +6,7 @@ seconds of a rank's forward pass, input gradient and weight gradient of one micr
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import cast
 
 from parbench.bench.results.details import Action, ActionKind
@@ -90,22 +91,16 @@ def list_interleaved(rank: int, size: PipelineSize) -> list[Action]:
     return alternate_passes(rank, size, warmup=other_stages + 2 * (size.ranks - 1 - rank))
 
 
-def list_zb_h1(rank: int, size: PipelineSize) -> list[Action]:
+def list_zero_bubble(rank: int, size: PipelineSize, delay: int = 1) -> list[Action]:
     """Return a rank's actions: 1F1B with split backward passes (arXiv 2401.10241).
 
-    Warm-up and memory are those of 1F1B. Delayed weight gradients fill the last bubbles of 1F1B.
+    ZB-H1 (``delay`` 1) has the warm-up and the memory of 1F1B. Delayed weight gradients fill the
+    last bubbles of 1F1B. ZB-H2 (2) has twice the warm-up and twice the delay, which also fills the
+    first bubbles, with more microbatches in flight.
     """
     other_stages = (size.stages_per_rank - 1) * get_round_size(size)
-    warmup = other_stages + size.ranks - 1 - rank
-    return alternate_passes(rank, size, warmup, weight_delay=rank)
-
-
-def list_zb_h2(rank: int, size: PipelineSize) -> list[Action]:
-    """Return a rank's actions: ZB-H1 with twice the warm-up and twice the delay.
-
-    The longer warm-up also fills the first bubbles of 1F1B, with more microbatches in flight.
-    """
-    return alternate_passes(rank, size, 2 * (size.ranks - 1 - rank), weight_delay=2 * rank)
+    warmup = other_stages + delay * (size.ranks - 1 - rank)
+    return alternate_passes(rank, size, warmup, weight_delay=delay * rank)
 
 
 class ActionWriter:
@@ -217,32 +212,27 @@ def bubble_of_filling(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBub
     return AnalyticalBubble(idle, formula + ("/v" if chunks > 1 else ""))
 
 
-def bubble_of_zb_h1(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
-    """Return the bubble (P-1)max(F, I, F+I-W)/v, None for M < P.
+def bubble_of_zero_bubble(
+    size: PipelineSize, seconds: PassSeconds, delay: int = 1
+) -> AnalyticalBubble | None:
+    """Return the bubble of ZB-H1 or, with ``delay`` 2, of ZB-H2. None for too few microbatches.
 
-    Where W is not longer than F and I, it is (P-1)(F+I-W), as in arXiv 2401.10241, table 2. The
-    maxima extend this formula to all times and were derived with the simulator.
+    Where W is not longer than F and I, it is (P-1)(F+I-W) or (P-1)(F+I-2W), as in arXiv
+    2401.10241, table 2. The maxima extend the formulas to all times and were derived with the
+    simulator.
     """
-    if size.microbatches < size.ranks:
-        return None
-    steps = (size.ranks - 1) / size.stages_per_rank
-    forward, input_gradient = seconds.forward, seconds.input_gradient
-    both = forward + input_gradient - seconds.weight_gradient
-    formula = "(P-1)max(F, I, F+I-W)" + ("/v" if size.stages_per_rank > 1 else "")
-    return AnalyticalBubble(steps * max(forward, input_gradient, both), formula)
-
-
-def bubble_of_zb_h2(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
-    """Return the bubble (P-1)max(F, I-F, F+I-2W), None for M < 2P - 1.
-
-    It extends the formula of arXiv 2401.10241, table 2, to all times.
-    """
-    if size.microbatches < 2 * size.ranks - 1:
+    steps = size.ranks - 1
+    if size.microbatches <= delay * steps:
         return None
     forward, input_gradient = seconds.forward, seconds.input_gradient
-    both = forward + input_gradient - 2 * seconds.weight_gradient
-    longest = max(forward, input_gradient - forward, both)
-    return AnalyticalBubble((size.ranks - 1) * longest, "(P-1)max(F, I-F, F+I-2W)")
+    longest = max(
+        forward,
+        input_gradient - (delay - 1) * forward,
+        forward + input_gradient - delay * seconds.weight_gradient,
+    )
+    formula = "(P-1)max(F, I, F+I-W)" if delay == 1 else "(P-1)max(F, I-F, F+I-2W)"
+    formula += "/v" if size.stages_per_rank > 1 else ""
+    return AnalyticalBubble(steps / size.stages_per_rank * longest, formula)
 
 
 def bubble_of_zb_v(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
@@ -267,22 +257,22 @@ def bubble_of_dualpipe_v(size: PipelineSize, seconds: PassSeconds) -> Analytical
 
 
 _ALL_SCHEDULES = (
+    # arXiv 1811.06965
     Schedule(
         name="gpipe",
-        source="arXiv 1811.06965",
         list_actions=list_breadth_first,
         compute_bubble=bubble_of_filling,
     ),
+    # PipeDream-Flush, arXiv 2104.04473
     Schedule(
         name="1f1b",
-        source="PipeDream-Flush, arXiv 2104.04473",
         list_actions=list_1f1b,
         compute_bubble=bubble_of_filling,
         planned_stages_per_rank=(1,),
     ),
+    # arXiv 2104.04473
     Schedule(
         name="interleaved",
-        source="arXiv 2104.04473",
         list_actions=list_interleaved,
         stages_per_rank=2,
         min_stages_per_rank=2,
@@ -290,52 +280,52 @@ _ALL_SCHEDULES = (
         compute_bubble=bubble_of_filling,
         planned_stages_per_rank=(2, 3, 4, 6, 8),
     ),
+    # arXiv 2211.05953
     Schedule(
         name="looped_bfs",
-        source="arXiv 2211.05953",
         list_actions=list_breadth_first,
         stages_per_rank=2,
         min_stages_per_rank=2,
         compute_bubble=bubble_of_filling,
     ),
+    # arXiv 2401.10241, figure 2
     Schedule(
         name="zb_h1",
-        source="arXiv 2401.10241, figure 2",
-        list_actions=list_zb_h1,
+        list_actions=list_zero_bubble,
         splits_backward=True,
-        compute_bubble=bubble_of_zb_h1,
+        compute_bubble=bubble_of_zero_bubble,
         planned_stages_per_rank=(1,),
     ),
+    # arXiv 2401.10241, figure 3
     Schedule(
         name="zb_h2",
-        source="arXiv 2401.10241, figure 3",
-        list_actions=list_zb_h2,
+        list_actions=partial(list_zero_bubble, delay=2),
         splits_backward=True,
-        compute_bubble=bubble_of_zb_h2,
+        compute_bubble=partial(bubble_of_zero_bubble, delay=2),
         planned_stages_per_rank=(1,),
     ),
+    # torch.distributed.pipelining
     Schedule(
         name="interleaved_zb",
-        source="torch.distributed.pipelining",
-        list_actions=list_zb_h1,
+        list_actions=list_zero_bubble,
         splits_backward=True,
         stages_per_rank=2,
         min_stages_per_rank=1,
         find_broken_rule=find_partial_round,
-        compute_bubble=bubble_of_zb_h1,
+        compute_bubble=bubble_of_zero_bubble,
     ),
+    # arXiv 2401.10241, section 6, and 2405.15362
     Schedule(
         name="zb_v",
-        source="arXiv 2401.10241, section 6, and 2405.15362",
         list_actions=list_zb_v,
         splits_backward=True,
         stages_of=list_v_stages,
         stages_per_rank=2,
         compute_bubble=bubble_of_zb_v,
     ),
+    # DualPipe (arXiv 2412.19437) cut in half, github.com/deepseek-ai/DualPipe
     Schedule(
         name="dualpipe_v",
-        source="DualPipe (arXiv 2412.19437) cut in half, github.com/deepseek-ai/DualPipe",
         list_actions=list_dualpipe_v,
         splits_backward=True,
         stages_of=list_v_stages,

@@ -85,7 +85,7 @@ def test_torch_loads_csv(tmp_path: Path, name: str) -> None:
 
 
 def test_new_schedule_needs_only_its_order() -> None:
-    schedule = Schedule(name="toy", source="", list_actions=SCHEDULES["gpipe"].list_actions)
+    schedule = Schedule(name="toy", list_actions=SCHEDULES["gpipe"].list_actions)
     size = schedule.size(2, 3)
     assert schedule.microbatches_in_flight(0, size) == 3
     assert [schedule.logits_in_flight(rank, size) for rank in range(2)] == [0, 3]
