@@ -7,9 +7,7 @@ and after a rank became late. They are real runs on two ranks.
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict
 from html.parser import HTMLParser
-from typing import Any
 
 from click.testing import CliRunner
 
@@ -20,9 +18,6 @@ from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import format_size
 from parbench.reports.render.page import render_page
-from parbench.workloads.planner.dry_run import dry_run
-from parbench.workloads.planner.hardware import PRESETS
-from parbench.workloads.planner.plan_command import StepOptions, build_step_on_mesh
 from tests.support.paths import TESTS
 from tests.support.reports.report_rows import report_of
 
@@ -31,11 +26,9 @@ STEPS = GOLDEN / "runs" / "steps"
 BASE = GOLDEN / "runs" / "base"
 NEW = GOLDEN / "runs" / "new"
 PLANS = (
-    "gpt-175b dp=8,pp=8,tp=8 schedule=interleaved checkpointing=selective",
-    "llama3-8b fsdp=8",
-    "llama3-8b fsdp=4,cp=4 sequence=32768 cp_method=ulysses",
-    "llama3-70b dp=8,fsdp=4,pp=4,tp=8",
-    "mixtral-8x7b fsdp=8,tp=2,ep=8",
+    "--model gpt-175b --mesh dp=8,pp=8,tp=8 --set schedule=interleaved",
+    "--model llama3-8b --mesh fsdp=4,cp=4 --sequence 32768 --set cp_method=ulysses",
+    "--model mixtral-8x7b --mesh fsdp=8,tp=2,ep=8",
 )
 OUTLINE_TAGS = ("h1", "h2", "h3", "h4", "caption", "summary", "th")
 
@@ -48,61 +41,22 @@ def run_parbench(*args: str) -> str:
     return result.stdout.replace(f"{GOLDEN}/", "")
 
 
-def describe_plans() -> str:
-    """Return the peak memory, the parts of a step and the bytes of each axis for each plan."""
-    return "\n\n".join(describe_plan(line) for line in PLANS) + "\n"
-
-
-def describe_plan(line: str) -> str:
-    model, mesh, *settings = line.split()
-    options: dict[str, Any] = dict(setting.split("=") for setting in settings)
-    if "sequence" in options:
-        options["sequence"] = int(options["sequence"])
-    spec, _ = build_step_on_mesh(StepOptions(model=model, **options), mesh)
-    run = dry_run(spec, PRESETS["h100"])
-    memory = {**asdict(run.fullest.memory), "total": run.fullest.memory.total}
-    lines = [
-        f"# {line}",
-        f"fits {run.fits}, mfu {run.mfu:.6g}",
-        f"bytes {format_values(memory)}",
-        f"seconds {format_values({**run.parts, 'step': run.seconds})}",
-    ]
-    for axis in run.axes:
-        exposed = f"exposed {axis.exposed_seconds:.6g} s"
-        lines.append(f"{axis.name} sends {axis.sent_bytes:.6g} B, {exposed}")
-    return "\n".join(lines)
+def run_plans() -> str:
+    """Return what ``parbench plan mesh`` prints of each plan."""
+    return "\n".join(run_parbench("plan", "mesh", *options.split()) for options in PLANS)
 
 
 def describe_presets() -> str:
     """Return the cases of the small presets; cases that differ only in size share a line."""
     catalogue = load_catalogue(cli.DEFINITIONS)
-    defaults = {
-        definition.name: {param.name: param.default for param in definition.params}
-        for definition in catalogue
-    }
     spec = WorldSpec(nproc=2, backend="gloo", device="cpu")
     sizes_by_line: dict[str, list[str]] = defaultdict(list)
     for preset in ("smoke", "node"):
         for case in make_plan(Options(preset=preset), catalogue, spec).cases:
-            params = dict(case.params)
-            size = format_size(int(params.pop("size_bytes", 0)))
-            settings = [
-                f"{name}={value}"
-                for name, value in params.items()
-                if value != defaults[case.name][name]
-            ]
-            line = " ".join([f"{preset}:", case.name, *settings])
-            sizes_by_line[line].append(size)
+            num_bytes = int(case.params.get("size_bytes", 0))
+            label = case.label.replace(f" size_bytes={num_bytes}", "")
+            sizes_by_line[f"{preset}: {label}"].append(format_size(num_bytes))
     return "".join(f"{line}: {' '.join(sizes)}\n" for line, sizes in sizes_by_line.items())
-
-
-def format_values(values: dict[str, Any]) -> str:
-    parts = []
-    for name, value in values.items():
-        text = f"{value:.6g}" if isinstance(value, float) else str(value)
-        if name != "rank":
-            parts.append(f"{name.removesuffix('_seconds')} {text}")
-    return ", ".join(parts)
 
 
 class OutlineParser(HTMLParser):
@@ -155,7 +109,7 @@ FILES: dict[str, Callable[[], str]] = {
     "steps.first.txt": lambda: run_parbench("show", str(STEPS)),
     "steps.page.txt": lambda: page_outline(render_page(report_of(load_run(STEPS)))),
     "compare.txt": lambda: run_parbench("compare", str(BASE), str(NEW)),
-    "plans.txt": describe_plans,
+    "plans.txt": run_plans,
     "presets.txt": describe_presets,
 }
 """The function that makes each golden file."""
