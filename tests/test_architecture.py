@@ -160,10 +160,3 @@ def test_command_has_help_and_example(name: str, command: click.Command) -> None
     for param in command.params:
         if isinstance(param, click.Option):
             assert param.help, param.opts
-
-
-def test_documentation_mentions_every_command() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs" / "guides").glob("*.md")]
-    text = "\n".join(page.read_text() for page in pages)
-    for name in cli.COMMANDS:
-        assert f"parbench {name}" in text

@@ -58,12 +58,6 @@ def test_inputs_reach_scripts_as_variables(path: Path) -> None:
             assert re.match(r"\s+([A-Z_]+|default|name): \$\{\{[^}]+\}\}\S*$", line), line
 
 
-def test_workflow_uses_existing_files() -> None:
-    for name in (".ci/run", ".github/actions/parbench"):
-        assert name in WORKFLOW.read_text()
-        assert (ROOT / name).exists()
-
-
 def test_guide_does_not_pass_undecided_times() -> None:
     guide = (ROOT / "docs" / "guides" / "ci.md").read_text()
     times = guide.partition("## Compare times")[2].partition("## Set limits")[0]

@@ -114,24 +114,16 @@ def test_crash_exit_code_is_4(
     ("options", "parts"),
     [
         ("--sizes 1Z", ["1Z", "K, M, G or T"]),
-        ("all_reduce --sizes 1001", ["1001", "1000 and 1004"]),
         ("--nproc 0", ["--nproc 0", "at least 2 ranks"]),
         ("al_reduce", ["al_reduce", "did you mean 'all_reduce'"]),
-        ("--set dtype=float31", ["float31", "float32"]),
-        ("--set dtype=float8_e4m3fn", ["gloo", "float8_e4m3fn"]),
         ("--set layer=2", ["layer", "did you mean 'layers'"]),
-        ("--set layers", ["'layers'", "NAME=VALUE"]),
         ("tp --nproc 4 --set heads=2", ["heads(2) % tp(4) != 0"]),
-        ("tp_fsdp --nproc 4 --set tp=3", ["tp(3) != world size(4)"]),
         ("--preset nodes", ["nodes", "'node'"]),
         ("--backend mpi", ["mpi", "'gloo', 'nccl'"]),
         ("--budget soon", ["soon", "90s"]),
-        ("--timeout 99999999h", ["99999999h", "500h"]),
-        ("--cases absent.toml", ["absent.toml"]),
         ("--resume nope", ["nope"]),
         ("--resume . --preset smoke", ["--resume", "--preset"]),
         ("nowhere:prepare", ["nowhere"]),
-        ("tests.support.faults:absent", ["absent"]),
     ],
 )
 def test_bad_option_is_one_line_and_starts_nothing(
@@ -145,26 +137,6 @@ def test_bad_option_is_one_line_and_starts_nothing(
     line, *hints = result.stderr.splitlines()
     assert line.startswith("error: ")
     assert all(hint.startswith("hint: ") for hint in hints)
-    for part in parts:
-        assert part in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ('nproc = "two"', ["plan.toml", "$.nproc"]),
-        ("[[case]]\nname = 'ddp'\nsets = 1", ["plan.toml", "did you mean 'set'", "$.case[0]"]),
-        ("[[case]]\nname = 'dddp'", ["dddp", "did you mean 'ddp'"]),
-        ("preset = ", ["plan.toml", "TOML"]),
-    ],
-)
-def test_bad_plan_file_names_the_place(
-    text: str, parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("plan.toml").write_text(text)
-    result = invoke("run", "--cases", "plan.toml")
-    assert result.exit_code == 2, result.output
     for part in parts:
         assert part in result.stderr
 
