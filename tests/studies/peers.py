@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -28,12 +28,27 @@ from parbench import load
 from parbench.bench.launch.budget import compute_costs
 from parbench.bench.results.runs import list_runs, load_run
 from parbench.bench.world.torch_compat import all_gather_single
+from tests.support.paths import ROOT, environment
 
 SIZES = {"1K": 1 << 10, "64K": 1 << 16, "1M": 1 << 20, "16M": 1 << 24}
 OPERATIONS = ("all_reduce", "all_gather", "all_to_all", "pingpong")
 NUM_BLOCKS = 9
 BLOCK_SECONDS = 0.1
-PARBENCH = (sys.executable, "-m", "parbench")
+COMMANDS = (
+    "--help",
+    "list",
+    "doctor",
+    "run all_reduce --sizes 1M",
+    "run all_reduce --sizes 1K:64M:x4",
+    "run ddp",
+    "show RUN",
+    "report RUN",
+    "compare BASE RUN",
+    "plan search --model llama3-70b --gpus 64",
+)
+"""The answered commands; RUN and BASE are runs of the smoke preset."""
+
+PACKAGES = ("parbench", "bench", "workloads", "reports", "slurm")
 ANSWERS = (0, 1, 3)
 """Exit codes of commands that answered."""
 NETPIPE = "NPopenmpi"
@@ -120,10 +135,13 @@ def measure_bare_loop() -> Times:
     return {(operation, size): float(text) for operation, size, text in map(str.split, lines)}
 
 
-def run_parbench(arguments: list[str]) -> float:
-    """Run a command of parbench, and return the seconds until it has answered."""
+def run_parbench(arguments: Sequence[str], folder: Path) -> float:
+    """Run a command of parbench in a folder, and return the seconds until it has answered."""
     began = time.perf_counter()
-    code = subprocess.run([*PARBENCH, *arguments], capture_output=True).returncode
+    command = [sys.executable, "-m", "parbench", *arguments]
+    code = subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True
+    ).returncode
     seconds = time.perf_counter() - began
     if code not in ANSWERS:
         raise RuntimeError(f"parbench {' '.join(arguments)} ended with {code}")
@@ -133,8 +151,8 @@ def run_parbench(arguments: list[str]) -> float:
 def measure_parbench(mode: str) -> Times:
     with tempfile.TemporaryDirectory() as folder:
         options = ["--sizes", ",".join(SIZES), "--nproc", "2", "--set", f"mode={mode}"]
-        run_parbench(["run", *OPERATIONS, *options, "--out", folder])
-        frame = load(folder)
+        run_parbench(["run", *OPERATIONS, *options], Path(folder))
+        frame = load(Path(folder) / "runs")
     frame = frame[frame["metric"] == "time"]
     medians = frame.groupby(["name", "param_size_bytes"])["value"].median()
     return {
@@ -188,59 +206,29 @@ def compare_times(num_rounds: int) -> None:
 
 
 def time_commands(num_rounds: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         for _ in range(2):
-            run_parbench(["run", "--preset", "smoke", "--out", folder])
-        base, new = map(str, list_runs(Path(folder)))
-        out = ["--out", f"{folder}/answers"]
-        commands = {
-            "--help": ["--help"],
-            "list": ["list"],
-            "doctor": ["doctor"],
-            "run all_reduce --sizes 1M": ["run", "all_reduce", "--sizes", "1M", *out],
-            "run all_reduce --sizes 1K:64M:x4": [
-                "run",
-                "all_reduce",
-                "--sizes",
-                "1K:64M:x4",
-                *out,
-            ],
-            "run ddp": ["run", "ddp", *out],
-            "show RUN": ["show", new],
-            "report RUN (smoke preset)": ["report", new],
-            "compare BASE NEW": ["compare", base, new],
-            "plan search --model llama3-70b --gpus 64": (
-                ["plan", "search", "--model", "llama3-70b", "--gpus", "64"]
-            ),
-        }
+            run_parbench(["run", "--preset", "smoke"], folder)
+        base, run = map(str, list_runs(folder / "runs"))
+        paths = {"BASE": base, "RUN": run}
         seconds: dict[str, list[float]] = defaultdict(list)
         for _ in range(num_rounds):
-            for name, arguments in commands.items():
-                seconds[name].append(run_parbench(arguments))
-        startups = [
-            startup
-            for run in list_runs(Path(folder) / "answers")
-            if (startup := compute_costs(load_run(run)).startup_seconds) is not None
-        ]
+            for command in COMMANDS:
+                arguments = [paths.get(word, word) for word in command.split()]
+                seconds[command].append(run_parbench(arguments, folder))
+        costs = [compute_costs(load_run(path)) for path in list_runs(folder / "runs")]
+    startups = [cost.startup_seconds for cost in costs if cost.startup_seconds is not None]
     print("| command | seconds |\n| --- | --- |")
-    for name, values in seconds.items():
-        print(f"| `parbench {name}` | {median(values):.2f} |")
-    if startups:
-        print(f"| start of the ranks, per repetition | {median(startups):.2f} |")
-    root = Path(__file__).parents[2]
-    num_bytes = sum(
-        path.stat().st_size
-        for package in ("parbench", "bench", "workloads", "reports", "slurm")
-        for path in (root / package).glob("**/*")
-        if path.is_file() and "__pycache__" not in path.parts and not is_link(path, root)
-    )
+    for command, values in seconds.items():
+        print(f"| `parbench {command}` | {median(values):.2f} |")
+    print(f"| start of the ranks, per repetition | {median(startups):.2f} |")
+    num_bytes = 0
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                num_bytes += path.stat().st_size
     print(f"Size of the installed packages: {num_bytes / 1e6:.1f} MB")
-
-
-def is_link(path: Path, root: Path) -> bool:
-    """Return True if a path leads through a symbolic link below the root."""
-    parents = [parent for parent in path.parents if root in parent.parents]
-    return any(parent.is_symlink() for parent in parents)
 
 
 def main() -> None:
