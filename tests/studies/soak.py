@@ -12,30 +12,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from statistics import median
 
+import pandas as pd
 import psutil
 
-from parbench.bench.text import format_table
 from tests.support.paths import environment
 
 EARLY_PART = (0.05, 0.25)
 LATE_PART = (0.8, 1.0)
-MAX_GROWTH_BYTES_PER_CASE = 4_000
+MAX_GROWTH = {"files": 0, "threads": 0, "bytes": 4_000}
+"""The largest growth from the early to the late part; of bytes, for each case."""
+
 SAMPLE_SECONDS = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """Resources of a process after a number of cases."""
-
-    num_cases: int
-    memory_bytes: float
-    num_files: float
-    num_threads: float
 
 
 def find_processes(driver: psutil.Process) -> dict[str, psutil.Process]:
@@ -47,40 +37,24 @@ def find_processes(driver: psutil.Process) -> dict[str, psutil.Process]:
     return processes
 
 
-def sample_until_end(driver: psutil.Process, folder: Path) -> dict[str, list[Sample]]:
-    """Return samples of each process until the driver ends."""
-    samples: dict[str, list[Sample]] = defaultdict(list)
+def sample_until_end(driver: psutil.Process, folder: Path) -> pd.DataFrame:
+    """Return a row for each process and sample until the driver ends."""
+    rows: list[dict[str, object]] = []
     while driver.is_running() and driver.status() != psutil.STATUS_ZOMBIE:
         time.sleep(SAMPLE_SECONDS)
         files = folder.glob("*/records.jsonl")
         num_cases = sum(file.read_bytes().count(b"\n") for file in files)
-        if num_cases == 0:
-            continue
-        try:
+        with suppress(psutil.Error):  # A process ended between two calls.
             for name, process in find_processes(driver).items():
-                sample = Sample(
-                    num_cases=num_cases,
-                    memory_bytes=process.memory_info().rss,
-                    num_files=process.num_fds(),
-                    num_threads=process.num_threads(),
-                )
-                samples[name].append(sample)
-        except psutil.Error:
-            # A process ended between two calls.
-            continue
-    return samples
-
-
-def compute_median(samples: list[Sample], resource: str, part: tuple[float, float]) -> float:
-    """Return the median of a resource over a part of the cases."""
-    total = samples[-1].num_cases
-    low, high = part
-    values = [
-        getattr(sample, resource)
-        for sample in samples
-        if low * total <= sample.num_cases <= high * total
-    ]
-    return float(median(values))
+                row = {
+                    "process": name,
+                    "cases": num_cases,
+                    "files": process.num_fds(),
+                    "threads": process.num_threads(),
+                    "bytes": process.memory_info().rss,
+                }
+                rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def main() -> int:
@@ -93,36 +67,22 @@ def main() -> int:
     numbers = ",".join(str(number) for number in range(options.cases))
     program = str(Path(sys.executable).with_name("parbench"))
     target = ["tests.support.faults:tangled", "--set", f"number={numbers}"]
-    limits = [
-        "--preset",
-        "smoke",
-        "--nproc",
-        "2",
-        "--repetitions",
-        "1",
-        "--budget",
-        options.budget,
-    ]
+    limits = f"--preset smoke --nproc 2 --repetitions 1 --budget {options.budget}"
     with tempfile.TemporaryDirectory() as folder:
-        command = [program, "run", *target, *limits, "--out", folder]
+        command = [program, "run", *target, *limits.split(), "--out", folder]
         with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL) as process:
             samples = sample_until_end(psutil.Process(process.pid), Path(folder))
             exit_code = process.wait()
-    limits_by_resource = {
-        "memory_bytes": MAX_GROWTH_BYTES_PER_CASE * options.cases,
-        "num_files": 0,
-        "num_threads": 0,
-    }
-    rows = [("process", "resource", "early", "late")]
-    has_grown = False
-    for name, process_samples in samples.items():
-        for resource, limit in limits_by_resource.items():
-            early = compute_median(process_samples, resource, EARLY_PART)
-            late = compute_median(process_samples, resource, LATE_PART)
-            rows.append((name, resource, f"{early:.0f}", f"{late:.0f}"))
-            has_grown = has_grown or late - early > limit
-    print(format_table(rows, right_aligned=(2, 3)))
+    progress = samples["cases"] / samples["cases"].max()
+    medians = [
+        samples[progress.between(*part)].groupby("process")[list(MAX_GROWTH)].median()
+        for part in (EARLY_PART, LATE_PART)
+    ]
+    growth = medians[1] - medians[0]
+    growth["bytes"] /= options.cases
+    print(pd.concat(medians, axis=1, keys=("early", "late")).to_string())
     print(f"exit code {exit_code}")
+    has_grown = bool((growth > pd.Series(MAX_GROWTH)).to_numpy().any())
     return int(has_grown or exit_code != 0)
 
 
