@@ -126,27 +126,20 @@ def _parse_range(text: str) -> list[int]:
     if first > last:
         bounds = f"{parts[0]} > {parts[1]}"
         raise UserError(f"sizes {text!r} start above their end: {bounds}", hint=_SIZES_HELP)
-    if step.startswith("+"):
-        increment = parse_size(step[1:])
-        if increment > 0:
-            if (last - first) // increment >= _MAX_SIZES:
-                raise UserError(
-                    f"sizes {text!r} are more than {_MAX_SIZES}", hint="write a larger step"
-                )
-            return list(range(first, last + 1, increment))
-    factor = re.fullmatch(r"[xX](\d{1,18})", step, re.ASCII)
-    if factor and int(factor[1]) > 1 and first > 0:
-        return _list_geometric_sizes(first, last, int(factor[1]))
-    problem = "neither xFACTOR (above 1, from a start above 0) nor +BYTES (above 0)"
-    raise UserError(f"sizes {text!r} have no usable step: {step!r} is {problem}", hint=_SIZES_HELP)
-
-
-def _list_geometric_sizes(first: int, last: int, factor: int) -> list[int]:
+    is_sum = step.startswith("+")
+    amount = parse_size(step[1:]) if step[:1] in ("+", "x", "X") else 0
+    if amount <= 0 or (not is_sum and (amount == 1 or first == 0)):
+        problem = "neither xFACTOR (above 1, from a start above 0) nor +BYTES (above 0)"
+        message = f"sizes {text!r} have no usable step: {step!r} is {problem}"
+        raise UserError(message, hint=_SIZES_HELP)
     sizes = []
     size = first
     while size <= last:
+        if len(sizes) == _MAX_SIZES:
+            message = f"sizes {text!r} are more than {_MAX_SIZES}"
+            raise UserError(message, hint="write a larger step")
         sizes.append(size)
-        size *= factor
+        size = size + amount if is_sum else size * amount
     return sizes
 
 

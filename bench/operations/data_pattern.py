@@ -150,8 +150,7 @@ class DataPattern:
             case "max":
                 return self._compute_maxima(rank, index)
             case _:
-                lowest, highest = self._extremes
-                return lowest + highest - self._compute_maxima(rank, index)
+                return 2 * self._half_range + 1 - self._compute_maxima(rank, index)
 
     def _compute_moved_values(self, rank: int, index: Codes) -> Codes:
         """Return a rank's data to be moved, a permutation of the pairs of rank and index.
@@ -187,15 +186,13 @@ class DataPattern:
         At each index one rank holds the largest number of all ranks.
         """
         is_extreme = self._is_own(rank, index)
-        lowest, highest = self._extremes
-        half = (highest + 1 - lowest) // 2
-        return lowest + _hash(rank, index) % half + np.where(is_extreme, half, 0)
+        half = self._half_range
+        return 1 + _hash(rank, index) % half + np.where(is_extreme, half, 0)
 
     @property
-    def _extremes(self) -> tuple[int, int]:
-        """The least and the largest number of a minimum or maximum."""
-        half = min(self._exact_up_to, _MAX_VALUE) // 2
-        return 1, 2 * half
+    def _half_range(self) -> int:
+        """Half of the numbers of a minimum or maximum, which begin with 1."""
+        return min(self._exact_up_to, _MAX_VALUE) // 2
 
     @property
     def _largest_power(self) -> int:

@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple
 
 from parbench.bench.machine.world_spec import WorldSpec
@@ -347,18 +348,15 @@ RULES = (
 def expand_groups(params: Params, spec: WorldSpec) -> Iterable[Params]:
     """Return the parameters of a case for every group, measured alone and with other groups."""
     text = str(params.get("group", "world"))
-    groups = form_groups(text, spec.nproc, spec.hosts)
+    num_groups = len(form_groups(text, spec.nproc, spec.hosts))
     if text == "world":
         return [params]
-    indices = [params["group_index"]] if "group_index" in params else range(len(groups))
-    concurrencies: list[Value] = [False, True] if len(groups) > 1 else [False]
+    indices = [params["group_index"]] if "group_index" in params else range(num_groups)
+    concurrencies: list[Value] = [False, True] if num_groups > 1 else [False]
     if "concurrent" in params:
         concurrencies = [params["concurrent"]]
-    expanded = []
-    for concurrent in concurrencies:
-        for index in indices:
-            expanded.append({**params, "group_index": index, "concurrent": concurrent})
-    return expanded
+    pairs = product(concurrencies, indices)
+    return [{**params, "group_index": index, "concurrent": flag} for flag, index in pairs]
 
 
 def expand_pairs(params: Params, spec: WorldSpec) -> Iterable[Params]:
@@ -366,12 +364,10 @@ def expand_pairs(params: Params, spec: WorldSpec) -> Iterable[Params]:
     ranks = range(spec.nproc)
     sources = [int(params["source"])] if "source" in params else ranks
     targets = [int(params["target"])] if "target" in params else ranks
-    pairs = []
-    for source in sources:
-        for target in targets:
-            if source != target or len(targets) == 1:
-                pairs.append({**params, "source": source, "target": target})
-    return pairs
+    pairs = list(product(sources, targets))
+    if len(targets) > 1:
+        pairs = [pair for pair in pairs if pair[0] != pair[1]]
+    return [{**params, "source": source, "target": target} for source, target in pairs]
 
 
 def expand_rounds(params: Params, spec: WorldSpec) -> Iterable[Params]:

@@ -7,8 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +76,16 @@ def make_sampler(mode: str, benchmark: Benchmark, world: World | None, steps: in
             benchmark.step()
 
     if mode == "async":
-        return _make_async_sampler(benchmark)
+        issue: Callable[[], Sequence[dist.Work]] = cast(Any, benchmark).issue
+
+        def issue_and_wait() -> int:
+            works = issue()
+            issued_ns = time.perf_counter_ns()
+            for work in works:
+                work.wait()
+            return issued_ns
+
+        return issue_and_wait
     if mode == "graph":
         return accelerator.capture_graph(benchmark.step, repeat)
     if mode == "coalesced" and world is not None:
@@ -92,23 +100,6 @@ def make_sampler(mode: str, benchmark: Benchmark, world: World | None, steps: in
 
         return repeat_coalesced
     return repeat
-
-
-def _make_async_sampler(benchmark: Any) -> Sampler:
-    """Return a sampler that issues one operation and waits for it.
-
-    The sampler returns the time (ns) at which the operation was issued.
-    """
-    issue: Callable[[], Sequence[dist.Work]] = benchmark.issue
-
-    def issue_and_wait() -> int:
-        works = issue()
-        issued_ns = time.perf_counter_ns()
-        for work in works:
-            work.wait()
-        return issued_ns
-
-    return issue_and_wait
 
 
 @dataclass(kw_only=True)
@@ -303,27 +294,34 @@ class CaseTimer:
         # Long steps may not leave time for more, but two samples show whether they differ.
         affordable = max(2, self._count_affordable(max(end - time.perf_counter(), 5.0)))
         batch = self._broadcast_from_rank_0(min(self._measure.min_iterations, affordable))
-        half_widths: list[float | None] = []
         while batch > 0:
             self._take_samples(sampler, batch)
             if self._world.global_rank == 0:
-                half_widths.append(compute_half_width(self.samples.compute_durations()))
-                batch = self._choose_batch(half_widths, end - time.perf_counter())
+                batch = self._choose_batch(end - time.perf_counter())
             batch = self._broadcast_from_rank_0(batch)
         self.samples.samples_per_block = [self.samples.stamps.shape[2]]
 
-    def _choose_batch(self, half_widths: Sequence[float | None], remaining_seconds: float) -> int:
+    def _choose_batch(self, remaining_seconds: float) -> int:
         """Return the number of samples to take next, 0 to stop, and note the reason to stop.
 
-        Each batch doubles the samples, if there is time. ``half_widths`` has an item for each batch.
+        Each batch doubles the samples, if there is time.
         """
-        num_samples: int = self.samples.stamps.shape[2]
-        stop = _find_stop_reason(num_samples, half_widths, self._measure, remaining_seconds)
-        if stop is not None:
-            self.samples.stop = stop
-            return 0
-        affordable = self._count_affordable(remaining_seconds)
-        return min(num_samples, affordable, self._measure.max_iterations - num_samples)
+        samples = self.samples
+        num_samples: int = samples.stamps.shape[2]
+        num_remaining = self._measure.max_iterations - num_samples
+        if self._is_narrow(compute_half_width(samples.compute_durations())):
+            samples.stop = "precision"
+        elif num_remaining <= 0:
+            samples.stop = "max-iters"
+        elif remaining_seconds <= 0:
+            samples.stop = "budget"
+        else:
+            return min(num_samples, self._count_affordable(remaining_seconds), num_remaining)
+        return 0
+
+    def _is_narrow(self, half_width: float | None) -> bool:
+        """Return True if the half-width of an interval is at most the required one."""
+        return half_width is not None and half_width <= self._measure.precision
 
     def _count_affordable(self, seconds: float) -> int:
         """Return the number of samples that this time suffices for, at least 1."""
@@ -384,7 +382,7 @@ class CaseTimer:
         """
         counts = self.samples.samples_per_block
         half_width = estimate_median(self.samples.compute_durations(), counts).half_width
-        if half_width is not None and half_width <= self._measure.precision:
+        if self._is_narrow(half_width):
             return "precision"
         if self.is_complete:
             return "max-iters"
@@ -455,26 +453,6 @@ def compute_half_width(values: Sequence[float]) -> float | None:
         return None
     counts = [n * (part + 1) // 10 - n * part // 10 for part in range(10)]
     return estimate_median(values, counts).half_width
-
-
-def _find_stop_reason(
-    num_samples: int,
-    half_widths: Sequence[float | None],  # after each batch
-    measure: Measure,
-    remaining_seconds: float,
-) -> Stop | None:
-    """Return the reason to stop taking samples, None to continue."""
-    half_width = half_widths[-1]
-    if half_width is not None and half_width <= measure.precision:
-        return "precision"
-    if num_samples >= measure.max_iterations:
-        return "max-iters"
-    # More samples will not help if two doublings hardly narrowed the interval.
-    last_widths = [width for width in half_widths[-3:] if width]
-    ratios = [later / earlier for earlier, later in pairwise(last_widths)]
-    if num_samples >= 100 and len(ratios) == 2 and min(ratios) > 0.95:
-        return "converged"
-    return "budget" if remaining_seconds <= 0 else None
 
 
 def gather_stamps(stamps: torch.Tensor, world: World, ranks: Sequence[int]) -> Stamps | None:

@@ -224,16 +224,14 @@ def measure_cases(
         world.recalibrate_stale_clock()
         seconds = clock.compute_block_seconds(number, remaining.total())
         clock.pause(index)
-        may_begin, may_continue = world.broadcast_from_rank_0(
-            [clock.may_begin(), clock.may_continue()]
-        )
+        [elapsed] = world.broadcast_from_rank_0([clock.compute_elapsed_seconds()])
         is_new = index not in runs
-        if is_new and may_begin:
+        if is_new and elapsed < job.run_seconds:
             case = job.plan.cases[index]
             runs[index] = CaseRun(case, world, job.plan.measure, progress, job.plan.injection)
         if index not in runs:
             outcome = OUT_OF_BUDGET
-        elif is_new or may_continue:
+        elif is_new or elapsed < job.budget_seconds:
             is_alone = is_new and num_later == 0
             outcome = runs[index].run_block(seconds, num_later, is_only=is_alone)
         else:
@@ -253,7 +251,7 @@ class RepetitionClock:
     """Divides the time budget of a repetition among its blocks.
 
     A block (``messages.Block``) is a part of the samples of a case. Every rank has such a clock,
-    and rank 0 broadcasts whether a case may begin or continue.
+    and rank 0's decides whether a case may begin or continue.
     """
 
     def __init__(self, job: Job) -> None:
@@ -271,7 +269,7 @@ class RepetitionClock:
         by weight, of the time that remains after the costs of this and all later blocks. A block
         without weight gets an equal share of the time.
         """
-        seconds = self._job.budget_seconds - self._get_elapsed_seconds()
+        seconds = self._job.budget_seconds - self.compute_elapsed_seconds()
         block = self._job.blocks[number]
         weights = self._weights[number]
         costs = self._costs[number]
@@ -288,21 +286,13 @@ class RepetitionClock:
             seconds = _PAUSE_SECONDS - (time.monotonic() - self._ends[case_index])
             time.sleep(max(0.0, seconds))
 
-    def may_begin(self) -> bool:
-        """Return True if there is time to begin a case that has had no block."""
-        return self._get_elapsed_seconds() < self._job.run_seconds
-
-    def may_continue(self) -> bool:
-        """Return True if there is time for a further block of a case that has begun."""
-        return self._get_elapsed_seconds() < self._job.budget_seconds
+    def compute_elapsed_seconds(self) -> float:
+        """Return the seconds since this rank began its job."""
+        return time.monotonic() - self._began
 
     def note_block_end(self, case_index: int) -> None:
         """Store the time at which the last block of the case ended."""
         self._ends[case_index] = time.monotonic()
-
-    def _get_elapsed_seconds(self) -> float:
-        """Return the seconds since this rank began its job."""
-        return time.monotonic() - self._began
 
 
 def accumulate_from_end(values: list[float]) -> list[float]:

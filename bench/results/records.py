@@ -130,7 +130,7 @@ def encode_timeline(timeline: Timeline) -> bytes:
 MIN_HIDDEN = 0.9
 """The share of iterations with a hidden launch from which on a time on a GPU excludes launches."""
 Status = Literal["ok", "failed", "hang", "wrong", "skipped"]
-Stop = Literal["precision", "converged", "max-iters", "budget", "visits"]
+Stop = Literal["precision", "max-iters", "budget", "visits"]
 
 
 class SkipReason(enum.Enum):
