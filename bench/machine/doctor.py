@@ -5,10 +5,11 @@ The examination uses captured facts only, so that any machine can be examined on
 
 import ipaddress
 import re
+import resource
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,7 +21,15 @@ from parbench.bench.machine.environment import (
     parse_cpus,
 )
 from parbench.bench.machine.gpu import Gpu, has_library
-from parbench.bench.machine.gpu_host import GpuHost, inspect_gpu_host
+from parbench.bench.machine.gpu_host import (
+    describe_nearest_nics,
+    find_acs_bridges,
+    find_nics,
+    has_iommu_translation,
+    has_numa_balancing,
+    has_peer_memory,
+    read_xids,
+)
 from parbench.bench.machine.gpu_topics import (
     DRIVER_FIX,
     UNKNOWN,
@@ -111,7 +120,7 @@ def examine_this_host(
     findings = examine(machine, environment)
     if not machine.gpus:
         return findings
-    return (*findings, *examine_gpu_host(inspect_gpu_host(machine.gpus)))
+    return (*findings, *examine_gpu_host(machine.gpus))
 
 
 def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Disturbance, ...]:
@@ -133,26 +142,36 @@ def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Disturban
     )
 
 
-def examine_gpu_host(host: GpuHost) -> tuple[Disturbance, ...]:
-    """Return the findings about a host with GPUs, and about its NICs if it has any."""
-    xids = host.xids
-    bridges = host.acs_bridges
+def examine_gpu_host(gpus: Sequence[Gpu], root: Path = Path("/")) -> tuple[Disturbance, ...]:
+    """Return the findings about the host of these GPUs, and about its NICs if it has any.
+
+    ``root`` holds the ``dev``, ``proc`` and ``sys`` to read.
+    """
+    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    xids = read_xids(root)
+    bridges = find_acs_bridges(root)
     findings = [
-        _make_finding("open files", f"{host.open_files}", (host.open_files or 0) < _MIN_OPEN_FILES),
-        _examine_switch("numa balancing", host.numa_balancing),
-        _examine_switch("iommu", host.iommu_translates),
+        _make_finding("open files", _format_limit(open_files), 0 <= open_files < _MIN_OPEN_FILES),
+        _examine_switch("numa balancing", has_numa_balancing(root)),
+        _examine_switch("iommu", has_iommu_translation(gpus, root)),
         _make_finding("acs", _format_names(bridges), bool(bridges)),
         _make_finding("gpu errors", _format_names(xids, "Xid "), bool(xids)),
     ]
-    if host.nics:
-        is_limited = host.locked_bytes is not None and host.locked_bytes < sys.maxsize
-        locked = format_gibibytes(host.locked_bytes, "may be locked") if is_limited else "unlimited"
+    nics = find_nics(root)
+    if nics:
+        locked_bytes = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        nearest_nics = [describe_nearest_nics(gpu, nics, root) for gpu in gpus]
         findings += [
-            _make_finding("memlock", locked, is_limited),
-            _examine_switch("peer memory", host.has_peer_memory, should_be_on=True),
-            Disturbance(topic="nearest nics", facts="; ".join(host.nics_by_gpu)),
+            _make_finding("memlock", _format_limit(locked_bytes, " B"), locked_bytes >= 0),
+            _examine_switch("peer memory", has_peer_memory(root), should_be_on=True),
+            Disturbance(topic="nearest nics", facts="; ".join(nearest_nics)),
         ]
     return tuple(findings)
+
+
+def _format_limit(limit: int, unit: str = "") -> str:
+    """Return a resource limit as text, which is negative if there is none."""
+    return "unlimited" if limit < 0 else f"{limit}{unit}"
 
 
 def _examine_switch(topic: str, is_on: bool | None, *, should_be_on: bool = False) -> Disturbance:

@@ -3,12 +3,8 @@
 import errno
 import os
 import re
-import resource
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import msgspec
 
 from parbench.bench.machine.environment import group_cores, parse_cpus
 from parbench.bench.machine.gpu import SAME_BRIDGE, SAME_NUMA_NODE, SAME_SWITCH, Gpu
@@ -24,50 +20,6 @@ _ACS = 0x0D
 _ACS_REDIRECTS = 0b1_1101
 """Bits of its control register that send traffic between GPUs and NICs through the CPU."""
 _KMSG_BYTES = 8192
-_UNLIMITED = sys.maxsize
-
-
-class GpuHost(msgspec.Struct, frozen=True, kw_only=True):
-    """The GPUs and NICs of a host, as its kernel shows them. None means unknown."""
-
-    numa_balancing: bool | None = None
-    """True if the kernel moves pages between NUMA nodes."""
-    iommu_translates: bool | None = None
-    """True if an IOMMU translates the addresses of a GPU."""
-    acs_bridges: tuple[str, ...] | None = None
-    """The PCI addresses of bridges that redirect traffic between devices to the CPU."""
-    nics: tuple[str, ...] = ()
-    """The names of the RDMA devices."""
-    has_peer_memory: bool | None = None
-    """True if NICs can access the memory of GPUs."""
-    locked_bytes: int | None = None
-    """The limit of the memory in bytes that a process may lock. NICs need locked memory."""
-    open_files: int | None = None
-    """The hard limit of the number of files that a process may open."""
-    xids: tuple[str, ...] | None = None
-    """The errors of GPUs in the kernel's log, as ``ADDRESS: NUMBER`` with the PCI address."""
-    nics_by_gpu: tuple[str, ...] = ()
-    """A text for each GPU with its nearest NICs and their distance, empty without NICs."""
-
-
-def inspect_gpu_host(gpus: Sequence[Gpu], root: Path = Path("/")) -> GpuHost:
-    """Return the facts that the kernel shows about the host of these GPUs.
-
-    ``root`` holds the ``dev``, ``proc`` and ``sys`` to read.
-    """
-    balancing = read_text(root / "proc/sys/kernel/numa_balancing")
-    nics = _find_nics(root)
-    return GpuHost(
-        numa_balancing=None if balancing is None else balancing != "0",
-        iommu_translates=_read_iommu(gpus, root),
-        acs_bridges=_find_acs_bridges(root),
-        nics=tuple(nics),
-        has_peer_memory=_has_peer_memory(root),
-        locked_bytes=_read_limit(resource.RLIMIT_MEMLOCK, is_hard=False),
-        open_files=_read_limit(resource.RLIMIT_NOFILE, is_hard=True),
-        xids=_read_xids(root / "dev/kmsg"),
-        nics_by_gpu=tuple(_describe_nearest_nics(gpu, nics, root) for gpu in gpus if nics),
-    )
 
 
 def bind_to_gpu(local_rank: int, addresses: Sequence[str], root: Path = Path("/")) -> None:
@@ -108,13 +60,13 @@ def read_numa_node(address: str, root: Path = Path("/")) -> int | None:
     return parse_count(read_text(root / _PCI_DEVICES / address / "numa_node"))
 
 
-def _read_limit(kind: int, *, is_hard: bool) -> int:
-    """Return the soft or hard limit of a resource, ``_UNLIMITED`` if there is none."""
-    limit = resource.getrlimit(kind)[is_hard]
-    return _UNLIMITED if limit == resource.RLIM_INFINITY else limit
+def has_numa_balancing(root: Path) -> bool | None:
+    """Return True if the kernel moves pages between NUMA nodes, None if it is unknown."""
+    balancing = read_text(root / "proc/sys/kernel/numa_balancing")
+    return None if balancing is None else balancing != "0"
 
 
-def _read_iommu(gpus: Sequence[Gpu], root: Path) -> bool | None:
+def has_iommu_translation(gpus: Sequence[Gpu], root: Path) -> bool | None:
     """Return True if an IOMMU translates the addresses of a GPU, None if it is unknown."""
     types = []
     for gpu in gpus:
@@ -125,7 +77,7 @@ def _read_iommu(gpus: Sequence[Gpu], root: Path) -> bool | None:
     return any(kind.startswith("DMA") for kind in types) if types else None
 
 
-def _find_acs_bridges(root: Path) -> tuple[str, ...] | None:
+def find_acs_bridges(root: Path) -> tuple[str, ...] | None:
     """Return the PCI bridges whose ACS redirects peer-to-peer traffic.
 
     None if this is unknown, because only root may read it.
@@ -157,7 +109,7 @@ def _read_acs_control(config: bytes) -> int:
     return 0
 
 
-def _has_peer_memory(root: Path) -> bool | None:
+def has_peer_memory(root: Path) -> bool | None:
     """Return True if NICs can reach the memory of GPUs, by a module or by DMA-BUF.
 
     None without NVIDIA's driver. NVIDIA's open kernel modules export memory as DMA-BUF (NCCL
@@ -170,10 +122,13 @@ def _has_peer_memory(root: Path) -> bool | None:
     return "Open Kernel Module" in version or any(module.exists() for module in modules)
 
 
-def _read_xids(log: Path) -> tuple[str, ...] | None:
-    """Return the GPU errors (Xid) in the kernel's log, None if it may not be read."""
+def read_xids(root: Path) -> tuple[str, ...] | None:
+    """Return the GPU errors (Xid) in the kernel's log, None if it may not be read.
+
+    An error is a text ``ADDRESS: NUMBER`` with the PCI address.
+    """
     try:
-        text = "".join(_read_kmsg(log))
+        text = "".join(_read_kmsg(root / "dev/kmsg"))
     except OSError:
         return None
     return tuple(dict.fromkeys(f"{address}: {number}" for address, number in _XID.findall(text)))
@@ -199,7 +154,7 @@ def _read_kmsg(log: Path) -> Iterator[str]:
         os.close(file)
 
 
-def _find_nics(root: Path) -> dict[str, tuple[str, ...]]:
+def find_nics(root: Path) -> dict[str, tuple[str, ...]]:
     """Return the PCI path of each RDMA device, by the name of the device."""
     nics = {}
     for folder in sorted((root / "sys/class/infiniband").glob("*")):
@@ -207,7 +162,7 @@ def _find_nics(root: Path) -> dict[str, tuple[str, ...]]:
     return nics
 
 
-def _describe_nearest_nics(gpu: Gpu, nics: dict[str, tuple[str, ...]], root: Path) -> str:
+def describe_nearest_nics(gpu: Gpu, nics: dict[str, tuple[str, ...]], root: Path) -> str:
     """Return the NICs with the longest common PCI path to a GPU, and their distance."""
     gpu_path = (root / _PCI_DEVICES / (gpu.pci_address or "-")).resolve()
     ancestors = {name: os.path.commonpath([gpu_path, Path(*path)]) for name, path in nics.items()}

@@ -4,59 +4,18 @@ import os
 import resource
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from parbench.bench.machine import gpu_host
-from parbench.bench.machine.doctor import examine_gpu_host
+from parbench.bench.machine.doctor import Disturbance, examine_gpu_host
 from parbench.bench.machine.gpu import Gpu
-from parbench.bench.machine.gpu_host import (
-    GpuHost,
-    bind_to_gpu,
-    choose_gpu_cpus,
-    inspect_gpu_host,
-    read_numa_node,
-)
+from parbench.bench.machine.gpu_host import bind_to_gpu, choose_gpu_cpus, read_numa_node
 from tests.support.trees import write_tree
 
 DEVICES = "sys/bus/pci/devices"
 GPU_ADDRESSES = ("0000:19:00.0", "0000:9a:00.0")
 GPUS = tuple(Gpu(pci_address=address) for address in GPU_ADDRESSES)
-GOOD = GpuHost(
-    numa_balancing=False,
-    iommu_translates=False,
-    acs_bridges=(),
-    nics=("mlx5_0",),
-    has_peer_memory=True,
-    locked_bytes=gpu_host._UNLIMITED,
-    open_files=1 << 20,
-    xids=(),
-    nics_by_gpu=("mlx5_0 (same PCIe switch)",),
-)
-
-
-@pytest.mark.parametrize(
-    ("topic", "change", "fact"),
-    [
-        ("open files", {"open_files": 1024}, "1024"),
-        ("numa balancing", {"numa_balancing": True}, "on"),
-        ("iommu", {"iommu_translates": True}, "on"),
-        ("acs", {"acs_bridges": ("0000:15:01.0",)}, "0000:15:01.0"),
-        ("memlock", {"locked_bytes": 1 << 26}, "0.06 GiB"),
-        ("peer memory", {"has_peer_memory": False}, "off"),
-        ("gpu errors", {"xids": ("0000:19:00: 79",)}, "Xid 0000:19:00: 79"),
-    ],
-)
-def test_bad_setting_of_a_gpu_host_disturbs(
-    topic: str, change: dict[str, Any], fact: str
-) -> None:
-    assert not any(finding.disturbs for finding in examine_gpu_host(GOOD))
-    [finding] = [bad for bad in examine_gpu_host(replace(GOOD, **change)) if bad.disturbs]
-    assert finding.topic == topic
-    assert fact in finding.facts
-    assert finding.fix
 
 
 def write_device(root: Path, path: str, files: dict[str, str]) -> None:
@@ -102,29 +61,52 @@ def two_gpus(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_host_is_read_from_files(two_gpus: Path) -> None:
-    host = inspect_gpu_host(GPUS, two_gpus)
-    assert host == GpuHost(
-        numa_balancing=True,
-        iommu_translates=True,
-        acs_bridges=("0000:15:01.0",),
-        nics=("mlx5_0",),
-        has_peer_memory=False,
-        locked_bytes=host.locked_bytes,
-        open_files=host.open_files,
-        xids=("0000:19:00: 79",),
-        nics_by_gpu=("mlx5_0 (same PCIe switch)", "mlx5_0 (same NUMA node)"),
-    )
-    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    assert host.open_files == (gpu_host._UNLIMITED if hard_limit == -1 else hard_limit)
-    write_tree(two_gpus, {"sys/module/nvidia_peermem/version": "1"})
-    assert inspect_gpu_host(GPUS, two_gpus).has_peer_memory
+def examine(root: Path) -> dict[str, Disturbance]:
+    return {finding.topic: finding for finding in examine_gpu_host(GPUS, root)}
+
+
+def test_bad_settings_of_a_gpu_host_disturb(
+    two_gpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1 << 26, 1024))
+    findings = examine(two_gpus)
+    assert {topic: finding.facts for topic, finding in findings.items()} == {
+        "open files": "1024",
+        "numa balancing": "on",
+        "iommu": "on",
+        "acs": "0000:15:01.0",
+        "gpu errors": "Xid 0000:19:00: 79",
+        "memlock": "67108864 B",
+        "peer memory": "off",
+        "nearest nics": "mlx5_0 (same PCIe switch); mlx5_0 (same NUMA node)",
+    }
+    nics = findings.pop("nearest nics")
+    assert not nics.disturbs
+    for finding in findings.values():
+        assert finding.disturbs
+        assert finding.fix
+
+
+def test_good_settings_of_a_gpu_host_do_not_disturb(
+    two_gpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (-1, -1))
+    files = {
+        f"{DEVICES}/{GPU_ADDRESSES[0]}/iommu_group/type": "identity\n",
+        f"{DEVICES}/0000:15:01.0/class": "0x020000\n",
+        "proc/sys/kernel/numa_balancing": "0\n",
+        "sys/module/nvidia_peermem/version": "1",
+        "dev/kmsg": "6,1,0,-;usb 1\n",
+    }
+    findings = examine(write_tree(two_gpus, files))
+    assert not any(finding.disturbs for finding in findings.values())
+    assert findings["memlock"].facts == "unlimited"
+    assert findings["peer memory"].facts == "on"
 
 
 def test_nothing_is_known_without_files(tmp_path: Path) -> None:
-    findings = examine_gpu_host(inspect_gpu_host((Gpu(),), tmp_path))
-    known = {finding.topic for finding in findings if finding.facts != "-"}
-    assert known == {"open files"}
+    known = [topic for topic, finding in examine(tmp_path).items() if finding.facts != "-"]
+    assert known == ["open files"]
 
 
 @pytest.mark.parametrize(
