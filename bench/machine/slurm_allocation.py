@@ -25,7 +25,6 @@ _NODE_TIMEOUT_SECONDS = 90  # longer than NVML may take
 _MAX_RANGE = 1 << 14  # nodes
 _COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
-_MAX_NODES_ASKED = 2  # because one node may not answer
 # The machine is that of the whole node. With these variables Slurm would give one task its share,
 # or would require of one node the GPUs of the whole job.
 _TASK_VARIABLES = re.compile(
@@ -167,36 +166,13 @@ def choose_layout(
 
 
 def inspect_rank_machine(environ: Mapping[str, str], allocation: Allocation | None) -> Machine:
-    """Return the machine of one node of the allocation, or of this host without an allocation.
+    """Return the machine of the first node of the allocation, or of this host without one.
 
-    Raises ``UserError`` if no node answers.
+    Raises ``UserError`` if the node does not answer.
     """
     if allocation is None or "SLURMD_NODENAME" in environ:
         return inspect_machine(environ)
-    problem = ""
-    for number in range(min(allocation.nodes, _MAX_NODES_ASKED)):
-        machine = _inspect_node(number, environ)
-        if isinstance(machine, Machine):
-            return machine
-        problem = machine
-    raise UserError(
-        f"--launcher srun: this host is not a node of job {allocation.job}, "
-        f"and srun did not report what its nodes have: {problem}; start parbench in an sbatch script, or on a node"
-    )
-
-
-def _inspect_node(number: int, environ: Mapping[str, str]) -> Machine | str:
-    """Return the machine of a node, or the reason as text why the machine is unknown.
-
-    ``number`` is the index of the node in the allocation.
-    """
-    options = [
-        "--nodes=1",
-        "--ntasks=1",
-        "--ntasks-per-node=1",
-        f"--relative={number}",
-        "--cpu-bind=none",
-    ]
+    options = ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--relative=0", "--cpu-bind=none"]
     module = "parbench.bench.machine.slurm_allocation"
     command = [*build_srun_command(environ, *options), sys.executable, "-m", module]
     node_environ = {
@@ -206,15 +182,18 @@ def _inspect_node(number: int, environ: Mapping[str, str]) -> Machine | str:
         completed = subprocess.run(
             command, env=node_environ, capture_output=True, timeout=_NODE_TIMEOUT_SECONDS
         )
+        errors = completed.stderr.decode(errors="replace")
+        problem = get_last_line(errors) or f"it ended with {completed.returncode}"
         if completed.returncode == 0:
             return msgspec.json.decode(completed.stdout.strip().rpartition(b"\n")[2], type=Machine)
     except subprocess.TimeoutExpired:
-        return f"no answer within {_NODE_TIMEOUT_SECONDS} s"
+        problem = f"no answer within {_NODE_TIMEOUT_SECONDS} s"
     except (OSError, msgspec.DecodeError) as error:
-        return str(error)
-    return (
-        get_last_line(completed.stderr.decode(errors="replace"))
-        or f"it ended with {completed.returncode}"
+        problem = str(error)
+    raise UserError(
+        f"--launcher srun: this host is not a node of job {allocation.job}, "
+        f"and srun did not report what its nodes have: {problem}",
+        hint="start parbench in an sbatch script, or on a node",
     )
 
 

@@ -157,11 +157,6 @@ def test_node_is_asked_with_options_of_the_site_and_without_limits(srun: FakeSru
     assert args[-5:-2] == ["--container-image=x", "--mem=0", sys.executable]
 
 
-def test_second_node_is_asked_if_first_fails(srun: FakeSrun) -> None:
-    srun.write('case "$*" in *relative=0*) exit 1;; esac; ANSWER')
-    assert inspect_rank_machine(srun.environ, JOB) == NODE
-
-
 @pytest.mark.parametrize(
     ("script", "fact"),
     [
