@@ -37,12 +37,12 @@ class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadMeter:
-    """Measures the load of this host since the creation of the object."""
+    """Measures the load of this host since the creation of the object, in one thread."""
 
     def __init__(self) -> None:
         self._one_minute = round(os.getloadavg()[0], 2)
         self._start = time.monotonic()
-        self._start_times = psutil.cpu_times()
+        psutil.cpu_times_percent()  # The next call refers to the time since this one.
 
     def read(self, own_seconds: float | None) -> HostLoad:
         """Return the load since the creation of the meter.
@@ -50,21 +50,15 @@ class LoadMeter:
         ``own_seconds`` is the CPU time of the ranks, which is subtracted. None means unknown.
         """
         seconds = time.monotonic() - self._start
-        now = psutil.cpu_times()
-        spent = {
-            name: getattr(now, name) - getattr(self._start_times, name) for name in now._fields
-        }
+        percent = psutil.cpu_times_percent()._asdict()
         cores = psutil.cpu_count() or 1
         other_cores = None
         if own_seconds is not None:
-            busy_seconds = sum(spent.get(name, 0.0) for name in _BUSY_FIELDS)
-            other_cores = round(max(busy_seconds - own_seconds, 0.0) / seconds, 2)
-        steal_percent = None
-        if "steal" in spent:
-            steal_percent = round(100 * spent["steal"] / (cores * seconds), 1)
+            busy_cores = cores * sum(percent.get(name, 0.0) for name in _BUSY_FIELDS) / 100
+            other_cores = round(max(busy_cores - own_seconds / seconds, 0.0), 2)
         return HostLoad(
             cores=cores,
             one_minute=self._one_minute,
             other_cores=other_cores,
-            steal_percent=steal_percent,
+            steal_percent=percent.get("steal"),
         )

@@ -11,14 +11,14 @@ import pytest
 from parbench.bench.machine import host_load
 from parbench.bench.machine.host_load import HostLoad, LoadMeter
 
-Times = namedtuple("Times", "user nice system idle irq softirq steal")
+Percent = namedtuple("Percent", "user nice system idle irq softirq steal")
 
 
 def test_load_of_other_processes_and_stolen_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """In 5 s of four cores, all processes take 10 s, the ranks 6 s and the hypervisor 2 s."""
-    times = iter([Times(100, 0, 10, 50, 1, 1, 7), Times(106, 1, 12, 55, 1.5, 1.5, 9)])
+    percent = Percent(30.0, 5.0, 10.0, 40.0, 2.5, 2.5, 10.0)
     seconds = iter([100.0, 105.0])
-    monkeypatch.setattr(psutil, "cpu_times", lambda: next(times))
+    monkeypatch.setattr(psutil, "cpu_times_percent", lambda: percent)
     monkeypatch.setattr(psutil, "cpu_count", lambda: 4)
     monkeypatch.setattr(os, "getloadavg", lambda: (3.456, 2.0, 1.0))
     monkeypatch.setattr(host_load, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
