@@ -21,9 +21,8 @@ from parbench.bench.launch.launchers import (
 )
 from parbench.bench.launch.messages import Hello
 from parbench.bench.launch.processes import get_process_space
-from parbench.bench.machine.environment import RankPlace
 from parbench.bench.machine.slurm_allocation import NodeLayout, check_srun
-from tests.support.fakes import HOSTNAME, wait_until
+from tests.support.fakes import make_hello, wait_until
 from tests.support.paths import IMPORT_PATH
 from tests.support.refusals import usage_error
 from tests.support.trees import write_tool
@@ -32,16 +31,9 @@ PATIENCE = 60.0  # seconds that a process may take on a busy machine
 LAYOUT = NodeLayout(nodes=2, ntasks_per_node=3, distribution="cyclic")
 
 
-def make_hello(pid: int, space: str = "", step: str = "17.3") -> Hello:
-    return Hello(
-        rank=0,
-        host=HOSTNAME,
-        pid=pid,
-        environment={},
-        place=RankPlace(host=HOSTNAME, cpus=(), numa_nodes=()),
-        process_space=space or get_process_space(),
-        step=step,
-    )
+def make_slurm_hello(pid: int, space: str = "") -> Hello:
+    """Return the first message of a process in a job step."""
+    return make_hello(0, pid=pid, process_space=space or get_process_space(), step="17.3")
 
 
 @pytest.fixture
@@ -248,7 +240,7 @@ def test_srun_first_error_is_reported(slurm: Path) -> None:
     wait_until(ranks.have_ended, PATIENCE)
     assert ranks.get_last_error() == "srun: error: n3: no answer"
     assert ranks.get_exit_codes() == {}
-    kill_ranks(ranks, make_hello(os.getpid(), "another machine"))
+    kill_ranks(ranks, make_slurm_hello(os.getpid(), "another machine"))
     assert not (slurm / "scancel.args").exists(), "the step has ended by itself"
 
 
@@ -261,7 +253,7 @@ def test_srun_ranks_are_killed_here_and_on_other_nodes(
     assert "--nodelist=n2" in args
     assert f"--output={slurm}/logs/rank-%t.log" in args
     assert not ranks.have_ended()
-    kill_ranks(ranks, make_hello(sleeper.pid), make_hello(1, "another machine"))
+    kill_ranks(ranks, make_slurm_hello(sleeper.pid), make_slurm_hello(1, "another machine"))
     assert sleeper.wait(10) == -signal.SIGKILL
     assert ranks.have_ended()
     assert (slurm / "scancel.args").read_text().split() == ["--signal=KILL", "17.3"]
@@ -271,5 +263,5 @@ def test_stranger_on_a_host_of_the_same_name_survives(
     slurm: Path, sleeper: "subprocess.Popen[bytes]"
 ) -> None:
     """Containers may share a host name, and then the id of a rank is that of another process."""
-    kill_ranks(start_srun(slurm), make_hello(sleeper.pid, "container of the same name"))
+    kill_ranks(start_srun(slurm), make_slurm_hello(sleeper.pid, "container of the same name"))
     assert sleeper.poll() is None

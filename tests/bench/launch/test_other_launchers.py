@@ -24,41 +24,51 @@ def load_only_run(out: Path) -> Run:
     return load_run(path)
 
 
-def run_torchrun(folder: Path, *args: str) -> "subprocess.CompletedProcess[str]":
-    """Run ``parbench`` as two ranks of torchrun, which ends all ranks when one fails."""
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "parbench", *args]
-    variables = {**environment(), "OMP_NUM_THREADS": "1"}
+LAUNCHERS = {
+    "torchrun": [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "parbench"],
+    "mpirun": ["mpirun", "-n", "2", PARBENCH],
+}
+
+
+def run_launched(launcher: str, folder: Path, *args: str) -> "subprocess.CompletedProcess[str]":
+    """Run ``parbench`` as two ranks of a launcher."""
+    variables = {**environment(), **AS_ROOT, "OMP_NUM_THREADS": "1"}
     variables.pop("GLOO_SOCKET_IFNAME", None)
     return subprocess.run(
-        command,
+        [*LAUNCHERS[launcher], *args],
         cwd=folder,
         env=variables,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=200,
         check=False,
     )
 
 
-def test_torchrun_ranks_make_one_run(tmp_path: Path) -> None:
-    result = run_torchrun(tmp_path, *ONE_CASE, "--repetitions", "2", "--format=json")
+@pytest.mark.parametrize(
+    "launcher", ["torchrun", pytest.param("mpirun", marks=pytest.mark.full)]
+)
+def test_ranks_of_a_launcher_make_one_run(launcher: str, tmp_path: Path) -> None:
+    options = (*ONE_CASE, "--repetitions", "2", "--format=json")
+    result = run_launched(launcher, tmp_path, *options)
     assert result.returncode == 0, result.stderr
     run = load_only_run(tmp_path / "runs")
-    assert [record.repetition for record in run.records] == [0, 1]
-    for record in run.records:
-        assert record.status == "ok"
-        assert record.world.size == 2
+    results = [(record.repetition, record.status, record.world.size) for record in run.records]
+    assert results == [(0, "ok", 2), (1, "ok", 2)]
     # Nobody has set the interface, so the ranks choose the one that reaches the driver.
-    variables = (run.info.environment or {})["variables"]
-    assert variables["GLOO_SOCKET_IFNAME"] == find_interface("127.0.0.1")
-    assert len(result.stdout.splitlines()) == 2, "only rank 0 prints"
+    facts = run.info.environment or {}
+    assert facts["variables"]["GLOO_SOCKET_IFNAME"] == find_interface("127.0.0.1")
+    assert result.stdout.count('"collective.all_reduce"') == 2, "only rank 0 prints"
+    if launcher == "mpirun" and (os.cpu_count() or 1) >= 2:
+        # mpirun binds each rank to a core of its own.
+        assert facts["process"]["cores"] == 1
 
 
 @pytest.mark.full
 def test_raising_rank_under_torchrun_leaves_a_report(tmp_path: Path) -> None:
     """torchrun exits with 1 and reports the exit code of each rank."""
     target = ("tests.support.faults:raising",)
-    result = run_torchrun(tmp_path, "run", "--preset", "smoke", *target)
+    result = run_launched("torchrun", tmp_path, "run", "--preset", "smoke", *target)
     run = load_only_run(tmp_path / "runs")
     [record] = run.records
     assert record.reason == "rank 1 raised RuntimeError: the roof is on fire"
@@ -66,36 +76,6 @@ def test_raising_rank_under_torchrun_leaves_a_report(tmp_path: Path) -> None:
     assert (run.path / "report.html").exists(), result.stderr
     assert result.returncode == 1
     assert re.search(r"rank\s*: 0 .*\n\s*exitcode\s*: 4 ", result.stderr), result.stderr
-
-
-@pytest.mark.full
-def test_mpirun_ranks_meet_on_one_host(tmp_path: Path) -> None:
-    command = [
-        "mpirun",
-        "-n",
-        "2",
-        PARBENCH,
-        *ONE_CASE,
-        "--format=json",
-        "--out",
-        str(tmp_path),
-    ]
-    result = subprocess.run(
-        command,
-        env={**environment(), **AS_ROOT},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    run = load_only_run(tmp_path)
-    assert run.info.plan.repetitions == 1
-    assert [record.world.size for record in run.records] == [2]
-    assert result.stdout.count('"collective.all_reduce"') == 1
-    if (os.cpu_count() or 1) >= 2:
-        # mpirun binds each rank to a core of its own.
-        assert (run.info.environment or {})["process"]["cores"] == 1
 
 
 @pytest.mark.full

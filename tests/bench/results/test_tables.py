@@ -18,17 +18,6 @@ from parbench.bench.results.tables import (
 TIME = Column(key="seconds", title="time", kind="s", has_interval=True, is_result=True)
 
 
-def time_row(
-    value: float, low: float, high: float, is_within: bool = False
-) -> dict[str, object]:
-    return {
-        "seconds": value,
-        "seconds_low": low,
-        "seconds_high": high,
-        "is_within_repetition": is_within,
-    }
-
-
 @pytest.mark.parametrize(
     ("kind", "value", "text"),
     [
@@ -56,19 +45,24 @@ def test_sort_key_is_a_python_number() -> None:
     assert column.sort_key({}) is None
 
 
-def test_interval_of_one_repetition_moves_into_the_title() -> None:
-    rows = [time_row(1e-3, 0.9e-3, 1.1e-3, True), time_row(2e-3, 1.9e-3, 2.1e-3, True)]
+@pytest.mark.parametrize(
+    ("is_within", "title", "first"),
+    [
+        (True, "time, within this repetition", "1.00 ms [0.900, 1.10]"),
+        (False, "time", "1.00 ms (one repetition)"),
+    ],
+    ids=["all rows", "next to intervals over repetitions"],
+)
+def test_interval_of_one_repetition(is_within: bool, title: str, first: str) -> None:
+    rows = [
+        {"seconds": 1e-3, "seconds_low": 0.9e-3, "seconds_high": 1.1e-3},
+        {"seconds": 2e-3, "seconds_low": 1.9e-3, "seconds_high": 2.1e-3},
+    ]
+    rows = [{**row, "is_within_repetition": True} for row in rows]
+    rows[1]["is_within_repetition"] = is_within
     [column] = Table(id="t", title="t", columns=[TIME], rows=rows).varying
-    assert column.title == "time, within this repetition"
-    assert column.format_cell(rows[0]) == "1.00 ms [0.900, 1.10]"
-
-
-def test_interval_of_one_repetition_is_not_shown_next_to_others() -> None:
-    rows = [time_row(1e-3, 0.9e-3, 1.1e-3, True), time_row(2e-3, 1.9e-3, 2.1e-3)]
-    [column] = Table(id="t", title="t", columns=[TIME], rows=rows).varying
-    assert column.title == "time"
-    assert column.format_cell(rows[0]) == "1.00 ms (one repetition)"
-    assert column.format_cell(rows[1]) == "2.00 ms [1.90, 2.10]"
+    assert column.title == title
+    assert [column.format_cell(row) for row in rows] == [first, "2.00 ms [1.90, 2.10]"]
 
 
 def test_constant_columns_leave_the_table() -> None:
