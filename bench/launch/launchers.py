@@ -83,9 +83,14 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         return read_last_line(self._log)
 
     def start(self) -> None:
-        """Start the server process and store its process id."""
-        with set_variables(self._variables):
+        """Start the server process, which inherits the variables, and store its process id."""
+        before = dict(os.environ)
+        os.environ.update(self._variables)
+        try:
             forkserver.ensure_running()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
         server = forkserver._forkserver
         self.pid: int = server._forkserver_pid  # type: ignore[attr-defined]  # no public name
 
@@ -202,18 +207,6 @@ def hide_main_module() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-@contextmanager
-def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for processes that are started in the block."""
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 class SrunRanks(Ranks):

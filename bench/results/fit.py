@@ -121,11 +121,6 @@ class CurveFit:
     method: str
 
     @property
-    def half_bandwidth_bytes(self) -> float | None:
-        """The size n_1/2 in bytes at which the last line reaches half of its bandwidth."""
-        return self.segments[-1].half_bandwidth_bytes
-
-    @property
     def breakpoints(self) -> tuple[float, ...]:
         """The sizes in bytes at which one line ends and the next begins.
 

@@ -269,17 +269,6 @@ def find_metric(name: str) -> Metric | None:
     return next((metric for metric in METRICS if metric.specialize(name) is not None), None)
 
 
-def get_kind(name: str, unit: str) -> ValueKind:
-    """Return the kind of a metric, which decides about the mean of repetitions and its interval.
-
-    An undeclared metric is an amount if it is a rate, otherwise a difference.
-    """
-    metric = find_metric(name)
-    if metric is not None:
-        return metric.kind
-    return "amount" if unit.endswith("/s") else "difference"
-
-
 def make_value(name: str, number: float | Estimate | None, method: str = "") -> MetricValue:
     """Return the value of a declared metric. An estimate adds its interval and its method."""
     metric = find_metric(name)
@@ -339,7 +328,10 @@ def merge_metrics(repetitions: Sequence[Mapping[str, MetricValue]]) -> dict[str,
 
 
 def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
-    """Return the mean over the repetitions with a known value, with its t interval over them."""
+    """Return the mean over the repetitions with a known value, with its t interval over them.
+
+    An undeclared metric is an amount if it is a rate, otherwise a difference.
+    """
     first = metrics[0]
     if first.low is None and all(metric == first for metric in metrics):
         return first  # formulas and counts do not vary
@@ -352,7 +344,11 @@ def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
     if len(known) == 1:
         return _mark_within_repetition(known[0], gap)
     numbers = [metric.value for metric in known if metric.value is not None]
-    kind = get_kind(name, first.unit)
+    declared = find_metric(name)
+    if declared is not None:
+        kind = declared.kind
+    else:
+        kind = "amount" if first.unit.endswith("/s") else "difference"
     lower_bound = LOWER_BOUNDS.get(kind)
     if lower_bound is not None and min(numbers) <= lower_bound:
         reason = f"no geometric mean, {lower_bound:g} or less in some of {len(numbers)} repetitions"

@@ -262,18 +262,14 @@ def open_writer(path: Path) -> Iterator[RecordWriter]:
     with convert_write_errors(path / "records.jsonl"):
         file = (path / "records.jsonl").open("r+b", buffering=0)
     with file:
-        _lock(file, path)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = f"{path} is being written by another process; wait until it ends"
+            raise UserError(message) from None
+        except OSError as error:  # for example Lustre, if it is mounted without flock
+            message = f"{path} cannot be locked: {error.strerror}; choose another folder with --out"
+            raise UserError(message) from error
         file.truncate(file.read().rfind(b"\n") + 1)
         file.seek(0, os.SEEK_END)
         yield RecordWriter(file, path)
-
-
-def _lock(file: IO[bytes], path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        message = f"{path} is being written by another process; wait until it ends"
-        raise UserError(message) from None
-    except OSError as error:  # for example Lustre, if it is mounted without flock
-        message = f"{path} cannot be locked: {error.strerror}; choose another folder with --out"
-        raise UserError(message) from error

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from parbench.bench.results.records import COMM, COPY, Interval, RankTimeline
 from parbench.bench.results.records import COMPUTE as COMPUTE_STREAM
@@ -48,6 +48,8 @@ _COMMUNICATION_KERNEL = re.compile(
     re.IGNORECASE,
 )
 """Kernels of NCCL, of symmetric memory, of custom all-reduces and of expert dispatch libraries."""
+KernelKind = Literal["compute", "communication", "fused"]
+"""A fused kernel communicates and also computes."""
 _FUSED_KERNEL = re.compile(r"gemm|matmul|_mm_", re.IGNORECASE)
 _KERNEL_OPERATIONS = (
     (re.compile(r"all_?reduce|cross_device_reduce|quickreduce", re.IGNORECASE), "all_reduce"),
@@ -143,19 +145,14 @@ def parse_operation(name: str) -> str:
 
 
 @lru_cache(maxsize=1 << 12)
-def is_communication_kernel(name: str) -> bool:
-    """Return True if the kernel of this name only communicates."""
+def classify_kernel(name: str) -> KernelKind:
+    """Return the kind of the kernel with this name."""
     base_name = _get_base_name(name)
-    is_fused = _FUSED_KERNEL.search(base_name) is not None and not name.startswith("nccl")
-    return _COMMUNICATION_KERNEL.search(base_name) is not None and not is_fused
-
-
-@lru_cache(maxsize=1 << 12)
-def is_fused_kernel(name: str) -> bool:
-    """Return True if the kernel of this name communicates and also computes."""
-    base_name = _get_base_name(name)
-    is_named = _COMMUNICATION_KERNEL.search(base_name) is not None
-    return is_named and not is_communication_kernel(name)
+    if _COMMUNICATION_KERNEL.search(base_name) is None:
+        return "compute"
+    if _FUSED_KERNEL.search(base_name) is None or name.startswith("nccl"):
+        return "communication"
+    return "fused"
 
 
 def parse_kernel_operation(name: str) -> str:
@@ -239,7 +236,7 @@ def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> Ste
     for event in work:
         if event.name.startswith(("Memcpy", "Memset")):
             copies.append(event)
-        elif is_communication_kernel(event.name):
+        elif classify_kernel(event.name) == "communication":
             comm.append(event)
         else:
             compute.append(event)

@@ -232,7 +232,7 @@ def _make_fit_row(curve: OperationCurve) -> dict[str, Any]:
         "mode": params.get("mode"),
         "dtype": params.get("dtype"),
         "latency": first.latency_seconds,
-        "half_bandwidth": fit.half_bandwidth_bytes,
+        "half_bandwidth": last.half_bandwidth_bytes,
         "breakpoints": _format_breakpoints(fit),
         "outliers": ", ".join(
             f"{format_case_size(size)} {100 * error:+.0f} %" for size, error in fit.outliers

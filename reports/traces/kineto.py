@@ -24,8 +24,7 @@ from parbench.bench.results.step_trace import (
     PHASE,
     CallFacts,
     TraceEvent,
-    is_communication_kernel,
-    is_fused_kernel,
+    classify_kernel,
     parse_kernel_operation,
     parse_operation,
 )
@@ -220,7 +219,9 @@ def _decode_events(raw_events: Sequence[msgspec.Raw]) -> tuple[list[TraceEvent],
 
 def _describe_fused_kernels(events: Sequence[TraceEvent]) -> Iterator[str]:
     """Yield a note on kernels that may communicate, but count as computation."""
-    fused = [event for event in events if event.is_device and is_fused_kernel(event.name)]
+    fused = [
+        event for event in events if event.is_device and classify_kernel(event.name) == "fused"
+    ]
     if fused:
         milliseconds = sum(event.stop_ns - event.start_ns for event in fused) / 1e6
         names = ", ".join(sorted({event.name.split("<")[0] for event in fused})[:3])
@@ -288,7 +289,7 @@ def _convert_event(event: _Event, span: Span) -> TraceEvent:
     call = None
     if is_gloo:
         call = _read_gloo_call(name, args)
-    elif event.cat in _DEVICE_CATEGORIES and is_communication_kernel(name):
+    elif event.cat in _DEVICE_CATEGORIES and classify_kernel(name) == "communication":
         call = _read_nccl_call(name, args)
     return TraceEvent(
         name=name,

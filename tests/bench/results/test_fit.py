@@ -70,7 +70,7 @@ def test_exact_times_give_the_exact_line() -> None:
     [line] = result.segments
     assert line.latency_seconds == pytest.approx(LATENCY, rel=1e-6)
     assert line.bytes_per_second == pytest.approx(BANDWIDTH, rel=1e-6)
-    assert result.half_bandwidth_bytes == pytest.approx(75_000, rel=1e-6)
+    assert line.half_bandwidth_bytes == pytest.approx(75_000, rel=1e-6)
     assert result.predict(75_000) == pytest.approx(30e-6)
     assert result.residual < 1e-6
     assert result.outliers == ()
@@ -160,7 +160,7 @@ def test_flat_curve_has_a_bandwidth_bound() -> None:
     assert line.bytes_per_second_low > sizes[-1] / 10e-6
     assert line.latency_low < 10e-6 < line.latency_high
     assert line.predict(1 << 40) == line.latency_seconds
-    assert fit_points(make_times(lambda size: 10e-6, sizes)).half_bandwidth_bytes is None
+    assert fit_line(make_times(lambda size: 10e-6, sizes)).half_bandwidth_bytes is None
 
 
 def test_latency_and_slope_are_not_negative() -> None:
