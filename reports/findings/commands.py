@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.runs import Run
@@ -58,37 +57,24 @@ def build_case_command(
     return build_command(arguments, settings)
 
 
-@dataclass(frozen=True)
-class CaseStepCommand:
-    """Builds the command that measures the training step of a case with other settings."""
+def build_step_command(case: Case, run: Run, preset: str, **settings: object) -> str:
+    """Return the command that measures the training step of a case with other settings.
 
-    case: Case
-    run: Run
-
-    def __call__(self, preset: str, **settings: object) -> str:
-        """Return the command.
-
-        Empty if a custom step does not have the settings, or if the run contains the comparison.
-        """
-        if self.case.is_custom and not settings.keys() <= self.case.all_params.keys():
+    It is empty if a custom step does not have the settings, or if the run contains the comparison.
+    ``preset`` is not used, because the step itself can be measured again.
+    """
+    if case.is_custom and not settings.keys() <= case.all_params.keys():
+        return ""
+    ignored = dict.fromkeys(settings)
+    for other in run.info.plan.cases:
+        is_similar = {**other.all_params, **ignored} == {**case.all_params, **ignored}
+        if other.id != case.id and other.name == case.name and is_similar:
             return ""
-        if any(self._differs_only_in(settings, other) for other in self.run.info.plan.cases):
-            return ""
-        params = {
-            name: value
-            for name, value in self.case.params.items()
-            if STEP_DEFAULTS.get(name) != value
-        }
-        name = self.case.target if self.case.is_custom else self.case.short_name
-        return build_command([name, *_list_rank_options(self.run)], params | settings)
-
-    def _differs_only_in(self, settings: Mapping[str, object], other: Case) -> bool:
-        """Return True if another case is this one with other values of ``settings``."""
-        ignored = dict.fromkeys(settings)
-        other_params = {**other.all_params, **ignored}
-        if other.id == self.case.id or other.name != self.case.name:
-            return False
-        return other_params == {**self.case.all_params, **ignored}
+    params = {
+        name: value for name, value in case.params.items() if STEP_DEFAULTS.get(name) != value
+    }
+    name = case.target if case.is_custom else case.short_name
+    return build_command([name, *_list_rank_options(run)], params | settings)
 
 
 def _list_rank_options(run: Run) -> list[str]:

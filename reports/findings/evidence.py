@@ -4,18 +4,17 @@
 from traces.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from parbench.bench.results.formatting import format_percent
 
+StepCommand = Callable[..., str]
+"""Builds the command that measures a step again, empty if there is none.
 
-class StepCommand(Protocol):
-    """Builds the command that measures a step with other settings, empty if there is none."""
-
-    def __call__(self, preset: str, **settings: object) -> str:
-        """Return the command. ``preset`` replaces a step that cannot be measured again."""
+Its argument is a preset for a step that cannot be measured again. Settings follow by name.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,15 +150,6 @@ class TimeComparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RateAboveLink:
-    """A bus bandwidth above the declared speed of the link, both in B/s."""
-
-    name: str
-    bytes_per_second: float
-    link_bytes_per_second: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class CollectedEvidence:
     """All evidence of a run, or of the traces of a job."""
 
@@ -167,4 +157,7 @@ class CollectedEvidence:
     stragglers: Sequence[StragglerEvidence] = ()
     rates: Sequence[Rates] = ()
     comparisons: Sequence[TimeComparison] = ()
-    rates_above_link: Sequence[RateAboveLink] = ()
+    bus_bandwidths: Mapping[str, float] = field(default_factory=dict)
+    """The bus bandwidths of operations in B/s, keyed by label."""
+    link_bytes_per_second: float | None = None
+    """The declared speed of the link, None if it was not declared."""

@@ -1,6 +1,7 @@
 """Evidence for findings from the records of a run."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Literal
 
 from parbench.bench.results.details import PipelineDetails
@@ -17,13 +18,12 @@ from parbench.reports.analysis.stragglers import (
     find_last_finishing_rank,
 )
 from parbench.reports.analysis.timelines import find_slow_computing_rank
-from parbench.reports.findings.commands import CaseStepCommand
+from parbench.reports.findings.commands import build_step_command
 from parbench.reports.findings.communication_evidence import collect_rates, compare_operations
 from parbench.reports.findings.evidence import (
     CollectedEvidence,
     Communication,
     PipelineIdle,
-    RateAboveLink,
     StepEvidence,
     StragglerEvidence,
 )
@@ -47,21 +47,12 @@ def collect_evidence(data: RunData) -> CollectedEvidence:
         stragglers=list(_find_stragglers(data)),
         rates=list(collect_rates(data)),
         comparisons=list(compare_operations(data)),
-        rates_above_link=list(_find_rates_above_link(data)),
+        bus_bandwidths={
+            data.labels[result.case.id]: result.value("busbw") or 0.0
+            for result in data.communication
+        },
+        link_bytes_per_second=data.plan.link_bytes_per_second,
     )
-
-
-def _find_rates_above_link(data: RunData) -> Iterator[RateAboveLink]:
-    """Yield bus bandwidths above the declared speed of the link, none if no speed is declared."""
-    link = data.plan.link_bytes_per_second
-    for result in data.communication:
-        busbw = result.value("busbw")
-        if link and busbw and busbw > link:
-            yield RateAboveLink(
-                name=data.labels[result.case.id],
-                bytes_per_second=busbw,
-                link_bytes_per_second=link,
-            )
 
 
 def _find_stragglers(data: RunData) -> Iterator[StragglerEvidence]:
@@ -142,7 +133,7 @@ def _make_step_evidence(data: RunData, step: CaseResult) -> StepEvidence | None:
         id=step.case.id,
         seconds=seconds,
         num_observations=step.repetitions,
-        command=CaseStepCommand(step.case, data.run),
+        command=partial(build_step_command, step.case, data.run),
         settings=params,
         communication=list(_list_communication(step, label)) if profiled_seconds else (),
         copy_seconds=step.value("exposed_copy") or 0.0,

@@ -100,17 +100,18 @@ def find_slow_operations(evidence: CollectedEvidence) -> Iterator[Finding]:
 
 def find_rates_above_link(evidence: CollectedEvidence) -> Iterator[Finding]:
     """Yield a finding for each bus bandwidth that is above the speed of the link."""
-    for rate in evidence.rates_above_link:
-        bandwidth = format_quantity(rate.bytes_per_second, "B/s")
-        link = format_quantity(rate.link_bytes_per_second, "B/s")
-        yield Finding(
-            kind="above-link",
-            subject=rate.name,
-            message=f"{rate.name} reached {bandwidth}, above the link of {link}. "
-            "NVLS, SHARP or a tree sends less over the link. NCCL_ALGO=Ring measures the link.",
-            time_share=None,
-            evidence={"bytes_per_second": rate.bytes_per_second},
-        )
+    link = evidence.link_bytes_per_second
+    for name, rate in evidence.bus_bandwidths.items():
+        if link and rate > link:
+            yield Finding(
+                kind="above-link",
+                subject=name,
+                message=f"{name} reached {format_quantity(rate, 'B/s')}, "
+                f"above the link of {format_quantity(link, 'B/s')}. "
+                "NVLS, SHARP or a tree sends less over the link. NCCL_ALGO=Ring measures the link.",
+                time_share=None,
+                evidence={"bytes_per_second": rate},
+            )
 
 
 def _is_cliff(comparison: TimeComparison) -> bool:

@@ -8,22 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from parbench.bench.plan.cases import Case
-from parbench.bench.results.runs import Run
 from parbench.reports.compare.rule import Rule
 from parbench.reports.compare.thresholds import (
     compute_threshold,
-    find_fingerprints,
     measure_thresholds,
     parse_percentage,
     read_thresholds,
     save_thresholds,
 )
-from parbench.reports.run_data import RunData
 from tests.support.refusals import usage_error
 from tests.support.reports.compare_fixtures import (
     CASE,
-    OTHER_CASE,
     make_threshold,
     run_from_records,
 )
@@ -42,14 +37,6 @@ def compute(times: Sequence[float]) -> float:
     return compute_threshold(dict(enumerate(times)), RULE)
 
 
-def make_runs(times: Sequence[float], *cases: Case) -> list[Run]:
-    runs = []
-    for seconds in times:
-        records = [ok_record(case, 0, seconds) for case in cases]
-        runs.append(run_from_records(records, ENVIRONMENT))
-    return runs
-
-
 @pytest.mark.parametrize("times", [draw_times(1, 0.003), [1e-3] * 10])
 def test_threshold_of_quiet_times_is_that_of_the_rule(times: list[float]) -> None:
     assert compute(times) == RULE.min_effect
@@ -64,21 +51,9 @@ def test_threshold_covers_a_change_of_level() -> None:
     assert compute([1 / seconds for seconds in times]) == pytest.approx(threshold)
 
 
-def test_thresholds_are_kept_by_fingerprint() -> None:
-    times = draw_times(3, 0.01)
-    runs = make_runs(times, CASE, OTHER_CASE)
-    thresholds = measure_thresholds(runs, RULE)
-    fingerprints = find_fingerprints(RunData(runs[0]))
-    assert set(thresholds) == set(fingerprints.values())
-    threshold = thresholds[fingerprints[CASE.id]]
-    assert threshold.series == CASE.label
-    assert threshold.repetitions == 20
-    assert threshold.noise == pytest.approx(0.01, rel=0.35)
-    assert threshold.min_effect == compute(times)
-
-
 def test_thresholds_need_ten_valid_runs() -> None:
-    runs = make_runs(draw_times(1, 0.01, 10), CASE)
+    times = draw_times(1, 0.01, 10)
+    runs = [run_from_records([ok_record(CASE, 0, seconds)], ENVIRONMENT) for seconds in times]
     wrong = run_from_records([failed_record(CASE, 0, "wrong")], ENVIRONMENT)
     [threshold] = measure_thresholds([*runs, wrong], RULE).values()
     assert threshold.repetitions == 10

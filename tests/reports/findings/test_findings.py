@@ -104,24 +104,144 @@ def make_late_records(skew: float = 6e-4) -> list[Record]:
     return [late_record(repetition=repetition, skew=skew) for repetition in range(3)]
 
 
-def test_quiet_run_has_no_finding() -> None:
-    pipeline = make_pipeline({"schedule": 0.09, "imbalance": 0.04, "p2p": 0.04})
-    records = [*curve_records(), *link_records(), pipeline, expert_record()]
-    records += train(exposed=0.04, idle=0.06)
+def train_buckets(count: int, num_bytes: int = 8 << 20, exposed: float = 0.3) -> list[Record]:
+    params = {"shape": "tiny", "microbatch": 4, "bucket_mb": 25.0}
+    calls = [comm_call(num_bytes=num_bytes, count=count)]
+    return train("ddp", exposed, params=params, calls=calls)
+
+
+def train_sharded(prefetch: str = "default") -> list[Record]:
+    return train(exposed=0.3, defaults={"prefetch": prefetch}, axis="fsdp")
+
+
+def make_pipeline(causes: dict[str, float], **details: Any) -> Record:
+    """Return a pipeline step of 20 ms that is idle by these causes for these shares."""
+    shares = {"schedule": 0.0, "imbalance": 0.0, "p2p": 0.0, **causes}
+    seconds = {f"idle_{cause}": share * 0.02 for cause, share in shares.items()}
+    return with_metrics(pipeline_record(**details), **counted_metrics("s", seconds))
+
+
+def link_records(*slow: tuple[int, int], repetition: int = 0) -> list[Record]:
+    """Return the links between four ranks, of which some take five times as long."""
+    records = []
+    for pair in itertools.permutations(range(4), 2):
+        seconds = 5e-3 if pair in slow else 1e-3
+        records.append(ok_record(matrix_case(*pair), repetition, seconds))
+    return records
+
+
+def train_microbatches() -> list[Record]:
+    """Return a step whose gradients are reduced after each of 8 microbatches."""
+    params = {"microbatches": 8, "microbatch": 1}
+    calls = [comm_call(count=8)]
+    return train("ddp", 0.3, params=params, defaults={"no_sync": False}, calls=calls)
+
+
+def make_outlier(repetitions: int, seconds: float) -> list[Record]:
+    """Return a curve over sizes whose second size takes this long."""
+    records = curve_records(placement="out_of_place")
+    case = records[2].case
+    outliers = [ok_record(case, repetition, seconds) for repetition in range(repetitions)]
+    return outliers + [
+        replace(record, repetition=repetition)
+        for record in records
+        if record.case != case
+        for repetition in range(repetitions)
+    ]
+
+
+def make_composite(*seconds: float) -> list[Record]:
+    """Return an all_reduce of 1 ms, and a reduce_scatter that takes these times."""
+    all_reduce = repeat(collective_case(size_bytes=1 << 20), 1e-3, 1e-3, 1e-3, 1e-3)
+    return [*all_reduce, *repeat(collective_case("reduce_scatter", 1 << 20), *seconds)]
+
+
+def make_uneven_pipeline() -> Record:
+    return make_pipeline({"imbalance": 0.2}, split="3+1", layers_by_stage=[3, 1])
+
+
+@pytest.mark.parametrize(
+    ("records", "kind", "facts"),
+    [
+        (make_late_records(skew=6e-4), "late-rank", ["Rank 1", "3 of 3", "600 us", "60.0 %"]),
+        (
+            train_buckets(count=1),
+            "one-bucket",
+            ["8.00 MiB", "30.0 %", "-> parbench run ddp --set bucket_mb=2,25"],
+        ),
+        (
+            train_sharded(),
+            "no-prefetch",
+            ["-> parbench run fsdp --set prefetch=default,explicit"],
+        ),
+        (train_sharded(prefetch="explicit"), "exposed-communication", []),
+        (train_microbatches(), "sync-per-microbatch", ["--set no_sync=false,true"]),
+        (
+            [*train("tp", exposed=0.3), *train("cp", exposed=0.5)],
+            "exposed-communication",
+            ["cp (axis dp): 50.0 %", "Also: tp (axis dp) (30.0 %)"],
+        ),
+        (train(idle=0.4), "host-bound", ["-> parbench run fsdp --set microbatch=4,16"]),
+        ([make_uneven_pipeline()], "uneven-stages", ["20.0 %", "--set split=3+1,2+2"]),
+        (
+            [make_pipeline({"schedule": 0.3}, microbatches=2)],
+            "pipeline-bubble",
+            ["30.0 %", "--set microbatches=2,8"],
+        ),
+        (
+            [expert_record(routing="zipf")],
+            "hot-experts",
+            ["20.0 %", "1.35 times", "--set capacity=0,1.25"],
+        ),
+        (link_records((2, 1)), "slow-link", ["from rank 2 to 1", "0.315 GB/s", "1.57 GB/s"]),
+        (
+            make_outlier(3, 4e-3),
+            "off-fit",
+            ["times as long as its fit", "-> parbench run all_reduce --sizes "],
+        ),
+        # Logs of other tools have one repetition, and small sizes are a small share of their time.
+        (make_outlier(1, 1e-2), "off-fit", []),
+        (
+            make_composite(2e-3, 2.02e-3, 2e-3, 2.02e-3),
+            "slower-than-composite",
+            ["2.01 ms", "reduce_scatter all_reduce --sizes 1M"],
+        ),
+    ],
+)
+def test_problem_is_the_only_finding(
+    records: list[Record], kind: str, facts: list[str]
+) -> None:
+    (finding,) = find_in(run_from_records(*records))
+    assert finding.kind == kind
+    for fact in facts:
+        assert fact in finding.text
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        curve_records() + train(exposed=0.04, idle=0.06),
+        [make_pipeline({"schedule": 0.09, "imbalance": 0.04, "p2p": 0.04}), expert_record()],
+        make_late_records()[:2],
+        [
+            *make_late_records()[:2],
+            replace(make_late_records()[2], arrival=find_stragglers(late_rank=2)),
+        ],
+        train_buckets(count=1, exposed=0.04),
+        train_buckets(count=4, exposed=0.09),
+        [
+            with_metrics(
+                expert_record(routing="zipf"),
+                imbalance_slowdown=MetricValue(value=1.25, low=0.9, high=1.7),
+            )
+        ],
+        link_records(),
+        [*link_records((2, 1)), *link_records(repetition=1), *link_records(repetition=2)],
+        make_composite(1.3e-3, 2.6e-3, 1.3e-3, 2.6e-3),
+    ],
+)
+def test_small_or_uncertain_problem_is_no_finding(records: list[Record]) -> None:
     assert get_kinds(records) == []
-
-
-def test_late_rank_is_named_with_its_skew() -> None:
-    finding = get_finding(make_late_records(skew=6e-4))
-    assert finding.kind == "late-rank"
-    assert_facts(finding, "Rank 1", "3 of 3", "600 us", "60.0 %")
-
-
-def test_late_rank_needs_three_repetitions_that_agree() -> None:
-    first, second, third = make_late_records()
-    assert get_kinds([first, second]) == []
-    third = replace(third, arrival=find_stragglers(late_rank=2))
-    assert get_kinds([first, second, third]) == []
 
 
 def find_by_exit(
@@ -180,21 +300,6 @@ def test_slow_rank_computes_longer(tmp_path: Path) -> None:
     assert find_by_compute(tmp_path / "no-wait", longer_us=3000.0, straggler_wait=1e-4) == ()
 
 
-def train_buckets(count: int, num_bytes: int = 8 << 20, exposed: float = 0.3) -> list[Record]:
-    params = {"shape": "tiny", "microbatch": 4, "bucket_mb": 25.0}
-    calls = [comm_call(num_bytes=num_bytes, count=count)]
-    return train("ddp", exposed, params=params, calls=calls)
-
-
-def test_single_bucket_suggests_smaller_ones() -> None:
-    finding = get_finding(train_buckets(count=1))
-    assert finding.kind == "one-bucket"
-    assert finding.command == "parbench run ddp --set bucket_mb=2,25"
-    assert_facts(finding, "8.00 MiB", "30.0 %")
-    assert get_kinds(train_buckets(count=1, exposed=0.04)) == []
-    assert get_kinds(train_buckets(count=4, exposed=0.09)) == []
-
-
 def test_finding_names_phase() -> None:
     seconds = {
         "phase_time.forward": 0.06,
@@ -207,95 +312,6 @@ def test_finding_names_phase() -> None:
         for record in train(exposed=0.3)
     ]
     assert "exposed communication, most of it in phase data." in get_finding(records).text
-
-
-def train_sharded(prefetch: str = "default") -> list[Record]:
-    return train(exposed=0.3, defaults={"prefetch": prefetch}, axis="fsdp")
-
-
-def test_missing_prefetch_is_found() -> None:
-    finding = get_finding(train_sharded())
-    assert finding.kind == "no-prefetch"
-    assert finding.command == "parbench run fsdp --set prefetch=default,explicit"
-    assert get_kinds(train_sharded(prefetch="explicit")) == ["exposed-communication"]
-
-
-def test_gradient_sum_of_each_microbatch_is_found() -> None:
-    params = {"microbatches": 8, "microbatch": 1}
-    calls = [comm_call(count=8)]
-    finding = get_finding(
-        train("ddp", 0.3, params=params, defaults={"no_sync": False}, calls=calls)
-    )
-    assert finding.kind == "sync-per-microbatch"
-    assert "--set no_sync=false,true" in finding.command
-
-
-def test_exposed_communication_names_the_worst_first() -> None:
-    finding = get_finding([*train("tp", exposed=0.3), *train("cp", exposed=0.5)])
-    assert finding.kind == "exposed-communication"
-    assert_facts(finding, "cp (axis dp): 50.0 %", "Also: tp (axis dp) (30.0 %)")
-
-
-def test_idle_step_suggests_larger_microbatches() -> None:
-    finding = get_finding(train(idle=0.4))
-    assert finding.kind == "host-bound"
-    assert finding.command == "parbench run fsdp --set microbatch=4,16"
-
-
-def make_pipeline(causes: dict[str, float], **details: Any) -> Record:
-    """Return a pipeline step of 20 ms that is idle by these causes for these shares."""
-    shares = {"schedule": 0.0, "imbalance": 0.0, "p2p": 0.0, **causes}
-    seconds = {f"idle_{cause}": share * 0.02 for cause, share in shares.items()}
-    return with_metrics(pipeline_record(**details), **counted_metrics("s", seconds))
-
-
-def test_uneven_stages_suggest_an_even_split() -> None:
-    pipeline = make_pipeline({"imbalance": 0.2}, split="3+1", layers_by_stage=[3, 1])
-    finding = get_finding([pipeline])
-    assert finding.kind == "uneven-stages"
-    assert "20.0 %" in finding.message
-    assert "--set split=3+1,2+2" in finding.command
-
-
-def test_pipeline_bubble_suggests_more_microbatches() -> None:
-    finding = get_finding([make_pipeline({"schedule": 0.3}, microbatches=2)])
-    assert finding.kind == "pipeline-bubble"
-    assert finding.confidence == 0.5
-    assert "30.0 %" in finding.message
-    assert "--set microbatches=2,8" in finding.command
-
-
-def test_hot_experts_cost_what_balance_would_save() -> None:
-    record = expert_record(routing="zipf")
-    finding = get_finding([record])
-    assert finding.kind == "hot-experts"
-    assert_facts(finding, "20.0 %", "1.35 times")
-    assert "--set capacity=0,1.25" in finding.command
-    uncertain = MetricValue(value=1.25, low=0.9, high=1.7)
-    assert get_kinds([with_metrics(record, imbalance_slowdown=uncertain)]) == []
-
-
-def link_records(*slow: tuple[int, int], repetition: int = 0) -> list[Record]:
-    """Return the links between four ranks, of which some take five times as long."""
-    records = []
-    for pair in itertools.permutations(range(4), 2):
-        seconds = 5e-3 if pair in slow else 1e-3
-        records.append(ok_record(matrix_case(*pair), repetition, seconds))
-    return records
-
-
-def test_slow_link_is_named_with_both_rates() -> None:
-    finding = get_finding(link_records((2, 1)))
-    assert finding.kind == "slow-link"
-    assert_facts(finding, "from rank 2 to 1", "0.315 GB/s", "1.57 GB/s")
-    assert finding.time_share == pytest.approx(0.8)
-
-
-def test_slow_link_must_be_slow_in_most_repetitions() -> None:
-    records = link_records((2, 1), repetition=0)
-    records += link_records(repetition=1)
-    records += link_records(repetition=2)
-    assert get_kinds(records) == []
 
 
 def find_slow(records: Sequence[Record]) -> list[Finding]:
@@ -325,43 +341,6 @@ def test_groups_are_compared_with_groups_of_their_kind() -> None:
         records.append(record)
     (finding,) = find_slow(records)
     assert_facts(finding, "node 4,5", "1.98 GB/s", "all_reduce 4M")
-
-
-def test_outlier_size_is_slower_than_its_fit() -> None:
-    case = collective_case(size_bytes=1 << 22, placement="out_of_place")
-    records = []
-    for repetition in range(3):
-        for record in curve_records(placement="out_of_place"):
-            if record.case.id == case.id:
-                records.append(ok_record(case, repetition, seconds=4e-3))
-            else:
-                records.append(replace(record, repetition=repetition))
-    finding = get_finding(records)
-    assert finding.kind == "off-fit"
-    assert "2.82 times as long as its fit" in finding.message
-    assert finding.command == (
-        "parbench run all_reduce --sizes 1M:16M:x2"
-        " --set dtype=float32 --set mode=blocking --set placement=out_of_place"
-    )
-
-
-def test_cliff_is_found_in_one_repetition() -> None:
-    """Logs of other tools have one repetition, and small sizes are a small share of their time."""
-    records = curve_records(placement="out_of_place")
-    records[2] = ok_record(records[2].case, seconds=1e-2)
-    finding = get_finding(records)
-    assert finding.kind == "off-fit"
-
-
-def test_part_slower_than_the_whole_is_found() -> None:
-    all_reduce = repeat(collective_case(size_bytes=1 << 20), 1e-3, 1e-3, 1e-3, 1e-3)
-    case = collective_case("reduce_scatter", 1 << 20)
-    finding = get_finding([*all_reduce, *repeat(case, 2e-3, 2.02e-3, 2e-3, 2.02e-3)])
-    assert finding.kind == "slower-than-composite"
-    assert "2.01 ms" in finding.message
-    assert "reduce_scatter all_reduce --sizes 1M" in finding.command
-    uncertain = repeat(case, 1.3e-3, 2.6e-3, 1.3e-3, 2.6e-3)
-    assert get_kinds([*all_reduce, *uncertain]) == []
 
 
 def test_unexpected_bytes_have_no_share_of_the_time() -> None:

@@ -126,13 +126,10 @@ def test_prefixes_and_messages_are_skipped(prefix: str) -> None:
         "hopper1:41231:41240 [0] NCCL INFO Connected all rings\n15 more processes sent help\n"
     )
     noisy = NCCL.replace(LARGE_ROW, messages + LARGE_ROW)
-    prefixed = "".join(prefix + line for line in noisy.splitlines(keepends=True))
-    assert parse(prefixed).results == parse(NCCL).results
-
-
-def test_lines_of_json_are_unwrapped() -> None:
-    text = "".join(json.dumps({"log": line}) + "\n" for line in LINES)
-    assert parse(text).results == parse(NCCL).results
+    lines = [prefix + line for line in noisy.splitlines(keepends=True)]
+    wrapped = [json.dumps({"log": line}) for line in lines]
+    for text in ("".join(lines), "\n".join(wrapped)):
+        assert parse(text).results == parse(NCCL).results
 
 
 def test_columns_of_old_versions_are_read() -> None:
@@ -209,13 +206,6 @@ def test_bandwidths_of_another_world_stay_as_printed() -> None:
     run = parse("".join(lines))
     assert "agree with 4 ranks, but the file lists 3" in run.notes[0]
     assert run.results[2].metrics["busbw"].value == pytest.approx(88.16e9)
-
-
-def test_program_is_read_from_the_command_line() -> None:
-    """Older versions of nccl-tests print neither their version nor their program."""
-    _, _, text = make_table("all_gather").partition("\n")
-    run = parse(f"$ mpirun -np 4 ./build/alltoall_perf -b 1K\n{text}")
-    assert {result.name for result in run.results} == {"collective.all_to_all"}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Steps of a job: its ranks, common steps and clocks, and agreement with parbench's own probe."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,14 +11,13 @@ from torch.profiler import record_function
 from parbench.bench.results.step_trace import STEP, build_host_trace
 from parbench.bench.text import UserError
 from parbench.bench.world.world import World
-from parbench.reports.traces import job as job_module
 from parbench.reports.traces.job import build_timeline, join_ranks, read_job
 from parbench.reports.traces.rank_trace import TracedRank, read_rank
 from parbench.workloads.step.overlap import compute_time_breakdown, match_spans_to_calls
 from parbench.workloads.step.sent_bytes import record_calls
 from parbench.workloads.torch_internals import profiling, trace_events
 from tests.support.ranks import Ranks
-from tests.support.reports.drawn_steps import MB, draw_late_rank, draw_one_bucket, make_job
+from tests.support.reports.drawn_steps import MB, draw_late_rank, make_job
 from tests.support.reports.kineto_files import RankFile
 from tests.support.workloads.training_steps import build_small_step
 
@@ -32,25 +30,6 @@ def read_drawn_rank(folder: Path, rank: int, durations_us: dict[int, int]) -> Tr
         file.step(number, start, start + duration_us)
         draw_late_rank(file, rank, start)
     return read_rank(file.write(folder))
-
-
-def test_bus_bandwidth_is_that_of_the_transfer(tmp_path: Path) -> None:
-    job = make_job(tmp_path, draw_one_bucket)
-    assert job.shared_calls[0].busbw == pytest.approx(1.5 * 128 * MB / 2497e-6)
-
-
-def test_files_are_read_on_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_job(tmp_path, draw_late_rank)
-    numbers = []
-
-    def make_executor(num_readers: int, **options: object) -> ThreadPoolExecutor:
-        numbers.append(num_readers)
-        return ThreadPoolExecutor(num_readers)
-
-    monkeypatch.setattr(job_module, "ProcessPoolExecutor", make_executor)
-    monkeypatch.setattr(job_module, "count_available_cores", lambda: 64)
-    read_job([tmp_path])
-    assert numbers == [4]
 
 
 def draw_queue(file: RankFile, rank: int, start: float) -> None:
