@@ -8,6 +8,8 @@ be the cause.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from parbench.bench.exit_codes import ExitCode
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import WorldInfo
@@ -26,7 +28,7 @@ from parbench.reports.compare.environment import (
     find_environment_changes,
     find_plan_changes,
 )
-from parbench.reports.compare.pool import describe_world, get_rank_layout
+from parbench.reports.compare.pool import are_equal_worlds, describe_world
 from parbench.reports.compare.rule import (
     Rule,
     SeriesTimes,
@@ -225,7 +227,11 @@ def _pair_cases(base: RunData, new: RunData) -> Iterator[SeriesComparison]:
     for case_id in dict.fromkeys((*base_results, *new_results)):
         base_result = base_results.get(case_id)
         new_result = new_results.get(case_id)
-        if base_result and new_result and _are_on_same_world(base_result, new_result):
+        if (
+            base_result
+            and new_result
+            and are_equal_worlds(_find_world(base_result), _find_world(new_result))
+        ):
             yield SeriesComparison(base=base_result, new=new_result)
             continue
         if base_result:
@@ -247,13 +253,9 @@ def _select_results(data: RunData) -> dict[str, CaseResult]:
     }
 
 
-def _are_on_same_world(base: CaseResult, new: CaseResult) -> bool:
-    """Return True if two results have the same ranks, and the same nodes as far as known."""
-    if get_rank_layout(base.world) != get_rank_layout(new.world):
-        return False
-    # The number of nodes is unknown for a case that was not measured.
-    is_measured = base.repetitions > 0 and new.repetitions > 0
-    return base.world.nodes == new.world.nodes or not is_measured
+def _find_world(result: CaseResult) -> WorldInfo:
+    """Return the world of a result. The nodes are unknown if it was not measured."""
+    return result.world if result.repetitions else structs.replace(result.world, nodes=0)
 
 
 def _explain_missing(base: CaseResult, new: CaseResult | None, data: RunData) -> str:

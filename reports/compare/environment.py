@@ -110,11 +110,8 @@ def find_environment_changes(
             continue
         is_intended = any(fnmatchcase(path, pattern) for pattern in intended)
         is_unknown = (UNKNOWN,) in (*base_values, *new_values)
-        changed_during = []
-        if len(base_values) > 1:
-            changed_during.append("BASE")
-        if len(new_values) > 1:
-            changed_during.append("NEW")
+        sides = {"BASE": base_values, "NEW": new_values}
+        changed_during = [side for side, values in sides.items() if len(values) > 1]
         changes.append(
             EnvironmentChange(
                 path=path,

@@ -20,7 +20,8 @@ def pool_runs(runs: Sequence[Run], name: str) -> Run:
     if len(runs) == 1:
         return runs[0]
     newest = runs[-1].info
-    similar = [run for run in runs if _are_on_same_world(run, runs[-1])]
+    world = _find_world(runs[-1])
+    similar = [run for run in runs if are_equal_worlds(_find_world(run), world)]
     records: list[Record] = []
     num_repetitions = 0
     for run in similar:
@@ -53,25 +54,21 @@ def describe_world(world: WorldInfo) -> str:
     return f"{ranks} on {pluralize(world.nodes, 'node')}, {world.backend}, {world.device}"
 
 
-def get_rank_layout(world: WorldInfo) -> tuple[int, str, str]:
-    """Return the size, backend and device of a world. A skipped case knows them as well."""
-    return world.size, world.backend, world.device
+def are_equal_worlds(world: WorldInfo, other: WorldInfo) -> bool:
+    """Return True for the same ranks, and the same nodes as far as known. 0 nodes are unknown."""
+    is_unknown = 0 in (world.nodes, other.nodes)
+    return structs.replace(world, nodes=other.nodes) == other and (
+        is_unknown or world.nodes == other.nodes
+    )
 
 
-def _are_on_same_world(run: Run, newest: Run) -> bool:
-    """Return True if two runs have the same ranks, and the same nodes as far as known."""
-    layouts = [
-        (plan.nproc, plan.backend, plan.device) for plan in (run.info.plan, newest.info.plan)
-    ]
-    # The number of nodes is unknown for a run that measured nothing.
-    nodes = _count_nodes(run)
-    newest_nodes = _count_nodes(newest)
-    return layouts[0] == layouts[1] and (nodes == newest_nodes or 0 in (nodes, newest_nodes))
-
-
-def _count_nodes(run: Run) -> int:
-    """Return the number of nodes that measured a run, 0 if nothing was measured."""
-    return max((record.world.nodes for record in run.records if record.status == "ok"), default=0)
+def _find_world(run: Run) -> WorldInfo:
+    """Return the world of a run. The nodes are unknown if nothing was measured."""
+    plan = run.info.plan
+    nodes = [record.world.nodes for record in run.records if record.status == "ok"]
+    return WorldInfo(
+        size=plan.nproc, nodes=max(nodes, default=0), backend=plan.backend, device=plan.device
+    )
 
 
 def _move_record(record: Record, offset: int, own: RunInfo, newest: RunInfo) -> Record:

@@ -109,12 +109,13 @@ def compute_threshold(repetitions: Repetitions, rule: Rule) -> float:
     times = [repetitions[number] for number in sorted(repetitions)]
     required = []
     for size in sorted({rule.min_repetitions, len(times) // 2}):
-        for base, new in _split_into_runs(times, size):
-            effect = estimate_unpaired_effect(dict(enumerate(base)), dict(enumerate(new)))
-            required.append(_find_required_threshold(effect))
-        for base, new in _split_into_pairs(times, size):
-            effect = estimate_paired_effect(dict(enumerate(base)), dict(enumerate(new)))
-            required.append(_find_required_threshold(effect))
+        for estimate, sides in (
+            (estimate_unpaired_effect, _split_into_runs(times, size)),
+            (estimate_paired_effect, _split_into_pairs(times, size)),
+        ):
+            for base, new in sides:
+                effect = estimate(dict(enumerate(base)), dict(enumerate(new)))
+                required.append(_find_required_threshold(effect))
     threshold = quantile(required, 1 - FALSE_ALARM_RATE)
     return max(rule.min_effect, math.ceil(1000 * threshold - 1e-9) / 1000)
 

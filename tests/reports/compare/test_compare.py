@@ -31,27 +31,6 @@ BOTH_CASES = [*BASE, *make_repetitions(OTHER_CASE)]
 
 
 @pytest.mark.parametrize(
-    ("factor", "verdict", "code", "strict_code"),
-    [
-        (1.1, "SLOWER", 1, 1),
-        (0.9, "FASTER", 0, 0),
-        (1.0, "NO CHANGE", 0, 0),
-        (1.03, "UNCONFIRMED", 0, 3),
-    ],
-)
-def test_verdict_follows_the_change_of_medians(
-    factor: float, verdict: str, code: int, strict_code: int
-) -> None:
-    comparison = compare_records(BASE, make_repetitions(factor=factor))
-    assert comparison.get_exit_code() == code
-    assert comparison.get_exit_code(fail_on_unknown=True) == strict_code
-    series = find_series(comparison)
-    assert series.verdict == verdict
-    assert series.effect is not None
-    assert series.effect.change == pytest.approx(factor - 1)
-
-
-@pytest.mark.parametrize(
     ("base", "new", "problem"),
     [
         (BASE, [*make_repetitions(count=4), out_of_budget_record(CASE, 4)], "NEW has 4"),
