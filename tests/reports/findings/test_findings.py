@@ -236,7 +236,11 @@ def test_problem_is_the_only_finding(
             )
         ],
         link_records(),
-        [*link_records((2, 1)), *link_records(repetition=1), *link_records(repetition=2)],
+        [
+            *link_records((2, 1)),
+            *link_records((2, 1), repetition=1),
+            *link_records(repetition=2),
+        ],
         make_composite(1.3e-3, 2.6e-3, 1.3e-3, 2.6e-3),
     ],
 )

@@ -141,7 +141,7 @@ def test_trace_without_steps_is_one_step(tmp_path: Path) -> None:
     [
         ('"correlation": 1\n', '"correlation": 1, "GB/s": inf\n'),
         ('"traceName": "x.json"', '"memory": -Infinity'),
-        ('"traceName"', '"text of the user": "not "escaped" ", "traceName"'),
+        ('"host_name"', '"text of the user": "not "escaped" ", "host_name"'),
     ],
 )
 def test_invalid_json_loses_no_event(
@@ -150,6 +150,7 @@ def test_invalid_json_loses_no_event(
     text = make_file().text()
     repaired = read_text(tmp_path, text.replace(old, new))
     assert repaired.steps == trace.steps
+    assert repaired.base_ns == trace.base_ns
     assert old in text
 
 

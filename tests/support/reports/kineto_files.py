@@ -86,8 +86,8 @@ class RankFile:
             "schemaVersion": 1,
             "distributedInfo": info,
             "host_name": self.host,
-            "baseTimeNanoseconds": 1_700_000_000_000_000_000,
             "traceEvents": self.events,
+            "baseTimeNanoseconds": 1_700_000_000_000_000_000,
             "traceName": "x.json",
         }
         return json.dumps(document, indent=2)
