@@ -67,7 +67,7 @@ class RunSet:
         """
         import pandas as pd
 
-        results = []
+        results: list[CaseResult] = []
         rows = []
         for number, data in self.runs.items():
             results += data.measured

@@ -11,45 +11,11 @@ from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
 
 SCHEMA_VERSION = 1
-MAX_EMBEDDED_BYTES = 400_000
 
 
 def render_json(report: Report) -> str:
     """Return the runs with a row per case, the findings, and the rows of all tables."""
-    content = _describe_report(report, has_details=True)
-    content["tables"] = {
-        table.id: [_make_row(table.columns, row) for row in table.rows]
-        for section in report.sections
-        for table in section.tables
-    }
-    return _encode(content) + "\n"
-
-
-def render_embedded_json(report: Report, max_bytes: int = MAX_EMBEDDED_BYTES) -> str:
-    """Return the content of ``render_json`` that a page does not show otherwise.
-
-    It has no tables and no details of cases. If it is still too long, it has no cases and no plan.
-    """
-    content = _describe_report(report, has_details=False)
-    text = _encode(content)
-    if len(text) <= max_bytes:
-        return text
-    runs = [
-        {"id": data.run.info.id, "started": data.run.info.started, "num_cases": len(data.results)}
-        for data in report.runs
-    ]
-    return _encode(content | {"runs": runs})
-
-
-def render_csv(report: Report) -> str:
-    """Return a row per run and case with its parameters and metrics."""
-    frames = {data.run.info.id: data.cases.drop(columns=["result"]) for data in report.runs}
-    return join_frames(frames, "run").to_csv(index=False)
-
-
-def _describe_report(report: Report, *, has_details: bool) -> dict[str, Any]:
-    """Return the content of a JSON report. ``has_details`` adds the details of cases."""
-    return {
+    content = {
         "schema_version": SCHEMA_VERSION,
         "name": report.name,
         "heading": report.heading,
@@ -58,8 +24,20 @@ def _describe_report(report: Report, *, has_details: bool) -> dict[str, Any]:
         "findings": report.findings,
         "settings_compared": report.comparisons,
         "notes": [note for section in report.sections for note in _list_notes(section)],
-        "runs": [_describe_run(data, has_details=has_details) for data in report.runs],
+        "runs": [_describe_run(data) for data in report.runs],
+        "tables": {
+            table.id: [_make_row(table.columns, row) for row in table.rows]
+            for section in report.sections
+            for table in section.tables
+        },
     }
+    return msgspec.json.encode(content).decode() + "\n"
+
+
+def render_csv(report: Report) -> str:
+    """Return a row per run and case with its parameters and metrics."""
+    frames = {data.run.info.id: data.cases.drop(columns=["result"]) for data in report.runs}
+    return join_frames(frames, "run").to_csv(index=False)
 
 
 def _list_notes(section: Section) -> list[str]:
@@ -67,25 +45,24 @@ def _list_notes(section: Section) -> list[str]:
     return [*section.notes, *(note for table in section.tables for note in table.notes)]
 
 
-def _describe_run(data: RunData, *, has_details: bool) -> dict[str, Any]:
+def _describe_run(data: RunData) -> dict[str, Any]:
     """Return the run's information, and its measured, skipped and missing cases."""
     return {
         "run": data.run.info,
-        "cases": _list_cases(data, has_details=has_details),
+        "cases": _list_cases(data),
         "skipped": data.plan.skipped,
         "missing": data.missing,
     }
 
 
-def _list_cases(data: RunData, *, has_details: bool) -> list[dict[str, Any]]:
+def _list_cases(data: RunData) -> list[dict[str, Any]]:
     """Return the known values of each case, keyed by column of ``RunData.cases``."""
     cases = []
     for row in list_rows(data.cases):
         case = {name: value for name, value in row.items() if not is_missing(value)}
         result = case.pop("result")
         case["notes"] = result.notes
-        if has_details:
-            case["details"] = result.details
+        case["details"] = result.details
         cases.append(case)
     return cases
 
@@ -93,8 +70,3 @@ def _list_cases(data: RunData, *, has_details: bool) -> list[dict[str, Any]]:
 def _make_row(columns: Sequence[Column], row: Row) -> dict[str, Any]:
     """Return the plain values of a row, keyed by column."""
     return {column.key: column.sort_key(row) for column in columns}
-
-
-def _encode(content: dict[str, Any]) -> str:
-    """Return JSON text."""
-    return msgspec.json.encode(content).decode()

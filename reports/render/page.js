@@ -1,5 +1,5 @@
 "use strict";
-// The page works without scripts. They sort and filter tables and offer the embedded data as a download.
+// The page works without scripts. They sort and filter tables.
 
 function sortRows(table, index, ascending) {
   const value = (row) => row.cells[index].dataset.sort ?? row.cells[index].textContent;
@@ -57,17 +57,4 @@ for (const table of document.querySelectorAll("table.sortable")) {
   label.append("Filter rows ", input, " ", status);
   table.before(label);
   input.addEventListener("input", () => filterRows(table, input.value, status));
-}
-
-const embedded = document.getElementById("embedded");
-const download = document.querySelector("[data-download]");
-if (download) {
-  download.hidden = false;
-  download.addEventListener("click", () => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([embedded.textContent], { type: "application/json" }));
-    link.download = `${embedded.dataset.name}.json`;
-    link.click();
-    URL.revokeObjectURL(link.href);
-  });
 }

@@ -14,18 +14,12 @@ from parbench.reports.figures.plots import list_table_charts
 from parbench.reports.figures.style import style_sheet
 from parbench.reports.figures.svg import render_inline
 from parbench.reports.glossary import get_terms, list_terms
-from parbench.reports.render.data import MAX_EMBEDDED_BYTES, render_embedded_json
 from parbench.reports.report import Report
 
 MAX_PAGE_BYTES = 1_000_000
-LIMITS = (
-    (1000, MAX_EMBEDDED_BYTES, 100),
-    (200, MAX_EMBEDDED_BYTES // 2, 30),
-    (50, 0, 10),
-    (10, 0, 3),
-)
-"""The rows of a table, the bytes of embedded data, and the figures of a page. The first that make
-the page small enough are used."""
+LIMITS = ((1000, 100), (200, 30), (50, 10), (10, 3))
+"""The rows of a table, and the figures of a page. The first that make the page small enough are
+used."""
 METHOD_TERMS = ("sample", "repetition", "interval", "noise")
 _FOLDER = Path(__file__).parent
 
@@ -41,14 +35,13 @@ def render_page(report: Report) -> str:
 
     names = [chart.name for chart in report.charts]
     page = ""
-    for max_rows, max_bytes, max_figures in LIMITS:
+    for max_rows, max_figures in LIMITS:
         page = _render_template(
             title="several runs" if len(report.runs) > 1 else report.name,
             report=report,
             run=report.runs[0].run.info if len(report.runs) == 1 else None,
             method_terms=get_terms(METHOD_TERMS),
             duration=format_duration,
-            data=_escape_json(render_embedded_json(report, max_bytes)),
             max_rows=max_rows,
             figure_names=names[:max_figures],
             num_hidden_figures=max(0, len(names) - max_figures),
@@ -94,8 +87,3 @@ def _make_policy(script: str) -> str:
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def _escape_json(data: str) -> Markup:
-    """Return JSON that cannot end the element of the page that contains it."""
-    return Markup(data.replace("<", "\\u003c"))

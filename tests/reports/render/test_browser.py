@@ -1,7 +1,5 @@
 """Pages of reports and plans in Chromium: quiet, accessible, sortable, printable."""
 
-import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,14 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from parbench import cli
-from parbench.bench.results.runs import load_run
-from parbench.reports.render.data import render_embedded_json
 from parbench.reports.render.show import load_report, render_report
 from tests.support.reports.axe import axe_source
 from tests.support.reports.browser import Browser
 from tests.support.reports.late import late_record, samples
 from tests.support.reports.nodes_fixtures import sample_node_run, sample_sweep
-from tests.support.reports.report_rows import report_of
 from tests.support.reports.reports_fixtures import (
     HOSTILE_TEXT,
     failed_record,
@@ -187,20 +182,9 @@ def test_filter_keeps_rows_with_all_its_words(page: Browser) -> None:
     assert status.startswith("1 of ")
 
 
-def test_download_holds_the_run(page: Browser, run_folder: Path, tmp_path: Path) -> None:
-    page.save_downloads(tmp_path)
-    page.run("document.querySelector('[data-download]').click()")
-    file = tmp_path / "parbench-run-1.json"
-    deadline = time.monotonic() + 10
-    while not file.is_file() and time.monotonic() < deadline:
-        page.run("new Promise(done => setTimeout(done, 50))")
-    data = render_embedded_json(report_of(load_run(run_folder)))
-    assert json.loads(file.read_text()) == json.loads(data)
-
-
 def test_print_shows_tables_without_buttons(browser: Browser, pages: Pages) -> None:
     browser.open(pages["run"], media="print", size=(800, 1100))
-    nodes = "[...document.querySelectorAll('nav, .filter, [data-download]')]"
+    nodes = "[...document.querySelectorAll('nav, .filter')]"
     assert browser.run(f"{nodes}.every(node => node.offsetParent === null)") is True
     overflow = "getComputedStyle(document.querySelector('.scroll')).overflowX"
     assert browser.run(overflow) == "visible"

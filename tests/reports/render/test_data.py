@@ -9,7 +9,7 @@ import pytest
 
 from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Document, Section, Table
-from parbench.reports.render.data import render_csv, render_embedded_json, render_json
+from parbench.reports.render.data import render_csv, render_json
 from parbench.reports.report import Report, make_report_of_document
 from parbench.reports.run_set import RunSet
 from parbench.reports.several_runs import make_report_of_runs
@@ -88,13 +88,3 @@ def test_csv_has_a_line_per_case() -> None:
     assert float(good["seconds_low"]) == pytest.approx(0.9e-3)
     assert bad["status"] == "failed"
     assert bad["seconds"] == ""
-
-
-def test_embedded_json_is_cut_to_its_limit() -> None:
-    report = report_of(sample_run())
-    complete = json.loads(render_embedded_json(report))["runs"][0]
-    assert len(complete["cases"]) == 56
-    assert "details" not in complete["cases"][0]
-    cut = json.loads(render_embedded_json(report, 1000))["runs"][0]
-    assert cut["num_cases"] == 56
-    assert "cases" not in cut

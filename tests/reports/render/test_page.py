@@ -2,10 +2,8 @@
 
 import base64
 import hashlib
-import json
 import re
 from html.parser import HTMLParser
-from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +11,6 @@ import pytest
 from parbench.bench.plan.cases import make_case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.render.data import render_json
 from parbench.reports.render.page import render_page
 from tests.support.reports.nodes_fixtures import EMULATION
 from tests.support.reports.report_rows import report_of, run_from_records
@@ -76,12 +73,6 @@ def find_section(html: str, section_id: str) -> str:
     return html.split(f'id="{section_id}"')[1].split("</section>")[0]
 
 
-def read_embedded(html: str) -> dict[str, Any]:
-    [text] = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', html, re.DOTALL)
-    data: dict[str, Any] = json.loads(text)
-    return data
-
-
 def test_page_loads_nothing(html: str) -> None:
     page = Page(html)
     assert len(html) < 1_000_000
@@ -100,7 +91,7 @@ def test_page_links_lead_to_its_sections(html: str) -> None:
     assert len(ids) == len(set(ids))
     targets = {str(link["href"]).removeprefix("#") for link in page.find_all("a")}
     assert targets <= set(ids)
-    assert {"problems", "communication", "steps", "environment", "data"} <= targets
+    assert {"problems", "communication", "steps", "environment"} <= targets
 
 
 def test_page_declares_the_colors_it_uses(html: str) -> None:
@@ -134,7 +125,7 @@ def test_page_header_has_limits() -> None:
 
 
 def test_page_has_problems_before_results(html: str) -> None:
-    ids = ["slow", "problems", "communication", "not-measured", "data", "environment"]
+    ids = ["slow", "problems", "communication", "not-measured", "environment"]
     places = [html.index(f'id="{section_id}"') for section_id in ids]
     assert places == sorted(places)
     problems = find_section(html, "problems")
@@ -157,19 +148,14 @@ def test_page_escapes_hostile_text() -> None:
     info = msgspec.structs.replace(run.info, environment=environment, host="<i>host</i>")
     html = render(msgspec.structs.replace(run, info=info))
     page = Page(html)
-    assert len(page.find_all("script")) == 2  # its own and the data
+    assert len(page.find_all("script")) == 1
     for tag in ("b", "i", "img"):
         assert page.find_all(tag) == []
     assert "<i>host</i>" in page.visible
     assert "<img src=x onerror=alert(3)>" in page.visible
-    reasons = [case.get("reason") for case in read_embedded(html)["runs"][0]["cases"]]
-    assert "</script><!--<script>" in reasons
 
 
-def test_page_embeds_data_and_environment(html: str) -> None:
-    cases = read_embedded(html)["runs"][0]["cases"]
-    complete_cases = json.loads(render_json(report_of(sample_run())))["runs"][0]["cases"]
-    assert [case["case_id"] for case in cases] == [case["case_id"] for case in complete_cases]
+def test_page_has_the_environment(html: str) -> None:
     assert "host.cpu_model" in find_section(html, "environment")
 
 
@@ -193,4 +179,3 @@ def test_page_is_cut_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(html) < 150_000
     assert re.search(r"The first \d+ of \d+ rows", html)
     assert re.search(r"\d+ more figures", html)
-    assert read_embedded(html)["runs"][0]["num_cases"] > 300

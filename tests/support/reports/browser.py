@@ -114,9 +114,6 @@ class Browser:
         self._call("Input.dispatchKeyEvent", type="keyDown", text=text, **event)
         self._call("Input.dispatchKeyEvent", type="keyUp", **event)
 
-    def save_downloads(self, folder: Path) -> None:
-        self._call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
-
     def _call(self, method: str, **params: Any) -> dict[str, Any]:
         self._message_id += 1
         message: dict[str, Any] = {"id": self._message_id, "method": method, "params": params}
