@@ -1,6 +1,6 @@
 """The tables of ``parbench plan guide``: what each strategy sends, holds and needs. Pure.
 
-``tests/studies/strategy_guide.py`` generates the documentation page that explains when to use each.
+``docs/guides/choose-parallelism.md`` explains when to use each.
 """
 
 import math
