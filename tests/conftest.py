@@ -14,10 +14,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from parbench.bench.machine.machine import inspect_machine
 from parbench.bench.results.runs import Run
-from tests.support.paths import Command, environment
+from tests.support.paths import IMPORT_PATH, Command, environment
 from tests.support.ranks import Ranks
 from tests.support.smoke import run_smoke_subset
-from tests.support.work import WorkMeter
 
 
 @pytest.fixture(scope="session")
@@ -65,10 +64,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Output depends on the width and the colors of a terminal. pytest-xdist sets COLUMNS.
     for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR"):
         os.environ.pop(name, None)
+    # Processes of tests import this checkout.
+    os.environ["PYTHONPATH"] = IMPORT_PATH
     restore_signals()
-    is_main_process = not hasattr(config, "workerinput")
-    if is_main_process:
-        config.pluginmanager.register(WorkMeter(config.option.markexpr), "work-meter")
 
 
 def restore_signals() -> None:

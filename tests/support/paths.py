@@ -8,11 +8,7 @@ from pathlib import Path
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
-SUPPORT = TESTS / "support"
-PROCESS_COUNT = SUPPORT / "process_count"
-IMPORT_PATH = os.pathsep.join(
-    [str(PROCESS_COUNT), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-)
+IMPORT_PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 """``PYTHONPATH`` of a process that imports ``parbench`` and ``tests`` from this checkout."""
 
 
