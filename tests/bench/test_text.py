@@ -17,7 +17,6 @@ from parbench.bench.text import (
     parse_link,
     parse_size,
     parse_sizes,
-    suggest_similar,
 )
 from tests.support.refusals import usage_error
 
@@ -217,11 +216,3 @@ def test_definition_fills_in_defaults() -> None:
     message = usage_error(definition.complete, {"secnd": "c"})
     assert "'secnd' is not a parameter of a.case" in message
     assert "mean 'second'" in message
-
-
-# --- words, tables and files ---
-
-
-def test_suggest_similar_names_close_words() -> None:
-    assert "'blocking'" in suggest_similar("blockin", ("blocking", "pipelined"))
-    assert suggest_similar("xyz", ("blocking", "pipelined")) == ""

@@ -11,7 +11,6 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from parbench.bench.operations import local
 from parbench.bench.operations.local import Gemm, background_load, copy, from_device, to_device
@@ -143,19 +142,6 @@ def count_threads_after_failing_block(world: World) -> int:
 
 def test_background_load_ends_with_failed_block(two_ranks: Ranks) -> None:
     assert two_ranks.call(f"{THIS_MODULE}:count_threads_after_failing_block") == [0, 0]
-
-
-def count_groups_of_three_loads(world: World) -> int:
-    with mock.patch.object(dist, "new_group", wraps=dist.new_group) as new_group:
-        for kind in ("all_reduce", "all_gather", "all_reduce"):
-            with background_load(kind, world):
-                world.barrier()
-    return new_group.call_count
-
-
-def test_background_loads_share_their_groups(two_ranks: Ranks) -> None:
-    """One carries the load's data, and one the agreement to end it."""
-    assert two_ranks.call(f"{THIS_MODULE}:count_groups_of_three_loads") == [2, 2]
 
 
 class CudaWorld(World):
