@@ -7,7 +7,6 @@ and in PARBENCH_STORE a prefix for the launcher's store at MASTER_ADDR:MASTER_PO
 
 import gc
 import importlib.metadata
-import itertools
 import os
 import re
 import socket
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -257,9 +257,9 @@ class RepetitionClock:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._began = time.monotonic()
-        # The sums over each block and all later ones, by the index of the block.
-        self._weights = accumulate_from_end([block.weight for block in job.blocks])
-        self._costs = accumulate_from_end([block.cost_seconds for block in job.blocks])
+        # The weights and costs of each block and all later ones together, by index of the block.
+        parts = np.array([(block.weight, block.cost_seconds) for block in job.blocks])
+        self._sums = np.cumsum(parts[::-1], axis=0)[::-1]
         self._ends: dict[int, float] = {}
 
     def compute_block_seconds(self, number: int, num_later: int = 0) -> float:
@@ -271,8 +271,7 @@ class RepetitionClock:
         """
         seconds = self._job.budget_seconds - self.compute_elapsed_seconds()
         block = self._job.blocks[number]
-        weights = self._weights[number]
-        costs = self._costs[number]
+        weights, costs = map(float, self._sums[number])
         share = seconds / (1 + num_later)
         if weights > 0:
             share = max(seconds - costs, 0.0) * block.weight / weights
@@ -293,11 +292,6 @@ class RepetitionClock:
     def note_block_end(self, case_index: int) -> None:
         """Store the time at which the last block of the case ended."""
         self._ends[case_index] = time.monotonic()
-
-
-def accumulate_from_end(values: list[float]) -> list[float]:
-    """Return for each position the sum of the values from that position to the end."""
-    return list(itertools.accumulate(reversed(values)))[::-1]
 
 
 def report_and_block(mailbox: Mailbox, rank: int, error: Exception) -> None:
