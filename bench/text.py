@@ -132,7 +132,7 @@ def _parse_range(text: str) -> list[int]:
         problem = "neither xFACTOR (above 1, from a start above 0) nor +BYTES (above 0)"
         message = f"sizes {text!r} have no usable step: {step!r} is {problem}"
         raise UserError(message, hint=_SIZES_HELP)
-    sizes = []
+    sizes: list[int] = []
     size = first
     while size <= last:
         if len(sizes) == _MAX_SIZES:
