@@ -224,11 +224,14 @@ def _list_tensor_calls(view: RankView) -> Iterator[Call]:
         if blocks == 2:
             # Torch stops a recomputation when it has the last tensor that backward needs.
             sums = f"(4 * {layers} + recomputed_{layers}) * microbatches"
-        if not spec.sequence_parallel:
-            yield _call(view, "tp", "all_reduce", ACTIVATIONS, sums, "activations")
-            continue
-        yield _call(view, "tp", "all_gather", ACTIVATIONS, gathers, "activations")
-        yield _call(view, "tp", "reduce_scatter", ACTIVATIONS, sums, "activations")
+        if spec.sequence_parallel:
+            yield _call(view, "tp", "all_gather", ACTIVATIONS, gathers, "activations")
+        yield _call(view, "tp", _get_sum(spec), ACTIVATIONS, sums, "activations")
+
+
+def _get_sum(spec: StepSpec) -> str:
+    """Return the operation that sums activations over ``tp``."""
+    return "reduce_scatter" if spec.sequence_parallel else "all_reduce"
 
 
 def _list_vocabulary_calls(view: RankView) -> Iterator[Call]:
@@ -242,17 +245,14 @@ def _list_vocabulary_calls(view: RankView) -> Iterator[Call]:
     if spec.dims.tp == 1:
         return
     call = partial(_call, view, "tp")
+    if view.has_embedding:
+        yield call(_get_sum(spec), ACTIVATIONS, "microbatches", "embedding")
     if view.has_embedding and spec.sequence_parallel:
-        yield call("reduce_scatter", ACTIVATIONS, "microbatches", "embedding")
         yield call("all_gather", ACTIVATIONS, "microbatches", "gradient of embedding")
-    elif view.has_embedding:
-        yield call("all_reduce", ACTIVATIONS, "microbatches", "embedding")
     if view.has_head and spec.sequence_parallel:
         yield call("all_gather", ACTIVATIONS, "microbatches", "input of head")
-        yield call("reduce_scatter", ACTIVATIONS, "microbatches", "gradient of head's input")
-    elif view.has_head:
-        yield call("all_reduce", ACTIVATIONS, "microbatches", "gradient of head's input")
     if view.has_head:
+        yield call(_get_sum(spec), ACTIVATIONS, "microbatches", "gradient of head's input")
         yield call("all_reduce", f"tokens * {LOSS_BYTES}", "3 * microbatches", "loss")
     if spec.sequence_parallel:
         replicated = count_shard(view, "replicated")
@@ -266,20 +266,6 @@ def list_attention_calls(view: RankView) -> tuple[LayerCall, ...]:
     """Return the calls of a layer's attention for one microbatch."""
     spec = view.spec
     return spec.context_method.list_calls(spec.shape, spec.dims.cp, spec.ulysses_ranks)
-
-
-def attention_bytes(view: RankView) -> dict[str, dict[str, float]]:
-    """Return the bytes that attention sends for one layer and microbatch, by pass and then axis."""
-    directions: dict[str, defaultdict[str, float]] = {
-        "forward": defaultdict(float),
-        "backward": defaultdict(float),
-    }
-    for call in list_attention_calls(view):
-        size = Equation(text=call.size, symbols=view.symbols).value
-        sent = sent_bytes(call.op, size, call.ranks)
-        for direction, times in (("forward", call.forward), ("backward", call.backward)):
-            directions[direction][call.axis] += times * sent
-    return {direction: dict(axes) for direction, axes in directions.items()}
 
 
 def _list_context_calls(view: RankView) -> Iterator[Call]:
@@ -449,12 +435,10 @@ def _list_token_count_calls(view: RankView) -> Iterator[Call]:
     dims = view.spec.dims
     if not view.spec.padding:
         return
-    call = partial(_call, view, op="all_reduce", size=f"{COUNT_BYTES}", count="1")
-    if dims.is_sharded:
-        yield call(axis="fsdp", purpose="numbers of tokens", group=dims.shard_axes)
-        yield call(axis="dp", purpose="numbers of tokens")
-    else:
-        yield call(axis="dp", purpose="numbers of tokens", group=dims.replica_axes)
+    for axis, group in (("fsdp", dims.shard_axes), ("dp", dims.replica_axes)):
+        yield _call(
+            view, axis, "all_reduce", f"{COUNT_BYTES}", "1", "numbers of tokens", group=group
+        )
 
 
 _GRADIENT_GROUPS: tuple[tuple[str, tuple[str, ...], tuple[Kind, ...]], ...] = (

@@ -163,24 +163,19 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.token_embedding is not None:
-            x = self.embed(x)
+            x = self.token_embedding(x)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(self._get_positions(x))
         for layer in self.layers.values():
             x = layer(x)
         if self.norm is not None and self.head is not None:
             x = self.head(self.norm(x))
         return x
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Return the sum of the token's and, in gpt, the position's embedding, (b, s, hidden)."""
-        assert self.token_embedding is not None
-        x: Tensor = self.token_embedding(tokens)
-        if self.position_embedding is None:
-            return x
+    def _get_positions(self, x: Tensor) -> Tensor:
+        """Return the positions (s) of activations (b, s, hidden)."""
         positions = self.positions
-        if positions is None:
-            positions = torch.arange(x.shape[1], device=x.device)
-        embedded: Tensor = x + self.position_embedding(positions)
-        return embedded
+        return torch.arange(x.shape[1], device=x.device) if positions is None else positions
 
 
 def merge_parts(parts: Sequence[Transformer]) -> nn.Module:

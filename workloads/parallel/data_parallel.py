@@ -13,8 +13,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from parbench.workloads.model.transformer import Transformer
-
 
 def wrap_in_ddp(
     model: nn.Module,
@@ -94,13 +92,3 @@ def prefetch_units(root: FSDPModule, units: list[list[FSDPModule]], device_type:
     for unit, following in pairwise(units):
         unit[0].set_modules_to_forward_prefetch(following)
         following[0].set_modules_to_backward_prefetch(unit)
-
-
-def list_outer_modules(part: Transformer) -> tuple[list[nn.Module], list[nn.Module]]:
-    """Return the embeddings of a part, and its norm and head. Absent ones are left out."""
-    embeddings = [part.token_embedding, part.position_embedding]
-    head = [part.norm, part.head]
-    return (
-        [module for module in embeddings if module is not None],
-        [module for module in head if module is not None],
-    )

@@ -200,7 +200,8 @@ def apply_fsdp(part: Transformer, mesh: Mesh, spec: StepSpec) -> None:
     assert mesh.shards is not None
     reduce_dtype = DTYPES[spec.reduce_bytes]
     reshard = spec.reshard and mesh.dims.pp == 1
-    embeddings, head = data_parallel.list_outer_modules(part)
+    embeddings = keep_modules(part.token_embedding, part.position_embedding)
+    head = keep_modules(part.norm, part.head)
     units: list[list[FSDPModule]] = []
 
     ignored = list_experts(part) if mesh.expert_shards is None else []
@@ -226,6 +227,11 @@ def apply_fsdp(part: Transformer, mesh: Mesh, spec: StepSpec) -> None:
     root = shard([part], mesh.shards, reshard=reshard)
     if spec.prefetch:
         data_parallel.prefetch_units(root, units, mesh.shards.device_type)
+
+
+def keep_modules(*modules: nn.Module | None) -> list[nn.Module]:
+    """Return the modules that a part of the model has."""
+    return [module for module in modules if module is not None]
 
 
 def apply_replication(parallel_part: ParallelPart, spec: StepSpec, device: torch.device) -> None:

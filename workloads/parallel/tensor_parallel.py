@@ -43,7 +43,14 @@ def split_model(part: Transformer, mesh: DeviceMesh, *, sequence_parallel: bool)
     for layer in part.layers.values():
         assert isinstance(layer, Layer)
         _split_layer(layer, mesh, outside)
-    _split_vocabulary(part, mesh, outside)
+    styles: dict[str, ParallelStyle] = {}
+    if part.token_embedding is not None:
+        styles["token_embedding"] = RowwiseParallel(
+            input_layouts=Replicate(), output_layouts=outside
+        )
+    if part.head is not None:
+        styles["head"] = ColwiseParallel(input_layouts=outside, output_layouts=_VOCABULARY)
+    parallelize_module(part, mesh, styles)
 
 
 def _split_layer(layer: Layer, mesh: DeviceMesh, outside: Placement) -> None:
@@ -53,17 +60,6 @@ def _split_layer(layer: Layer, mesh: DeviceMesh, outside: Placement) -> None:
         columns = ["up"] if layer.ffn.gate is None else ["gate", "up"]
         styles |= _split_block("ffn", columns, "down", outside)
     parallelize_module(layer, mesh, styles)
-
-
-def _split_vocabulary(part: Transformer, mesh: DeviceMesh, outside: Placement) -> None:
-    styles: dict[str, ParallelStyle] = {}
-    if part.token_embedding is not None:
-        styles["token_embedding"] = RowwiseParallel(
-            input_layouts=Replicate(), output_layouts=outside
-        )
-    if part.head is not None:
-        styles["head"] = ColwiseParallel(input_layouts=outside, output_layouts=_VOCABULARY)
-    parallelize_module(part, mesh, styles)
 
 
 def split_embedding_gradient(embedding: nn.Embedding) -> None:

@@ -1,6 +1,5 @@
 """Attention and its formula, in one process and over ranks, for context parallelism."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from parbench.bench.world.world import World, make_group
 from parbench.workloads.context_parallel.attention import build_attention
 from parbench.workloads.context_parallel.attention_kernel import CpuFlash, count_pairs
 from parbench.workloads.context_parallel.sequence_split import SequenceSplit, split_sequence
-from parbench.workloads.costs.communication_pattern import attention_bytes, bytes_by_axis
+from parbench.workloads.costs.communication_pattern import bytes_by_axis, list_calls
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import SHAPES, Shape
 from parbench.workloads.parallel.dims import ParallelDims
@@ -117,6 +116,7 @@ class AttentionCase:
     def shape(self) -> Shape:
         return replace(
             SHAPES["tiny"],
+            layers=1,
             hidden=self.heads * self.head_size,
             heads=self.heads,
             kv_heads=self.kv_heads,
@@ -162,8 +162,8 @@ class AttentionResult:
 
     errors: list[float]
     """The largest relative error of the output and of the gradients of q, k and v."""
-    sent_bytes: dict[str, dict[str, float]]
-    expected_bytes: dict[str, dict[str, float]]
+    sent_bytes: dict[str, float]
+    expected_bytes: dict[str, float]
     forward_pairs: int
     backward_pairs: int
     expected_pairs: int
@@ -180,10 +180,12 @@ def attend(world: World, case: AttentionCase) -> AttentionResult:
     tokens = split.list_tokens(world.rank)
     leaves = [tensor[:, :, tokens].requires_grad_() for tensor in (q, k, v)]
     outputs: list[Tensor] = []
-    forward_calls = record_calls(lambda: outputs.append(attention(*leaves)), axes)
-    backward_calls = record_calls(
-        lambda: torch.autograd.backward(outputs, gradient[:, :, tokens]), axes
-    )
+
+    def run() -> None:
+        outputs.append(attention(*leaves))
+        torch.autograd.backward(outputs, gradient[:, :, tokens])
+
+    calls = record_calls(run, axes)
     for group in axes.values():
         dist.destroy_process_group(group)
 
@@ -192,15 +194,12 @@ def attend(world: World, case: AttentionCase) -> AttentionResult:
     for leaf, expected in zip(leaves, reference.gradients, strict=True):
         assert leaf.grad is not None
         errors.append(compute_error(leaf.grad, expected, tokens))
-    planned_bytes = attention_bytes(case.make_spec(split).rank_view(0))
+    planned_calls = list_calls(case.make_spec(split).rank_view(0))
     pairs = sum(tile.num_pairs for block in split.list_tiles(world.rank) for tile in block)
     return AttentionResult(
         errors=errors,
-        sent_bytes={
-            "forward": drop_zeros(bytes_by_axis(forward_calls)),
-            "backward": drop_zeros(bytes_by_axis(backward_calls)),
-        },
-        expected_bytes={name: drop_zeros(sent) for name, sent in planned_bytes.items()},
+        sent_bytes=bytes_by_axis(call for call in calls if call.ranks > 1),
+        expected_bytes=bytes_by_axis(call for call in planned_calls if call.axis in axes),
         forward_pairs=kernel.forward_pairs,
         backward_pairs=kernel.backward_pairs,
         expected_pairs=pairs * BATCH * case.heads // split.ulysses,
@@ -211,10 +210,6 @@ def compute_error(result: Tensor, expected: Tensor, tokens: list[int]) -> float:
     """Return the largest error of a rank's tokens, relative to the largest expected value."""
     error = (result.detach() - expected[:, :, tokens]).abs().max()
     return float(error / expected.abs().max())
-
-
-def drop_zeros(sent: Mapping[str, float]) -> dict[str, float]:
-    return {axis: num_bytes for axis, num_bytes in sent.items() if num_bytes}
 
 
 def attend_all(world: World, cases: list[AttentionCase]) -> list[AttentionResult]:

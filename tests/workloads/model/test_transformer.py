@@ -99,21 +99,16 @@ def test_rotation_multiplies_complex_numbers() -> None:
     assert torch.equal(rotate(x[:, :, positions], positions), rotate(x)[:, :, positions])
 
 
-def test_gpt_ffn_is_gelu() -> None:
-    ffn = Ffn(GPT).double()
+@both_recipes
+def test_ffn_matches_formula(shape: Shape) -> None:
+    """GELU, or W2 (silu(W1 x) * W3 x) (arXiv 2002.05202)."""
+    ffn = Ffn(shape).double()
     x = torch.randn(2, 6, 32, dtype=torch.float64)
     hidden = ffn.up(x)
-    activated = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
-    torch.testing.assert_close(ffn(x), ffn.down(activated))
-
-
-def test_llama_ffn_is_gated_silu() -> None:
-    """W2 (silu(W1 x) * W3 x) (arXiv 2002.05202)."""
-    ffn = Ffn(LLAMA).double()
-    assert ffn.gate is not None
-    x = torch.randn(2, 6, 32, dtype=torch.float64)
-    gate = ffn.gate(x)
-    hidden = gate * gate.sigmoid() * ffn.up(x)
+    if ffn.gate is None:
+        hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
+    else:
+        hidden = ffn.gate(x) * ffn.gate(x).sigmoid() * hidden
     torch.testing.assert_close(ffn(x), ffn.down(hidden))
 
 

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from parbench.bench.world.benchmark import Description
 from parbench.bench.world.world import World
@@ -51,9 +52,10 @@ def test_simulated_gradients_are_averaged(two_ranks: Ranks, name: str) -> None:
 
 
 def _scale_every_gradient(step: TrainStep, world: World) -> None:
-    step.model.get_submodule("head").register_full_backward_hook(
-        lambda module, inputs, outputs: (inputs[0] * 1.001,)
-    )
+    def scale(module: nn.Module, inputs: Any, outputs: Any) -> tuple[Tensor]:
+        return (inputs[0] * 1.001,)
+
+    step.model.get_submodule("head").register_full_backward_hook(scale)
 
 
 def _after_backward(change: Callable[[Tensor], object], name: str = UP) -> Mutant:

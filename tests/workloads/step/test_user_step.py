@@ -25,7 +25,7 @@ from parbench.bench.world.benchmark import Benchmark, Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step.user_step import ExplainedUserStep
 from tests.support.ranks import Ranks
-from tests.support.workloads.training_steps import metric_value
+from tests.support.workloads.training_steps import Params, metric_value
 
 CHANNELS = 8
 HIDDEN = 32
@@ -152,25 +152,25 @@ def test_loop_matches_reference(two_ranks: Ranks, name: str) -> None:
     assert two_ranks.call(f"{__name__}:check_loop", name=name) == [(0, [])] * 2
 
 
-def test_names_of_wrappers_are_ignored(two_ranks: Ranks) -> None:
-    results = two_ranks.call(f"{__name__}:check_loop", name="ddp", is_wrapped=True)
-    assert results == [(0, [])] * 2
-
-
-def test_parameter_that_the_model_lacks_is_wrong(two_ranks: Ranks) -> None:
-    for wrong, differences in two_ranks.call(
-        f"{__name__}:check_loop", name="ddp", is_foreign=True
-    ):
-        assert wrong == 2
-        assert differences == [
-            f"4.{name} is not a parameter of the model" for name in ("weight", "bias")
-        ]
-
-
-def test_loop_names_wrong_gradient(two_ranks: Ranks) -> None:
-    for wrong, differences in two_ranks.call(f"{__name__}:check_loop", name="ddp", wrong=True):
-        assert wrong == 1
-        assert differences[0].startswith("0.weight")
+@pytest.mark.parametrize(
+    ("params", "differences"),
+    [
+        ({"is_wrapped": True}, []),
+        ({"wrong": True}, ["0.weight is 2 of the reference"]),
+        (
+            {"is_foreign": True},
+            [
+                "4.weight is not a parameter of the model",
+                "4.bias is not a parameter of the model",
+            ],
+        ),
+    ],
+)
+def test_loop_names_wrong_gradients(
+    two_ranks: Ranks, params: Params, differences: list[str]
+) -> None:
+    results = two_ranks.call(f"{__name__}:check_loop", name="ddp", **params)
+    assert results == [(len(differences), differences)] * 2
 
 
 def explain_loop(world: World, name: str) -> Explanation:
@@ -226,8 +226,3 @@ def test_explanation_of_fsdp_loop(two_ranks: Ranks) -> None:
     tokens = 4 * 16
     flops = 3 * 2 * tokens * (3 * 2 * matrix)
     assert explanation.details["flops_per_rank"] == pytest.approx(flops, rel=0.2)
-
-
-def test_explanation_of_tensor_parallel_loop(two_ranks: Ranks) -> None:
-    """Each block sums its output in forward, and its input's gradient in backward."""
-    assert metric_value(explain(two_ranks, "tp"), "bytes_sent.world") == 4 * 4 * 16 * HIDDEN * 4
