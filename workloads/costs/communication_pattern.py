@@ -262,17 +262,12 @@ def _list_vocabulary_calls(view: RankView) -> Iterator[Call]:
         )
 
 
-def list_attention_calls(view: RankView) -> tuple[LayerCall, ...]:
-    """Return the calls of a layer's attention for one microbatch."""
-    spec = view.spec
-    return spec.context_method.list_calls(spec.shape, spec.dims.cp, spec.ulysses_ranks)
-
-
 def _list_context_calls(view: RankView) -> Iterator[Call]:
     """Yield the calls over ``cp``, as the method of context parallelism lists them."""
-    if view.spec.dims.cp == 1:
+    spec = view.spec
+    if spec.dims.cp == 1:
         return
-    for call in list_attention_calls(view):
+    for call in spec.context_method.list_calls(spec.shape, spec.dims.cp, spec.ulysses_ranks):
         yield _count_layer_call(view, call, "layers", group=("cp",))
 
 
