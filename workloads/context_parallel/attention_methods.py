@@ -1,5 +1,6 @@
 """Attention over ranks: keys travel in a ring or are gathered, tokens are exchanged for heads."""
 
+from collections.abc import Callable
 from functools import cached_property, partial
 
 import torch
@@ -15,48 +16,34 @@ from parbench.workloads.context_parallel.attention_kernel import (
 )
 from parbench.workloads.model.transformer import Core
 
+# The tags of messages, because keys and gradients travel at the same time.
+KEYS = 1
+GRADIENTS = 2
 
-class Ring:
-    """Sends blocks from each rank to the next one in a circle of ranks.
 
-    ``start`` begins to send a block, and ``wait`` returns the received block.
+def start_hop(group: dist.ProcessGroup, block: Tensor, tag: int) -> Callable[[], Tensor]:
+    """Start to send a block to the next rank in a circle, and one from the previous rank to here.
+
+    The result waits for the hop and returns the received block. The sent block may be changed only
+    after this.
     """
+    sent = block.contiguous()
+    received = torch.empty_like(block, memory_format=torch.contiguous_format)
+    next_rank = (group.rank() + 1) % group.size()
+    previous_rank = (group.rank() - 1) % group.size()
+    hop = [
+        dist.P2POp(dist.isend, sent, group=group, tag=tag, group_peer=next_rank),
+        dist.P2POp(dist.irecv, received, group=group, tag=tag, group_peer=previous_rank),
+    ]
+    works = dist.batch_isend_irecv(hop)
 
-    def __init__(self, group: dist.ProcessGroup | None, tag: int) -> None:
-        assert group is not None, "a ring has several ranks"
-        self._group = group
-        self._tag = tag
-        self._next_rank = (group.rank() + 1) % group.size()
-        self._previous_rank = (group.rank() - 1) % group.size()
-        self._works: list[dist.Work] = []
-        self._sent: Tensor | None = None
-        self._received: Tensor | None = None
-
-    def start(self, block: Tensor) -> None:
-        """Start to send a block to the next rank, and to receive one from the previous rank."""
-        self._sent = block.contiguous()
-        self._received = torch.empty_like(block, memory_format=torch.contiguous_format)
-        send = dist.P2POp(
-            dist.isend, self._sent, group=self._group, tag=self._tag, group_peer=self._next_rank
-        )
-        receive = dist.P2POp(
-            dist.irecv,
-            self._received,
-            group=self._group,
-            tag=self._tag,
-            group_peer=self._previous_rank,
-        )
-        self._works = dist.batch_isend_irecv([send, receive])
-
-    def wait(self) -> Tensor:
-        """Return the received block. The sent block may be changed only after this call."""
-        received = self._received
-        assert received is not None, "a wait follows a start"
-        for work in self._works:
+    def wait() -> Tensor:
+        for work in works:
             work.wait()
-        self._sent = None
-        self._received = None
+        hop.clear()  # until here it holds the sent block
         return received
+
+    return wait
 
 
 class RingAttention(BlockAttention):
@@ -68,23 +55,13 @@ class RingAttention(BlockAttention):
     hop of keys, and half comes last, during the last hop of gradients.
     """
 
-    @cached_property
-    def keys(self) -> Ring:
-        """The ring on which keys and values travel."""
-        return Ring(self.group, tag=1)
-
-    @cached_property
-    def gradients(self) -> Ring:
-        """The ring on which the gradients of keys and values travel."""
-        return Ring(self.group, tag=2)
-
     def forward(self, q: Tensor, kv: Tensor) -> OnlineSoftmax:
         softmax = OnlineSoftmax(q)
         last_block = self.split.parts - 1
         for block in range(last_block):
-            self.keys.start(kv)
+            wait_for_keys = self._start_hop(kv, KEYS)
             self.add_block(block, q, kv, softmax)
-            kv = self.keys.wait()
+            kv = wait_for_keys()
         self.add_block(last_block, q, kv, softmax)
         return softmax
 
@@ -94,19 +71,25 @@ class RingAttention(BlockAttention):
             return self.compute_gradients(self.tiles[0], saved, kv, dq)
         own_kv = kv
         first_half, second_half = self.own_halves
-        self.keys.start(kv)
+        wait_for_keys = self._start_hop(kv, KEYS)
         own_d_kv = self.compute_gradients(first_half, saved, own_kv, dq)
+        wait_for_gradients: Callable[[], Tensor] | None = None
         for block in range(1, last_block + 1):
-            kv = self.keys.wait()
+            kv = wait_for_keys()
             if block < last_block:
-                self.keys.start(kv)
+                wait_for_keys = self._start_hop(kv, KEYS)
             d_kv = self.compute_gradients(self.tiles[block], saved, kv, dq)
-            if block > 1:
-                d_kv += self.gradients.wait()
-            self.gradients.start(d_kv)
+            if wait_for_gradients is not None:
+                d_kv += wait_for_gradients()
+            wait_for_gradients = self._start_hop(d_kv, GRADIENTS)
         own_d_kv += self.compute_gradients(second_half, saved, own_kv, dq)
-        own_d_kv += self.gradients.wait()
+        assert wait_for_gradients is not None
+        own_d_kv += wait_for_gradients()
         return own_d_kv
+
+    def _start_hop(self, block: Tensor, tag: int) -> Callable[[], Tensor]:
+        assert self.group is not None, "a ring has several ranks"
+        return start_hop(self.group, block, tag)
 
 
 class AllGatherAttention(BlockAttention):

@@ -1,15 +1,22 @@
 """Attention over ranks equals attention of one process, and sends and computes what is planned."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from parbench.bench.world.world import World
+from parbench.workloads.context_parallel import attention_methods
 from parbench.workloads.context_parallel.attention_kernel import CpuFlash
-from parbench.workloads.context_parallel.attention_methods import Ring, RingAttention
+from parbench.workloads.context_parallel.attention_methods import (
+    GRADIENTS,
+    KEYS,
+    RingAttention,
+)
 from parbench.workloads.context_parallel.context_methods import CONTEXT_METHODS
 from parbench.workloads.context_parallel.sequence_split import split_sequence
 from parbench.workloads.model.shapes import SHAPES
@@ -68,21 +75,6 @@ class LoggingKernel(CpuFlash):
         return super().backward(*args)
 
 
-class LoggingRing(Ring):
-    """Adds the starts and waits of its hops to a log."""
-
-    log: list[str]
-    name: str
-
-    def start(self, block: Tensor) -> None:
-        self.log.append(f"start {self.name}")
-        super().start(block)
-
-    def wait(self) -> Tensor:
-        self.log.append(f"wait {self.name}")
-        return super().wait()
-
-
 def log_work(world: World) -> tuple[list[str], list[str]]:
     """Return the order of kernels and hops of the last rank, which sees all keys."""
     shape = replace(SHAPES["tiny"], sequence=4 * world.size)
@@ -90,16 +82,26 @@ def log_work(world: World) -> tuple[list[str], list[str]]:
     log: list[str] = []
     kernel = LoggingKernel(log)
     attention = RingAttention(world.group, kernel, split, world.rank, world.device)
-    for name in ("keys", "gradients"):
-        ring = getattr(attention, name)
-        ring.__class__ = LoggingRing
-        ring.log = log
-        ring.name = name
-    x = torch.randn(1, 1, 4, 4, requires_grad=True)
-    output = attention(x, x, x)
-    forward = list(log)
-    log.clear()
-    output.sum().backward()  # type: ignore[no-untyped-call]
+    start_hop = attention_methods.start_hop
+
+    def log_hop(group: dist.ProcessGroup, block: Tensor, tag: int) -> Callable[[], Tensor]:
+        name = {KEYS: "keys", GRADIENTS: "gradients"}[tag]
+        log.append(f"start {name}")
+        wait = start_hop(group, block, tag)
+
+        def log_wait() -> Tensor:
+            log.append(f"wait {name}")
+            return wait()
+
+        return log_wait
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_methods, "start_hop", log_hop)
+        x = torch.randn(1, 1, 4, 4, requires_grad=True)
+        output = attention(x, x, x)
+        forward = list(log)
+        log.clear()
+        output.sum().backward()  # type: ignore[no-untyped-call]
     return forward, log
 
 
