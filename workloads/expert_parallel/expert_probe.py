@@ -23,7 +23,7 @@ from parbench.workloads.expert_parallel.expert_traffic import (
     count_routing,
 )
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
-from parbench.workloads.expert_parallel.routing import compute_imbalance
+from parbench.workloads.expert_parallel.routing import BALANCED, compute_imbalance
 from parbench.workloads.expert_parallel.step_routing import StepRouting
 from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget, time_step
 from parbench.workloads.step.sent_bytes import record_calls
@@ -69,24 +69,27 @@ class ExpertProbe:
         if self.ep_group is not None:
             sent_bytes = self._measure_round_trip(self._count_sent)
             round_trips = [self._measure_round_trip(self._time) for _ in range(_REPEATS)]
-        seconds: dict[bool, list[float]] = {False: [], True: []}
+        routing = self.routing.name
+        seconds: dict[str, list[float]] = {routing: [], BALANCED: []}
 
         def measure_both() -> None:
-            is_balanced_first = len(seconds[True]) % 2 == 1  # drift affects both alike
-            for is_balanced in (is_balanced_first, not is_balanced_first):
-                self.routing.use_balanced(is_balanced)
+            names = [routing, BALANCED]
+            if len(seconds[BALANCED]) % 2 == 1:
+                names.reverse()  # so that drift affects both alike
+            for name in names:
+                self.routing.name = name
                 reset()
-                seconds[is_balanced].append(time_step(step, self.world))
+                seconds[name].append(time_step(step, self.world))
 
-        if not self.routing.is_balanced:
+        if routing != BALANCED:
             repeat_within_budget(self.world, budget_seconds, measure_both, max_repeats=10)
-            self.routing.use_balanced(False)
+            self.routing.name = routing
         return ExpertSample(
             counts=counts,
             sent_bytes=sent_bytes,
             round_trip_seconds=round_trips,
-            step_seconds=seconds[False],
-            balanced_step_seconds=seconds[True],
+            step_seconds=seconds[routing],
+            balanced_step_seconds=seconds[BALANCED],
         )
 
     def _measure_round_trip(self, measure: Callable[[Run], float]) -> RoundTrip:

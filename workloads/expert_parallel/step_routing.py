@@ -74,6 +74,8 @@ class StepRouting:
         self._world = world
         self._spec = spec
         self._moe = spec.moe
+        self.name = spec.moe.routing
+        """The routing from the next step on, one of ``ROUTINGS``."""
         self._positions = list(positions)
         self._positions_by_source = positions_by_source
         self._recorded: RecordedIds | None = None  # taken instead of all others, if present
@@ -81,26 +83,11 @@ class StepRouting:
         self._step = 0
         self._drawn: dict[int, Tensor] = {}
 
-    @property
-    def is_balanced(self) -> bool:
-        """True if the current routing gives every expert equally many tokens."""
-        return self._moe.routing == BALANCED
-
-    @property
-    def _uses_router(self) -> bool:
-        """True if experts are chosen by the router, not by drawn ids."""
-        return self._moe.routing == ROUTER
-
-    def use_balanced(self, is_balanced: bool) -> None:
-        """Take balanced routing from the next step on, or the routing of the case again."""
-        assert self._spec.moe is not None
-        self._moe = replace(self._spec.moe, routing=BALANCED) if is_balanced else self._spec.moe
-
     def draw(self, step: int, microbatches: Iterable[int]) -> None:
         """Draw the expert ids of this rank's microbatches, outside the timed step."""
         self._step = step
         self._drawn = {}
-        if not self._uses_router:
+        if self.name != ROUTER:
             for microbatch in microbatches:
                 ids = self._draw_microbatch(microbatch)[:, self._positions]
                 self._drawn[microbatch] = ids.flatten(0, 1)
@@ -110,7 +97,7 @@ class StepRouting:
         batch = self._spec.microbatch
         sequence = self._spec.shape.sequence
         ids = draw_experts(
-            self._moe,
+            replace(self._moe, routing=self.name),
             batch * sequence,
             seed=self._world.seed,
             ranks=self._world.size,
@@ -132,10 +119,10 @@ class StepRouting:
                 ids = self._recorded[microbatch][number]
                 local_ids = ids if is_reference else ids[:, self._positions]
                 layer.assigned_ids = local_ids.flatten(0, 1)
-            elif not self._uses_router and not is_reference:
-                layer.assigned_ids = self._drawn[microbatch]
-            elif not self._uses_router:
+            elif self.name != ROUTER and is_reference:
                 layer.assigned_ids = self._draw_microbatch(microbatch).flatten(0, 1)
+            elif self.name != ROUTER:
+                layer.assigned_ids = self._drawn[microbatch]
 
     def make_reference_model(self, dtype: torch.dtype) -> nn.Module:
         """Return the single-process model on the meta device."""
@@ -172,7 +159,7 @@ class StepRouting:
         ``layers`` are this rank's, by layer number. ``check`` runs with the expert ids that the
         ranks took. The router is compared once, because the reference has the seed's weights.
         """
-        if not self._uses_router:
+        if self.name != ROUTER:
             return check()
         self._recorded = self._gather_expert_ids(layers)
         try:
