@@ -12,8 +12,6 @@ from parbench.bench.plan.cases import make_case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import (
     SCHEMA,
-    Check,
-    Noise,
     RankState,
     Record,
     Samples,
@@ -36,15 +34,11 @@ FULL = msgspec.structs.replace(
     status="ok",
     reason="größer",
     stop="precision",
-    check=Check(passed=True, wrong=0),
     samples=Samples(values=[1e-3, 2e-3, 0.1 + 0.2]),
     metrics={
         "time": MetricValue(value=1e-3, unit="s", better="lower", low=9e-4, method="median")
     },
-    noise=Noise(grade="stable", spread=0.01),
     details={"bytes": 1024, "nested": {"list": [1, None, "x"]}},
-    notes=["functional only"],
-    environment={"threads": 1},
     ranks=[RankState(rank=1, host="h", pid=7, state="waiting", stack='File "x.py", line 1')],
 )
 SMALL_LINE = encode_record(SMALL)

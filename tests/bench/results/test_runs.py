@@ -12,12 +12,8 @@ import pytest
 
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.records import (
-    Interval,
-    RankTimeline,
     Record,
-    Timeline,
     encode_record,
-    encode_timeline,
 )
 from parbench.bench.results.runs import (
     FOLDERS,
@@ -194,28 +190,10 @@ def test_bad_record_costs_one_line(run: Path) -> None:
     assert "line 2" in usage_error(require_complete, damaged_run)
 
 
-TIMELINE = Timeline(
-    clock="one host, one monotonic clock",
-    uncertainty_seconds=0.0,
-    ranks=(
-        RankTimeline(
-            rank=0,
-            start_us=0.5,
-            stop_us=10.0,
-            intervals=(Interval("comm dp", "all_reduce", 2.0, 4.25),),
-        ),
-    ),
-)
-
-
-def test_timeline_reads_back_or_is_refused(run: Path) -> None:
+def test_timeline_is_absent_or_refused(run: Path) -> None:
     record = make_record()
-    with open_writer(run) as writer:
-        writer.write(record)
-        writer.write_file(make_trace_path(record), encode_timeline(TIMELINE))
     loaded_run = load_run(run)
-    assert load_timeline(loaded_run, record) == TIMELINE
-    assert load_timeline(loaded_run, make_record(repetition=1)) is None
+    assert load_timeline(loaded_run, record) is None
     file = run / make_trace_path(record)
     file.write_bytes(b"no timeline")
     assert str(file) in usage_error(load_timeline, loaded_run, record)

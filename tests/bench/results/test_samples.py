@@ -26,17 +26,12 @@ def run(tmp_path: Path) -> Run:
     return replace(make_run(make_plan([]), []), path=tmp_path)
 
 
-def make_arrays() -> dict[str, Any]:
-    """Return the arrays of four ranks and five samples."""
-    arrivals = 1_000_000 * np.arange(20, dtype=np.int64).reshape(4, 5)
-    return {
-        "ranks": np.arange(4, dtype=np.int64),
-        "arrival_ns": arrivals,
-        "exit_ns": arrivals + 900,
-        "duration_ns": 0 * arrivals + 900,
-        "issue_ns": 0 * arrivals,
-        "steps_per_sample": np.int64(1),
-    }
+ARRAYS: dict[str, Any] = {
+    "ranks": np.arange(4, dtype=np.int64),
+    "arrival_ns": np.arange(20, dtype=np.int64).reshape(4, 5),
+    "duration_ns": np.full((4, 5), 900),
+    "steps_per_sample": np.int64(1),
+}
 
 
 def pack(arrays: dict[str, Any]) -> bytes:
@@ -46,16 +41,15 @@ def pack(arrays: dict[str, Any]) -> bytes:
 
 
 def test_known_arrays_are_read(run: Run) -> None:
-    expected = make_arrays()
-    content = pack({**expected, "more": np.zeros(1)})
+    content = pack({**ARRAYS, "more": np.zeros(1)})
     (run.path / make_samples_path(RECORD)).write_bytes(content)
     arrays = load_rank_samples(run, RECORD)
-    assert arrays.keys() == expected.keys()
-    for name in expected:
-        assert np.array_equal(arrays[name], expected[name])
+    assert arrays.keys() == ARRAYS.keys()
+    for name in ARRAYS:
+        assert np.array_equal(arrays[name], ARRAYS[name])
 
 
-CONTENT = pack(make_arrays())
+CONTENT = pack(ARRAYS)
 
 
 @pytest.mark.parametrize(
