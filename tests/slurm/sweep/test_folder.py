@@ -14,7 +14,7 @@ from parbench.slurm.sweep.folder import (
     write_sweep,
 )
 from tests.support.refusals import usage_error
-from tests.support.slurm.sweeps import make_folder, make_job, make_point, make_sweep
+from tests.support.slurm.sweeps import make_folder, make_point, make_sweep
 
 
 def test_sweep_is_read_back_unchanged(tmp_path: Path) -> None:
@@ -26,12 +26,6 @@ def test_sweep_is_read_back_unchanged(tmp_path: Path) -> None:
     assert load_sweep(folder) == sweep
     plan_files = {path.name for path in (folder / "points").iterdir()}
     assert plan_files == {f"{point.id}.json" for point in points}
-
-
-def test_jobs_are_read_in_the_order_of_submission(tmp_path: Path) -> None:
-    jobs = tuple(make_job(str(number), [make_point()]) for number in range(12))
-    folder = make_folder(tmp_path, make_sweep([make_point()]), *jobs)
-    assert load_jobs(folder) == jobs
 
 
 @pytest.mark.parametrize(
