@@ -26,7 +26,7 @@ from parbench.bench.results.details import Action
 from parbench.bench.world.world import Clock, World
 from parbench.workloads.costs.memory import rank_memory
 from parbench.workloads.costs.step_spec import RankView, StepSpec
-from parbench.workloads.model.shapes import CHECKPOINTINGS, Shape
+from parbench.workloads.model.shapes import CHECKPOINTINGS, Checkpointing, Shape
 from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.model.transformer import Transformer, cross_entropy, get_dtype
 from parbench.workloads.parallel import data_parallel
@@ -252,58 +252,42 @@ def compute_gathered_inputs(view: RankView) -> float:
     return (blocks + view.has_head) * gathered * spec.shape.hidden * spec.bytes_per_element
 
 
+def make_spec(
+    shape: Shape, mesh: str, checkpointing: Checkpointing = "none", **fields: Any
+) -> StepSpec:
+    """Build a step of two microbatches by default, so that its peak has gradients."""
+    spec = StepSpec(shape=shape, dims=ParallelDims.parse(mesh), checkpointing=checkpointing)
+    return replace(spec, **{"microbatches": 2, **fields})
+
+
 def list_views() -> list[RankView]:
-    """Return ranks of steps. Most have several microbatches, so that the peak has gradients."""
+    """Return ranks of steps, of pipelines the first and the last."""
     specs = []
-    for shape in (GPT, LLAMA):
-        for mesh in ("dp=1", "tp=8", "fsdp=8"):
-            for checkpointing in CHECKPOINTINGS:
-                spec = StepSpec(shape=shape, dims=ParallelDims.parse(mesh), microbatches=2)
-                specs.append(replace(spec, checkpointing=checkpointing))
-    for mesh, shape in (
-        ("fsdp=512", WIDE),
-        ("fsdp=64,tp=8", replace(WIDE, layers=16, vocabulary=SMALL_VOCABULARY)),
+    for mesh in ("dp=1", "tp=8", "fsdp=8"):
+        for checkpointing in CHECKPOINTINGS:
+            specs.append(make_spec(GPT, mesh, checkpointing))
+            specs.append(make_spec(LLAMA, mesh, checkpointing))
+    wide = replace(WIDE, layers=16, vocabulary=SMALL_VOCABULARY)
+    for shape, mesh in ((WIDE, "fsdp=512"), (wide, "fsdp=64,tp=8")):
+        specs.append(make_spec(shape, mesh, "full"))
+        specs.append(make_spec(shape, mesh, no_sync=False))
+    specs.append(make_spec(LLAMA, "fsdp=64", microbatches=1))
+    specs.append(make_spec(LLAMA, "fsdp=64", microbatches=1, reshard=False))
+    long = replace(LLAMA, sequence=16384)
+    specs.append(make_spec(long, "fsdp=8,cp=8", cp_method="allgather_kv"))
+    specs.append(make_spec(long, "fsdp=8,cp=8", cp_method="ulysses"))
+    specs.append(make_spec(long, "fsdp=8,cp=4", "full", cp_method="ulysses"))
+    views = [spec.rank_view(0) for spec in specs]
+    deep = replace(LLAMA, layers=16)
+    for schedule, spec in (
+        ("1f1b", make_spec(deep, "pp=4", microbatches=8)),
+        ("gpipe", make_spec(deep, "pp=4", "full", microbatches=8)),
+        ("interleaved", make_spec(deep, "pp=4", microbatches=8)),
+        ("1f1b", make_spec(deep, "pp=4,tp=4", microbatches=8)),
+        ("1f1b", make_spec(deep, "pp=2,tp=8", "full", microbatches=8)),
     ):
-        spec = StepSpec(shape=shape, dims=ParallelDims.parse(mesh), microbatches=2)
-        specs += [
-            replace(spec, checkpointing="full"),
-            replace(spec, checkpointing="none", no_sync=False),
-        ]
-    single = StepSpec(shape=LLAMA, dims=ParallelDims.parse("fsdp=64"))
-    specs += [single, replace(single, reshard=False)]
-    return [spec.rank_view(0) for spec in specs] + list_pipeline_views() + list_context_views()
-
-
-def list_pipeline_views() -> list[RankView]:
-    """Return the first and the last rank of pipelines."""
-    views = []
-    shape = replace(LLAMA, layers=16)
-    for schedule, mesh, checkpointing in (
-        ("1f1b", "pp=4", "none"),
-        ("gpipe", "pp=4", "full"),
-        ("interleaved", "pp=4", "none"),
-        ("1f1b", "pp=4,tp=4", "none"),
-        ("1f1b", "pp=2,tp=8", "full"),
-    ):
-        spec = StepSpec(shape=shape, dims=ParallelDims.parse(mesh), microbatches=8)
-        spec = spec.with_checkpointing(checkpointing).with_pipeline(schedule=schedule)
-        views += [spec.stage_view(0), spec.stage_view(spec.dims.pp - 1)]
-    return views
-
-
-def list_context_views() -> list[RankView]:
-    """Return ranks of steps whose sequences are split over ``cp``."""
-    shape = replace(LLAMA, sequence=16384)
-    views = []
-    for mesh, method, checkpointing in (
-        ("fsdp=8,cp=8", "allgather_kv", "none"),
-        ("fsdp=8,cp=8", "ulysses", "none"),
-        ("fsdp=8,cp=4", "ulysses", "full"),
-    ):
-        spec = StepSpec(
-            shape=shape, dims=ParallelDims.parse(mesh), microbatches=2, cp_method=method
-        )
-        views.append(spec.with_checkpointing(checkpointing).rank_view(0))
+        pipeline = spec.with_pipeline(schedule=schedule)
+        views += [pipeline.stage_view(0), pipeline.stage_view(pipeline.dims.pp - 1)]
     return views
 
 

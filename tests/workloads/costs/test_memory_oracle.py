@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 
 from parbench.workloads.costs.memory import rank_memory
-from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import Checkpointing, Shape
-from parbench.workloads.parallel.dims import ParallelDims
 from tests.studies.memory_oracle import (
     GPT,
     LLAMA,
     compute_gathered_inputs,
+    make_spec,
     measure_peak_bytes,
 )
 
@@ -27,12 +26,6 @@ from tests.studies.memory_oracle import (
 def test_memory_is_near_tracked_peak(
     shape: Shape, mesh: str, checkpointing: Checkpointing
 ) -> None:
-    spec = StepSpec(
-        shape=replace(shape, layers=2),
-        dims=ParallelDims.parse(mesh),
-        checkpointing=checkpointing,
-        microbatches=2,
-    )
-    view = spec.rank_view(0)
+    view = make_spec(replace(shape, layers=2), mesh, checkpointing).rank_view(0)
     planned = rank_memory(view).total + compute_gathered_inputs(view)
     assert planned == pytest.approx(measure_peak_bytes(view), rel=0.05)
