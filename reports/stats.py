@@ -179,7 +179,7 @@ def compute_detectable_effect(
 
 
 def compute_required_repetitions(
-    noise: float, effect: float, *, min_effect: float = 0.0, level: float = LEVEL
+    noise: float, effect: float, *, level: float = LEVEL
 ) -> int | None:
     """Return the number of pairs with which an effect is detectable at 80 % power.
 
@@ -188,7 +188,7 @@ def compute_required_repetitions(
     """
     for n in range(MIN_INTERVAL_REPETITIONS, MAX_REPETITIONS + 1):
         error = math.log1p(noise) * math.sqrt(2 / n)
-        if compute_detectable_effect(error, n - 1, min_effect=min_effect, level=level) <= effect:
+        if compute_detectable_effect(error, n - 1, level=level) <= effect:
             return n
     return None
 

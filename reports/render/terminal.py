@@ -56,11 +56,8 @@ def print_report(
 
 def uses_color(stream: TextIO) -> bool:
     """Return True if text is colored: in a terminal, unless NO_COLOR or FORCE_COLOR is set."""
-    if os.environ.get("NO_COLOR"):
-        return False
-    if os.environ.get("FORCE_COLOR"):
-        return True
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
+    console = Console(file=stream)
+    return console.color_system is not None and not console.no_color
 
 
 def width_of(stream: TextIO) -> int | None:
