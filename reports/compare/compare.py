@@ -16,7 +16,6 @@ from parbench.bench.results.records import WorldInfo
 from parbench.bench.text import UserError, name_first, pluralize
 from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.compare.counts import (
-    NOTHING_COUNTED,
     CountChange,
     CountComparison,
     collect_counts,
@@ -67,7 +66,7 @@ class SeriesComparison:
     environment_changes: tuple[EnvironmentChange, ...] = ()
     threshold: Threshold | None = None
     """The higher of the thresholds that were measured for the two sides, if there is one."""
-    counts: CountComparison = NOTHING_COUNTED
+    counts: CountComparison = field(default_factory=CountComparison)
 
     @property
     def any_result(self) -> CaseResult:
@@ -91,11 +90,6 @@ class SeriesComparison:
         """NCCL's kernels in BASE and NEW, empty if they are the same or unknown."""
         base, new = (side.kernel if side else None for side in (self.base, self.new))
         return f"{base} -> {new}" if base and new and base != new else ""
-
-    @property
-    def is_counted(self) -> bool:
-        """True if counts were compared, or if one changed."""
-        return self.counts.num_compared > 0 or bool(self.counts.changes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +117,11 @@ class RunComparison:
     @property
     def counted_series(self) -> list[SeriesComparison]:
         """The series with compared or changed counts."""
-        return [series for series in self.series if series.is_counted]
+        return [
+            series
+            for series in self.series
+            if series.counts.num_compared > 0 or series.counts.changes
+        ]
 
     @property
     def count_changes(self) -> list[tuple[SeriesComparison, CountChange]]:

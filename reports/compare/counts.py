@@ -63,8 +63,8 @@ class CountChange:
 class CountComparison:
     """The exact counts of one series in two runs."""
 
-    num_compared: int
-    changes: tuple[CountChange, ...]
+    num_compared: int = 0
+    changes: tuple[CountChange, ...] = ()
 
     @property
     def varying(self) -> tuple[CountChange, ...]:
@@ -72,9 +72,6 @@ class CountComparison:
         return tuple(
             change for change in self.changes if change.varies_in_base and not change.is_intended
         )
-
-
-NOTHING_COUNTED = CountComparison(num_compared=0, changes=())
 
 
 def collect_counts(result: CaseResult) -> dict[str, list[float | str]]:

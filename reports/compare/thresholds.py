@@ -56,15 +56,6 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True):
     min_effect: float
     """Smaller changes of the time are ignored. A fraction."""
 
-    @property
-    def text(self) -> str:
-        """A phrase with the threshold in percent, the host, the day and the repetitions."""
-        day = datetime.fromisoformat(self.measured).date()
-        return (
-            f"threshold {100 * self.min_effect:.1f} %, "
-            f"measured on {self.host} on {day} with {self.repetitions} repetitions"
-        )
-
 
 class _ThresholdFile(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a file of thresholds, keyed by fingerprint."""
@@ -212,4 +203,8 @@ def describe_thresholds(thresholds: Iterable[Threshold | None]) -> list[str]:
         return []
     highest = max(known, key=lambda threshold: threshold.min_effect)
     others = f", the highest of {len(known)} series" if len(known) > 1 else ""
-    return [f"Measured by parbench aa: {highest.text}{others}."]
+    day = datetime.fromisoformat(highest.measured).date()
+    return [
+        f"Measured by parbench aa: threshold {100 * highest.min_effect:.1f} %, measured on "
+        f"{highest.host} on {day} with {highest.repetitions} repetitions{others}."
+    ]

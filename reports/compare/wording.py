@@ -185,19 +185,15 @@ def _describe_method(comparison: RunComparison) -> list[str]:
             "Change: ratio of the geometric means over repetitions, "
             "with 95 % confidence interval (Welch's t-test on logarithms)."
         )
+    is_measured = any(series.threshold for series in comparison.series)
+    measured = ", or the higher value that parbench aa measured" if is_measured else ""
     return [
         method,
-        f"Threshold: {format_percent(rule.min_effect)}{_describe_measured(comparison)}. "
+        f"Threshold: {format_percent(rule.min_effect)}{measured}. "
         f"The false discovery rate over series is {format_percent(rule.level)} "
         "(Benjamini-Hochberg).",
         *_describe_drift(comparison),
     ]
-
-
-def _describe_measured(comparison: RunComparison) -> str:
-    """Return a phrase about measured thresholds, empty if no series has one."""
-    is_measured = any(series.threshold for series in comparison.series)
-    return ", or the higher value that parbench aa measured" if is_measured else ""
 
 
 def _describe_drift(comparison: RunComparison) -> list[str]:

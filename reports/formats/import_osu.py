@@ -210,20 +210,19 @@ def _check_row(row: Mapping[str, str], size: int, place: str) -> None:
 
 
 def _find_seconds(
-    benchmark: _Benchmark, row: Mapping[str, str], size_bytes: int, place: str
+    operation: OperationSpec, row: Mapping[str, str], size_bytes: int, place: str
 ) -> float | None:
     """Return the time of a message in seconds, None if it is zero.
 
     Raises ``UserError`` if no column has a latency or a rate.
     """
-    assert benchmark.operation is not None
     latency = next((row[name] for name in _LATENCIES if name in row), None)
     rate = next((row[name] for name in _BANDWIDTHS if name in row), None)
-    if benchmark.operation.short_name in ("unidirectional", "bidirectional"):
+    if operation.short_name in ("unidirectional", "bidirectional"):
         if rate is None:
             raise UserError(f"{place}: none of the columns {', '.join(row)} is a bandwidth")
         bytes_per_second = parse_number(rate, place) * 1e6
-        directions = 2 if benchmark.operation.short_name == "bidirectional" else 1
+        directions = 2 if operation.short_name == "bidirectional" else 1
         return directions * size_bytes / bytes_per_second if bytes_per_second else None
     if latency is None:
         raise UserError(f"{place}: none of the columns {', '.join(row)} is a latency")
@@ -239,7 +238,7 @@ def _make_result(
 ) -> ImportedResult:
     """Return the result of a row, with the size of nccl-tests and computed bandwidths."""
     size_bytes = parse_count(row["size"], place)
-    seconds = _find_seconds(benchmark, row, size_bytes, place)
+    seconds = _find_seconds(operation, row, size_bytes, place)
     notes = ["OSU prints only a time: bandwidths are computed from size and time"]
     mode = "blocking"
     scope = "mean over iterations and ranks"

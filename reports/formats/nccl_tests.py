@@ -84,35 +84,38 @@ def _select_results(results: Sequence[CaseResult]) -> tuple[list[CaseResult], li
 
     On CUDA a mode that nccl-tests does not have is left out if one that it has was measured.
     """
-    candidates: list[CaseResult] = []
     comments: list[str] = []
+    series: dict[object, list[CaseResult]] = {}
     for result in results:
         reason = _find_missing_counterpart(result.case)
         if reason:
             comments.append(f"{result.case.label}: {reason}")
         else:
-            candidates.append(result)
-    comparable_modes: dict[object, set[str]] = {}
-    for result in candidates:
-        mode = _complete_params(result.case)["mode"]
-        if (
-            mode in _GRAPH_OPTION
-            and result.world.device == "cuda"
-            and not _explain_omission(result)
-        ):
-            series = _make_key(result, ("mode", "size_bytes", "placement"))
-            comparable_modes.setdefault(series, set()).add(mode)
-    selected = []
-    for result in candidates:
-        modes = comparable_modes.get(_make_key(result, ("mode", "size_bytes", "placement")))
-        if modes and _complete_params(result.case)["mode"] not in _GRAPH_OPTION:
+            key = _make_key(result, ("mode", "size_bytes", "placement"))
+            series.setdefault(key, []).append(result)
+    selected: list[CaseResult] = []
+    for candidates in series.values():
+        modes = {_get_mode(result) for result in candidates if _is_comparable(result)}
+        for result in candidates:
+            if not modes or _get_mode(result) in _GRAPH_OPTION:
+                selected.append(result)
+                continue
             names = format_list(sorted(modes), "and")
             comments.append(
                 f"{result.case.label}: nccl-tests measures mode {names}, which is above"
             )
-        else:
-            selected.append(result)
     return selected, comments
+
+
+def _is_comparable(result: CaseResult) -> bool:
+    """Return True for a measured result on CUDA, of a mode that nccl-tests has."""
+    is_measured = result.world.device == "cuda" and not _explain_omission(result)
+    return is_measured and _get_mode(result) in _GRAPH_OPTION
+
+
+def _get_mode(result: CaseResult) -> str:
+    """Return the mode of a result, or ``UNKNOWN``."""
+    return str(result.case.params.get("mode", UNKNOWN))
 
 
 def _make_key(result: CaseResult, without: Sequence[str]) -> tuple[object, ...]:
@@ -167,7 +170,7 @@ def _render_table(run: Run, results: Sequence[CaseResult]) -> Iterator[str]:
     """Yield the lines of a table, with its header and its summary."""
     case = results[0].case
     operation = _get_operation(case)
-    mode = _complete_params(case)["mode"]
+    mode = _get_mode(results[0])
     program = PROGRAMS[operation.short_name]
     timed_results = [result for result in results if not _explain_omission(result)]
     lines = _arrange_lines(timed_results)
