@@ -6,10 +6,11 @@ differs between the repetitions of BASE is not compared, but named: it depends o
 changed during the run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import isclose
+from typing import Any
 
 from parbench.bench.results.details import ExpertLoadDetails, PipelineDetails, read_details
 from parbench.bench.results.formatting import (
@@ -94,8 +95,7 @@ def _lacks_operation(name: str, counts: Mapping[str, float | str]) -> bool:
     prefix, _, operation = name.partition(".")
     is_called = f"{CALLS_PREFIX}{operation}" in counts
     is_of_operation = f"{prefix}." in (CALLS_PREFIX, SENT_PREFIX)
-    counts_calls = any(name.startswith(CALLS_PREFIX) for name in counts)
-    return is_of_operation and counts_calls and not is_called
+    return is_of_operation and _has_calls(counts) and not is_called
 
 
 def _read_counts(record: Record) -> dict[str, float | str]:
@@ -127,30 +127,34 @@ def compare_counts(
 
     With ``torch_differs``, an operation that only one run has may be the same one by another name.
     """
-    names = list({**base, **new})
-    changes: list[CountChange | None] = []
-    if _has_calls(base) and _has_calls(new):
-        for name in names:
-            if _is_operation(name):
-                operation = name.removeprefix(CALLS_PREFIX)
-                changes.append(_compare_operation(operation, base, new, torch_differs))
-    if base and new:
-        for name in names:
-            if not name.startswith((CALLS_PREFIX, SENT_PREFIX)):
-                changes.append(_compare_value(name, base.get(name), new.get(name)))
-    marked = []
-    for change in changes:
-        if change is not None:
-            is_intended = any(fnmatchcase(change.path, glob) for glob in intended)
-            marked.append(replace(change, is_intended=is_intended))
+    changes = []
+    for change in _find_changes(base, new, torch_differs):
+        is_intended = any(fnmatchcase(change.path, glob) for glob in intended)
+        changes.append(replace(change, is_intended=is_intended))
     compared = [name for name in base if _is_operation(name) or not name.startswith(CALLS_PREFIX)]
     return CountComparison(
         num_compared=sum(name in new and len(base[name]) == 1 for name in compared),
-        changes=tuple(marked),
+        changes=tuple(changes),
     )
 
 
-def _has_calls(counts: ExactCounts) -> bool:
+def _find_changes(
+    base: ExactCounts, new: ExactCounts, torch_differs: bool
+) -> Iterator[CountChange]:
+    """Yield the operations and the other counts that differ, if both runs counted them."""
+    counts_calls = _has_calls(base) and _has_calls(new)
+    for name in {**base, **new}:
+        change = None
+        if _is_operation(name):
+            if counts_calls:
+                change = _compare_operation(name, base, new, torch_differs)
+        elif base and new and not name.startswith((CALLS_PREFIX, SENT_PREFIX)):
+            change = _compare_value(name, base.get(name, ()), new.get(name, ()))
+        if change is not None:
+            yield change
+
+
+def _has_calls(counts: Mapping[str, object]) -> bool:
     """Return True if the calls of operations were counted."""
     return any(name.startswith(CALLS_PREFIX) for name in counts)
 
@@ -161,53 +165,65 @@ def _is_operation(name: str) -> bool:
 
 
 def _compare_operation(
-    operation: str, base: ExactCounts, new: ExactCounts, torch_differs: bool
+    name: str, base: ExactCounts, new: ExactCounts, torch_differs: bool
 ) -> CountChange | None:
     """Compare the calls and bytes of an operation. A run that lacks it made 0 calls."""
-    name = f"{CALLS_PREFIX}{operation}"
-    base_calls = base.get(name, [0.0])
-    new_calls = new.get(name, [0.0])
-    base_bytes = _get_sent_bytes(operation, base)
-    new_bytes = _get_sent_bytes(operation, new)
+    operation = name.removeprefix(CALLS_PREFIX)
     axis, _, operation_name = operation.rpartition(".")
-    prefix = f"{operation_name} on {axis}: "
-    path = f"counts.{operation}"
-    if len(base_calls) > 1:
-        text = f"{prefix}{_format_counts(base_calls)} calls a step"
-        return _report_variation(path, base_calls, new_calls, text)
-    if len(base_bytes) > 1:
-        text = f"{prefix}{_format_bytes(base_bytes)} a step"
-        return _report_variation(path, base_bytes, new_bytes, text)
-    if _are_equal(base_calls, new_calls):
-        if _are_equal(base_bytes, new_bytes) or not (base_bytes or new_bytes):
-            return None
-        if not (base_bytes and new_bytes):
-            side = "NEW" if base_bytes else "BASE"
-            return CountChange(
-                path=path,
-                base=base_bytes,
-                new=new_bytes,
-                message=f"{prefix}the number of bytes is unknown in {side}",
-                verdict=Verdict.UNCONFIRMED,
-            )
-        message = prefix + _describe_bytes(base_bytes, new_bytes, new_calls)
-        return CountChange(path=path, base=base_bytes, new=new_bytes, message=message)
-    message = prefix + _describe_calls(base_calls, new_calls, base_bytes, new_bytes)
-    change = CountChange(path=path, base=base_calls, new=new_calls, message=message)
+    calls = CountChange(
+        path=f"counts.{operation}",
+        base=base.get(name, [0.0]),
+        new=new.get(name, [0.0]),
+        message=f"{operation_name} on {axis}: ",
+    )
+    sent = replace(
+        calls, base=_get_sent_bytes(operation, base), new=_get_sent_bytes(operation, new)
+    )
+    if len(calls.base) > 1:
+        return _report_variation(calls, f"{_format_counts(calls.base)} calls a step")
+    if len(sent.base) > 1:
+        return _report_variation(sent, f"{_format_bytes(sent.base)} a step")
+    if _are_equal(calls.base, calls.new):
+        return _compare_bytes(sent, calls.new)
+    text = f"{_format_counts(calls.base)} -> {_format_counts(calls.new)} calls a step"
+    if _are_equal(sent.base, sent.new):
+        text += ", same number of bytes"
+    elif len(sent.base) == 1 and len(sent.new) == 1:
+        difference = _to_number(sent.new[0]) - _to_number(sent.base[0])
+        text += f", {'+' if difference > 0 else ''}{format_bytes(difference)}"
     if torch_differs and (name not in base or name not in new):
         side = "NEW" if name in new else "BASE"
-        message += f", only in {side}. Another version of torch may use another name"
-        return replace(change, message=message, verdict=Verdict.UNCONFIRMED)
-    return replace(change, message=message + _describe_disagreement(new_calls))
+        text += f", only in {side}. Another version of torch may use another name"
+        return _complete(calls, text, verdict=Verdict.UNCONFIRMED)
+    return _complete(calls, text + _describe_disagreement(calls.new))
 
 
-def _report_variation(path: str, base: CountValues, new: CountValues, text: str) -> CountChange:
-    """Report a count that differs between the repetitions of BASE."""
-    return CountChange(
-        path=path,
-        base=base,
-        new=new,
-        message=f"{text}, the count differs between repetitions of BASE",
+def _compare_bytes(sent: CountChange, calls: CountValues) -> CountChange | None:
+    """Return the change of the bytes that an operation sent in the same number of calls."""
+    if _are_equal(sent.base, sent.new) or not (sent.base or sent.new):
+        return None
+    if not (sent.base and sent.new):
+        side = "NEW" if sent.base else "BASE"
+        text = f"the number of bytes is unknown in {side}"
+        return _complete(sent, text, verdict=Verdict.UNCONFIRMED)
+    text = f"{_format_bytes(sent.base)} -> {_format_bytes(sent.new)} a step"
+    text += f" in {_format_counts(calls)} calls"
+    if len(sent.new) == 1 and _to_number(sent.base[0]):
+        ratio = _to_number(sent.new[0]) / _to_number(sent.base[0])
+        text += f", each {format_number(ratio)} times as large"
+    return _complete(sent, text)
+
+
+def _complete(change: CountChange, text: str, **fields: Any) -> CountChange:
+    """Return a change with a message that ends with ``text``, and with other fields."""
+    return replace(change, message=change.message + text, **fields)
+
+
+def _report_variation(change: CountChange, text: str) -> CountChange:
+    """Return a count that differs between the repetitions of BASE."""
+    return _complete(
+        change,
+        f"{text}, the count differs between repetitions of BASE",
         verdict=Verdict.UNCONFIRMED,
         varies_in_base=True,
     )
@@ -223,58 +239,27 @@ def _get_sent_bytes(operation: str, counts: ExactCounts) -> CountValues:
     return counts.get(f"{SENT_PREFIX}{operation}", default)
 
 
-def _describe_bytes(base: CountValues, new: CountValues, calls: CountValues) -> str:
-    """Return the change of the bytes of an operation, with the ratio of the sizes if known."""
-    text = f"{_format_bytes(base)} -> {_format_bytes(new)} a step in {_format_counts(calls)} calls"
-    if len(base) == 1 and len(new) == 1 and _to_number(base[0]):
-        ratio = _to_number(new[0]) / _to_number(base[0])
-        text += f", each {format_number(ratio)} times as large"
-    return text
-
-
-def _describe_calls(
-    base_calls: CountValues, new_calls: CountValues, base_bytes: CountValues, new_bytes: CountValues
-) -> str:
-    """Return the change of the calls of an operation, with the difference of the bytes if known."""
-    text = f"{_format_counts(base_calls)} -> {_format_counts(new_calls)} calls a step"
-    if len(base_bytes) != 1 or len(new_bytes) != 1:
-        return text
-    if _are_equal(base_bytes, new_bytes):
-        return f"{text}, same number of bytes"
-    difference = _to_number(new_bytes[0]) - _to_number(base_bytes[0])
-    sign = "+" if difference > 0 else ""
-    return f"{text}, {sign}{format_bytes(difference)}"
-
-
-def _compare_value(
-    name: str, base: CountValues | None, new: CountValues | None
-) -> CountChange | None:
-    """Compare a count that belongs to no operation."""
+def _compare_value(name: str, base: CountValues, new: CountValues) -> CountChange | None:
+    """Compare a count that belongs to no operation. It is empty in a run that lacks it."""
     metric = find_metric(name)
     component = name.removeprefix(MEMORY_PREFIX)
     if component != name:
         title = f"{component} in memory"
     else:
         title = metric.title if metric else name
-    path = f"counts.{component}"
-    if base is None or new is None:
-        side = "NEW" if base is None else "BASE"
-        return CountChange(
-            path=path,
-            base=base or (),
-            new=new or (),
-            message=f"{title}: only {side} has it",
-            verdict=Verdict.UNCONFIRMED,
-        )
+    change = CountChange(path=f"counts.{component}", base=base, new=new, message=f"{title}: ")
+    if not base or not new:
+        text = f"only {'BASE' if base else 'NEW'} has it"
+        return _complete(change, text, verdict=Verdict.UNCONFIRMED)
     if _are_equal(base, new):
         return None
     unit = metric.unit if metric else ""
-    base_text = " or ".join(_format_value(name, value, unit) for value in base)
+    base_text, new_text = (
+        " or ".join(_format_value(name, value, unit) for value in values) for values in (base, new)
+    )
     if len(base) > 1:
-        return _report_variation(path, base, new, f"{title}: {base_text}")
-    new_text = " or ".join(_format_value(name, value, unit) for value in new)
-    message = f"{title}: {base_text} -> {new_text}{_describe_disagreement(new)}"
-    return CountChange(path=path, base=base, new=new, message=message)
+        return _report_variation(change, base_text)
+    return _complete(change, f"{base_text} -> {new_text}{_describe_disagreement(new)}")
 
 
 def _format_value(name: str, value: float | str, unit: str) -> str:
