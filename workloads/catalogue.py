@@ -34,13 +34,9 @@ from parbench.workloads.presets import (
 )
 from parbench.workloads.tp_layer_case import FFN_STYLE, LINEAR_STYLE, make_tp_layer
 
-EXPERT_TP = Param(
-    name="tp", kind="int", default=1, minimum=1, optional=True, help="ranks that split attention"
-)
-EXPERT_FSDP = Param(
-    name="fsdp", kind="bool", default=False, optional=True, help="shard parameters with FSDP2"
-)
-TP = Param(name="tp", kind="int", default=2, minimum=1, help="ranks that split a layer")
+EXPERT_TP = Param("tp", "int", 1, "ranks that split attention", minimum=1, optional=True)
+EXPERT_FSDP = Param("fsdp", "bool", False, "shard parameters with FSDP2", optional=True)
+TP = Param("tp", "int", 2, "ranks that split a layer", minimum=1)
 GLOO_ON_GPUS = ("ddp", "zero1", "ep_dispatch")
 """The steps that gloo carries on GPUs, next to ``cp`` without a ring.
 

@@ -34,23 +34,23 @@ DEFAULT_EXPERTS = 8
 
 def _switch(name: str, default: bool, help_text: str) -> Param:
     """Return a parameter that is true or false."""
-    return Param(name=name, kind="bool", default=default, optional=True, help=help_text)
+    return Param(name, "bool", default, help_text, optional=True)
 
 
 def _mesh(default: str) -> Param:
     """Return the parameter ``mesh`` with the default that its help names."""
     axes = "dp, fsdp, pp, cp, tp; ep and etp lie inside others"
     help_text = f"ranks of each axis, outermost first: {axes}; empty = {default}"
-    return Param(name="mesh", kind="mesh", default="", help=help_text)
+    return Param("mesh", "mesh", "", help_text)
 
 
 BUCKET = Param(
-    name="bucket_mb",
-    kind="float",
-    default=0.0,
+    "bucket_mb",
+    "float",
+    0.0,
+    "MiB of a gradient bucket; 0 = torch's default: 1 for the first bucket, 25 for others",
     minimum=0.0,
     maximum=1e6,
-    help="MiB of a gradient bucket; 0 = torch's default: 1 for the first bucket, 25 for others",
 )
 NO_SYNC = _switch("no_sync", True, "reduce gradients in the last microbatch only")
 RESHARD = _switch("reshard", True, "free parameters after forward and gather them for backward")
@@ -81,12 +81,12 @@ HYBRID = (
     PREFETCH,
     *(replace(param, optional=True) for param in MIXTURE if param.name != "experts"),
     Param(
-        name="experts",
-        kind="int",
-        default=0,
+        "experts",
+        "int",
+        0,
+        f"routed experts per layer; 0 = dense, or {DEFAULT_EXPERTS} if the mesh has ep",
         minimum=0,
         optional=True,
-        help=f"routed experts per layer; 0 = dense, or {DEFAULT_EXPERTS} if the mesh has ep",
     ),
 )
 """The parameters of ``hybrid`` that not every step has."""

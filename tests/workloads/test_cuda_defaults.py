@@ -43,12 +43,10 @@ def run_step(world: World, name: str, params: Params) -> tuple[int, list[str]]:
     [
         ("ddp", ONE_LAYER, 0),
         ("zero1", ONE_LAYER, 0),
-        pytest.param("zero1", {**ONE_LAYER, "optimizer": "distributed"}, 0, marks=FULL),
+        pytest.param("zero1", {**ONE_LAYER, "optimizer": "zero_redundancy"}, 0, marks=FULL),
         ("fsdp", ONE_LAYER, 0),
-        pytest.param("hsdp", ONE_LAYER, 0, marks=FULL),
         ("tp", {**ONE_LAYER, **BFLOAT16}, 0),
         ("tp_sp", ONE_LAYER, 0),
-        pytest.param("tp_fsdp", ONE_LAYER, 0, marks=FULL),
         ("pp", TWO_MICROBATCHES, 0),
         ("cp", ONE_LAYER, 0),
         # Each mixture reads how many rows it sends and receives, once in every forward pass.

@@ -1,7 +1,6 @@
 """Each preset and pairs of axes match one process and send the analytical bytes."""
 
 import gc
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from tests.support.workloads.training_steps import (
 
 MODULE = "tests.workloads.test_parallelisms"
 BFLOAT16: Params = {"precision": "bfloat16"}
-DISTRIBUTED: Params = {"optimizer": "distributed"}
 LLAMA: Params = {"recipe": "llama"}
 ODD: Params = {"vocabulary": 61}  # FSDP pads the embedding and the head
 EXPERTS: Params = {"experts": 4, "ffn": 64}
@@ -112,20 +110,6 @@ def test_three_axes_match_one_process() -> None:
     with Ranks(8) as eight_ranks:
         for mesh in ("pp=2,tp=2,dp=2", "pp=2,fsdp=2,tp=2"):
             assert_right(eight_ranks, "hybrid", {"mesh": mesh, "kv_heads": 4})
-
-
-def count_calls(world: World, bucket_mb: float) -> Counter[str]:
-    """Return the number of calls of a step with a distributed optimizer, by operation."""
-    step = build_trained_step(world, "zero1", **DISTRIBUTED, bucket_mb=bucket_mb)
-    calls = record_calls(step.step, step.mesh.groups)
-    step.close()
-    return Counter(call.op for call in calls)
-
-
-@pytest.mark.parametrize(("bucket_mb", "buckets"), [(25.0, 1), (0.01, 11)])
-def test_distributed_optimizer_calls(two_ranks: Ranks, bucket_mb: float, buckets: int) -> None:
-    counts, _ = two_ranks.call(f"{MODULE}:count_calls", bucket_mb=bucket_mb)
-    assert counts == {"reduce_scatter": buckets, "all_gather": buckets}
 
 
 def list_reductions(world: World, name: str, params: Params) -> list[float]:

@@ -95,17 +95,11 @@ SHAPES = {  # recipe, layers, hidden, heads, kv_heads, ffn, sequence, vocabulary
 
 def _override(name: str, help_text: str) -> Param:
     """Return an optional parameter that replaces one size of the named shape."""
-    return Param(name=name, kind="int", default=0, minimum=0, help=help_text, optional=True)
+    return Param(name, "int", 0, help_text, minimum=0, optional=True)
 
 
 MODEL = (
-    Param(
-        name="shape",
-        kind="str",
-        default="tiny",
-        choices=tuple(SHAPES),
-        help="the model and its sequence length",
-    ),
+    Param("shape", "str", "tiny", "the model and its sequence length", choices=tuple(SHAPES)),
     choice("recipe", "norms, FFN and positions; empty = the shape's", "", *get_args(Recipe)),
     _override("layers", "decoder layers; 0 = the shape's"),
     _override("hidden", "hidden size; 0 = the shape's"),
@@ -117,44 +111,37 @@ MODEL = (
 )
 
 
-MICROBATCH = Param(
-    name="microbatch", kind="int", default=4, minimum=1, help="sequences of a rank's microbatch"
-)
+MICROBATCH = Param("microbatch", "int", 4, "sequences of a rank's microbatch", minimum=1)
 MICROBATCHES = Param(
-    name="microbatches",
-    kind="int",
-    default=1,
-    minimum=1,
-    optional=True,
-    help="microbatches of a step and data rank",
+    "microbatches", "int", 1, "microbatches of a step and data rank", minimum=1, optional=True
 )
 PRECISION = choice(
     "precision", "dtype of weights; bfloat16 has float32 master weights", *PRECISIONS
 )
 REDUCE_DTYPE = choice("reduce_dtype", "dtype in which gradients are reduced", *PRECISIONS)
 CHECKPOINTING = Param(
-    name="checkpointing",
-    kind="str",
-    default="none",
+    "checkpointing",
+    "str",
+    "none",
+    "activation recomputation: none, selective, full, or full:K (one layer in K)",
     optional=True,
-    help="activation recomputation: none, selective, full, or full:K (one layer in K)",
 )
 REAL, SIMULATED = "real", "simulated:"
 COMPUTE = Param(
-    name="compute",
-    kind="str",
-    default=REAL,
+    "compute",
+    "str",
+    REAL,
+    "real, or simulated:DURATION: sleep so long for the forward pass of a microbatch",
     optional=True,
-    help="real, or simulated:DURATION: sleep so long for the forward pass of a microbatch",
 )
 PADDING = Param(
-    name="padding",
-    kind="float",
-    default=0.0,
+    "padding",
+    "float",
+    0.0,
+    "mean share of padding at the ends of sequences; the loss is the mean over other tokens",
     minimum=0.0,
     maximum=0.5,
     optional=True,
-    help="mean share of padding at the ends of sequences; the loss is the mean over other tokens",
 )
 WHOLE, SMALL = "whole", "small"
 CHECK = choice(

@@ -85,7 +85,7 @@ from parbench.workloads.presets import PRESETS, Preset
 from parbench.workloads.step.memory import MemoryProbe, count_saved_bytes
 from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.peaks import Peak, find_peak
-from parbench.workloads.step.probe import Probe, run_probes
+from parbench.workloads.step.probe import Probe, ResetFn, run_probes
 from parbench.workloads.step.reference_choice import does_reference_fit, shrink_model
 from parbench.workloads.step.sent_bytes import CommBytesProbe
 from parbench.workloads.step.token_count import (
@@ -477,8 +477,8 @@ class TrainStep(Benchmark):
             "optimizer": "AdamW",
             "mesh": spec.dims.sizes,
             **MeshDetails(axes=axes).as_details,
-            **self._bytes_formula(),
-            **self._attention_details(),
+            **self._make_bytes_formula(),
+            **self._make_attention_details(),
         }
         return Description(
             headline="step_time", work=tuple(work), details=details, notes=tuple(self._list_notes())
@@ -497,10 +497,10 @@ class TrainStep(Benchmark):
             notes += list_kernel_notes(self._world.device, get_dtype(spec))
         return notes
 
-    def explain_step(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
+    def explain_step(self, reset: ResetFn, budget_seconds: float) -> Explanation:
         """Return the results of the probes. The model is not usable afterwards."""
         probes = self.list_probes()
-        explanation = run_probes(self._world, probes, self.step, begin, budget_seconds)
+        explanation = run_probes(self._world, probes, self.step, reset, budget_seconds)
         split = self._positions.split
         if split is not None:
             balance = make_values({"load_balance": split.compute_load_balance()})
@@ -591,7 +591,7 @@ class TrainStep(Benchmark):
             expected |= compute_expert_bytes(self._world, self.spec, self.moe_layers)
         return expected
 
-    def _bytes_formula(self) -> dict[str, object]:
+    def _make_bytes_formula(self) -> dict[str, object]:
         """Return the equation of the bytes of each axis, for rank 0 so that all ranks agree."""
         calls = list_calls(self.spec.rank_view(0))
         texts = {}
@@ -599,7 +599,7 @@ class TrainStep(Benchmark):
             texts[axis] = sum_calls(call for call in calls if call.axis == axis).text
         return BytesFormulaDetails(bytes_formula=texts).as_details if texts else {}
 
-    def _attention_details(self) -> dict[str, object]:
+    def _make_attention_details(self) -> dict[str, object]:
         """Return the method and sizes of context parallelism, empty with one ``cp`` rank."""
         split = self._positions.split
         if split is None:

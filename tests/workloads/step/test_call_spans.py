@@ -43,9 +43,3 @@ def test_kernel_of_coalesced_calls_belongs_to_all(
     # A kernel that is launched after the last call belongs to the earlier calls of its axis too.
     trace = make_trace(comm=[(40, 50)], issue_spans=ISSUED, launch_times=[35])
     assert find_call_spans(trace, axes) == spans
-
-
-def test_kernel_without_its_call_makes_spans_unknown() -> None:
-    for launched in ([None, 25], [-5, 25]):
-        trace = make_trace(comm=[(40, 50), (60, 80)], issue_spans=ISSUED, launch_times=launched)
-        assert find_call_spans(trace, ["dp", "tp"]) is None

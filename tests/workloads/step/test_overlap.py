@@ -182,12 +182,13 @@ def test_call_without_kernel_is_unseen() -> None:
     assert matched.unseen == {"dp"}
 
 
+@pytest.mark.parametrize("launched", [None, 5])
 @pytest.mark.parametrize(("axes", "axis"), [(["dp", "tp"], OTHER), (["dp", "dp"], "dp")])
-def test_kernel_of_no_call_hides_axes(axes: list[str], axis: str) -> None:
+def test_kernel_of_no_call_hides_axes(axes: list[str], axis: str, launched: int | None) -> None:
     trace = make_trace(
         issue_spans=[(10, 30), (40, 60)],
         comm=[(100, 200), (200, 300), (300, 400)],
-        launch_times=[20, 50, None],
+        launch_times=[20, 50, launched],
     )
     calls = [sent_call(name, "all_reduce") for name in axes]
     matched = match_spans_to_calls(trace, calls)

@@ -37,6 +37,10 @@ CALLS: dict[str, dict[Call, int]] = {
         ("fsdp", "reduce_scatter", EMBEDDINGS, 2): 1,
         ("fsdp", "reduce_scatter", HEAD, 2): 1,
     },
+    "zero1": {
+        ("dp", "all_gather", 4 * 30_016, 2): 1,
+        ("dp", "reduce_scatter", 4 * 30_016, 2): 1,
+    },
     "tp": {("tp", "all_reduce", ACTIVATION, 2): 10, ("tp", "all_reduce", LOSS, 2): 3},
 }
 """Calls of a step by axis, operation, bytes and ranks."""
