@@ -23,7 +23,6 @@ def refuse(params: Params, ranks: int = 2) -> str | None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"schedule": "dualpipe_v", "microbatches": 2}, "microbatches(2) >= stages(4)"),
         ({"split": "1+2"}, "'1+2' has 3 layers"),
         ({"split": "1+1+2"}, "'1+1+2' is for 3 stages"),
         ({"split": "4+0"}, "'4+0'"),

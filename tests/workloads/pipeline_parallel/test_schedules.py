@@ -7,7 +7,7 @@ import pytest
 
 from parbench.bench.text import UserError
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds, PipelineSize, Schedule
-from parbench.workloads.pipeline_parallel.schedules import SCHEDULES, find_schedule
+from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from tests.support.refusals import usage_error
 from tests.support.workloads import torch_orders
 
@@ -62,10 +62,6 @@ def test_schedule_refuses_size(name: str, sizes: tuple[int, ...], equation: str)
     message = usage_error(SCHEDULES[name].size, *sizes)
     assert name in message
     assert equation in message
-
-
-def test_unknown_schedule_has_a_hint() -> None:
-    assert "'interleaved'" in usage_error(find_schedule, "interleave")
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

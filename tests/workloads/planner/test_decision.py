@@ -2,6 +2,7 @@
 
 import pytest
 
+from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.planner.decision import apply_rule_of_thumb, list_questions
 from parbench.workloads.planner.hardware import PRESETS
 from parbench.workloads.planner.models import model_of
@@ -36,24 +37,17 @@ def test_questions_print_what_they_compute() -> None:
 @pytest.mark.parametrize(
     ("model", "gpus", "batch", "axes"),
     [
-        ("llama3-8b", 64, 64, {"fsdp": 64}),
-        ("llama3-70b", 64, 64, {"fsdp": 8, "tp": 8}),
-        ("mixtral-8x7b", 64, 64, {"fsdp": 64, "ep": 8}),
+        (model_of("llama3-8b"), 64, 64, {"fsdp": 64}),
+        (model_of("llama3-70b"), 64, 64, {"fsdp": 8, "tp": 8}),
+        (model_of("mixtral-8x7b"), 64, 64, {"fsdp": 64, "ep": 8}),
+        (model_of("llama3-405b"), 4096, 1024, {"dp": 64, "pp": 8, "tp": 8}),
+        (model_of("llama3-405b", 131072), 4096, 1024, {"dp": 4, "pp": 8, "cp": 16, "tp": 8}),
     ],
 )
 def test_rule_of_thumb_follows_the_size(
-    model: str, gpus: int, batch: int, axes: dict[str, int]
+    model: StepSpec, gpus: int, batch: int, axes: dict[str, int]
 ) -> None:
     rule = apply_rule_of_thumb(make_request(model, gpus, batch), H100)
     assert rule.run is not None
     assert rule.run.spec.dims.sizes == axes
     assert rule.run.fits
-
-
-@pytest.mark.parametrize(("sequence", "axes"), [(8192, {"tp", "pp", "dp"}), (131072, {"cp"})])
-def test_rule_of_thumb_of_large_models(sequence: int, axes: set[str]) -> None:
-    request = make_request(model_of("llama3-405b", sequence), 4096, 1024)
-    rule = apply_rule_of_thumb(request, H100)
-    assert rule.run is not None
-    assert axes <= rule.run.spec.dims.sizes.keys()
-    assert rule.run.spec.dims.tp == 8
