@@ -13,6 +13,8 @@ from click.shell_completion import CompletionItem
 from parbench.bench.text import UserError, format_list
 
 RUNS_FOLDER = Path("runs")
+FILE_PATH = click.Path(path_type=Path)
+"""The type of an argument that is the path of any file or folder."""
 FIGURE_FORMATS = ("png", "svg", "pdf")
 format_option = partial(
     click.option, "--format", "form", show_default=True, help="The output format."

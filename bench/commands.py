@@ -20,6 +20,7 @@ from parbench.bench.choices import (
     RUN_FORMATS,
 )
 from parbench.bench.command_line import (
+    FILE_PATH,
     RUNS_FOLDER,
     CaseName,
     GroupedCommand,
@@ -86,7 +87,7 @@ _RESUME_OPTIONS = {"resume", "nodes", "budget", *_RUN_OPTIONS["Output"]} - {"lin
 limits_option = click.option(
     "--limits",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=FILE_PATH,
     help='Check limits of a TOML file, such as "workload.ddp" = { exposed_fraction = "<=10%" }.',
 )
 
@@ -133,7 +134,7 @@ limits_option = click.option(
     "--cases",
     "cases_file",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=FILE_PATH,
     help="TOML or JSON file of cases, and of: preset, nproc, backend, device, repetitions, budget, "
     "timeout.",
 )
@@ -187,7 +188,7 @@ limits_option = click.option(
     "unless set.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print only the verdicts and the run's folder.")
-@click.option("--out", type=click.Path(path_type=Path), default=RUNS_FOLDER, help="Where runs go.")
+@click.option("--out", type=FILE_PATH, default=RUNS_FOLDER, help="Where runs go.")
 @limits_option
 @click.option(
     "--link",
@@ -414,7 +415,7 @@ Exit codes: 0 all fine; 1 a device, link or port is bad; 2 bad input; 4 somethin
 @click.option("--inject", metavar="WHAT", help="Disturb a rank as a test: slow:1:20% or corrupt:1.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=FILE_PATH,
     default=Path("runs/check"),
     help="Where runs go.",
 )
@@ -422,7 +423,7 @@ Exit codes: 0 all fine; 1 a device, link or port is bad; 2 bad input; 4 somethin
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=FILE_PATH,
     help="Also write it to this file, as JSON.",
 )
 @click.pass_obj

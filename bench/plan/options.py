@@ -101,11 +101,6 @@ class Options:
     nodelist: str | None = None
 
     @property
-    def allows_single_rank(self) -> bool:
-        """True if the user asks for exactly one rank, which communicates with no other rank."""
-        return self.nproc == 1
-
-    @property
     def has_named_cases(self) -> bool:
         """True if the options name cases, so that the preset does not select them."""
         return bool(self.names or self.entries or self.targets)
@@ -342,14 +337,26 @@ def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, N
     machine = inspect_rank_machine(os.environ, None)
     if joined is not None:
         return _choose_joined_ranks(options, joined, machine), None
-    spec = choose_world(
+    return _choose_world(options, machine, options.nproc), None
+
+
+def _choose_world(
+    options: Options,
+    machine: Machine,
+    nproc: int | None,
+    *,
+    has_other_ranks: bool = False,
+    one_gpu_options: str = "--nproc 1 --device cuda",
+) -> WorldSpec:
+    """Return the ranks on this machine. One rank needs ``--nproc 1``, or other ranks elsewhere."""
+    return choose_world(
         machine,
-        nproc=options.nproc,
+        nproc=nproc,
         backend=options.backend,
         device=options.device,
-        allow_single=options.allows_single_rank,
+        allow_single=options.nproc == 1 or has_other_ranks,
+        one_gpu_options=one_gpu_options,
     )
-    return spec, None
 
 
 def _choose_joined_ranks(options: Options, joined: Joined, machine: Machine) -> WorldSpec:
@@ -362,13 +369,8 @@ def _choose_joined_ranks(options: Options, joined: Joined, machine: Machine) -> 
         raise UserError(f"--nproc {options.nproc}: {problem}", hint="leave out --nproc")
     # A launcher that binds each rank to cores leaves this rank only its own.
     cores_of_launcher = try_call(lambda: count_available_cores(pid=os.getppid())) or 1
-    spec = choose_world(
-        replace(machine, cores=max(machine.cores, cores_of_launcher)),
-        nproc=joined.local_size,
-        backend=options.backend,
-        device=options.device,
-        allow_single=options.allows_single_rank or joined.size > 1,
-    )
+    machine = replace(machine, cores=max(machine.cores, cores_of_launcher))
+    spec = _choose_world(options, machine, joined.local_size, has_other_ranks=joined.size > 1)
     return replace(spec, nproc=joined.size, nodes=math.ceil(joined.size / joined.local_size))
 
 
@@ -380,12 +382,11 @@ def _choose_srun_ranks(options: Options, allocation: Allocation) -> tuple[WorldS
     has_one_gpu = machine.torch_has_cuda and len(machine.gpus) == 1
     if ntasks_per_node is None and has_one_gpu and has_several_nodes and options.device != "cpu":
         ntasks_per_node = 1
-    spec = choose_world(
+    spec = _choose_world(
+        options,
         machine,
-        nproc=ntasks_per_node,
-        backend=options.backend,
-        device=options.device,
-        allow_single=options.allows_single_rank or has_several_nodes,
+        ntasks_per_node,
+        has_other_ranks=has_several_nodes,
         one_gpu_options="--nproc 1",
     )
     layout = choose_layout(
@@ -454,7 +455,7 @@ def _apply_mesh(options: Options, joined: Joined | None) -> Options:
         raise UserError(conflict, hint="leave out one of them")
     options = replace(options, settings={**settings, "mesh": mesh})
     sizes = {_count_mesh_ranks(text) for text in mesh.split(";")}
-    is_possible = len(sizes) == 1 and (sizes != {1} or options.allows_single_rank)
+    is_possible = len(sizes) == 1 and (sizes != {1} or options.nproc == 1)
     if is_possible and options.nproc is None and joined is None and options.launcher == "local":
         return replace(options, nproc=sizes.pop())
     return options

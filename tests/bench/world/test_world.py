@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -197,40 +197,28 @@ def test_process_group_is_made_once(two_ranks: Ranks, groups: list[str], count: 
     assert counts == [count, count]
 
 
-def test_nccl_splits_all_groups_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def list_splits(world: World) -> tuple[list[Any], list[Any]]:
+    """Return the partitions that NCCL splits, and this rank's group of each text."""
     splits: list[list[list[int]]] = []
 
     def split(*, split_ranks: list[list[int]]) -> str:
         splits.append(split_ranks)
         return f"group {len(splits)}"
 
-    monkeypatch.setattr(dist, "split_group", split)
-    monkeypatch.setattr(dist, "new_group", None)
-    all_ranks, control = cast(list[dist.ProcessGroup], ["all ranks", "control"])
-    world = World(
-        rank=2,
-        size=4,
-        global_rank=2,
-        hosts=("a",) * 4,
-        device=torch.device("cuda", 2),
-        backend="nccl",
-        group=all_ranks,
-        control=control,
-        clock=Clock(offsets_ns=(0,) * 4, uncertainty_ns=0, method="one clock"),
-        seed=0,
-    )
     groups: list[Any] = []
-    for text in ("pairs", "strided:2", "pairs", "contiguous:4"):
-        own_world = select_subgroup(world, {"group": text, "concurrent": True}).world
-        assert own_world is not None
-        groups.append((own_world.group, own_world.rank, own_world.size))
+    nccl_world: Any = replace(world, backend="nccl", group="all", process_groups={})
+    with mock.patch.multiple(dist, split_group=split, new_group=None):
+        for text in ("pairs", "strided:2", "pairs", "contiguous:4"):
+            own_world = select_subgroup(nccl_world, {"group": text, "concurrent": True}).world
+            assert own_world is not None
+            groups.append((own_world.group, own_world.rank, own_world.size))
+    return splits, groups
+
+
+def test_nccl_splits_all_groups_in_one_call(four_ranks: Ranks) -> None:
+    _, _, (splits, groups), _ = four_ranks.call(f"{THIS_MODULE}:list_splits")
     assert splits == [[[0, 1], [2, 3]], [[0, 2], [1, 3]]]
-    assert groups == [
-        ("group 1", 0, 2),
-        ("group 2", 1, 2),
-        ("group 1", 0, 2),
-        ("all ranks", 2, 4),
-    ]
+    assert groups == [("group 1", 0, 2), ("group 2", 1, 2), ("group 1", 0, 2), ("all", 2, 4)]
 
 
 def test_groups_end_with_the_world(join: Join) -> None:
