@@ -238,26 +238,18 @@ def test_ranks_are_spread_over_allocation() -> None:
 
 
 @pytest.mark.usefixtures("_allocation")
-def test_login_node_plans_for_nodes_of_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = replace(MACHINE, gpus=(GPU,) * 8, torch_has_cuda=True)
-    monkeypatch.setattr(slurm_allocation, "_inspect_node", lambda number, environ: node)
-    monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
-    monkeypatch.delenv("SLURMD_NODENAME")
-    run_plan = plan(SRUN)
-    assert run_plan.backend == "nccl"
-    assert run_plan.nproc == 32
-
-
-@pytest.mark.usefixtures("_allocation")
-def test_one_gpu_on_each_node_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = replace(MACHINE, gpus=(GPU,), torch_has_cuda=True)
+@pytest.mark.parametrize("num_gpus", [1, 8])
+def test_every_gpu_of_each_node_is_measured(
+    monkeypatch: pytest.MonkeyPatch, num_gpus: int
+) -> None:
+    node = replace(MACHINE, gpus=(GPU,) * num_gpus, torch_has_cuda=True)
     monkeypatch.setattr(
         options_module, "inspect_rank_machine", lambda environ, allocation: node
     )
     monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
     run_plan = plan(SRUN)
     assert run_plan.backend == "nccl"
-    assert run_plan.spread == NodeLayout(nodes=4, ntasks_per_node=1)
+    assert run_plan.spread == NodeLayout(nodes=4, ntasks_per_node=num_gpus)
 
 
 @pytest.mark.usefixtures("_allocation")
