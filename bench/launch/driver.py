@@ -20,7 +20,7 @@ from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE
 from parbench.bench.machine.host_load import LoadMeter
 from parbench.bench.plan.cases import Case, group_by_variables
-from parbench.bench.plan.plan import Plan, SkippedCase, compute_sampling_seconds, get_case_weight
+from parbench.bench.plan.plan import SkippedCase, compute_sampling_seconds, get_case_weight
 from parbench.bench.results.records import Record, SkipReason
 from parbench.bench.results.runs import RepetitionInfo, Run, add_repetition, utc_now
 
@@ -241,8 +241,7 @@ class Driver:
         """Return the job of new ranks for the pending cases of a repetition."""
         cases = list(repetition.cases.values())
         measure = self._plan.measure
-        half_widths = self._recorder.half_widths
-        weights = [compute_weight(case, half_widths.get(case.id), self._plan) for case in cases]
+        weights = [get_case_weight(case) for case in cases]
         costs = [self._budget.costs.estimate_case(case) for case in cases]
         blocks = make_blocks(
             cases,
@@ -294,16 +293,3 @@ class Driver:
         repetition.records.append(record)
         repetition.partial_outcomes.pop(case.id, None)
         del repetition.cases[case.id]
-
-
-def compute_weight(case: Case, half_width: float | None, plan: Plan) -> float:
-    """Return the weight by which a case gets a share of time.
-
-    Steps have a larger weight than collectives, and an imprecise case has a larger weight than a
-    precise one. ``half_width`` is the relative half-width of the interval in earlier repetitions,
-    None if it is unknown.
-    """
-    weight = get_case_weight(case)
-    if half_width is not None:
-        weight *= min(max(half_width / plan.measure.precision, 0.2), 5.0)
-    return weight

@@ -28,7 +28,6 @@ from parbench.bench.results.runs import (
     utc_now,
     write_run_info,
 )
-from parbench.bench.results.stats import estimate_median
 
 FAILED_STATUSES = ("failed", "hang", "wrong")
 
@@ -63,8 +62,6 @@ class Recorder:
             record.case.id: record for record in run.records if record.status in FAILED_STATUSES
         }
         """The last bad record of each case that is not measured again, by the id of the case."""
-        self.half_widths: dict[str, float | None] = {}
-        """The relative half-width of the last interval of each case, by the id of the case."""
         self.cleanup_notes: list[str] = []
         """Sentences about processes and GPU memory that remained when the last ranks were ended."""
 
@@ -102,14 +99,13 @@ class Recorder:
         result = {name: getattr(outcome, name) for name in RecordedOutcome.__struct_fields__}
         notes = [*self._info.plan.notes, *self._placement_notes, *self.cleanup_notes]
         result["notes"] = [*notes, *outcome.notes]
-        samples = outcome.samples
         fault = self._info.plan.injection
         record = Record(
             **result,
             case=case,
             world=self._world,
             repetition=repetition,
-            noise=compute_noise(samples),
+            noise=compute_noise(outcome.samples),
             injected="" if fault is None else fault.text,
             environment=self._environment,
             emulation=self._info.plan.emulation,
@@ -119,9 +115,6 @@ class Recorder:
         self._writer.write(record)
         if record.status in FAILED_STATUSES:
             self.failures[case.id] = record
-        if samples.values:
-            estimate = estimate_median(samples.values, samples.samples_per_block)
-            self.half_widths[case.id] = estimate.half_width
         self._on_record(record)
         if outcome.raw:
             self._writer.write_file(make_samples_path(record), outcome.raw)
