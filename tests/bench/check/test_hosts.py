@@ -23,17 +23,18 @@ from tests.support.refusals import usage_error
 from tests.support.trees import write_tool
 
 
-def build_health(host: str, speed: float = 1.0, **fields: Any) -> Health:
+def build_health(
+    host: str, speed: float = 1.0, *, num_repetitions: int = 3, **fields: Any
+) -> Health:
     """Return a host of two GPUs of a relative speed."""
     flops = speed * 1e12
-    repetitions = {0: flops, 1: flops, 2: flops}
+    repetitions = dict.fromkeys(range(num_repetitions), flops)
     rate = Rate(unit="FLOP/s", value=flops, repetitions=repetitions)
-    gpu = Device(host=host, name="", uuid="", kind="H100", rank=0, rates={"float32": rate})
-    first = replace(gpu, name="GPU 0", uuid=f"{host}0")
-    second = replace(gpu, name="GPU 1", uuid=f"{host}1", rank=1)
-    health = Health(
-        host=host, started="2026", seconds=41.0, device="cuda", devices=(first, second)
+    devices = tuple(
+        Device(host=host, name=f"GPU {rank}", kind="H100", rank=rank, rates={"float32": rate})
+        for rank in range(2)
     )
+    health = Health(host=host, started="2026", seconds=41.0, device="cuda", devices=devices)
     return replace(health, **fields)
 
 
@@ -129,19 +130,11 @@ def test_slow_host_is_found_among_hosts() -> None:
     assert "n3 GPU 0 and n3 GPU 1: 20 % under its peers" in text
 
 
-@pytest.mark.parametrize("num_devices", [1, 2])
-def test_host_without_peers_is_not_ok(num_devices: int) -> None:
+def test_host_without_peers_is_not_ok() -> None:
     """Two hosts have no time for the third repetition, so the slow one has no peers."""
-    answers = []
-    for host, speed, num_repetitions in (("n1", 1.0, 2), ("n2", 1.0, 2), ("n3", 0.3, 3)):
-        health = build_health(host, speed)
-        rate = health.devices[0].rates["float32"]
-        repetitions = dict(list(rate.repetitions.items())[:num_repetitions])
-        rates = {"float32": replace(rate, repetitions=repetitions)}
-        devices = [replace(device, rates=rates) for device in health.devices[:num_devices]]
-        problems = ("gemm: out of time",) if num_repetitions < 3 else ()
-        answers.append(build_health(host, speed, devices=tuple(devices), problems=problems))
-    compared = compare_hosts(answers)
+    short: dict[str, Any] = {"num_repetitions": 2, "problems": ("gemm: out of time",)}
+    slow = build_health("n3", 0.3)
+    compared = compare_hosts([build_health("n1", **short), build_health("n2", **short), slow])
     assert [result.verdict for result in compared] == ["did not run"] * 2 + ["not compared"]
     assert compute_exit_code(compared) == 4
     assert compute_exit_code(compared[2:]) == 4
@@ -149,7 +142,7 @@ def test_host_without_peers_is_not_ok(num_devices: int) -> None:
     assert "3 hosts: 0 bad, 2 did not run, 1 not compared" in text
     assert "not compared  n3 GPU 0: float32" in text
     assert "ok " not in text
-    assert compute_exit_code(compare_hosts(answers[2:])) == 0, "a single host needs no peers"
+    assert compute_exit_code(compare_hosts([slow])) == 0, "a single host needs no peers"
 
 
 def test_gpu_that_other_hosts_have_is_missing() -> None:
@@ -201,8 +194,7 @@ def test_hosts_that_check_cores_next_to_gpus_are_not_fine() -> None:
 @pytest.mark.parametrize("is_gpu", [True, False])
 def test_threshold_of_cores_is_higher(is_gpu: bool) -> None:
     devices = []
-    for index, speed in enumerate((1.0, 0.92, 1.0, 1.0)):
-        first, _ = build_health(f"n{index}", speed).devices
-        devices.append(replace(first, is_gpu=is_gpu))
+    for speed in (1.0, 0.92, 1.0, 1.0):
+        devices.append(replace(build_health("n1", speed).devices[0], is_gpu=is_gpu))
     verdicts = [device.verdict for device in compare_with_peers(devices)]
     assert verdicts == ["ok", "bad" if is_gpu else "ok", "ok", "ok"]

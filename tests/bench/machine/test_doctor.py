@@ -171,17 +171,13 @@ def test_silent_gpu_is_a_finding(machine: dict[str, Any]) -> None:
     assert findings["device"].facts == UNKNOWN
 
 
-@pytest.mark.parametrize(
-    ("driver", "disturbs", "fix"), [("12.4", True, "for CUDA 12"), ("13.0", False, "")]
-)
-def test_driver_is_compared_with_cuda_of_torch(driver: str, disturbs: bool, fix: str) -> None:
+@pytest.mark.parametrize(("driver", "disturbs"), [("12.4", True), ("13.0", False)])
+def test_driver_is_compared_with_cuda_of_torch(driver: str, disturbs: bool) -> None:
     versions = {"driver_cuda_version": driver, "torch_cuda_version": "13.2"}
     finding = diagnose({**TWO_GPUS, **versions})["gpu cuda"]
     assert finding.disturbs is disturbs
-    assert fix in finding.fix
-    assert bool(finding.fix) == bool(fix)
-    assert driver in finding.facts
-    assert "13.2" in finding.facts
+    assert f"up to {driver}" in finding.facts
+    assert "for CUDA 13.2" in finding.facts
 
 
 def test_run_on_cores_has_no_findings_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
