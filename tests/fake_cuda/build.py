@@ -75,9 +75,9 @@ def run(*command: str | Path) -> str:
     """Run a command and return its output; raise with the errors it printed."""
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     if completed.returncode != 0:
-        words = " ".join(map(str, command))
+        command_line = " ".join(map(str, command))
         raise RuntimeError(
-            f"{words} failed:\n{completed.stdout[-2000:]}{completed.stderr[-4000:]}"
+            f"{command_line} failed:\n{completed.stdout[-2000:]}{completed.stderr[-4000:]}"
         )
     return completed.stdout
 
@@ -159,10 +159,10 @@ def compile_stub(installation: Installation) -> None:
 
 def find_needed(libraries: Sequence[Path]) -> set[str]:
     """Return the names of the CUDA libraries that these libraries need and torch does not have."""
-    own = {path.name for path in libraries}
+    own_names = {path.name for path in libraries}
     output = "".join(run("readelf", "-d", path) for path in libraries)
     needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", output))
-    return {name for name in needed - own if CUDA_LIBRARY.match(name)}
+    return {name for name in needed - own_names if CUDA_LIBRARY.match(name)}
 
 
 if __name__ == "__main__":

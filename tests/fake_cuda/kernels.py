@@ -130,7 +130,7 @@ def efficient_attention_backward(
     key: Any,
     value: Any,
     bias: Any,
-    out: Any,
+    output: Any,
     logsumexp: Any,
     seed: Any,
     offset: Any,
@@ -140,7 +140,7 @@ def efficient_attention_backward(
     *,
     scale: float | None = None,
 ) -> Any:
-    args = (gradient, query, key, value, out, logsumexp)
+    args = (gradient, query, key, value, output, logsumexp)
     options = {"bias": bias, "dropout": dropout, "causal": causal, "scale": scale}
     return (*attend_backward(*args, **options), None)
 
@@ -166,7 +166,7 @@ def flash_attention_backward(
     query: Any,
     key: Any,
     value: Any,
-    out: Any,
+    output: Any,
     logsumexp: Any,
     cum_seq_q: Any,
     cum_seq_k: Any,
@@ -179,7 +179,7 @@ def flash_attention_backward(
     *,
     scale: float | None = None,
 ) -> Any:
-    args = (gradient, query, key, value, out, logsumexp)
+    args = (gradient, query, key, value, output, logsumexp)
     return attend_backward(*args, bias=None, dropout=dropout, causal=causal, scale=scale)
 
 

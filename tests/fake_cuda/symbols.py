@@ -54,8 +54,8 @@ def list_symbols(paths: Iterable[Path], *options: str) -> set[str]:
     """Return the names that ``nm`` prints for libraries or objects, without versions."""
     command = ["nm", "--format=posix", *options, *map(str, paths)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    words = (line.split() for line in output.splitlines())
-    return {line[0].partition("@")[0] for line in words if len(line) > 1}
+    rows = (line.split() for line in output.splitlines())
+    return {row[0].partition("@")[0] for row in rows if len(row) > 1}
 
 
 def error_code(name: str) -> int:

@@ -162,12 +162,12 @@ def test_step_communicates_on_its_stream(
     case = measured[name, mode]
     for regions in case.regions:
         region = regions[-1]
-        streams = {call.words["stream"] for call in region.communication}
+        streams = {call.fields["stream"] for call in region.communication}
         if mode == "async" or name.startswith("p2p."):
             # The group's own stream: the events of the timed region wait for it.
             assert region.stream not in streams
             assert region.calls[-1].name == "cudaStreamWaitEvent"
-            assert region.calls[-1].words["stream"] == region.stream
+            assert region.calls[-1].fields["stream"] == region.stream
         else:
             assert streams == {region.stream}
 

@@ -85,8 +85,8 @@ def test_step_neither_waits_nor_allocates(two_ranks_on_stub: RanksOnStub, name: 
 def test_ranks_communicate_in_the_same_order(two_ranks_on_stub: RanksOnStub) -> None:
     run_on_ranks(two_ranks_on_stub, "measure_case", "hsdp")
     traces = two_ranks_on_stub.traces()
-    for name, (order, *others) in collective_orders(traces).items():
-        assert all(other == order for other in others), name
+    for name, (first_order, *orders) in collective_orders(traces).items():
+        assert all(order == first_order for order in orders), name
 
 
 def test_only_the_world_communicator_is_left(two_ranks_on_stub: RanksOnStub) -> None:

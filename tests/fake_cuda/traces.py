@@ -22,15 +22,15 @@ COLLECTIVES = (
 
 @dataclass(frozen=True)
 class Call:
-    """One call: nanoseconds of the host's monotonic clock, thread, function and its words."""
+    """One call: nanoseconds of the host's monotonic clock, thread, function and its fields."""
 
     time_ns: int
     thread: int
     name: str
-    words: dict[str, str]
+    fields: dict[str, str]
 
-    def number(self, word: str) -> int:
-        return int(self.words[word])
+    def number(self, field: str) -> int:
+        return int(self.fields[field])
 
     @property
     def is_communication(self) -> bool:
@@ -39,7 +39,7 @@ class Call:
     @property
     def waits_for_device(self) -> bool:
         """Return True if the host waits; a copy to memory that is not pinned does so too."""
-        return self.name in SYNCHRONIZING or self.words.get("waits") == "1"
+        return self.name in SYNCHRONIZING or self.fields.get("waits") == "1"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Trace:
     def communicators(self) -> dict[str, tuple[int, int]]:
         """The rank in each communicator, and its number of ranks, by the communicator's name."""
         return {
-            call.words["communicator"]: (call.number("rank"), call.number("ranks"))
+            call.fields["communicator"]: (call.number("rank"), call.number("ranks"))
             for call in self.named("ncclCommInit")
         }
 
@@ -68,14 +68,14 @@ class Trace:
 
     def between(self, start: str, end: str) -> list[Call]:
         """Return the calls between two marks."""
-        texts = [call.words["text"] if call.name == "mark" else "" for call in self.calls]
+        texts = [call.fields["text"] if call.name == "mark" else "" for call in self.calls]
         return self.calls[texts.index(start) + 1 : texts.index(end)]
 
 
 def parse_call(line: str) -> Call:
     time_ns, thread, name, text = line.split("\t")
-    words = dict(word.split("=", 1) for word in text.split())
-    return Call(int(time_ns), int(thread), name, words)
+    fields = dict(field.split("=", 1) for field in text.split())
+    return Call(int(time_ns), int(thread), name, fields)
 
 
 def read_traces(folder: Path) -> list[Trace]:
@@ -105,10 +105,10 @@ def timed_regions(calls: Sequence[Call]) -> Iterator[Region]:
     recorded: dict[str, int] = {}
     for place, call in enumerate(calls):
         if call.name == "cudaEventRecord":
-            recorded[call.words["event"]] = place
+            recorded[call.fields["event"]] = place
         elif call.name == "cudaEventElapsedTime":
-            start, end = recorded[call.words["start"]], recorded[call.words["end"]]
-            yield Region(calls[start].words["stream"], list(calls[start + 1 : end]))
+            start, end = recorded[call.fields["start"]], recorded[call.fields["end"]]
+            yield Region(calls[start].fields["stream"], list(calls[start + 1 : end]))
 
 
 def collective_orders(traces: Sequence[Trace]) -> dict[str, list[list[str]]]:
@@ -117,7 +117,7 @@ def collective_orders(traces: Sequence[Trace]) -> dict[str, list[list[str]]]:
     for trace in traces:
         order: dict[str, list[str]] = {name: [] for name in trace.communicators}
         for call in trace.named(*COLLECTIVES):
-            order[call.words["communicator"]].append(f"{call.name} {call.words['bytes']}")
+            order[call.fields["communicator"]].append(f"{call.name} {call.fields['bytes']}")
         for name, calls in order.items():
             orders[name].append(calls)
     return dict(orders)
@@ -125,5 +125,5 @@ def collective_orders(traces: Sequence[Trace]) -> dict[str, list[list[str]]]:
 
 def left_communicators(trace: Trace) -> set[str]:
     """Return the communicators that a process made and neither destroyed nor aborted."""
-    ended = trace.named("ncclCommDestroy", "ncclCommAbort")
-    return trace.communicators.keys() - {call.words["communicator"] for call in ended}
+    end_calls = trace.named("ncclCommDestroy", "ncclCommAbort")
+    return trace.communicators.keys() - {call.fields["communicator"] for call in end_calls}

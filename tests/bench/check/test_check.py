@@ -193,20 +193,11 @@ def test_good_machine_is_ok(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.measures
-@pytest.mark.parametrize(
-    ("args", "reason"),
-    [
-        (["--inject", "slow:1:20%", "--budget", "20s"], "under its peers in"),
-        (["--inject", "corrupt:1", "--budget", "20s"], "wrong results in"),
-    ],
-)
-def test_injected_fault_of_device_is_found(
-    tmp_path: Path, args: list[str], reason: str
-) -> None:
-    code, document = run_check(tmp_path, *args)
+def test_injected_fault_of_device_is_found(tmp_path: Path) -> None:
+    code, document = run_check(tmp_path, "--inject", "slow:1:20%", "--budget", "20s")
     assert code == 1
     assert list_bad(document)[:2] == [False, True]
-    assert reason in document["devices"][1]["reasons"][0]["text"]
+    assert "under its peers in" in document["devices"][1]["reasons"][0]["text"]
 
 
 STEP = "srun --overlap --mpi=none --cpu-bind=none -N1 -n1"

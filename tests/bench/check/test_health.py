@@ -261,11 +261,8 @@ def test_slow_host_is_bad_only_among_peers_of_its_kind(tmp_path: Path) -> None:
         assert device.verdict == "ok"
 
 
-@pytest.mark.parametrize(("device", "has_load"), [("cuda", True), ("cpu", False)])
-def test_check_loads_all_gpus_for_ten_seconds(device: str, has_load: bool) -> None:
-    options = make_options(device, 8, budget="60s", timeout="20s", inject=None)
-    loads = [entry.set for entry in options.entries if "load_seconds" in entry.set]
-    assert len(loads) == int(has_load)
-    for params in loads:
-        assert "group" not in params, "all GPUs at once"
-        assert float(str(params["load_seconds"])) * (options.repetitions or 0) >= 10
+def test_check_loads_all_gpus_for_ten_seconds() -> None:
+    options = make_options("cuda", 8, budget="60s", timeout="20s", inject=None)
+    [params] = [entry.set for entry in options.entries if "load_seconds" in entry.set]
+    assert "group" not in params, "all GPUs at once"
+    assert float(str(params["load_seconds"])) * (options.repetitions or 0) >= 10
