@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from parbench.bench.check.rule import MIN_REPETITIONS
 from parbench.bench.plan.groups import Ranks, parse_pairs
 from parbench.bench.plan.options import Options
 from parbench.bench.plan.plan import Entry
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, load_rank_samples
-from parbench.bench.results.stats import median, quantile
 
 ALONE = {"group": "contiguous:1", "concurrent": "false"}  # one rank at a time
 ALONE_SUFFIX = " alone"
@@ -148,14 +149,12 @@ def _compute_rates(run: Run, record: Record) -> Iterator[tuple[Ranks, float]]:
     if "duration_ns" not in samples:
         return
     seconds = samples["duration_ns"] / 1e9 / int(samples["steps_per_sample"])
-    seconds_by_rank = dict(zip(samples["ranks"].tolist(), seconds.tolist(), strict=True))
-    amount = _compute_amount(record)
-    for ranks in _list_concurrent_groups(record, tuple(seconds_by_rank)):
-        seconds_of_ranks = [seconds_by_rank[rank] for rank in ranks]
-        slowest = [max(sample) for sample in zip(*seconds_of_ranks, strict=True)]
-        is_gpu = record.world.device == "cuda"
-        typical = median(slowest) if is_gpu else quantile(slowest, _CPU_QUANTILE)
-        yield ranks, amount / typical
+    ranks = samples["ranks"].tolist()
+    share = 0.5 if record.world.device == "cuda" else _CPU_QUANTILE
+    for group in _list_concurrent_groups(record, tuple(ranks)):
+        rows = [ranks.index(rank) for rank in group]
+        slowest = seconds[rows].max(axis=0)
+        yield group, _compute_amount(record) / float(np.quantile(slowest, share))
 
 
 def _compute_amount(record: Record) -> float:

@@ -72,7 +72,8 @@ def _find_without_nodes(
     has_no_driver = report.failure.kind == "error" and not driver_folder.exists()
     if report.failure.kind == "hang" or has_no_driver:
         addresses = tuple(gpu.address for gpu in kernel_gpus if not gpu.is_excluded)
-        return addresses or tuple(_list_pci_devices(root, _GPU_CLASSES))
+        devices = _list_pci_devices(root, _GPU_CLASSES)
+        return addresses or tuple(folder.name for folder in devices)
     return ()
 
 
@@ -110,28 +111,25 @@ def _list_openable_minors(root: Path) -> list[str]:
     return minors
 
 
-def _list_pci_devices(root: Path, classes: Iterable[str]) -> dict[str, Path]:
-    """Return the folders of NVIDIA's PCI devices of these classes, by the address of the device.
+def _list_pci_devices(root: Path, classes: Iterable[str]) -> list[Path]:
+    """Return the folders of NVIDIA's PCI devices of these classes.
 
     Devices that a virtual machine uses are left out.
     """
-    devices = {}
+    folders = []
     for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
         is_gpu = (
             _read(folder / "vendor") == _NVIDIA_VENDOR and _read(folder / "class")[:6] in classes
         )
-        is_passed_through = (folder / "driver").resolve().name == "vfio-pci"
-        if is_gpu and not is_passed_through:
-            devices[folder.name.lower()] = folder
-    return devices
+        if is_gpu and (folder / "driver").resolve().name != "vfio-pci":
+            folders.append(folder)
+    return folders
 
 
 def _list_unclaimed(report: GpuReport, root: Path) -> tuple[str, ...]:
     """Return the PCI addresses of GPUs without a driver, if other GPUs answer."""
-    if not report.gpus:
-        return ()
-    devices = _list_pci_devices(root, (_COMPUTE_CLASS,))
-    return tuple(address for address, folder in devices.items() if not (folder / "driver").exists())
+    folders = _list_pci_devices(root, (_COMPUTE_CLASS,)) if report.gpus else []
+    return tuple(folder.name for folder in folders if not (folder / "driver").exists())
 
 
 def _read(path: Path) -> str:
