@@ -76,7 +76,8 @@ def render_devices(devices: Sequence[Device], *, with_host: bool = False) -> lis
     """Return a line for each device with its rates and their gap to the peers in per cent."""
     measured = {name for device in devices for name in device.rates}
     quantities = [quantity for quantity in QUANTITIES if quantity.name in measured]
-    scales = _choose_scales(devices)
+    flops = (_TERA, "TFLOP/s") if devices[0].is_gpu else (_GIGA, "GFLOP/s")
+    scales = {"FLOP/s": flops, "B/s": (_GIGA, "GB/s")}
     titles = [f"{quantity.name} {scales[quantity.unit][1]}" for quantity in quantities]
     columns = ["verdict", "host", "device"] if with_host else ["verdict", "device"]
     rows = [[*columns, *titles]]
@@ -88,14 +89,6 @@ def render_devices(devices: Sequence[Device], *, with_host: bool = False) -> lis
         ]
         rows.append([device.verdict, *names, *rates])
     return format_table(rows, right_aligned=range(len(columns), len(rows[0]))).splitlines()
-
-
-def _choose_scales(devices: Sequence[Device]) -> dict[str, tuple[float, str]]:
-    """Return for each unit the divisor and the name of the unit in which its rates are printed."""
-    rates = [rate for device in devices for rate in device.rates.values()]
-    max_flops = max((rate.value for rate in rates if rate.unit == "FLOP/s"), default=0.0)
-    flops = (_TERA, "TFLOP/s") if max_flops > _TERA else (_GIGA, "GFLOP/s")
-    return {"FLOP/s": flops, "B/s": (_GIGA, "GB/s")}
 
 
 def _format_rate(rate: Rate | None, scale: float) -> str:

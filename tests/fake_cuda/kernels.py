@@ -83,104 +83,60 @@ def implement(library: Any, name: str) -> None:
     library.impl(operator, function, "CUDA", allow_override=True, with_keyset=True)
 
 
-def attend(*args: Any, bias: Any, dropout: float, causal: bool, scale: float | None) -> Any:
-    """Return output and log of sums as the attention of the CPU computes them."""
+def bind_arguments(
+    operator: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of an operator on the CPU by name, with its defaults."""
+    arguments = operator.default._schema.arguments
+    values = {argument.name.rstrip("_"): argument.default_value for argument in arguments}
+    values |= dict(zip(values, args, strict=False)) | kwargs
+    return {name: to_host(value) for name, value in values.items()}
+
+
+def attend(name: str, tensors: str, *args: Any, **kwargs: Any) -> Any:
+    """Return what the attention of the CPU computes from these tensors of an operator's arguments.
+
+    ``name`` is that of the operator without its prefix.
+    """
     import torch
 
     torch.zeros(1, device="cuda")  # stands for the kernel
     settle()
-    forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    query, key, value, mask = map(to_host, (*args, bias))
-    return to_device(forward(query, key, value, dropout, causal, attn_mask=mask, scale=scale))
-
-
-def attend_backward(
-    *args: Any, bias: Any, dropout: float, causal: bool, scale: float | None
-) -> Any:
-    """Return gradients of query, key and value, from those of the output and what forward gave."""
-    import torch
-
-    torch.zeros(1, device="cuda")
-    settle()
-    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    gradients = backward(
-        *map(to_host, args), dropout, causal, attn_mask=to_host(bias), scale=scale
+    operator = getattr(torch.ops.aten, f"_scaled_dot_product_{name}")
+    direction = "_backward" if name.endswith("_backward") else ""
+    on_cpu = getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{direction}")
+    values = bind_arguments(operator, args, kwargs)
+    return to_device(
+        on_cpu(
+            *(values[tensor] for tensor in tensors.split()),
+            values["dropout_p"],
+            values["is_causal"],
+            attn_mask=values.get("attn_bias"),
+            scale=values["scale"],
+        )
     )
-    return to_device(gradients)
 
 
-def efficient_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any,
-    compute_log_sumexp: bool,
-    dropout: float = 0.0,
-    causal: bool = False,
-    *,
-    scale: float | None = None,
-) -> Any:
-    result = attend(query, key, value, bias=bias, dropout=dropout, causal=causal, scale=scale)
-    return (*result, *random_state())
+INPUTS = "query key value"
+RESULTS = f"grad_out {INPUTS} out logsumexp"
 
 
-def efficient_attention_backward(
-    gradient: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any,
-    output: Any,
-    logsumexp: Any,
-    seed: Any,
-    offset: Any,
-    dropout: float,
-    mask: Any,
-    causal: bool = False,
-    *,
-    scale: float | None = None,
-) -> Any:
-    args = (gradient, query, key, value, output, logsumexp)
-    options = {"bias": bias, "dropout": dropout, "causal": causal, "scale": scale}
-    return (*attend_backward(*args, **options), None)
+def efficient_attention(*args: Any, **kwargs: Any) -> Any:
+    return (*attend("efficient_attention", INPUTS, *args, **kwargs), *random_state())
 
 
-def flash_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    dropout: float = 0.0,
-    causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-) -> Any:
-    result = attend(query, key, value, bias=None, dropout=dropout, causal=causal, scale=scale)
+def efficient_attention_backward(*args: Any, **kwargs: Any) -> Any:
+    return (*attend("efficient_attention_backward", RESULTS, *args, **kwargs), None)
+
+
+def flash_attention(query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+    result = attend("flash_attention", INPUTS, query, key, *args, **kwargs)
     seed, offset = random_state()
-    lengths = (query.shape[2], key.shape[2])
-    return (*result, None, None, *lengths, seed, offset, seed)
+    return (*result, None, None, query.shape[2], key.shape[2], seed, offset, seed)
 
 
-def flash_attention_backward(
-    gradient: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    output: Any,
-    logsumexp: Any,
-    cum_seq_q: Any,
-    cum_seq_k: Any,
-    max_q: int,
-    max_k: int,
-    dropout: float,
-    causal: bool,
-    seed: Any,
-    offset: Any,
-    *,
-    scale: float | None = None,
-) -> Any:
-    args = (gradient, query, key, value, output, logsumexp)
-    return attend_backward(*args, bias=None, dropout=dropout, causal=causal, scale=scale)
+def flash_attention_backward(*args: Any, **kwargs: Any) -> Any:
+    return attend("flash_attention_backward", RESULTS, *args, **kwargs)
 
 
 def random_state() -> tuple[Any, Any]:
