@@ -33,10 +33,9 @@ from parbench.reports.traces.trace_evidence import PredictSeconds, collect_evide
 MAX_RANK_ROWS = 16
 MAX_BOXES = 4000
 """The boxes that the timeline draws."""
-STEP_COLUMN = Column("step", kind="s", help="time of a step", is_result=True)
 RANK_COLUMNS = (
     Column("rank", kind="count", help="global rank"),
-    STEP_COLUMN,
+    Column("step", kind="s", help="time of a step"),
     Column("compute", kind="percent", is_result=True, help="computation"),
     Column(
         "exposed",
@@ -89,11 +88,37 @@ def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
     dumps = list_dumps(paths)
     if dumps:
         return explain_dumps(dumps)
-    name = f"{len(paths)} traces"
-    if len(paths) == 1:
-        name = paths[0].resolve().name
+    job = read_job(paths)
     predict = make_predictor(load_run(against)) if against else None
-    return build_trace_report(read_job(paths), name, predict, str(against or ""))
+    findings = apply_rules(collect_evidence(job, predict))
+    tables = [_make_rank_table(job), _make_call_table(job, predict)]
+    if job.shared_calls and len(job.ranks) > 1:
+        tables.append(_make_wait_table(job))
+    notes = list(job.notes)
+    if not findings:
+        notes.insert(0, describe_no_finding(MIN_SHARE))
+    if against:
+        notes.append(f"fits: {against}")
+    name = paths[0].resolve().name if len(paths) == 1 else f"{len(paths)} traces"
+    steps = pluralize(job.num_steps, "step")
+    return Report(
+        name=name,
+        verdicts=(_judge_completeness(job),),
+        code=0,
+        runs=(),
+        sections=(Section(id="traces", title="Profiled steps", tables=tables, notes=notes),),
+        findings=findings,
+        figures=lambda: [_chart_median_step(job)],
+        heading=f"{name} · step time {format_seconds(job.step_seconds)} (median of {steps})",
+    )
+
+
+def _chart_median_step(job: TracedJob) -> Chart:
+    """Return the timeline of the median step of a job."""
+    caption = "Waiting is hatched or empty."
+    return chart_timeline(
+        "step", "Profiled step", caption, build_timeline(job), max_boxes=MAX_BOXES
+    )
 
 
 def make_predictor(run: Run) -> PredictSeconds:
@@ -116,40 +141,6 @@ def make_predictor(run: Run) -> PredictSeconds:
         return fit.predict(facts.num_bytes)
 
     return predict
-
-
-def build_trace_report(
-    job: TracedJob, name: str, predict: PredictSeconds | None = None, run_name: str = ""
-) -> Report:
-    """Return the report on a job. ``run_name`` is the run with the fits of ``predict``."""
-    findings = apply_rules(collect_evidence(job, predict))
-    tables = [_make_rank_table(job), _make_call_table(job, predict)]
-    if job.shared_calls and len(job.ranks) > 1:
-        tables.append(_make_wait_table(job))
-    notes = list(job.notes)
-    if not findings:
-        notes.insert(0, describe_no_finding(MIN_SHARE))
-    if run_name:
-        notes.append(f"fits: {run_name}")
-    section = Section(id="traces", title="Profiled steps", tables=tuple(tables), notes=tuple(notes))
-    steps = pluralize(job.num_steps, "step")
-    return Report(
-        name=name,
-        verdicts=(_judge_completeness(job),),
-        code=0,
-        runs=(),
-        sections=(section,),
-        findings=findings,
-        figures=lambda: [_chart_median_step(job)],
-        heading=f"{name} · step time {format_seconds(job.step_seconds)} (median of {steps})",
-    )
-
-
-def _chart_median_step(job: TracedJob) -> Chart:
-    """Return the timeline of the median step of a job."""
-    timeline = build_timeline(job)
-    caption = "Waiting is hatched or empty."
-    return chart_timeline("step", "Profiled step", caption, timeline, max_boxes=MAX_BOXES)
 
 
 def _judge_completeness(job: TracedJob) -> ReportVerdict:

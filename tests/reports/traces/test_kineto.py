@@ -154,6 +154,14 @@ def test_invalid_json_loses_no_event(
     assert old in text
 
 
+def make_kernel_file(kernel: str) -> RankFile:
+    """Return a step of 100 us with one kernel."""
+    file = RankFile(0, 2)
+    file.step(0, 0.0, 100.0)
+    file.event("kernel", kernel, 10.0, 50.0, 7, correlation=1)
+    return file
+
+
 @pytest.mark.parametrize(
     ("kernel", "op"),
     [
@@ -165,27 +173,20 @@ def test_invalid_json_loses_no_event(
     ],
 )
 def test_kernels_communicate_without_nccl(tmp_path: Path, kernel: str, op: str | None) -> None:
-    file = RankFile(0, 2)
-    file.step(0, 0.0, 100.0)
-    file.event("kernel", kernel, 10.0, 50.0, 7, correlation=1)
-    assert list_operations(read_rank(file.write(tmp_path))) == ([op] if op else [])
+    trace = read_rank(make_kernel_file(kernel).write(tmp_path))
+    assert list_operations(trace) == ([op] if op else [])
 
 
 def test_kernel_that_may_communicate_is_noted(tmp_path: Path) -> None:
-    file = RankFile(0, 2)
-    file.step(0, 0.0, 100.0)
-    file.event("kernel", "all_gather_matmul_kernel", 10.0, 50.0, 7, correlation=1)
-    notes = read_rank(file.write(tmp_path)).notes
-    assert "all_gather_matmul_kernel (0.04 ms)" in notes[0]
+    trace = read_rank(make_kernel_file("all_gather_matmul_kernel").write(tmp_path))
+    assert "all_gather_matmul_kernel (0.04 ms)" in trace.notes[0]
 
 
 def test_operation_is_that_of_the_range_around_the_launch(tmp_path: Path) -> None:
     """SendRecv is the kernel of several operations."""
-    file = RankFile(0, 2)
-    file.step(0, 0.0, 100.0)
+    file = make_kernel_file("ncclDevKernel_SendRecv(int)")
     file.event("user_annotation", "nccl:all_to_all", 5.0, 9.0, 1)
-    file.event("cuda_runtime", "cudaLaunchKernelExC", 6.0, 7.0, 1, correlation=5)
-    file.event("kernel", "ncclDevKernel_SendRecv(int)", 10.0, 50.0, 7, correlation=5)
+    file.event("cuda_runtime", "cudaLaunchKernelExC", 6.0, 7.0, 1, correlation=1)
     assert list_operations(read_rank(file.write(tmp_path))) == ["all_to_all"]
 
 
