@@ -200,11 +200,11 @@ def compare_interleaved(
             comparison = compare_pairs(session.pairs, sides, rule, globs)
             if not {Verdict.UNCONFIRMED, Verdict.TOO_FEW_RUNS} & comparison.verdicts.keys():
                 reason = "every series is decided"
-                return PairedResult(comparison=comparison, num_pairs=num_pairs, reason=reason)
-    if len(session.pairs) == limit:
-        reason = f"{limit} repetitions per side were made"
+                break
     else:
         reason = session.problem or "the budget ended"
+        if len(session.pairs) == limit:
+            reason = f"{limit} repetitions per side were made"
     return PairedResult(
         comparison=compare_pairs(session.pairs, sides, rule, globs),
         num_pairs=len(session.pairs),

@@ -1,5 +1,6 @@
 """Evidence about the links, groups and operations of a run."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
@@ -27,19 +28,17 @@ def collect_rates(data: RunData) -> Iterator[Rates]:
         command = "parbench slurm screen"
         if data.nodes is None:
             command = _build_command(data, results[0], without=LINK_PARAMS, repetitions=5)
-        by_distance: dict[str, dict[str, list[float]]] = {}
-        by_rank: dict[str, dict[str, list[float]]] = {}
+        ranks: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        pairs: dict[str, dict[str, list[float]]] = defaultdict(dict)
         for result in results:
-            source, target = (_get_rank(result, name) for name in LINK_PARAMS)
+            source, target = (int(result.case.params[name]) for name in LINK_PARAMS)
             distance = data.nodes.get_distance(source, target) if data.nodes else ""
             rates = _list_bandwidths(result)
-            by_distance.setdefault(distance, {})[f"link from rank {source} to {target}"] = rates
+            pairs[distance][f"link from rank {source} to {target}"] = rates
             for rank in (source, target):
-                own_rates = by_rank.setdefault(distance, {})
-                own_rates.setdefault(f"links of rank {rank}", []).extend(rates)
-        for distance in by_distance:
-            for by_name in (by_rank[distance], by_distance[distance]):
-                yield Rates(kind="slow-link", scope=distance, by_name=by_name, command=command)
+                ranks[distance][f"links of rank {rank}"] += rates
+        for distance, by_name in (*ranks.items(), *pairs.items()):
+            yield Rates(kind="slow-link", scope=distance, by_name=by_name, command=command)
     groups = [
         result
         for result in known
@@ -138,11 +137,6 @@ def _build_command(data: RunData, result: CaseResult, **options: Any) -> str:
     """Return the command that measures a result's case at its size again."""
     sizes = format_case_size(get_size(result))
     return build_case_command(result.case, data.run, sizes=sizes, **options)
-
-
-def _get_rank(result: CaseResult, param: str) -> int:
-    """Return the rank that a parameter of a result's case names."""
-    return int(result.case.params[param])
 
 
 def _list_bandwidths(result: CaseResult) -> list[float]:
