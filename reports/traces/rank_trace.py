@@ -115,23 +115,17 @@ def list_trace_files(paths: Sequence[Path]) -> list[Path]:
 
 def _list_folder(folder: Path) -> list[Path]:
     """Return the traces of a folder, or of the only folder in it that has some."""
-    files = _list_traces(folder)
-    if files:
-        return files
-    inner_folders = [path for path in sorted(folder.rglob("*")) if path.is_dir()]
-    inner_folders = [path for path in inner_folders if _list_traces(path)]
-    if len(inner_folders) == 1:
-        return _list_traces(inner_folders[0])
-    if inner_folders:
-        count = f"{len(inner_folders)} folders in it contain traces"
-        raise UserError(f"{folder}: {count}. Explain one, such as {inner_folders[-1]}")
-    suffixes = " or ".join(TRACE_SUFFIXES)
-    raise UserError(f"{folder} contains no trace: traces end with {suffixes}")
-
-
-def _list_traces(folder: Path) -> list[Path]:
-    """Return the traces in a folder, sorted by name."""
-    return sorted(path for path in folder.iterdir() if path.name.endswith(TRACE_SUFFIXES))
+    traces = [path for path in sorted(folder.rglob("*")) if path.name.endswith(TRACE_SUFFIXES)]
+    folders = list(dict.fromkeys(path.parent for path in traces))
+    if folder in folders:
+        return [path for path in traces if path.parent == folder]
+    if len(folders) > 1:
+        count = f"{len(folders)} folders in it contain traces"
+        raise UserError(f"{folder}: {count}. Explain one, such as {folders[-1]}")
+    if not traces:
+        suffixes = " or ".join(TRACE_SUFFIXES)
+        raise UserError(f"{folder} contains no trace: traces end with {suffixes}")
+    return traces
 
 
 def read_rank(path: Path) -> TracedRank:
