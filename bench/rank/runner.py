@@ -155,7 +155,7 @@ class CaseRun:
             self._resources.callback(benchmark.close)
         except UserError as error:
             refusal = str(error)
-        if world.is_any_true(benchmark is None or subgroup is None):
+        if world.is_any_true(benchmark is None):
             refusals = world.gather(refusal)
             active = range(len(refusals)) if subgroup is None else subgroup.active
             raise _make_refusal(refusals, active)
@@ -202,9 +202,8 @@ class CaseRun:
     def _make_timer(self, benchmark: Benchmark, subgroup: Subgroup) -> CaseTimer:
         """Return the timer of the case, which delays this rank if a fault of kind late names it."""
         fault = self._fault
-        is_late = fault is not None and fault.kind == "late"
         late_seconds = 0.0
-        if fault is not None and is_late and fault.rank == self._world.global_rank:
+        if fault is not None and (fault.kind, fault.rank) == ("late", self._world.global_rank):
             late_seconds = fault.amount
         return CaseTimer(
             benchmark,

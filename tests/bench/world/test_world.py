@@ -206,7 +206,8 @@ def list_splits(world: World) -> tuple[list[Any], list[Any]]:
         return f"group {len(splits)}"
 
     groups: list[Any] = []
-    nccl_world: Any = replace(world, backend="nccl", group="all", process_groups={})
+    all_ranks: Any = "all"
+    nccl_world = replace(world, backend="nccl", group=all_ranks, process_groups={})
     with mock.patch.multiple(dist, split_group=split, new_group=None):
         for text in ("pairs", "strided:2", "pairs", "contiguous:4"):
             own_world = select_subgroup(nccl_world, {"group": text, "concurrent": True}).world
