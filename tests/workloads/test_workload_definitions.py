@@ -103,7 +103,6 @@ def build(name: str, ranks: int, **params: Any) -> StepSpec:
     ("name", "params", "mesh"),
     [
         ("ddp", {}, "dp=8"),
-        ("fsdp", {}, "fsdp=8"),
         ("hsdp", {}, "dp=2,fsdp=4"),
         ("hsdp", {"mesh": "dp=4,fsdp=2"}, "dp=4,fsdp=2"),
         ("tp_fsdp", {}, "fsdp=4,tp=2"),
@@ -143,14 +142,12 @@ def test_defaults_are_what_people_train_with() -> None:
         ("tp_sp", 4, {"kv_heads": 2}, "kv_heads(2) % tp(4) != 0"),
         ("tp", 2, {"ffn": 513}, "ffn(513) % tp(2) != 0"),
         ("tp_sp", 4, {"sequence": 66}, "sequence(66) % tp(4) != 0"),
-        ("tp_fsdp", 3, {"tp": 2}, "tp(2) != world size(3)"),
         ("hsdp", 4, {"mesh": "dp=2,fsdp=3"}, "dp(2) * fsdp(3) != world size(4)"),
         ("hsdp", 4, {"mesh": "dp=2,tp=2"}, "axes of hybrid"),
         ("cp", 8, {"sequence": 68}, "sequence(68) % cp(8) != 0"),
         ("ddp", 2, {"checkpointing": "all"}, "checkpointing 'all' is not none"),
         ("ddp", 2, {"checkpointing": "full:0"}, "checkpointing 'full:0'"),
         ("ddp", 2, {"compute": "timed:1ms"}, "simulated:20ms"),
-        ("ep_step", 4, {"etp": 2, "tp": 1}, "tp(1) % etp(2) != 0"),
     ],
 )
 def test_impossible_preset_is_refused(

@@ -245,19 +245,19 @@ def _add_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return q + (k + v).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
 
 
-def set_distinct_gradients(model: nn.Module, rank: int, data_size: int, divisor: int) -> None:
+def set_distinct_gradients(model: nn.Module, rank: int, data_size: int) -> None:
     """Give data ranks different gradients, so that a missing gradient changes their mean.
 
     ``rank`` is this rank's index among the ``data_size`` data ranks. The gradient of a Linear is
-    ``divisor`` or 2 ``divisor``, by one bit of ``rank``. The next Linear takes the next bit.
-    Gradients are divided by ``divisor`` before they are summed, and bfloat16 adds integers up to
+    ``data_size`` or twice that, by one bit of ``rank``. The next Linear takes the next bit.
+    Gradients are divided by ``data_size`` before they are summed, and bfloat16 adds integers up to
     256 exactly in every order.
     """
     num_bits = max(1, (data_size - 1).bit_length())
     linears = (module for module in model.modules() if isinstance(module, SimulatedLinear))
     for number, linear in enumerate(linears):
         bit = number % num_bits
-        values = [float(divisor * (1 + (data_rank >> bit & 1))) for data_rank in range(data_size)]
+        values = [float(data_size * (1 + (data_rank >> bit & 1))) for data_rank in range(data_size)]
         linear.gradient_value = values[rank]
         linear.mean_gradient_value = sum(values) / data_size
 

@@ -274,20 +274,18 @@ def report_worst_ratio(
     ``bytes_expected`` and ``bytes_ratio``, each followed by a dot and the axis. The ratio is 0 if a
     rank sends bytes and none are expected, and None if it neither sends nor expects any.
     """
-
-    def compute_ratio(rank: int) -> float:
-        if not expected[rank]:
-            return 0.0 if sent[rank] else 1.0
-        return sent[rank] / expected[rank]
-
-    def compute_difference(rank: int) -> float:
-        return round(abs(compute_ratio(rank) - 1), 9)  # without rounding errors
-
-    rank = max(range(len(sent)), key=lambda rank: (compute_difference(rank), sent[rank]))
+    ratios = []
+    for num_sent, num_expected in zip(sent, expected, strict=True):
+        if num_expected:
+            ratios.append(num_sent / num_expected)
+        else:
+            ratios.append(0.0 if num_sent else 1.0)
+    differences = [round(abs(ratio - 1), 9) for ratio in ratios]  # without rounding errors
+    rank = max(range(len(sent)), key=lambda rank: (differences[rank], sent[rank]))
     values = {
         f"bytes_sent.{axis}": sent[rank],
         f"bytes_expected.{axis}": expected[rank],
-        f"bytes_ratio.{axis}": compute_ratio(rank) if sent[rank] or expected[rank] else None,
+        f"bytes_ratio.{axis}": ratios[rank] if sent[rank] or expected[rank] else None,
     }
     return make_values(values, "ring-optimal, of the rank whose ratio differs most from 1")
 

@@ -288,7 +288,7 @@ class TrainStep(Benchmark):
         """Give data ranks different gradients, so that a missing gradient changes their mean."""
         dims = self.spec.dims
         index = dims.index(self._world.rank, "dp", "fsdp", "cp")
-        set_distinct_gradients(parallel_part.part, index, dims.data_ranks, dims.data_ranks)
+        set_distinct_gradients(parallel_part.part, index, dims.data_ranks)
         summed_over_tp = set(parallel_part.partial_parameters)
         for module in parallel_part.part.modules():
             if isinstance(module, SimulatedLinear) and module.weight in summed_over_tp:

@@ -114,7 +114,7 @@ def make_fills(ranks: int, dtype: torch.dtype) -> tuple[Tensor, float]:
     for rank in range(ranks):
         model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(1, 1)])})
         simulate_linears(model, 1.0, SimulatedCompute(torch.device("cpu")))
-        set_distinct_gradients(model, rank, ranks, ranks)
+        set_distinct_gradients(model, rank, ranks)
         [linear] = [module for module in model.modules() if isinstance(module, SimulatedLinear)]
         fills.append(linear.gradient_value)
         expected = linear.mean_gradient_value
