@@ -1,20 +1,22 @@
 """Attention over ranks: keys travel in a ring or are gathered, tokens are exchanged for heads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single
 from parbench.workloads.collectives import communicate
 from parbench.workloads.context_parallel.attention_kernel import (
     BlockAttention,
+    Kernel,
     OnlineSoftmax,
     SavedQueries,
 )
-from parbench.workloads.model.transformer import Core
+from parbench.workloads.context_parallel.sequence_split import SequenceSplit
+from parbench.workloads.model.transformer import Attention, Core, rotate
 
 # The tags of messages, because keys and gradients travel at the same time.
 KEYS = 1
@@ -169,3 +171,37 @@ def _all_to_all(group: dist.ProcessGroup, by_rank: Tensor) -> Tensor:
     received = torch.empty_like(by_rank, memory_format=torch.contiguous_format)
     dist.all_to_all_single(received, by_rank.contiguous(), group=group)
     return received
+
+
+def build_attention(
+    split: SequenceSplit,
+    rank: int,
+    device: torch.device,
+    groups: Mapping[str, dist.ProcessGroup],
+    kernel: Kernel,
+) -> Core:
+    """Return the attention of a rank of cp.
+
+    ``groups`` has this rank's group of each axis of ``ContextMethod.list_axis_groups``.
+    """
+    method = split.method
+    part_group = groups[method.part_axis] if split.parts > 1 else None
+    gathers_keys = method.keys == "gather"
+    attention_class = AllGatherAttention if gathers_keys else RingAttention
+    attention = attention_class(part_group, kernel, split, rank, device)
+    if split.ulysses == 1:
+        return attention
+    return UlyssesAttention(groups[method.head_axis], attention)
+
+
+def install_attention(model: nn.Module, attention: Core | None, positions: Tensor) -> None:
+    """Let every layer use an attention, and rotate its tokens by their positions (s) in a sequence.
+
+    None leaves each layer's own attention.
+    """
+    for module in model.modules():
+        if isinstance(module, Attention):
+            if attention is not None:
+                module.core = attention
+            if module.rotate is not None:
+                module.rotate = partial(rotate, positions=positions)

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from parbench.bench.world.world import World
-from parbench.workloads.context_parallel.attention import install_attention
+from parbench.workloads.context_parallel.attention_methods import install_attention
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,

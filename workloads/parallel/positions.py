@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from parbench.bench.world.world import World
-from parbench.workloads.context_parallel.attention import build_attention
 from parbench.workloads.context_parallel.attention_kernel import (
     Kernel,
     SimulatedAttention,
     choose_kernel,
 )
+from parbench.workloads.context_parallel.attention_methods import build_attention
 from parbench.workloads.context_parallel.sequence_split import SequenceSplit, split_sequence
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.simulated_compute import SimulatedCompute

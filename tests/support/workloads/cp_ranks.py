@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parbench.bench.world.world import World, make_group
-from parbench.workloads.context_parallel.attention import build_attention
 from parbench.workloads.context_parallel.attention_kernel import CpuFlash, count_pairs
+from parbench.workloads.context_parallel.attention_methods import build_attention
 from parbench.workloads.context_parallel.sequence_split import SequenceSplit, split_sequence
 from parbench.workloads.costs.communication_pattern import bytes_by_axis, list_calls
 from parbench.workloads.costs.step_spec import StepSpec

@@ -12,14 +12,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import backend_registration
 
-from parbench.workloads.context_parallel.attention import (
-    build_attention,
-    install_attention,
-)
 from parbench.workloads.context_parallel.attention_kernel import (
     CudaEfficient,
     CudaFlash,
     Kernel,
+)
+from parbench.workloads.context_parallel.attention_methods import (
+    build_attention,
+    install_attention,
 )
 from parbench.workloads.context_parallel.sequence_split import split_sequence
 from parbench.workloads.expert_parallel.moe_case import make_moe
