@@ -313,12 +313,9 @@ def every_type(session: Session) -> Iterator[Line]:
 
 def memory(session: Session) -> Iterator[Line]:
     """Measure the bandwidth of memory copies and the FLOP/s of GEMMs."""
-    size = "1M" if session.rehearse else "1G"
-    edges = "m=128" if session.rehearse else "m=512,4096"
-    selection = ["memory.copy", "compute.gemm", "--sizes", size]
-    records, line = session.run_parbench(
-        "memory and GEMMs", *session.one_rank_options, *selection, "--set", edges, budget=8
-    )
+    selection = "memory.copy compute.gemm --sizes 1G --set m=512,4096"
+    options = [*session.one_rank_options, *selection.split()]
+    records, line = session.run_parbench("memory and GEMMs", *options, budget=8)
     yield line
     bandwidth = find_metric(records, "memory.copy", "algbw")
     if bandwidth is None:
@@ -448,7 +445,7 @@ PARTS = (
     make_part(page, 30),
 )
 """In the order of their value."""
-NOT_REHEARSED = (one_rank, every_type, steps, on_gloo, hangs)
+NOT_REHEARSED = (one_rank, memory, every_type, steps, on_gloo, hangs)
 """A rehearsal on a CPU leaves these parts out: tests check their plans, or a part is like them."""
 
 
