@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import click
 
@@ -40,8 +40,7 @@ class LimitResult:
     message: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class _LimitCheck:
+class _LimitCheck(NamedTuple):
     """The verdict on a limit for one metric of one case."""
 
     verdict: LimitVerdict
@@ -101,18 +100,18 @@ def _check_case(
     ``result`` is None for a case without a record.
     """
     if result is None:
-        yield _LimitCheck(verdict="NOT RUN", label=label, finding="it has no record")
+        yield _LimitCheck("NOT RUN", label, "it has no record")
         return
     if not result.repetitions or not result.metrics:
         reason = "; ".join(result.reasons) or result.status
-        yield _LimitCheck(verdict="NOT RUN", label=label, finding=f"it did not run: {reason}")
+        yield _LimitCheck("NOT RUN", label, f"it did not run: {reason}")
         return
     metrics = _collect_metrics(result, ceiling)
     names = [limit.metric]
     if limit.metric not in metrics:
         names = [name for name in metrics if name.startswith(f"{limit.metric}.")]
     if not names:
-        yield _LimitCheck(verdict="UNKNOWN", label=label, finding="the metric is not available")
+        yield _LimitCheck("UNKNOWN", label, "the metric is not available")
     for name in names:
         yield _check_value(limit, label, name, metrics[name])
 
@@ -123,14 +122,10 @@ def _check_value(limit: MetricLimit, label: str, name: str, metric: MetricValue)
     suffix = f" on {component}" if component else ""
     if metric.value is None:
         method = f" ({metric.method})" if metric.method else ""
-        finding = f"it is unknown{suffix}{method}"
-        return _LimitCheck(verdict="UNKNOWN", label=label, finding=finding)
-    return _LimitCheck(
-        verdict="MET" if limit.is_met(metric.value) else "NOT MET",
-        label=label,
-        finding=f"it is {_format_metric(name, metric)}{suffix}",
-        distance=abs(metric.value - limit.number),
-    )
+        return _LimitCheck("UNKNOWN", label, f"it is unknown{suffix}{method}")
+    verdict: LimitVerdict = "MET" if limit.is_met(metric.value) else "NOT MET"
+    finding = f"it is {_format_metric(name, metric)}{suffix}"
+    return _LimitCheck(verdict, label, finding, abs(metric.value - limit.number))
 
 
 def _combine_cases(limit: MetricLimit, checks: Sequence[_LimitCheck]) -> LimitResult:
@@ -142,10 +137,8 @@ def _combine_cases(limit: MetricLimit, checks: Sequence[_LimitCheck]) -> LimitRe
     worst = min(checks, key=lambda check: (order.index(check.verdict), -check.distance))
     equal_labels = {check.label for check in checks if check.verdict == worst.verdict}
     num_cases = len({check.label for check in checks})
-    if worst.verdict in ("UNKNOWN", "NOT RUN"):
-        start = "Limit not evaluated"
-    else:
-        start = f"Limit {'met' if worst.verdict == 'MET' else 'not met'}"
+    starts = {"MET": "Limit met", "NOT MET": "Limit not met"}
+    start = starts.get(worst.verdict, "Limit not evaluated")
     message = f"{start}: {limit.metric} of {worst.label} must be {limit.text}, {worst.finding}."
     if len(equal_labels) > 1:
         message += f" The same applies to {len(equal_labels)} of {pluralize(num_cases, 'case')}."
