@@ -51,39 +51,24 @@ NODE_C = {"host": {"name": "c"}}
 
 
 @pytest.mark.parametrize(
-    ("base", "new", "text"),
+    ("base", "new", "glob", "text", "is_blocking"),
     [
-        (NODE_A, NODE_B, "host.name: a -> b"),
-        (NODE_A, {"host": {"name": "\x1b[31m"}}, "host.name: a -> \\x1b[31m"),
-        ({}, {"variables": {"NCCL_ALGO": "Ring"}}, "variables.NCCL_ALGO: not set -> Ring"),
+        (NODE_A, NODE_B, "", "host.name: a -> b", True),
+        (NODE_A, NODE_B, "versions.*", "host.name: a -> b", True),
+        (NODE_A, NODE_B, "host.*", "host.name: a -> b", False),
+        (NODE_A, {"host": {"name": "\x1b[31m"}}, "", "host.name: a -> \\x1b[31m", True),
+        ({}, {"variables": {"NCCL_ALGO": "R"}}, "", "variables.NCCL_ALGO: not set -> R", True),
+        ({"gpu": {"uuid": "1"}}, {"gpu": {"uuid": "2"}}, "", "gpu.uuid: 1 -> 2", False),
+        ({}, {"host": {"governor": "fast"}}, "", "host.governor: - -> fast", False),
     ],
 )
-def test_changed_value_blocks(base: dict[str, Any], new: dict[str, Any], text: str) -> None:
-    [change] = find_changes(base, new)
-    assert change.text == text
-    assert change.is_blocking
-
-
-@pytest.mark.parametrize(
-    ("base", "new", "text"),
-    [
-        ({"gpu": {"uuid": "1"}}, {"gpu": {"uuid": "2"}}, "gpu.uuid: 1 -> 2"),
-        ({}, {"host": {"governor": "fast"}}, "host.governor: - -> fast"),
-    ],
-)
-def test_harmless_or_unknown_value_does_not_block(
-    base: dict[str, Any], new: dict[str, Any], text: str
+def test_changed_value_blocks_unless_harmless_intended_or_unknown(
+    base: dict[str, Any], new: dict[str, Any], glob: str, text: str, is_blocking: bool
 ) -> None:
-    [change] = find_changes(base, new)
+    [change] = find_changes(base, new, glob)
     assert change.text == text
-    assert not change.is_blocking
-
-
-@pytest.mark.parametrize(("glob", "is_intended"), [("host.*", True), ("versions.*", False)])
-def test_intended_change_does_not_block(glob: str, is_intended: bool) -> None:
-    [change] = find_changes(NODE_A, NODE_B, glob)
-    assert change.is_intended is is_intended
-    assert change.is_blocking is not is_intended
+    assert change.is_blocking is is_blocking
+    assert change.is_intended is (glob == "host.*")
 
 
 def test_ranks_that_differ_are_compared_as_a_set() -> None:

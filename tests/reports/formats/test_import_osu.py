@@ -4,14 +4,8 @@ import pytest
 
 from parbench.bench.plan.catalogue import get_busbw_factor
 from parbench.reports.formats.import_osu import parse_osu
-from parbench.reports.formats.imported import ImportedResult
 from tests.support.refusals import usage_error
 from tests.support.reports.exchange_fixtures import OSU, OSU_CUDA
-
-
-def parse_single(text: str, nproc: int = 4) -> ImportedResult:
-    (result,) = parse_osu(text, "f", nproc).results
-    return result
 
 
 def test_rows_become_results() -> None:
@@ -42,7 +36,7 @@ def test_size_of_one_rank_is_scaled_to_the_total(
     title: str, operation: str, total_bytes: int
 ) -> None:
     text = f"# OSU MPI {title} Latency Test v5.8\n# Size       Avg Latency(us)\n1000        10.00\n"
-    result = parse_single(text)
+    (result,) = parse_osu(text, "f", 4).results
     assert result.name == f"collective.{operation}"
     assert result.params["size_bytes"] == total_bytes
     factor = get_busbw_factor(operation, 4) or 0

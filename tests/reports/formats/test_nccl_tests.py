@@ -95,7 +95,6 @@ def test_times_are_means_over_ranks_with_their_limits() -> None:
     [
         ("all_reduce", "float64", "all_reduce_perf", ["4096", "512", "double", "sum"]),
         ("broadcast", "uint8", "broadcast_perf", ["4096", "4096", "uint8", "none"]),
-        ("all_gather", "float32", "all_gather_perf", ["4096", "256", "float", "none"]),
         ("all_to_all_v", "float32", "alltoallv_perf", ["4096", "256", "float", "none"]),
     ],
 )
