@@ -35,12 +35,12 @@ def dispatch_once(
     first = 2 * world.rank if is_remote else 0
     experts = torch.arange(first, first + len(rows.counts))
     factors = experts.repeat_interleave(rows.counts) + 1
-    out = exchange.combine(rows.tokens * factors[:, None])
+    output = exchange.combine(rows.tokens * factors[:, None])
     upstream = torch.randn(6, 3, generator=generator)
-    out.backward(upstream)  # type: ignore[no-untyped-call]
+    output.backward(upstream)  # type: ignore[no-untyped-call]
     assert x.grad is not None
     assert weights.grad is not None
-    return rows.counts.tolist(), [out.detach(), x.grad, weights.grad]
+    return rows.counts.tolist(), [output.detach(), x.grad, weights.grad]
 
 
 def compare_dispatch(world: World, variant: str, kind: str) -> tuple[list[int], list[int]]:

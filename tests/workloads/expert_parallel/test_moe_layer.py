@@ -46,9 +46,9 @@ def run_layer(shape: Shape, moe: Moe, kind: type[MoeLayer]) -> dict[str, Tensor]
         layer.assigned_ids = draw_experts(moe, TOKENS, seed=0, ranks=4, purpose=0)
     random = torch.Generator().manual_seed(1)
     x = torch.randn(BATCH, 16, shape.hidden, generator=random).requires_grad_()
-    out = layer(x)
-    out.backward(torch.randn(out.shape, generator=random))
-    results = {"out": out.detach(), "input": x.grad}
+    output = layer(x)
+    output.backward(torch.randn(output.shape, generator=random))
+    results = {"output": output.detach(), "input": x.grad}
     for name, parameter in layer.named_parameters():
         results[name] = parameter.grad
     return results
@@ -79,11 +79,11 @@ def test_reference_layer_of_one_token(renormalize: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     token = torch.randn(1, 32, generator=generator)
     logits = (token @ layer.router.weight.T)[0]
-    chosen = logits.topk(2).indices
-    weights = logits[chosen].softmax(-1) if renormalize else logits.softmax(-1)[chosen]
+    expert_ids = logits.topk(2).indices
+    weights = logits[expert_ids].softmax(-1) if renormalize else logits.softmax(-1)[expert_ids]
     assert layer.shared is not None
     expected = layer.shared(token)
-    for weight, expert in zip(weights, chosen.tolist(), strict=True):
+    for weight, expert in zip(weights, expert_ids.tolist(), strict=True):
         hidden = nn.functional.gelu(token @ layer.experts.up[expert])
         expected = expected + weight * (hidden @ layer.experts.down[expert])
     torch.testing.assert_close(layer(token[None])[0], expected)
@@ -102,16 +102,16 @@ def test_reference_layer_has_capacity_of_each_source() -> None:
     assert isinstance(layer, ReferenceMoeLayer)
     layer.assigned_ids = torch.tensor([[0, 1]] * 16)
     layer.positions_by_source = [range(0, 16, 2), range(1, 16, 2)]
-    out = layer(torch.ones(1, 16, 32))
-    assert out.any(-1)[0].tolist() == [True] * 4 + [False] * 12
+    output = layer(torch.ones(1, 16, 32))
+    assert output.any(-1)[0].tolist() == [True] * 4 + [False] * 12
 
 
 @pytest.mark.parametrize("counts", [[0, 4, 0], [0, 0, 0]])
 def test_experts_without_rows_have_zero_gradients(counts: list[int]) -> None:
     experts = make_layer(make_small_moe(experts=3)).experts
     x = torch.randn(sum(counts), 32, requires_grad=True)
-    out = experts(ExpertRows(tokens=x, counts=torch.tensor(counts)))
-    out.backward(torch.ones(out.shape))
+    output = experts(ExpertRows(tokens=x, counts=torch.tensor(counts)))
+    output.backward(torch.ones(output.shape))
     assert experts.up.grad is not None
     has_gradient = [bool(gradient.any()) for gradient in experts.up.grad]
     assert has_gradient == [count > 0 for count in counts]
@@ -133,9 +133,9 @@ def test_timed_rows_wait_twice_as_long_backward() -> None:
     experts.waiter = clock.waiter()
     experts.seconds_per_row = 0.25
     x = torch.ones(100, 32, requires_grad=True)
-    out = experts(ExpertRows(tokens=x, counts=torch.tensor([100])))
-    assert not out.any()
-    out.sum().backward()
+    output = experts(ExpertRows(tokens=x, counts=torch.tensor([100])))
+    assert not output.any()
+    output.sum().backward()
     assert clock.sleeps == pytest.approx([25.0, 50.0])
     for tensor in (x, *experts.parameters()):
         assert tensor.grad is not None

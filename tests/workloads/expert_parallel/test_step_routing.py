@@ -93,20 +93,20 @@ def test_experts_change_with_step_and_microbatch(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("chosen", "misrouted"),
+    ("expert_ids", "misrouted"),
     [
         ([[1, 0], [3, 2]], 0),
         ([[0, 2], [0, 1]], 2),
         ([[0, 0], [3, 2]], 1),
     ],
 )
-def test_count_misrouted_tokens(chosen: list[list[int]], misrouted: int) -> None:
+def test_count_misrouted_tokens(expert_ids: list[list[int]], misrouted: int) -> None:
     scores = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]])
-    assert count_misrouted(scores, torch.tensor(chosen), 1e-5) == misrouted
+    assert count_misrouted(scores, torch.tensor(expert_ids), 1e-5) == misrouted
 
 
 def test_count_misrouted_ignores_near_scores() -> None:
     scores = torch.tensor([[0.4, 0.3, 0.3 + 1e-6, 0.0]])
-    chosen = torch.tensor([[0, 1]])
-    assert count_misrouted(scores, chosen, 1e-5) == 0
-    assert count_misrouted(scores, chosen, 1e-7) == 1
+    expert_ids = torch.tensor([[0, 1]])
+    assert count_misrouted(scores, expert_ids, 1e-5) == 0
+    assert count_misrouted(scores, expert_ids, 1e-7) == 1
