@@ -47,43 +47,23 @@ def test_fsdp_shards_over_cp() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "experts", "replicas"),
+    ("mesh", "axis", "groups"),
     [
-        (
-            "dp=2,pp=2,cp=2,ep=2",
-            [[0, 1], [2, 3], [4, 5], [6, 7]],
-            [[0, 4], [1, 5], [2, 6], [3, 7]],
-        ),
-        ("dp=2,pp=2,cp=2,ep=4", [[0, 1, 4, 5], [2, 3, 6, 7]], [[rank] for rank in range(8)]),
-        ("dp=2,tp=4,ep=8", [[0, 1, 2, 3, 4, 5, 6, 7]], [[rank] for rank in range(8)]),
-        ("dp=2,tp=4,ep=2", [[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 2, 4, 6], [1, 3, 5, 7]]),
-        (
-            "dp=2,tp=4,ep=2,etp=2",
-            [[0, 2], [1, 3], [4, 6], [5, 7]],
-            [[0, 4], [1, 5], [2, 6], [3, 7]],
-        ),
+        ("dp=2,pp=2,cp=2,ep=2", "ep", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ("dp=2,pp=2,cp=2,ep=2", "edp", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("dp=2,pp=2,cp=2,ep=4", "ep", [[0, 1, 4, 5], [2, 3, 6, 7]]),
+        ("dp=2,tp=4,ep=8", "edp", [[rank] for rank in range(8)]),
+        ("dp=2,tp=4,ep=2", "edp", [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        ("dp=2,tp=4,ep=2,etp=2", "ep", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+        ("dp=2,tp=4,etp=2", "etp", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ("tp=2,dp=2,etp=2", "etp", [[0, 2], [1, 3]]),
+        ("dp=2,fsdp=4,ep=2", "efsdp", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+        ("dp=2,fsdp=4,ep=2", "edp", [[0, 2, 4, 6], [1, 3, 5, 7]]),
     ],
 )
-def test_experts_span_dp_cp_and_tp(
-    mesh: str, experts: list[list[int]], replicas: list[list[int]]
-) -> None:
-    dims = ParallelDims.parse(mesh)
-    assert sorted(dims.expert_groups("ep")) == experts
-    assert sorted(dims.expert_groups("edp")) == replicas
-
-
-def test_neighbors_of_tp_split_experts() -> None:
-    inner = ParallelDims.parse("dp=2,tp=4,etp=2")
-    outer = ParallelDims.parse("tp=2,dp=2,etp=2")
-    assert sorted(inner.expert_groups("etp")) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert sorted(outer.expert_groups("etp")) == [[0, 2], [1, 3]]
-
-
-def test_expert_shards_stay_within_a_replica() -> None:
-    dims = ParallelDims.parse("dp=2,fsdp=4,ep=2")
-    assert dims.expert_shards == 2
-    assert sorted(dims.expert_groups("efsdp")) == [[0, 2], [1, 3], [4, 6], [5, 7]]
-    assert sorted(dims.expert_groups("edp")) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+def test_expert_groups(mesh: str, axis: str, groups: list[list[int]]) -> None:
+    """Experts span dp, cp and tp. Neighbors of tp split them, and shards stay in a replica."""
+    assert sorted(ParallelDims.parse(mesh).expert_groups(axis)) == groups
 
 
 @pytest.mark.parametrize(
