@@ -124,7 +124,7 @@ def build_step(params: Params, dims: ParallelDims) -> StepSpec:
 
 def _place(params: Params, ranks: int, **sizes: int) -> StepSpec:
     """Return the step on axes with these sizes. Raises ``UserError`` if it cannot run there."""
-    return _checked(build_step(params, ParallelDims(**sizes)), ranks)
+    return _checked(build_step(params, ParallelDims().resize(**sizes)), ranks)
 
 
 def _checked(spec: StepSpec, ranks: int) -> StepSpec:

@@ -19,7 +19,7 @@ from parbench.workloads.expert_parallel import dispatch
 from parbench.workloads.expert_parallel.dispatch import DispatchPlan, ExpertRows
 from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.model.shapes import Shape
-from parbench.workloads.model.simulated_compute import SimulatedCompute, simulate_linears
+from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.model.transformer import Ffn, Transformer
 from parbench.workloads.parallel.mesh import Mesh, get_local_tensor
 
@@ -332,16 +332,12 @@ def simulate_experts(
     expert_seconds: float,
     tokens: int,
     waiter: SimulatedCompute,
-    *,
-    linear_seconds: float = 0.0,
 ) -> None:
-    """Replace the compute of a model by waits: all experts take ``expert_seconds`` in forward.
+    """Replace the compute of experts by waits: all of them take ``expert_seconds`` in forward.
 
     Backward takes twice as long. The time is for ``tokens`` tokens of each rank with balanced
-    routing, and a wait is proportional to the expert's rows. All linear layers together take
-    ``linear_seconds`` in forward.
+    routing, and a wait is proportional to the expert's rows.
     """
-    simulate_linears(model, linear_seconds, waiter)
     layers = find_moe_layers(model)
     for layer in layers:
         rows = tokens * layer.moe.top_k * layer.moe.etp

@@ -273,16 +273,9 @@ class TrainStep(Benchmark):
         shares = compute_shares(spec.shape, spec.moe, keys_per_query=self._positions.keys_per_query)
         layers = spec.shape.layers / spec.dims.pp
         seconds = spec.simulated_seconds * len(part.layers) / layers
-        if spec.moe is None:
-            simulate_linears(part, seconds * shares.linear, self._compute)
-            return
-        simulate_experts(
-            part,
-            seconds * shares.experts,
-            spec.microbatch * len(self._positions.between_blocks),
-            self._compute,
-            linear_seconds=seconds * shares.linear,
-        )
+        simulate_linears(part, seconds * shares.linear, self._compute)
+        tokens = spec.microbatch * len(self._positions.between_blocks)
+        simulate_experts(part, seconds * shares.experts, tokens, self._compute)
 
     def _set_distinct_gradients(self, parallel_part: ParallelPart) -> None:
         """Give data ranks different gradients, so that a missing gradient changes their mean."""
