@@ -143,9 +143,10 @@ class Ranks(ABC):
         """
         self.kill()
         deadline = time.monotonic() + timeout_seconds
-        while self._list_running_ranks() and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
         remaining = self._list_running_ranks()
+        while remaining and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+            remaining = self._list_running_ranks()
         shutil.rmtree(self._folder / MAIL, ignore_errors=True)
         for file in self._folder.iterdir():
             remove_if_empty(file)
@@ -237,9 +238,11 @@ def wait_for_gpu_memory(uuids: Collection[str], deadline: float) -> list[str]:
 
     ``uuids`` are those of the GPUs. Returns a phrase for each GPU that still has more in use.
     """
-    before = _get_used_bytes(inspect_gpus(os.environ)) if uuids else {}
+    if not uuids:
+        return []
+    before = _get_used_bytes(inspect_gpus(os.environ))
     while True:
-        used_bytes = _get_used_bytes(read_report(os.environ, "sample")) if uuids else {}
+        used_bytes = _get_used_bytes(read_report(os.environ, "sample"))
         remains = []
         for uuid in used_bytes.keys() & set(uuids) & before.keys():
             extra_bytes = used_bytes[uuid] - before[uuid]
