@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -173,7 +172,3 @@ def several(world: World, *, how: Fault = "fine") -> Benchmark:
     """Return the benchmark of this name, so that one run can have several faults."""
     benchmark: Benchmark = globals()[how](world)
     return benchmark
-
-
-if __name__ == "__main__":
-    sys.exit("this module is measured by parbench run")
