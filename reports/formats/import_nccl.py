@@ -203,7 +203,7 @@ def _is_heading(cells: Sequence[str]) -> bool:
 
 
 def _is_row(cells: Sequence[str]) -> bool:
-    """Return True if most words of a line are cells of a table, so that a corrupt row is not skipped."""
+    """Return True if most words are cells of a table, so that a corrupt row is not skipped."""
     known_cells = [cell for cell in cells if _CELL.fullmatch(cell) or cell in _NAMES]
     return len(known_cells) >= max(2, _MIN_CELL_SHARE * len(cells)) and cells[0] in known_cells
 

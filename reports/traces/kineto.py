@@ -162,7 +162,7 @@ def read_trace(path: Path) -> TraceFile:
 
 
 def _repair(content: bytes, path: Path) -> tuple[Header, list[msgspec.Raw], bool]:
-    """Return the metadata and the events of invalid JSON, and True if the list of events has an end.
+    """Return the metadata and the events of invalid JSON, and True if their list has an end.
 
     Kineto writes infinite numbers and unescaped text into a file, and may be killed before its end.
     Metadata that is not valid is left out.
