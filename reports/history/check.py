@@ -24,8 +24,10 @@ from parbench.reports.compare.verdicts import (
     count_verdicts,
     rank_verdict,
 )
+from parbench.reports.history.changes import LevelChange, judge_median, judge_series
 from parbench.reports.history.database import CANDIDATE, History, StoredRun, open_history
-from parbench.reports.history.levels import LevelChange, LevelRule, judge_series
+from parbench.reports.history.levels import LevelRule
+from parbench.reports.history.noise import MIN_POOLED_SERIES
 from parbench.reports.run_data import RunData
 
 NUM_SIMILAR_RUNS = 3  # A case is missing if one of so many similar earlier runs measured it.
@@ -84,18 +86,26 @@ class HistoryCheck:
     num_earlier_runs: int
     """The number of earlier runs of the series that has most."""
     series: Sequence[SeriesCheck]
+    overall: LevelChange | None
+    """The significant change of the median series, which may show what no single series shows."""
 
     @property
     def verdicts(self) -> dict[Verdict, int]:
         """The number of series with each verdict, the worst first."""
         return count_verdicts(result.verdict for result in self.series)
 
+    @property
+    def overall_verdict(self) -> Verdict:
+        """The verdict on the median series."""
+        return _decide(self.overall, is_candidate=self.run.is_candidate)
+
     def compute_exit_code(self, *, fail_on_unknown: bool = False) -> ExitCode:
         """Return the exit code of all verdicts.
 
         Undecided series count only if ``fail_on_unknown`` is True.
         """
-        return combine_verdicts(self.verdicts, fail_on_unknown=fail_on_unknown)
+        verdicts = [*self.verdicts, self.overall_verdict]
+        return combine_verdicts(verdicts, fail_on_unknown=fail_on_unknown)
 
 
 def find_newest_run(history: History, branch: str) -> StoredRun:
@@ -195,6 +205,7 @@ class _Checker:
             rule=self.rule,
             num_earlier_runs=max((len(result.runs) for result in results), default=1) - 1,
             series=results,
+            overall=self._find_overall_change(windows),
         )
 
     def _read_window(self, point: SeriesPoint) -> _Window:
@@ -215,7 +226,7 @@ class _Checker:
         )
 
     def _find_changes(self, windows: Sequence[_Window]) -> dict[str, LevelChange | None]:
-        """Return the change of each series with enough runs, by fingerprint, None if unchanged.
+        """Return the significant change of each series with enough runs, by fingerprint.
 
         The series are judged together, because they share the noise of runs.
         """
@@ -229,6 +240,23 @@ class _Checker:
         logs = [np.log(window.seconds) for window in judged]
         changes = judge_series(logs, rules, newest_is_candidate=self.is_candidate)
         return dict(zip(fingerprints, changes, strict=True))
+
+    def _find_overall_change(self, windows: Sequence[_Window]) -> LevelChange | None:
+        """Return the significant change of the median series, None if there are few series."""
+        import pandas as pd
+
+        judged = [window for window in windows if window.has_enough_runs]
+        if len(judged) < MIN_POOLED_SERIES:
+            return None
+        logs = pd.concat(
+            [
+                pd.Series(np.log(window.seconds), index=[run.id for run, _ in window.timed])
+                for window in judged
+            ],
+            axis="columns",
+        )
+        logs = logs.reindex([run.id for run in (*self.earlier_runs, self.run)]).dropna(how="all")
+        return judge_median(logs.to_numpy().T, self.rule, newest_is_candidate=self.is_candidate)
 
     def _describe_times(self, window: _Window, change: LevelChange | None) -> SeriesCheck:
         """Return the verdict on the times of a series, with its reason."""
@@ -246,11 +274,9 @@ class _Checker:
             number = len(timed) - (self.is_candidate and window.point.seconds is not None)
             reason = f"{number} of {self.rule.min_runs} required runs"
             return replace(result, verdict=Verdict.TOO_FEW_RUNS, reason=reason)
-        if change is None or (not change.is_significant and change.kind == "drift"):
-            return replace(result, change=None)
-        parts = [_describe_change(change, len(timed))]
-        if not change.is_significant:
-            parts.append("not significant after FDR correction")
+        if change is None:
+            return result
+        parts = [describe_change(change, len(timed))]
         if change.kind == "step":
             parts += _describe_environments(*timed[change.start - 1 : change.start + 1])
         verdict = _decide(change, is_candidate=self.is_candidate)
@@ -342,18 +368,18 @@ def _explain_new_series(result: SeriesCheck, previous: Sequence[SeriesIdentity])
     return replace(result, verdict=Verdict.ENVIRONMENT_CHANGED, reason=reason)
 
 
-def _decide(change: LevelChange, *, is_candidate: bool) -> Verdict:
-    """Return the verdict on the change of a series."""
+def _decide(change: LevelChange | None, *, is_candidate: bool) -> Verdict:
+    """Return the verdict on the significant change of a series."""
+    if change is None:
+        return Verdict.NO_CHANGE
     if change.change < 0:
-        return Verdict.FASTER if change.is_significant else Verdict.NO_CHANGE
+        return Verdict.FASTER
     if change.kind == "drift":
         return Verdict.DRIFT
-    if is_candidate or (change.kind == "step" and change.is_significant):
-        return Verdict.SLOWER
-    return Verdict.UNCONFIRMED
+    return Verdict.SLOWER if is_candidate or change.kind == "step" else Verdict.UNCONFIRMED
 
 
-def _describe_change(change: LevelChange, num_runs: int) -> str:
+def describe_change(change: LevelChange, num_runs: int) -> str:
     """Return a phrase with the change in percent, its duration in runs and its interval."""
     percent = f"{100 * change.change:+.1f} %"
     interval = f"95 % CI {100 * change.low:+.1f} to {100 * change.high:+.1f} %"

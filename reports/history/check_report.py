@@ -8,8 +8,9 @@ from parbench.reports.analysis.labels import label_communication
 from parbench.reports.compare.rendering import VerdictReport
 from parbench.reports.compare.thresholds import describe_thresholds
 from parbench.reports.compare.verdicts import FAILURES, MEANINGS, Verdict, format_verdicts
-from parbench.reports.history.check import HistoryCheck, SeriesCheck
-from parbench.reports.history.levels import FALSE_DISCOVERY_RATE
+from parbench.reports.history.changes import FALSE_DISCOVERY_RATE
+from parbench.reports.history.check import HistoryCheck, SeriesCheck, describe_change
+from parbench.reports.history.levels import MIN_LEVEL_RUNS
 
 MAX_NAMED_SERIES = 3
 NOT_COMPARED = (Verdict.ENVIRONMENT_CHANGED, Verdict.TOO_FEW_RUNS)
@@ -39,6 +40,7 @@ def build_report(check: HistoryCheck, exit_code: int = 0) -> VerdictReport:
             "run": check.run,
             "rule": check.rule,
             "series": check.series,
+            "overall": check.overall,
         },
     )
 
@@ -49,17 +51,19 @@ def summarize_check(check: HistoryCheck) -> str:
         number = max((_count_runs(check, result) for result in check.series), default=0)
         text = f"Not enough history: {number} of {check.rule.min_runs} runs on {check.run.branch}"
         return f"{text}. Times were not checked. {_summarize_counts(check)}".rstrip()
-    is_failure = any(verdict in FAILURES for verdict in check.verdicts)
+    is_failure = any(verdict in FAILURES for verdict in (*check.verdicts, check.overall_verdict))
     return f"{'FAIL' if is_failure else 'PASS'}: {describe_result(check)}"
 
 
 def describe_result(check: HistoryCheck) -> str:
-    """Return a phrase with the number of series that failed, or that none is slower."""
+    """Return a phrase with the number of series that failed, or whether times increased."""
     runs = f"the last {pluralize(check.num_earlier_runs, 'run')} on {check.run.branch}"
     total = f"{len(check.series)} series"
     failures = _format_verdicts(check, FAILURES)
     if failures:
         return f"{failures} of {total}, compared with {runs}"
+    if check.overall_verdict in FAILURES:
+        return f"the median of {total} is slower, compared with {runs}"
     undecided = _format_verdicts(check, UNDECIDED)
     text = f"none of {total} is slower, compared with {runs}"
     return f"{text} ({undecided})" if undecided else text
@@ -141,6 +145,7 @@ def explain_check(check: HistoryCheck) -> list[str]:
     is_compared = any(verdict not in (Verdict.MISSING, *NOT_COMPARED) for verdict in verdicts)
     sentences = [f"Run {check.run.id} {relation} {branch}: {numbers}."]
     if is_compared:
+        sentences.append(_describe_overall(check))
         sentences.append(_define_slower(check))
         sentences.append(_summarize_counts(check))
     else:
@@ -165,13 +170,25 @@ def explain_check(check: HistoryCheck) -> list[str]:
     return list(filter(None, sentences))
 
 
+def _describe_overall(check: HistoryCheck) -> str:
+    """Return a sentence about the change of the median series, empty if there is none."""
+    if check.overall is None:
+        return ""
+    verdict = check.overall_verdict
+    change = describe_change(check.overall, check.num_earlier_runs + 1)
+    sentence = f"Overall: {verdict}, {change} for the median of {len(check.series)} series"
+    if verdict not in check.verdicts:
+        sentence += ", although no single series is significant on its own"
+    return f"{sentence}."
+
+
 def _define_slower(check: HistoryCheck) -> str:
     """Return the definition of SLOWER with the threshold and the test of this check."""
     rule = check.rule
     threshold = f"{100 * rule.min_effect:g} %"
-    test = f"significant by t-test, false discovery rate {100 * FALSE_DISCOVERY_RATE:g} %"
+    test = f"significant at a false discovery rate of {100 * FALSE_DISCOVERY_RATE:g} %"
     if check.run.is_candidate:
         base = "the newest level and the newest run of the branch"
         return f"SLOWER: the time is more than {threshold} above {base} ({test})."
-    runs = f"for at least {rule.min_level_runs} runs"
+    runs = f"for at least {MIN_LEVEL_RUNS} runs"
     return f"SLOWER: {runs} more than {threshold} slower than the fastest earlier level ({test})."

@@ -42,7 +42,7 @@ def find_trends(
         newest = seconds[-rule.window :]
         levels = [
             (newest.index[level.start], newest.index[level.stop - 1], math.exp(level.log))
-            for level in find_levels(np.log(newest.to_numpy()), rule)
+            for level in find_levels(np.log(newest.to_numpy()))
         ]
         label = labels[series.fingerprint]
         by_place = dict(zip(seconds.index.tolist(), seconds.tolist(), strict=True))

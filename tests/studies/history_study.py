@@ -3,8 +3,8 @@
     python -m tests.studies.history_study [--trials 20] [--seed 1] [--only TEXT]
 
 A history has 40 series over 31 runs of each host class. The first table has the share of checks,
-from the ninth run on, in which any series has a verdict although nothing changed. PR is SLOWER for
-a run that is compared with the history and not part of it.
+from the ninth run on, in which any series or their median has a verdict although nothing changed.
+PR is SLOWER for a run that is compared with the history and not part of it.
 
 The second table has the share of steps that are detected: the series is SLOWER in the fifth run
 after the step, if the step is in all series or in one of 40, and PR is SLOWER for the first run
@@ -20,7 +20,8 @@ from multiprocessing import Pool
 import numpy as np
 from numpy.typing import NDArray
 
-from parbench.reports.history.levels import LevelRule, judge_series
+from parbench.reports.history.changes import LevelChange, judge_median, judge_series
+from parbench.reports.history.levels import LevelRule
 
 NUM_RUNS = 31
 FIRST_CHECKED_RUN = 9
@@ -94,19 +95,22 @@ def simulate(model: Model, random: np.random.Generator) -> NDArray[np.float64]:
     return np.asarray(logs)
 
 
+def find_verdict(change: LevelChange) -> str:
+    """Return the verdict on a significant change."""
+    return "FASTER" if change.change < 0 else VERDICT_BY_KIND[change.kind]
+
+
 def find_verdicts(model: Model, seed: Sequence[int], runs: Iterable[int]) -> list[list[bool]]:
     """Return for each run which of the verdicts any series has."""
     logs = simulate(model, np.random.default_rng(seed))
     rules = [RULE] * model.num_series
     rows = []
     for run in runs:
-        window = list(logs[:, max(0, run - RULE.window) : run])
-        verdicts = set()
-        for change in judge_series(window, rules):
-            if change and change.is_significant:
-                verdicts.add("FASTER" if change.change < 0 else VERDICT_BY_KIND[change.kind])
-        candidates = judge_series(window, rules, newest_is_candidate=True)
-        if any(change and change.is_significant for change in candidates):
+        window = logs[:, max(0, run - RULE.window) : run]
+        changes = [*judge_series(list(window), rules), judge_median(window, RULE)]
+        verdicts = set(map(find_verdict, filter(None, changes)))
+        candidates = judge_series(list(window), rules, newest_is_candidate=True)
+        if any(candidates) or judge_median(window, RULE, newest_is_candidate=True):
             verdicts.add("PR")
         rows.append([verdict in verdicts for verdict in VERDICTS])
     return rows

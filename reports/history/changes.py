@@ -1,0 +1,311 @@
+"""Changes of series over runs: steps to a new level, drifts, and rises of the newest run.
+
+The logarithms of the times of a series are modelled as a level, a change and noise. Slopes vary
+between series, with variance 0 if nothing drifts.
+
+1. Series and columns are multiplied by the inverse Cholesky factor of the covariance of noise and
+   slopes, so that noise is independent (generalized least squares).
+2. The statistic of a change is its estimate divided by its standard error. That of a step is the
+   largest of all runs at which a step can begin.
+3. The p-value is the share of simulated series without a change whose statistic is as large. The
+   noise of one simulation is normal, that of another is drawn from the deviations of all series
+   from their levels, so that outliers are not changes. The larger p-value counts.
+4. A line has 2 parameters, k levels have 2 k - 1. The series drifts unless levels are better by 6
+   in Schwarz's criterion, which is strong evidence (Kass & Raftery 1995). Else it has steps.
+5. The false discovery rate is controlled over all series, for each kind of change.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+
+from parbench.bench.results.stats import CONFIDENCE, t_quantile
+from parbench.reports.history.levels import (
+    MIN_LEVEL_RUNS,
+    Level,
+    LevelRule,
+    find_levels,
+    get_deviations,
+)
+from parbench.reports.history.noise import Array, RunNoise, estimate_correlation
+from parbench.reports.stats import select_discoveries
+
+FALSE_DISCOVERY_RATE = 0.01
+MIN_SIMULATIONS = 4000
+MIN_RUNS_BEFORE_STEP = 5
+STRONG_EVIDENCE = 6.0
+NORMAL_MEDIAN = NormalDist().inv_cdf(0.75)  # of the absolute values of a normal distribution
+
+ChangeKind = Literal["step", "drift", "rise"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelChange:
+    """The change of the newest runs as a fraction, with its 95 % interval.
+
+    A step is the change to the newest level, a drift the change over all runs, and a rise the
+    change of the newest run alone.
+    """
+
+    kind: ChangeKind
+    start: int  # the first run of the newest level
+    change: float
+    low: float
+    high: float
+    p_value: float
+    """The probability of such a change in a series that does not change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Design:
+    """Columns of a linear model, of shape (runs, columns), of which one of ``tested`` is used."""
+
+    base: Array
+    tested: Array
+    has_slopes: bool = True
+    """True if the slopes of series are part of their noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fit:
+    """The estimate of the best tested column for each series, with its standard error."""
+
+    estimate: Array
+    error: Array
+    df: float
+
+    @property
+    def statistic(self) -> Array:
+        """The absolute estimate divided by its standard error."""
+        return np.abs(self.estimate) / self.error
+
+
+def judge_series(
+    series: Sequence[Array],
+    rules: Sequence[LevelRule],
+    *,
+    newest_is_candidate: bool = False,
+    rho: float | None = None,
+) -> list[LevelChange | None]:
+    """Return the significant change of each series, from the logarithms of its times, oldest first.
+
+    A candidate is a run that is not part of the history, so only its rise counts. ``rho`` is the
+    correlation of consecutive runs, which is estimated if it is None.
+    """
+    if not series:
+        return []
+    earlier = [logs[:-1] for logs in series] if newest_is_candidate else series
+    tester = _ChangeTester(earlier, rho)
+    steps = _select_discoveries(
+        [tester.find_step(logs, rule) for logs, rule in zip(earlier, rules, strict=True)]
+    )
+    rises = _select_discoveries(
+        [tester.find_rise(*parts) for parts in zip(series, steps, rules, strict=True)]
+    )
+    if newest_is_candidate:
+        return [
+            rise if _exceeds_last_run(logs, rule) else None
+            for rise, logs, rule in zip(rises, series, rules, strict=True)
+        ]
+    drifts = _select_discoveries(
+        [tester.find_drift(logs, rule) for logs, rule in zip(series, rules, strict=True)]
+    )
+    return [step or drift or rise for step, drift, rise in zip(steps, drifts, rises, strict=True)]
+
+
+def judge_median(
+    logs: Array, rule: LevelRule, *, newest_is_candidate: bool = False
+) -> LevelChange | None:
+    """Return the significant change of the median of several series, each relative to its median.
+
+    ``logs`` has the shape (series, runs), with NaN where a run did not measure a series. Runs that
+    measured less than half of the series are left out.
+    """
+    rho = estimate_correlation([row[np.isfinite(row)] for row in logs])
+    logs = logs[:, np.isfinite(logs).mean(axis=0) > 0.5]
+    median_logs = np.nanmedian(logs - np.nanmedian(logs, axis=1, keepdims=True), axis=0)
+    [change] = judge_series([median_logs], [rule], newest_is_candidate=newest_is_candidate, rho=rho)
+    return change
+
+
+def _select_discoveries(changes: Sequence[LevelChange | None]) -> list[LevelChange | None]:
+    """Return the significant changes. A series without one counts as tested."""
+    p_values = [1.0 if change is None else change.p_value for change in changes]
+    is_significant = select_discoveries(p_values, FALSE_DISCOVERY_RATE)
+    return [change if ok else None for change, ok in zip(changes, is_significant, strict=True)]
+
+
+def _exceeds_last_run(logs: Array, rule: LevelRule) -> bool:
+    """Return True if the newest run is slower than the run before it, which may start a level."""
+    return bool(logs[-1] - logs[-2] > math.log1p(rule.min_effect))
+
+
+class _ChangeTester:
+    """Tests series for changes, with the noise that they have in common."""
+
+    def __init__(self, series: Sequence[Array], rho: float | None) -> None:
+        self.noise = RunNoise(series, rho)
+        # So many simulations that a change of one series can be significant.
+        self._num_simulations = max(MIN_SIMULATIONS, round(len(series) / FALSE_DISCOVERY_RATE))
+        self._simulations: dict[tuple[bytes, bytes], list[Array]] = {}
+        # The newest runs may be the start of a level, so they are not deviations.
+        self._deviations = np.concatenate(
+            [self._standardize(logs)[:-MIN_LEVEL_RUNS] for logs in series]
+        )
+        self._slope_variance = 0.0  # of the change over all runs, relative to the variance of a run
+        excess = [self._estimate_slope_variance(logs) for logs in series]
+        self._slope_variance = max(0.0, float(np.median(excess)))
+
+    def _standardize(self, logs: Array) -> Array:
+        """Return the deviations from the levels of a series, in standard deviations."""
+        [variance], _ = self.noise.estimate_variances(logs[None])
+        levels = find_levels(logs, self.noise)
+        return np.asarray(get_deviations(logs, levels) / math.sqrt(variance))
+
+    def _estimate_slope_variance(self, logs: Array) -> float:
+        """Return the excess of the squared slope of a series over that of its noise.
+
+        Both are relative to the variance of a run. Division by the square of the normal median
+        makes the median over series that of their variance, whatever the few that changed.
+        """
+        fit = self._fit(logs[None], _make_drift_design(len(logs)))
+        [variance], _ = self.noise.estimate_variances(logs[None])
+        square = fit.estimate[0] ** 2 / NORMAL_MEDIAN**2
+        return float((square - fit.error[0] ** 2) / variance)
+
+    def find_step(self, logs: Array, rule: LevelRule) -> LevelChange | None:
+        """Return the step to the newest level, None without earlier levels or if it is small.
+
+        The step is from the fastest earlier level, or from the last one if the newest level is the
+        fastest. At least three runs must be nearer to the newest level.
+        """
+        *earlier, newest = levels = find_levels(logs, self.noise)
+        if not earlier or self._is_line(logs, levels):
+            return None
+        base = min(earlier, key=lambda level: level.log)
+        if newest.log <= base.log:
+            base = earlier[-1]
+        values = logs[newest.start :]
+        num_near = (np.abs(values - newest.log) < np.abs(values - base.log)).sum()
+        num_runs = base.num_runs + newest.num_runs
+        if num_near < MIN_LEVEL_RUNS or num_runs < rule.min_runs:
+            return None
+        both = np.concatenate([logs[base.start : base.stop], values])
+        design = _make_step_design(num_runs)
+        _, p_value = self._test(both, design)
+        is_newest = np.arange(num_runs)[:, None] >= base.num_runs
+        fit = self._fit(both[None], replace(design, tested=is_newest.astype(float)))
+        return _build_change("step", newest.start, fit, p_value, rule)
+
+    def find_drift(self, logs: Array, rule: LevelRule) -> LevelChange | None:
+        """Return the change along a line over all runs, None if it is small or levels fit better."""
+        if not self._is_line(logs, find_levels(logs, self.noise)):
+            return None
+        fit, p_value = self._test(logs, _make_drift_design(len(logs)))
+        return _build_change("drift", 0, fit, p_value, rule)
+
+    def _is_line(self, logs: Array, levels: Sequence[Level]) -> bool:
+        """Return True unless the levels fit a series better than a line."""
+        n = len(logs)
+        line = np.linspace(-0.5, 0.5, n)
+        deviations = logs - logs.mean() - line * (logs @ line) / (line @ line)
+        [variance], _ = self.noise.estimate_variances(logs[None])
+        variance *= self.noise.make_covariance(n).sum() / n
+        level_score = (get_deviations(logs, levels) ** 2).sum() / variance
+        level_score += (2 * len(levels) - 1) * math.log(n)
+        line_score = (deviations**2).sum() / variance + 2 * math.log(n)
+        return bool(line_score < level_score + STRONG_EVIDENCE)
+
+    def find_rise(
+        self, logs: Array, step: LevelChange | None, rule: LevelRule
+    ) -> LevelChange | None:
+        """Return the change of the newest run from the level before it, None if it is small.
+
+        ``step`` is the step to that level.
+        """
+        n = len(logs)
+        columns = [np.ones(n)]
+        if step:
+            columns.append((np.arange(n) >= step.start).astype(float))
+        design = _Design(base=np.column_stack(columns), tested=np.eye(n)[:, -1:])
+        fit, p_value = self._test(logs, design)
+        change = _build_change("rise", n - 1, fit, p_value, rule)
+        return change if change and change.change > 0 else None
+
+    def _test(self, logs: Array, design: _Design) -> tuple[_Fit, float]:
+        """Return the fit of a series, and the p-value of its best column."""
+        fit = self._fit(logs[None], design)
+        key = (design.base.tobytes(), design.tested.tobytes())
+        if key not in self._simulations:
+            self._simulations[key] = self._simulate_statistics(design)
+        num_larger = max(
+            len(statistics) - int(np.searchsorted(statistics, fit.statistic[0]))
+            for statistics in self._simulations[key]
+        )
+        return fit, (num_larger + 1) / (self._num_simulations + 1)
+
+    def _simulate_statistics(self, design: _Design) -> list[Array]:
+        """Return the sorted statistics of series without a change, for both kinds of noise."""
+        num_runs = len(design.base)
+        random = np.random.default_rng(num_runs)
+        shape = (self._num_simulations, num_runs)
+        factor = self._factor_covariance(num_runs, design.has_slopes)
+        noises = (random.standard_normal(shape), random.choice(self._deviations, shape))
+        fits = [self._fit(noise @ factor.T, design, prior_variance=1.0) for noise in noises]
+        return [np.sort(fit.statistic) for fit in fits]
+
+    def _fit(self, logs: Array, design: _Design, prior_variance: float | None = None) -> _Fit:
+        """Fit series of shape (series, runs). ``prior_variance`` is for series in other units."""
+        whiten = np.linalg.inv(self._factor_covariance(logs.shape[1], design.has_slopes))
+        base, _ = np.linalg.qr(whiten @ design.base)
+        columns = whiten @ design.tested
+        columns -= base @ (base.T @ columns)
+        norms = np.linalg.norm(columns, axis=0)
+        projections = logs @ whiten.T @ columns / norms
+        best = np.abs(projections).argmax(axis=1)
+        variances, df = self.noise.estimate_variances(logs, prior_variance)
+        estimate = np.take_along_axis(projections, best[:, None], axis=1)[:, 0] / norms[best]
+        return _Fit(estimate=estimate, error=np.sqrt(variances) / norms[best], df=df)
+
+    def _factor_covariance(self, num_runs: int, has_slopes: bool) -> Array:
+        """Return the Cholesky factor of the covariance of runs, relative to their variance."""
+        covariance = self.noise.make_covariance(num_runs)
+        if has_slopes:
+            line = np.linspace(-0.5, 0.5, num_runs)
+            covariance += self._slope_variance * np.outer(line, line)
+        return np.asarray(np.linalg.cholesky(covariance))
+
+
+def _make_step_design(num_runs: int) -> _Design:
+    """Return a level with a step at any run that leaves enough runs on both sides."""
+    starts = np.arange(MIN_RUNS_BEFORE_STEP, num_runs - MIN_LEVEL_RUNS + 1)
+    steps = (np.arange(num_runs)[:, None] >= starts).astype(float)
+    return _Design(base=np.ones((num_runs, 1)), tested=steps)
+
+
+def _make_drift_design(num_runs: int) -> _Design:
+    """Return a level with a line that rises by 1 over all runs."""
+    line = np.linspace(-0.5, 0.5, num_runs)[:, None]
+    return _Design(base=np.ones((num_runs, 1)), tested=line, has_slopes=False)
+
+
+def _build_change(
+    kind: ChangeKind, start: int, fit: _Fit, p_value: float, rule: LevelRule
+) -> LevelChange | None:
+    """Return the estimated change of a single series, None if it is smaller than the rule's."""
+    log_change = float(fit.estimate[0])
+    if abs(log_change) <= math.log1p(rule.min_effect):
+        return None
+    half_width = t_quantile(0.5 + CONFIDENCE / 2, fit.df) * float(fit.error[0])
+    return LevelChange(
+        kind=kind,
+        start=start,
+        change=math.expm1(log_change),
+        low=math.expm1(log_change - half_width),
+        high=math.expm1(log_change + half_width),
+        p_value=p_value,
+    )
