@@ -51,7 +51,7 @@ def format_steps() -> str:
         f'[[case]]\nname = "workload.{name}"\nset = {{ {settings} }}\n'
         for name, settings in STEPS
     ]
-    return "\n".join(['repetitions = 1\nbudget = "12m"\ntimeout = "240s"\n', *cases])
+    return "\n".join(['repetitions = 1\nbudget = "15m"\ntimeout = "240s"\n', *cases])
 
 
 def measure(folder: Path, link: str) -> None:
