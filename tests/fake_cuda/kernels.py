@@ -94,7 +94,7 @@ def bind_arguments(
 
 
 def attend(name: str, tensors: str, *args: Any, **kwargs: Any) -> Any:
-    """Return what the attention of the CPU computes from these tensors of an operator's arguments.
+    """Compute attention on the CPU from these tensors of an operator's arguments.
 
     ``name`` is that of the operator without its prefix.
     """

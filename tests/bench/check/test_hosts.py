@@ -146,9 +146,9 @@ def test_host_without_peers_is_not_ok() -> None:
 
 
 def test_gpu_that_other_hosts_have_is_missing() -> None:
-    whole = [build_health("n1", 1.0), build_health("n2", 1.0)]
+    complete = [build_health("n1", 1.0), build_health("n2", 1.0)]
     first = build_health("n3").devices[0]
-    compared = compare_hosts([*whole, build_health("n3", 1.0, devices=(first,))])
+    compared = compare_hosts([*complete, build_health("n3", 1.0, devices=(first,))])
     assert compute_exit_code(compared) == 1
     text = render(compared)
     assert "3 hosts: 1 bad" in text
