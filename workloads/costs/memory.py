@@ -3,11 +3,11 @@
 **State** (arXiv 1910.02054): parameters, gradients and optimizer of a rank's shards.
 
 **Activations** are what each module saves for backward (Korthikanti et al., arXiv 2205.05198,
-section 4). Their layer of a GPT saves 34 s b h / t bytes and 5 a s^2 b / t of scores. Here it saves
-32 s b h / t, because there is no dropout (2 s b h of masks) and flash attention keeps no scores. In
-their place are float32 statistics of norms and attention. ``tp`` splits heads, the FFN's inner size
-and, with sequence parallelism, the inputs of the blocks. Kernels may save more: torch's composite
-RMSNorm on the CPU saves float32 copies, DTensor saves gathered inputs.
+section 4). A layer of a GPT saves 34 s b h / t bytes, of which 2 s b h / t are masks of dropout if
+the model has it. Flash attention keeps statistics in place of their 5 a s^2 b / t of scores. ``tp``
+splits heads, the FFN's inner size and, with sequence parallelism, the inputs of the blocks. Kernels
+may save more: torch's composite RMSNorm on the CPU saves float32 copies, DTensor saves gathered
+inputs.
 
 **Buffers** are the gradients of logits, parameters that FSDP has gathered, gradients that are not
 reduced yet, and the layer that is being recomputed. The memory of collectives and of the allocator
@@ -308,7 +308,8 @@ def layer_text(spec: StepSpec, checkpointing: str) -> str:
         return f"{INPUT} + {_attention_gemm_text(spec)} + {ffn}"
     norms = f"2 * ({norm_text(spec)})"
     ffn = _moe_text(spec) if spec.moe else _ffn_text(spec)
-    return f"{norms} + {_attention_text(spec)} + {ffn}"
+    text = f"{norms} + {_attention_text(spec)} + {ffn}"
+    return f"{text} + 2 * sharded_tokens * hidden" if spec.shape.dropout else text
 
 
 def norm_text(spec: StepSpec) -> str:

@@ -51,6 +51,7 @@ class Shape:
     sinks: bool = False  # a logit per head that attends to nothing
     learned_positions: bool | None = None  # None = as in the recipe
     latent: Latent | None = None
+    dropout: bool = False  # after attention and after the FFN of each layer
 
     @property
     def head_size(self) -> int:

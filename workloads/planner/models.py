@@ -32,11 +32,11 @@ _DENSE_MODELS = {  # recipe, layers, hidden, heads, kv_heads, ffn, sequence, voc
     # arXiv 2407.21783, table 3: trained with 8,192 tokens, then with more
     "llama3-405b": _LLAMA_405B,
     "llama3.1-405b": replace(_LLAMA_405B, sequence=131072),
-    # arXiv 2104.04473, tables 1 and 2
-    "gpt-7.5b": Shape("gpt", 36, 4096, 32, 32, 16384, 2048, 51200),
-    "gpt-175b": Shape("gpt", 96, 12288, 96, 96, 49152, 2048, 51200),
-    "gpt-530b": Shape("gpt", 105, 20480, 128, 128, 81920, 2048, 51200),
-    "gpt-1t": Shape("gpt", 128, 25600, 160, 160, 102400, 2048, 51200),
+    # arXiv 2104.04473, tables 1 and 2, with the dropout of arXiv 2205.05198
+    "gpt-7.5b": Shape("gpt", 36, 4096, 32, 32, 16384, 2048, 51200, dropout=True),
+    "gpt-175b": Shape("gpt", 96, 12288, 96, 96, 49152, 2048, 51200, dropout=True),
+    "gpt-530b": Shape("gpt", 105, 20480, 128, 128, 81920, 2048, 51200, dropout=True),
+    "gpt-1t": Shape("gpt", 128, 25600, 160, 160, 102400, 2048, 51200, dropout=True),
     # arXiv 2402.00838, table 1
     "olmo-7b": Shape("llama", 32, 4096, 32, 32, 11008, 2048, 50304),
     # arXiv 2403.04652, table 1

@@ -1,5 +1,6 @@
 """A rank holds state by strategy, microbatches in flight by schedule, activations and buffers."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -135,13 +136,15 @@ def test_recomputed_layer_is_a_buffer() -> None:
     assert buffers_equation(spec.rank_view(0)).value == pytest.approx(expected)
 
 
-def test_layer_of_gpt_saves_34_bytes_of_korthikanti_without_dropout() -> None:
-    """34 s b h / t (arXiv 2205.05198) has 2 s b h of dropout masks, and no statistics."""
+def test_layer_of_gpt_saves_34_bytes_of_korthikanti() -> None:
+    """34 s b h / t (arXiv 2205.05198) has no statistics of norms and attention."""
     spec = make_spec("tp=8", "gpt-175b")
     tokens_by_hidden = 2048 * 12288 / 8
     statistics = 2 * 8 * 2048 / 8 + 4 * 96 * 2048 / 8
-    assert layer_bytes(spec) == pytest.approx(32 * tokens_by_hidden + statistics)
-    assert layer_bytes(spec) == pytest.approx(34 * tokens_by_hidden, rel=0.06)
+    assert 34 * tokens_by_hidden == pytest.approx(107e6, rel=1e-3)
+    assert layer_bytes(spec) == pytest.approx(34 * tokens_by_hidden + statistics)
+    without_dropout = replace(spec, shape=replace(spec.shape, dropout=False))
+    assert layer_bytes(spec) - layer_bytes(without_dropout) == 2 * tokens_by_hidden
 
 
 def test_fused_kernels_save_outputs_of_gemms_only() -> None:

@@ -36,7 +36,8 @@ def formula_table(run: DryRun) -> Table:
 def _list_rows(run: DryRun) -> Iterator[Row]:
     view = run.fullest.view
     yield _make_row("state", state_equation(view), "B", "arXiv 1910.02054, figure 1")
-    korthikanti = "arXiv 2205.05198, section 4, with flash attention and without dropout"
+    dropout = "with" if run.spec.shape.dropout else "without"
+    korthikanti = f"arXiv 2205.05198, section 4, with flash attention and {dropout} dropout"
     yield _make_row("activations", activations_equation(view), "B", korthikanti)
     yield _make_row("buffers", buffers_equation(view), "B", OWN_SOURCE)
     for axis in run.axes:
