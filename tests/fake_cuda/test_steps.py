@@ -37,9 +37,6 @@ NUM_SPLITS = dict.fromkeys(STEPS, 1) | {
     "cp": 2,  # dp sums gradients, and cp exchanges keys and values
     "ep_step": 2,  # dp sums gradients, and ep exchanges tokens
     "ep_step_bf16": 2,
-    "ep_dispatch": 2,  # the mesh has dp, which these steps of one layer do not use
-    "ep_layer": 2,
-    "ep_layer_bf16": 2,
 }
 """Communicators that a case splits from the world's: one for each axis that communicates."""
 

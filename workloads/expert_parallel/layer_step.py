@@ -52,7 +52,7 @@ class MoeLayerBenchmark(LayerBenchmark):
         self.moe = self.spec.moe
         self._num_tokens = self.spec.local_tokens
         self._routing = StepRouting(world, self.spec, range(self.spec.shape.sequence))
-        self._mesh = build_mesh(world, self.spec.dims, has_experts=True)
+        self._mesh = build_mesh(world, self.spec.dims, has_experts=True, unused_axes=["dp", "edp"])
         self.layer: MoeLayer = MoeLayer(self.spec.shape, self.moe, self._mesh)
         self._initialize(self.layer, self._dtype)
         self._draw()

@@ -48,12 +48,15 @@ def build_mesh(
     *,
     has_experts: bool = False,
     context_groups: Mapping[str, Partition] | None = None,
+    unused_axes: Sequence[str] = (),
 ) -> Mesh:
     """Create the process groups and device meshes of all axes, in the same order on every rank.
 
-    ``context_groups`` are the groups of context parallelism by axis.
+    ``context_groups`` are the groups of context parallelism by axis. ``unused_axes`` get no group,
+    because a group without communication costs memory and start-up time of NCCL.
     """
     partitions = {**_list_partitions(dims, has_experts=has_experts), **(context_groups or {})}
+    partitions = {axis: parts for axis, parts in partitions.items() if axis not in unused_axes}
     groups = {name: make_group(world, parts) for name, parts in partitions.items()}
     # A group that one rank destroys while another rank still connects breaks on that rank.
     world.barrier()
