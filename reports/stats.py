@@ -238,45 +238,6 @@ def select_discoveries(p_values: Sequence[float | None], rate: float = LEVEL) ->
     return [p_value is not None and p_value <= max_rejected for p_value in p_values]
 
 
-def find_change_points(
-    logs: Sequence[float], noise_variance: float, *, min_length: int = 3
-) -> list[int]:
-    """Return the indices at which the mean of a series changes.
-
-    This is optimal partitioning (Jackson et al., IEEE Signal Processing Letters 2005): the
-    segments minimize the sum of squares around their means plus a penalty per segment. The penalty
-    is that of Schwarz (1978) for a change and its place, 2 * variance * log(n). ``noise_variance``
-    is the variance of one value, with its autocorrelation included: that of independent values
-    whose mean is equally uncertain.
-    """
-    n = len(logs)
-    sums = [0.0]
-    squares = [0.0]
-    for value in logs:
-        sums.append(sums[-1] + value)
-        squares.append(squares[-1] + value * value)
-
-    def compute_cost(start: int, stop: int) -> float:
-        total = sums[stop] - sums[start]
-        return squares[stop] - squares[start] - total * total / (stop - start)
-
-    penalty = 2 * noise_variance * math.log(max(n, 2))
-    best_costs = [-penalty] + [math.inf] * n
-    previous = [0] * (n + 1)
-    for stop in range(min_length, n + 1):
-        for start in range(stop - min_length + 1):
-            cost = best_costs[start] + compute_cost(start, stop) + penalty
-            if cost < best_costs[stop]:
-                best_costs[stop] = cost
-                previous[stop] = start
-    change_points = []
-    stop = n
-    while previous[stop] > 0:
-        stop = previous[stop]
-        change_points.append(stop)
-    return change_points[::-1]
-
-
 def _to_fraction(log_ratio: float) -> float:
     """Return the relative change for a difference of logarithms. Huge differences are clipped."""
     return math.expm1(min(log_ratio, _MAX_LOG))

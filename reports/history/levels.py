@@ -1,6 +1,5 @@
 """Levels of a series over runs: successive runs in which its time does not change."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,7 +8,6 @@ from statistics import NormalDist
 import numpy as np
 
 from parbench.reports.history.noise import Array, RunNoise
-from parbench.reports.stats import find_change_points
 
 MIN_LEVEL_RUNS = 3
 LEVEL_SIGNIFICANCE = 0.01
@@ -42,6 +40,7 @@ class Level:
 def find_levels(logs: Array, noise: RunNoise | None = None) -> list[Level]:
     """Return the levels in order, from the logarithms of the times, oldest first.
 
+    They minimize the sum of squares with a penalty for each change (PELT, Killick et al. 2012).
     A change of level must reduce the sum of squares by more than z^2 times the variance of a run
     with its autocorrelation. z is the normal quantile of the significance divided by the number of
     runs (Bonferroni).
@@ -49,17 +48,19 @@ def find_levels(logs: Array, noise: RunNoise | None = None) -> list[Level]:
     n = len(logs)
     if not n:
         return []
-    starts = [0]
-    if n > MIN_LEVEL_RUNS:
+    stops = [n]
+    if n >= 2 * MIN_LEVEL_RUNS:
+        from ruptures import KernelCPD  # type: ignore[import-untyped]
+
         noise = noise or RunNoise([logs])
         [variance], _ = noise.estimate_variances(logs[None])
         variance *= noise.make_covariance(n).sum() / n
         z = NormalDist().inv_cdf(1 - LEVEL_SIGNIFICANCE / 2 / n)
-        scale = z**2 * float(variance) / (2 * math.log(n))
-        starts += find_change_points(logs.tolist(), scale, min_length=MIN_LEVEL_RUNS)
+        detector = KernelCPD(kernel="linear", min_size=MIN_LEVEL_RUNS).fit(logs[:, None])
+        stops = detector.predict(pen=z**2 * float(variance))
     return [
         Level(start=start, stop=stop, log=float(np.median(logs[start:stop])))
-        for start, stop in pairwise([*starts, n])
+        for start, stop in pairwise([0, *stops])
     ]
 
 

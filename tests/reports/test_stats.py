@@ -12,7 +12,6 @@ from parbench.reports.stats import (
     compute_required_repetitions,
     estimate_paired_effect,
     estimate_unpaired_effect,
-    find_change_points,
     select_discoveries,
 )
 
@@ -111,12 +110,3 @@ def test_discoveries_skip_hypotheses_that_were_not_tested() -> None:
     assert select_discoveries([0.001, None, 0.02, 0.9], 0.05) == [True, False, True, False]
     assert select_discoveries([None]) == [False]
     assert select_discoveries([]) == []
-
-
-def test_change_points_are_where_the_level_changes() -> None:
-    random = np.random.default_rng(3)
-    levels = np.repeat([0.0, 0.1, 0.05], [10, 12, 8])
-    logs = levels + 0.005 * random.normal(size=30)
-    assert find_change_points(logs.tolist(), 0.005**2) == [10, 22]
-    assert find_change_points([0.0] * 20, 1e-12) == []
-    assert find_change_points([], 1.0) == []

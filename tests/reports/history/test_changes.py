@@ -27,6 +27,12 @@ def test_equal_times_are_one_level() -> None:
     assert find_levels(np.zeros(0)) == []
 
 
+def test_levels_change_where_the_time_does() -> None:
+    times = np.repeat([0.0, 0.1, 0.05], [10, 12, 8])
+    logs = times + 0.005 * np.random.default_rng(3).normal(size=30)
+    assert [level.start for level in find_levels(logs)] == [0, 10, 22]
+
+
 @pytest.mark.parametrize("factor", [1.1, 0.8])
 def test_step_is_found_where_it_is(factor: float) -> None:
     times = STEADY * 5 + [factor * seconds for seconds in STEADY]
