@@ -1,4 +1,4 @@
-"""The cases that a check measures, and the rates of devices that follow from them."""
+"""The benchmark cases that ``parbench check`` runs, and the rates of devices in their results."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,24 +28,27 @@ LINK_FIX = "see nvidia-smi nvlink -s and -e, nvidia-smi topo -m, dmesg (Xid); be
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """A rate that is compared between devices. A case measures it on all ranks at the same time."""
+    """A rate that is compared between devices (GPUs or groups of cores), such as copy bandwidth.
+
+    A benchmark case measures it on all ranks at the same time, with one rank on each device.
+    """
 
     name: str
-    """The name, which for matrix multiplications is the dtype."""
+    """The name, which is the dtype for matrix multiplications, such as ``bfloat16``."""
     case: str = "gemm"
-    """The name of the case without its kind."""
+    """The short name of the benchmark case that measures the rate: ``copy`` for ``memory.copy``."""
     gpu_size: str
-    """The size on GPUs as text: bytes of data such as ``512M``, or the rows of a matrix."""
+    """The size on GPUs as text: bytes per rank such as ``512M``, or the rows of a square matrix."""
     cpu_size: str = ""
-    """The size on cores, empty if a group of cores has no such rate."""
+    """The size on cores in the same form, empty if the rate is not measured on cores."""
     has_alone: bool = True
-    """True if each device is also measured while the others wait."""
+    """True if the rate is also measured on one device at a time, while the others are idle."""
     fix: str
-    """Advice about a slow device."""
+    """Advice to the user about a device that is slow in this rate."""
 
     @property
     def unit(self) -> str:
-        """The unit of the rate."""
+        """The unit of the rate: FLOP/s for matrix multiplications, otherwise B/s."""
         return "FLOP/s" if self.case == "gemm" else "B/s"
 
 
@@ -78,7 +81,11 @@ QUANTITY_BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}
 
 
 def find_fix(name: str, *, is_gpu: bool) -> str:
-    """Return the fix for a device that is slow in this quantity, on a GPU or on cores."""
+    """Return the advice about a device that is slow in the quantity ``name``.
+
+    ``name`` may end with `` alone`` (a rate while other devices are idle). If ``is_gpu`` is False,
+    the device is a group of cores.
+    """
     fix = QUANTITY_BY_NAME[name.removesuffix(ALONE_SUFFIX)].fix
     return fix if is_gpu or fix == LINK_FIX else _CPU_FIX
 
@@ -86,9 +93,12 @@ def find_fix(name: str, *, is_gpu: bool) -> str:
 def make_options(
     device: str, nproc: int, *, budget: str, timeout: str, inject: str | None
 ) -> Options:
-    """Return the options of the run that measures all quantities.
+    """Return the options of the ``parbench run`` in which a check measures all quantities.
 
-    The time options are texts as on the command line.
+    ``device`` is ``cuda`` or ``cpu``. ``nproc`` is the number of ranks. ``budget`` (time for the
+    whole run) and ``timeout`` (time after which a case counts as hung) are durations as on the
+    command line, such as ``40s``. ``inject`` is a fault to simulate, such as ``slow:1:20%`` for
+    rank 1, and None for no fault.
     """
     entries = []
     for quantity in QUANTITIES:
@@ -117,7 +127,10 @@ def make_options(
 
 
 def get_quantity_name(record: Record) -> str:
-    """Return the name of the quantity that a record measures, with a suffix if ranks took turns."""
+    """Return the name of the quantity that a case in the results measures, such as ``copy``.
+
+    The name ends with `` alone`` if one rank at a time worked while the others were idle.
+    """
     params = record.case.all_params
     case = record.case.short_name
     if case == "gemm":
@@ -128,11 +141,18 @@ def get_quantity_name(record: Record) -> str:
 
 
 Rates = dict[str, dict[Ranks, dict[int, float]]]
-"""Rates in B/s or FLOP/s by quantity, by the ranks that worked together, and by repetition."""
+"""Rates in B/s or FLOP/s, in nested dicts with three keys.
+
+The keys are the name of the quantity, the ranks that worked together (a single rank except for
+communication), and the number of the repetition.
+"""
 
 
 def read_rates(run: Run) -> Rates:
-    """Return the rates in the samples of a run. Raises ``UserError`` if the samples are damaged."""
+    """Return the rates of all successful cases of a run.
+
+    They are computed from the sample files of the run. Raises ``UserError`` if a file is damaged.
+    """
     rates: Rates = {}
     for record in run.records:
         if record.status == "ok":
@@ -144,7 +164,13 @@ def read_rates(run: Run) -> Rates:
 
 
 def _compute_rates(run: Run, record: Record) -> Iterator[tuple[Ranks, float]]:
-    """Yield each group of ranks that worked together, with the rate of its slowest rank."""
+    """Yield each group of ranks that worked together in a case, and the rate of the group.
+
+    The rate is the work of one step of a rank (bytes or floating-point operations) divided by the
+    time of a step. In each sample, the slowest rank of the group determines the time. Over the
+    samples, the median is taken on GPUs. On CPUs, where other work slows most samples, the 5 %
+    quantile is taken. Nothing is yielded if no durations were recorded.
+    """
     samples = load_rank_samples(run, record)
     if "duration_ns" not in samples:
         return
@@ -158,7 +184,11 @@ def _compute_rates(run: Run, record: Record) -> Iterator[tuple[Ranks, float]]:
 
 
 def _compute_amount(record: Record) -> float:
-    """Return the floating-point operations or bytes of one step."""
+    """Return the work of one rank in one step of a case.
+
+    It is the floating-point operations of a matrix multiplication, or the bytes of data times the
+    bus-bandwidth factor of nccl-tests (1 for cases without such a factor).
+    """
     details = record.details
     if "m" in details:
         return float(2 * details["m"] ** 3)
@@ -166,7 +196,11 @@ def _compute_amount(record: Record) -> float:
 
 
 def _list_concurrent_groups(record: Record, ranks: Ranks) -> list[Ranks]:
-    """Return the groups of ranks that worked together in a record."""
+    """Return the groups of ``ranks`` that worked together in a case.
+
+    For the quantity ``pairs`` each pair is a group, and for ``all ranks`` all ranks are one group.
+    For other quantities each rank is a group.
+    """
     name = get_quantity_name(record)
     if name == "pairs":
         return list(parse_pairs(str(record.details["pairs"]), record.world.size))

@@ -1,4 +1,4 @@
-"""``parbench check``: verifies that every device of this host is healthy, in less than a minute."""
+"""``parbench check``: verifies that all GPUs or cores of this host are healthy, within a minute."""
 
 import socket
 import time
@@ -41,6 +41,7 @@ _FIXES = {
 }
 
 DEFAULT_BUDGETS = {"cpu": "40s", "cuda": "60s"}
+"""The default of ``--budget``, the time for all measurements, by type of device."""
 
 
 def check(
@@ -54,10 +55,15 @@ def check(
     out: Path,
     inject: str | None,
 ) -> Health:
-    """Measure and examine the devices of this host.
+    """Measure the GPUs or cores of this host, examine their state, and return the verdicts.
 
-    ``budget`` and ``timeout`` are texts as on the command line. Options that are None have defaults
-    from the machine. Raises ``UserError`` if the check cannot start.
+    ``modules`` are the names of Python modules that define custom benchmarks. ``environ`` holds the
+    environment variables. ``device`` is ``cuda`` or ``cpu``, and None stands for GPUs if there are
+    any. ``nproc`` is the number of GPUs or groups of cores, and None stands for all GPUs or up to 8
+    groups. ``budget`` (time for all measurements) and ``timeout`` (time after which a case counts
+    as hung) are durations such as ``40s``. ``out`` is the folder for the results of the run, in
+    which earlier runs are looked up too. ``inject`` is a fault to simulate, such as ``slow:1:20%``.
+    Raises ``UserError`` if the check cannot start.
     """
     if Joined.find(environ) is not None:
         raise UserError(
@@ -88,6 +94,7 @@ def check(
         )
 
         def measure() -> Path | None:
+            """Run all benchmark cases of the check and return the folder of the run."""
             return run_options(options, modules, out=out, cpus=core_sets)
 
         notes = list_disturbances(environ, machine, has_gpus=bool(gpus))
@@ -106,7 +113,10 @@ def check(
 
 
 def _choose_cores(nproc: int) -> tuple[tuple[int, ...], ...]:
-    """Return the CPUs of each rank. Raises ``UserError`` if there are fewer cores than ranks."""
+    """Divide the CPUs that this process may use into ``nproc`` groups, one for each rank.
+
+    A group is a tuple of CPU numbers. Raises ``UserError`` if there are fewer CPUs than ranks.
+    """
     core_sets = group_cores(nproc, get_affinity())
     if len(core_sets) < nproc:  # Ranks that share a core are not devices that could be compared.
         cores = pluralize(len(core_sets), "core")
@@ -115,9 +125,11 @@ def _choose_cores(nproc: int) -> tuple[tuple[int, ...], ...]:
 
 
 def list_disturbances(environ: Mapping[str, str], machine: Machine, *, has_gpus: bool) -> list[str]:
-    """Return the doctor's disturbances of this host as texts.
+    """Return the findings of ``parbench doctor`` on this host that disturb the measurement.
 
-    It is called before the measurement.
+    Each text has the form ``TOPIC: FACTS -> FIX``. Only topics of the host in ``_HOST_TOPICS``
+    count, such as load and memory. If ``has_gpus`` is False, GPUs are not examined. Call it before
+    the measurement, which is a load itself.
     """
     findings = examine_this_host(environ, machine, gpus=has_gpus)
     return [
@@ -128,7 +140,10 @@ def list_disturbances(environ: Mapping[str, str], machine: Machine, *, has_gpus:
 
 
 def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, ...]:
-    """Return a device for each group of CPUs."""
+    """Return a device without rates for each group of CPUs, which a rank will measure.
+
+    ``core_sets`` holds the CPU numbers of each group in rank order.
+    """
     devices = []
     for rank, cores in enumerate(core_sets):
         kind = f"cores ({len(core_sets[0])})"
@@ -139,6 +154,7 @@ def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, 
 
 
 def _list_gpus(host: str, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
+    """Return a device without rates for each GPU. ``gpus`` are in the order of their ranks."""
     devices = []
     for rank, gpu in enumerate(gpus):
         name = f"GPU {rank if gpu.index is None else gpu.index}"
@@ -149,9 +165,10 @@ def _list_gpus(host: str, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
 
 
 def _list_silent_gpus(host: str, machine: Machine) -> tuple[Device, ...]:
-    """Return the GPUs that do not answer as bad devices.
+    """Return a device with the verdict ``bad`` for each GPU of this host that does not answer.
 
-    Raises ``UserError`` if NVML is not installed.
+    Raises ``UserError`` if there are such GPUs and NVML is not installed, because then they may be
+    healthy.
     """
     failure = machine.gpu_failure
     if machine.silent_gpus and failure.kind == "no library":
@@ -165,7 +182,11 @@ def _list_silent_gpus(host: str, machine: Machine) -> tuple[Device, ...]:
 
 
 def to_document(health: Health) -> dict[str, object]:
-    """Return the document that ``--format json`` prints: the check with its verdicts and exit code."""
+    """Return the check of a host as the JSON object that ``--format json`` prints.
+
+    It has the fields of ``Health``, the ``verdict`` and the exit code ``code`` of the host, and the
+    ``verdict`` of each device.
+    """
     devices = [
         {"verdict": device.verdict, **msgspec.to_builtins(device)} for device in health.devices
     ]

@@ -1,4 +1,4 @@
-"""GPUs that an earlier run on this host used and that the host does not have now."""
+"""Missing GPUs: GPUs that an earlier run on this host used and that the host does not have now."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,10 +19,13 @@ def find_missing_gpus(
     gpus: Sequence[Gpu],
     silent: Sequence[Device],
 ) -> tuple[Device, ...]:
-    """Return a bad device for each GPU of an earlier run under ``out`` that this host lacks.
+    """Return devices with the verdict ``bad`` for GPUs that this host had and does not have now.
 
-    Runs with another ``CUDA_VISIBLE_DEVICES`` do not count. A GPU that was replaced is not missing,
-    nor is one that is already known to be silent.
+    The current GPUs are compared with those of one earlier run in the folder ``out``: the run with
+    the most GPUs among runs on ``host`` with the same ``CUDA_VISIBLE_DEVICES`` as in ``environ``.
+    ``gpus`` are the GPUs that answer now, and ``silent`` are GPUs that are present but do not
+    answer. A GPU that was replaced by another is not missing. If only the number of missing GPUs is
+    known, the result is one device whose fault names the candidates. Empty if no GPU is missing.
     """
     earlier_uuids: frozenset[str] = frozenset()
     origin = ""
@@ -46,7 +49,11 @@ def find_missing_gpus(
 
 
 def _load_runs(out: Path, host: str, visible_devices: str | None) -> Iterator[Run]:
-    """Yield the newest runs on this host with the same visible devices, the newest first."""
+    """Yield earlier runs on ``host`` in the folder ``out``, the newest first.
+
+    Only runs with this value of ``CUDA_VISIBLE_DEVICES`` are yielded, where None means unset. Only
+    the newest 100 runs in the folder are read.
+    """
     for path in reversed(list_runs(out)[-_MAX_RUNS:]):
         try:
             run = load_run(path)
@@ -60,7 +67,10 @@ def _load_runs(out: Path, host: str, visible_devices: str | None) -> Iterator[Ru
 
 
 def _list_uuids(run: Run) -> frozenset[str]:
-    """Return the UUIDs of the GPUs of all ranks, from ``run.json`` and from a record."""
+    """Return the UUIDs of the GPUs on which the ranks of a run worked, empty without GPUs.
+
+    They are in ``run.json`` if all ranks used one GPU, and otherwise in the run's first record.
+    """
     groups = [run.info.environment or {}]
     for record in run.records[:1]:
         groups += [group for name, group in record.environment.items() if name.startswith("rank ")]

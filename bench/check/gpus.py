@@ -1,4 +1,4 @@
-"""The driver's facts about each GPU before, during and after its work, and its faults."""
+"""Faults of GPUs that NVIDIA's driver reports before, during and after a measurement."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -36,9 +36,11 @@ T = TypeVar("T")
 def run_watched(
     environ: Mapping[str, str], gpus: Sequence[Gpu], work: Callable[[], T]
 ) -> tuple[T, GpuReport]:
-    """Run ``work`` while a child process samples the GPUs.
+    """Run ``work``, a function, while a child process samples the GPUs once per second.
 
-    Returns the result of ``work``, and NVML's report after it, which has the maxima during it.
+    Returns the result of ``work`` and NVML's report of this host's GPUs after ``work``. In the
+    report, clocks, load and temperature are the maxima during ``work``. If ``gpus`` is empty,
+    nothing is sampled and the report is empty.
     """
     if not gpus:
         return work(), GpuReport()
@@ -53,9 +55,11 @@ def run_watched(
 def add_gpu_facts(
     devices: Sequence[Device], gpus: Sequence[Gpu], report: GpuReport
 ) -> tuple[Device, ...]:
-    """Return the devices with the driver's facts about their GPUs, and with faults.
+    """Return the devices with the state of their GPUs as ``facts`` and with faults as ``reasons``.
 
-    ``gpus`` are the GPUs of the devices before the measurement, and ``report`` is from after it.
+    ``gpus`` holds the GPU of each device in the same order, as NVML reported it before the
+    measurement. ``report`` is NVML's report after the measurement. Faults are disturbing states,
+    increased NVLink error counters, and a GPU that does not answer any more.
     """
     reported = {gpu.uuid: gpu for gpu in report.gpus}
     # Ranks may still use a GPU after the work. Only the processes before it are not our own.
@@ -79,9 +83,12 @@ def add_gpu_facts(
 def find_faults(
     gpu: Gpu, peers: Sequence[Gpu], link_errors: Mapping[str, int]
 ) -> tuple[Fault, ...]:
-    """Return the faults of a GPU with their fixes.
+    """Return the faults of a GPU: disturbing states such as low clocks, and new NVLink errors.
 
-    ``link_errors`` are the increases of its NVLink counters by name.
+    ``peers`` are the GPUs of the same model on the host, including ``gpu``, which should have
+    equally many NVLinks. ``link_errors`` holds the increases of the GPU's NVLink error counters
+    during the measurement, by name. A software power cap is not a fault, because matrix
+    multiplications reach it on a good GPU.
     """
     slowdowns = list_slowdowns(gpu)
     is_halted = any(reason.startswith("hardware") for reason in slowdowns)

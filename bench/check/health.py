@@ -1,4 +1,7 @@
-"""The health of a host: verdicts on its devices, from a run and the driver's facts."""
+"""The result of ``parbench check`` on one host: verdicts on its devices, links and ports.
+
+A device is a GPU or a group of cores. Verdicts follow from measured rates and driver facts.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -22,8 +25,8 @@ from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
 from parbench.bench.text import pluralize
 
-# The share that a slow device lacks, of GPUs and of cores.
 THRESHOLDS = {True: 0.05, False: 0.1}
+"""The fraction of its peers' rate that a slow device lacks, for GPUs (True) and cores (False)."""
 _CORRUPT_FIX = "drain the host: it computes or copies wrongly without an error; run it again, then replace the device"
 _IN_ALL_REPETITIONS = f"in {MIN_REPETITIONS} of {MIN_REPETITIONS} repetitions"
 _VERDICTS = {ExitCode.OK: "ok", ExitCode.BAD: "bad", ExitCode.DID_NOT_RUN: "did not run"}
@@ -31,60 +34,73 @@ _MORE_TIME = " -> stop other work here, or allow more time (--budget 2m)"
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """The rate of a device in a quantity, such as the bandwidth of a copy."""
+    """The measured rate of a device in one quantity, such as copy bandwidth."""
 
     unit: str
-    """The unit, B/s or FLOP/s."""
+    """The unit of all rates in this object, B/s or FLOP/s."""
     value: float
-    """The median rate of the repetitions."""
+    """The median of the rates of all repetitions."""
     repetitions: dict[int, float]
     """The rate in each repetition, by the number of the repetition."""
     gap: float | None = None
-    """The share of the peers' rate that the device lacks, negative if the device is faster.
+    """The fraction of the peers' median rate that the device lacks.
 
-    None if the device has no peers or too few repetitions.
+    Peers are the other devices of its kind. 0.1 means that the device is 10 % slower. The gap is
+    negative if the device is faster, and None if it has no peers or fewer than three repetitions.
     """
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault of a device or link with its fix. A fault that is not bad needs attention only."""
+    """A fault of a device, link or InfiniBand port, with advice to the user."""
 
     text: str
+    """The observation, such as ``memory: ECC on, 3 uncorrected errors``."""
     fix: str
-    """Advice to remove the fault."""
+    """Advice to the user to remove the fault."""
     is_bad: bool = True
+    """True if the fault makes the verdict ``bad``. Otherwise the verdict is ``watch``."""
     is_comparison: bool = False
-    """True if the fault comes from a comparison with peers."""
+    """True if the fault is that a rate is lower than that of other devices of the same kind."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU or a group of cores with its rates and faults."""
+    """A GPU or a group of cores of a host, with its measured rates and its faults."""
 
     host: str
+    """The name of the host."""
     name: str
+    """The name on the host, such as ``GPU 0`` or ``cores 0-3``."""
     uuid: str = ""
     """The UUID of a GPU, empty for cores."""
     kind: str
-    """The model of a GPU or the number of cores. Devices of the same kind are peers."""
+    """The model of a GPU, or ``cores (N)`` for a group of N cores.
+
+    Devices of the same kind are peers, whose rates are compared.
+    """
     is_gpu: bool = True
+    """True for a GPU, False for a group of cores."""
     rank: int
-    """The rank that measures the device."""
+    """The rank that measures the device, -1 if the device could not be measured."""
     rates: dict[str, Rate] = {}
-    """The rates by the name of the quantity."""
+    """The measured rates, by the name of the quantity such as ``copy``."""
     facts: dict[str, str] = {}
-    """The facts of the driver as text, by topic."""
+    """The state of a GPU that the driver reports, as text by topic such as ``clocks``."""
     reasons: tuple[Fault, ...] = ()
-    """The faults that decide the verdict, empty if the device is fine."""
+    """The faults that decide the verdict, empty if the device has no fault."""
     ran: bool = True
     """True if the device was measured."""
     uncompared: tuple[str, ...] = ()
-    """The names of rates that could not be compared with rates of other hosts."""
+    """The names of quantities whose rate could not be compared with devices of other hosts."""
 
     @staticmethod
     def make_absent(
         host: str, name: str, text: str, fix: str, *, kind: str = "GPU", uuid: str = ""
     ) -> "Device":
-        """Return a bad device that could not be measured, for the reason ``text``."""
+        """Return a device with the verdict ``bad`` that could not be measured.
+
+        Its only fault has ``text`` as the observation and ``fix`` as the advice. The other
+        arguments are fields of ``Device``. Use it for a GPU that does not answer or is missing.
+        """
         fault = Fault(text=text, fix=fix)
         return Device(
             host=host, name=name, uuid=uuid, kind=kind, rank=-1, reasons=(fault,), ran=False
@@ -92,6 +108,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> str:
+        """The verdict on the device: the first of five that applies.
+
+        ``bad``: it has a bad fault. ``did not run``: it was not measured. ``not compared``: a rate
+        could not be compared with other hosts. ``watch``: it has other faults. ``ok``: none of
+        these.
+        """
         if any(reason.is_bad for reason in self.reasons):
             return "bad"
         if not self.ran:
@@ -102,42 +124,58 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of checking the devices and ports of a host."""
+    """The result of ``parbench check`` on one host."""
 
     host: str
+    """The name of the host."""
     started: str
-    """The UTC time at which the check began."""
+    """The UTC time at which the check began, empty if the host gave no result."""
     seconds: float = 0.0
-    """The duration of the check."""
+    """The duration of the check in seconds."""
     device: str
-    """``cuda`` or ``cpu``."""
+    """The type of the checked devices, ``cuda`` or ``cpu``. Empty if the host gave no result."""
     devices: tuple[Device, ...] = ()
+    """The checked GPUs or groups of cores, including GPUs that are missing or do not answer."""
     links: tuple[Fault, ...] = ()
-    """The slow pairs of devices that are not slow themselves."""
+    """The faults of links: pairs of devices that are slow although the devices are not."""
     num_ports: int = 0
-    """The number of InfiniBand ports."""
+    """The number of InfiniBand ports of the host."""
     ports: tuple[Fault, ...] = ()
     """The faults of InfiniBand ports."""
     bus_bandwidth: float | None = None
-    """The bus bandwidth in B/s of all devices together, None if there is only one device."""
+    """The bus bandwidth in B/s of an all-reduce of all devices, as nccl-tests defines it.
+
+    It is the median over the repetitions, and None if it was not measured.
+    """
     problems: tuple[str, ...] = ()
-    """Sentences about cases without a result."""
+    """Sentences about benchmark cases without a result, or the reason why nothing was measured."""
     notes: tuple[str, ...] = ()
-    """The disturbances of this host."""
+    """Sentences about disturbances of this host and limitations of the run."""
     run: str = ""
-    """The folder of the run, empty without a run."""
+    """The path of the run's folder, empty if nothing was measured."""
     emulated: bool = False
-    """True if the hosts are emulated on one machine."""
+    """True if the host is one of several that are emulated on one machine.
+
+    Emulated hosts share cores, so their devices are not compared.
+    """
 
     @property
     def bad_names(self) -> list[str]:
-        """The names of the bad devices, links and ports."""
+        """The names of all devices, links and ports with a bad fault, empty if there are none.
+
+        A name has the form ``GPU 0``, ``link GPU 0 - GPU 1`` or ``port mlx5_0/1``.
+        """
         devices = [device.name for device in self.devices if device.verdict == "bad"]
         faults = [fault for fault in (*self.links, *self.ports) if fault.is_bad]
         return [*devices, *(fault.text.partition(":")[0] for fault in faults)]
 
     @property
     def exit_code(self) -> ExitCode:
+        """The exit code: the first of ``BAD``, ``DID_NOT_RUN`` and ``OK`` that applies.
+
+        ``BAD`` means a bad device, link or port. ``DID_NOT_RUN`` means that a benchmark case has no
+        result, a device was not measured, or a rate could not be compared with other hosts.
+        """
         codes = [ExitCode.BAD] if self.bad_names else []
         if self._is_incomplete or any(device.uncompared for device in self.devices):
             codes.append(ExitCode.DID_NOT_RUN)
@@ -145,18 +183,29 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> str:
+        """The verdict on the host, which is the exit code in words.
+
+        It is ``bad`` for ``BAD``, ``ok`` for ``OK``, and for ``DID_NOT_RUN`` either ``not
+        compared``, if only comparisons with other hosts are missing, or ``did not run``.
+        """
         if self.exit_code is ExitCode.DID_NOT_RUN and not self._is_incomplete:
             return "not compared"
         return _VERDICTS[self.exit_code]
 
     @property
     def _is_incomplete(self) -> bool:
-        """Return True if a case has no result or a device was not measured."""
+        """True if a benchmark case has no result or a device was not measured."""
         return bool(self.problems) or not all(device.ran for device in self.devices)
 
 
 def add_run(health: Health, devices: Sequence[Device], run: Run) -> Health:
-    """Add devices to the health of a host, with their rates and wrong results in a run."""
+    """Return the check ``health`` of a host with the devices that a run has measured.
+
+    ``devices`` are these devices without rates. They are added before the devices of ``health``,
+    with their rates in the run and with faults for wrong results and for rates below those of
+    peers. Slow links and benchmark cases without a result are added too. Rates of emulated hosts
+    are not compared.
+    """
     rates = read_rates(run)
     [by_repetition] = rates.pop("all ranks", {(): {}}).values()
     wrong_results = _count_wrong_records(run)
@@ -186,9 +235,9 @@ def add_run(health: Health, devices: Sequence[Device], run: Run) -> Health:
 
 
 def _collect_rates(rates: Rates, rank: int) -> dict[str, Rate]:
-    """Return the rates of a rank by quantity.
+    """Return the rates of the device that ``rank`` measures, by the name of the quantity.
 
-    The rate of the quantity ``pairs`` is the median over the pairs of the rank.
+    The rate of the quantity ``pairs`` is the median over all pairs that contain the rank.
     """
     device_rates = {}
     for name, by_ranks in rates.items():
@@ -208,9 +257,10 @@ def _collect_rates(rates: Rates, rank: int) -> dict[str, Rate]:
 
 
 def _count_wrong_records(run: Run) -> dict[int, Counter[str]]:
-    """Return by rank and case name the number of records with wrong results of the rank.
+    """Count the measurements in which a rank had wrong results, by rank and then by case name.
 
-    A wrong result of a communication counts only if a single rank has it, because it can spread.
+    Ranks without wrong results are left out. A communication counts only if a single rank has wrong
+    results, because they can spread to other ranks.
     """
     counts: dict[int, Counter[str]] = {}
     for record in run.records:
@@ -222,7 +272,12 @@ def _count_wrong_records(run: Run) -> dict[int, Counter[str]]:
 
 
 def _list_problems(run: Run) -> tuple[str, ...]:
-    """Return the reasons why cases have no result, without wrong results of a device."""
+    """Return sentences about the benchmark cases of a run that have no result, with the reason.
+
+    Cases are left out if their results were wrong and a device is blamed. So are cases on which an
+    injected fault would have no effect. Another sentence has the number of measurements that the
+    run did not reach, if there are any.
+    """
     wrong_cases = set()
     if _count_wrong_records(run):
         wrong_cases = {record.case.id for record in run.records if record.status == "wrong"}
@@ -246,9 +301,10 @@ def _list_problems(run: Run) -> tuple[str, ...]:
 
 
 def compare_with_peers(devices: Sequence[Device]) -> list[Device]:
-    """Return the devices in the same order, compared with all others of their kind.
+    """Compare the rates of each device with all others of its kind and return the updated devices.
 
-    This replaces an earlier comparison.
+    The order is kept. A rate gets its ``gap``, and a device that is slower than its peers gets a
+    fault. Faults from an earlier comparison are removed.
     """
     compared = []
     for device in devices:
@@ -271,10 +327,11 @@ def compare_with_peers(devices: Sequence[Device]) -> list[Device]:
 
 
 def _add_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
-    """Add the gaps to the rates, and a fault for each fix that lists the slow quantities.
+    """Return the device with the gaps to its peers in its rates, and with faults for slow rates.
 
-    A rate that was measured alone counts only if the rate during work of the other devices is not
-    slow too.
+    ``gaps`` is keyed by the name of the quantity. Slow quantities with the same advice form one
+    fault. A slow rate that was measured while other devices were idle (name with `` alone``) is
+    left out if the rate with all devices at work is slow too.
     """
     rates = dict(device.rates)
     texts_by_fix: dict[str, list[str]] = {}
@@ -298,10 +355,12 @@ def _add_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
 def _find_slow_links(
     devices: Sequence[Device], pairs: Mapping[Ranks, Mapping[int, float]], run: Run
 ) -> tuple[Fault, ...]:
-    """Return the pairs of devices that are slower than others with the same connection.
+    """Return a fault for each pair of devices that is slower than other pairs.
 
-    A device all of whose pairs are slow is slow itself, which its own rate shows. Its pairs are not
-    returned.
+    A pair is compared with pairs that have the same connection, such as NVLink. ``pairs`` holds the
+    rates by pair of ranks and by number of the repetition. ``run`` is the run in which they were
+    measured, which has the connections. If all pairs of a device are slow, these pairs are left
+    out, because the device itself is slow and has a fault of its own.
     """
     connections = (run.info.environment or {}).get("locality") or {}
     by_connection: dict[str, dict[Ranks, Mapping[int, float]]] = {}

@@ -27,10 +27,13 @@ _HOST = re.compile(r"(?:[\w.-]+@)?[\w.:%-]+")
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
-    """Return the hosts in a list such as ``a,b``, or in a file with one host on each line.
+    """Return the host names in the value of ``--hosts``, each once and in the order of the value.
 
-    A list may be compressed as in Slurm: ``n[01-03,7]``. A number of ranks may follow, as in MPI
-    libraries: ``n1 slots=8`` of Open MPI, ``n1:8`` of MPICH. A user may precede: ``me@n1``.
+    ``text`` is a list such as ``a,b``, or the path of a file with one host on each line. A list may
+    be compressed as in Slurm: ``n[01-03,7]``. A user may precede a host, as in ``me@n1``, and is
+    kept. A number of ranks may follow a host, as in the host files of MPI (``n1:8`` of MPICH,
+    ``n1 slots=8`` of Open MPI), and is dropped. Raises ``UserError`` if a host is not valid or
+    there are none.
     """
     # A long list is too long for the name of a file.
     if "," not in text and Path(text).is_file():
@@ -54,11 +57,13 @@ def parse_hosts(text: str) -> tuple[str, ...]:
 def check_hosts(
     hosts: Sequence[str], arguments: Sequence[str], *, agent: str, seconds: float
 ) -> tuple[Health, ...]:
-    """Run ``parbench check`` on all hosts at the same time, with this Python in this folder.
+    """Run ``parbench check`` on all hosts at the same time and return the result of each host.
 
-    ``arguments`` are options of ``parbench check``. ``agent`` is the remote shell with its options,
-    such as ``ssh``. ``seconds`` is the time budget of a check. The results are in the order of the
-    hosts.
+    Each host needs this Python and the current folder at the same paths. ``arguments`` are options
+    of ``parbench check``. ``agent`` is the command of the remote shell with its options, such as
+    ``ssh -p 2222``. ``seconds`` is the time budget of one check. The results are in the order of
+    ``hosts``. A host that does not answer within the budget and two more minutes has a result with
+    a problem.
     """
     with convert_read_errors(f"--ssh {agent!r}", "is not a command"):
         program, *options = shlex.split(agent)
@@ -75,7 +80,12 @@ def check_hosts(
 
 
 def _check_host(host: str, *, agent: Sequence[str], command: str, timeout_seconds: float) -> Health:
-    """Run the command on a host by the remote shell ``agent`` and return the result."""
+    """Run ``parbench check`` on a host through a remote shell and return the result.
+
+    ``agent`` is the remote shell with its options, such as ``ssh``. ``command`` is the shell
+    command that runs the check on the host. If the command cannot be started or exceeds
+    ``timeout_seconds``, the result has a problem.
+    """
     try:
         completed = subprocess.run(
             [*agent, host, command],
@@ -92,7 +102,13 @@ def _check_host(host: str, *, agent: Sequence[str], command: str, timeout_second
 
 
 def parse_result(host: str, output: bytes, errors: bytes, exit_code: int) -> Health:
-    """Return the check that a host printed, or its last line of errors as the problem."""
+    """Parse the JSON that ``parbench check`` printed on a host.
+
+    ``host`` is the name by which the host was reached, and replaces the host's own name in the
+    result. ``output``, ``errors`` and ``exit_code`` are the standard output, standard error and
+    exit code of the remote shell. If the last line of ``output`` is not the JSON of a check, the
+    result has no devices, and its problem is the last line of ``errors`` or the exit code.
+    """
     try:
         health = decode_json(output.strip().rpartition(b"\n")[2], Health)
     except ValueError:
@@ -104,15 +120,17 @@ def parse_result(host: str, output: bytes, errors: bytes, exit_code: int) -> Hea
 
 
 def make_failed_check(host: str, problem: str) -> Health:
-    """Return the check of a host that gave no result."""
+    """Return a result without devices for a host whose check failed for the reason ``problem``."""
     return Health(host=host, started="", device="", problems=(problem,))
 
 
 def compare_hosts(results: Sequence[Health]) -> tuple[Health, ...]:
-    """Compare each device with its peers on all hosts and return the updated results.
+    """Compare the rates of each device with devices of its kind on all hosts.
 
-    Emulated hosts share one machine and are not compared. A rate without peers is reported, because
-    a device is not known to be fine without them.
+    ``results`` are the checks of the hosts. The returned checks have the same order. Their devices
+    have new gaps and faults, and ``uncompared`` lists rates that had nothing to compare with. A
+    host with fewer GPUs than most hosts gets a missing GPU as a bad device. Emulated hosts are not
+    compared, because they share one machine.
     """
     devices = _list_devices([health for health in results if not health.emulated])
     by_host: dict[str, list[Device]] = {}
@@ -137,14 +155,16 @@ def compare_hosts(results: Sequence[Health]) -> tuple[Health, ...]:
 
 
 def _list_devices(results: Sequence[Health]) -> list[Device]:
+    """Return the devices of all hosts in one list, in the order of ``results``."""
     return [device for health in results for device in health.devices]
 
 
 def _list_uncompared(device: Device, devices: Sequence[Device]) -> tuple[str, ...]:
-    """Return the names of the device's rates that cannot be compared with rates of other hosts.
+    """Return the names of the quantities in which a device cannot be compared with other hosts.
 
-    A rate has no peer, or no peer on another host has enough repetitions. All devices of one host
-    may be slow, which only other hosts show.
+    ``devices`` are the devices of all hosts. A quantity such as ``copy`` is returned if the device
+    has no gap, or if all devices of its kind on other hosts have fewer than three repetitions.
+    Other hosts are needed because all devices of one host may be slow.
     """
     names = []
     for name, rate in device.rates.items():
@@ -159,10 +179,11 @@ def _list_uncompared(device: Device, devices: Sequence[Device]) -> tuple[str, ..
 
 
 def compute_exit_code(results: Sequence[Health]) -> ExitCode:
-    """Return the exit code of a check of several hosts.
+    """Return the exit code of a check of several hosts: ``BAD``, ``DID_NOT_RUN`` or ``OK``.
 
-    It is not OK if some hosts checked GPUs and others cores, because the latter may have GPUs that
-    were not checked.
+    ``BAD`` applies if any host is bad. ``DID_NOT_RUN`` applies if a host has no complete result, or
+    if some hosts checked GPUs and others checked cores, because the latter may have GPUs that do
+    not work. The first that applies is returned.
     """
     codes = [health.exit_code for health in results]
     if len(_group_by_device(results)) > 1:
@@ -171,7 +192,10 @@ def compute_exit_code(results: Sequence[Health]) -> ExitCode:
 
 
 def _group_by_device(results: Sequence[Health]) -> dict[str, list[str]]:
-    """Return the names of the hosts by checked device, ``cuda`` or ``cpu``."""
+    """Return the names of the hosts by the type of devices that they checked, ``cuda`` or ``cpu``.
+
+    Hosts without a result are left out.
+    """
     hosts: dict[str, list[str]] = {}
     for health in results:
         if health.device:
@@ -180,7 +204,11 @@ def _group_by_device(results: Sequence[Health]) -> dict[str, list[str]]:
 
 
 def render(results: Sequence[Health]) -> str:
-    """Return a table of all devices, then the reasons why hosts and devices are not ok."""
+    """Return the checks of several hosts as the text that the command prints.
+
+    It has the number of bad hosts, a table with a line for each device, the reasons why hosts and
+    devices are not ok with advice, and the names of bad hosts to leave out of jobs.
+    """
     devices = _list_devices(results)
     bad_hosts = [health.host for health in results if health.exit_code is ExitCode.BAD]
     counts = Counter(health.verdict for health in results)
@@ -207,7 +235,10 @@ def render(results: Sequence[Health]) -> str:
 
 
 def _format_uncompared(devices: Sequence[Device]) -> list[str]:
-    """Return a line for each device with rates that could not be compared, and then the fix."""
+    """Return a line for each device with quantities that could not be compared, then the advice.
+
+    Empty if all could be compared.
+    """
     lines = []
     for device in devices:
         if device.uncompared:

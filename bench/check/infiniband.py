@@ -1,4 +1,4 @@
-"""InfiniBand's ports as the kernel reports them: state, rate, and error counters."""
+"""The ports of RDMA NICs as the kernel reports them: state, rate, and error counters."""
 
 import re
 from collections import Counter
@@ -25,9 +25,13 @@ _FIX = "see ibstat, iblinkinfo and mlxlink -d DEVICE; reseat or replace the cabl
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
-    """A port of a NIC, with texts of the kernel. An unknown text is ``-``."""
+    """The state of a port of an RDMA NIC, as texts that the kernel reports.
+
+    An unknown text is ``-``.
+    """
 
     name: str
+    """The NIC and the number of the port on the NIC, such as ``mlx5_0/1``."""
     layer: str
     """The link layer, such as ``InfiniBand``."""
     state: str
@@ -35,15 +39,21 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
     physical: str
     """The physical state, such as ``LinkUp``."""
     rate: str
-    """The rate, such as ``400 Gb/sec (4X NDR)``."""
+    """The link speed, such as ``400 Gb/sec (4X NDR)``."""
     board: str
-    """The id of the NIC's model. Ports of the same model should be equal."""
+    """The id of the NIC's model. Active ports of NICs of one model should have equal rates."""
     errors: dict[str, int]
-    """The error counters of the kernel by name."""
+    """The error counters by the kernel's name, such as ``symbol_error``, since the last reset.
+
+    Counters that the kernel does not have are left out.
+    """
 
 
 def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:
-    """Return the InfiniBand ports of this host. ``root`` holds the ``sys`` to read."""
+    """Read the ports of all RDMA NICs of this host, sorted by NIC and port.
+
+    Empty if the host has no such NIC. ``root`` is the folder with the ``sys`` to read.
+    """
     ports = []
     for folder in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         device = folder.parents[1]
@@ -63,15 +73,21 @@ def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:
 
 
 def _read_state(path: Path) -> str:
-    """Return the word in a file such as ``4: ACTIVE``."""
+    """Return the name of a state from a file with ``NUMBER: NAME``, such as ``4: ACTIVE``.
+
+    The result is ``-`` if the file cannot be read.
+    """
     return (read_text(path) or "-").rpartition(": ")[2]
 
 
 def find_port_faults(before: Sequence[Port], after: Sequence[Port]) -> tuple[Fault, ...]:
-    """Return a fault for each port that has any after the measurement.
+    """Return one fault for each port that is not active, is too slow, or has new errors.
 
-    Faults are an inactive port, a lower rate than its peers, and new errors. A disabled port and a
-    port whose NIC has no active port are not in use and have no fault.
+    ``before`` and ``after`` are the ports of this host before and after the measurement. A port is
+    too slow if its rate is lower than that of another port of a NIC of the same model. Errors are
+    new if their counter has increased. A port that is disabled, or that is inactive like all ports
+    of NICs of its model, is not in use and has no fault. New errors alone are not bad, except a
+    link that was down.
     """
     earlier_errors = {port.name: port.errors for port in before}
     faults = []
@@ -89,7 +105,11 @@ def find_port_faults(before: Sequence[Port], after: Sequence[Port]) -> tuple[Fau
 
 
 def _list_faults(port: Port, ports: Sequence[Port]) -> list[str]:
-    """Return the faults of a port relative to the active ports of the same NIC."""
+    """Return texts about a port that is slower than others, or inactive while others are active.
+
+    ``ports`` are all ports of the host. The port is compared with those that are active, belong to
+    NICs of the same model and have the same link layer. The result has at most one text.
+    """
     active_peers = [
         peer
         for peer in ports
@@ -105,6 +125,6 @@ def _list_faults(port: Port, ports: Sequence[Port]) -> list[str]:
 
 
 def _parse_gigabits(rate: str) -> float:
-    """Return the number in a text such as ``400 Gb/sec (4X NDR)``, 0 if it is unknown."""
+    """Return the rate in Gb/s from a text such as ``400 Gb/sec (4X NDR)``, 0 if it is unknown."""
     match = re.match(r"[\d.]+", rate)
     return float(match[0]) if match else 0.0

@@ -1,11 +1,12 @@
-"""Robust statistics that find devices which are slower than their peers. Pure.
+"""Robust statistics that find devices which are slower than their peers.
 
-The level of a device in a repetition is the logarithm of its rate over the median rate of its peers
-in the same repetition. So a disturbance that slows all devices of a repetition has no effect. A
-device is slower than its peers if its median level is lower by more than a threshold, and by more
-than four times the variation among its peers and among its own repetitions. Then it is slower in
-every repetition, because none of n values is farther from their mean than (n - 1) / sqrt(n)
-standard deviations (Samuelson's inequality).
+The peers of a device are the other devices of its kind, such as GPUs of the same model. The level
+of a device in a repetition is the logarithm of its rate over the median rate of its peers in the
+same repetition. So a disturbance that slows all devices of a repetition has no effect. A device is
+slower than its peers if the median of its levels over the repetitions is negative by more than a
+threshold, and by more than four times the variation among its peers and among its own repetitions.
+Then it is slower in every repetition, because none of n values is farther from their mean than
+(n - 1) / sqrt(n) standard deviations (Samuelson's inequality).
 
 A device with fewer than three repetitions is not compared, and is not a peer. So it keeps no other
 device from comparison, and the peers of a device are the same in each repetition.
@@ -19,36 +20,53 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-MADS = 4.0
+MADS = 4.0  # a slow device is farther below its peers than this many times the variation
 MIN_REPETITIONS = 3  # fewer do not show that a device is slower
 # The standard deviation of a normal distribution over its median absolute deviation.
 _NORMAL = 1.4826
-_MIN_VARIATION = 0.003
+_MIN_VARIATION = 0.003  # of logarithms of rates
 _MIN_PEERS = 3  # fewer do not show how peers vary
 D = TypeVar("D", bound=Hashable)
 Table = npt.NDArray[np.float64]
+"""A table of rates or levels: a row for each device and a column for each repetition."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """The difference between the rate of a device and the median rate of its peers."""
+    """The amount by which a device is slower than its peers, the other devices of its kind.
+
+    In each repetition, the rate of the device is compared with the median rate of its peers. The
+    gap is the median over the repetitions.
+    """
 
     share: float
-    """The share of the peers' rate that the device lacks, negative if the device is faster."""
+    """The fraction of the peers' median rate that the device lacks.
+
+    0.1 means that the device is 10 % slower. It is negative if the device is faster.
+    """
     mads: float
-    """The gap as the difference of logarithms, in units of the variation."""
+    """The logarithm of the peers' rate over the device's rate, in units of the normal variation.
+
+    The unit is the largest of three standard deviations of such logarithms: among the peers, among
+    the repetitions of the device, and among those of a typical device. It is at least 0.003.
+    """
     is_under: bool
-    """True if the device is slower than its peers."""
+    """True if the device counts as slower: ``share`` is above the threshold, ``mads`` above 4."""
 
 
 def compute_gaps(
     quantities: Mapping[str, Mapping[D, Mapping[int, float]]], threshold: float
 ) -> dict[tuple[str, D], Gap]:
-    """Return the gap of each device in each quantity to its peers, keyed by (quantity, device).
+    """Compare the rates of each device with its peers, separately for each quantity.
 
-    ``quantities`` holds rates by quantity, device and repetition. ``threshold`` is the smallest
-    share that counts as slower. Other work on a host makes all quantities vary alike. So the
-    variation of a device's repetitions is at least the median over all devices and quantities.
+    A quantity is the name of a rate, such as ``copy`` for copy bandwidth. ``quantities`` holds the
+    rates (in any unit) by quantity, by device and by number of the repetition. All devices of a
+    quantity are peers. ``threshold`` is the fraction of the peers' rate that a device must lack to
+    count as slower. The result holds the gaps, keyed by (quantity, device). Devices with fewer than
+    three repetitions and devices without peers are left out.
+
+    Other work on a host makes all quantities vary alike. So the variation of a device's repetitions
+    is at least the median over all devices and quantities.
     """
     levels: dict[tuple[str, D], Table] = {}
     peer_variations: dict[tuple[str, D], float] = {}
@@ -77,7 +95,12 @@ def compute_gaps(
 
 
 def _make_gap(level: float, variation: float, threshold: float) -> Gap:
-    """Return the gap from the logarithms of a rate relative to peers and of its variation."""
+    """Return the gap of a device to its peers.
+
+    ``level`` is the logarithm of the device's rate over the median rate of its peers, as a median
+    over the repetitions. ``variation`` is the standard deviation of such logarithms. ``threshold``
+    is the fraction of the peers' rate that a device must lack to count as slower.
+    """
     limit = max(-math.log1p(-threshold), MADS * variation)
     return Gap(
         share=-math.expm1(level),
@@ -87,9 +110,12 @@ def _make_gap(level: float, variation: float, threshold: float) -> Gap:
 
 
 def _compute_peer_variation(peers: Table) -> float:
-    """Return the standard deviation of logarithms of rates among peers within a repetition.
+    """Return the relative variation of rates among peers within a repetition.
 
-    The result is 0 if there are too few peers.
+    It is a robust standard deviation of logarithms: 1.4826 times the median of the absolute
+    distances to the peers' median, over all peers and repetitions. ``peers`` holds rates, with a
+    row for each peer and a column for each repetition. The result is 0 if there are fewer than
+    three peers.
     """
     if len(peers) < _MIN_PEERS:
         return 0.0

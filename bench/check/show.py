@@ -1,4 +1,4 @@
-"""A check as text: a line for each device with its verdict first, then the reasons and fixes."""
+"""The result of ``parbench check`` as text: a line for each device, then faults with advice."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,11 @@ _GIGA = 1e9
 
 
 def render(health: Health) -> str:
-    """Return the check of a host as text."""
+    """Return the check of one host as the text that the command prints.
+
+    It has the verdict, a table with a line for each device, and the faults with advice. ``health``
+    must have at least one device.
+    """
     first = health.devices[0]
     parts = [f"{health.host}: {health.verdict}", f"{len(health.devices)} x {first.kind}"]
     if "driver" in first.facts:
@@ -35,9 +39,10 @@ def render(health: Health) -> str:
 
 
 def format_faults(health: Health, host: str = "") -> list[str]:
-    """Return lines about the faults that belong to no device.
+    """Return lines about problems of the check and faults of links and InfiniBand ports.
 
-    ``host`` is the name of the host if there are several.
+    Faults of devices are left out. ``host`` is the name of the host, which is put into each line.
+    It is empty if only one host was checked.
     """
     prefix = f"{host} " if host else ""
     title = f"did not run  {host}: " if host else "did not run  "
@@ -50,9 +55,10 @@ def format_faults(health: Health, host: str = "") -> list[str]:
 
 
 def format_reasons(devices: Sequence[Device], *, with_host: bool = False) -> list[str]:
-    """Return the reasons of devices that are not ok, bad devices last.
+    """Return a text of two lines for each fault of the devices: the fault and the advice.
 
-    A reason of several devices, such as a driver that does not answer, is printed once.
+    A fault that several devices have, such as a driver that does not answer, is listed once with
+    the names of the devices. Bad faults are last. With ``with_host`` the names contain the host.
     """
     names: dict[Fault, list[str]] = {}
     for device in devices:
@@ -68,12 +74,17 @@ def format_reasons(devices: Sequence[Device], *, with_host: bool = False) -> lis
 
 
 def _format_fault(is_bad: bool, text: str, fix: str) -> str:
-    """Return the verdict with the fault, and a second line with the fix."""
+    """Return two lines: ``bad`` or ``watch`` with the fault ``text``, and the advice ``fix``."""
     return f"{'bad' if is_bad else 'watch'}  {text}\n     -> {fix}"
 
 
 def render_devices(devices: Sequence[Device], *, with_host: bool = False) -> list[str]:
-    """Return a line for each device with its rates and their gap to the peers in per cent."""
+    """Return the lines of a table of devices, the first of which has the titles of the columns.
+
+    The columns are the verdict, the host (with ``with_host``), the name of the device, and the rate
+    in each measured quantity. A rate is followed by its difference from the median of the device's
+    peers in per cent, which is negative if the device is slower.
+    """
     measured = {name for device in devices for name in device.rates}
     quantities = [quantity for quantity in QUANTITIES if quantity.name in measured]
     flops = (_TERA, "TFLOP/s") if devices[0].is_gpu else (_GIGA, "GFLOP/s")
@@ -92,7 +103,11 @@ def render_devices(devices: Sequence[Device], *, with_host: bool = False) -> lis
 
 
 def _format_rate(rate: Rate | None, scale: float) -> str:
-    """Return the scaled rate and its gap in per cent, ``-`` for None."""
+    """Return a rate in units of ``scale`` and its difference from peers, such as ``671 -3 %``.
+
+    ``scale`` is the unit in B/s or FLOP/s, such as 1e9 for GB/s. The difference is left out if it
+    is unknown. The text is ``-`` if ``rate`` is None, which means not measured.
+    """
     if rate is None:
         return "-"
     value = f"{rate.value / scale:.3g}"

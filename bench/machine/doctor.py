@@ -80,21 +80,27 @@ FIXES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
-    """A finding about one topic: the facts, whether they disturb a measurement, and the fix."""
+    """A finding of ``parbench doctor`` about one topic, such as ``cpu governor`` or ``gpu clocks``.
+
+    A finding is made for each examined topic, also if ``disturbs`` is False.
+    """
 
     topic: str
+    """The name of the topic, such as ``load average``."""
     facts: str
-    """The facts as text, ``-`` if they are unknown."""
+    """The state of the machine in this topic as text, ``-`` if it is unknown."""
     disturbs: bool = False
+    """True if the state disturbs measurements."""
     fix: str = ""
-    """Advice to remove a disturbance, empty if nothing disturbs."""
+    """Advice to the user to change the state, empty if nothing needs a change."""
 
 
 def sample_load() -> dict[str, Any]:
-    """Return the stolen CPU time (per cent), the swap in use and the size of /dev/shm (bytes).
+    """Measure for 0.3 s the CPU time that the hypervisor takes, and read swap and /dev/shm.
 
-    The values are by name: ``steal_percent``, ``swap_used_bytes`` and ``shm_bytes``. None means
-    unknown.
+    The result has three keys. ``steal_percent`` is the stolen share of the CPU time of all cores in
+    per cent. ``swap_used_bytes`` is the swap in use. ``shm_bytes`` is the total size of /dev/shm.
+    None means unknown.
     """
     shm_bytes = try_call(lambda: shutil.disk_usage("/dev/shm").total)
     steal = getattr(psutil.cpu_times_percent(interval=_SAMPLE_SECONDS), "steal", None)
@@ -108,9 +114,11 @@ def sample_load() -> dict[str, Any]:
 def examine_this_host(
     environ: Mapping[str, str], machine: Machine | None = None, *, gpus: bool = True
 ) -> tuple[Disturbance, ...]:
-    """Return the findings about this machine. A run on the CPU needs none about ``gpus``.
+    """Examine this host and return a finding for each topic, including topics without disturbance.
 
-    ``machine`` is this machine if the caller has inspected it already.
+    ``environ`` holds the environment variables. ``machine`` describes this host if the caller has
+    inspected it already. If it is None, the host is inspected here. If ``gpus`` is False, GPUs are
+    ignored, because the caller measures the CPU.
     """
     machine = machine or inspect_machine(environ)
     environment = capture_environment(environ)
@@ -124,9 +132,13 @@ def examine_this_host(
 
 
 def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Disturbance, ...]:
-    """Return the findings about a machine, except findings about the host of its GPUs.
+    """Return a finding for each topic of a machine: torch, default ranks, cores, host and GPUs.
 
-    ``environment`` is the captured environment with the load of the machine.
+    Only the arguments are examined, so they may describe a machine other than this host.
+    ``environment`` is the result of ``capture_environment`` on that machine. Under its key
+    ``VOLATILE`` it also has the result of ``sample_load`` and the bool ``has_nvml``, which is True
+    if NVML is installed. Settings of the host that concern GPUs and NICs, such as ACS, are left to
+    ``examine_gpu_host``.
     """
     try:
         world = choose_world(machine, nproc=None, backend=None, device=None, allow_single=False)
@@ -143,9 +155,12 @@ def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Disturban
 
 
 def examine_gpu_host(gpus: Sequence[Gpu], root: Path = Path("/")) -> tuple[Disturbance, ...]:
-    """Return the findings about the host of these GPUs, and about its NICs if it has any.
+    """Return the findings about settings of this host that slow or break its GPUs and NICs.
 
-    ``root`` holds the ``dev``, ``proc`` and ``sys`` to read.
+    The topics are the limit of open files, NUMA balancing, IOMMU, ACS and the GPU errors (Xid) in
+    the kernel's log. If the host has RDMA NICs, the limit of locked memory, peer memory and the
+    NICs nearest to each GPU follow. ``root`` is the folder with the ``dev``, ``proc`` and ``sys``
+    to read.
     """
     open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     xids = read_xids(root)
@@ -170,27 +185,39 @@ def examine_gpu_host(gpus: Sequence[Gpu], root: Path = Path("/")) -> tuple[Distu
 
 
 def _format_limit(limit: int, unit: str = "") -> str:
-    """Return a resource limit as text, which is negative if there is none."""
+    """Return a resource limit (ulimit) as text followed by ``unit``.
+
+    The text is ``unlimited`` for a negative ``limit``, which stands for no limit.
+    """
     return "unlimited" if limit < 0 else f"{limit}{unit}"
 
 
 def _examine_switch(topic: str, is_on: bool | None, *, should_be_on: bool = False) -> Disturbance:
-    """Return a finding about a setting, which disturbs if it differs from ``should_be_on``.
+    """Return a finding about a setting that is on or off, such as NUMA balancing.
 
-    ``is_on`` is None if the setting is unknown.
+    It disturbs measurements if ``is_on`` differs from ``should_be_on``. An ``is_on`` of None means
+    that the setting is unknown, which does not count as a disturbance.
     """
     return _make_finding(topic, format_switch(is_on), is_on is not should_be_on)
 
 
 def _format_names(names: Sequence[str] | None, prefix: str = "") -> str | None:
-    """Return the names joined by commas, ``none`` for no name, None if they are unknown."""
+    """Return the names joined by commas after ``prefix``, as the facts of a finding.
+
+    The text is ``none`` without a prefix if ``names`` is empty. None if ``names`` is None, which
+    means unknown.
+    """
     if names is None:
         return None
     return f"{prefix}{', '.join(names)}" if names else "none"
 
 
 def render(findings: Sequence[Disturbance]) -> str:
-    """Return the findings as a text table with their verdicts and fixes."""
+    """Return the findings as a text table with a row for each topic.
+
+    A row has the topic, the verdict (``ok``, ``disturbs``, or ``-`` for unknown) and the facts. A
+    fix follows in a row of its own.
+    """
     rows = []
     for finding in findings:
         verdict = "disturbs" if finding.disturbs else "ok"
@@ -203,7 +230,11 @@ def render(findings: Sequence[Disturbance]) -> str:
 
 
 def _make_finding(topic: str, facts: str | None, disturbs: bool, fix: str = "") -> Disturbance:
-    """Return a finding, with the fix only if it disturbs. Unknown facts never disturb."""
+    """Return a finding about a topic, with a fix only if ``disturbs`` is True.
+
+    ``facts`` is the state of the machine as text. None or an empty text means unknown, which never
+    disturbs. An empty ``fix`` stands for the fix of the topic in ``FIXES``.
+    """
     if not facts:
         return Disturbance(topic=topic, facts=UNKNOWN)
     fix = fix or FIXES[topic] if disturbs else ""
@@ -211,6 +242,7 @@ def _make_finding(topic: str, facts: str | None, disturbs: bool, fix: str = "") 
 
 
 def _examine_torch(machine: Machine) -> Disturbance:
+    """Return a finding about the installed torch, which disturbs if missing or older than 2.11."""
     version = machine.torch_version
     if version is None:
         facts = "not installed" if machine.torch_has_cuda is None else None
@@ -220,7 +252,12 @@ def _examine_torch(machine: Machine) -> Disturbance:
 
 
 def _examine_ranks(machine: Machine, world: WorldSpec | None, affinity: str) -> list[Disturbance]:
-    """Return the findings about the default device, the number of ranks, and the cores."""
+    """Return three findings: the default device, the default number of ranks, and the cores.
+
+    ``world`` holds the defaults for this machine. If it is None, device and ranks are unknown.
+    ``affinity`` lists the CPUs that this process may use, such as ``0-3,8``. More ranks than
+    physical cores disturb.
+    """
     cores = _examine_cores(machine, affinity)
     if world is None:
         unknown = [Disturbance(topic=topic, facts=UNKNOWN) for topic in ("device", "ranks")]
@@ -239,6 +276,10 @@ def _examine_ranks(machine: Machine, world: WorldSpec | None, affinity: str) -> 
 
 
 def _examine_cores(machine: Machine, affinity: str) -> Disturbance:
+    """Return a finding about the available cores, which disturbs if a CPU quota limits them.
+
+    ``affinity`` lists the CPUs that this process may use, such as ``0-3,8``.
+    """
     num_allowed = len(parse_cpus(affinity))
     has_quota = machine.cores < num_allowed
     facts = f"{machine.cores} available"
@@ -250,6 +291,11 @@ def _examine_cores(machine: Machine, affinity: str) -> Disturbance:
 
 
 def _examine_host(machine: Machine, environment: Mapping[str, Any]) -> list[Disturbance]:
+    """Return the findings about the load, CPU settings, network interface and memory of a host.
+
+    ``environment`` is the result of ``capture_environment``, which has the result of
+    ``sample_load`` under the key ``VOLATILE``.
+    """
     host = environment["host"]
     load = environment[VOLATILE]
     host_cores = machine.host_cores or 0  # The load average counts all of them.
@@ -279,11 +325,19 @@ def _examine_host(machine: Machine, environment: Mapping[str, Any]) -> list[Dist
 
 
 def _format(value: float | None, template: str) -> str | None:
-    """Fill the value into the template. None if it is unknown."""
+    """Return the facts of a finding: the format string ``template`` with ``value`` filled in.
+
+    None if ``value`` is None, which means unknown.
+    """
     return None if value is None else template.format(value)
 
 
 def _examine_interface(environment: Mapping[str, Any]) -> Disturbance:
+    """Return a finding about the network interface that gloo uses on a host.
+
+    It disturbs if GLOO_SOCKET_IFNAME is not set and the host name resolves to a loopback address or
+    not at all. ``environment`` is the result of ``capture_environment``.
+    """
     host = environment["host"]
     chosen_interface = environment["variables"].get("GLOO_SOCKET_IFNAME")
     if chosen_interface:
@@ -296,9 +350,10 @@ def _examine_interface(environment: Mapping[str, Any]) -> Disturbance:
 
 
 def _examine_threads(cores: int, world: WorldSpec | None, variable: str | None) -> Disturbance:
-    """Return a finding about the number of threads of all ranks.
+    """Return a finding about OMP_NUM_THREADS, which disturbs if all ranks start too many threads.
 
-    ``variable`` is the value of OMP_NUM_THREADS, None if the variable is not set.
+    Too many are more than ``cores`` in total. ``world`` holds the default number of ranks, None if
+    unknown. ``variable`` is the value of OMP_NUM_THREADS, None if the variable is not set.
     """
     num_ranks = world.nproc if world is not None else 0
     match = re.match(r"\d+", variable or "")  # "4,2" is four threads, each of which may start two.
@@ -310,7 +365,12 @@ def _examine_threads(cores: int, world: WorldSpec | None, variable: str | None) 
 
 
 def _examine_gpus(machine: Machine, *, has_nvml: bool) -> list[Disturbance]:
-    """Return the findings about GPUs, or one about their absence if GPUs are expected."""
+    """Return the findings about the GPUs of a machine, empty if no GPU is expected.
+
+    They are GPUs that do not answer, a driver that is too old for torch, and one finding for each
+    topic of ``list_gpu_topics``. If ``has_nvml`` is True (NVML is installed) and no GPU is visible,
+    the missing GPUs are a finding.
+    """
     findings = []
     if machine.silent_gpus:
         facts = machine.describe_silent_gpus()
@@ -327,7 +387,10 @@ def _examine_gpus(machine: Machine, *, has_nvml: bool) -> list[Disturbance]:
 
 
 def _examine_cuda_version(machine: Machine) -> Disturbance:
-    """Examine whether the driver is new enough for torch."""
+    """Return a finding that disturbs if the driver is too old for the CUDA of torch.
+
+    The CUDA versions of the driver and of torch must be known.
+    """
     old_driver = describe_driver_mismatch(machine)
     if old_driver:
         return _make_finding("gpu cuda", old_driver, True, suggest_driver_fix(machine))
@@ -337,7 +400,11 @@ def _examine_cuda_version(machine: Machine) -> Disturbance:
 
 
 def _examine_topic(topic: GpuTopic, gpus: Sequence[Gpu]) -> Disturbance:
-    """Return one finding about all GPUs, in which GPUs with equal facts are named together."""
+    """Return one finding about a topic for all GPUs, which disturbs if any GPU's state disturbs.
+
+    If the GPUs differ, the facts are listed with the indices of the GPUs: ``GPU 0-2: on; GPU 3:
+    off``.
+    """
     indices: dict[str, list[int]] = {}
     for position, gpu in enumerate(gpus):
         index = position if gpu.index is None else gpu.index

@@ -1,6 +1,6 @@
-"""The environment of a rank as plain data, differences of environments, and places of ranks.
+"""The hardware, software and settings of a rank as plain data, and where ranks run.
 
-Without torch.
+The module compares the data of several ranks or runs. It does not import torch.
 """
 
 import os
@@ -26,10 +26,14 @@ from parbench.bench.machine.machine import (
 )
 
 VOLATILE = "load"
-"""The name of the group of values that differ between any two runs. Comparisons ignore them."""
+"""The top-level key of values that differ between any two runs, such as the load average.
+
+Comparisons of environments ignore these values.
+"""
 DISTURBANCES = "disturbances"
-"""The key in the volatile group of the doctor's findings at the start of a run."""
+"""The key in the ``VOLATILE`` group of the findings of ``parbench doctor`` when a run starts."""
 EMULATED_VARIABLE = "PARBENCH_EMULATED"
+"""The environment variable that describes emulated nodes or links, set by a test cluster."""
 
 _RECORDED_VARIABLES = re.compile(
     r"(TORCH_)?NCCL_.*|(GLOO|UCX|FI)_.*|PYTORCH_.*ALLOC_CONF"
@@ -47,9 +51,13 @@ _MAX_RELATED_RANKS = 64  # The table of all pairs of more ranks is too long to r
 
 
 def capture_environment(environ: Mapping[str, str], *, root: Path = Path("/")) -> dict[str, Any]:
-    """Return the environment of this process in nested mappings, unknown values as None.
+    """Return facts about the host, software and settings of this process as nested mappings.
 
-    ``root`` holds the ``proc`` and ``sys`` to read.
+    The keys are ``host``, ``versions`` (of Python and packages), ``variables`` (environment
+    variables and NCCL's configuration files, without secrets), ``process`` (cores, CPU affinity,
+    network interface) and ``VOLATILE`` (the load average of one minute). Unknown values are None.
+    ``environ`` holds the environment variables. ``root`` is the folder with the ``proc``, ``sys``
+    and ``etc`` to read.
     """
     address = find_host_address()
     variables = select_recorded_variables({**_read_nccl_files(environ, root), **environ})
@@ -69,6 +77,12 @@ def capture_environment(environ: Mapping[str, str], *, root: Path = Path("/")) -
 
 
 def _capture_host(root: Path, address: str | None) -> dict[str, Any]:
+    """Return facts about this host: name, address, operating system, CPU, memory and clocks.
+
+    The keys of the result include ``name``, ``kernel``, ``cpu_model`` and ``memory_bytes``. Unknown
+    values are None. ``address`` is the address of the host name, None if it does not resolve.
+    ``root`` is the folder with the ``proc`` and ``sys`` to read.
+    """
     first_cpu = (read_text(root / "proc/cpuinfo") or "").split("\n\n")[0]
     cpu = dict(re.findall(r"^(.*?)[ \t]*:[ \t]*(.*?)[ \t]*$", first_cpu, re.MULTILINE))
     flags = cpu.get("flags")  # Arm processors list "Features", which do not include it.
@@ -88,9 +102,9 @@ def _capture_host(root: Path, address: str | None) -> dict[str, Any]:
 
 
 def _read_governors(root: Path) -> str | None:
-    """Return the distinct frequency governors of this process's CPUs, joined by commas.
+    """Return the distinct cpufreq governors of the CPUs that this process may use.
 
-    None if they are unknown.
+    The text joins them by commas, such as ``performance,powersave``. None if all are unknown.
     """
     cpu_folder = root / _SYSTEM / "cpu"
     governors = {
@@ -100,7 +114,11 @@ def _read_governors(root: Path) -> str | None:
 
 
 def select_recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that a run records, which exclude secrets."""
+    """Return the environment variables that a run stores in its results, sorted by name.
+
+    These are variables of NCCL, gloo, CUDA, Slurm and threading. Variables whose name or URL may
+    contain a secret are left out.
+    """
     variables = {}
     for name, value in sorted(environ.items()):
         is_secret = _SECRET_NAME.search(name) or _SECRET_URL.search(value)
@@ -111,9 +129,10 @@ def select_recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read_nccl_files(environ: Mapping[str, str], root: Path) -> dict[str, str]:
-    """Return the variables that NCCL reads from its configuration files.
+    """Return the variables (``NCCL_*``) in NCCL's configuration files, by name.
 
-    The user's file takes precedence over the system's file.
+    The user's file (``NCCL_CONF_FILE`` or ``~/.nccl.conf``) takes precedence over
+    ``/etc/nccl.conf``. Empty if neither file exists.
     """
     user_file = environ.get("NCCL_CONF_FILE") or f"{environ.get('HOME', '-')}/.nccl.conf"
     variables: dict[str, str] = {}
@@ -124,7 +143,10 @@ def _read_nccl_files(environ: Mapping[str, str], root: Path) -> dict[str, str]:
 
 
 def find_host_address() -> str | None:
-    """Return the address of the host name, as gloo looks it up, None if it does not resolve."""
+    """Return the IP address to which this host's name resolves, None if it does not resolve.
+
+    Gloo looks up its own address in the same way.
+    """
     try:
         addresses = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -134,7 +156,10 @@ def find_host_address() -> str | None:
 
 
 def find_interface(address: str | None) -> str | None:
-    """Return the network interface that has this address, None if there is none."""
+    """Return the name of this host's network interface with this IP address, such as ``eth0``.
+
+    None if no interface has the address, or if ``address`` is None.
+    """
     # All of 127/8 belongs to the loopback interface, though only 127.0.0.1 is listed.
     listed_address = "127.0.0.1" if address and address.startswith("127.") else address
     for name, entries in psutil.net_if_addrs().items():
@@ -144,7 +169,7 @@ def find_interface(address: str | None) -> str | None:
 
 
 def format_cpus(cpus: Iterable[int]) -> str:
-    """Return CPU numbers as Linux writes them: ``0-3,8``."""
+    """Return CPU numbers as text in Linux's list format, such as ``0-3,8``."""
     ranges: list[list[int]] = []
     for cpu in sorted(cpus):
         if ranges and cpu == ranges[-1][-1] + 1:
@@ -155,7 +180,7 @@ def format_cpus(cpus: Iterable[int]) -> str:
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """Return the CPU numbers of a list such as ``0-3,8``."""
+    """Return the CPU numbers in a text in Linux's list format, such as ``0-3,8``."""
     cpus: set[int] = set()
     for part in text.split(","):
         if part:
@@ -165,7 +190,11 @@ def parse_cpus(text: str) -> frozenset[int]:
 
 
 def flatten(environment: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values in nested mappings by path. A path is names joined by dots: ``host.os``."""
+    """Return the innermost values of nested mappings as one dict, keyed by path.
+
+    A path joins the keys of all levels by dots, such as ``host.os``. ``prefix`` is put before each
+    path. An empty mapping counts as a value.
+    """
     leaves: dict[str, Any] = {}
     for name, value in environment.items():
         if isinstance(value, Mapping) and value:
@@ -176,7 +205,10 @@ def flatten(environment: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nested mappings of values by path, the inverse of ``flatten``."""
+    """Return nested mappings from ``leaves``, values that are keyed by a path such as ``host.os``.
+
+    This is the inverse of ``flatten``.
+    """
     groups: dict[str, Any] = {}
     for path, value in leaves.items():
         *group_names, leaf_name = path.split(".")
@@ -190,7 +222,12 @@ def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
 def split_environments(
     environments: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Split the environments of ranks into the values that all share and the rest for each rank."""
+    """Split the environments of ranks into common values and values of single ranks.
+
+    ``environments`` are nested mappings from ``capture_environment`` in rank order. The first
+    result holds the values that are equal in all of them. The second result holds for each rank its
+    other values, in rank order. Both are nested mappings.
+    """
     flat = [flatten(environment) for environment in environments]
     common = {
         path: value
@@ -208,9 +245,10 @@ def split_environments(
 def find_differing_values(
     base: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
-    """Return the values that differ between two environments, except volatile values.
+    """Return the values that differ between two environments, except those under ``VOLATILE``.
 
-    The result maps the path of a value, such as ``host.os``, to the values in ``base`` and in
+    The arguments are nested mappings from ``capture_environment``. The result maps the path of a
+    value, such as ``host.os``, to a list of two: the value in ``base`` and the value in
     ``changed``. None stands for a missing value.
     """
     base_leaves = flatten(base)
@@ -224,31 +262,44 @@ def find_differing_values(
 
 
 def get_emulation(environ: Mapping[str, str]) -> str:
-    """Return a text about emulated nodes or links, empty if all are real."""
+    """Return the description of emulated nodes or links in ``PARBENCH_EMULATED``.
+
+    Empty if the variable is not set, because then nodes and links are real.
+    """
     return environ.get(EMULATED_VARIABLE, "")
 
 
 def describe_emulation(emulation: str) -> str:
-    """Return a note about emulated nodes or links, which the text ``emulation`` describes."""
+    """Return the note ``emulated: EMULATION`` for results of emulated nodes or links.
+
+    ``emulation`` is the description from ``get_emulation``.
+    """
     return f"emulated: {emulation}"
 
 
 class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """The place where a rank runs."""
+    """The host, CPUs, NUMA nodes and GPU on which a rank runs."""
 
     host: str
+    """The host name."""
     boot_id: str | None = None
-    """The boot id of the host's kernel, because hosts may have equal names."""
+    """The boot id of the host's kernel, None if unknown.
+
+    It distinguishes hosts that have equal names.
+    """
     cpus: tuple[int, ...]
-    """The CPUs that the rank may use."""
+    """The numbers of the logical CPUs that the rank may use (CPU affinity), in ascending order."""
     numa_nodes: tuple[int, ...]
-    """The NUMA nodes of these CPUs."""
+    """The numbers of the NUMA nodes of ``cpus``, in ascending order. Empty if they are unknown."""
     gpu: str | None = None
-    """The UUID of the rank's GPU, None on a CPU."""
+    """The UUID of the rank's GPU, None if the rank runs on the CPU."""
     gpu_numa_node: int | None = None
-    """The NUMA node of the GPU, None if it is unknown."""
+    """The number of the NUMA node of the GPU, None if it is unknown or there is no GPU."""
     switches: str | None = None
-    """Slurm's path of switches to the node, such as ``spine.leaf1.n1``."""
+    """Slurm's path of network switches to the node, such as ``spine.leaf1.n1``.
+
+    It is the variable SLURM_TOPOLOGY_ADDR, and None if that is not set.
+    """
 
 
 def locate_rank(
@@ -258,7 +309,12 @@ def locate_rank(
     gpu_numa_node: int | None = None,
     root: Path = Path("/"),
 ) -> RankPlace:
-    """Return the place of this rank. ``gpu`` is the UUID of its GPU, None on a CPU."""
+    """Return the host, CPUs, NUMA nodes and GPU on which this process, a rank, runs.
+
+    ``host`` is the host name. ``gpu`` is the UUID of the rank's GPU, None on a CPU, and
+    ``gpu_numa_node`` the number of its NUMA node, None if unknown. ``root`` is the folder with the
+    ``proc`` and ``sys`` to read.
+    """
     cpus = get_affinity()
     nodes = [node for node, node_cpus in _read_numa_nodes(root).items() if cpus & node_cpus]
     return RankPlace(
@@ -273,7 +329,10 @@ def locate_rank(
 
 
 def _read_numa_nodes(root: Path) -> dict[int, frozenset[int]]:
-    """Return the CPUs of each NUMA node, by the number of the node."""
+    """Return the numbers of the CPUs of each NUMA node of this host, by the number of the node.
+
+    Empty if the kernel does not list NUMA nodes. ``root`` is the folder with the ``sys`` to read.
+    """
     nodes = {}
     for folder in (root / _SYSTEM / "node").glob("node[0-9]*"):
         number = int(folder.name.removeprefix("node"))
@@ -284,14 +343,16 @@ def _read_numa_nodes(root: Path) -> dict[int, frozenset[int]]:
 def group_cores(
     count: int, cpus: Iterable[int], root: Path = Path("/")
 ) -> tuple[tuple[int, ...], ...]:
-    """Divide CPUs into ``count`` groups of almost equal size.
+    """Divide the CPU numbers ``cpus`` into ``count`` groups, whose sizes differ by at most one.
 
-    There is at most one group for each CPU. CPUs of one NUMA node or one physical core are in the
-    same group, or in adjacent groups.
+    If there are fewer CPUs than ``count``, each CPU is a group. CPUs of one NUMA node or one
+    physical core are in the same group or in adjacent groups. CPUs in a group are in ascending
+    order.
     """
     node_by_cpu = {cpu: node for node, cpus in _read_numa_nodes(root).items() for cpu in cpus}
 
     def get_position(cpu: int) -> tuple[int, ...]:
+        """Return the sort key of a CPU: its NUMA node, package, physical core and own number."""
         topology = root / _SYSTEM / f"cpu/cpu{cpu}/topology"
         package = parse_count(read_text(topology / "physical_package_id")) or 0
         core = parse_count(read_text(topology / "core_id")) or 0
@@ -304,11 +365,12 @@ def group_cores(
 
 
 def describe_relations(places: Sequence[RankPlace], links: Links) -> dict[str, str | None]:
-    """Return the placement of each pair of ranks relative to each other.
+    """Return the connection or common hardware of each pair of ranks as text.
 
-    The keys are pairs of ranks such as ``0-1``. A value is a text such as ``same NUMA node``, None
-    if the placement is unknown. ``places`` are in rank order. The result is empty for more than 64
-    ranks.
+    ``places`` says where the ranks run, in rank order. ``links`` holds the connection of two GPUs,
+    such as ``NVLink``, by the pair of their UUIDs. The keys of the result are pairs of ranks such
+    as ``0-1``. The values are those of ``describe_relation``, such as ``same NUMA node``. The
+    result is empty for more than 64 ranks.
     """
     if len(places) > _MAX_RELATED_RANKS:
         return {}
@@ -319,9 +381,12 @@ def describe_relations(places: Sequence[RankPlace], links: Links) -> dict[str, s
 
 
 def describe_relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
-    """Return the placement of two ranks, such as ``same NUMA node``, None if it is unknown.
+    """Return the nearest hardware that two ranks have in common, or the connection of their GPUs.
 
-    ``links`` holds the connections of GPUs by their pairs of UUIDs.
+    ``a`` and ``b`` say where the ranks run. On one host the result is ``same core``, ``same NUMA
+    node`` or ``other NUMA node`` for ranks on CPUs. For ranks on GPUs it is ``same GPU`` or the
+    connection in ``links``, which is keyed by the pair of UUIDs. On two hosts it is ``NVLink``,
+    ``same switch`` or ``other node``. None if it is unknown.
     """
     gpu_link = None
     if a.gpu is not None and b.gpu is not None:

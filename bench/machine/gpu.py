@@ -49,56 +49,70 @@ _VARYING = (
 )
 
 Links = Mapping[frozenset[str], str]
-"""The connection of two GPUs, such as ``NVLink``, by the pair of their UUIDs."""
+"""The connection of two GPUs, keyed by the pair of their UUIDs.
+
+A connection is ``NVLink`` or the nearest PCIe ancestor, such as ``same PCIe switch``.
+"""
 NvmlAction = Literal["report", "sample", "watch"]
+"""The task of the child process that calls NVML.
+
+``report`` reads all facts once. ``sample`` leaves out the details of links and processes. ``watch``
+reads all facts at its end, with the maxima of clocks and load since its start.
+"""
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU as its driver reports it. None means unknown.
+    """The identity, settings and current state of one GPU, as NVIDIA's driver reports them.
 
-    Clocks are in MHz, and PCIe widths are numbers of lanes.
+    None means unknown. Clocks are in MHz, and PCIe widths are numbers of lanes. Fields that end
+    with ``_max`` are the limits of the hardware, and the fields of the same name without ``_max``
+    are the current values.
     """
 
-    name: str | None = None
+    name: str | None = None  # the model, such as NVIDIA H100 80GB HBM3
     index: int | None = None  # among all GPUs of the host, in the order of PCI addresses
     uuid: str | None = None
     minor: int | None = None  # the number of its device node, /dev/nvidia<minor>
-    pci_address: str | None = None  # as the kernel writes it
-    driver: str | None = None
-    compute_capability: str | None = None
-    memory_bytes: int | None = None
-    persistence: bool | None = None
-    mig: bool | None = None
-    ecc: bool | None = None
-    power_limit_watts: float | None = None
-    power_default_watts: float | None = None
+    pci_address: str | None = None  # as the kernel writes it, such as 0000:1b:00.0
+    driver: str | None = None  # the version of NVIDIA's driver
+    compute_capability: str | None = None  # such as 9.0
+    memory_bytes: int | None = None  # the total memory
+    persistence: bool | None = None  # persistence mode is on
+    mig: bool | None = None  # MIG mode is on
+    ecc: bool | None = None  # ECC mode is on
+    power_limit_watts: float | None = None  # the limit in force
+    power_default_watts: float | None = None  # the limit that the manufacturer sets
     sm_clock_max: int | None = None
     memory_clock_max: int | None = None
     pcie_generation_max: int | None = None
     pcie_width_max: int | None = None
     nvlinks: int | None = None  # the number of links of the GPU, active or not
     nvlink_bytes_per_second: int | None = None  # of one link in one direction
-    fabric: str | None = None  # the state of its registration with the fabric manager
+    fabric: str | None = None  # not started, in progress, completed or failed (REASON)
     nvlink_domain: str | None = None  # GPUs in one domain have NVLink, also between hosts
-    active_nvlinks: int | None = None
+    active_nvlinks: int | None = None  # the number of active links
     sm_clock: int | None = None
     memory_clock: int | None = None
-    slowed_by: tuple[str, ...] | None = None  # reasons why clocks are low
-    utilization_percent: int | None = None
+    slowed_by: tuple[str, ...] | None = None  # NVML's reasons for low clocks, empty if none
+    utilization_percent: int | None = None  # the share of recent time in which a kernel ran
     temperature_celsius: int | None = None
-    memory_used_bytes: int | None = None
+    memory_used_bytes: int | None = None  # by all processes and the driver
     pcie_generation: int | None = None
     pcie_width: int | None = None
-    errors_corrected: int | None = None  # errors of memory since the driver was loaded
-    errors_uncorrected: int | None = None  # likewise
-    rows_remapped: int | None = None  # over the life of the GPU
-    remap_pending: bool | None = None
-    remap_failed: bool | None = None
-    processes: tuple[str, ...] | None = None  # other processes that use the GPU
-    nvlink_errors: dict[str, int] = {}  # counters by name, summed over the links
+    errors_corrected: int | None = None  # corrected memory errors since the driver was loaded
+    errors_uncorrected: int | None = None  # uncorrected memory errors since then
+    rows_remapped: int | None = None  # memory rows replaced after uncorrected errors, ever
+    remap_pending: bool | None = None  # a row will be remapped when the GPU is reset
+    remap_failed: bool | None = None  # a remapping of a row failed
+    processes: tuple[str, ...] | None = None  # other processes on the GPU as NAME (pid PID)
+    nvlink_errors: dict[str, int] = {}  # error counters by name, each summed over active NVLinks
 
     def facts(self, *, varying: bool) -> dict[str, Any]:
-        """Return recorded fields by name: fields that vary during a run, or constant fields."""
+        """Return the fields that a run stores in its results, by name.
+
+        With ``varying`` the result has the fields that may change during a run, such as clocks and
+        temperature. Otherwise it has the constant fields, such as the driver's version.
+        """
         return {
             name: getattr(self, name)
             for name in self.__struct_fields__
@@ -110,10 +124,16 @@ class GpuFailure(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why NVML does not report all GPUs of this host."""
 
     kind: Literal["no error", "no library", "error", "hang"] = "no error"
-    text: str = ""  # the error's message
+    """The type of failure.
+
+    ``no error``: NVML reported no error. ``no library``: NVML is not installed. ``error``: NVML or
+    its process failed. ``hang``: NVML did not answer within the time limit.
+    """
+    text: str = ""
+    """The message of an ``error``, or the exceeded time limit of a ``hang`` such as ``60 s``."""
 
     def describe(self) -> str:
-        """Return a clause that says why GPUs are missing in NVML's report."""
+        """Return the failure as a clause, such as ``NVML did not answer within 60 s``."""
         if self.kind == "no library":
             return f"NVML ({LIBRARY}) is not installed"
         if self.kind == "hang":
@@ -124,7 +144,7 @@ class GpuFailure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fix(self) -> str:
-        """Advice about the missing GPUs."""
+        """Advice to the user: install NVML, or look for driver errors and reset the GPU."""
         if self.kind == "no library":
             return "install NVIDIA's driver libraries (containers: NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
         return "see dmesg (Xid, NVRM), then reset the GPU or reboot the host"
@@ -134,21 +154,32 @@ NO_FAILURE = GpuFailure()
 
 
 class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
-    """NVML's report of a host's GPUs."""
+    """NVML's report of the GPUs of one host."""
 
-    gpus: tuple[Gpu, ...] = ()  # without GPUs that belong to others or do not answer
-    lost: tuple[int, ...] = ()  # the indices of GPUs that NVML counts and cannot read
-    links: tuple[tuple[str, str, str], ...] = ()  # the UUIDs and the connection of each pair
-    cuda_version: str | None = None  # the newest CUDA that the driver supports, with cuda-compat
+    gpus: tuple[Gpu, ...] = ()
+    """The GPUs in the order of their indices.
+
+    GPUs that belong to other jobs or do not answer are left out.
+    """
+    lost: tuple[int, ...] = ()
+    """The indices of GPUs that NVML counts but cannot read."""
+    links: tuple[tuple[str, str, str], ...] = ()
+    """The UUID of a GPU, the UUID of another GPU and their connection, for each pair of GPUs."""
+    cuda_version: str | None = None
+    """The newest CUDA version that the driver supports, including cuda-compat. None if unknown."""
     failure: GpuFailure = NO_FAILURE
+    """The reason why GPUs are missing in the report, ``NO_FAILURE`` if NVML had no error."""
 
     def get_links_by_pair(self) -> Links:
-        """Return the connection of GPUs by their pair of UUIDs."""
+        """Return the connection of each pair of GPUs, such as ``NVLink``, by the pair of UUIDs."""
         return {frozenset((first, second)): connection for first, second, connection in self.links}
 
 
 def has_library(environ: Mapping[str, str]) -> bool:
-    """Return True if NVML is installed. This does not call the driver, which might hang."""
+    """Return True if NVML, the library libnvidia-ml.so.1, is installed.
+
+    The driver is not called, because it might hang. ``environ`` provides LD_LIBRARY_PATH.
+    """
     folders = environ.get("LD_LIBRARY_PATH", "").split(":")
     if any(folder and Path(folder, LIBRARY).exists() for folder in folders):
         return True
@@ -165,9 +196,11 @@ def read_report(
     *,
     timeout_seconds: float = _TIMEOUT_SECONDS,
 ) -> GpuReport:
-    """Read all facts about this host's GPUs from NVML, or a ``sample`` of clocks and memory.
+    """Read this host's GPUs from NVML in a child process, because NVML may hang.
 
-    NVML runs in a child process, because it may hang.
+    The ``action`` ``report`` reads all facts, and ``sample`` leaves out the details of links and
+    processes. If NVML is not installed, fails or exceeds ``timeout_seconds``, the report has no
+    GPUs and its ``failure`` is set.
     """
     if not has_library(environ):
         return GpuReport(failure=GpuFailure(kind="no library"))
@@ -175,17 +208,24 @@ def read_report(
 
 
 def inspect_gpus(environ: Mapping[str, str]) -> GpuReport:
-    """Return the report of this host's GPUs. Only the first call in a process reads it."""
+    """Return NVML's report of all facts about this host's GPUs, cached in this process.
+
+    NVML is called again only if LD_LIBRARY_PATH in ``environ`` differs from the last call.
+    """
     return _read_once(environ.get("LD_LIBRARY_PATH", ""))
 
 
 @functools.lru_cache(maxsize=1)
 def _read_once(library_path: str) -> GpuReport:
+    """Return NVML's report, cached by ``library_path``, the value of LD_LIBRARY_PATH."""
     return read_report({**os.environ, "LD_LIBRARY_PATH": library_path})
 
 
 def start_nvml(environ: Mapping[str, str], action: NvmlAction) -> "subprocess.Popen[bytes]":
-    """Start the child process that calls NVML. With ``watch`` it samples until ``finish_nvml``."""
+    """Start and return the child process that calls NVML and prints a report as JSON.
+
+    With the action ``watch`` it samples the GPUs until ``finish_nvml`` closes its standard input.
+    """
     return subprocess.Popen(
         [sys.executable, "-m", "parbench.bench.machine.nvml", action],
         env=environ,
@@ -198,7 +238,11 @@ def start_nvml(environ: Mapping[str, str], action: NvmlAction) -> "subprocess.Po
 def finish_nvml(
     child: "subprocess.Popen[bytes]", timeout_seconds: float = _TIMEOUT_SECONDS
 ) -> GpuReport:
-    """Close the child's standard input and return its report."""
+    """Close the standard input of NVML's child process, wait for its end and return its report.
+
+    If the child fails or does not end within ``timeout_seconds``, the report has no GPUs and its
+    ``failure`` is set. A child that does not end is killed.
+    """
     try:
         output, errors = child.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
@@ -212,9 +256,9 @@ def finish_nvml(
 
 
 def abandon(child: "subprocess.Popen[bytes]") -> None:
-    """Kill a child process.
+    """Kill a child process, wait at most 1 s for its end, and close its pipes.
 
-    A child that waits inside a driver cannot be killed and is left alone.
+    A child that waits inside a driver cannot be killed and keeps running.
     """
     child.kill()
     with suppress(subprocess.TimeoutExpired):
@@ -226,7 +270,11 @@ def abandon(child: "subprocess.Popen[bytes]") -> None:
 
 
 def select_visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` selects, in its order."""
+    """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` selects, in the order of this variable.
+
+    All GPUs are returned if the variable is not set. An unknown entry and all entries after it are
+    ignored, as in CUDA. A MIG slice becomes a ``Gpu`` with only ``name`` and ``mig``.
+    """
     variable = environ.get("CUDA_VISIBLE_DEVICES")
     if variable is None or not gpus:
         return tuple(gpus)
@@ -243,21 +291,28 @@ def select_visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu
 
 
 def split_visible_devices(variable: str) -> list[str]:
-    """Return the entries of the variable ``CUDA_VISIBLE_DEVICES``."""
+    """Return the entries in ``variable``, the value of ``CUDA_VISIBLE_DEVICES``.
+
+    An entry is the text of an index, of a UUID or of the id of a MIG slice.
+    """
     return [entry.strip() for entry in variable.split(",")]
 
 
 def is_entry_for(entry: str, index: int | None, uuid: str | None) -> bool:
-    """Return True if an entry of ``CUDA_VISIBLE_DEVICES`` selects this GPU."""
+    """Return True if an entry of ``CUDA_VISIBLE_DEVICES`` selects the GPU with this index or UUID.
+
+    An entry is an index or the first characters of a UUID. None for ``index`` or ``uuid`` means
+    unknown and matches no entry.
+    """
     if entry.startswith("GPU-"):
         return uuid is not None and uuid.startswith(entry)
     return entry == str(index)
 
 
 def choose_gpu_index(environ: Mapping[str, str], count: int) -> int:
-    """Return the index of this rank's GPU, its local rank modulo ``count``.
+    """Return the CUDA device index of this rank: LOCAL_RANK modulo ``count``.
 
-    Raises ``UserError`` if ``count`` is 0.
+    ``count`` is the number of GPUs that torch finds. Raises ``UserError`` if it is 0.
     """
     if count == 0:
         raise UserError(

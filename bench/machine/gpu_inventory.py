@@ -15,9 +15,12 @@ _REPORT = "gpu_report"  # its key in the environment that a rank sends
 
 
 def capture_gpu(environ: Mapping[str, str], uuid: str, *, has_report: bool) -> dict[str, Any]:
-    """Return the GPU's part of a rank's environment.
+    """Return the facts about GPUs that a rank adds to its environment, the facts about its host.
 
-    With ``has_report``, the first rank of a host adds the report of all GPUs of the host.
+    The rank sends them to the process that drives the run.
+    The entry ``gpu`` holds ``uuid``, the UUID of the rank's GPU. If ``has_report`` is True and
+    LOCAL_RANK in ``environ`` is 0, the entry ``gpu_report`` holds NVML's report of all GPUs of this
+    host as plain data.
     """
     captured: dict[str, Any] = {"gpu": {"uuid": uuid}}
     if has_report and environ.get("LOCAL_RANK", "0") == "0":
@@ -26,16 +29,24 @@ def capture_gpu(environ: Mapping[str, str], uuid: str, *, has_report: bool) -> d
 
 
 class GpuInventory:
-    """Collects the facts about the GPUs of all hosts by UUID, and the connection of each pair."""
+    """Collects NVML's facts about the GPUs of all hosts of a run, and the connections of GPUs.
+
+    It adds to the environment of each rank the facts about the rank's GPU.
+    """
 
     def __init__(self, report: GpuReport) -> None:
-        """Start with the GPUs of the host on which the driver of the run is."""
+        """Start with NVML's report of the host of this process, which drives the run."""
         self._gpus: dict[str | None, Gpu] = {}
+        """The GPUs of all hosts so far, by UUID."""
         self.links: dict[frozenset[str], str] = {}
+        """The connection of two GPUs, such as ``NVLink``, by the pair of their UUIDs."""
         self._add(report)
 
     def _add(self, report: GpuReport) -> None:
-        """Add the GPUs of a host's report and their connections."""
+        """Add the GPUs in NVML's report of a host, and their connections.
+
+        GPUs of different hosts in one NVLink domain are connected by ``NVLink``.
+        """
         self._gpus |= {gpu.uuid: gpu for gpu in report.gpus}
         self.links |= report.get_links_by_pair()
         # In some racks, NVLink also connects the GPUs of different hosts.
@@ -46,9 +57,12 @@ class GpuInventory:
                     self.links.setdefault(frozenset((uuid, gpu.uuid)), "NVLink")
 
     def add_facts(self, environments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the ranks' environments, each with the facts about its GPU.
+        """Return copies of the ranks' environments that have the facts about each rank's GPU.
 
-        The reports of hosts are removed from the environments and added to this inventory.
+        ``environments`` are in rank order, and so is the result. The constant facts are in the
+        group ``gpu``, and facts that vary during a run are in ``VOLATILE`` under ``gpu``. The
+        entries ``gpu_report``, NVML's reports of hosts, are added to this inventory and removed
+        from the copies. An environment without a known GPU gets no facts.
         """
         rank_environments = [dict(environment) for environment in environments]
         for environment in rank_environments:

@@ -1,4 +1,4 @@
-"""The load of a host while the ranks of a repetition measured on it."""
+"""The CPU load of a host during a repetition, that is between start and end of a set of ranks."""
 
 import os
 import time
@@ -14,20 +14,30 @@ _BUSY_FIELDS = ("user", "nice", "system", "irq", "softirq")
 
 
 class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """The load of a host during a repetition. None means unknown."""
+    """The CPU load of a host during one repetition of a run. None means unknown."""
 
     cores: NumRanks
     """The number of logical CPUs of the host."""
     one_minute: NonNegative | None = None
-    """The load average of the minute before the repetition."""
+    """The kernel's load average in the minute before the repetition.
+
+    It is the mean number of processes that ran or waited for a core.
+    """
     other_cores: NonNegative | None = None
-    """The mean number of cores that other processes kept busy, unknown if a rank ended early."""
+    """The mean number of cores that processes other than the ranks kept busy.
+
+    None if a rank did not report its CPU time, for example because it ended early.
+    """
     steal_percent: NonNegative | None = None
-    """The share of the cores' time that the hypervisor took, in per cent."""
+    """The share of the CPU time of all cores that the hypervisor took, in per cent."""
 
     @property
     def disturbance(self) -> str:
-        """A text about other processes and the hypervisor if they disturbed, otherwise empty."""
+        """A text about the load that other processes or the hypervisor caused, if it disturbs.
+
+        It disturbs if other processes kept more than 25 % of the cores busy, or if the hypervisor
+        took more than 2 % of the CPU time. Otherwise the text is empty.
+        """
         parts = []
         if (self.other_cores or 0.0) > BUSY_SHARE * self.cores:
             parts.append(f"other processes kept {self.other_cores:.1f} of {self.cores} cores busy")
@@ -37,17 +47,23 @@ class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadMeter:
-    """Measures the load of this host since the creation of the object, in one thread."""
+    """Measures the mean CPU load of this host from the creation of the object until ``read``.
+
+    Only one meter can measure at a time, and creation and ``read`` must be in the same thread.
+    """
 
     def __init__(self) -> None:
+        """Start the measurement."""
         self._one_minute = round(os.getloadavg()[0], 2)
         self._start = time.monotonic()
         psutil.cpu_times_percent()  # The next call refers to the time since this one.
 
     def read(self, own_seconds: float | None) -> HostLoad:
-        """Return the load since the creation of the meter.
+        """Return the load of this host since the creation of the meter.
 
-        ``own_seconds`` is the CPU time of the ranks, which is subtracted. None means unknown.
+        ``own_seconds`` is the CPU time in seconds that all ranks together used since then. It is
+        subtracted from the busy time of all cores. If it is None (unknown), ``other_cores`` of the
+        result is None.
         """
         seconds = time.monotonic() - self._start
         percent = psutil.cpu_times_percent()._asdict()

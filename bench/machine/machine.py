@@ -33,23 +33,26 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The resources and the torch that a process can use. None means unknown."""
+    """The cores, memory, GPUs and torch that a process can use on its host. None means unknown."""
 
-    cores: int  # CPUs that the process may use
-    host_cores: int | None = None  # logical CPUs of the host, which its load average counts
-    physical_cores: int | None = None  # physical cores of the host
-    memory_bytes: int | None = None  # memory that the process can use now
-    gpus: tuple[Gpu, ...] = ()  # the GPUs that CUDA_VISIBLE_DEVICES selects
-    silent_gpus: tuple[str, ...] = ()  # PCI addresses of GPUs that do not answer
-    gpu_failure: GpuFailure = NO_FAILURE  # the reason for silent GPUs
-    torch_version: str | None = None
-    torch_has_cuda: bool | None = None
-    torch_cuda_version: str | None = None  # the CUDA that torch is built for
-    driver_cuda_version: str | None = None  # the newest CUDA that the driver supports
-    may_share_gpus: bool = False  # NCCL_MULTI_RANK_GPU_ENABLE is set: several NCCL ranks on a GPU
+    cores: int  # the number of logical CPUs that the process may use
+    host_cores: int | None = None  # the number of logical CPUs of the host
+    physical_cores: int | None = None  # the number of physical cores of the host
+    memory_bytes: int | None = None  # host memory that the process can still allocate
+    gpus: tuple[Gpu, ...] = ()  # the GPUs that CUDA_VISIBLE_DEVICES selects, in its order
+    silent_gpus: tuple[str, ...] = ()  # PCI addresses or indices of GPUs that do not answer
+    gpu_failure: GpuFailure = NO_FAILURE  # the reason why GPUs do not answer
+    torch_version: str | None = None  # None also if torch is not installed
+    torch_has_cuda: bool | None = None  # torch is built with CUDA
+    torch_cuda_version: str | None = None  # the CUDA version that torch is built for
+    driver_cuda_version: str | None = None  # the newest that the driver supports, if torch has CUDA
+    may_share_gpus: bool = False  # NCCL_MULTI_RANK_GPU_ENABLE permits several ranks on a GPU
 
     def describe_silent_gpus(self) -> str:
-        """Return a sentence that names the GPUs that do not answer, empty if all answer."""
+        """Return a sentence that names the GPUs that do not answer, with the reason.
+
+        Empty if all GPUs answer.
+        """
         if not self.silent_gpus:
             return ""
         is_single = len(self.silent_gpus) == 1
@@ -61,9 +64,10 @@ class Machine:
 
 
 def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
-    """Inspect the CPUs, memory, GPUs and torch of this machine.
+    """Find the cores, memory, GPUs and torch that this process can use.
 
-    ``root`` holds the ``dev``, ``proc`` and ``sys`` that show GPUs without their driver.
+    ``environ`` holds the environment variables. ``root`` is the folder with the ``dev``, ``proc``
+    and ``sys`` in which GPUs that do not answer are found.
     """
     report = inspect_gpus(environ)
     visible_gpus = select_visible(report.gpus, environ)
@@ -86,9 +90,11 @@ def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machi
 
 
 def _read_cuda_of_torch() -> tuple[bool | None, str | None]:
-    """Return True if torch is built with CUDA, and the version of CUDA, without importing torch.
+    """Return True if the installed torch is built with CUDA, and the CUDA version.
 
-    None means unknown. Both are read from torch's version file.
+    An example is ``(True, "12.8")``. Without CUDA the result is ``(False, None)``. If torch is not
+    installed or its file version.py is not understood, the result is ``(None, None)``. Torch is not
+    imported.
     """
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
@@ -99,7 +105,11 @@ def _read_cuda_of_torch() -> tuple[bool | None, str | None]:
 
 
 def try_call(function: Callable[[], _T]) -> _T | None:
-    """Call a function and return its result, None if the system or a package cannot do it."""
+    """Call a function and return its result.
+
+    None if it raises ``OSError``, ``ImportError`` or ``SubprocessError``, because the system or the
+    Python environment lacks something.
+    """
     try:
         return function()
     except (OSError, ImportError, subprocess.SubprocessError):
@@ -112,31 +122,42 @@ def find_package_version(name: str) -> str | None:
 
 
 def is_older(version: str | None, minimum: tuple[int, int]) -> bool:
-    """Return True if a version such as ``2.11.0+cpu`` is known to be older than the minimum."""
+    """Return True if a version such as ``2.11.0+cpu`` is older than ``minimum`` (major, minor).
+
+    False if ``version`` is None or not understood.
+    """
     match = re.match(r"(\d+)\.(\d+)", version or "")
     return match is not None and (int(match[1]), int(match[2])) < minimum
 
 
 def read_text(path: Path) -> str | None:
-    """Return the text of a file; None if it cannot be read."""
+    """Return the text of a file without leading and trailing blanks, None if it cannot be read."""
     return try_call(lambda: path.read_text(encoding="utf-8", errors="replace").strip())
 
 
 def parse_count(text: str | None) -> int | None:
-    """Return the number in a text, None if it is not a number, such as ``max`` or ``[N/A]``."""
+    """Return the non-negative whole number that a text contains.
+
+    None if the text is None or not such a number, for example ``max``, ``-1`` or ``[N/A]``.
+    """
     digits = (text or "").strip()
     return int(digits) if digits.isascii() and digits.isdigit() else None
 
 
 def get_affinity(pid: int = 0) -> frozenset[int]:
-    """Return the CPUs on which a process may be scheduled. A ``pid`` of 0 is this process."""
+    """Return the numbers of the CPUs on which a process may run (its CPU affinity).
+
+    A ``pid`` of 0 is this process.
+    """
     return frozenset(os.sched_getaffinity(pid))
 
 
 def count_available_cores(root: Path = Path("/"), pid: int = 0) -> int:
-    """Return the number of CPUs that a process may use, at least 1.
+    """Return the number of logical CPUs that a process may use, at least 1.
 
-    It is the size of the affinity, limited by the CPU quotas of the cgroups under ``root``.
+    It is the number of CPUs in the affinity of the process ``pid`` (0 is this process). CPU quotas
+    of this process's cgroups limit the number, which is rounded down. ``root`` is the folder with
+    the ``proc`` and ``sys`` that list cgroups.
     """
     limits: list[float] = [len(get_affinity(pid))]
     for folder in _list_cgroups(root, "cpu"):
@@ -149,9 +170,11 @@ def count_available_cores(root: Path = Path("/"), pid: int = 0) -> int:
 
 
 def count_available_memory_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes that are free without swapping.
+    """Return the bytes of memory that this process can still allocate without swapping.
 
-    The memory cgroups under ``root`` limit the number. Their page cache counts as free.
+    It is the available memory of the host, or less if a cgroup of this process has less left. The
+    inactive page cache of a cgroup counts as available. ``root`` is the folder with the ``proc``
+    and ``sys`` that list cgroups.
     """
     limits: list[int] = [psutil.virtual_memory().available]
     for folder in _list_cgroups(root, "memory"):
@@ -166,7 +189,10 @@ def count_available_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _list_cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's cgroup and of its ancestors, in v1 and v2."""
+    """Yield the folders of this process's cgroup and of its ancestors, in cgroups v1 and v2.
+
+    ``controller`` is the kind of resource, ``cpu`` or ``memory``. Some folders may not exist.
+    """
     base = root / "sys/fs/cgroup"
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""The variables of torch for ranks that an MPI launcher has started."""
+"""Translates the environment variables of MPI launchers to those of torch, such as RANK."""
 
 import zlib
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from parbench.bench.text import UserError
 
 _DEFAULT_PORT = 29500
-"""The port of torch's own launcher."""
+"""The default port of torchrun."""
 _JOB_VARIABLES = (
     "PMIX_NAMESPACE",
     "OMPI_MCA_ess_base_jobid",
@@ -39,10 +39,12 @@ _SOURCES = {
 
 
 def find_mpi_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return torch's variables for this rank, empty if no MPI launcher has started several.
+    """Return torch's environment variables for a rank that an MPI launcher has started, by name.
 
-    They are also empty if torch's variables are set. Ranks of one host meet at a port that the job
-    determines. Raises ``UserError`` if ranks may be on several hosts and MASTER_ADDR is not set.
+    They are RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as far as
+    they are known and missing in ``environ``. The result is empty if torch's RANK or WORLD_SIZE is
+    set, or if no MPI launcher has started at least two ranks. Raises ``UserError`` if ranks may be
+    on several hosts and MASTER_ADDR is not set.
     """
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return {}
@@ -70,9 +72,10 @@ def find_mpi_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _choose_port(environ: Mapping[str, str]) -> int:
-    """Return a port that is the same for all ranks of a job.
+    """Return a value of MASTER_PORT that is the same for all ranks of a job.
 
-    It is below the ports that a system assigns by itself.
+    It is a hash of the job's id from 20000 to 29999, below the ports that Linux assigns by itself.
+    It is 29500 if the id is unknown.
     """
     for name in _JOB_VARIABLES:
         if name in environ:

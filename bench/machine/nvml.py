@@ -136,11 +136,11 @@ _VALUE_FIELDS = {
 
 
 def main(action: str) -> None:
-    """Call NVML in this process and print a ``GpuReport`` as JSON.
+    """Call NVML in this process and print a ``GpuReport`` of this host's GPUs as JSON.
 
-    ``action`` is ``report`` for all facts, ``sample`` without the details of links and processes,
-    or ``watch``. With ``watch``, the GPUs are sampled until standard input ends, and then all facts
-    are reported with the maxima of the samples.
+    ``action`` is ``report`` for all facts, or ``sample`` for facts without the details of links and
+    processes. With ``watch``, the GPUs are sampled every second until standard input ends. Then all
+    facts are reported, in which clocks and load are the maxima of the samples.
     """
     try:
         pynvml.nvmlInit()
@@ -152,7 +152,10 @@ def main(action: str) -> None:
 
 
 def _watch() -> GpuReport:
-    """Sample the GPUs until standard input ends; return a report with the maxima of the samples."""
+    """Sample the GPUs every second until standard input ends, and return a report of all facts.
+
+    Clocks, load and temperature of each GPU are the maxima over the samples in which it was busy.
+    """
     samples: list[Gpu] = []
     has_ended = False
     while not has_ended:
@@ -164,9 +167,11 @@ def _watch() -> GpuReport:
 
 
 def summarize_load(gpu: Gpu, samples: Iterable[Gpu]) -> Gpu:
-    """Return a GPU with the maxima of its busy samples and with all reasons that reduced clocks.
+    """Return a copy of ``gpu`` with the maxima of its clocks, load, temperature and PCIe link.
 
-    ``samples`` may be of several GPUs. The GPU is returned unchanged if no sample of it is busy.
+    The maxima are over those ``samples`` that have the UUID of ``gpu`` and a utilization above 0.
+    ``slowed_by`` has all reasons for reduced clocks in these samples, except idleness. Without such
+    samples, ``gpu`` is returned unchanged.
     """
     busy = [sample for sample in samples if sample.uuid == gpu.uuid and sample.utilization_percent]
     if not busy:
@@ -182,7 +187,8 @@ def summarize_load(gpu: Gpu, samples: Iterable[Gpu]) -> Gpu:
 def make_report(*, has_details: bool) -> GpuReport:
     """Return NVML's report of all GPUs that this process may use.
 
-    ``has_details`` adds fabric, NVLinks, processes, remapped rows, and the links between GPUs.
+    With ``has_details`` the report also has the fabric, NVLinks, processes and remapped rows of
+    each GPU, the connection of each pair of GPUs, and the CUDA version of the driver.
     """
     gpus = []
     handles = []
@@ -208,9 +214,11 @@ def make_report(*, has_details: bool) -> GpuReport:
 
 
 def read_clocks(uuid: str) -> Gpu:
-    """Return a ``Gpu`` with only its SM clock and the reasons that reduce the clock.
+    """Read the current SM clock of a GPU, and the reasons for a reduced clock.
 
-    NVML is called in this process. The ``Gpu`` is empty if NVML reports an error.
+    They are the fields ``sm_clock`` (MHz) and ``slowed_by`` of the result, whose other fields are
+    None except the UUID. If NVML reports an error, all fields are None. NVML is called in this
+    process, not in a child process.
     """
     try:
         handle = _open_gpu(uuid)
@@ -222,14 +230,16 @@ def read_clocks(uuid: str) -> Gpu:
 
 @functools.cache
 def _open_gpu(uuid: str) -> Any:
+    """Initialize NVML and return its handle of the GPU with this UUID, cached in this process."""
     pynvml.nvmlInit()
     return pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
 
 def _ask(function: Callable[..., Any], *args: Any) -> Any:
-    """Call an NVML function and return its result, None if the GPU or its driver lacks it.
+    """Call an NVML function with ``args`` and return its result, None if NVML reports an error.
 
-    Raises an error if the GPU is lost.
+    An error usually means that the GPU or its driver lacks the function. ``NVMLError_GpuIsLost`` is
+    raised, because a lost GPU answers no other function either.
     """
     try:
         return function(*args)
@@ -240,9 +250,11 @@ def _ask(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def read_gpu(handle: Any, index: int, *, has_details: bool) -> Gpu:
-    """Return the facts about a GPU. ``has_details`` adds remapped rows, NVLinks and processes.
+    """Return the facts about a GPU that NVML reports.
 
-    Raises NVMLError if the GPU is lost.
+    ``handle`` is NVML's handle of the GPU, and ``index`` its index among all GPUs of the host. With
+    ``has_details`` the result also has the fabric, NVLinks, processes and remapped rows. Raises
+    ``NVMLError`` if the GPU is lost.
     """
     facts = {name: _ask(function, handle, *args) for name, (function, *args) in _QUERIES.items()}
     for name, function in _SWITCHES.items():
@@ -275,7 +287,10 @@ def read_gpu(handle: Any, index: int, *, has_details: bool) -> Gpu:
 
 
 def _read_details(handle: Any) -> dict[str, Any]:
-    """Return the facts by name that a sample of clocks and memory does not need."""
+    """Return the fabric, NVLinks, processes and remapped rows of a GPU, by field name of ``Gpu``.
+
+    ``handle`` is NVML's handle of the GPU. Fields that NVML does not know may be missing.
+    """
     fields = [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
     num_links, link_speed = _read_fields(handle, fields)
     fabric, nvlink_domain = _read_fabric(handle)
@@ -305,7 +320,12 @@ def _read_details(handle: Any) -> dict[str, Any]:
 
 
 def _read_fabric(handle: Any) -> tuple[str | None, str | None]:
-    """Return the state of a GPU's fabric and its NVLink domain, None for each without a fabric."""
+    """Return the state of a GPU's NVLink fabric and the id of its NVLink domain.
+
+    The state is ``not started``, ``in progress``, ``completed`` or ``failed (REASON)``, and None if
+    the GPU has no fabric. The domain is ``CLUSTER.CLIQUE``, and None if the GPU is in no domain.
+    ``handle`` is NVML's handle of the GPU.
+    """
     info = pynvml.c_nvmlGpuFabricInfo_t()
     if _ask(pynvml.nvmlDeviceGetGpuFabricInfo, handle, ctypes.byref(info)) is None:
         return None, None
@@ -317,9 +337,9 @@ def _read_fabric(handle: Any) -> tuple[str | None, str | None]:
 
 
 def _to_bool(mode: Any) -> bool | None:
-    """Return True if a mode is on, None if unknown.
+    """Return True if a mode of the GPU, such as ECC, is on now. None if ``mode`` is None (unknown).
 
-    Of a (current, pending) pair the first counts.
+    ``mode`` is NVML's result: the current mode, or a list of the current and the pending mode.
     """
     if isinstance(mode, list):
         mode = mode[0]
@@ -327,12 +347,20 @@ def _to_bool(mode: Any) -> bool | None:
 
 
 def _read_cuda_version() -> str | None:
+    """Return the newest CUDA version that the driver supports, such as ``12.8``.
+
+    None if it is unknown.
+    """
     version = _ask(pynvml.nvmlSystemGetCudaDriverVersion_v2)
     return f"{version // 1000}.{version % 1000 // 10}" if version else None
 
 
 def _read_clock_reasons(handle: Any) -> tuple[str, ...] | None:
-    """Return the reasons that reduce the clocks of a GPU, None if they are unknown."""
+    """Return NVML's reasons why the clocks of a GPU are low now, such as ``software power cap``.
+
+    The texts are the values of ``_CLOCK_REASONS``. Empty if no reason is active, None if unknown.
+    ``handle`` is NVML's handle of the GPU.
+    """
     mask = _ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if mask is None:  # the name before driver 535
         mask = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
@@ -342,9 +370,10 @@ def _read_clock_reasons(handle: Any) -> tuple[str, ...] | None:
 
 
 def _read_processes(handle: Any) -> tuple[str, ...] | None:
-    """Return the names and ids of the processes that compute on a GPU, None if they are unknown.
+    """Return the processes that compute on a GPU, each as ``NAME (pid PID)``. None if unknown.
 
-    The parent of this process is left out.
+    The parent of this process, which is parbench itself, is left out. ``handle`` is NVML's handle
+    of the GPU.
     """
     processes = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
     if processes is None:
@@ -358,9 +387,10 @@ def _read_processes(handle: Any) -> tuple[str, ...] | None:
 
 
 def _read_fields(handle: Any, fields: Sequence[int | tuple[int, int]]) -> list[Any]:
-    """Return the values of NVML fields, None for each unknown one.
+    """Return the values of NVML fields of a GPU in the order of ``fields``, None if unknown.
 
-    A field is an identifier, or an identifier with the number of a link.
+    A field is the constant ``NVML_FI_...``, or a pair of this constant and the number of an NVLink.
+    ``handle`` is NVML's handle of the GPU.
     """
     values = _ask(pynvml.nvmlDeviceGetFieldValues, handle, fields)
     if values is None:
@@ -372,7 +402,11 @@ def _read_fields(handle: Any, fields: Sequence[int | tuple[int, int]]) -> list[A
 
 
 def _read_link_errors(handle: Any, links: Sequence[int]) -> dict[str, int]:
-    """Return the sum of each error counter over these NVLinks of a GPU."""
+    """Return the error counters of a GPU's NVLinks by name, each summed over ``links``.
+
+    ``links`` are the numbers of the active NVLinks. The names are those of ``_LINK_COUNTERS``.
+    Counters that the GPU does not have are left out. ``handle`` is NVML's handle of the GPU.
+    """
     errors: Counter[str] = Counter()
     for link in links:
         values = _read_fields(handle, [(field, link) for field in _LINK_COUNTERS.values()])
@@ -389,10 +423,11 @@ def _read_link_errors(handle: Any, links: Sequence[int]) -> dict[str, int]:
 
 
 def read_links(handles: Sequence[Any], gpus: Sequence[Gpu]) -> tuple[tuple[str, str, str], ...]:
-    """Return the UUIDs and the connection of each pair of GPUs.
+    """Return for each pair of GPUs the UUID of the first, the UUID of the second, their connection.
 
-    The connection is ``NVLink`` or the level of the pair in ``_TOPOLOGY``. A pair with an unknown
-    connection or UUID is left out.
+    The connection is ``NVLink`` or, without NVLink, the nearest common ancestor of the pair, such
+    as ``same PCIe switch`` (a value of ``_TOPOLOGY``). A pair with an unknown connection or UUID is
+    left out. ``handles`` are NVML's handles of ``gpus`` in the same order.
     """
     links = []
     for (handle_a, gpu_a), (handle_b, gpu_b) in combinations(zip(handles, gpus, strict=True), 2):

@@ -19,13 +19,14 @@ _GPU_CLASSES = ("0x0300", _COMPUTE_CLASS)
 
 @dataclass(frozen=True, kw_only=True)
 class KernelGpu:
-    """A GPU of the kernel's driver, from /proc/driver/nvidia/gpus."""
+    """A GPU as NVIDIA's kernel driver lists it in /proc/driver/nvidia/gpus."""
 
     address: str
-    """The PCI address."""
+    """The PCI address in lower case, such as ``0000:1b:00.0``."""
     minor: str
-    """The number of its device node, /dev/nvidia<minor>."""
+    """The number in its device node /dev/nvidia<minor>, empty if it is unknown."""
     uuid: str | None = None
+    """The UUID, None if the driver does not list one."""
     is_excluded: bool = False
     """True if the administrator excludes the GPU with the parameter NVreg_ExcludedGpus."""
 
@@ -35,9 +36,13 @@ def find_silent_gpus(
 ) -> tuple[str, ...]:
     """Return the PCI addresses of GPUs that this process may use and that NVML does not report.
 
+    ``report`` is NVML's report of this host. GPUs that ``CUDA_VISIBLE_DEVICES`` in ``environ`` or
+    the administrator excludes are not returned. If the addresses are unknown, the indices of the
+    GPUs that NVML cannot read are returned as text. ``root`` is the folder with the ``dev``,
+    ``proc`` and ``sys`` to read.
+
     A container or a job sees the addresses of all GPUs of its host, but may open only the device
-    nodes of its own GPUs. So a GPU without a node belongs to others. GPUs that
-    ``CUDA_VISIBLE_DEVICES`` or the administrator excludes are not returned.
+    nodes of its own GPUs. So a GPU whose node cannot be opened belongs to others.
     """
     variable = environ.get("CUDA_VISIBLE_DEVICES")
     if variable is not None and not re.match(r"\s*(\d|GPU-|MIG-)", variable):
@@ -63,9 +68,12 @@ def find_silent_gpus(
 def _find_without_nodes(
     report: GpuReport, kernel_gpus: Sequence[KernelGpu], driver_folder: Path, root: Path
 ) -> tuple[str, ...]:
-    """Return the PCI addresses of all GPUs of a host whose driver hangs or is not loaded.
+    """Return the PCI addresses of all GPUs of this host if its driver hangs or is not loaded.
 
-    Only these failures count, because a container without GPUs has no device nodes either.
+    In other cases the result is empty. The function is called if this process may open no GPU's
+    device node, which is also the case in a container without GPUs. ``report`` is NVML's report.
+    ``kernel_gpus`` are the GPUs listed in ``driver_folder``, which is /proc/driver/nvidia. ``root``
+    is the folder with the ``sys`` to read.
     """
     if report.gpus:
         return ()
@@ -78,7 +86,10 @@ def _find_without_nodes(
 
 
 def _read_kernel_gpus(driver_folder: Path) -> list[KernelGpu]:
-    """Read the GPUs of the loaded driver in the order of their addresses."""
+    """Read the GPUs that NVIDIA's kernel driver lists, in the order of their PCI addresses.
+
+    ``driver_folder`` is /proc/driver/nvidia. Empty if the driver is not loaded.
+    """
     gpus = []
     for folder in sorted(driver_folder.glob("gpus/*"), key=lambda folder: folder.name.lower()):
         information = _read(folder / "information")
@@ -94,14 +105,19 @@ def _read_kernel_gpus(driver_folder: Path) -> list[KernelGpu]:
 
 
 def _is_visible(environ: Mapping[str, str], index: int, uuid: str | None) -> bool:
+    """Return True if ``CUDA_VISIBLE_DEVICES`` selects the GPU with this index or UUID, or is unset.
+
+    ``uuid`` is None if it is unknown.
+    """
     variable = environ.get("CUDA_VISIBLE_DEVICES", str(index))
     return any(is_entry_for(entry, index, uuid) for entry in split_visible_devices(variable))
 
 
 def _list_openable_minors(root: Path) -> list[str]:
-    """Return the minor numbers of the GPU device nodes that this process may open.
+    """Return each number N for which this process may read and write the GPU node /dev/nvidiaN.
 
-    Its cgroup denies the nodes of other jobs.
+    The cgroup of a job denies access to the nodes of other jobs. ``root`` is the folder with the
+    ``dev`` to read.
     """
     minors = []
     for node in sorted((root / "dev").glob("nvidia*")):
@@ -112,9 +128,11 @@ def _list_openable_minors(root: Path) -> list[str]:
 
 
 def _list_pci_devices(root: Path, classes: Iterable[str]) -> list[Path]:
-    """Return the folders of NVIDIA's PCI devices of these classes.
+    """Return the folders in ``sys`` of NVIDIA's PCI devices of these classes, sorted by address.
 
-    Devices that a virtual machine uses are left out.
+    ``classes`` holds the first digits of PCI class codes, such as ``0x0302`` for 3D controllers.
+    Devices that are passed to a virtual machine (vfio-pci) are left out. ``root`` is the folder
+    with the ``sys`` to read.
     """
     folders = []
     for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
@@ -127,13 +145,17 @@ def _list_pci_devices(root: Path, classes: Iterable[str]) -> list[Path]:
 
 
 def _list_unclaimed(report: GpuReport, root: Path) -> tuple[str, ...]:
-    """Return the PCI addresses of GPUs without a driver, if other GPUs answer."""
+    """Return the PCI addresses of compute GPUs to which no kernel driver is bound.
+
+    Empty if NVML's ``report`` has no GPUs, because then the driver may be missing on purpose.
+    ``root`` is the folder with the ``sys`` to read.
+    """
     folders = _list_pci_devices(root, (_COMPUTE_CLASS,)) if report.gpus else []
     return tuple(folder.name for folder in folders if not (folder / "driver").exists())
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file, which is empty if it cannot be read."""
+    """Return the text of a file without leading and trailing blanks, empty if it is unreadable."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""The nodes of a Slurm job: the layout of ranks, their machines, and the driver's addresses."""
+"""The nodes of a Slurm job: placement of ranks on nodes, hardware of nodes, own addresses."""
 
 import os
 import re
@@ -33,33 +33,47 @@ _TASK_VARIABLES = re.compile(
 
 
 class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The distribution of ranks over the nodes of an allocation."""
+    """The distribution of ranks over the nodes of a Slurm allocation."""
 
     nodes: NumRanks
+    """The number of nodes with ranks."""
     ntasks_per_node: NumRanks
+    """The number of ranks on each node."""
     distribution: Literal["block", "cyclic"] = "block"
-    """``block`` fills a node with successive ranks, ``cyclic`` takes turns among the nodes."""
+    """The order of ranks on nodes, as in ``srun --distribution``.
+
+    ``block`` fills a node with successive ranks, ``cyclic`` assigns successive ranks to the nodes
+    round-robin.
+    """
 
     @property
     def num_ranks(self) -> int:
+        """The number of ranks on all nodes together."""
         return self.nodes * self.ntasks_per_node
 
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """The nodes of a Slurm job."""
+    """The nodes that Slurm has allocated to the job of this process."""
 
     job: str
     """The id of the job."""
     nodes: int
+    """The number of nodes."""
     nodelist: str
     """The names of the nodes as Slurm writes them, such as ``n[1-3,7]``."""
     ntasks_per_node: int | None = None
-    """The number of tasks on each node, None if it was not set or differs between nodes."""
+    """The number of tasks that the job requests on each node.
+
+    None if it was not set or differs between nodes.
+    """
 
     @staticmethod
     def find(environ: Mapping[str, str]) -> "Allocation":
-        """Return the Slurm allocation of this process. Raises ``UserError`` if there is none."""
+        """Return the Slurm allocation that the variables ``SLURM_...`` in ``environ`` describe.
+
+        Raises ``UserError`` if this process is not in a Slurm job.
+        """
         if "SLURM_JOB_ID" not in environ or "SLURM_JOB_NUM_NODES" not in environ:
             raise UserError(
                 "--launcher srun needs an allocation, and SLURM_JOB_ID is not set",
@@ -74,14 +88,17 @@ class Allocation:
 
 
 def _parse_tasks(text: str) -> int | None:
-    """Return the number in Slurm's ``2`` or ``2(x4)``, two tasks on each of four nodes."""
+    """Return the number of tasks per node from Slurm's text ``2`` or ``2(x4)``, which is 2 in both.
+
+    ``2(x4)`` means two tasks on each of four nodes. None for other texts, such as ``2(x3),1``.
+    """
     return parse_count(re.sub(r"\(x\d+\)$", "", text))
 
 
 def parse_nodes(text: str) -> tuple[int, str | None]:
-    """Return the number of nodes, and the text if it is a list such as ``n1,n[3-4]``.
+    """Parse the value of ``--nodes``, which is a number or a list of nodes such as ``n1,n[3-4]``.
 
-    The second value is None if the text is a number.
+    Returns the number of nodes and the list. The list is None if the value is a number.
     """
     if re.fullmatch(r"-?\d+", text):
         return int(text), None
@@ -89,9 +106,9 @@ def parse_nodes(text: str) -> tuple[int, str | None]:
 
 
 def expand_nodes(text: str, option: str) -> list[str]:
-    """Return the names in a list of nodes such as ``n[01-03,7],login``.
+    """Return each name in a list of nodes such as ``n[01-03,7],login``, in the order of the list.
 
-    Raises UserError that names the option if a range is not valid.
+    Raises ``UserError`` if a range is not valid. ``option`` is the option for the message.
     """
     names = []
     for entry in _COMMA_OUTSIDE_BRACKETS.split(text):
@@ -101,7 +118,10 @@ def expand_nodes(text: str, option: str) -> list[str]:
 
 
 def _expand_node(entry: str, option: str) -> list[str]:
-    """Return the names in one entry of a node list, such as ``n[01-03]``."""
+    """Return each node name in one entry of a node list: ``n[01-02]`` gives ``n01`` and ``n02``.
+
+    Raises ``UserError`` if a range is not valid. ``option`` is the option for the message.
+    """
     match = _BRACKETS.search(entry)
     if match is None:
         return [entry]
@@ -128,10 +148,11 @@ def check_srun() -> None:
 
 
 def build_srun_command(environ: Mapping[str, str], *options: str) -> list[str]:
-    """Return the srun command of a job step that shares its nodes with other steps.
+    """Return the words ``srun`` and its options, to which the caller appends a program.
 
-    The lines of PARBENCH_SRUN_OPTIONS are its last options. A site or a sweep sets them, for
-    example for a container.
+    The options are ``options``, then fixed ones that let the job step share its nodes with other
+    steps, then the lines of PARBENCH_SRUN_OPTIONS in ``environ``. A site or a sweep sets this
+    variable, for example for a container.
     """
     site_options = [line for line in environ.get(OPTIONS_VARIABLE, "").splitlines() if line]
     shared_options = ["--mpi=none", "--overlap", "--input=none", "--export=ALL"]
@@ -141,10 +162,12 @@ def build_srun_command(environ: Mapping[str, str], *options: str) -> list[str]:
 def choose_layout(
     allocation: Allocation, *, nodes: int | None, ntasks_per_node: int, distribution: str | None
 ) -> NodeLayout:
-    """Return the distribution of ranks over the nodes of an allocation.
+    """Choose the distribution of ranks over the nodes of an allocation.
 
-    If ``nodes`` is None, all nodes are used. If ``distribution`` is None, it is ``block``. Raises
-    ``UserError`` if the allocation is too small.
+    ``nodes`` is the number of nodes to use, all if it is None. ``ntasks_per_node`` is the number of
+    ranks on each node. ``distribution`` is ``block`` or ``cyclic``, and None stands for ``block``.
+    Raises ``UserError`` if the allocation has fewer nodes, if there would be only one rank, or if a
+    value is not valid.
     """
     num_nodes = allocation.nodes if nodes is None else nodes
     if num_nodes < 1:
@@ -166,9 +189,11 @@ def choose_layout(
 
 
 def inspect_rank_machine(environ: Mapping[str, str], allocation: Allocation | None) -> Machine:
-    """Return the machine of the first node of the allocation, or of this host without one.
+    """Return the cores, memory, GPUs and torch of a node on which ranks will run.
 
-    Raises ``UserError`` if the node does not answer.
+    The node is this host if ``allocation`` is None or if this host is a node of a Slurm job.
+    Otherwise it is the first node of the allocation, on which srun runs this module. Raises
+    ``UserError`` if that node does not answer.
     """
     if allocation is None or "SLURMD_NODENAME" in environ:
         return inspect_machine(environ)
@@ -198,11 +223,12 @@ def inspect_rank_machine(environ: Mapping[str, str], allocation: Allocation | No
 
 
 def list_host_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return this host's IPv4 addresses, the most likely one for communication first.
+    """Return this host's IPv4 addresses, at which other hosts may reach it, the best first.
 
-    First comes the address of the chosen interface, then that of the host name, then all others.
-    The loopback address is returned only if there is no other, because Debian resolves a host name
-    to 127.0.1.1.
+    First come the addresses of the interface GLOO_SOCKET_IFNAME, if it is set in ``environ``. Then
+    follow the address of the host name and all other addresses of active interfaces. The result is
+    ``127.0.0.1`` if no other address exists. Loopback addresses are left out otherwise, because
+    Debian resolves a host name to 127.0.1.1.
     """
     states = psutil.net_if_stats()
     chosen_interface = environ.get(INTERFACE_VARIABLE)
@@ -219,7 +245,10 @@ def list_host_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Print the machine of this node as JSON."""
+    """Print the cores, memory, GPUs and torch of this node as a ``Machine`` in JSON.
+
+    ``inspect_rank_machine`` runs this on a node through srun.
+    """
     sys.stdout.write(f"\n{msgspec.json.encode(inspect_machine(os.environ)).decode()}\n")
 
 

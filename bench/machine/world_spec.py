@@ -13,7 +13,7 @@ _MAX_DEFAULT_RANKS = 8  # on cores
 
 @dataclass(frozen=True, kw_only=True)
 class WorldSpec:
-    """The ranks of a run, as far as they are known before they start."""
+    """The planned ranks of a run: their number, backend, device and distribution over nodes."""
 
     nproc: int
     """The number of ranks on all nodes together."""
@@ -22,23 +22,41 @@ class WorldSpec:
     device: str
     """``cpu`` or ``cuda``."""
     rank_bytes: int | None = None
-    """The memory in bytes that one rank can use, None if unknown."""
+    """The memory in bytes that one rank can use on its device (host RAM for ``cpu``).
+
+    None if it is unknown.
+    """
     nodes: int = 1
+    """The number of nodes on which the ranks run."""
     distribution: str = "block"
-    """``block`` fills a node with successive ranks, ``cyclic`` takes turns among the nodes."""
+    """The order of ranks on nodes, as in Slurm.
+
+    ``block`` fills a node with successive ranks, ``cyclic`` assigns successive ranks to the nodes
+    round-robin.
+    """
     sharing: str = ""
-    """A note about ranks that share cores or GPUs, empty if no ranks do."""
+    """A note that there are more ranks than cores or GPUs, empty if each rank has its own."""
     notes: tuple[str, ...] = ()
-    """Sentences about other limits of what the numbers show."""
+    """Notes for the user about the chosen device.
+
+    For example, that the CPU is measured although a GPU was found, or that some GPUs do not answer.
+    """
 
     @property
     def gloo_on_gpus(self) -> bool:
-        """True if gloo carries CUDA tensors, which torch supports only in some collectives."""
+        """True if the backend is gloo and the tensors are on GPUs.
+
+        Torch supports this only in some collectives.
+        """
         return self.backend == "gloo" and self.device == "cuda"
 
     @property
     def hosts(self) -> list[str]:
-        """A placeholder name for the node of each rank, if all nodes have equally many ranks."""
+        """The node of each rank in rank order, as the number of the node in text form.
+
+        The numbers begin at ``"0"`` and stand for host names, which are not known yet. All nodes
+        are assumed to have equally many ranks.
+        """
         ranks_per_node = -(-self.nproc // self.nodes)
         if self.distribution == "cyclic":
             return [str(rank % self.nodes) for rank in range(self.nproc)]
@@ -47,22 +65,27 @@ class WorldSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """Ranks that another launcher has started, and the rank of this process among them."""
+    """The place of this process among ranks that another launcher, such as torchrun, has started.
+
+    The values are from the environment variables ``RANK``, ``WORLD_SIZE`` and ``LOCAL_WORLD_SIZE``.
+    """
 
     rank: int
     """The rank of this process."""
     size: int
     """The number of all ranks."""
     local_size: int
-    """The number of ranks on this host."""
+    """The number of ranks on this host, or of all ranks if LOCAL_WORLD_SIZE is not set."""
     one_node: bool
-    """True if all ranks are known to share a node, which LOCAL_WORLD_SIZE shows."""
+    """True if LOCAL_WORLD_SIZE is set and equals WORLD_SIZE, so all ranks are on one node."""
 
     @staticmethod
     def find(environ: Mapping[str, str]) -> "Joined | None":
-        """Return the ranks that this process belongs to, None if no launcher started it as a rank.
+        """Return the rank and world size that a launcher has set in ``environ``.
 
-        Raises ``UserError`` if the variables of the launcher are incomplete.
+        None if RANK or WORLD_SIZE is not set, because then no launcher started this process as a
+        rank. Raises ``UserError`` if MASTER_ADDR or MASTER_PORT is missing, or if a number is not a
+        whole number.
         """
         if "RANK" not in environ or "WORLD_SIZE" not in environ:
             return None
@@ -92,10 +115,16 @@ def choose_world(
     allow_single: bool,
     one_gpu_options: str = "--nproc 1 --device cuda",
 ) -> WorldSpec:
-    """Return the ranks of a run for these options. None stands for the default of an option.
+    """Choose number of ranks, backend and device for one node from the command-line options.
 
-    ``one_gpu_options`` are the options that measure the only GPU of a node, for a hint. Raises
-    ``UserError`` if the world cannot run on this machine.
+    ``nproc``, ``backend`` and ``device`` are the values of these options, None if not given. The
+    default device is ``cuda`` if torch supports it and there are at least two GPUs, otherwise
+    ``cpu``. The default backend is ``nccl`` on GPUs and ``gloo`` on the CPU. The default number of
+    ranks is the number of GPUs, or the number of cores limited to 2 to 8.
+
+    ``allow_single`` permits a single rank. ``one_gpu_options`` are the options that measure the
+    only GPU of a node, which a note for the user names. Raises ``UserError`` if torch is missing,
+    an option is not valid or the machine cannot run the ranks.
     """
     if machine.torch_version is None and machine.torch_has_cuda is None:
         raise UserError(
@@ -127,7 +156,10 @@ def choose_world(
 
 
 def _check_nproc(nproc: int | None) -> None:
-    """Raise ``UserError`` if the number of ranks is out of range. None is the default number."""
+    """Raise ``UserError`` if ``--nproc`` is below 1 or above 4096.
+
+    None is accepted and stands for the default number of ranks.
+    """
     if nproc is not None and nproc < 1:
         raise UserError(f"--nproc {nproc}: at least 2 ranks are needed")
     if nproc is not None and nproc > _MAX_RANKS:
@@ -135,20 +167,30 @@ def _check_nproc(nproc: int | None) -> None:
 
 
 def _choose_device(machine: Machine, nproc: int | None, *, allow_single: bool) -> str:
+    """Return the default of ``--device``: ``cuda`` if torch supports it and there are enough GPUs.
+
+    Two GPUs are enough, or one if ``nproc`` is 1 and ``allow_single`` is True. Otherwise ``cpu``.
+    """
     min_gpus = 1 if nproc == 1 and allow_single else 2
     return "cuda" if machine.torch_has_cuda and len(machine.gpus) >= min_gpus else "cpu"
 
 
 def _choose_nproc(machine: Machine, device: str) -> int:
+    """Return the default of ``--nproc`` for a device, ``cuda`` or ``cpu``.
+
+    It is the number of GPUs, or the number of cores limited to 2 to 8.
+    """
     if device == "cuda":
         return len(machine.gpus)
     return max(2, min(_MAX_DEFAULT_RANKS, machine.cores))
 
 
 def _compute_rank_bytes(machine: Machine, ranks: int, device: str) -> int | None:
-    """Return the bytes of memory for a rank on the smallest device, which ranks share equally.
+    """Return the memory in bytes that each of ``ranks`` ranks can use on the smallest device.
 
-    None if the memory of a device is unknown. Ranks on the CPU share the memory of the host.
+    Ranks on GPUs are spread evenly over the GPUs, and ranks on one GPU share its total memory
+    equally. Ranks on the CPU share the available memory of the host equally. None if the memory of
+    any device is unknown.
     """
     memories: Sequence[int | None] = [machine.memory_bytes]
     if device == "cuda":
@@ -161,7 +203,11 @@ def _compute_rank_bytes(machine: Machine, ranks: int, device: str) -> int | None
 
 
 def _explain_cpu(machine: Machine, one_gpu_options: str) -> str:
-    """Return a note about the reason why a machine with GPUs measures its CPU."""
+    """Return a note that explains why the CPU is measured by default although there are GPUs.
+
+    Either there is only one GPU, or torch is built without CUDA. ``one_gpu_options`` is the text of
+    the options that measure the GPU.
+    """
     if machine.torch_has_cuda:
         return (
             "one GPU found, and a collective needs two ranks: measuring the CPU; "
@@ -171,16 +217,20 @@ def _explain_cpu(machine: Machine, one_gpu_options: str) -> str:
 
 
 def describe_silence(machine: Machine) -> str:
-    """Return a clause about the GPUs that do not answer, with the fix. Empty if all answer."""
+    """Return a message that names the GPUs that do not answer to NVML, the reason, and a fix.
+
+    Empty if all GPUs answer.
+    """
     silence = machine.describe_silent_gpus()
     return f"{silence}; {machine.gpu_failure.fix}" if silence else ""
 
 
 def describe_driver_mismatch(machine: Machine) -> str:
-    """Return a clause about a driver that is too old for torch's CUDA, empty if it is new enough.
+    """Return a message that the NVIDIA driver is too old for the CUDA that torch is built for.
 
-    Within a major version of CUDA an older driver is enough (CUDA Compatibility, "Minor Version
-    Compatibility").
+    Empty if the driver is new enough or a version is unknown. Only major versions of CUDA are
+    compared, because within a major version an older driver is enough (CUDA Compatibility, "Minor
+    Version Compatibility").
     """
     supported = machine.driver_cuda_version
     built = machine.torch_cuda_version
@@ -192,7 +242,10 @@ def describe_driver_mismatch(machine: Machine) -> str:
 
 
 def suggest_driver_fix(machine: Machine) -> str:
-    """Return advice to install another torch, a newer driver or cuda-compat."""
+    """Return advice for a driver that is too old for torch's CUDA.
+
+    The advice is to install a torch for the CUDA of the driver, a newer driver, or cuda-compat.
+    """
     major = _parse_major(machine.driver_cuda_version or "")
     return (
         f"install a build of torch for CUDA {major} (https://pytorch.org/get-started/locally), "
@@ -202,11 +255,15 @@ def suggest_driver_fix(machine: Machine) -> str:
 
 
 def _parse_major(version: str) -> int:
+    """Return the major version in a text such as ``12.8``, 0 for an empty text."""
     return int(version.partition(".")[0] or 0)
 
 
 def _suggest_device(machine: Machine) -> str:
-    """Return the values of ``--device`` that work although GPUs do not answer."""
+    """Return a hint for a machine on which some GPUs do not answer: usable values of ``--device``.
+
+    These are ``cpu``, and ``cuda`` if other GPUs answer.
+    """
     cpu = "--device cpu measures the cores"
     if not machine.gpus:
         return cpu
@@ -214,7 +271,10 @@ def _suggest_device(machine: Machine) -> str:
 
 
 def describe_sharing(machine: Machine, ranks: int, device: str) -> str:
-    """Return a note if ranks share cores or GPUs, otherwise an empty string."""
+    """Return a note if there are more ranks than cores (``cpu``) or GPUs (``cuda``).
+
+    Empty if each rank has a core or GPU of its own.
+    """
     available, noun = (machine.cores, "core") if device == "cpu" else (len(machine.gpus), "GPU")
     if ranks <= available:
         return ""
@@ -223,7 +283,11 @@ def describe_sharing(machine: Machine, ranks: int, device: str) -> str:
 
 
 def check_known(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
-    """Raise ``UserError`` if the value of an option is not allowed. None is allowed."""
+    """Raise ``UserError`` if the value of a command-line option is not in ``allowed``.
+
+    ``option`` is the name of the option for the message, such as ``--device``. A ``value`` of None,
+    which stands for the default, is accepted.
+    """
     if value is not None and value not in allowed:
         # The nearest spelling of gpu would be cpu, its opposite.
         is_gpu = value.lower().startswith("gpu") and "cuda" in allowed
@@ -237,7 +301,10 @@ def check_known(option: str, value: str | None, allowed: tuple[str, ...]) -> Non
 def _check_world(
     machine: Machine, ranks: int, backend: str, device: str, *, allow_single: bool
 ) -> None:
-    """Raise ``UserError`` if such ranks cannot run on the machine."""
+    """Raise ``UserError`` if these ranks cannot run on the machine with this backend and device.
+
+    A single rank is refused unless ``allow_single`` is True.
+    """
     if device == "cuda":
         _check_cuda(machine)
     elif backend == "nccl":
@@ -260,7 +327,11 @@ def _check_world(
 
 
 def _check_cuda(machine: Machine) -> None:
-    """Raise UserError if ranks cannot use the GPUs."""
+    """Raise ``UserError`` if torch cannot use GPUs on this machine.
+
+    The reason may be that no GPU is found or answers, that torch is built without CUDA, or that the
+    driver is too old.
+    """
     silence = describe_silence(machine)
     if silence and not machine.gpus:
         raise UserError(f"--device cuda: {silence}", hint="--device cpu measures the cores")
@@ -276,7 +347,10 @@ def _check_cuda(machine: Machine) -> None:
 
 
 def _check_sharing(machine: Machine, ranks: int) -> None:
-    """Raise ``UserError`` if NCCL ranks would share GPUs, unless NCCL is set to accept that."""
+    """Raise ``UserError`` unless NCCL_MULTI_RANK_GPU_ENABLE permits several NCCL ranks on a GPU.
+
+    It is called if there are more ranks than GPUs.
+    """
     if machine.may_share_gpus:
         return
     num_gpus = len(machine.gpus)
@@ -287,11 +361,13 @@ def _check_sharing(machine: Machine, ranks: int) -> None:
 
 
 def _describe_gpus(machine: Machine) -> str:
+    """Return a clause with the number of visible GPUs, such as ``2 GPUs were found``."""
     num_gpus = len(machine.gpus)
     return f"{num_gpus or 'no'} {'GPU was' if num_gpus < 2 else 'GPUs were'} found"
 
 
 def _describe_torch(machine: Machine) -> str:
+    """Return a clause such as ``torch 2.11.0 (with CUDA) is installed``."""
     builds = {True: "with CUDA", False: "without CUDA", None: "not known to have CUDA"}
     version = machine.torch_version or "of unknown version"
     return f"torch {version} ({builds[machine.torch_has_cuda]}) is installed"
