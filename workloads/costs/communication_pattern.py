@@ -34,10 +34,14 @@ _FACTORS: Mapping[str, Callable[[int], float]] = {
     "recv": lambda n: 0.0,  # the sender counts it
     "barrier": lambda n: 0.0,
 }
+"""Functions of a group's number of ranks that return sent bytes over size, by operation."""
 _SHARED = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), "({ranks} - 1) / {ranks}")
 _FACTOR_TEXTS = {"all_reduce": "2 * ({ranks} - 1) / {ranks}", **_SHARED}
+"""The factors of ``_FACTORS`` as texts of equations, by operation. A missing factor is 1."""
 LOSS_BYTES = 4
+"""The bytes of one float32 number per token in the all_reduces of a loss split by vocabulary."""
 COUNT_BYTES = 8
+"""The bytes of the number of tokens with a loss, an int64."""
 SOURCES = {
     "tp": "arXiv 1909.08053, 2205.05198",
     "cp": "arXiv 2310.01889 (ring), 2309.14509 (Ulysses)",
@@ -51,14 +55,16 @@ SOURCES = {
     "dp": "arXiv 2006.15704",
     "edp": "arXiv 2006.15704",
 }
+"""The publication that describes the communication on an axis, by name of the axis."""
 
 
 def sent_bytes(operation: str, num_bytes: float, n: int) -> float:
     """Return the bytes that the busiest rank sends in one ring-optimal call on ``n`` ranks.
 
-    ``num_bytes`` is the size of the call. The factors are nccl-tests' (doc/PERFORMANCE.md). For
-    broadcast and reduce the result is ``num_bytes``, although the last rank of a chain sends
-    nothing.
+    ``num_bytes`` is the size of the call as nccl-tests counts it, and the factors are nccl-tests'
+    (doc/PERFORMANCE.md). For broadcast and reduce the result is ``num_bytes``, although the last
+    rank of a chain sends nothing. For recv and barrier, and on one rank, it is 0. Raises
+    ``ValueError`` for an unknown operation.
     """
     if operation not in _FACTORS:
         raise ValueError(f"operation({operation}) is not one of {', '.join(_FACTORS)}")
@@ -69,33 +75,46 @@ def sent_bytes(operation: str, num_bytes: float, n: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """The equal calls of one step: ``size`` bytes each, ``count`` times."""
+    """Equal communication calls that one rank makes in a step: one size, and a number of calls."""
 
-    axis: str  # the name of the axis in metrics
+    axis: str
+    """The name of the mesh axis under which metrics count the calls."""
     op: str
-    group: tuple[str, ...]  # the axes along which the ranks of the call differ
-    ranks: int  # in the group
-    size: Equation  # the bytes of one call, as nccl-tests counts them
-    count: Equation  # calls per step
-    purpose: str  # the tensors that the calls move, for reports
-    peer: int | None = None  # the pipeline rank that receives a message, None for a collective
+    """The name of the operation, such as ``all_reduce`` or ``send``."""
+    group: tuple[str, ...]
+    """The axes along which the ranks of the process group differ, such as dp and cp."""
+    ranks: int
+    """The number of ranks in the process group."""
+    size: Equation
+    """The equation of the bytes of one call, as nccl-tests counts them."""
+    count: Equation
+    """The equation of the number of these calls in a step."""
+    purpose: str
+    """The tensors that the calls move, such as ``gradients``, for reports."""
+    peer: int | None = None
+    """The position along ``pp`` of the rank that receives a message, None for a collective."""
 
     @cached_property
     def num_bytes(self) -> float:
+        """The bytes of one call, as nccl-tests counts them."""
         return self.size.value
 
     @cached_property
     def times(self) -> float:
+        """The number of these calls in a step."""
         return self.count.value
 
     @cached_property
     def sent(self) -> float:
-        """The bytes that a rank sends in all calls of a step, ring-optimal."""
+        """The bytes that this rank sends in all of these calls of a step, ring-optimal."""
         return self.times * sent_bytes(self.op, self.num_bytes, self.ranks)
 
 
 def list_calls(view: RankView) -> tuple[Call, ...]:
-    """Return the calls of a rank in a step, without calls on groups of one rank."""
+    """Return all communication calls that one rank makes in a step, from analytical formulas.
+
+    Calls on groups of one rank are left out, and so are calls of no bytes.
+    """
     calls: list[Call] = []
     for list_axis_calls in (
         _list_tensor_calls,
@@ -114,7 +133,10 @@ def list_calls(view: RankView) -> tuple[Call, ...]:
 def list_busiest_calls(
     views: Iterable[RankView], axes: Collection[str] | None = None
 ) -> Sequence[Call]:
-    """Return the calls on ``axes`` (None is all) of the rank that sends most bytes over them."""
+    """Return the communication calls in a step of the rank that sends most bytes.
+
+    Only calls on ``axes`` count, None means all axes. ``views`` are the ranks to compare.
+    """
     calls_by_rank = [
         [call for call in list_calls(view) if axes is None or call.axis in axes] for view in views
     ]
@@ -122,7 +144,10 @@ def list_busiest_calls(
 
 
 class SentBytes(Protocol):
-    """Any communication call with an axis and the bytes that a rank sends, counted or computed."""
+    """One or several communication calls of a rank, with their mesh axis and sent bytes.
+
+    It is a recorded ``SentCall`` or an analytical ``Call``.
+    """
 
     @property
     def axis(self) -> str: ...
@@ -131,7 +156,10 @@ class SentBytes(Protocol):
 
 
 def bytes_by_axis(calls: Iterable[SentBytes], axes: Iterable[str] = ()) -> dict[str, float]:
-    """Return the bytes that a rank sends in calls, keyed by axis, 0 for ``axes`` without calls."""
+    """Return the sum of the bytes that a rank sends in some calls, keyed by mesh axis.
+
+    The result also has ``axes`` without calls, with 0 bytes.
+    """
     sent: defaultdict[str, float] = defaultdict(float, dict.fromkeys(axes, 0.0))
     for call in calls:
         sent[call.axis] += call.sent
@@ -139,9 +167,9 @@ def bytes_by_axis(calls: Iterable[SentBytes], axes: Iterable[str] = ()) -> dict[
 
 
 def sum_calls(calls: Iterable[Call]) -> Equation:
-    """Return the bytes that a rank sends in all calls, as one equation.
+    """Return one equation for the bytes that a rank sends in all of these calls of a step.
 
-    The equation has the calls' counts and sizes and nccl-tests' factors.
+    Each term is the number of calls, times their size, times the factor of nccl-tests.
     """
     terms: list[str] = []
     symbols: dict[str, float] = {}
@@ -155,7 +183,7 @@ def sum_calls(calls: Iterable[Call]) -> Equation:
 
 
 def _parenthesize(text: str) -> str:
-    """Return a text in parentheses if it is a sum, otherwise as it is."""
+    """Return the text of an equation, in parentheses if it is a sum or a difference."""
     depth = 0
     for character in text:
         depth += {"(": 1, ")": -1}.get(character, 0)
@@ -177,7 +205,12 @@ def _call(
     peer: int | None = None,
     symbols: Mapping[str, float] = MappingProxyType({}),
 ) -> Call:
-    """Return a call whose equations use the symbols of the view and of ``symbols``."""
+    """Build a ``Call`` of one rank from the texts of the equations of its size and its count.
+
+    The texts may use the symbols of the rank (``RankView.symbols``) and those in ``symbols``.
+    ``group`` has the axes of the process group, empty for ``axis``. ``ranks`` 0 means the ranks of
+    ``group``.
+    """
     values = {**view.symbols, **symbols}
     group = group or (axis,)
     return Call(
@@ -193,9 +226,10 @@ def _call(
 
 
 def count_group_ranks(spec: StepSpec, group: tuple[str, ...]) -> int:
-    """Return the number of ranks in a group along axes.
+    """Return the number of ranks in a process group along these axes.
 
-    ``efsdp`` and ``edp`` are the axes of experts only.
+    ``efsdp`` and ``edp`` are the axes along which experts are sharded and replicated. They are
+    possible only as the single axis of a group.
     """
     if group == ("efsdp",):
         return spec.dims.expert_shards
@@ -205,13 +239,15 @@ def count_group_ranks(spec: StepSpec, group: tuple[str, ...]) -> int:
 
 
 ACTIVATIONS = "tokens * hidden * bytes_per_element"
+"""The equation of the bytes of one activation (b, s, hidden) inside blocks, on one rank."""
 
 
 def _list_tensor_calls(view: RankView) -> Iterator[Call]:
-    """Yield the ``tp`` calls inside layers: activations after attention and after the FFN.
+    """Yield a rank's ``tp`` calls inside layers: sums of activations after attention and FFN.
 
-    With sequence parallelism each sum is a reduce_scatter after a block, and an all_gather precedes
-    the block. Experts are not split by ``tp``. A recomputed layer stops before its last sum.
+    With sequence parallelism, each sum is a reduce_scatter after the block, and an all_gather
+    precedes the block. Experts are not split by ``tp``. A recomputed layer stops before its last
+    sum.
     """
     spec = view.spec
     if spec.dims.tp == 1:
@@ -230,16 +266,20 @@ def _list_tensor_calls(view: RankView) -> Iterator[Call]:
 
 
 def _get_sum(spec: StepSpec) -> str:
-    """Return the operation that sums activations over ``tp``."""
+    """Return the name of the operation that sums activations over ``tp``.
+
+    It is ``reduce_scatter`` with sequence parallelism, otherwise ``all_reduce``.
+    """
     return "reduce_scatter" if spec.sequence_parallel else "all_reduce"
 
 
 def _list_vocabulary_calls(view: RankView) -> Iterator[Call]:
-    """Yield the ``tp`` calls at embedding and head, and the sums of replicated gradients.
+    """Yield a rank's ``tp`` calls at embedding, head and loss, and for gradients of full weights.
 
     The embedding and the head are split by vocabulary. The loss is computed from the ranks' parts
     of the logits: three all_reduces of a number per token, the maximum, the sum of exponentials and
-    the target's logit (arXiv 1909.08053).
+    the target's logit (arXiv 1909.08053). With sequence parallelism, the gradients of weights that
+    ``tp`` does not split are summed.
     """
     spec = view.spec
     if spec.dims.tp == 1:
@@ -263,7 +303,7 @@ def _list_vocabulary_calls(view: RankView) -> Iterator[Call]:
 
 
 def _list_context_calls(view: RankView) -> Iterator[Call]:
-    """Yield the calls over ``cp``, as the method of context parallelism lists them."""
+    """Yield a rank's calls over ``cp``, which attention makes by the chosen method."""
     spec = view.spec
     if spec.dims.cp == 1:
         return
@@ -279,9 +319,11 @@ def _count_layer_call(
     group: tuple[str, ...] = (),
     is_repeated: bool = True,
 ) -> Call:
-    """Return the calls of a step that each of ``layers`` makes for each microbatch.
+    """Return the calls of a step from those that each layer makes for one microbatch.
 
-    ``is_repeated`` calls are also made in recomputation.
+    ``layers`` is the symbol of the number of these layers. Calls in forward are also made in
+    recomputation if ``is_repeated``. ``group`` has the axes of the process group, empty for the
+    axis of ``call``.
     """
     terms = [f"{call.forward + call.backward} * {layers}"]
     if call.forward and is_repeated:
@@ -293,7 +335,10 @@ def _count_layer_call(
 
 
 def _list_expert_calls(view: RankView) -> Iterator[Call]:
-    """Yield the calls over ``ep`` and ``etp`` with balanced routing, by dispatcher."""
+    """Yield a rank's calls over ``ep`` and ``etp`` that exchange tokens, with balanced routing.
+
+    They depend on the token dispatcher.
+    """
     spec, moe = view.spec, view.spec.moe
     if moe is None:
         return
@@ -304,9 +349,9 @@ def _list_expert_calls(view: RankView) -> Iterator[Call]:
 
 
 def _list_pipeline_calls(view: RankView) -> Iterator[Call]:
-    """Yield the sends of activations and their gradients to ranks with a neighboring stage.
+    """Yield a rank's sends over ``pp``, of activations and of their gradients, once per microbatch.
 
-    They occur once per microbatch.
+    The receivers are the ranks with a neighboring stage.
     """
     pipeline = view.spec.pipeline
     if pipeline is None:
@@ -333,11 +378,11 @@ def _list_pipeline_calls(view: RankView) -> Iterator[Call]:
 
 
 def _list_shard_calls(view: RankView) -> Iterator[Call]:
-    """Yield the FSDP calls: all-gather parameters and reduce-scatter gradients, unit by unit.
+    """Yield a rank's FSDP calls: all-gathers of parameters and reduce-scatters of gradients.
 
-    Parameters are gathered for each pass and padded. Norm and head stay gathered until backward.
-    With pipeline ranks, each unit is gathered and reduced once per step. HSDP all-reduces the
-    shards of gradients over ``dp``.
+    Each FSDP unit has its own calls. Parameters are gathered for each forward and backward pass,
+    and padded. Norm and head stay gathered until backward. With pipeline ranks, each unit is
+    gathered and reduced once per step. HSDP also all-reduces the shards of gradients over ``dp``.
     """
     spec = view.spec
     if not spec.dims.is_sharded:
@@ -365,10 +410,12 @@ def _list_unit_calls(
     *,
     is_kept: bool = False,
 ) -> Iterator[Call]:
-    """Yield the FSDP calls of ``count`` equal units of ``elements`` parameters each.
+    """Yield a rank's FSDP calls for equal units, such as all layers of one kind.
 
-    ``count`` is the text of an equation, as "1" or "layers". With ``is_kept``, units stay gathered
-    until backward.
+    ``count`` is their number as the text of an equation, such as "1" or "layers". ``elements`` is
+    the number of parameters in one unit, and ``unit`` the name of the unit in symbols. ``group``
+    has the axes that shard the unit. With ``is_kept``, units stay gathered from forward to
+    backward.
     """
     spec = view.spec
     symbol = f"{unit}_parameters"
@@ -390,15 +437,16 @@ def _list_unit_calls(
 
 
 def _multiply(*factors: str) -> str:
-    """Return the product of factors as the text of an equation, without factors of 1."""
+    """Return the product of factors as the text of an equation. Factors of "1" are left out."""
     return " * ".join(factor for factor in factors if factor != "1") or "1"
 
 
 def _list_gradient_calls(view: RankView) -> Iterator[Call]:
-    """Yield the calls that reduce gradients without FSDP: all_reduces of buckets over dp x cp.
+    """Yield a rank's calls that reduce gradients without FSDP.
 
-    Replicas of experts reduce their gradients over ``edp``. ZeRO-1 scatters gradients and gathers
-    parameters, or as torch's ZeroRedundancyOptimizer broadcasts each parameter after the update.
+    They are all_reduces of buckets over ``dp x cp``, for experts over ``edp``. ZeRO-1 in place of
+    them scatters gradients and gathers updated parameters. Torch's ZeroRedundancyOptimizer keeps
+    the all_reduces and broadcasts each parameter after the update.
     """
     spec = view.spec
     if spec.dims.is_sharded:
@@ -426,7 +474,7 @@ def _list_gradient_calls(view: RankView) -> Iterator[Call]:
 
 
 def _list_token_count_calls(view: RankView) -> Iterator[Call]:
-    """Yield the all_reduces of the number of tokens with a loss, in padded batches."""
+    """Yield a rank's all_reduces of the number of tokens with a loss, which padded batches need."""
     dims = view.spec.dims
     if not view.spec.padding:
         return
@@ -440,13 +488,20 @@ _GRADIENT_GROUPS: tuple[tuple[str, tuple[str, ...], tuple[Kind, ...]], ...] = (
     ("dp", ("dp", "cp"), ("replicated", "split")),
     ("edp", ("edp",), ("routed",)),
 )
-"""The axis in metrics, the group, and the kinds of parameters whose gradients it reduces."""
+"""The groups that reduce gradients without FSDP, with the parameters whose gradients they reduce.
+
+Each entry has the axis in metrics, the axes of the process group, and the kinds of parameters.
+"""
 
 
 def _list_zero1_calls(
     view: RankView, axis: str, group: tuple[str, ...], elements: int
 ) -> Iterator[Call]:
-    """Yield the calls of ZeRO-1 (arXiv 1910.02054), with parameters padded to the ranks."""
+    """Yield a rank's ZeRO-1 calls, which scatter gradients and gather updated parameters.
+
+    ``elements`` is the number of parameters, which are padded to a multiple of the ranks in
+    ``group`` (arXiv 1910.02054). ``axis`` is the axis in metrics.
+    """
     ranks = count_group_ranks(view.spec, group)
     padded = -(-elements // ranks) * ranks
     bucket_bytes = view.spec.bucket_bytes or DEFAULT_BUCKET_BYTES
@@ -460,7 +515,10 @@ def _list_zero1_calls(
 
 
 def _list_broadcasts(view: RankView) -> Iterator[Call]:
-    """Yield the broadcasts of updated parameters by torch's ZeroRedundancyOptimizer."""
+    """Yield a rank's broadcasts of updated parameters by torch's ZeroRedundancyOptimizer.
+
+    Each parameter tensor is broadcast once per step.
+    """
     units = list_units(view)
     counts: Counter[int] = Counter()
     for count, parts in ((1, units.embeddings), *units.layers, (1, units.head)):

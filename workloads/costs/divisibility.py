@@ -9,9 +9,10 @@ from parbench.workloads.parallel.dims import ParallelDims
 
 
 def find_indivisible_heads(shape: Shape, tp: int, *, has_experts: bool = False) -> str | None:
-    """Return the rule that a layer size breaks because ``tp`` does not divide it, None if none.
+    """Return the first size of a layer that ``tp`` does not divide, as ``heads(6) % tp(4) != 0``.
 
-    ``tp`` does not split experts.
+    The result is None if ``tp`` divides heads, kv_heads, hidden and, without experts, the FFN's
+    inner size. ``tp`` does not split experts.
     """
     names = (
         ["heads", "kv_heads", "hidden"] if has_experts else ["heads", "kv_heads", "hidden", "ffn"]
@@ -25,9 +26,11 @@ def find_indivisible_heads(shape: Shape, tp: int, *, has_experts: bool = False) 
 def find_indivisible_sequence(
     shape: Shape, dims: ParallelDims, cp_method: str, ulysses: int = 0
 ) -> str | None:
-    """Return the broken rule by which ``cp`` and ``tp`` divide tokens and ``cp`` divides heads.
+    """Return the first rule by which ``cp`` and ``tp`` cannot split a sequence or its heads.
 
-    The result is None if all rules hold. ``ulysses`` 0 means the default of the method.
+    It is text such as ``sequence(100) % (cp(2) * tp(4)) != 0``. The result is None if all rules
+    hold. Each method of context parallelism has its own rules. ``ulysses`` 0 means the default of
+    ``cp_method``.
     """
     cp, tp = dims.cp, dims.tp
     method = find_context_method(cp_method)

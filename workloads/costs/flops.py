@@ -16,10 +16,11 @@ ATTENTION_BACKWARD = 2.5
 
 
 def is_recomputed_gemm(shape: Shape, name: str) -> bool:
-    """Return True if ``selective`` checkpointing recomputes the GEMM of a parameter.
+    """Return True if ``selective`` checkpointing recomputes the GEMM of the weight ``name``.
 
-    The checkpointing keeps every second output of q, k, v, out, gate, up, down, and with latent
-    attention of q_a, q_b, kv_a, kv_b, out.
+    This checkpointing keeps every second output of the GEMMs q, k, v, out, gate, up, down, or of
+    q_a, q_b, kv_a, kv_b, out with latent attention. ``name`` is relative to a layer, such as
+    ``attention.k.weight``.
     """
     module = name.removesuffix(".weight")
     if module == "ffn.up":
@@ -28,31 +29,39 @@ def is_recomputed_gemm(shape: Shape, name: str) -> bool:
 
 
 def matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
-    """Return the number of GEMM weights used for each token: layers and head, no embeddings."""
+    """Return the number of GEMM weights in the full model that one token uses.
+
+    Layers and head count, embeddings do not. Of the routed experts only ``top_k`` count.
+    """
     layers = _layer_weights(shape, moe, shape.layers, moe.dense_layers if moe else 0)
     return layers + shape.hidden * shape.vocabulary
 
 
 def _layer_weights(shape: Shape, moe: Moe | None, layers: int, dense_layers: int) -> float:
-    """Return the GEMM weights for a token in ``layers`` (``dense_layers`` without experts)."""
+    """Return the number of GEMM weights that one token uses in ``layers`` layers.
+
+    ``dense_layers`` of them have an FFN in place of the experts of ``moe``.
+    """
     moe_weights = (layers - dense_layers) * count_matmul_weights(shape, moe)
     return moe_weights + dense_layers * count_matmul_weights(shape)
 
 
 def attention_flops(shape: Shape, is_causal: bool = True) -> float:
-    """Return the forward FLOPs of a layer's attention per token: 2 s heads (head + value size).
+    """Return the forward FLOPs of one layer's attention for one token of a full sequence.
 
-    Causal attention takes half of these FLOPs, because a fused kernel skips masked pairs.
+    Without a mask they are 2 * sequence * heads * (head size + value size). Causal attention takes
+    half of them, because a fused kernel skips masked pairs. The projections do not count.
     """
     full = 2.0 * shape.sequence * shape.heads * (shape.head_size + shape.value_size)
     return full / 2 if is_causal else full
 
 
 def flops_per_token(shape: Shape, moe: Moe | None = None) -> float:
-    """Return model FLOPs of forward and backward per token, 6 N + 12 L H Q T.
+    """Return the model FLOPs of forward and backward for one token, 6 N + 12 L H Q T.
 
-    This is PaLM's convention (arXiv 2204.02311, appendix B): N are ``matmul_weights``, attention
-    counts without the mask and three times its forward pass, and recomputation does not count.
+    This is PaLM's convention (arXiv 2204.02311, appendix B). N is the result of ``matmul_weights``.
+    Attention counts without the mask and three times its forward pass. Recomputation does not
+    count.
     """
     attention = 3.0 * shape.layers * attention_flops(shape, is_causal=False)
     return 6.0 * matmul_weights(shape, moe) + attention
@@ -60,23 +69,28 @@ def flops_per_token(shape: Shape, moe: Moe | None = None) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class StageFlops:
-    """The FLOPs of one microbatch on one rank."""
+    """The FLOPs that one rank executes for one microbatch."""
 
     forward: float
+    """The FLOPs of forward passes, including attention."""
     backward: float
-    recomputed: float  # the forward passes that backward repeats
-    attention: float  # the part of ``forward`` that is attention
+    """The FLOPs of backward passes without recomputation."""
+    recomputed: float
+    """The FLOPs of forward passes that backward repeats because of checkpointing."""
+    attention: float
+    """The part of ``forward`` that is attention without its projections."""
 
     @property
     def total(self) -> float:
+        """The FLOPs of forward, backward and recomputation."""
         return self.forward + self.backward + self.recomputed
 
 
 def stage_flops(view: RankView) -> StageFlops:
-    """Return the FLOPs that a rank executes: 2 per weight and token, and attention.
+    """Return the FLOPs that one rank executes for one microbatch of its layers and head.
 
-    ``tp`` splits layers and head. ``full`` checkpointing repeats the layers' forward pass, and
-    ``selective`` every second GEMM.
+    A GEMM takes 2 FLOPs per weight and token in forward. ``tp`` splits layers and head. ``full``
+    checkpointing repeats the layers' forward pass, and ``selective`` every second GEMM.
     """
     spec, shape = view.spec, view.spec.shape
     tokens = spec.local_tokens / spec.dims.tp
@@ -93,7 +107,10 @@ def stage_flops(view: RankView) -> StageFlops:
 
 
 def _recomputed_flops(view: RankView, forward: float) -> float:
-    """Return the FLOPs that backward repeats, from the ``forward`` FLOPs of the rank's layers."""
+    """Return the FLOPs of forward passes that backward repeats for one microbatch on one rank.
+
+    ``forward`` is the number of forward FLOPs of the rank's layers.
+    """
     spec = view.spec
     if spec.checkpointing == "full":
         return forward * view.recomputed_layers / view.layers

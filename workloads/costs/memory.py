@@ -29,35 +29,44 @@ from parbench.workloads.model.shapes import MIXED, Widths
 
 @dataclass(frozen=True, kw_only=True)
 class StateBytes:
-    """The bytes of model state of one rank. ``optimizer`` includes master weights."""
+    """The bytes of model state that one rank holds, by component."""
 
     parameters: float
+    """The bytes of this rank's weights in the precision of forward and backward."""
     gradients: float
+    """The bytes of the gradients of these weights."""
     optimizer: float
+    """The bytes of the optimizer state: Adam's moments and, if any, float32 master weights."""
 
     @property
     def state(self) -> float:
-        """The bytes of parameters, gradients and optimizer state, which stay from step to step."""
+        """The sum of the three components, which all stay in memory from step to step."""
         return self.parameters + self.gradients + self.optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory(StateBytes):
-    """The bytes that one rank holds, by component."""
+    """The bytes that one rank holds during a step, by component."""
 
     activations: float
-    """Tensors that all microbatches in flight save for backward."""
+    """The bytes of tensors that all microbatches in flight save for backward."""
     buffers: float
-    """Gathered parameters, unreduced gradients and other tensors held for part of a step."""
+    """The bytes of tensors that are held for part of a step.
+
+    They are gathered parameters, gradients that are not reduced yet, and gradients of activations.
+    """
 
     @property
     def total(self) -> float:
-        """The sum of all components: an upper bound, because they need not peak together."""
+        """The sum of all components in bytes.
+
+        It is an upper bound, because the components need not reach their maxima at the same time.
+        """
         return self.state + self.activations + self.buffers
 
 
 def rank_memory(view: RankView) -> RankMemory:
-    """Return the bytes of each component of a rank's memory."""
+    """Return the analytical bytes of one rank's memory during a step, by component."""
     return RankMemory(
         **asdict(state_memory(view)),
         activations=activations_equation(view).value,
@@ -66,9 +75,10 @@ def rank_memory(view: RankView) -> RankMemory:
 
 
 def state_bytes(elements: float, widths: Widths = MIXED) -> StateBytes:
-    """Return the state of parameters that one rank trains (arXiv 1910.02054, section 3.1).
+    """Return the bytes of parameters, gradients and optimizer state for ``elements`` parameters.
 
-    Mixed precision takes 2 + 2 + 12 bytes per parameter, float32 takes 4 + 4 + 8.
+    ``widths`` has the bytes of each per parameter. Mixed precision takes 2 + 2 + 12 bytes per
+    parameter, float32 takes 4 + 4 + 8 (arXiv 1910.02054, section 3.1).
     """
     return StateBytes(
         parameters=widths.parameters * elements,
@@ -78,10 +88,11 @@ def state_bytes(elements: float, widths: Widths = MIXED) -> StateBytes:
 
 
 def state_memory(view: RankView) -> StateBytes:
-    """Return the state of a rank, of which each stage of ZeRO shards more.
+    """Return the bytes of parameters, gradients and optimizer state of one rank.
 
-    FSDP keeps its shard next to gathered parameters, which are buffers. Simulated compute updates
-    no parameters, so that the optimizer has no state.
+    Each stage of ZeRO shards more of them. FSDP keeps its shard while it also has gathered
+    parameters, which count as buffers. Simulated compute updates no parameters, so that the
+    optimizer has no state.
     """
     spec = view.spec
     state = state_bytes(owned_elements(view), spec.widths)
@@ -94,16 +105,20 @@ def state_memory(view: RankView) -> StateBytes:
 
 
 def owned_elements(view: RankView) -> float:
-    """Return the number of parameter elements in a rank's shard.
+    """Return the number of parameter elements that a rank keeps between steps.
 
-    FSDP shards over fsdp x cp, and experts over ``efsdp``.
+    These are the rank's FSDP shard, or all parameters of its stages without FSDP. FSDP shards over
+    ``fsdp x cp``, and experts over ``efsdp``.
     """
     dense = count_shard(view, "replicated", "split")
     return dense + count_elements(view, "routed") / view.spec.dims.expert_shards
 
 
 def count_updated_elements(view: RankView) -> float:
-    """Return the number of elements that the optimizer updates on a rank."""
+    """Return the number of parameter elements that the optimizer updates on one rank.
+
+    With ZeRO-1 it is the rank's share of the parameters, otherwise all that the rank keeps.
+    """
     spec = view.spec
     if not spec.zero1:
         return owned_elements(view)
@@ -112,7 +127,10 @@ def count_updated_elements(view: RankView) -> float:
 
 
 def state_equation(view: RankView) -> Equation:
-    """Return the equation of the bytes of model state, with the part that ZeRO shards divided."""
+    """Return the equation of the bytes of parameters, gradients and optimizer state of one rank.
+
+    The components that ZeRO shards are divided by the number of ranks.
+    """
     spec, dims = view.spec, view.spec.dims
     optimizer = 0 if spec.is_simulated else spec.widths.optimizer
     widths = [str(spec.widths.parameters), str(spec.widths.gradients), str(optimizer)]
@@ -134,14 +152,17 @@ def state_equation(view: RankView) -> Equation:
 
 
 def buffers_equation(view: RankView) -> Equation:
-    """Return the bytes that are held for a part of a step: the largest of three moments.
+    """Return the equation of the bytes of buffers that one rank holds for a part of a step.
 
-    At the loss FSDP holds the head, and autograd two float32 gradients of the logits. Before a
-    layer's backward pass FSDP holds two gathered layers, and checkpointing the recomputed one.
-    Without checkpointing the gradients of the FFN's inner tensors are there.
-    After it FSDP reduces the layer's gradients, and what the layer saved is free. All parameters
-    stay gathered in a pipeline, and with ``reshard=false``. Gradients that are not reduced in every
-    microbatch stay unsharded.
+    It is the equation of the largest of three moments:
+
+    At the loss, FSDP holds the gathered head, and autograd two float32 gradients of the logits.
+    Before a layer's backward pass, FSDP holds two gathered layers, and checkpointing the recomputed
+    one. Without checkpointing, the gradients of the FFN's inner tensors are held. After that
+    backward pass, FSDP reduces the layer's gradients, and what the layer saved is free.
+
+    In a pipeline and with ``reshard=false``, all parameters stay gathered. Gradients that are not
+    reduced in every microbatch stay unsharded.
     """
     spec, symbols = view.spec, view.symbols
     if spec.dims.is_sharded:
@@ -156,11 +177,17 @@ def buffers_equation(view: RankView) -> Equation:
 
 
 _UNREDUCED = "parameters * reduce_bytes - shard_gradients"
-"""Gradients before they are reduced, in the place of the gradients of the rank's shard."""
+"""The equation of the bytes that unreduced gradients take in excess of the shard's gradients.
+
+The shard's gradients are subtracted, because they are already part of the model state.
+"""
 
 
 def _text_at_loss(spec: StepSpec) -> str:
-    """Return the bytes of buffers at the loss: gradients of logits and gathered parameters."""
+    """Return the equation of the bytes of buffers at the loss, as text.
+
+    The buffers are the gradients of logits and the parameters that FSDP has gathered.
+    """
     text = "2 * 4 * tokens * vocabulary / tp"
     if spec.dims.is_sharded:
         gathered = "parameters" if _is_always_gathered(spec) else "head_parameters"
@@ -174,7 +201,7 @@ def _text_at_loss(spec: StepSpec) -> str:
 
 
 def _text_before_layer(spec: StepSpec) -> str:
-    """Return the bytes of buffers before the backward pass of a layer."""
+    """Return the equation of the bytes of buffers before the backward pass of a layer, as text."""
     if spec.checkpointing == "none":
         terms = [_inner_gradients_text(spec)]
     else:
@@ -187,13 +214,20 @@ def _text_before_layer(spec: StepSpec) -> str:
 
 
 def _text_after_layer(spec: StepSpec) -> str:
-    """Return the bytes of buffers while FSDP reduces the gradients of a layer."""
+    """Return the equation of the bytes of buffers after the backward pass of a layer, as text.
+
+    At this moment FSDP reduces the gradients of the layer.
+    """
     saved = layer_text(spec, spec.checkpointing)
     return f"{_gathered_layers_text(spec)} + layer_parameters * reduce_bytes - ({saved})"
 
 
 def _inner_gradients_text(spec: StepSpec) -> str:
-    """Return the equation of the bytes of the gradients of the FFN's inner tensors, as text."""
+    """Return the equation of the bytes of gradients inside one FFN for one microbatch, as text.
+
+    They are the gradients of the tensors that have the FFN's inner size, which backward holds
+    together.
+    """
     if spec.is_simulated:
         return "0"
     gradients = 3 if spec.shape.recipe == "llama" else 2
@@ -203,26 +237,33 @@ def _inner_gradients_text(spec: StepSpec) -> str:
 
 
 def _gathered_layers_text(spec: StepSpec) -> str:
-    """Return the bytes of parameters that FSDP holds gathered, as the text of an equation."""
+    """Return the equation of the bytes of parameters that FSDP holds gathered, as text.
+
+    They are all parameters of the rank, or those of two layers if FSDP frees layers after use.
+    """
     gathered = "parameters" if _is_always_gathered(spec) else "2 * layer_parameters"
     return f"{gathered} * bytes_per_element"
 
 
 def _is_always_gathered(spec: StepSpec) -> bool:
-    """Return True if FSDP keeps all parameters gathered until the end of the step."""
+    """Return True if FSDP keeps all parameters gathered until the end of the step.
+
+    It does so in a pipeline and with ``reshard=false``.
+    """
     return spec.dims.pp > 1 or not spec.reshard
 
 
 def _is_reduced_late(spec: StepSpec) -> bool:
-    """Return True if FSDP accumulates unsharded gradients over microbatches."""
+    """Return True if FSDP sums the unsharded gradients of several microbatches before reducing."""
     return spec.dims.pp > 1 or spec.gradient_syncs < spec.microbatches
 
 
 def _count_gathered_parameters(view: RankView) -> dict[str, float]:
-    """Return the symbols of equations for FSDP's buffers.
+    """Return the values of the symbols in equations of FSDP's buffers, by symbol.
 
-    They are the elements that FSDP gathers of all parameters, of the largest layer and of the head,
-    and the bytes of the shard's gradients.
+    ``parameters``, ``layer_parameters`` and ``head_parameters`` are the numbers of elements that
+    FSDP gathers of all parameters, of the largest layer, and of the final norm and head.
+    ``shard_gradients`` is the number of bytes of the gradients of this rank's shard.
     """
     units = list_units(view)
     layers = [(count, _count_gathered(view, parts)) for count, parts in units.layers]
@@ -237,18 +278,19 @@ def _count_gathered_parameters(view: RankView) -> dict[str, float]:
 
 
 def _count_gathered(view: RankView, parts: Parts) -> int:
-    """Return the number of elements of a unit that FSDP shards.
+    """Return the number of parameter elements that FSDP gathers for one unit, such as a layer.
 
-    Routed experts count only if they are sharded.
+    ``parts`` are the parameters of the unit. Routed experts count only if FSDP shards them.
     """
     has_sharded_experts = view.spec.dims.expert_shards > 1
     return sum(part.numel for part in parts if has_sharded_experts or part.kind != "routed")
 
 
 def activations_equation(view: RankView) -> Equation:
-    """Return the bytes that all microbatches in flight save for backward.
+    """Return the equation of the bytes that one rank saves for backward.
 
-    The maxima of layers and of logits are added up, although they need not coincide.
+    It covers all microbatches in flight. The maximum over layers and the maximum over logits are
+    added, although they need not coincide.
     """
     terms = [f"microbatches_in_flight * ({_layers_text(view, view.spec.checkpointing)})"]
     if view.has_embedding:
@@ -264,12 +306,15 @@ def activations_equation(view: RankView) -> Equation:
 
 
 def layers_equation(view: RankView, checkpointing: str) -> Equation:
-    """Return the bytes that a rank's layers save of one microbatch."""
+    """Return the equation of the bytes that all layers of a rank save for one microbatch.
+
+    ``checkpointing`` is ``none``, ``selective`` or ``full``. It may differ from that of the step.
+    """
     return Equation(text=_layers_text(view, checkpointing), symbols=view.symbols)
 
 
 def _layers_text(view: RankView, checkpointing: str) -> str:
-    """Return the equation of the bytes that a rank's layers save of one microbatch, as text.
+    """Return the equation of the bytes that all layers of a rank save for one microbatch, as text.
 
     With ``full`` and ``checkpoint_every`` K, one layer in K saves only its input, and the others
     save all that backward needs.
@@ -287,19 +332,20 @@ def _layers_text(view: RankView, checkpointing: str) -> str:
 
 
 INPUT = "sharded_tokens * hidden * bytes_per_element"
-"""A tensor between blocks, and the input of a block, which ``tp`` gathers again for backward.
+"""The equation of the bytes of one activation (b, s, hidden) between blocks, on one rank.
 
-With sequence parallelism ``StepSpec.sharded_tokens`` is divided by ``tp``.
+The input of a block has this size as well: ``tp`` gathers it again in backward. With sequence
+parallelism ``sharded_tokens`` is divided by ``tp``.
 """
 
 
 def layer_text(spec: StepSpec, checkpointing: str) -> str:
-    """Return the equation of the bytes that a layer saves of one microbatch, as text.
+    """Return the equation of the bytes that one layer saves for one microbatch, as text.
 
-    ``none`` saves all that backward needs. ``full`` saves only the layer's input. ``selective``
-    saves the layer's input, the results of attention and the outputs of every second GEMM, as
-    torchtitan does. Megatron's selective recomputation equals ``none``, because flash attention
-    keeps no scores.
+    With ``checkpointing="none"`` it saves all that backward needs, including masks of dropout. With
+    ``full`` it saves only its input. With ``selective`` it saves its input, the results of
+    attention and the outputs of every second GEMM, as torchtitan does. Megatron's selective
+    recomputation equals ``none``, because flash attention keeps no scores.
     """
     if checkpointing == "full" or (checkpointing == "selective" and spec.is_simulated):
         return INPUT
@@ -313,24 +359,25 @@ def layer_text(spec: StepSpec, checkpointing: str) -> str:
 
 
 def norm_text(spec: StepSpec) -> str:
-    """Return the equation of the bytes that a norm saves: its input and float32 statistics.
+    """Return the equation of the bytes that a norm saves for one microbatch, as text.
 
-    LayerNorm has two statistics per token, RMSNorm one.
+    It saves its input and float32 statistics: two per token for LayerNorm, one for RMSNorm.
     """
     statistics = 8 if spec.shape.recipe == "gpt" else 4
     return f"{INPUT} + {statistics} * sharded_tokens"
 
 
 def _block_input_text(spec: StepSpec) -> str:
-    """Return the equation of the bytes that a block saves of the input of its first GEMMs.
+    """Return the equation of the bytes that a block saves of its normalized input, as text.
 
-    Fused kernels save nothing, because they recompute this input from the input of the norm.
+    This is the input of the first GEMMs of attention or of the FFN. Fused kernels save nothing,
+    because they recompute it from the input of the norm.
     """
     return "0" if spec.fused else INPUT
 
 
 def _attention_text(spec: StepSpec) -> str:
-    """Return the bytes that an attention block saves, as the text of an equation.
+    """Return the equation of the bytes that an attention block saves for one microbatch, as text.
 
     It saves the input of the projections, and what attention and its output projection save. Latent
     attention also saves its compressions before and after their norms.
@@ -349,9 +396,9 @@ def _attention_text(spec: StepSpec) -> str:
 
 
 def _attention_output_text(spec: StepSpec) -> str:
-    """Return the equation of the bytes that attention saves, as text.
+    """Return the equation of the bytes that attention without its projections saves, as text.
 
-    It saves queries, keys, values, the output and float32 log-sum-exps.
+    It saves queries, keys, values, its output and float32 log-sum-exps.
     """
     keys = "kv_heads * (head_size + value_size)"
     if spec.shape.latent is not None:
@@ -364,7 +411,7 @@ def _attention_output_text(spec: StepSpec) -> str:
 
 
 def _attention_gemm_text(spec: StepSpec) -> str:
-    """Return the equation of the bytes that selective checkpointing keeps of an attention block.
+    """Return the equation of the bytes that selective checkpointing keeps of attention, as text.
 
     It keeps the output of attention and the outputs of every second GEMM before attention: the
     queries and the values, or both compressions of latent attention.
@@ -379,10 +426,11 @@ def _attention_gemm_text(spec: StepSpec) -> str:
 
 
 def _count_inner_tensors(spec: StepSpec) -> int:
-    """Return the number of tensors of the FFN's inner size that are saved.
+    """Return the number of tensors with the FFN's inner size that one FFN saves for backward.
 
     For GELU they are its input and its output. For SwiGLU they are the gate, the SiLU of the gate,
-    the up projection and the product of the last two. Fused kernels save only the outputs of GEMMs.
+    the up projection, and the product of SiLU and up projection. Fused kernels save only the
+    outputs of GEMMs.
     """
     if spec.fused:
         return 2 if spec.shape.recipe == "llama" else 1
@@ -390,25 +438,26 @@ def _count_inner_tensors(spec: StepSpec) -> int:
 
 
 def _ffn_text(spec: StepSpec) -> str:
-    """Return the bytes that an FFN block saves, as the text of an equation."""
+    """Return the equation of the bytes that an FFN block saves for one microbatch, as text."""
     inner = f"{_count_inner_tensors(spec)} * tokens * ffn / tp * bytes_per_element"
     return f"{_block_input_text(spec)} + {inner}"
 
 
 def _ffn_gemm_text(spec: StepSpec) -> str:
-    """Return the bytes of the FFN's GEMM outputs that selective checkpointing keeps.
+    """Return the equation of the bytes that selective checkpointing keeps of an FFN, as text.
 
-    It keeps every second output of q, k, v, out, gate, up, down, of which the first is q.
+    It keeps every second GEMM output of q, k, v, out, gate, up, down, beginning with q. Of the FFN
+    these are gate and down for llama. For gpt, which has no gate, only up is kept.
     """
     inner = "tokens * ffn / tp * bytes_per_element"
     return f"{inner} + {INPUT}" if spec.shape.recipe == "llama" else inner
 
 
 def _moe_gemm_text(spec: StepSpec) -> str:
-    """Return the equation of the bytes that selective checkpointing keeps of a MoE block.
+    """Return the equation of the bytes that selective checkpointing keeps of a MoE block, as text.
 
-    It keeps the outputs of the experts' first GEMMs and one tensor of the hidden size for each row,
-    because dispatched rows are not sent again.
+    It keeps the outputs of the experts' first GEMMs. It also keeps one tensor of the hidden size
+    for each pair of a token and its expert, because dispatched tokens are not sent again.
     """
     gates = 2 if spec.shape.recipe == "llama" else 1
     return f"sharded_tokens * top_k * ({gates} * expert_ffn + hidden) * bytes_per_element"
@@ -417,8 +466,9 @@ def _moe_gemm_text(spec: StepSpec) -> str:
 def _moe_text(spec: StepSpec) -> str:
     """Return the equation of the bytes that a MoE block saves with balanced routing, as text.
 
-    The router saves its input and scores in float32. Each of a token's k rows saves its input, the
-    inner tensors, its output, its weighted output, its weight and its 8-byte indices.
+    The router saves its input and scores in float32. Each pair of a token and one of its ``top_k``
+    experts saves the expert's input, the inner tensors, the output, the weighted output, the weight
+    and 8-byte indices.
     """
     inner = f"{_count_inner_tensors(spec)} * expert_ffn"
     router = "sharded_tokens * 4 * (hidden + experts)"
@@ -428,9 +478,9 @@ def _moe_text(spec: StepSpec) -> str:
 
 
 def embedding_text(spec: StepSpec) -> str:
-    """Return the equation of the bytes that the embedding saves, as text.
+    """Return the equation of the bytes that the embeddings save for one microbatch, as text.
 
-    It saves the token ids and, if they are learned, the positions.
+    They save the token ids and, if positions are learned, the positions.
     """
     if spec.shape.has_learned_positions:
         return "8 * sharded_tokens + 8 * sharded_tokens / microbatch"
@@ -438,10 +488,11 @@ def embedding_text(spec: StepSpec) -> str:
 
 
 def head_text(spec: StepSpec) -> str:
-    """Return the equation of the bytes that the final norm, the head and the loss save, as text.
+    """Return the equation of the bytes that final norm, head and loss save, as text.
 
-    They save the norm's input, the head's input, the log-softmax, the targets and their number.
-    ``tp`` splits logits by vocabulary. The loss and its log-softmax are in float32.
+    For one microbatch they save the norm's input, the head's input, the log-softmax, the targets
+    and the number of targets. ``tp`` splits logits by vocabulary. The loss and its log-softmax are
+    in float32.
     """
     logits = "tokens * vocabulary / tp * 4"
     return f"{norm_text(spec)} + {INPUT} + {logits} + 8 * tokens + 4"

@@ -17,35 +17,52 @@ from parbench.workloads.model.shapes import Bias, Shape
 from parbench.workloads.parallel.dims import compute_chunk_size
 
 Kind = Literal["split", "replicated", "routed"]
-"""The effect of ``tp`` on a parameter: split, replicated, or an expert of ``ep`` and ``etp``."""
+"""The effect of ``tp`` on a parameter, which ``tp`` splits ("split") or does not ("replicated").
+
+Parameters of experts are "routed": ``ep`` and ``etp`` distribute them in place of ``tp``.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterPart:
-    """A rank's part of one parameter, before FSDP shards it."""
+    """The part of one parameter that a rank has after tp, ep, etp and pp, before FSDP shards it."""
 
     name: str
+    """The name of the parameter in its layer or, outside of layers, in the model."""
     size: tuple[int, ...]
+    """The shape of the rank's part, such as (out_features / tp, in_features)."""
     kind: Kind
+    """The effect of ``tp`` on the parameter, see ``Kind``."""
 
     @property
     def numel(self) -> int:
+        """The number of elements of the rank's part."""
         return math.prod(self.size)
 
     def count_padded(self, ranks: int) -> int:
-        """Return the number of elements after FSDP pads the rows to a multiple of ``ranks``."""
+        """Return the number of elements after padding for FSDP over ``ranks`` ranks.
+
+        FSDP pads the number of rows to a multiple of ``ranks``.
+        """
         return -(-self.size[0] // ranks) * ranks * math.prod(self.size[1:])
 
     def count_shard(self, ranks: int, index: int) -> int:
-        """Return the number of elements in shard ``index`` of ``ranks`` shards of rows."""
+        """Return the number of elements in the FSDP shard of the rank with this index.
+
+        The rows are split over ``ranks`` ranks.
+        """
         return compute_chunk_size(self.size[0], ranks, index) * math.prod(self.size[1:])
 
 
 Parts = tuple[ParameterPart, ...]
+"""Parameters of one rank, before FSDP shards them."""
 
 
 def list_parts(view: RankView) -> Iterator[ParameterPart]:
-    """Yield a rank's parts of the parameters of its stages, in the order of the model."""
+    """Yield all parameters of one rank after tp, ep, etp and pp, in the order of the model.
+
+    Their names are those of the full model.
+    """
     spec, units = view.spec, list_units(view)
     yield from units.embeddings
     for stage in view.stages:
@@ -58,20 +75,23 @@ def list_parts(view: RankView) -> Iterator[ParameterPart]:
 
 
 class Units(NamedTuple):
-    """A rank's parameters by FSDP unit, before FSDP shards them."""
+    """The parameters of one rank by FSDP unit, before FSDP shards them.
+
+    The units are the embeddings, each layer, and the final norm with the head.
+    """
 
     embeddings: Parts
-    """Empty without the first stage."""
+    """The embedding parameters, empty without the first pipeline stage."""
     layers: tuple[tuple[int, Parts], ...]
-    """For each kind of layer, the number of layers and the parameters of one of them."""
+    """For each kind of layer, the number of such layers and the parameters of one of them."""
     head: Parts
-    """The final norm and the head, empty without the last stage."""
+    """The parameters of the final norm and the head, empty without the last pipeline stage."""
 
 
 def list_units(view: RankView) -> Units:
-    """Return a rank's parameters by FSDP unit, before FSDP shards them.
+    """Return the parameters of one rank by FSDP unit, before FSDP shards them.
 
-    Layers of the same kind (see ``RankView.layer_kinds``) are one entry with their count.
+    Equal layers are one entry with their number: those with experts, and those with an FFN.
     """
     shape, tp = view.spec.shape, view.spec.dims.tp
     layers = [(kind.layers, layer_parts(shape, tp, kind.moe)) for kind in view.layer_kinds]
@@ -83,33 +103,45 @@ def list_units(view: RankView) -> Units:
 
 
 def count_elements(view: RankView, *kinds: Kind) -> int:
-    """Return the number of elements that a rank has of some kinds before FSDP shards them.
+    """Return the number of parameter elements on one rank, before FSDP shards them.
 
-    Without ``kinds``, all parameters count.
+    Only parameters of ``kinds`` count, such as "routed" for those of experts. Without ``kinds`` all
+    count.
     """
     return _count_in_units(view, kinds, 1, 0)
 
 
 def count_shard(view: RankView, *kinds: Kind) -> int:
-    """Return the number of elements of some kinds, or of all, in the rank's FSDP shard."""
+    """Return the number of parameter elements in one rank's FSDP shard, over all units.
+
+    Only parameters of ``kinds`` count, such as "routed" for those of experts. Without ``kinds`` all
+    count. Without FSDP the shard is the rank's whole part.
+    """
     dims = view.spec.dims
     return _count_in_units(view, kinds, dims.shard_size, dims.index(view.rank, *dims.shard_axes))
 
 
 def _count_in_units(view: RankView, kinds: tuple[Kind, ...], ranks: int, index: int) -> int:
-    """Return the number of elements of ``kinds``, or of all, in shard ``index`` of ``ranks``."""
+    """Return the number of parameter elements in one shard of a rank's FSDP units.
+
+    The rows of each parameter are split into ``ranks`` shards, of which the one with this index is
+    counted. Only parameters of ``kinds`` count, or all if it is empty.
+    """
     units = list_units(view)
     layers = sum(count * _count_shard(parts, kinds, ranks, index) for count, parts in units.layers)
     return layers + _count_shard(units.embeddings + units.head, kinds, ranks, index)
 
 
 def num_parameters(shape: Shape, moe: Moe | None = None) -> int:
-    """Return the number of parameters of the full model, with all experts."""
+    """Return the number of parameter elements of the full model, with all experts."""
     return count_elements(_full_model(shape, moe))
 
 
 def num_active_parameters(shape: Shape, moe: Moe | None = None) -> int:
-    """Return the number of parameters used for each token, of ``top_k`` experts only."""
+    """Return the number of parameter elements of the full model that one token uses.
+
+    Of the routed experts only ``top_k`` count. For a dense model all parameters count.
+    """
     parameters = num_parameters(shape, moe)
     if moe is None:
         return parameters
@@ -118,14 +150,15 @@ def num_active_parameters(shape: Shape, moe: Moe | None = None) -> int:
 
 
 def _full_model(shape: Shape, moe: Moe | None) -> RankView:
-    """Return the view of a single rank that holds the whole model."""
+    """Return the view of a single rank that holds all parameters of the model."""
     return StepSpec(shape=shape, moe=moe and moe.on_one_rank()).rank_view(0)
 
 
 def count_matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
-    """Return the number of weights in a layer's GEMMs that are used for each token.
+    """Return the number of weights in the GEMMs of one layer that one token uses.
 
-    Of routed experts, only the ``top_k`` of a token count.
+    Of the routed experts only ``top_k`` count. Biases and norms do not count. Without ``moe`` the
+    layer has an FFN.
     """
     weights = 0.0
     for part in layer_parts(shape, 1, moe and moe.on_one_rank()):
@@ -138,22 +171,31 @@ def count_matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
 
 @lru_cache(maxsize=4096)
 def _count_shard(parts: Parts, kinds: tuple[Kind, ...], ranks: int, index: int) -> int:
-    """Return the number of elements of ``kinds``, or of all, in shard ``index`` of ``ranks``."""
+    """Return the number of elements of some parameters in one of ``ranks`` FSDP shards.
+
+    ``parts`` are the parameters, of which only those of ``kinds`` count, or all if it is empty.
+    ``index`` is the number of the shard.
+    """
     return sum(part.count_shard(ranks, index) for part in parts if not kinds or part.kind in kinds)
 
 
 @lru_cache(maxsize=4096)
 def count_padded(parts: Parts, ranks: int) -> int:
-    """Return the number of elements of a unit that FSDP sends.
+    """Return the number of elements that FSDP communicates for one unit over ``ranks`` ranks.
 
-    FSDP pads the rows of each parameter to a multiple of ``ranks``. Routed experts are left out.
+    ``parts`` are the parameters of the unit. FSDP pads the rows of each to a multiple of ``ranks``.
+    Routed experts are left out, because they are a unit of their own.
     """
     return sum(part.count_padded(ranks) for part in parts if part.kind != "routed")
 
 
 @lru_cache(maxsize=256)
 def _embeddings(shape: Shape, rows: int) -> Parts:
-    """Return the embeddings: of tokens, which ``tp`` splits, and of learned positions."""
+    """Return the embedding parameters of a rank.
+
+    The token embedding has ``rows`` rows, the rank's part of the vocabulary. An embedding of
+    positions exists if the model learns positions, and ``tp`` does not split it.
+    """
     tokens = _part("token_embedding.weight", "split", rows, shape.hidden)
     if not shape.has_learned_positions:
         return (tokens,)
@@ -162,7 +204,11 @@ def _embeddings(shape: Shape, rows: int) -> Parts:
 
 @lru_cache(maxsize=256)
 def _head(shape: Shape, rows: int, is_tied_here: bool) -> Parts:
-    """Return the final norm and the head. A head tied to the rank's embedding is left out."""
+    """Return the parameters of the final norm and the head on a rank.
+
+    The head has ``rows`` rows, the rank's part of the vocabulary. It is left out if
+    ``is_tied_here``, because it is then the token embedding of the same rank.
+    """
     norm = tuple(_list_norm_parts(shape, "norm"))
     if is_tied_here:
         return norm
@@ -171,7 +217,11 @@ def _head(shape: Shape, rows: int, is_tied_here: bool) -> Parts:
 
 @lru_cache(maxsize=1024)
 def layer_parts(shape: Shape, tp: int, moe: Moe | None) -> Parts:
-    """Return a rank's parameters of one layer after ``tp``. Names are relative to the layer."""
+    """Return the parameters of one layer on a rank, after ``tp`` and the split of experts.
+
+    ``moe`` None is a layer with an FFN. Names are relative to the layer, such as
+    ``attention.q.weight``.
+    """
     return (
         *_list_norm_parts(shape, "attention_norm"),
         *_attention(shape, tp),
@@ -187,7 +237,11 @@ def layer_parts(shape: Shape, tp: int, moe: Moe | None) -> Parts:
 
 
 def _attention(shape: Shape, tp: int) -> Iterator[ParameterPart]:
-    """Yield the projections to queries, keys and values. Latent compressions are replicated."""
+    """Yield the parameters of attention except its output projection, after ``tp``.
+
+    They are the projections to queries, keys and values, their norms and the sinks. The
+    compressions of latent attention are not split by ``tp``.
+    """
     hidden, size, latent = shape.hidden, shape.head_size, shape.latent
     if latent is not None:
         if latent.q_lora_rank:
@@ -216,7 +270,10 @@ def _attention(shape: Shape, tp: int) -> Iterator[ParameterPart]:
 
 
 def _ffn(shape: Shape, name: str, size: int, kind: Kind = "split") -> Iterator[ParameterPart]:
-    """Yield the matrices and biases of an FFN whose inner size on this rank is ``size``."""
+    """Yield the weights and biases of one FFN on a rank.
+
+    ``name`` is the prefix of their names, and ``size`` the inner size of the FFN on this rank.
+    """
     linear = partial(_linear, has_bias=shape.has_bias("ffn"), kind=kind)
     if shape.recipe == "llama":
         yield from linear(f"{name}.gate", size, shape.hidden)
@@ -225,7 +282,10 @@ def _ffn(shape: Shape, name: str, size: int, kind: Kind = "split") -> Iterator[P
 
 
 def _mixture(shape: Shape, moe: Moe) -> Iterator[ParameterPart]:
-    """Yield the parameters of a router, the routed experts and the shared experts of a layer."""
+    """Yield the parameters of one MoE block on a rank.
+
+    They are the router, the rank's routed experts, the shared experts and their gate.
+    """
     yield _part("ffn.router.weight", "replicated", moe.experts, shape.hidden)
     if shape.has_bias("router"):
         yield _part("ffn.router.bias", "replicated", moe.experts)
@@ -246,7 +306,7 @@ def _mixture(shape: Shape, moe: Moe) -> Iterator[ParameterPart]:
 def _linear(
     name: str, outer: int, inner: int, *, has_bias: bool = False, kind: Kind = "split"
 ) -> Iterator[ParameterPart]:
-    """Yield a rank's part (outer, inner) of a matrix, and its bias (outer).
+    """Yield a rank's weight (outer, inner) of a Linear and, with ``has_bias``, its bias (outer).
 
     If ``tp`` splits ``inner``, every rank has the full bias and its full gradient, because the
     output is summed over ranks.
@@ -257,11 +317,12 @@ def _linear(
 
 
 def _list_norm_parts(shape: Shape, name: str) -> Iterator[ParameterPart]:
-    """Yield the weight of a norm and, for gpt, its bias."""
+    """Yield the weight of the norm ``name`` and, for gpt, its bias."""
     yield _part(f"{name}.weight", "replicated", shape.hidden)
     if shape.recipe == "gpt":
         yield _part(f"{name}.bias", "replicated", shape.hidden)
 
 
 def _part(name: str, kind: Kind, *size: int) -> ParameterPart:
+    """Return the entry of one parameter whose part on the rank has shape ``size``."""
     return ParameterPart(name=name, size=size, kind=kind)

@@ -35,44 +35,85 @@ from parbench.workloads.pipeline_parallel.pipeline_case import (
 from parbench.workloads.pipeline_parallel.schedule import PipelineSize
 
 ZeroOne = Literal["", "distributed", "zero_redundancy"]
+"""The implementation of ZeRO-1: parbench's, torch's ZeroRedundancyOptimizer, or empty for none."""
 MAX_GATHERED_STAGES = 3
-"""The stages per rank that torch's pipeline runtime keeps gathered under FSDP."""
+"""The maximum number of stages per rank under FSDP.
+
+Torch's pipeline runtime keeps the parameters of this many stages gathered at a time.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSpec:
-    """A training step: the model, its mesh, its batch, and how each parallelism works."""
+    """A training step as sizes and options: model, mesh, batch, and each kind of parallelism.
+
+    It holds no tensors. Execution, analytical costs and the planner read the same object.
+    """
 
     shape: Shape
+    """The sizes of the model and of one sequence."""
     dims: ParallelDims = field(default_factory=ParallelDims)
+    """The mesh: the number of ranks on each axis."""
     name: str = ""
-    microbatch: int = 1  # sequences
-    microbatches: int = 1  # per data rank and step
-    bytes_per_element: int = 2  # of weights and activations
-    reduce_bytes: int = 4  # per element of a gradient that is reduced
-    state: Widths | None = None  # None = the usual widths of bytes_per_element
+    """The name of the preset, such as ``tp_fsdp``, for error messages."""
+    microbatch: int = 1
+    """The number of sequences in one microbatch of one data rank."""
+    microbatches: int = 1
+    """The number of microbatches that each data rank runs in a step."""
+    bytes_per_element: int = 2
+    """The bytes of one element of weights and activations."""
+    reduce_bytes: int = 4
+    """The bytes of one gradient element while it is reduced over ranks."""
+    state: Widths | None = None
+    """The bytes of parameters, gradients and optimizer state per parameter.
+
+    None means ``MIXED`` for weights of 2 bytes and ``SINGLE`` for weights of 4 bytes.
+    """
     checkpointing: Checkpointing = "none"
-    checkpoint_every: int = 1  # full checkpointing recomputes one layer in so many
-    fused: bool = False  # backward computes norms and activation functions again (torch.compile)
-    sequence_parallel: bool = True  # shard the tokens between blocks over tp
-    zero1: ZeroOne = ""  # how the optimizer of data-parallel replicas is sharded
-    reshard: bool = True  # FSDP frees parameters after forward
-    no_sync: bool = True  # reduce gradients in the last microbatch only
-    bucket_bytes: int = 0  # the size of a bucket of gradients, 0 = torch's default
-    prefetch: bool = False  # FSDP gathers parameters one layer ahead explicitly
+    """The activation recomputation: ``none``, ``selective`` or ``full``."""
+    checkpoint_every: int = 1
+    """K of the checkpointing ``full:K``: one layer in K is recomputed. 1 means every layer."""
+    fused: bool = False
+    """True if backward recomputes norms and activation functions, as torch.compile does."""
+    sequence_parallel: bool = True
+    """True if ``tp`` shards the tokens between the attention and FFN blocks."""
+    zero1: ZeroOne = ""
+    """The sharding of optimizer state over the replicas of ``dp`` (ZeRO-1), empty for none."""
+    reshard: bool = True
+    """True if FSDP frees gathered parameters after forward, and gathers them again for backward."""
+    no_sync: bool = True
+    """True if gradients are reduced in the last microbatch only, False for every microbatch."""
+    bucket_bytes: int = 0
+    """The bytes of one gradient bucket of data parallelism. 0 means torch's default sizes."""
+    prefetch: bool = False
+    """True if FSDP is set to gather the parameters of each layer one layer ahead."""
     pipeline_options: PipelineOptions = field(default_factory=PipelineOptions)
+    """The schedule and the split of layers into stages. Without ``pp`` they have no effect."""
     cp_method: str = "zigzag"
-    ulysses: int = 0  # ranks of cp that exchange heads, in usp; 0 = half
+    """The name of the method of context parallelism, such as ``zigzag``."""
+    ulysses: int = 0
+    """The number of ``cp`` ranks that exchange heads with method ``usp``.
+
+    0 means half of the ``cp`` ranks.
+    """
     moe: Moe | None = None
-    padding: float = 0.0  # mean share of a sequence's tokens that have no loss
-    simulated_seconds: float | None = None  # of a microbatch's forward pass, None = real compute
-    reference_fits: bool = True  # a single process of this size fits in memory next to the step
+    """The mixture of experts that replaces the FFN of layers, None for a dense model."""
+    padding: float = 0.0
+    """The mean fraction of a sequence's tokens that are padding and have no loss."""
+    simulated_seconds: float | None = None
+    """The simulated seconds of one rank's forward pass of one microbatch, None for real compute."""
+    reference_fits: bool = True
+    """True if the single-process reference of the check fits in memory next to the step.
+
+    Then the whole model is verified, otherwise a small one.
+    """
 
     @cached_property
     def pipeline(self) -> Pipeline | None:
-        """The stages and their order, None without ``pp``.
+        """The pipeline's stages, and the order of their forward and backward passes.
 
-        Raises ``UserError`` if the layers or microbatches do not fit the schedule.
+        None without ``pp``. Raises ``UserError`` if the schedule cannot run this number of layers
+        or microbatches.
         """
         if self.dims.pp == 1:
             return None
@@ -80,113 +121,150 @@ class StepSpec:
 
     @property
     def order(self) -> PipelineOrder:
-        """The actions of the pipeline. Requires ``pipeline`` not to be None."""
+        """The forward and backward passes of every pipeline rank, in order. Requires ``pp`` > 1."""
         assert self.pipeline is not None, "a step without pp has no order of actions"
         return self.pipeline.order
 
     @property
     def ranks(self) -> int:
+        """The number of ranks in the mesh."""
         return self.dims.ranks
 
     @property
     def dense_layers(self) -> int:
-        """The number of first layers of a MoE model, which have an FFN in place of experts."""
+        """The number of layers at the start of a MoE model that have an FFN and no experts.
+
+        0 for a dense model.
+        """
         return self.moe.dense_layers if self.moe else 0
 
     @property
     def global_batch(self) -> int:
-        """The number of sequences in a step over all ranks."""
+        """The number of sequences that all ranks together train in one step."""
         return self.dims.dp * self.dims.fsdp * self.num_sequences
 
     @property
     def num_sequences(self) -> int:
-        """The number of sequences in a step of one data rank."""
+        """The number of sequences that one data rank trains in one step."""
         return self.microbatch * self.microbatches
 
     @property
     def tokens(self) -> int:
-        """The number of tokens in a step over all ranks."""
+        """The number of tokens that all ranks together train in one step, padding included."""
         return self.global_batch * self.shape.sequence
 
     @cached_property
     def local_tokens(self) -> int:
-        """The number of tokens of a microbatch on one rank of ``cp``."""
+        """The number of tokens of one microbatch that a rank has inside attention and FFN blocks.
+
+        ``cp`` divides this number, ``tp`` does not.
+        """
         return self.microbatch * self.shape.sequence // self.dims.cp
 
     @cached_property
     def sharded_tokens(self) -> int:
-        """The number of tokens of a microbatch that a rank holds between the blocks of a layer."""
+        """The number of tokens of one microbatch that a rank holds between two blocks.
+
+        A block is the attention or the FFN of a layer. ``cp`` divides this number, and with
+        sequence parallelism ``tp`` does too.
+        """
         return self.local_tokens // self.dims.tp if self.sequence_parallel else self.local_tokens
 
     @property
     def ulysses_ranks(self) -> int:
-        """The ranks of ``cp`` that exchange heads. The others of ``cp`` form a ring."""
+        """The number of ``cp`` ranks that exchange heads by all_to_all, 1 for a pure ring.
+
+        ``cp / ulysses_ranks`` ranks form each ring.
+        """
         return self.context_method.compute_ulysses(self.dims.cp, self.ulysses)
 
     @property
     def context_method(self) -> ContextMethod:
+        """The method of context parallelism with the name ``cp_method``."""
         return find_context_method(self.cp_method)
 
     @property
     def has_master_weights(self) -> bool:
-        """True if weights of 16 bits have float32 masters."""
+        """True if the optimizer keeps float32 copies of the weights, which are bfloat16."""
         return self.bytes_per_element < 4
 
     @property
     def widths(self) -> Widths:
-        """The bytes per element of parameters, gradients, master weights and moments."""
+        """The bytes of parameters, gradients and optimizer state for each parameter."""
         return self.state or (MIXED if self.has_master_weights else SINGLE)
 
     @property
     def is_simulated(self) -> bool:
-        """True if compute is simulated."""
+        """True if ranks wait for a given time in place of matrix multiplications."""
         return self.simulated_seconds is not None
 
     @property
     def gradient_syncs(self) -> int:
-        """The reductions of gradients per step. A pipeline reduces after its last backward pass."""
+        """The number of times per step that each gradient is reduced over data ranks.
+
+        With ``no_sync`` or a pipeline it is 1, after the last backward pass. Otherwise each
+        microbatch reduces its gradients.
+        """
         return 1 if self.no_sync or self.dims.pp > 1 else self.microbatches
 
     @property
     def forward_passes(self) -> float:
-        """The mean number of forward passes of a layer per microbatch, with recomputation."""
+        """The mean number of forward passes of a layer per microbatch, including recomputation.
+
+        It is 1 without checkpointing, 2 with ``selective`` or ``full``, and 1 + 1/K with
+        ``full:K``.
+        """
         return 1.0 if self.checkpointing == "none" else 1.0 + 1 / self.checkpoint_every
 
     @property
     def pipeline_size(self) -> PipelineSize:
-        """The size of the pipeline, without a check that it is possible."""
+        """The numbers of ranks, microbatches and stages of the pipeline.
+
+        They are not checked: the schedule may be unable to run this size.
+        """
         return self.pipeline_options.get_size(self.dims.pp, self.microbatches)
 
     @property
     def stages_per_rank(self) -> int:
-        """The number of pipeline stages on each rank."""
+        """The number of pipeline stages on each rank, 1 without a pipeline."""
         return 1 if self.dims.pp == 1 else self.pipeline_size.stages_per_rank
 
     @property
     def zero_stage(self) -> int:
-        """The stage of ZeRO: 1 shards the optimizer, 2 gradients too, 3 parameters too."""
+        """The stage of ZeRO, 0 without sharding.
+
+        1 shards the optimizer state, 2 gradients too, and 3 parameters too.
+        """
         if self.dims.is_sharded:
             return 3 if self.reshard else 2
         return 1 if self.zero1 else 0
 
     @property
     def checkpointing_label(self) -> str:
+        """The checkpointing as users write it: ``none``, ``selective``, ``full`` or ``full:K``."""
         if self.checkpoint_every == 1:
             return self.checkpointing
         return f"{self.checkpointing}:{self.checkpoint_every}"
 
     def count_buckets(self, num_bytes: float) -> int:
-        """Return the number of full buckets that ``num_bytes`` of gradients make."""
+        """Return the number of buckets into which data parallelism puts ``num_bytes`` of gradients.
+
+        The last bucket may be partly filled. Torch's default first bucket is smaller than the
+        others.
+        """
         first = self.bucket_bytes or DEFAULT_FIRST_BUCKET_BYTES
         others = self.bucket_bytes or DEFAULT_BUCKET_BYTES
         return 1 + max(0, math.ceil((num_bytes - first) / others))
 
     def rank_view(self, rank: int) -> "RankView":
-        """Return a rank's part of the step."""
+        """Return the layers, sizes and position on the mesh of one global rank in this step."""
         return RankView(spec=self, rank=rank)
 
     def stage_view(self, pp_rank: int) -> "RankView":
-        """Return the part of the first rank at position ``pp_rank`` along ``pp``."""
+        """Return the layers, sizes and position of the first rank of one pipeline position.
+
+        ``pp_rank`` is the position along ``pp``. On every other axis the rank is at position 0.
+        """
         rank = pp_rank
         for axis in self.dims.order[self.dims.order.index("pp") + 1 :]:
             rank *= self.dims.size(axis)
@@ -194,7 +272,11 @@ class StepSpec:
 
     @cached_property
     def distinct_views(self) -> tuple["RankView", ...]:
-        """One rank of each kind along the pipeline, for each kind the rank with most memory."""
+        """One rank for each different amount of work along the pipeline, in pipeline order.
+
+        Ranks whose ``RankView.kind`` is equal do the same work. Of these, the one with most
+        microbatches in flight is taken, because it needs most memory.
+        """
         views_by_kind: dict[StageKind, list[RankView]] = {}
         for pp_rank in range(self.dims.pp):
             view = self.stage_view(pp_rank)
@@ -206,26 +288,34 @@ class StepSpec:
         )
 
     def with_checkpointing(self, text: str) -> "StepSpec":
-        """Return the step with ``none``, ``selective``, ``full``, or ``full:K``.
+        """Return a copy of the step with another checkpointing.
 
-        Raises ``UserError`` for other texts.
+        ``text`` is ``none``, ``selective``, ``full``, or ``full:K`` with a number K. Raises
+        ``UserError`` for other texts.
         """
         checkpointing, every = parse_checkpointing(text)
         return replace(self, checkpointing=checkpointing, checkpoint_every=every)
 
     def with_dims(self, dims: ParallelDims) -> "StepSpec":
-        """Return the step on another mesh."""
+        """Return a copy of the step on another mesh.
+
+        Its experts take ``ep`` and ``etp`` from the new mesh.
+        """
         moe = self.moe and replace(self.moe, ep=dims.ep, etp=dims.etp)
         return replace(self, dims=dims, moe=moe)
 
     def with_pipeline(self, **options: Any) -> "StepSpec":
-        """Return a copy with some fields of its pipeline options replaced."""
+        """Return a copy of the step with some of its pipeline options replaced.
+
+        ``options`` are fields of ``PipelineOptions``, such as ``schedule="gpipe"``.
+        """
         return replace(self, pipeline_options=replace(self.pipeline_options, **options))
 
     def with_batch(self, global_batch: int) -> "StepSpec":
-        """Return the step with the microbatches that make a global batch.
+        """Return a copy of the step with the number of microbatches that makes up a global batch.
 
-        Raises ``UserError`` if the data ranks do not divide the batch.
+        ``global_batch`` counts the sequences of all data ranks. Raises ``UserError`` if the data
+        ranks and the microbatch size do not divide it.
         """
         dp, fsdp = self.dims.dp, self.dims.fsdp
         microbatches, rest = divmod(global_batch, dp * fsdp * self.microbatch)
@@ -235,9 +325,10 @@ class StepSpec:
         return replace(self, microbatches=microbatches)
 
     def find_broken_rule(self, ranks: int = 0) -> str | None:
-        """Return the first equation that the step does not satisfy, None if it can run.
+        """Return the first rule that makes this step impossible, such as ``heads(6) % tp(4) != 0``.
 
-        ``ranks`` is the world size. 0 means the number of ranks of the mesh.
+        The result is None if the step can run. ``ranks`` is the world size, which must equal the
+        number of ranks in the mesh. 0 skips this comparison.
         """
         dims = self.dims
         experts = self.moe.experts if self.moe else 0
@@ -251,7 +342,11 @@ class StepSpec:
         )
 
     def require(self, gpus: int) -> None:
-        """Raise ``UserError`` if the mesh does not have ``gpus`` ranks or breaks another rule."""
+        """Raise ``UserError`` if this step cannot run on exactly ``gpus`` ranks.
+
+        The error names the product of mesh axes that differs from ``gpus``, or the rule from
+        ``find_broken_rule``.
+        """
         if self.ranks != gpus:
             sizes = {name: self.dims.size(name) for name in self.dims.order}
             axes = [f"{name}({size})" for name, size in sizes.items() if size > 1]
@@ -263,7 +358,10 @@ class StepSpec:
 
 
 def _find_broken_pipeline(spec: StepSpec) -> str | None:
-    """Return the rule of the schedule or of torch's runtime that a pipeline breaks, or None."""
+    """Return the rule of the pipeline schedule or of torch's runtime that makes a step impossible.
+
+    The result is None if the step can run, or has no pipeline.
+    """
     try:
         pipeline = spec.pipeline
     except UserError as error:
@@ -278,7 +376,10 @@ def _find_broken_pipeline(spec: StepSpec) -> str | None:
 
 
 def _find_broken_experts(spec: StepSpec) -> str | None:
-    """Return the rule that the experts of a step break, None if they break none."""
+    """Return the rule about sizes of experts that makes a step impossible.
+
+    The result is None if the step can run, or has no experts.
+    """
     if spec.moe is None:
         return None
     tp, etp = spec.dims.tp, spec.dims.etp
@@ -292,7 +393,11 @@ def _find_broken_experts(spec: StepSpec) -> str | None:
 
 
 def _find_broken_split_backward(spec: StepSpec) -> str | None:
-    """Return the reason why a schedule cannot split the backward pass of this step, or None."""
+    """Return the reason why a schedule cannot split the backward pass of this step.
+
+    Such a schedule runs input gradients and weight gradients separately. The result is None if the
+    step can run, or if its schedule does not split the backward pass.
+    """
     if spec.pipeline is None or not spec.pipeline.schedule.splits_backward:
         return None
     schedule = spec.pipeline.schedule.name
@@ -310,9 +415,10 @@ def _find_broken_split_backward(spec: StepSpec) -> str | None:
 
 
 def parse_checkpointing(text: str) -> tuple[Checkpointing, int]:
-    """Return the checkpointing of a text, and K if one layer in K is recomputed (1 for all).
+    """Parse a text such as ``full:2`` into the name of the checkpointing and K.
 
-    Raises ``UserError`` with the allowed texts.
+    One layer in K is recomputed. K is 1 for a text without K. Raises ``UserError`` with the allowed
+    texts.
     """
     name, separator, every = text.partition(":")
     for checkpointing in CHECKPOINTINGS:
@@ -326,53 +432,71 @@ def parse_checkpointing(text: str) -> tuple[Checkpointing, int]:
 
 
 StageKind = tuple[int, int, bool, bool]
-"""The number of layers, the number without experts, True with embedding, True with head."""
+"""The work of a rank: number of layers, dense layers of a MoE model, has embedding, has head."""
 
 
 class LayerKind(NamedTuple):
-    """The number of equal layers on a rank, and their mixture of experts."""
+    """The layers of one rank that are equal: all with an FFN, or all with a mixture of experts."""
 
-    symbol: str  # the name of ``layers`` in equations
+    symbol: str
+    """The symbol for the number of these layers in equations.
+
+    It is ``layers`` in a dense model, otherwise ``moe_layers`` or ``dense_layers``.
+    """
     layers: int
-    moe: Moe | None  # in place of the FFN
+    """The number of these layers on the rank."""
+    moe: Moe | None
+    """The mixture of experts in place of the FFN, None for layers with an FFN."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """One rank's part of a step, from which its calls, its memory and its FLOPs follow."""
+    """One rank's part of a step: its position on the mesh, its stages and its number of layers.
+
+    The rank's communication, memory and FLOPs are computed from this object.
+    """
 
     spec: StepSpec
+    """The step of all ranks."""
     rank: int
+    """The global rank."""
 
     @cached_property
     def coordinate(self) -> dict[str, int]:
-        """The rank's position on each axis, keyed by axis."""
+        """The rank's position on each axis of the mesh except ``ep`` and ``etp``, keyed by axis."""
         return self.spec.dims.coordinate(self.rank)
 
     @property
     def pp_rank(self) -> int:
+        """The rank's position along the pipeline, from 0."""
         return self.coordinate["pp"]
 
     @cached_property
     def layers_by_stage(self) -> tuple[int, ...]:
-        """The number of layers of each pipeline stage of the model."""
+        """The number of layers in each pipeline stage of the whole model, in order of stages.
+
+        Without a pipeline, the model is one stage.
+        """
         pipeline = self.spec.pipeline
         return pipeline.layers_by_stage if pipeline else (self.spec.shape.layers,)
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
-        """The pipeline stages of the rank."""
+        """The indices of the pipeline stages on this rank."""
         pipeline = self.spec.pipeline
         return pipeline.stages_of(self.pp_rank) if pipeline else (0,)
 
     @cached_property
     def layers(self) -> int:
-        """The number of layers on the rank."""
+        """The number of layers on this rank, over all of its stages."""
         return sum(self.layers_by_stage[stage] for stage in self.stages)
 
     @cached_property
     def dense_layers(self) -> int:
-        """The number of the rank's layers that have an FFN in a MoE model."""
+        """The number of this rank's layers that have an FFN and no experts in a MoE model.
+
+        0 for a dense model.
+        """
         total = 0
         for stage in self.stages:
             earlier = sum(self.layers_by_stage[:stage])
@@ -382,7 +506,11 @@ class RankView:
 
     @cached_property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """The rank's layers by kind: all of a dense model, or those with experts and without."""
+        """The rank's layers as groups of equal layers.
+
+        A dense model has one group. A MoE model has the layers with experts, then those without.
+        Empty groups are left out.
+        """
         moe = self.spec.moe
         if moe is None:
             return (LayerKind("layers", self.layers, None),)
@@ -394,16 +522,19 @@ class RankView:
 
     @cached_property
     def recomputed_layers(self) -> int:
-        """The number of the rank's layers that backward recomputes."""
+        """The number of this rank's layers whose forward pass is repeated in backward."""
         return self._count_recomputed(0)
 
     @cached_property
     def recomputed_dense_layers(self) -> int:
-        """The number of the rank's dense layers that backward recomputes."""
+        """The number of this rank's dense layers of a MoE model that backward recomputes."""
         return self.recomputed_layers - self._count_recomputed(self.spec.dense_layers)
 
     def _count_recomputed(self, first: int) -> int:
-        """Return the number of the rank's recomputed layers, from layer number ``first`` on."""
+        """Return the number of this rank's layers that backward recomputes.
+
+        Only layers with number ``first`` or higher in the model count.
+        """
         if self.spec.checkpointing == "none":
             return 0
         every, count = self.spec.checkpoint_every, 0
@@ -416,20 +547,28 @@ class RankView:
 
     @property
     def has_embedding(self) -> bool:
+        """True if this rank has the first pipeline stage, which has the embeddings."""
         return 0 in self.stages
 
     @property
     def has_head(self) -> bool:
+        """True if this rank has the last pipeline stage, which has the final norm and the head."""
         return len(self.layers_by_stage) - 1 in self.stages
 
     @property
     def kind(self) -> StageKind:
-        """The layers and modules of the rank. Ranks of equal kind do equal work."""
+        """The numbers of layers, and the presence of embedding and head, on this rank.
+
+        Ranks of equal kind do equal work.
+        """
         return self.layers, self.dense_layers, self.has_embedding, self.has_head
 
     @property
     def microbatches_in_flight(self) -> float:
-        """The maximum number of microbatches whose activations the rank holds at once."""
+        """The maximum number of microbatches whose activations this rank holds at once.
+
+        It is a mean over the rank's stages, and 1 without a pipeline.
+        """
         pipeline = self.spec.pipeline
         if pipeline is None:
             return 1.0
@@ -437,7 +576,10 @@ class RankView:
 
     @property
     def logits_in_flight(self) -> float:
-        """The maximum number of microbatches whose logits the rank holds at once."""
+        """The maximum number of microbatches whose logits this rank holds at once for backward.
+
+        It is 0 on pipeline ranks without the head, and 1 without a pipeline.
+        """
         pipeline = self.spec.pipeline
         if pipeline is None:
             return 1.0
@@ -445,6 +587,7 @@ class RankView:
 
     @property
     def label(self) -> str:
+        """A text for reports, such as ``pp rank 0: 16 layers with embedding``."""
         parts = [
             name
             for name, exists in (("embedding", self.has_embedding), ("head", self.has_head))
@@ -455,11 +598,11 @@ class RankView:
 
     @cached_property
     def symbols(self) -> dict[str, float]:
-        """The values of the symbols of equations, by name.
+        """The values of the symbols in equations of bytes, by symbol.
 
-        ``tokens`` is the number of tokens of a microbatch inside a block, and ``sharded_tokens``
-        between the blocks. ``layers`` counts the rank's layers, ``moe_layers`` only those with
-        experts.
+        ``tokens`` is the number of tokens of a microbatch inside attention and FFN blocks, and
+        ``sharded_tokens`` between these blocks. ``layers`` is the number of this rank's layers,
+        ``moe_layers`` of those with experts.
         """
         spec, shape = self.spec, self.spec.shape
         symbols = {

@@ -9,21 +9,26 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 LEARNING_RATE = 1e-3
+"""The learning rate of every optimizer in training steps."""
 
 
 def make_optimizer(
     parameters: Iterable[Tensor], dtype: torch.dtype, *, is_simulated: bool = False
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of a step; see ``choose_optimizer``."""
+    """Return the optimizer of a training step for ``parameters`` with weights of type ``dtype``.
+
+    ``choose_optimizer`` names its class.
+    """
     groups = make_parameter_groups(parameters)
     optimizer_class = choose_optimizer(dtype, is_simulated=is_simulated)
     return optimizer_class(groups, lr=LEARNING_RATE)  # type: ignore[call-arg]
 
 
 def make_parameter_groups(parameters: Iterable[Tensor]) -> list[dict[str, Any]]:
-    """Return a parameter group for plain tensors, and one for the DTensors of each mesh.
+    """Return parameter groups for an optimizer: one of plain tensors, one per mesh of DTensors.
 
-    On CUDA torch updates the tensors of a group together (``foreach``), which requires one kind.
+    On CUDA torch updates the tensors of a group together (``foreach``), so that they must not mix
+    DTensors with plain tensors, or DTensors of different meshes.
     """
     groups: dict[DeviceMesh | None, list[Tensor]] = {}
     for parameter in parameters:
@@ -35,36 +40,47 @@ def make_parameter_groups(parameters: Iterable[Tensor]) -> list[dict[str, Any]]:
 def choose_optimizer(
     dtype: torch.dtype, *, is_simulated: bool = False
 ) -> type[torch.optim.Optimizer]:
-    """Return AdamW for float32, ``MasterAdamW`` for others, ``FrozenOptimizer`` in simulations."""
+    """Return the optimizer class for weights of type ``dtype``.
+
+    It is AdamW for float32 and ``MasterAdamW`` for other types. With simulated compute it is
+    ``FrozenOptimizer``.
+    """
     if is_simulated:
         return FrozenOptimizer
     return torch.optim.AdamW if dtype == torch.float32 else MasterAdamW
 
 
 class FrozenOptimizer(torch.optim.Optimizer):
-    """An optimizer for simulated compute, which leaves parameters as they are."""
+    """An optimizer for simulated compute, which never changes the parameters."""
 
     def __init__(self, params: Iterable[Tensor], lr: float) -> None:
+        """Register ``params`` as torch's optimizers do. ``lr`` has no effect."""
         super().__init__(params, {"lr": lr})
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Do nothing."""
+        """Do nothing, so that the parameters keep their values."""
 
 
 class MasterAdamW(torch.optim.Optimizer):
-    """AdamW on a float32 copy of each parameter, as mixed-precision training keeps.
+    """AdamW that updates a float32 copy of each parameter (mixed-precision training).
 
-    The state has 12 bytes per parameter (ZeRO, arXiv 1910.02054, section 3.1).
+    The state takes 12 bytes per parameter (ZeRO, arXiv 1910.02054, section 3.1).
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float) -> None:
+        """Register ``params``. The float32 copies are made in the first step."""
         super().__init__(params, {"lr": lr})
         self._inner: torch.optim.AdamW | None = None
+        """The AdamW of the float32 copies, None before the first step."""
         self._pairs: list[tuple[Tensor, Tensor]] = []
+        """Each parameter with its float32 copy."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update the masters from the gradients, and the parameters from the masters."""
+        """Update the float32 copies from the gradients, and copy them into the parameters.
+
+        ``closure`` is ignored.
+        """
         inner = self._inner or self._make_masters()
         for parameter, master in self._pairs:
             master.grad = None if parameter.grad is None else parameter.grad.to(master.dtype)
@@ -76,6 +92,7 @@ class MasterAdamW(torch.optim.Optimizer):
                 self.state[parameter] = {"master": master, **inner.state[master]}
 
     def _make_masters(self) -> torch.optim.AdamW:
+        """Copy each parameter to float32, and return an AdamW of these copies."""
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         self._pairs = [(parameter, parameter.detach().float().clone()) for parameter in parameters]
         masters = [master.requires_grad_() for _, master in self._pairs]

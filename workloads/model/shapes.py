@@ -10,26 +10,37 @@ from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError, parse_duration
 
 Recipe = Literal["gpt", "llama"]
+"""The model family: its norms, its FFN, its biases and its encoding of positions."""
 Checkpointing = Literal["none", "selective", "full"]
+"""The activation recomputation: of nothing, of some operators, or of whole layers."""
 CHECKPOINTINGS: tuple[Checkpointing, ...] = get_args(Checkpointing)
 PRECISIONS = {"float32": 4, "bfloat16": 2}
 """The bytes of an element, by precision."""
 Bias = Literal["q", "k", "v", "out", "ffn", "router", "experts"]
+"""The parts of a model that may have biases."""
 MAX_SIZE = 1 << 24
+"""The maximum of any size of a model, because searches go through all divisors of a size."""
 MAX_LAYERS = 1 << 12
-"""The limits of sizes, because searches go through all layers and all divisors of a size."""
+"""The maximum number of layers of a model, because searches go through all layers."""
 Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)]
+"""A size of a model, at least 1."""
 SizeOrZero = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]
+"""A size of a model, where 0 has a meaning of its own."""
 
 
 class Latent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sizes of multi-head latent attention (arXiv 2405.04434), named as in its config.json."""
 
-    q_lora_rank: SizeOrZero = 0  # compressed size of queries, 0 = not compressed
-    kv_lora_rank: Size  # compressed size of keys and values
-    qk_nope_head_dim: Size  # the part of a head's queries and keys that RoPE does not rotate
-    qk_rope_head_dim: Size  # the part that RoPE rotates
+    q_lora_rank: SizeOrZero = 0
+    """The size of compressed queries. 0 means that queries are not compressed."""
+    kv_lora_rank: Size
+    """The size of compressed keys and values."""
+    qk_nope_head_dim: Size
+    """The size of the part of each head's queries and keys that RoPE does not rotate."""
+    qk_rope_head_dim: Size
+    """The size of the part of each head's queries and keys that RoPE rotates."""
     v_head_dim: Size
+    """The size of each head's values."""
 
 
 @dataclass(frozen=True)
@@ -37,32 +48,48 @@ class Shape:
     """The sizes of a model and of one sequence. Only the planner sets fields with defaults."""
 
     recipe: Recipe
+    """The model family, ``gpt`` or ``llama``."""
     layers: Size
+    """The number of layers."""
     hidden: Size
+    """The size of a token's activation between layers."""
     heads: Size
+    """The number of query heads."""
     kv_heads: Size
-    ffn: Size  # hidden size of the FFN
-    sequence: Size  # tokens
+    """The number of key and value heads."""
+    ffn: Size
+    """The inner size of the FFN."""
+    sequence: Size
+    """The number of tokens in a sequence."""
     vocabulary: Size
-    head_dim: SizeOrZero = 0  # 0 = hidden / heads
-    tied: bool = False  # the head is the token embedding
-    biases: tuple[Bias, ...] | None = None  # the parts with biases, None = as in the recipe
-    qk_norm: bool = False  # a norm of each head's queries and keys
-    sinks: bool = False  # a logit per head that attends to nothing
-    learned_positions: bool | None = None  # None = as in the recipe
+    """The number of different tokens."""
+    head_dim: SizeOrZero = 0
+    """The size of a head. 0 means hidden / heads."""
+    tied: bool = False
+    """True if the head has the weights of the token embedding."""
+    biases: tuple[Bias, ...] | None = None
+    """The parts whose linear layers have biases. None means the parts of the recipe."""
+    qk_norm: bool = False
+    """True if each head's queries and keys are normalized."""
+    sinks: bool = False
+    """True if each head has a learned logit that attends to no token."""
+    learned_positions: bool | None = None
+    """True if positions have an embedding. None means as in the recipe."""
     latent: Latent | None = None
-    dropout: bool = False  # after attention and after the FFN of each layer
+    """The sizes of multi-head latent attention, None for plain attention."""
+    dropout: bool = False
+    """True if each layer has dropout after attention and after the FFN."""
 
     @property
     def head_size(self) -> int:
-        """The size of a head's queries and keys."""
+        """The number of elements of one head's query or key for a token."""
         if self.latent is not None:
             return self.latent.qk_nope_head_dim + self.latent.qk_rope_head_dim
         return self.head_dim or self.hidden // self.heads
 
     @property
     def value_size(self) -> int:
-        """The size of a head's values."""
+        """The number of elements of one head's value for a token."""
         return self.latent.v_head_dim if self.latent is not None else self.head_size
 
     @property
@@ -73,12 +100,13 @@ class Shape:
         return self.learned_positions
 
     def has_bias(self, part: Bias) -> bool:
-        """Return True if the linear layers of a part of the model have biases."""
+        """Return True if the linear layers of a part of the model, such as "q", have biases."""
         biases = _BIASES[self.recipe] if self.biases is None else self.biases
         return part in biases
 
 
 _BIASES: Mapping[Recipe, tuple[Bias, ...]] = {"gpt": ("q", "v", "out", "ffn"), "llama": ()}
+"""The parts of the model that have biases, by recipe."""
 
 
 SHAPES = {  # recipe, layers, hidden, heads, kv_heads, ffn, sequence, vocabulary
@@ -92,10 +120,14 @@ SHAPES = {  # recipe, layers, hidden, heads, kv_heads, ffn, sequence, vocabulary
     "llama3-8b": Shape("llama", 32, 4096, 32, 8, 14336, 8192, 128256),
     "llama3-70b": Shape("llama", 80, 8192, 64, 8, 28672, 8192, 128256),
 }
+"""The models that users can choose, by name."""
 
 
 def _override(name: str, help_text: str) -> Param:
-    """Return an optional parameter that replaces one size of the named shape."""
+    """Return an optional parameter of a case that replaces one size of the model.
+
+    Its value 0 keeps the size of the model that the parameter ``shape`` names.
+    """
     return Param(name, "int", 0, help_text, minimum=0, optional=True)
 
 
@@ -110,6 +142,7 @@ MODEL = (
     _override("sequence", "tokens of one sequence; 0 = the shape's"),
     _override("vocabulary", "size of the vocabulary; 0 = the shape's"),
 )
+"""The parameters of a case that choose the model and its sizes."""
 
 
 MICROBATCH = Param("microbatch", "int", 4, "sequences of a rank's microbatch", minimum=1)
@@ -163,15 +196,16 @@ COMMON = (
     PADDING,
     CHECK,
 )
-"""The parameters of every training step."""
+"""The parameters that every training step has."""
 # The buckets of torch's DDP that the costs assume when ``bucket_mb`` is 0.
 DEFAULT_FIRST_BUCKET_BYTES = 2**20  # dist._DEFAULT_FIRST_BUCKET_BYTES
 DEFAULT_BUCKET_BYTES = 25 * 2**20
 
 
 def parse_compute(text: str) -> float | None:
-    """Return the seconds of a simulated forward pass of a microbatch, None for real compute.
+    """Parse the parameter ``compute``, such as ``simulated:20ms``.
 
+    Returns the simulated seconds of one rank's forward pass of one microbatch, None for ``real``.
     Raises ``UserError`` for other texts.
     """
     if text == REAL:
@@ -183,13 +217,15 @@ def parse_compute(text: str) -> float | None:
 
 
 def shape_of(params: Mapping[str, Value]) -> Shape:
-    """Return the named shape with the sizes that parameters change.
+    """Return the model that the parameters of a case choose.
 
-    Raises ``UserError`` with the equation that the sizes do not satisfy.
+    It is the model named ``shape`` with the sizes that other parameters replace. Raises
+    ``UserError`` with the equation that the sizes do not satisfy.
     """
     named = SHAPES[str(params["shape"])]
 
     def get_size(name: str, default: int) -> int:
+        """Return the parameter ``name``, or ``default`` if it is missing or 0."""
         return int(params.get(name, 0)) or default
 
     hidden = get_size("hidden", named.hidden)
@@ -209,7 +245,10 @@ def shape_of(params: Mapping[str, Value]) -> Shape:
 
 
 def require_shape(shape: Shape) -> None:
-    """Raise ``UserError`` with the equation that a shape does not satisfy."""
+    """Raise ``UserError`` if the sizes of a model are impossible.
+
+    The error has the equation that they do not satisfy, such as ``heads(6) % kv_heads(4) != 0``.
+    """
     hidden, heads, kv_heads = shape.hidden, shape.heads, shape.kv_heads
     if shape.layers > MAX_LAYERS:
         raise UserError(f"layers({shape.layers}) > {MAX_LAYERS}")
@@ -224,24 +263,30 @@ def require_shape(shape: Shape) -> None:
 
 
 def num_ffn_matrices(shape: Shape) -> int:
-    """Return the number of matrices of an FFN: up and down, and llama's gate."""
+    """Return the number of weight matrices in one FFN: up and down, and for llama the gate."""
     return 3 if shape.recipe == "llama" else 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Widths:
-    """The bytes of an element of each kind of model state."""
+    """The bytes of model state per parameter, by component."""
 
     parameters: int
+    """The bytes of a weight in the precision of forward and backward."""
     gradients: int
-    master: int  # float32 copy of weights, 0 = there is none
-    moments: int  # of each of Adam's two moments
+    """The bytes of a gradient element."""
+    master: int
+    """The bytes of a float32 copy of a weight in the optimizer, 0 without such a copy."""
+    moments: int
+    """The bytes of an element of each of Adam's two moments."""
 
     @property
     def optimizer(self) -> int:
-        """The bytes of optimizer state per parameter: the master weight and both moments."""
+        """The bytes of optimizer state per parameter: the float32 copy and both moments."""
         return self.master + 2 * self.moments
 
 
 MIXED = Widths(parameters=2, gradients=2, master=4, moments=4)
+"""The bytes of bfloat16 training with float32 copies of the weights."""
 SINGLE = Widths(parameters=4, gradients=4, master=0, moments=4)
+"""The bytes of float32 training."""

@@ -21,16 +21,24 @@ from parbench.bench.world import accelerator
 from parbench.workloads.model.transformer import Attention
 
 COMPUTE_RANGE = "parbench:compute"
+"""The name of the profiler's range around simulated compute."""
 _CALIBRATION_CYCLES = 20_000_000
+"""The cycles of the spinning kernel in one measurement of the device's clock."""
 _CALIBRATION_ROUNDS = 3
-_MIN_SPIN_SECONDS = 0.25  # The clocks of an idle GPU rise within part of a second.
+"""The number of measurements of which calibrations take the median."""
+_MIN_SPIN_SECONDS = 0.25
+"""The seconds that the spinning kernel runs before its last measurements count.
+
+The clocks of an idle GPU rise within part of a second.
+"""
 
 
 class SimulatedCompute:
-    """Simulates compute of known length. On CUDA, the device spins in its current stream.
+    """Makes parts of a step take a given time in place of computing.
 
-    On a CPU, the time by which one part is too long is taken from the next parts. On CUDA, lengths
-    come from one calibration, because the host must not wait for the device.
+    On a CPU it sleeps. The time by which one part takes too long is taken from the next parts. On
+    CUDA a kernel spins in the current stream. Its length comes from one calibration, because the
+    host must not wait for the device.
     """
 
     def __init__(
@@ -39,17 +47,27 @@ class SimulatedCompute:
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        """Make an instance for one device.
+
+        Tests replace ``clock``, which returns seconds, and ``sleep``, which waits for seconds.
+        """
         self._device = device
         self._clock = clock
         self._sleep = sleep
-        self._debt_seconds = 0.0  # by which the last part took too long
+        self._debt_seconds = 0.0
+        """The seconds by which the last part took too long."""
         self.forward_scale = 1.0
-        """The factor of the seconds of forward passes; see ``calibrate``."""
+        """The factor of the simulated seconds of forward passes; see ``calibrate``."""
         self.backward_scale = 1.0
+        """The factor of the simulated seconds of backward passes; see ``calibrate``."""
 
     @contextmanager
     def taking(self, seconds: float) -> Iterator[None]:
-        """Make the body and simulated compute after it take ``seconds``. 0 only runs the body."""
+        """Run the body of the context, and wait so that both together take ``seconds``.
+
+        On a CPU the rank sleeps. If the last part took too long, it sleeps so much less. On CUDA a
+        kernel spins for ``seconds`` after the work of the body. With 0 only the body runs.
+        """
         if seconds <= 0:
             yield
             return
@@ -66,18 +84,24 @@ class SimulatedCompute:
         self._debt_seconds = self._clock() - end
 
     def synchronize(self) -> None:
-        """Wait until the device has finished all simulated compute."""
+        """Wait until the device has finished all simulated compute. On a CPU it returns at once."""
         if self._device.type == "cuda":
             accelerator.synchronize(self._device)
 
     def reset_debt(self) -> None:
-        """Forget the excess time of earlier parts, so that the next part takes its full time."""
+        """Forget the time by which earlier parts took too long.
+
+        The next part then takes its full time.
+        """
         self._debt_seconds = 0.0
 
 
 @cache
 def _calibrate_spin(device: torch.device) -> float:
-    """Return the cycles per second of a device's spinning kernel, after its clock has settled."""
+    """Return the cycles per second of the spinning kernel on a device.
+
+    It is measured once per process, after the device's clock has settled.
+    """
     seconds = [_measure_spin(device)]
     while sum(seconds) < _MIN_SPIN_SECONDS:
         seconds.append(_measure_spin(device))
@@ -85,7 +109,7 @@ def _calibrate_spin(device: torch.device) -> float:
 
 
 def _measure_spin(device: torch.device) -> float:
-    """Return the seconds of ``_CALIBRATION_CYCLES`` cycles of the spinning kernel."""
+    """Run the spinning kernel for ``_CALIBRATION_CYCLES`` cycles and return its seconds."""
     start = accelerator.make_event()
     end = accelerator.make_event()
     accelerator.select_device(device.index)
@@ -97,20 +121,29 @@ def _measure_spin(device: torch.device) -> float:
 
 
 class SimulatedLinear(nn.Linear):
-    """A Linear that simulates its compute: it takes time, and outputs and input gradients are 0.
+    """A Linear that waits in place of multiplying. Its output and its input gradient are zeros.
 
-    Weight gradients are ``gradient_value``, whose mean over data ranks is ``mean_gradient_value``.
-    Weights may be DTensors on one axis, as ``ColwiseParallel`` and ``RowwiseParallel`` create them.
+    Each element of the weight gradient is ``gradient_value``, whose mean over data ranks is
+    ``mean_gradient_value``. Weights may be DTensors on one mesh axis, as ``ColwiseParallel`` and
+    ``RowwiseParallel`` create them.
     """
 
     seconds: float
-    """Time of the forward pass, of the input gradient and of the weight gradient, each."""
+    """The seconds of the forward pass, of the input gradient and of the weight gradient, each."""
     compute: SimulatedCompute
+    """The object that makes each of them take this time."""
     gradient_value: float = 1.0
+    """The value of each element of the weight gradient and bias gradient on this rank."""
     mean_gradient_value: float = 1.0
+    """The mean of ``gradient_value`` over data ranks."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in the signature of torch
-        """Simulate the forward pass. Backward simulates the input gradient, then the weight's."""
+        """Wait for the time of a forward pass and return zeros of the output's shape.
+
+        Backward waits for the time of the input gradient, then for that of the weight gradient.
+        Unlike in torch's Linear, DTensor operators do not run: the local parts of DTensors are
+        used, and the output becomes a DTensor with the placement that torch would give it.
+        """
         if not isinstance(self.weight, DTensor):
             return self._simulate(input, self.weight, self.bias)
         assert isinstance(input, DTensor), "the parallel style gives a sharded Linear a DTensor"
@@ -128,6 +161,10 @@ class SimulatedLinear(nn.Linear):
         return output
 
     def _simulate(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the simulated output (..., outputs) for local tensors, with a graph for backward.
+
+        The graph has separate nodes for the input gradient and the weight gradient.
+        """
         # Autograd runs the last node first: the input gradient, for which other ranks may wait.
         token: Tensor = _WeightGradient.apply(weight, bias, x.detach(), self)  # type: ignore[no-untyped-call]
         output: Tensor = _ForwardAndInputGradient.apply(x, len(weight), self)  # type: ignore[no-untyped-call]
@@ -138,7 +175,11 @@ class SimulatedLinear(nn.Linear):
 def _find_placements(
     weight: Placement, input_placement: Placement, feature_dim: int
 ) -> tuple[Placement, Placement]:
-    """Return the placements of the input's gradient and of the output."""
+    """Return the placement of a sharded Linear's input gradient, and that of its output.
+
+    ``weight`` and ``input_placement`` are the placements of its weight and its input, and
+    ``feature_dim`` is the last dimension of the input.
+    """
     if weight == Shard(0):
         return Partial(), Shard(feature_dim)
     if weight == Shard(1):
@@ -147,13 +188,14 @@ def _find_placements(
 
 
 class _ForwardAndInputGradient(torch.autograd.Function):
-    """Simulates a Linear's forward pass and its input gradient.
+    """Simulates a Linear's forward pass, and in backward its input gradient.
 
-    A schedule can run them without the weight gradient.
+    It is apart from the weight gradient, because some pipeline schedules run that later.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, num_outputs: int, linear: SimulatedLinear) -> Tensor:
+        """Wait for the time of the forward pass and return zeros (..., ``num_outputs``)."""
         ctx.size = x.shape
         ctx.linear = linear
         with linear.compute.taking(linear.seconds * linear.compute.forward_scale):
@@ -161,18 +203,24 @@ class _ForwardAndInputGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Wait for the time of the input gradient and return zeros of the input's shape."""
         linear = ctx.linear
         with linear.compute.taking(linear.seconds * linear.compute.backward_scale):
             return gradients[0].new_zeros(ctx.size), None, None
 
 
 class _WeightGradient(torch.autograd.Function):
-    """Simulates a Linear's weight gradient, and saves the input until then."""
+    """Simulates a Linear's weight gradient in backward, and saves the input until then."""
 
     @staticmethod
     def forward(
         ctx: Any, weight: Tensor, bias: Tensor | None, x: Tensor, linear: SimulatedLinear
     ) -> Tensor:
+        """Save the input ``x`` and return a zero scalar.
+
+        Backward reaches this node through the gradient of the scalar, which ``_Join`` adds to the
+        graph.
+        """
         ctx.save_for_backward(x)
         ctx.size = weight.shape
         ctx.has_bias = bias is not None
@@ -181,6 +229,10 @@ class _WeightGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        """Wait for the time of the weight gradient, and return gradients of weight and bias.
+
+        Their elements are ``gradient_value``. The bias gradient is None without a bias.
+        """
         _ = ctx.saved_tensors  # Reading it recomputes a checkpointed layer.
         token = gradients[0]
         linear = ctx.linear
@@ -191,30 +243,36 @@ class _WeightGradient(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
-    """Joins the output and the weight-gradient node, so that backward runs both.
+    """Joins a Linear's output with the token of its weight gradient, so that backward runs both.
 
     It costs nothing, even if it runs twice.
     """
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, token: Tensor) -> Tensor:
+        """Return ``output`` itself, as a result of both ``output`` and ``token``.
+
+        ``token`` is the scalar of ``_WeightGradient``.
+        """
         ctx.dtype = token.dtype
         ctx.mark_dirty(output)  # neither a copy nor a view, about which FSDP warns
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradient of the output unchanged, and a zero gradient for the token."""
         return gradients[0], gradients[0].new_zeros((), dtype=ctx.dtype)
 
 
 def simulate_linears(
     model: nn.Module, seconds_per_forward: float, compute: SimulatedCompute
 ) -> None:
-    """Replace the compute of ``model.layers`` by simulated compute of ``seconds_per_forward``.
+    """Replace the matrix multiplications in ``model.layers`` by simulated compute.
 
-    Each layer takes the same time, and each Linear a share by its number of weights. Attention
-    becomes a sum that keeps shapes and gradients, and the head a Linear that takes no time. Norms
-    and activations stay. Call it before weights are sharded, with all layers of this rank.
+    All layers together take ``seconds_per_forward`` for one microbatch, each the same time. In a
+    layer each Linear takes a share by its number of weights. Attention becomes a sum that keeps
+    shapes and gradients, and the head a Linear that takes no time. Norms and activations stay. Call
+    it before weights are sharded, with all layers of this rank.
     """
     layers = list(model.get_submodule("layers").children())
     for layer in layers:
@@ -233,6 +291,7 @@ def simulate_linears(
 
 
 def _simulate_linear(linear: nn.Linear, seconds: float, compute: SimulatedCompute) -> None:
+    """Turn a Linear into a ``SimulatedLinear`` in place, whose passes take ``seconds`` each."""
     # It keeps its name, its parameters and its base class, which other code depends on.
     linear.__class__ = SimulatedLinear
     assert isinstance(linear, SimulatedLinear)
@@ -241,17 +300,20 @@ def _simulate_linear(linear: nn.Linear, seconds: float, compute: SimulatedComput
 
 
 def _add_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return q + k + v of shape (b, a, s, d), with keys and values repeated for query heads."""
+    """Return q + k + v of shape (b, heads, s, d) in place of attention.
+
+    Keys and values are repeated for the query heads that share them.
+    """
     return q + (k + v).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
 
 
 def set_distinct_gradients(model: nn.Module, rank: int, data_size: int) -> None:
-    """Give data ranks different gradients, so that a missing gradient changes their mean.
+    """Give each data rank different gradient values in the ``SimulatedLinear`` modules of a model.
 
-    ``rank`` is this rank's index among the ``data_size`` data ranks. The gradient of a Linear is
-    ``data_size`` or twice that, by one bit of ``rank``. The next Linear takes the next bit.
-    Gradients are divided by ``data_size`` before they are summed, and bfloat16 adds integers up to
-    256 exactly in every order.
+    A missing gradient then changes the mean over ranks. ``rank`` is this rank's index among the
+    ``data_size`` data ranks. The value of a Linear is ``data_size`` if one bit of ``rank`` is 0,
+    otherwise twice that. The next Linear takes the next bit. Gradients are divided by ``data_size``
+    before they are summed, and bfloat16 adds integers up to 256 exactly in every order.
     """
     num_bits = max(1, (data_size - 1).bit_length())
     linears = (module for module in model.modules() if isinstance(module, SimulatedLinear))
@@ -265,10 +327,11 @@ def set_distinct_gradients(model: nn.Module, rank: int, data_size: int) -> None:
 def calibrate(
     compute: SimulatedCompute, seconds_per_forward: float, forward: Callable[[], Tensor]
 ) -> None:
-    """Scale simulated compute so that forward takes T and backward 2 T with the host's own time.
+    """Scale simulated compute so that its time includes the host's own time for the same passes.
 
-    T is ``seconds_per_forward``. ``forward`` runs the model before it is distributed, so that the
-    costs of the distribution remain visible.
+    Afterwards, forward takes T and backward 2 T, where T is ``seconds_per_forward``. ``forward``
+    runs the model for one microbatch and returns the loss. The model is not distributed yet, so
+    that the costs of the distribution remain visible.
     """
     forward_seconds = []
     backward_seconds = []
@@ -288,6 +351,6 @@ def calibrate(
 
 
 def _synchronize_and_read_clock(compute: SimulatedCompute) -> float:
-    """Wait for the device and return the seconds of ``time.perf_counter``."""
+    """Wait for the device and return ``time.perf_counter()`` in seconds."""
     compute.synchronize()
     return time.perf_counter()

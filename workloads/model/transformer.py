@@ -23,24 +23,31 @@ if TYPE_CHECKING:
     from parbench.workloads.costs.step_spec import StepSpec
 
 _INIT_DEVIATION = 0.02
+"""The standard deviation of initial weights."""
 _NORM_EPSILON = 1e-5
 _ROPE_BASE = 500_000.0  # Llama 3's, arXiv 2407.21783, section 3.2
 
 Core = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A function of q, k and v (b, heads, s, d) that returns attention before its output projection."""
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return causal softmax(q k^T / sqrt(d)) v of q (b, a, s, d) and k and v (b, a_kv, s, d)."""
+    """Return causal attention, softmax(q k^T / sqrt(d)) v, by torch's fused kernel.
+
+    q is (b, a, s, d), k and v are (b, a_kv, s, d), where a and a_kv are the numbers of query heads
+    and key-value heads. The result has the shape of q.
+    """
     return F.scaled_dot_product_attention(
         q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
     )
 
 
 def rotate(x: Tensor, positions: Tensor | None = None) -> Tensor:
-    """Rotate the pairs (i, i + d/2) of (b, a, s, d) by position * base^(-2i/d).
+    """Return queries or keys (b, a, s, d) rotated by their positions, in their dtype.
 
-    This is RoPE (arXiv 2104.09864). ``positions`` (s) are 0, 1, ... by default. Angles are computed
-    in float32 in each call.
+    This is RoPE (arXiv 2104.09864), which rotates the pair of elements (i, i + d/2). The angle is
+    the position times base^(-2i/d), computed in float32 in each call. ``positions`` (s) are 0, 1,
+    ... by default.
     """
     s, d = x.shape[-2:]
     if positions is None:
@@ -56,14 +63,18 @@ def rotate(x: Tensor, positions: Tensor | None = None) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal self-attention, (b, s, h) -> (b, s, h).
+    """Causal self-attention with its projections, (b, s, hidden) -> (b, s, hidden).
 
     The number of heads follows from the columns of the projections, which may be a rank's part.
-    ``core`` computes attention from q, k and v, and ``rotate`` adds positions. Both may be
-    replaced.
+    ``core`` computes attention from q, k and v, and ``rotate`` adds positions to q and k.
+    Parallelism replaces both.
     """
 
     def __init__(self, shape: Shape) -> None:
+        """Make the projections q, k, v and out of one layer.
+
+        They have biases for gpt, except the projection to keys.
+        """
         super().__init__()
         self.head_size = shape.head_size
         has_bias = shape.recipe == "gpt"
@@ -76,6 +87,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.hidden, shape.hidden, bias=has_bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return attention of ``x`` (b, s, hidden) after its output projection, (b, s, hidden)."""
         q, k, v = (self._split_heads(linear(x)) for linear in (self.q, self.k, self.v))
         if self.rotate is not None:
             q, k = self.rotate(q), self.rotate(k)
@@ -83,14 +95,18 @@ class Attention(nn.Module):
         return attended
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        """Return (b, s, heads * d) as (b, heads, s, d)."""
+        """Return a projection (b, s, heads * d) as (b, heads, s, d)."""
         return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)
 
 
 class Ffn(nn.Module):
-    """down(gelu(up(x))) for gpt, down(silu(gate(x)) * up(x)) for llama, (b, s, h) -> (b, s, h)."""
+    """The FFN of one layer, (b, s, hidden) -> (b, s, hidden).
+
+    It is down(gelu(up(x))) for gpt and down(silu(gate(x)) * up(x)) for llama.
+    """
 
     def __init__(self, shape: Shape) -> None:
+        """Make the linear layers: up, down and, for llama, gate."""
         super().__init__()
         has_bias = shape.recipe == "gpt"
         self.gate = None if has_bias else nn.Linear(shape.hidden, shape.ffn, bias=False)
@@ -98,6 +114,7 @@ class Ffn(nn.Module):
         self.down = nn.Linear(shape.ffn, shape.hidden, bias=has_bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the output of the FFN for ``x`` (b, s, hidden), in the same shape."""
         if self.gate is None:
             inner = F.gelu(self.up(x))
         else:
@@ -107,9 +124,10 @@ class Ffn(nn.Module):
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), then x + ffn(norm(x)), (b, s, h) -> (b, s, h)."""
+    """A decoder layer: x + attention(norm(x)), then x + ffn(norm(x))."""
 
     def __init__(self, shape: Shape) -> None:
+        """Make the attention, the FFN and the norm before each."""
         super().__init__()
         self.attention_norm = _norm(shape)
         self.attention = Attention(shape)
@@ -117,10 +135,10 @@ class Layer(nn.Module):
         self.ffn = Ffn(shape)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply attention and FFN to ``x`` (b, s, h) and return a tensor of the same shape.
+        """Apply attention and FFN to ``x`` (b, s, hidden) and return a tensor of the same shape.
 
-        With sequence parallelism ``x`` has only this rank's positions. The blocks gather the others
-        themselves.
+        With sequence parallelism ``x`` has only this rank's positions. Attention and FFN gather the
+        others themselves.
         """
         x = x + self.attention(self.attention_norm(x))
         out: Tensor = x + self.ffn(self.ffn_norm(x))
@@ -130,9 +148,9 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     """A decoder, or the part of one that a pipeline stage holds.
 
-    It turns tokens (b, s) or, without the embedding, activations (b, s, hidden) into activations
-    or, with the head, the logits of the next token (b, s, vocabulary). Parameters of a part have
-    their names in the full model.
+    It turns tokens (b, s) or, without the embedding, activations (b, s, hidden) into the logits of
+    the next token (b, s, vocabulary) or, without the head, into activations. Parameters of a part
+    have their names in the full model.
     """
 
     def __init__(
@@ -143,14 +161,17 @@ class Transformer(nn.Module):
         has_embedding: bool = True,
         has_head: bool = True,
     ) -> None:
-        """Make a part with the layers of these numbers. None means all layers."""
+        """Make a part of the model with the layers of these numbers. None means all layers.
+
+        The head includes the final norm.
+        """
         super().__init__()
         self.token_embedding: nn.Embedding | None = None
         self.position_embedding: nn.Embedding | None = None
         self.norm: nn.Module | None = None
         self.head: nn.Linear | None = None
         self.positions: Tensor | None = None
-        """Positions (s) of the tokens in their sequence; None is 0, 1, ..."""
+        """The positions (s) of the tokens in their sequence. None means 0, 1, ..."""
         if has_embedding:
             self.token_embedding = nn.Embedding(shape.vocabulary, shape.hidden)
         if has_embedding and shape.recipe == "gpt":
@@ -162,6 +183,7 @@ class Transformer(nn.Module):
             self.head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits or activations of this part for tokens or activations ``x``."""
         if self.token_embedding is not None:
             x = self.token_embedding(x)
         if self.position_embedding is not None:
@@ -173,13 +195,16 @@ class Transformer(nn.Module):
         return x
 
     def _get_positions(self, x: Tensor) -> Tensor:
-        """Return the positions (s) of activations (b, s, hidden)."""
+        """Return the position (s) of each token of activations ``x`` (b, s, hidden).
+
+        It counts from the start of the sequence.
+        """
         positions = self.positions
         return torch.arange(x.shape[1], device=x.device) if positions is None else positions
 
 
 def merge_parts(parts: Sequence[Transformer]) -> nn.Module:
-    """Return a model that holds the modules of all parts under their names in the full model.
+    """Return a module that holds all parameters of some parts under their names in the full model.
 
     It is used for its parameters and is never called.
     """
@@ -195,18 +220,18 @@ def merge_parts(parts: Sequence[Transformer]) -> nn.Module:
 
 
 def _norm(shape: Shape) -> nn.Module:
-    """Return the norm of a recipe: LayerNorm for gpt, RMSNorm otherwise."""
+    """Return the norm over the hidden size: LayerNorm for gpt, RMSNorm for llama."""
     return (nn.LayerNorm if shape.recipe == "gpt" else nn.RMSNorm)(shape.hidden, _NORM_EPSILON)
 
 
 NO_TARGET = -100
-"""The target of padding, which the loss ignores."""
+"""The target id of padding, which the loss ignores."""
 DTYPES = {4: torch.float32, 2: torch.bfloat16}
-"""The type of an element by its bytes."""
+"""The type of weights and activations, by the bytes of an element."""
 
 
 def get_dtype(spec: "StepSpec") -> torch.dtype:
-    """Return the type of weights and activations."""
+    """Return the type of a step's weights and activations."""
     return DTYPES[spec.bytes_per_element]
 
 
@@ -218,16 +243,21 @@ def make_meta_model(
     has_embedding: bool = True,
     has_head: bool = True,
 ) -> Transformer:
-    """Return the model, or a part of it, on the meta device, where it takes no memory."""
+    """Return the model, or a part of it, on the meta device, where parameters take no memory.
+
+    ``layers`` has the numbers of the part's layers, None means all. The head includes the final
+    norm.
+    """
     with torch.device("meta"):
         return Transformer(shape, layers, has_embedding=has_embedding, has_head=has_head).to(dtype)
 
 
 def initialize(module: nn.Module, seed: int, device: torch.device, name: str = "") -> None:
-    """Move the modules that are on the meta device to ``device``, and set their weights.
+    """Move the parameters of ``module`` from the meta device to ``device``, and set them.
 
-    Weights are a function of the seed and of a parameter's name in the model. ``name`` is the
-    module's name in the model. A DTensor gets its part of the weights.
+    Modules that are on another device already are not changed. Weights depend only on ``seed`` and
+    on a parameter's name in the model. ``name`` is the module's name in the model. A DTensor gets
+    its part of the weights.
     """
     for path, part in module.named_modules(prefix=name):
         if any(parameter.is_meta for parameter in part.parameters(recurse=False)):
@@ -236,7 +266,10 @@ def initialize(module: nn.Module, seed: int, device: torch.device, name: str = "
 
 
 def set_weights(module: nn.Module, seed: int, name: str = "") -> None:
-    """Set every parameter to its first value; see ``draw_weights``."""
+    """Set all parameters of a module to their initial values; see ``draw_weights``.
+
+    ``name`` is the module's name in the model.
+    """
     with torch.no_grad():
         for path, parameter in module.named_parameters(prefix=name):
             weights = draw_weights(path, parameter.shape, seed, parameter.device)
@@ -247,9 +280,9 @@ def set_weights(module: nn.Module, seed: int, name: str = "") -> None:
 
 
 def take_local_part(full: Tensor, parameter: DTensor) -> Tensor:
-    """Return this rank's part of a tensor with the placements of a parameter.
+    """Return this rank's part of a full tensor, sharded as the DTensor ``parameter`` is.
 
-    The axes of a mesh that are further right split a parameter first: FSDP shards what tensor
+    The dimensions of a mesh that are further right split a parameter first: FSDP shards what tensor
     parallelism has left.
     """
     mesh = parameter.device_mesh
@@ -268,10 +301,10 @@ def take_local_part(full: Tensor, parameter: DTensor) -> Tensor:
 
 
 def draw_weights(name: str, size: torch.Size, seed: int, device: torch.device) -> Tensor:
-    """Return the first values of a parameter in float32: normal(0, 0.02), norms 1, biases 0.
+    """Return the full initial values of a parameter in float32: normal(0, 0.02), norms 1, biases 0.
 
-    Every rank draws the full tensor on its device, so that ranks with the same kind of device have
-    the same values.
+    ``name`` is the parameter's name in the model. Every rank draws the full tensor on its device,
+    so that ranks with the same kind of device have the same values.
     """
     if len(size) == 1:
         return torch.full(size, 1.0 if name.endswith("norm.weight") else 0.0, device=device)
@@ -280,7 +313,10 @@ def draw_weights(name: str, size: torch.Size, seed: int, device: torch.device) -
 
 
 def draw_tokens(shape: Shape, sequences: int, seed: int, step: int) -> Tensor:
-    """Return the tokens of a step (sequences, s + 1) on the CPU; targets are the next tokens."""
+    """Return random token ids (sequences, s + 1) of one step's global batch, on the CPU.
+
+    Column i + 1 has the targets of column i. The ids depend on the seed and the number of the step.
+    """
     size = (sequences, shape.sequence + 1)
     return torch.randint(shape.vocabulary, size, generator=make_generator(seed, step))
 
@@ -288,25 +324,31 @@ def draw_tokens(shape: Shape, sequences: int, seed: int, step: int) -> Tensor:
 def make_generator(
     seed: int, purpose: object, device: torch.device | str = "cpu"
 ) -> torch.Generator:
-    """Return a random generator that depends on the seed and the purpose only."""
+    """Return a random generator whose seed is a hash of ``seed`` and ``purpose``.
+
+    ``purpose`` distinguishes the uses of one seed, such as the name of a parameter.
+    """
     # A generator has seeds of 32 bits on some devices.
     return torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {purpose}".encode()))
 
 
 def compute_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Return the mean cross-entropy over the next tokens of (b, s + 1) that are not padding."""
+    """Return the mean cross-entropy of the model on tokens (b, s + 1), a scalar in float32.
+
+    The target of each token is the next one. Targets that are padding do not count.
+    """
     return cross_entropy(model(get_inputs(tokens[:, :-1])), tokens[:, 1:])
 
 
 def get_inputs(tokens: Tensor) -> Tensor:
-    """Return token ids that the embedding accepts: padding is replaced by token 0."""
+    """Return token ids that the embedding accepts: ``NO_TARGET`` of padding becomes token 0."""
     return tokens.clamp(min=0)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, *, is_sum: bool = False) -> Tensor:
-    """Return the mean or the sum of the cross-entropy over tokens with a target, in float32.
+    """Return the mean or, if ``is_sum``, the sum of the cross-entropy over tokens, in float32.
 
-    Logits are (b, s, vocabulary), targets (b, s).
+    Logits are (b, s, vocabulary), target ids (b, s). Targets that are padding do not count.
     """
     reduction = "sum" if is_sum else "mean"
     return F.cross_entropy(
@@ -316,14 +358,18 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, is_sum: bool = False) -> T
 
 _MATRIX_MULTIPLICATIONS = ("mm", "bmm", "addmm", "baddbmm")
 _GEMMS = frozenset(getattr(torch.ops.aten, name).default for name in _MATRIX_MULTIPLICATIONS)
+"""The operators that multiply matrices in linear layers."""
 _WRAPPERS = frozenset({"module", "_orig_mod", "_checkpoint_wrapped_module"})
+"""The parts of parameter names that wrappers of modules add."""
 
 
 def checkpoint_layers(part: Transformer, checkpointing: Checkpointing, every: int = 1) -> None:
-    """Make layers recompute their activations in backward; ``full`` does so for one in ``every``.
+    """Make layers of a model part recompute their activations in backward, in place.
 
-    Only ``forward`` is replaced, so that parameters keep their names. FSDP and DDP wrap the layers
-    later, so that gathered weights are available when a layer is recomputed.
+    ``full`` recomputes the layers whose number is a multiple of ``every``. ``selective`` recomputes
+    all operators except those that ``SelectivePolicy`` saves. Only ``forward`` is replaced, so that
+    parameters keep their names. FSDP and DDP wrap the layers later, so that gathered weights are
+    available when a layer is recomputed.
     """
     if checkpointing == "none":
         return
@@ -334,11 +380,17 @@ def checkpoint_layers(part: Transformer, checkpointing: Checkpointing, every: in
 
 
 watchers: list[list[Any]] = []
-"""Lists to which each new cache of selective checkpointing is appended."""
+"""Lists that receive each new cache of selective checkpointing while bytes are counted.
+
+Saved-tensor hooks do not see the tensors in these caches.
+"""
 
 
 def _make_selective_contexts() -> Any:
-    """Return the contexts of selective checkpointing, and give their caches to ``watchers``."""
+    """Return the forward and recomputation contexts of one selectively checkpointed layer.
+
+    Their cache of saved tensors is also appended to all lists in ``watchers``.
+    """
     contexts = create_selective_checkpoint_contexts(SelectivePolicy())  # type: ignore[no-untyped-call]
     for caches in watchers:
         caches.append(contexts[0].storage)
@@ -346,22 +398,29 @@ def _make_selective_contexts() -> Any:
 
 
 def list_kept_tensors(caches: list[Any]) -> list[Tensor]:
-    """Return the tensors that selective checkpointing keeps in its caches."""
+    """Return the tensors that selective checkpointing saves in its caches, from ``watchers``."""
     return [kept.val for kept in tree_leaves(caches) if hasattr(kept, "val")]
 
 
 class SelectivePolicy:
-    """Keeps the results of attention and of every second matrix multiplication of a layer.
+    """Decides for each operator of a layer if selective checkpointing saves its result.
 
-    This is torchtitan's selective checkpointing by operation.
+    It saves the results of attention and of every second matrix multiplication, as torchtitan's
+    selective checkpointing by operation does.
     """
 
     def __init__(self) -> None:
-        self._num_gemms = {False: 0, True: 0}  # in forward and in the recomputation
+        """Make the policy of one layer and microbatch."""
+        self._num_gemms = {False: 0, True: 0}
+        """The number of matrix multiplications so far in forward (False) and recomputation."""
 
     def __call__(
         self, context: Any, operation: object, *_args: object, **_kwargs: object
     ) -> CheckpointPolicy:
+        """Return MUST_SAVE or PREFER_RECOMPUTE for the next operator of the layer.
+
+        ``context`` says if the operator runs in forward or in recomputation.
+        """
         is_saved = operation in ATTENTIONS
         if operation in _GEMMS:
             self._num_gemms[context.is_recompute] += 1
@@ -370,5 +429,8 @@ class SelectivePolicy:
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name without prefixes of DDP, torch.compile and checkpointing."""
+    """Return a parameter's name without the prefixes that wrappers add.
+
+    The wrappers are DDP, torch.compile and checkpointing.
+    """
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

@@ -8,13 +8,16 @@ from parbench.bench.results.step_trace import StepTrace
 
 
 def find_call_spans(trace: StepTrace, axes: Sequence[str]) -> list[Span | None] | None:
-    """Return the span of each call of a step, None for a call that the trace does not have.
+    """Return the start and stop (ns) of each communication call of a step, from its trace.
 
-    ``axes`` has the axis of each call, in order of issue. The result is None if the trace does not
-    fit the calls. On a host, spans are in the order of issue. On a device, kernels run in another
-    order on each communicator, so that a kernel belongs to the call within which the host launched
-    it. A kernel of coalesced calls is launched after its call has returned. It belongs to that call
-    and to all earlier calls on the same axis that have no kernel.
+    ``axes`` has the mesh axis of each call, in order of issue, which is also the order of the
+    result. An entry is None for a call that the trace does not have. The whole result is None if
+    the trace does not match the calls.
+
+    On a CPU, the trace has calls in order of issue. On a device, kernels run in another order on
+    each communicator, so that a kernel belongs to the call during which the host launched it. A
+    kernel of coalesced calls is launched after its call has returned. It belongs to that call and
+    to all earlier calls on the same axis that have no kernel.
     """
     if trace.issue_spans is None:
         return list(trace.comm) if len(trace.comm) == len(axes) else None
@@ -33,10 +36,12 @@ def _match_kernels(
     issued: Sequence[Span],
     axes: Sequence[str],
 ) -> list[Span | None] | None:
-    """Return the span of each call from the kernels, None for a call without a kernel.
+    """Return the start and stop (ns) of each call from its kernels, None for a call without one.
 
-    ``launches`` holds each kernel's launch time and span, ``issued`` the span of each call on the
-    host, in nanoseconds. The result is None if a kernel was launched before the first call.
+    ``launches`` holds the launch time of each kernel, and the start and stop of its execution.
+    ``issued`` holds the start and stop of each call on the host, in order of issue, and ``axes``
+    its mesh axis. All times are in nanoseconds. The result is None if a kernel was launched before
+    the first call.
     """
     starts = [start for start, _ in issued]
     spans: list[Span | None] = [None] * len(axes)

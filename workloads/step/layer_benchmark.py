@@ -14,14 +14,21 @@ from parbench.workloads.step.verify import compare, norm_of_all
 
 
 class LayerBenchmark(Benchmark):
-    """Forward and backward pass of a layer, without reduction or update of gradients."""
+    """The benchmark of one layer's forward and backward pass, with its numerical check.
+
+    Gradients are neither reduced over ranks nor used for an update. Subclasses set ``layer`` and
+    draw the inputs.
+    """
 
     layer: nn.Module
+    """The layer that is timed, or this rank's part of it."""
     x: Tensor
-    """The input of this rank, a leaf with a gradient."""
+    """The input of the layer on this rank, a leaf tensor whose gradient is computed."""
     output_gradient: Tensor
+    """The gradient of the layer's output on this rank, from which backward starts."""
 
     def __init__(self, world: World, dtype: torch.dtype) -> None:
+        """Set up the benchmark for a layer whose weights and inputs have type ``dtype``."""
         self._world = world
         self._dtype = dtype
         self._differences: tuple[str, ...] = ()
@@ -33,29 +40,44 @@ class LayerBenchmark(Benchmark):
 
     @abstractmethod
     def _run_reference(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return output and gradients of one process, by the names of ``collect_tensors``."""
+        """Run the layer in a single process and return its output and gradients in ``dtype``.
+
+        They have the names and shapes of the tensors of ``collect_tensors``, with which they are
+        compared.
+        """
 
     def step(self) -> None:
+        """Zero the gradients, and run forward and backward of the layer."""
         self.layer.zero_grad()
         self._run_forward_backward()
 
     def _run_forward_backward(self) -> None:
+        """Run forward and backward of the layer, and keep its output and gradients."""
         self.x.grad = None
         self.output = self.layer(self.x)
         self.output.backward(self.output_gradient)
 
     def reset(self) -> None:
+        """Draw the input and the output gradient of the next step."""
         self._step_number += 1
         self._draw()
 
     def _draw_tensor(self, purpose: object, *size: int) -> Tensor:
-        """Return normal numbers, a function of seed, step and purpose."""
+        """Return standard normal numbers of shape ``size`` on this rank's device.
+
+        They depend on the seed, the step and the ``purpose``, which distinguishes tensors of one
+        step.
+        """
         generator = make_generator(self._world.seed, f"{purpose} {self._step_number}")
         tensor = torch.randn(size, generator=generator)
         return tensor.to(self._world.device, self._dtype)
 
     def check(self) -> int:
-        """Return the number of elements of output and gradients that differ from one process."""
+        """Return the number of elements in wrong tensors of the last step.
+
+        Tensors are the output and the gradients. One is wrong if it is too far from the tensor of a
+        single process, and then all of its elements count.
+        """
         actual = collect_tensors(self.layer, self.x, self.output)
         reference = self._run_reference(torch.float32)
         low_precision = None
@@ -72,7 +94,11 @@ class LayerBenchmark(Benchmark):
 
 
 def collect_tensors(layer: nn.Module, x: Tensor, output: Tensor) -> dict[str, Tensor]:
-    """Return the output, and the full gradients of the input and of a layer's parameters."""
+    """Return the output of a layer and its gradients, without graph, keyed by name.
+
+    Names are ``output``, ``input gradient`` and ``gradient of PARAMETER``. Gradients of DTensors
+    are gathered, so that all ranks call it. Missing gradients are left out.
+    """
     gradients = {"input gradient": x.grad}
     for name, parameter in layer.named_parameters():
         gradients[f"gradient of {name}"] = parameter.grad

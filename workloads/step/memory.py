@@ -25,32 +25,42 @@ _METHODS = {
     "memory.buffers": f"buffers, and parameters that FSDP has gathered after forward, {_MAXIMUM}",
     "memory_counted.activations": f"saved for backward by the microbatches in flight, {_MAXIMUM}",
 }
+"""Phrases on how a metric was measured, by metric."""
 
 BytesByComponent = Mapping[str, float]
+"""Bytes on one rank, keyed by component: one of ``COMPONENTS``, such as ``activations``."""
 MemoryBySource = Mapping[str, BytesByComponent]
-"""Bytes by component from each source: measured (``memory``), counted and by formula."""
+"""The bytes of each component on one rank, keyed by source.
+
+Sources are ``memory`` (measured), ``memory_counted`` (the sizes of tensors) and ``memory_formula``.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryProbe:
-    """Measures and counts the memory of each component of a step on this rank."""
+    """Measures the memory of a training step on this rank by component, and counts its tensors."""
 
     world: World
     model: nn.Module
+    """The module with this rank's parameters and buffers."""
     optimizer: torch.optim.Optimizer
     forward_backward: Callable[[], object]
-    """Runs all microbatches of a step, without the optimizer."""
+    """Runs forward and backward of all microbatches of a step, without the optimizer."""
     count_activations: Callable[[], float]
     """Runs forward passes, and returns the bytes that microbatches in flight save for backward."""
     formula: BytesByComponent
-    """The analytical bytes of this rank, by component. Some components have no formula."""
+    """The analytical bytes of this rank, by component. Components without a formula are missing."""
     notes: tuple[str, ...] = ()
+    """Sentences about limits of the measurement."""
     share = 0.0
+    """0, because this probe always runs the same number of passes and needs no time budget."""
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> MemoryBySource:
-        """Return the bytes of the state between steps, of the peak, and of saved activations.
+        """Return the measured, counted and analytical bytes of each component on this rank.
 
-        The parameters that FSDP has gathered after these passes count as buffers.
+        Parameters, gradients, optimizer state and buffers are the tensors that exist between steps.
+        The parameters that FSDP has gathered after forward count as buffers. Measured activations
+        are the peak of forward and backward above the memory at their start.
         """
         parameters: list[Tensor] = list(self.model.parameters())
         reset()
@@ -83,7 +93,10 @@ class MemoryProbe:
         }
 
     def summarize(self, samples: Sequence[MemoryBySource]) -> Explanation:
-        """Return the maximum over ranks of each component, from each source that has it."""
+        """Return the maximum over ranks of each component's bytes, from each source that has it.
+
+        Metrics are ``SOURCE.COMPONENT``, such as ``memory.gradients``.
+        """
         metrics: dict[str, MetricValue] = {}
         for source, component in product(samples[0], COMPONENTS):
             if component in samples[0][source]:
@@ -94,23 +107,28 @@ class MemoryProbe:
 
 
 def list_optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the state tensors of an optimizer on this rank, also of a wrapped optimizer."""
+    """Return the state tensors of an optimizer on this rank, such as Adam's moments.
+
+    If the optimizer wraps another one, these are the tensors of the inner optimizer.
+    """
     inner = getattr(optimizer, "optim", optimizer)
     values = [value for state in inner.state.values() for value in state.values()]
     return [value for value in values if isinstance(value, Tensor)]
 
 
 def count_saved_bytes(module: nn.Module, forward: Callable[[], object]) -> int:
-    """Run a forward pass and return the bytes that it saves for backward, each storage once.
+    """Run a forward pass and return the bytes of the tensors that it saves for backward.
 
-    The parameters of ``module`` do not count, gathered ones included, nor does memory that is
-    freed before the pass ends. The tensors that selective checkpointing saves do count.
+    A storage that several tensors share counts once. The parameters of ``module`` do not count,
+    gathered ones included, nor does memory that is freed before the pass ends. The tensors that
+    selective checkpointing saves do count.
     """
     saved: list[Tensor] = []
     caches: list[Any] = []
     parameters = list(module.parameters())
 
     def save(tensor: Tensor) -> Tensor:
+        """Remember a tensor that autograd saves, and return it unchanged."""
         # Freed FSDP buffers are reused, so an address identifies a storage only at the end.
         saved.extend(part.detach() for part in _list_parts(tensor))
         return tensor
@@ -127,11 +145,11 @@ def count_saved_bytes(module: nn.Module, forward: Callable[[], object]) -> int:
 
 
 def peak_during(step: Callable[[], object], device: torch.device) -> int | None:
-    """Run a step and return the peak of its memory above its start in bytes.
+    """Run a step and return the peak of the device's allocated bytes above those at its start.
 
-    The result is None on an unknown device. On CUDA it is the peak of the caching allocator. On the
-    CPU it is the peak of torch's allocations in this thread and in the thread of backward, as the
-    profiler records them. The profiler makes the step slower.
+    The result is None for devices other than CUDA and CPU. On CUDA it is the peak of the caching
+    allocator. On the CPU it is the peak of torch's allocations in this thread and in the thread of
+    backward, as the profiler records them. The profiler makes the step slower.
     """
     if device.type == "cuda":
         return accelerator.measure_peak_bytes(step, device)
@@ -144,7 +162,10 @@ def peak_during(step: Callable[[], object], device: torch.device) -> int | None:
 
 
 def _find_storages(tensors: Iterable[Tensor]) -> dict[tuple[torch.device, int], int]:
-    """Return the bytes of each storage by device and address, without those on the meta device."""
+    """Return the bytes of each storage of some tensors, keyed by device and address.
+
+    Several tensors may share a storage. Tensors on the meta device have none.
+    """
     storages = {}
     for tensor in tensors:
         for part in _list_parts(tensor):
@@ -155,7 +176,10 @@ def _find_storages(tensors: Iterable[Tensor]) -> dict[tuple[torch.device, int], 
 
 
 def _list_parts(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the plain tensors inside a DTensor or a tensor whose collective is in progress."""
+    """Yield the plain tensors inside a DTensor or a tensor whose collective is in progress.
+
+    A plain tensor yields itself.
+    """
     if not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
         return

@@ -52,26 +52,33 @@ from parbench.workloads.step.turns import (
 )
 
 _MAX_INTERVALS = 200_000
+"""The maximum number of intervals of a timeline over all ranks. A larger timeline is left out."""
 _MAX_DISPATCH_OVERHEAD = 0.05
+"""The relative slowdown of instrumented steps above which ``ect`` gets a caveat."""
 SecondsByKind = Mapping[str, Sequence[float]]
+"""The seconds of one rank's steps by kind: uninstrumented, instrumented, without_comm, profiled."""
 
 
 @dataclass(frozen=True)
 class MatchedTrace:
-    """The spans of communication in a profiled step, matched with the step's calls."""
+    """The communication in one profiled step of one rank, matched with its recorded calls."""
 
     spans: list[Span | None]
-    """The span of each call, None for a call that the trace does not have.
+    """The start and stop (ns) of each recorded call, in order of issue.
 
-    The list is empty if spans and calls do not match.
+    An entry is None for a call that the trace does not have. The list is empty if the trace and the
+    calls do not match.
     """
     named: list[TimedCall]
-    """All communication in the trace."""
+    """All communication in the trace, with mesh axis, operation and bytes.
+
+    If the trace and the calls do not match, operation and bytes are unknown.
+    """
     unseen: set[str]
-    """The axes with calls that the trace does not have."""
+    """The mesh axes with calls that the trace does not have, without groups of one rank."""
 
     def group_by_axis(self) -> dict[str, list[Span]]:
-        """Return the start and stop of each communication in the trace, keyed by axis."""
+        """Return the start and stop (ns) of all communication in the trace, keyed by mesh axis."""
         spans: defaultdict[str, list[Span]] = defaultdict(list)
         for call in self.named:
             spans[call.axis].append(call.span)
@@ -80,41 +87,56 @@ class MatchedTrace:
 
 @dataclass(frozen=True, kw_only=True)
 class RankTimings:
-    """The measured steps of one rank.
+    """The times of one rank's steps, which are the sample of ``OverlapProbe``.
 
     A step without communication runs in a dispatch mode, which handles every operator. An
     instrumented step runs in the same mode with communication, so that both have its overhead.
     """
 
     calls: tuple[SentCall, ...]
-    ranks_by_axis: dict[str, list[int]]  # the global ranks of this rank's group
+    """The communication calls of one step on this rank, in order of issue."""
+    ranks_by_axis: dict[str, list[int]]
+    """The global ranks of this rank's process group, keyed by mesh axis."""
     wall_seconds: dict[str, list[float]]
-    """The seconds of each step, by kind: uninstrumented, instrumented, without_comm, profiled."""
+    """The seconds of each step, by kind: uninstrumented, instrumented, without_comm, profiled.
+
+    All lists have the same length, because one step of each kind runs before the next of any kind.
+    """
     matched: list[MatchedTrace]
+    """The communication in each profiled step, in order of the steps."""
     median_step: int
-    """The index of the profiled step whose wall time is the median, the same on all ranks."""
+    """The index of the profiled step whose wall time, the maximum over ranks, is the median.
+
+    It is the same on all ranks.
+    """
     breakdown: Breakdown
-    """The parts of the median step."""
+    """Compute, exposed communication, copies and idle time of the median step on this rank."""
     phases: dict[str, float]
-    """The metrics of the phases of the median step."""
+    """The seconds of the median step's phases, such as forward, keyed by name of the metric."""
     timeline: RankTimeline
+    """The compute, communication and phases of the median step on this rank, for a timeline."""
 
 
 @dataclass(frozen=True)
 class OverlapProbe:
-    """Measures compute, communication that compute does not hide, idle time and waiting."""
+    """Measures a step's compute, exposed communication, idle time and waiting for slower ranks."""
 
     world: World
     axes: Groups
+    """This rank's process groups, keyed by mesh axis."""
     _: KW_ONLY
     ranks_differ: bool = False
     """True if ranks make different calls, as the stages of a pipeline do."""
     list_notes: Callable[[float], Sequence[str]] = lambda seconds: ()
-    """Returns notes about an uninstrumented step, from its seconds."""
+    """Returns notes about an uninstrumented step, from its median seconds."""
     share = 1.0
+    """The weight of this probe in the time budget of all probes."""
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> RankTimings:
-        """Run interleaved steps of all kinds within the budget, at least one of each."""
+        """Run interleaved steps of all four kinds within ``budget_seconds``, at least one of each.
+
+        Returns the times of this rank. All ranks call it.
+        """
         world = self.world
         reset()
         calls = record_calls(step, self.axes)
@@ -128,6 +150,10 @@ class OverlapProbe:
         traces: list[StepTrace] = []
 
         def run_all_kinds() -> None:
+            """Run one step of each kind: three unprofiled kinds, then the profiled one.
+
+            The order of the first three alternates from round to round.
+            """
             # The order alternates (ABBA), so that a drift has the same effect on all kinds.
             kinds = list(modes)
             if len(traces) % 2:
@@ -166,7 +192,11 @@ class OverlapProbe:
         )
 
     def summarize(self, samples: Sequence[RankTimings]) -> Explanation:
-        """Return the parts of the time, the calls, and a timeline of all ranks on one clock."""
+        """Return the parts of a step's time, its communication calls and a timeline of all ranks.
+
+        ``samples`` are the times of all ranks, by global rank. Calls are those of rank 0. The
+        timeline is on the clock of rank 0.
+        """
         first = samples[0]
         walls = [sample.wall_seconds["uninstrumented"] for sample in samples]
         step_seconds = median(slowest(walls))
@@ -206,7 +236,11 @@ class OverlapProbe:
         )
 
     def _summarize_breakdown(self, samples: Sequence[RankTimings]) -> dict[str, MetricValue]:
-        """Return the parts of the wall time of the median step on its slowest rank."""
+        """Return the parts of the median profiled step's wall time on its slowest rank, as metrics.
+
+        Their keys are names of metrics, such as ``exposed_comm.dp``. Parts are unknown (None) if
+        the trace misses calls.
+        """
         slowest_rank = max(samples, key=lambda sample: sample.breakdown.wall_seconds)
         breakdown = slowest_rank.breakdown
         unseen = slowest_rank.matched[slowest_rank.median_step].unseen
@@ -230,9 +264,11 @@ class OverlapProbe:
         )
 
     def _summarize_peers(self, samples: Sequence[RankTimings]) -> dict[str, MetricValue]:
-        """Return the time of transfers by axis, and of waiting in calls for slower ranks.
+        """Return the time of transfers, and the time in calls before the last rank arrives.
 
-        Both are unknown if ranks make different calls or a trace does not match its calls.
+        They are the metrics ``comm_transfer.AXIS`` for each mesh axis and ``straggler_wait``, in
+        seconds per profiled step. The result is empty if ranks make different calls, or if a trace
+        does not match its calls.
         """
         num_calls = len(samples[0].calls)
         traces = [trace for sample in samples for trace in sample.matched]
@@ -250,9 +286,13 @@ class OverlapProbe:
 
 
 def summarize_differences(walls: Sequence[SecondsByKind]) -> dict[str, MetricValue]:
-    """Return the exposed communication time and the overheads of measuring.
+    """Return the exposed communication time and the overheads of measuring, as metrics.
 
-    ``walls`` holds, for each rank, the seconds of its steps by kind, such as ``without_comm``.
+    ``ect`` is the seconds of an instrumented step less those of a step without communication.
+    ``tracing_overhead`` and ``watching_overhead`` are the relative slowdowns of profiled and
+    instrumented steps. Each is the mean over rounds of one step of each kind, between maxima over
+    ranks, and unknown for one round. ``walls`` holds, for each rank, the seconds of its steps by
+    kind.
     """
     wall = {kind: slowest([rank[kind] for rank in walls]) for kind in walls[0]}
     values = {"ect": compare_turns(wall["instrumented"], wall["without_comm"], sub, "difference")}
@@ -263,7 +303,11 @@ def summarize_differences(walls: Sequence[SecondsByKind]) -> dict[str, MetricVal
 
 
 def list_ect_caveats(device: torch.device, overhead: float | None) -> tuple[str, ...]:
-    """Return a note if the dispatch mode slows the host so much that a device may wait for it."""
+    """Return a note that ``ect`` is a lower bound, if the dispatch mode makes GPU steps slower.
+
+    ``overhead`` is the relative slowdown of instrumented steps, None if it is unknown. Above 5 %
+    the device may wait for the host, which hides communication. Otherwise the result is empty.
+    """
     if device.type != "cuda" or overhead is None or overhead <= _MAX_DISPATCH_OVERHEAD:
         return ()
     return (
@@ -273,9 +317,10 @@ def list_ect_caveats(device: torch.device, overhead: float | None) -> tuple[str,
 
 
 def match_spans_to_calls(trace: StepTrace, calls: Sequence[SentCall]) -> MatchedTrace:
-    """Match a trace with the calls of the step, which every step makes in the same order.
+    """Find the recorded calls of a step in the trace of a profiled step.
 
-    A call on a group of one rank sends nothing, and may be unseen.
+    ``calls`` are in order of issue, which is the same in every step. A call on a group of one rank
+    sends nothing, and may be missing in the trace.
     """
     spans = find_call_spans(trace, [call.axis for call in calls])
     if spans is None:
@@ -301,7 +346,7 @@ def match_spans_to_calls(trace: StepTrace, calls: Sequence[SentCall]) -> Matched
 
 
 def compute_time_breakdown(trace: StepTrace, matched: MatchedTrace) -> Breakdown:
-    """Return the compute, communication and idle parts of a profiled step's wall time."""
+    """Return the compute, communication, copy and idle parts of one profiled step's wall time."""
     return compute_breakdown(
         trace.step,
         trace.compute,
@@ -312,9 +357,11 @@ def compute_time_breakdown(trace: StepTrace, matched: MatchedTrace) -> Breakdown
 
 
 def measure_phases(trace: StepTrace, matched: MatchedTrace) -> dict[str, float]:
-    """Return the metrics of each phase of a profiled step. Ranges of the same phase are added.
+    """Return the seconds of each phase of a profiled step, such as forward, on this rank.
 
-    Without all calls in the trace, exposed communication and idle time are unknown.
+    Keys are ``phase_time``, ``phase_compute``, ``phase_exposed`` and ``phase_idle``, each followed
+    by a dot and the phase. A phase that runs several times has the sum. The last two keys are
+    missing if the trace lacks calls.
     """
     metrics: defaultdict[str, float] = defaultdict(float)
     comm_by_axis = matched.group_by_axis()
@@ -331,10 +378,13 @@ def measure_phases(trace: StepTrace, matched: MatchedTrace) -> dict[str, float]:
 def split_transfer_and_wait(
     samples: Sequence[RankTimings], rank: int, step: int
 ) -> tuple[dict[str, float], float]:
-    """Return the seconds of transfers by axis, and of waiting for peers, of one rank in one step.
+    """Return the transfer and waiting seconds in the calls of one rank in one profiled step.
 
-    The transfer of a call takes as long as the call on the rank of its group where it is shortest.
-    The earlier part of the call on another rank is waiting. Concurrent calls count once.
+    The first result is the seconds of transfers keyed by mesh axis, the second the seconds of
+    waiting for slower ranks on all axes. The transfer of a call takes as long as the call on the
+    rank of its group where it is shortest. The earlier part of the call on another rank is waiting.
+    Concurrent calls count once. ``samples`` are the times of all ranks, ``step`` is the index of
+    the profiled step.
     """
     sample = samples[rank]
     transfers: defaultdict[str, list[Span]] = defaultdict(list)

@@ -34,14 +34,20 @@ PEAKS: tuple[tuple[str, float, float, float], ...] = (
     ("l40", 181.05, 90.5, 90.5),
     ("l4", 121, 60, 30.3),
 )
+"""Dense TFLOP/s of GPUs from datasheets, the more specific name first.
+
+Each entry has the words of the device name in lower case, then the rates of 16-bit types, of
+TensorFloat-32, and of float32 without TensorFloat-32.
+"""
 _SECONDS_PER_SIZE = 0.05
+"""The seconds for which matrix multiplications of each size are repeated on a CPU."""
 
 
 def datasheet_peak(gpu_name: str, dtype: str) -> float | None:
-    """Return the dense FLOP/s of a GPU in ``dtype``, None if they are unknown.
+    """Return the dense peak FLOP/s of a GPU in ``dtype`` from its datasheet, None if unknown.
 
     ``dtype`` is ``bfloat16``, ``float16``, ``tf32`` or ``float32``. Names match by whole words, so
-    an A10G is not an A10. A MIG slice is only a part of its device.
+    an A10G is not an A10. The peak of a MIG slice, which is only a part of its device, is unknown.
     """
     name_parts = set(re.split(r"[^a-z0-9]+", gpu_name.lower()))
     if "mig" in name_parts:
@@ -60,16 +66,23 @@ def datasheet_peak(gpu_name: str, dtype: str) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """The peak rate of one rank's device."""
+    """The peak rate of matrix multiplications on one rank's device."""
 
     flops_per_second: float
+    """The dense FLOP/s."""
     source: str
+    """A phrase that names the datasheet or the measurement, for reports."""
     measured: bool = False
+    """True if the rate was measured, False if it is from a datasheet."""
 
 
 @cache
 def find_peak(device: "torch.device", dtype: "torch.dtype") -> Peak | None:
-    """Return the datasheet peak of a GPU, None if it is unknown, or the measured peak of a CPU."""
+    """Return the peak rate of a device for matrix multiplications in ``dtype``.
+
+    On a GPU it is from the datasheet, None if that is unknown. On a CPU it is measured. Float32 on
+    a GPU means TensorFloat-32 if torch allows it.
+    """
     import torch
 
     from parbench.bench.world import accelerator
@@ -88,9 +101,9 @@ def find_peak(device: "torch.device", dtype: "torch.dtype") -> Peak | None:
 
 
 def measure_cpu_peak(dtype: "torch.dtype") -> float:
-    """Return the best FLOP/s of square matrix multiplications.
+    """Measure and return the FLOP/s of the fastest of many square matrix multiplications.
 
-    On a busy host a step can be faster.
+    On a busy host a step can be faster than this rate.
     """
     import torch
 

@@ -22,36 +22,57 @@ from parbench.bench.world.world import World
 from parbench.workloads.torch_internals import profiling, trace_events
 
 _CLOCK_READINGS = 20
+"""The number of times that the clocks of host and device are read together."""
 _MIN_REPEATS = 3
+"""The number of repeats that a median needs, even if they exceed the time budget."""
 _MAX_SECONDS_OF_MIN_REPEATS = 30.0
+"""The time in seconds above which only one repeat runs in place of ``_MIN_REPEATS``."""
 
 Step = Callable[[], object]
+"""Runs one step of the benchmark. Its result is not used."""
 ResetFn = Callable[[], None]
 """Resets the benchmark before a step, and returns on all ranks at the same time."""
 Moment = float | accelerator.Event
+"""A time as ``time.perf_counter`` seconds on a CPU, or as an event in the stream on CUDA."""
 Sample = TypeVar("Sample")
+"""The result of a probe on one rank."""
 
 
 class Probe(Protocol[Sample]):
-    """A measurement of training steps: all ranks take samples, and each rank summarizes them."""
+    """Measures one aspect of a training step, such as its memory, after the timed steps.
+
+    Each rank runs further steps and takes a sample with ``observe``. Samples are gathered, and
+    ``summarize`` turns those of all ranks into metrics.
+    """
 
     @property
     def share(self) -> float:
-        """The weight of this probe in the time budget, 0 if it runs a fixed number of steps."""
+        """The weight of this probe in the time budget of all probes.
+
+        0 means that the probe runs a fixed number of steps.
+        """
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> Sample:
-        """Measure steps on this rank. All ranks take part, and call ``reset`` before each step."""
+        """Measure steps and return this rank's sample. All ranks call it.
+
+        ``reset`` must be called before each ``step``. The steps should take at most
+        ``budget_seconds``.
+        """
 
     def summarize(self, samples: Sequence[Sample]) -> Explanation:
-        """Return the same explanation on every rank, from all samples in order of global rank."""
+        """Return metrics, details and notes from the samples of all ranks, by global rank.
+
+        The result is the same on every rank.
+        """
 
 
 def run_probes(
     world: World, probes: Sequence[Probe[Any]], step: Step, reset: ResetFn, seconds: float
 ) -> Explanation:
-    """Run the probes in order, each with its share of ``seconds``, and merge their explanations.
+    """Run probes one after the other on all ranks, and return their merged metrics and notes.
 
-    If two probes give the same metric, the later one counts.
+    ``seconds`` is their common time budget, which is split by ``Probe.share``. If two probes give
+    the same metric, detail or timeline, the later one counts.
     """
     total_share = sum(probe.share for probe in probes) or 1.0
     metrics: dict[str, MetricValue] = {}
@@ -71,10 +92,11 @@ def run_probes(
 def repeat_within_budget(
     world: World, seconds: float, function: Callable[[], object], max_repeats: int = 12
 ) -> None:
-    """Call a function as often as rank 0's time budget allows, equally often on every rank.
+    """Call ``function`` repeatedly within a time budget of ``seconds``, equally often on all ranks.
 
-    The function is called at least three times, so that a median exists. It is called once if the
-    budget is 0, or if three calls would take so long that the case might time out.
+    The clock of rank 0 decides. The function is called at most ``max_repeats`` times, and at least
+    three times, so that a median exists. It is called once if the budget is 0, or if three calls
+    would take so long that the case might time out.
     """
     start = time.perf_counter()
     repeats = 0
@@ -92,7 +114,7 @@ def repeat_within_budget(
 
 
 def time_step(step: Step, world: World) -> float:
-    """Return the seconds of one step, including the work of the device."""
+    """Run one step and return its seconds on this rank, including the work of the device."""
     start = time.perf_counter()
     step()
     world.sync()
@@ -100,7 +122,7 @@ def time_step(step: Step, world: World) -> float:
 
 
 def trace_step(step: Step, device: torch.device) -> StepTrace:
-    """Run one step under the profiler until the device is idle, and return the trace."""
+    """Run one step under torch's profiler until the device is idle, and return its trace."""
     is_cuda = device.type == "cuda"
     with profiling(device) as profiler:
         start_ns = time.perf_counter_ns()
@@ -116,7 +138,10 @@ def trace_step(step: Step, device: torch.device) -> StepTrace:
 
 
 def record_moment(device: torch.device) -> Moment:
-    """Return ``time.perf_counter()``, or on CUDA an event in the stream, without a host delay."""
+    """Return the present time as ``time.perf_counter()``, or on CUDA as an event in the stream.
+
+    An event does not delay the host.
+    """
     if device.type != "cuda":
         return time.perf_counter()
     event = accelerator.make_event()
@@ -125,10 +150,10 @@ def record_moment(device: torch.device) -> Moment:
 
 
 def make_moment_clock(device: torch.device) -> Callable[[Moment], float]:
-    """Return a function from moments to seconds of ``time.perf_counter``.
+    """Return a function that converts a ``Moment`` to seconds of ``time.perf_counter``.
 
-    On CUDA this call synchronizes the device and reads both clocks several times. The shortest
-    reading counts, and its event is taken to lie in the middle.
+    On CUDA this call synchronizes the device. Then it reads both clocks several times, of which the
+    shortest reading counts. Its event is taken to lie in the middle of the reading.
     """
     if device.type != "cuda":
         return lambda moment: float(cast(float, moment))
@@ -139,7 +164,11 @@ def make_moment_clock(device: torch.device) -> Callable[[Moment], float]:
 
 
 def _read_clocks(device: torch.device) -> tuple[float, float, Any]:
-    """Return an event of an idle device, after the host's seconds for it and their middle."""
+    """Read the clocks of host and device, and return (duration, middle, event).
+
+    ``event`` is recorded on an idle device. ``duration`` is the host's seconds to record it and
+    wait for it, and ``middle`` the middle of this time in seconds of ``time.perf_counter``.
+    """
     start = time.perf_counter()
     event = cast(accelerator.Event, record_moment(device))
     event.synchronize()

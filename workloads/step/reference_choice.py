@@ -13,23 +13,30 @@ from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 
 FRAGMENTATION_MARGIN = 0.9
-"""The share of free memory that is used: blocks of an allocator leave gaps."""
+"""The fraction of free memory that may be used, because an allocator leaves gaps."""
 _MAX_HEAD_SIZE = 16
+"""The maximum head size of the small model."""
 _MIN_TOKENS = 64
+"""The minimum sequence length of the small model, rounded to a multiple that the mesh needs."""
 _MAX_VOCABULARY = 512
+"""The maximum vocabulary size of the small model."""
 
 
 def does_reference_fit(world: World, spec: StepSpec) -> bool:
-    """Return True if every rank has memory for the step and its single-process reference.
+    """Return True if every rank has memory for its step and a single-process reference.
 
-    All ranks take part in the call.
+    The free memory now is compared with ``check_memory``. All ranks take part in the call.
     """
     num_bytes = check_memory(spec.rank_view(world.rank))
     return all(world.gather(num_bytes <= FRAGMENTATION_MARGIN * count_free_bytes(world)))
 
 
 def count_free_bytes(world: World) -> float:
-    """Return the bytes that this rank can allocate, on its device or as its share of the host."""
+    """Return the bytes that this rank can allocate now.
+
+    On a GPU they are the free bytes of the device, on a CPU those of the host. Both are divided by
+    the number of ranks that share them.
+    """
     local_ranks = world.hosts.count(world.hosts[world.global_rank])
     if world.device.type != "cuda":
         return count_available_memory_bytes() / local_ranks
@@ -38,7 +45,7 @@ def count_free_bytes(world: World) -> float:
 
 
 def check_memory(view: RankView) -> float:
-    """Return an upper bound in bytes of a rank's memory while its step is verified.
+    """Return an upper bound in bytes of one rank's memory while its step is verified.
 
     It includes the step's own state and a single-process reference: the whole model with its first
     weights, gradients and AdamW state, and copies of the step's full weights and gradients.
@@ -54,7 +61,7 @@ def check_memory(view: RankView) -> float:
 
 
 def _single_pass(spec: StepSpec) -> float:
-    """Return the bytes of float32 activations of the global batch in one process.
+    """Return the bytes of activations of a single process that runs the global batch in float32.
 
     They include the gradients of the logits.
     """
@@ -65,10 +72,11 @@ def _single_pass(spec: StepSpec) -> float:
 
 
 def shrink_model(spec: StepSpec, params: Params) -> dict[str, Value]:
-    """Return the parameters of a small model that runs on the same mesh.
+    """Return the parameters of a small model that runs on the same mesh, by name.
 
-    It has all heads and as many layers as the pipeline has stages, but is narrower and shorter. Its
-    tokens are a multiple of what any axis requires.
+    They replace those in ``params``, the parameters of the case. The model has all heads and as
+    many layers as the pipeline has stages, but is narrower and shorter. Its sequence length is a
+    multiple of what any axis requires.
     """
     shape = spec.shape
     head_size = min(shape.head_size, _MAX_HEAD_SIZE)

@@ -29,21 +29,25 @@ from parbench.workloads.torch_internals import (
 )
 
 OTHER = "other"
-"""The axis of calls on groups that belong to no axis."""
+"""The name under which calls count whose process group belongs to no mesh axis."""
 
 Groups = Mapping[str, dist.ProcessGroup]
+"""This rank's process groups, keyed by mesh axis."""
 BytesByAxis = Mapping[str, float]
+"""The bytes that one rank sends in a step, keyed by mesh axis."""
 _NAMESPACES = ("c10d::", "_c10d_functional::")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentCall:
-    """A call of a collective, a send or a receive on this rank."""
+    """A call of a collective, a send or a receive on this rank, as recorded."""
 
     axis: str
+    """The mesh axis of the call's process group, ``OTHER`` if it belongs to none."""
     op: str
+    """The name of the operation, such as ``all_reduce``."""
     num_bytes: int
-    """The size of the call, as nccl-tests counts it."""
+    """The bytes of the call by the convention of nccl-tests, such as an all_gather's output."""
     ranks: int
     """The number of ranks of the call's process group."""
     sent: float = field(default=0.0, compare=False)
@@ -56,6 +60,7 @@ class SentCall:
 
 
 _INPUT_SHARE = -1
+"""Marks operators whose first argument is one rank's share of the size."""
 _NAMES_BY_OPERATION = {
     ("all_reduce", 0): "allreduce_ allreduce_coalesced_ all_reduce all_reduce_ "
     "all_reduce_coalesced",
@@ -72,20 +77,28 @@ _NAMES_BY_OPERATION = {
     ("send", 0): "send",
     ("recv", 0): "recv_",
 }
-"""The torch operators of each operation, by the index of the argument that has its size.
+"""The names of torch's operators, by operation and by index of the argument that has the size.
 
-With _INPUT_SHARE, the size is that of the first argument times the number of ranks.
+With ``_INPUT_SHARE``, the size is that of the first argument times the number of ranks.
 """
 _OPERATIONS = {
     name: operation for operation, names in _NAMES_BY_OPERATION.items() for name in names.split()
 }
+"""The operation and the index of the argument that has the size, by name of torch's operator."""
 
 
 class _CommMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that handles each operator with a process group among its arguments."""
+    """A dispatch mode that passes torch's communication operators to ``handle``.
+
+    Other operators run as usual.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Let DTensor first split its operators into those of local tensors."""
+        """Call ``handle`` for an operator with a process group among its arguments.
+
+        DTensor operators are declined, so that DTensor first splits them into those of local
+        tensors.
+        """
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         group = find_group_argument(args) if func.name().startswith(_NAMESPACES) else None
@@ -94,30 +107,39 @@ class _CommMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.handle(func, group, args, kwargs or {})
 
     def handle(self, func: Any, group: dist.ProcessGroup, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operator that has a process group among its arguments."""
+        """Run or replace a communication operator on ``group``, and return its result.
+
+        ``func``, ``args`` and ``kwargs`` are those of ``__torch_dispatch__``.
+        """
         raise NotImplementedError
 
 
 class CommRecorder(_CommMode):  # type: ignore[no-untyped-call]
-    """While entered, records every call in ``calls``, in order of issue."""
+    """A dispatch mode that records every communication call of this rank while it is active."""
 
     def __init__(self, axes: Groups) -> None:
+        """Make a recorder that names the axis of a call by the process groups in ``axes``."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._axes = {group.group_name: name for name, group in axes.items()}
         self.calls: list[SentCall] = []
+        """The recorded calls, in order of issue."""
 
     def handle(self, func: Any, group: dist.ProcessGroup, args: Any, kwargs: Any) -> Any:
+        """Record the call of a known operator, run it unchanged, and return its result."""
         name = func.name().partition("::")[2].partition(".")[0]
         if name in _OPERATIONS:
             self.calls.append(self._make_call(name, group, args))
         return func(*args, **kwargs)
 
     def name_axis(self, group: dist.ProcessGroup) -> str:
-        """Return the axis of a process group, ``OTHER`` for a group of no known axis."""
+        """Return the mesh axis of a process group, ``OTHER`` if it belongs to none."""
         return self._axes.get(group.group_name, OTHER)
 
     def _make_call(self, name: str, group: dist.ProcessGroup, args: Any) -> SentCall:
-        """Return the call of a c10d operator, with bytes as nccl-tests count them."""
+        """Return the record of a call of torch's operator ``name`` on ``group``.
+
+        ``args`` are the arguments of the operator, from which the bytes follow.
+        """
         op, argument = _OPERATIONS[name]
         ranks = group.size()
         if argument == _INPUT_SHARE:
@@ -141,18 +163,25 @@ class CommRecorder(_CommMode):  # type: ignore[no-untyped-call]
 
 
 class NoCommMode(_CommMode):  # type: ignore[no-untyped-call]
-    """While entered, communication takes no time. Results have the right shapes, arbitrary values.
+    """A dispatch mode in which communication takes no time while it is active.
 
-    On a device nothing is launched for floating-point data. All other data is copied within this
-    rank by fake groups (see ``make_fake_groups``): integers, which may decide sizes, and data of
-    CPUs, because uninitialized floats may slow the computation there.
+    Results have the right shapes and arbitrary values. On a device, collectives of floating-point
+    data launch nothing. All other data is copied within this rank by fake groups (see
+    ``make_fake_groups``): integers, which may decide sizes, and data of CPUs, because uninitialized
+    floats may slow the computation there.
     """
 
     def __init__(self, fake_groups: Groups) -> None:
+        """Make a mode that replaces communication on some process groups.
+
+        ``fake_groups`` has a fake group for each of them, keyed by the name of the real group.
+        Communication on groups with other names runs as usual.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self._fake_groups = fake_groups
 
     def handle(self, func: Any, group: dist.ProcessGroup, args: Any, kwargs: Any) -> Any:
+        """Return the result of a communication operator without sending anything."""
         name = group.group_name
         if name not in self._fake_groups:
             return func(*args, **kwargs)
@@ -168,7 +197,10 @@ class NoCommMode(_CommMode):  # type: ignore[no-untyped-call]
 
 
 def _is_float_on_device(args: Any) -> bool:
-    """Return True if all tensors of a call are floating-point data outside the CPU."""
+    """Return True if all tensors in a call's arguments are floating-point data outside the CPU.
+
+    It is False for a call without tensors.
+    """
     tensors = [arg for arg in tree_leaves(args) if isinstance(arg, Tensor)]
     return bool(tensors) and all(
         tensor.is_floating_point() and tensor.device.type != "cpu" for tensor in tensors
@@ -176,7 +208,10 @@ def _is_float_on_device(args: Any) -> bool:
 
 
 def _make_empty_results(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return uninitialized outputs and finished work in place of the results of a collective."""
+    """Return a collective's outputs without running it: uninitialized tensors and finished work.
+
+    The result has the form in which the operator ``func`` returns its results.
+    """
     if func.name().startswith("c10d::"):
         work = make_finished_work(tree_leaves(args[0]))
         return work if len(func._schema.returns) == 1 else (args[0], work)
@@ -189,17 +224,17 @@ def _make_empty_results(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def make_fake_groups(axes: Groups) -> dict[str, dist.ProcessGroup]:
-    """Return a fake group with the same ranks for each group, by the name of that group.
+    """Return a fake group, which sends nothing, for each of this rank's groups.
 
-    All ranks must call this function.
+    It has the same ranks as the group, whose name is the key. All ranks must call this function.
     """
     return {group.group_name: make_fake_group(group) for group in axes.values()}
 
 
 def record_calls(step: Callable[[], object], axes: Groups) -> tuple[SentCall, ...]:
-    """Run a step and return its communication calls in order of issue.
+    """Run a step and return its communication calls on this rank, in order of issue.
 
-    ``axes`` maps the name of each axis to this rank's group.
+    ``axes`` has this rank's process groups, keyed by mesh axis.
     """
     with CommRecorder(axes) as mode:
         step()
@@ -207,13 +242,14 @@ def record_calls(step: Callable[[], object], axes: Groups) -> tuple[SentCall, ..
 
 
 CallsByRank = Sequence[Sequence[SentCall]]
+"""The recorded calls of one step on each rank, by global rank."""
 
 
 def summarize_counts(calls_by_rank: CallsByRank, axes: Iterable[str]) -> dict[str, MetricValue]:
-    """Return the number of calls and the sent bytes of a step, as means over ranks.
+    """Return the number of calls and the sent bytes of a step as metrics, means over ranks.
 
-    Keys are ``calls.AXIS``, 0 for ``axes`` without calls, ``calls.AXIS.OP`` and ``sent.AXIS.OP``,
-    which is missing if the bytes depend on data.
+    Keys are ``calls.AXIS``, which is 0 for ``axes`` without calls, ``calls.AXIS.OP`` and
+    ``sent.AXIS.OP``, which is missing if the bytes depend on data.
     """
     totals = dict.fromkeys((f"calls.{axis}" for axis in axes), 0.0)
     sent: defaultdict[str, float] = defaultdict(float)
@@ -232,24 +268,33 @@ def summarize_counts(calls_by_rank: CallsByRank, axes: Iterable[str]) -> dict[st
 
 @dataclass(frozen=True)
 class CommBytesProbe:
-    """Compares the bytes that a rank sends on each axis with the analytical ones."""
+    """Records a step's communication and compares its bytes with the analytical ones."""
 
     axes: Groups
+    """This rank's process groups, keyed by mesh axis."""
     compute_expected: Callable[[], BytesByAxis]
-    """Returns the expected bytes of this rank by axis.
+    """Returns the analytical bytes that this rank sends in a step, keyed by mesh axis.
 
     All ranks call it after the recorded step, whose routing decides the bytes of experts.
     """
     share = 0.0
+    """0, because this probe always runs one step and needs no time budget."""
 
     def observe(
         self, step: Step, reset: ResetFn, budget_seconds: float
     ) -> tuple[Sequence[SentCall], BytesByAxis]:
+        """Record one step, and return its calls and the analytical bytes that this rank sends."""
         reset()
         calls = record_calls(step, self.axes)
         return calls, self.compute_expected()
 
     def summarize(self, samples: Sequence[tuple[Sequence[SentCall], BytesByAxis]]) -> Explanation:
+        """Return the numbers of calls and the sent bytes by mesh axis, with the analytical bytes.
+
+        ``samples`` are the results of ``observe`` on all ranks. If an axis has analytical bytes,
+        its values are those of the rank that differs most from them. Otherwise the sent bytes are
+        the maximum over ranks.
+        """
         calls_by_rank = [calls for calls, _ in samples]
         metrics = summarize_counts(calls_by_rank, self.axes)
         sent_by_rank = [bytes_by_axis(calls, self.axes) for calls in calls_by_rank]
@@ -267,12 +312,13 @@ class CommBytesProbe:
 def report_worst_ratio(
     axis: str, sent: Sequence[float], expected: Sequence[float]
 ) -> dict[str, MetricValue]:
-    """Return the values of the rank whose ratio of sent to expected bytes differs most from 1.
+    """Return the sent bytes, expected bytes and their ratio on one mesh axis, as metrics.
 
-    ``sent`` and ``expected`` hold the bytes on the axis by rank. If several ranks differ equally,
-    the rank that sends most is taken. The keys of the result are ``bytes_sent``,
-    ``bytes_expected`` and ``bytes_ratio``, each followed by a dot and the axis. The ratio is 0 if a
-    rank sends bytes and none are expected, and None if it neither sends nor expects any.
+    They are those of the rank whose ratio of sent to expected bytes differs most from 1. Of several
+    such ranks, the one that sends most is taken. ``sent`` and ``expected`` hold the bytes of each
+    rank. Keys are ``bytes_sent``, ``bytes_expected`` and ``bytes_ratio``, each followed by a dot
+    and the axis. The ratio is 0 if a rank sends bytes and none are expected, and None if it neither
+    sends nor expects any.
     """
     ratios = []
     for num_sent, num_expected in zip(sent, expected, strict=True):
@@ -291,7 +337,10 @@ def report_worst_ratio(
 
 
 def find_group_argument(args: Iterable[Any]) -> dist.ProcessGroup | None:
-    """Return the process group among the arguments of a collective, None if there is none."""
+    """Return the process group among the arguments of a torch operator, None if it has none.
+
+    A functional collective has the name of its group as its last string.
+    """
     for arg in args:
         group = unbox_group(arg)
         if group is not None:
@@ -302,13 +351,17 @@ def find_group_argument(args: Iterable[Any]) -> dist.ProcessGroup | None:
 
 
 def _count_bytes(tensors: Any) -> int:
-    """Return the bytes of all tensors in nested arguments."""
+    """Return the bytes of a tensor, or of all tensors in nested sequences."""
     if isinstance(tensors, Tensor):
         return tensors.numel() * tensors.element_size()
     return sum(_count_bytes(tensor) for tensor in tensors)
 
 
 def _replace_group(arg: Any, name: str, group: dist.ProcessGroup) -> Any:
+    """Return ``group`` in place of an operator's argument that is a process group or has its name.
+
+    ``name`` is the name of the process group to replace. Other arguments are returned unchanged.
+    """
     if unbox_group(arg) is not None:
         return group.boxed()
     return group.group_name if isinstance(arg, str) and arg == name else arg

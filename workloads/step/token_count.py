@@ -15,10 +15,11 @@ from parbench.workloads.model.transformer import NO_TARGET, make_generator
 
 
 def pad_sequences(tokens: Tensor, padding: float, seed: int, step: int) -> Tensor:
-    """Return tokens (sequences, s + 1) whose ends are replaced by ``NO_TARGET``.
+    """Return tokens (sequences, s + 1) in which ``NO_TARGET`` replaces the end of each sequence.
 
-    The length of the padding is uniform between 0 and ``2 * padding`` of s, drawn for each
-    sequence. Each sequence keeps at least one token with a target.
+    ``padding`` is the mean fraction of s that is replaced. The length of each sequence's padding is
+    uniform between 0 and twice this fraction of s. It is drawn from ``seed`` and the number of the
+    ``step``. Each sequence keeps at least one token with a target.
     """
     if not padding:
         return tokens
@@ -31,18 +32,18 @@ def pad_sequences(tokens: Tensor, padding: float, seed: int, step: int) -> Tenso
 
 
 def count_targets(targets: Tensor) -> Tensor:
-    """Return the number of targets that are not padding, as an int64 tensor."""
+    """Return the number of targets that are not padding, as an int64 scalar tensor."""
     return (targets != NO_TARGET).sum()
 
 
 def compute_loss_weight(
     spec: StepSpec, targets: Iterable[Tensor], groups: Mapping[str, dist.ProcessGroup]
 ) -> Tensor:
-    """Return the factor that makes the summed loss of a microbatch its part of the mean loss.
+    """Return the factor by which the summed loss of each microbatch is multiplied.
 
-    The mean over ranks and microbatches of weighted sums is the mean over all tokens with a
-    target. ``targets`` has the targets of each of this rank's microbatches. ``groups`` has the
-    process groups of the mesh by axis.
+    With it, the mean of losses over microbatches and data ranks is the mean over all tokens with a
+    target. ``targets`` holds the target ids (b, s) of each of this rank's microbatches. ``groups``
+    has this rank's process groups, keyed by mesh axis.
     """
     count = torch.stack([count_targets(microbatch) for microbatch in targets]).sum()
     for axis in ("fsdp", "dp"):

@@ -99,29 +99,39 @@ SMALL_MODEL_NOTE = (
     "verified on a small model of the same recipe: at this size only replicas are compared, and "
     "the loss and gradients are checked to be finite"
 )
+"""The note on results whose single-process reference does not fit in memory."""
 SIMULATED_NOTE = (
     "simulated compute: ranks wait instead of computing, and weights do not change. Overlap is "
     "real, results are not"
 )
+"""The note on results with simulated compute."""
 KEPT_SHARDS_NOTE = (
     "reshard=false: FSDP2 keeps its shard next to the gathered parameters, which counts as a buffer"
 )
+"""The note on the measured memory of buffers with ``reshard=false``."""
 
 
 class Microbatch(NamedTuple):
-    """One microbatch of this rank: token ids (b, s), and the token after each as target (b, s)."""
+    """One microbatch of this rank."""
 
     tokens: Tensor
+    """The token ids of this rank's positions (b, s), with token 0 in place of padding."""
     targets: Tensor
+    """The token after each of ``tokens`` (b, s), ``NO_TARGET`` for padding."""
 
 
 class TrainStep(Benchmark):
-    """One training step on the mesh of its description."""
+    """The benchmark of one training step: zero gradients, forward, backward, reduction, optimizer.
+
+    It runs on any mesh. All ranks of the world construct it together.
+    """
 
     def __init__(self, world: World, spec: StepSpec) -> None:
+        """Build the model, optimizer and process groups of the step that ``spec`` describes."""
         self._world = world
         self.spec = spec
         self._view = spec.rank_view(world.rank)
+        """The position of this rank on the mesh, with its stages and numbers of layers."""
         self._compute = SimulatedCompute(world.device)
         # Attention has its own: time that another wait exceeds must not shorten a block.
         self._attention_compute = SimulatedCompute(world.device)
@@ -137,31 +147,40 @@ class TrainStep(Benchmark):
             self.mesh.tensor, spec.shape.vocabulary, is_sum=spec.padding > 0
         )
         self._loss_weight: Tensor | float = 1.0
-        """The factor of a microbatch's loss, which depends on the padding of all ranks."""
+        """The factor of each microbatch's summed loss in a padded batch, otherwise 1."""
         if spec.simulated_seconds is not None and spec.moe is None:
             calibrate_linears(spec, world, self._compute, spec.simulated_seconds)
         self.parts = self._build_parts()
+        """The model parts of this rank after parallelization, keyed by pipeline stage."""
         self.model: nn.Module = merge_parts([part.part for part in self.parts.values()])
+        """All model parts of this rank as one module, for its parameters."""
         self.optimizer = self._make_optimizer()
         self._recorder = pipeline_stages.ActionRecorder(world.device, self._prepare_action)
+        """Records the times of the pipeline's forward and backward passes."""
         self._run_pipeline = self._make_pipeline()
         self._verifier = self._make_verifier()
         self._peak = self._agree_on_peak_flops()
+        """The peak FLOP/s of a device, from which MFU follows, None if it is unknown."""
         self.small_model_wrong = 0
-        """Wrong elements of a small model of the same recipe, if the reference does not fit."""
+        """The number of wrong elements of a small model of the same preset.
+
+        It is 0 if the reference of this model fits in memory, because no small model is checked
+        then.
+        """
         self.small_model_differences: tuple[str, ...] = ()
+        """A phrase for each wrong tensor of the small model."""
         self._step_number = 0
         self._draw()
 
     def step(self) -> None:
-        """Train on this rank's part of the current batch."""
+        """Train on this rank's microbatches of the current batch, and update the weights."""
         self.optimizer.zero_grad()
         self.forward_backward()
         with record_function("parbench:optimizer"):
             self.optimizer.step()
 
     def reset(self) -> None:
-        """Draw the next batch."""
+        """Draw the batch of the next step, and clear the recorded pipeline actions."""
         self._compute.reset_debt()
         self._attention_compute.reset_debt()
         self._recorder.forget()
@@ -169,9 +188,10 @@ class TrainStep(Benchmark):
         self._draw()
 
     def forward_backward(self) -> Tensor | None:
-        """Compute the gradients of a step.
+        """Run forward and backward of all microbatches, and reduce the gradients over ranks.
 
-        Returns the mean loss of this rank's microbatches, None if this rank has no last stage.
+        Returns the mean loss of this rank's microbatches, None if this rank lacks the last pipeline
+        stage. Gradients must be zero at the start.
         """
         if self.spec.padding:
             all_targets = [microbatch.targets for microbatch in self.microbatches]
@@ -188,7 +208,10 @@ class TrainStep(Benchmark):
         return loss
 
     def _accumulate_gradients(self) -> Tensor:
-        """Run forward and backward of one microbatch after the other."""
+        """Run forward and backward of each microbatch without a pipeline, and add up the gradients.
+
+        Returns the mean loss over this rank's microbatches.
+        """
         [part] = self.parts.values()
         total = torch.zeros((), device=self._world.device)
         for index in range(len(self.microbatches)):
@@ -204,24 +227,35 @@ class TrainStep(Benchmark):
         return total
 
     def _compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return a microbatch's loss. The step trains the mean over microbatches and data ranks."""
+        """Return the loss of one microbatch, a scalar, from its logits (b, s, vocabulary).
+
+        The step trains the mean of these losses over microbatches and data ranks. With padding, the
+        loss is the sum over tokens times ``_loss_weight``, otherwise the mean over tokens.
+        """
         return self._cross_entropy(logits, targets) * self._loss_weight
 
     def _run_forward(self, part: ParallelPart, index: int) -> Tensor:
-        """Return the loss of this rank's microbatch number ``index`` on a part of the model."""
+        """Run forward of this rank's microbatch ``index`` and return its loss.
+
+        ``part`` is the full model, because the step has no pipeline.
+        """
         self._assign_experts(part, index)
         microbatch = self.microbatches[index]
         return self._compute_loss(part.module(microbatch.tokens), microbatch.targets)
 
     def _assign_experts(self, part: ParallelPart, index: int) -> None:
-        """Let the MoE layers of a part use the routing of a microbatch."""
+        """Set the expert ids of this rank's microbatch ``index`` in the MoE layers of ``part``.
+
+        ``part`` is the model part of one pipeline stage. A dense model has no experts to set.
+        """
         if self._routing is not None:
             self._routing.assign(part.moe_layers, self._microbatch_numbers[index])
 
     def _prepare_action(self, action: Action) -> None:
-        """Reset the debt of simulated compute and, for F and B, assign the microbatch's routing.
+        """Prepare a forward or backward pass of the pipeline, before its time is measured.
 
-        This runs before the timed part of each action of the pipeline.
+        Simulated compute forgets by how much earlier passes took too long. For forward (F) and full
+        backward passes (B), the expert ids of the microbatch are set.
         """
         # The next action does not make up for one that took too long, which would move a bubble.
         self._compute.reset_debt()
@@ -231,7 +265,7 @@ class TrainStep(Benchmark):
 
     @property
     def moe_layers(self) -> dict[int, MoeLayer]:
-        """This rank's MoE layers by number of the layer."""
+        """The MoE layers on this rank over all of its stages, keyed by number in the model."""
         layers: dict[int, MoeLayer] = {}
         for part in self.parts.values():
             layers.update(part.moe_layers)
@@ -240,7 +274,7 @@ class TrainStep(Benchmark):
     # Construction
 
     def _make_routing(self) -> StepRouting | None:
-        """Return the routing of the step, None for a dense model."""
+        """Return the source of the expert ids of each token, None for a dense model."""
         if self.spec.moe is None:
             return None
         return StepRouting(
@@ -251,6 +285,10 @@ class TrainStep(Benchmark):
         )
 
     def _build_parts(self) -> dict[int, ParallelPart]:
+        """Return the distributed model part of each pipeline stage on this rank, keyed by stage.
+
+        Without a pipeline, stage 0 is the full model.
+        """
         parts = build_parts(self._view, self._world.seed, self.mesh)
         attention = self._positions.make_attention(
             self.spec, self._world, self.mesh.groups, self._attention_compute
@@ -267,7 +305,11 @@ class TrainStep(Benchmark):
         return built
 
     def _simulate_part(self, part: Transformer) -> None:
-        """Replace the compute of a part by its share of the simulated forward time of a rank."""
+        """Replace the matrix multiplications of a stage's model part by simulated compute.
+
+        Its Linears and experts take the part's fraction of ``spec.simulated_seconds``, which is the
+        forward time of a rank with an equal number of layers.
+        """
         spec = self.spec
         assert spec.simulated_seconds is not None
         shares = compute_shares(spec.shape, spec.moe, keys_per_query=self._positions.keys_per_query)
@@ -278,7 +320,10 @@ class TrainStep(Benchmark):
         simulate_experts(part, seconds * shares.experts, tokens, self._compute)
 
     def _set_distinct_gradients(self, parallel_part: ParallelPart) -> None:
-        """Give data ranks different gradients, so that a missing gradient changes their mean."""
+        """Give data ranks different simulated gradients in the model part of one stage.
+
+        A missing gradient then changes the mean over ranks, so that the check finds it.
+        """
         dims = self.spec.dims
         index = dims.index(self._world.rank, "dp", "fsdp", "cp")
         set_distinct_gradients(parallel_part.part, index, dims.data_ranks)
@@ -288,6 +333,11 @@ class TrainStep(Benchmark):
                 module.mean_gradient_value *= dims.tp
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
+        """Return the optimizer of the model: AdamW, or an implementation of ZeRO-1 around it.
+
+        ``DistributedOptimizer`` also reduces gradients, for which it becomes a reducer of the model
+        part. With simulated compute, the optimizer changes no weights.
+        """
         spec = self.spec
         dtype = get_dtype(spec)
         group = self.mesh.groups.get("dp")
@@ -309,7 +359,12 @@ class TrainStep(Benchmark):
         return optimizer
 
     def _make_pipeline(self) -> Callable[[Tensor, Tensor], Tensor | None] | None:
-        """Return the function that runs the pipeline's schedule, None without ``pp``."""
+        """Return ``train(tokens, targets)``, which runs all passes of the pipeline's schedule.
+
+        ``train`` takes the tokens and targets of all microbatches (sequences, s), and returns their
+        mean loss, or None on a rank without the last stage. The result is None if the step has no
+        pipeline.
+        """
         spec = self.spec
         if spec.pipeline is None:
             return None
@@ -318,6 +373,7 @@ class TrainStep(Benchmark):
         )
 
         def compute_part_of_loss(logits: Tensor, targets: Tensor) -> Tensor:
+            """Return a microbatch's part of the mean loss over this rank's microbatches."""
             return self._compute_loss(logits, targets) / spec.microbatches
 
         return pipeline_stages.make_train(
@@ -325,6 +381,7 @@ class TrainStep(Benchmark):
         )
 
     def _make_verifier(self) -> Verifier:
+        """Return the verifier, which compares the step with a single-process reference."""
         spec = self.spec
         order: Sequence[int] = ()
         has_balance_loss = spec.moe is not None and spec.moe.aux > 0
@@ -346,12 +403,19 @@ class TrainStep(Benchmark):
         )
 
     def _gather_gradients(self) -> None:
-        """Make all gradients available on every rank, of which ZeRO-1 has only its part."""
+        """Make the gradients of all parameters available on this rank, for the check.
+
+        It only acts with parbench's ZeRO-1, in which each rank keeps the reduced gradients of the
+        parameters that it updates.
+        """
         if isinstance(self.optimizer, DistributedOptimizer):
             self.optimizer.gather_gradients()
 
     def _list_replicas(self) -> list[tuple[Any, list[nn.Parameter]]]:
-        """Return each group whose ranks hold equal parameters, with these parameters."""
+        """Return the process groups whose ranks hold equal parameters, each with these parameters.
+
+        The local values of the parameters on this rank must equal those on all ranks of the group.
+        """
         groups = self.mesh.groups
         dense, experts = split_experts(self.model)
         partial_parameters = []
@@ -368,7 +432,7 @@ class TrainStep(Benchmark):
         return replicas
 
     def _build_reference(self, dtype: torch.dtype) -> nn.Module:
-        """Return the model of a single process with the weights of the seed."""
+        """Return the full model on this device in ``dtype``, with its initial weights."""
         shape = self.spec.shape
         if self._routing is not None:
             model: nn.Module = self._routing.make_reference_model(dtype)
@@ -378,7 +442,11 @@ class TrainStep(Benchmark):
         return model
 
     def _compute_reference_loss(self, model: nn.Module, tokens: Tensor, number: int) -> Tensor:
-        """Return the mean loss of a microbatch of the global batch in a single process."""
+        """Return the loss of one microbatch in the single-process reference ``model``.
+
+        ``tokens`` (b, s + 1) is microbatch ``number`` of the global batch. With padding, the loss
+        is weighted so that the mean over microbatches is the mean over all tokens with a target.
+        """
         weight = 1.0
         if self.spec.padding:
             num_microbatches = len(self._batch) / self.spec.microbatch
@@ -392,17 +460,20 @@ class TrainStep(Benchmark):
 
     @property
     def _data_index(self) -> int:
-        """This rank's index among the ``dp x fsdp`` ranks, each with its own part of the batch."""
+        """This rank's index among the ``dp x fsdp`` ranks, which train different sequences."""
         return self.spec.dims.index(self._world.rank, "dp", "fsdp")
 
     @property
     def _microbatch_numbers(self) -> range:
-        """The numbers of this rank's microbatches in the global batch."""
+        """The indices of this rank's microbatches among all microbatches of the global batch."""
         first = self._data_index * self.spec.microbatches
         return range(first, first + self.spec.microbatches)
 
     def _draw(self) -> None:
-        """Draw the global batch and this rank's microbatches of it."""
+        """Draw the global batch of this step, and from it this rank's microbatches.
+
+        With routing by a generator, the expert ids of these microbatches are drawn too.
+        """
         spec = self.spec
         device = self._world.device
         seed = self._world.seed
@@ -420,7 +491,11 @@ class TrainStep(Benchmark):
     # Verification
 
     def check(self) -> int:
-        """Return the number of wrong elements of weights, gradients, loss and updates."""
+        """Return the number of wrong elements of weights, gradients, loss and optimizer updates.
+
+        They are compared with a single-process reference or, if it does not fit in memory, checked
+        on a small model. With simulated compute, only the known gradient values are checked.
+        """
         if self.spec.is_simulated:
             self._gather_gradients()
             return count_wrong_fills(self.model, self.spec.microbatches, self._world.size)
@@ -429,7 +504,11 @@ class TrainStep(Benchmark):
         return self._routing.count_wrong(self.moe_layers, self._batch, self._verify)
 
     def _verify(self) -> int:
-        """Return the number of wrong elements of this step and of the small model."""
+        """Return the number of wrong elements of this step, as the verifier counts them.
+
+        If the reference does not fit in memory, only replicas and finite values are checked, and
+        the wrong elements of the small model are added.
+        """
         if not self.spec.reference_fits:
             wrong = self._verifier.check_without_reference(self._compute_gradients)
             return self.small_model_wrong + wrong
@@ -437,18 +516,25 @@ class TrainStep(Benchmark):
         return self._verifier.count_wrong(batch, self._compute_gradients, self.step)
 
     def _compute_gradients(self) -> Tensor | None:
-        """Zero the gradients and compute those of a step; see ``forward_backward``."""
+        """Zero the gradients, compute those of the current batch, and return the loss.
+
+        The loss is that of ``forward_backward``, None without the last pipeline stage.
+        """
         self.optimizer.zero_grad()
         return self.forward_backward()
 
     def differences(self) -> Sequence[str]:
-        """Return a phrase for each wrong tensor of the last check."""
+        """Return a phrase for each wrong tensor of the last check and of the small model."""
         return (*self.small_model_differences, *self._verifier.differences)
 
     # Description and explanation
 
     def describe(self) -> Description:
-        """Return the work, details (parameters, FLOPs, mesh) and notes on limits of the result."""
+        """Return the tokens and FLOPs of a step, its details, and notes on limits of the result.
+
+        Rates follow from tokens and FLOPs. Details are the number of parameters, the mesh, the
+        equations of sent bytes, and others.
+        """
         spec = self.spec
         tokens = spec.tokens
         flops = self._flops_per_rank
@@ -478,6 +564,11 @@ class TrainStep(Benchmark):
         )
 
     def _list_notes(self) -> list[str]:
+        """Return sentences on limits of the results.
+
+        They are about simulated compute, a small model in the check, the pipeline schedule, and the
+        kernels of experts.
+        """
         spec = self.spec
         notes: list[str] = []
         if spec.is_simulated:
@@ -491,7 +582,11 @@ class TrainStep(Benchmark):
         return notes
 
     def explain_step(self, reset: ResetFn, budget_seconds: float) -> Explanation:
-        """Return the results of the probes. The model is not usable afterwards."""
+        """Run all probes on further steps and return their merged metrics, details and notes.
+
+        ``reset`` draws the next batch and must be called before each step. The probes share
+        ``budget_seconds``. The model is not usable afterwards.
+        """
         probes = self.list_probes()
         explanation = run_probes(self._world, probes, self.step, reset, budget_seconds)
         split = self._positions.split
@@ -501,7 +596,10 @@ class TrainStep(Benchmark):
         return explanation
 
     def list_probes(self) -> list[Probe[Any]]:
-        """Return the probes in order: steps without communication come after all others."""
+        """Return the probes that explain this step, in the order in which they must run.
+
+        The overlap probe is last, because its steps without communication leave arbitrary weights.
+        """
         spec = self.spec
         probes: list[Probe[Any]] = [CommBytesProbe(self.mesh.groups, self.compute_expected_bytes)]
         if self._routing is not None:
@@ -533,6 +631,10 @@ class TrainStep(Benchmark):
         return [*probes, self.make_memory_probe(), overlap]
 
     def make_memory_probe(self) -> MemoryProbe:
+        """Return the probe that measures this step's memory and compares it with formulas.
+
+        With simulated compute, activations have no formula.
+        """
         formula: dict[str, float] = asdict(state_memory(self._view))
         if not self.spec.is_simulated:
             formula["activations"] = activations_equation(self._view).value
@@ -548,7 +650,11 @@ class TrainStep(Benchmark):
         )
 
     def _count_activations(self) -> float:
-        """Return the bytes that the microbatches in flight of all stages save for backward."""
+        """Return the maximum of the bytes that this rank saves for backward at one time.
+
+        With a pipeline, it is the maximum over the actions of the schedule. Forward passes are run
+        to count the bytes of a microbatch.
+        """
         saved = {stage: self._count_saved_bytes(stage) for stage in self.parts}
         if self.spec.pipeline is None:
             return float(sum(saved.values()))
@@ -556,7 +662,7 @@ class TrainStep(Benchmark):
         return find_peak_held(actions, saved.__getitem__)
 
     def _count_saved_bytes(self, stage: int) -> int:
-        """Return the bytes that a stage saves for backward of its first microbatch."""
+        """Run forward of a stage's first microbatch and return the bytes saved for backward."""
         part = self.parts[stage]
         microbatch = self.microbatches[0]
         x = microbatch.tokens
@@ -565,6 +671,7 @@ class TrainStep(Benchmark):
             x = torch.zeros(size, device=x.device, dtype=get_dtype(self.spec), requires_grad=True)
 
         def run_forward() -> None:
+            """Run the stage's forward pass and, on the last stage, the loss."""
             output = part.module(x)
             if part.part.head is not None:
                 self._compute_loss(output, microbatch.targets)
@@ -574,7 +681,7 @@ class TrainStep(Benchmark):
             return count_saved_bytes(part.part, run_forward)
 
     def compute_expected_bytes(self) -> dict[str, float]:
-        """Return the analytical bytes that this rank sends in a step, by axis.
+        """Return the analytical bytes that this rank sends in a step, keyed by mesh axis.
 
         The bytes of experts follow from the routing of the last step, so that all ranks must call
         this method.
@@ -585,7 +692,11 @@ class TrainStep(Benchmark):
         return expected
 
     def _make_bytes_formula(self) -> dict[str, object]:
-        """Return the equation of the bytes of each axis, for rank 0 so that all ranks agree."""
+        """Return the detail ``bytes_formula``: equations of sent bytes as text, keyed by mesh axis.
+
+        They are those of rank 0 on every rank, so that all ranks agree. The result is empty without
+        communication.
+        """
         calls = list_calls(self.spec.rank_view(0))
         texts = {}
         for axis in dict.fromkeys(call.axis for call in calls):
@@ -593,7 +704,10 @@ class TrainStep(Benchmark):
         return BytesFormulaDetails(bytes_formula=texts).as_details if texts else {}
 
     def _make_attention_details(self) -> dict[str, object]:
-        """Return the method and sizes of context parallelism, empty with one ``cp`` rank."""
+        """Return the method, sequence length and tokens per rank of context parallelism.
+
+        The result is empty with one ``cp`` rank.
+        """
         split = self._positions.split
         if split is None:
             return {}
@@ -608,7 +722,10 @@ class TrainStep(Benchmark):
         return details.as_details
 
     def _list_peak_notes(self, step_seconds: float) -> Sequence[str]:
-        """Return a note if a step that takes ``step_seconds`` has an MFU above 100 %."""
+        """Return a note that explains an MFU above 100 %, otherwise an empty list.
+
+        The MFU follows from the duration ``step_seconds`` of a step and the peak FLOP/s.
+        """
         if self._peak is None:
             return []
         peak = self._peak
@@ -629,13 +746,14 @@ class TrainStep(Benchmark):
 
     @property
     def _flops_per_rank(self) -> float:
+        """The model FLOPs of one step over all ranks, divided by the number of ranks."""
         spec = self.spec
         return spec.tokens * flops_per_token(spec.shape, spec.moe) / self._world.size
 
     def _agree_on_peak_flops(self) -> Peak | None:
-        """Return the highest peak FLOP/s of any rank, because measured peaks vary.
+        """Return the highest peak FLOP/s of any rank's device, because measured peaks vary.
 
-        The result is None in simulations, or if the peak is unknown on all ranks.
+        All ranks call it. The result is None with simulated compute, or if no rank knows its peak.
         """
         if self.spec.is_simulated:
             return None
@@ -647,10 +765,10 @@ class TrainStep(Benchmark):
 def calibrate_linears(
     spec: StepSpec, world: World, compute: SimulatedCompute, seconds: float
 ) -> None:
-    """Shorten simulated compute by the time that the host itself takes for a rank's layers.
+    """Shorten the simulated compute of Linears by the time that the host needs for a rank's layers.
 
-    The layers are not distributed. ``seconds`` is the forward time that the layers of one ``pp``
-    rank simulate if layers divide evenly among these ranks.
+    ``seconds`` is the simulated forward time of one rank and microbatch if layers divide evenly
+    among ``pp`` ranks. The host's time is measured on layers that are not distributed.
     """
     layers = max(1, spec.shape.layers // spec.dims.pp)
     is_full = spec.dims.pp == 1
@@ -661,15 +779,17 @@ def calibrate_linears(
     tokens = draw_tokens(spec.shape, spec.microbatch, world.seed, 0).to(world.device)
 
     def run_forward() -> Tensor:
+        """Return a scalar to start backward from: the loss or, without the head, a sum."""
         return compute_loss(model, tokens) if is_full else model(tokens[:, :-1]).sum()
 
     calibrate(compute, share_seconds, run_forward)
 
 
 def build(preset: Preset, world: World, **params: Value) -> TrainStep:
-    """Return the step of a preset.
+    """Return the training step of a preset, the benchmark that ``prepare`` makes for a case.
 
-    If its reference does not fit in memory, a small model is verified first.
+    ``params`` are the parameters of the case, by name. If the step's single-process reference does
+    not fit in memory, a small model is verified first, and its wrong elements are kept in the step.
     """
     spec = preset(params, world.size)
     check = str(params.get("check", "auto"))

@@ -21,15 +21,20 @@ from parbench.workloads.step.verify import (
 )
 
 _NO_REFERENCE_NOTE = "no reference was given: gradients are only checked to be finite"
+"""The note on results of a training loop without a reference model."""
 _MAX_NAMED_GRADIENTS = 3
+"""The maximum number of wrong gradients that reports name."""
 _HALF_PRECISION_TOLERANCE = 3e-2
+"""The relative limit of a gradient's L2 distance from its reference in 16-bit types."""
 Loss = Callable[[Any, Any], Tensor]
+"""A function of the model and a batch that returns the loss as a scalar tensor with a graph."""
 
 
 class TrainingLoop(Benchmark):
-    """One step of a user's training loop: zero the gradients, run one batch, update the weights.
+    """The benchmark of one step of a user's training loop.
 
-    See ``parbench.step_of``.
+    It zeroes the gradients, runs forward and backward of one batch, and updates the weights. Users
+    make it with ``parbench.step_of``.
     """
 
     def __init__(
@@ -40,6 +45,12 @@ class TrainingLoop(Benchmark):
         optimizer: torch.optim.Optimizer,
         reference: nn.Module | None = None,
     ) -> None:
+        """Set up the benchmark from the objects of the user's training loop.
+
+        ``batch`` is one batch for all steps, or a function from the number of the step to its
+        batch. ``loss(model, batch)`` returns the loss. ``reference`` is a single-process copy of
+        the model for the check of gradients, None for a check that they are finite.
+        """
         self._model = model
         self._batch = batch
         self._loss = loss
@@ -54,20 +65,22 @@ class TrainingLoop(Benchmark):
         self._draw_batch()
 
     def step(self) -> None:
+        """Zero the gradients, run forward and backward of the batch, and update the weights."""
         self._optimizer.zero_grad()
         self._run_forward_backward()
         with record_function("parbench:optimizer"):
             self._optimizer.step()
 
     def reset(self) -> None:
+        """Take the batch of the next step."""
         self._step_number += 1
         self._draw_batch()
 
     def check(self) -> int:
-        """Return the number of wrong gradients.
+        """Compute gradients of the current batch, and return the number of wrong ones.
 
-        A gradient is wrong if it differs from the reference's mean over ranks. Without a
-        reference it is wrong if it is not finite.
+        A gradient is wrong if it differs from the mean over ranks of the reference's gradients.
+        Without a reference it is wrong if it is not finite.
         """
         self._optimizer.zero_grad()
         self._run_forward_backward()
@@ -80,10 +93,14 @@ class TrainingLoop(Benchmark):
         return len(self._wrong_gradients)
 
     def differences(self) -> Sequence[str]:
-        """Return a phrase for each wrong gradient of the last check."""
+        """Return a phrase for each of the first three wrong gradients of the last check."""
         return self._wrong_gradients[:_MAX_NAMED_GRADIENTS]
 
     def describe(self) -> Description:
+        """Return the optimizer's name and its number of parameters on this rank, as details.
+
+        A note says that gradients are only checked to be finite if there is no reference.
+        """
         num_parameters = sum(parameter.numel() for parameter in self._parameters)
         return Description(
             headline="step_time",
@@ -92,17 +109,26 @@ class TrainingLoop(Benchmark):
         )
 
     def _draw_batch(self) -> None:
+        """Set the batch of this step: the user's batch, or the result of the user's function."""
         has_batches = callable(self._batch)
         self._current_batch = self._batch(self._step_number) if has_batches else self._batch
 
     def _run_forward_backward(self) -> None:
+        """Run forward and backward of the user's model on the current batch.
+
+        Both are named ranges, so that profiles show their time.
+        """
         with record_function("parbench:forward"):
             loss = self._loss(self._model, self._current_batch)
         with record_function("parbench:backward"):
             loss.backward()  # type: ignore[no-untyped-call]
 
     def _compare_with_reference(self, reference: nn.Module) -> list[WrongTensor]:
-        """Return the gradients that differ from the reference's mean over ranks."""
+        """Return the gradients of the model that are too far from those of the reference.
+
+        The reference takes the model's weights and the same batch. Its gradients are averaged over
+        ranks. If the reference has parameters that the model lacks, only these are returned.
+        """
         gradients = collect_gradients(self._model)
         weights = collect_weights(self._model)
         missing = [

@@ -16,10 +16,14 @@ import scipy.special  # type: ignore[import-untyped]  # noqa: F401
 from parbench.bench.results.stats import Estimate, ValueKind, estimate_mean
 
 ByRank = Sequence[Sequence[float]]
+"""Values indexed by rank and then by turn, a round of one step of each kind on all ranks."""
 
 
 def slowest(by_rank: ByRank) -> list[float]:
-    """Return the maximum over ranks of each turn."""
+    """Return the maximum over ranks for each turn, in order.
+
+    A turn is one round of steps, and ``by_rank[rank][turn]`` the seconds of a rank's step in it.
+    """
     return [max(turn) for turn in zip(*by_rank, strict=True)]
 
 
@@ -29,9 +33,11 @@ def compare_turns(
     compare: Callable[[float, float], float],
     kind: ValueKind,
 ) -> Estimate | None:
-    """Return the mean of ``compare(first, second)`` over pairs of the same turn.
+    """Return the mean of ``compare(first[turn], second[turn])`` over turns, with its interval.
 
-    The result is None for one turn, which is mostly noise.
+    ``first`` and ``second`` hold the seconds of two kinds of step, such as with and without
+    communication, in the same turns. ``kind`` is the range of the result, for its interval. The
+    result is None for one turn, which is mostly noise.
     """
     if len(first) < 2:
         return None
@@ -40,14 +46,18 @@ def compare_turns(
 
 
 def compute_overhead(seconds: float, baseline: float) -> float:
-    """Return the relative increase over a baseline in seconds, such as 0.1 for 10 %."""
+    """Return the relative increase of ``seconds`` over ``baseline``, such as 0.1 for 10 %.
+
+    Both are the seconds of a step, for example with and without profiling.
+    """
     return seconds / baseline - 1
 
 
 def choose_ranks(by_rank: ByRank) -> list[int]:
-    """Return, for each turn, the rank with the largest sum over the other half of the turns.
+    """Return, for each turn, the rank whose sum over the other half of the turns is largest.
 
-    The halves are even and odd turns. For one turn it is the first rank.
+    The halves are the turns with even and with odd index. For one turn it is rank 0.
+    ``by_rank[rank][turn]`` is a rank's value in a turn, such as seconds of waiting.
     """
     ranks = range(len(by_rank))
     maximum_of_odd_turns = max(ranks, key=lambda rank: sum(by_rank[rank][1::2]))
@@ -57,9 +67,11 @@ def choose_ranks(by_rank: ByRank) -> list[int]:
 
 
 def cross_fitted(by_rank: ByRank) -> Estimate:
-    """Return an estimate of the maximum over ranks of values that are zero or above.
+    """Return an estimate, without the bias of a maximum, of the largest of the ranks' mean values.
 
-    One turn cannot choose a rank, so that the estimate is the mean over ranks.
+    ``by_rank[rank][turn]`` is a rank's value in a turn, zero or above, such as seconds of waiting.
+    The rank is chosen by one half of the turns, and its values are taken from the other half. One
+    turn cannot choose a rank, so that the result is then the mean over ranks.
     """
     if len(by_rank[0]) < 2:
         method = "mean over ranks of one turn, which cannot choose a rank"

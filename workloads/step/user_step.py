@@ -25,20 +25,32 @@ from parbench.workloads.step.sent_bytes import CommBytesProbe, CommRecorder
 from parbench.workloads.step.turns import slowest
 
 _DEFAULT_GROUP_NAMES = ("", "undefined", "default_pg")
+"""Descriptions that torch gives to process groups without a name."""
 _TIMED_STEPS = 3
+"""The number of steps that are timed for MFU."""
 
 
 class ExplainedUserStep:
-    """Adds ``explain`` to a user's benchmark, and delegates all else to it."""
+    """A user's benchmark with an explanation of its step: communication, time, memory and FLOPs.
+
+    All attributes except ``explain_step`` are those of the user's benchmark.
+    """
 
     def __init__(self, world: World, benchmark: Benchmark) -> None:
+        """Wrap a benchmark that has no ``explain_step`` of its own."""
         self._world = world
         self._benchmark = benchmark
 
     def __getattr__(self, name: str) -> Any:
+        """Return the attribute of the user's benchmark."""
         return getattr(self._benchmark, name)
 
     def explain_step(self, reset: ResetFn, budget_seconds: float) -> Explanation:
+        """Run the probes on further steps and return their merged metrics, details and notes.
+
+        One recorded step first finds the process groups that the user's code uses. ``reset`` must
+        be called before each step. The probes share ``budget_seconds``.
+        """
         world = self._world
         step = self._benchmark.step
         reset()
@@ -57,23 +69,29 @@ class ExplainedUserStep:
 
 
 class GroupRecorder(CommRecorder):  # type: ignore[no-untyped-call]
-    """Records calls, with the name of a process group as axis, and the groups by name."""
+    """A dispatch mode that records communication calls and the process groups that they use.
+
+    The axis of a call is the name of its process group, because a user's step has no known mesh.
+    """
 
     def __init__(self) -> None:
+        """Make a recorder that learns the process groups from the calls."""
         super().__init__({})
         self.groups: dict[str, dist.ProcessGroup] = {}
+        """The process groups of the recorded calls, keyed by name."""
 
     def name_axis(self, group: dist.ProcessGroup) -> str:
-        """Return the name of a group, and keep the group by this name in ``groups``."""
+        """Return the name of a process group as the axis of its calls, and add it to ``groups``."""
         name = name_group(group)
         self.groups.setdefault(name, group)
         return name
 
 
 def name_group(group: dist.ProcessGroup) -> str:
-    """Return the description of a group or the name of its mesh dimension.
+    """Return a name for a process group: its description, or that of its mesh dimension.
 
-    A group without both is named ``world``, or by its size and the distance between its ranks.
+    A group without both is ``world`` if it has all ranks. Otherwise it is named by its number of
+    ranks and the distance between the first two, such as ``ranks4x2``.
     """
     name = str(group.group_desc).removeprefix("mesh_")
     if name not in _DEFAULT_GROUP_NAMES:
@@ -87,24 +105,34 @@ def name_group(group: dist.ProcessGroup) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ResourceSample:
-    """The memory in bytes and the FLOPs of a step on one rank, and the seconds of several steps."""
+    """The memory, FLOPs and seconds of steps on one rank."""
 
     memory_bytes: dict[str, int | None]
-    """The peak above the start of the step (``memory_peak``), and the bytes at the start
-    (``memory_kept``). None is unknown."""
+    """The bytes of device memory, keyed by metric. None means unknown.
+
+    ``memory_peak`` is the peak of a step above its start, ``memory_kept`` the bytes at its start.
+    """
     flops: int
+    """The FLOPs of one step on this rank, as torch's FlopCounterMode counts them."""
     seconds: list[float]
+    """The seconds of each timed step."""
 
 
 @dataclass(frozen=True)
 class ResourceProbe:
-    """Measures the memory of a step, and its FLOPs by torch's FlopCounterMode."""
+    """Measures the memory of a user's step, its FLOPs by torch's FlopCounterMode, and its MFU."""
 
     world: World
     dtype: torch.dtype
+    """The type of the matrix multiplications, for the peak FLOP/s."""
     share = 0.0
+    """0, because this probe always runs the same number of steps and needs no time budget."""
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> ResourceSample:
+        """Run one step for its memory, one for its FLOPs and some for their time.
+
+        Returns the sample of this rank.
+        """
         device = self.world.device
         reset()
         allocated = accelerator.count_allocated_bytes(device) if device.type == "cuda" else None
@@ -123,7 +151,12 @@ class ResourceProbe:
         )
 
     def summarize(self, samples: Sequence[ResourceSample]) -> Explanation:
-        """Return the maximum of memory over ranks, and MFU if the peak of the device is known."""
+        """Return the maximum of memory over ranks, the FLOPs per rank, and MFU.
+
+        ``samples`` are those of all ranks. MFU is the mean FLOPs over ranks, divided by the time of
+        a step and by the device's peak FLOP/s. The time is the median over steps of the slowest
+        rank's seconds. MFU is missing if the peak is unknown.
+        """
         metrics: dict[str, MetricValue] = {}
         for name in samples[0].memory_bytes:
             values = [sample.memory_bytes[name] for sample in samples]

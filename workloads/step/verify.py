@@ -23,60 +23,67 @@ from parbench.workloads.model.transformer import plain_name
 from parbench.workloads.parallel.mesh import get_full_tensor, get_local_tensor
 
 RELATIVE_TOLERANCE = 1e-4
-"""The limit of a float32 gradient's distance, relative to the norm of the gradient.
+"""The limit of a float32 gradient's L2 distance from its reference, relative to its norm.
 
 Sums in another order differ by up to 1e-5 at 256 sequences per rank. A reduction in bfloat16
 differs by 5e-4 or more.
 """
 NOISE_FLOOR = 1e-8
-"""The limit of a float32 gradient's distance, relative to the norm of all gradients.
+"""A second limit of this distance, relative to the norm of all gradients, which is added.
 
 It allows rounding errors of gradients near zero. Over 150 steps of two models on random tokens, a
 right gradient needed at most 6e-10. The smallest gradient of any parameter was 4e-8, so that a
 missing gradient is still beyond the limit.
 """
 LOW_PRECISION_FACTOR = 3
-"""The limit of a low-precision gradient's distance, relative to the reference's in that precision.
+"""The limit of a low-precision gradient's L2 distance from the float32 reference.
 
-The two limits below are added. Two right gradients have independent errors of about the same size,
-but errors of queries and keys vary. Over 150 steps of two models in bfloat16, the errors beyond the
-two added limits differed by up to a factor of 2.7.
+It is relative to the distance of a single-process gradient in the same precision. The two limits
+below are added. Two right gradients have independent errors of about the same size, but errors of
+queries and keys vary. Over 150 steps of two models in bfloat16, the errors beyond the two added
+limits differed by up to a factor of 2.7.
 """
 LOW_PRECISION_EPSILONS = 2
-"""The limit of a low-precision gradient's distance, in machine epsilons of the gradient's norm.
+"""The first added limit of this distance, in machine epsilons times the gradient's norm.
 
 It allows for gradients of few elements, whose error is chance.
 """
 LOW_PRECISION_NOISE_FLOOR = 5e-6
-"""The limit of a low-precision gradient's distance, relative to the norm of all gradients.
+"""The second added limit of this distance, relative to the norm of all gradients.
 
 A right gradient needs at most 2.2e-6.
 """
 ALL_GRADIENTS_FACTOR = 1.5
-"""The limit of the error of all low-precision gradients, relative to the reference's error.
+"""The limit of the L2 distance of all low-precision gradients together from the reference.
 
-Errors of single tensors average out, so this limit finds a wrong common factor, such as one rank of
-64 that is missing in the mean.
+It is relative to the distance of a single process in the same precision. Errors of single tensors
+average out, so this limit finds a wrong common factor, such as one rank of 64 that is missing in
+the mean.
 """
 _UPDATE_TOLERANCE = 0.05
-"""The limit of a float32 weight's distance after two steps, in learning rates."""
-_MOVEMENT_TOLERANCE = 0.3
-"""The limit of the distance of all low-precision weights, relative to the movement of two steps.
+"""The limit of a float32 weight's difference from the reference after two steps.
 
-A right run was measured at 0.01, a run without one of the steps at 0.5.
+It is relative to the learning rate.
+"""
+_MOVEMENT_TOLERANCE = 0.3
+"""The limit of the L2 distance of all low-precision weights from the reference after two steps.
+
+It is relative to the distance that the reference's weights moved. A right run was measured at 0.01,
+a run without one of the steps at 0.5.
 """
 _MIN_RELATIVE_GRADIENT = 1e-3
-"""The smallest relative gradient whose update is compared.
+"""The smallest gradient element whose weight update is compared, relative to the largest element.
 
 AdamW's first steps follow the sign of a gradient, which is chance if the gradient is smaller.
 """
 
 Tensors = Mapping[str, Tensor]
+"""Full weights or gradients, keyed by the parameter's name in the full model."""
 
 
 @dataclass
 class Verifier:
-    """Compares a training step with a single-process reference.
+    """Compares a training step's loss, gradients and weights with a single-process reference.
 
     Every rank builds its own reference, and all ranks take part in each check.
     """
@@ -86,32 +93,39 @@ class Verifier:
     """The module with this rank's parameters (plain or DTensors), named as in the full model."""
     _: KW_ONLY
     build_reference: Callable[[torch.dtype], nn.Module]
-    """Returns the model of one process, with the weights of the seed."""
+    """Returns the full model in a dtype, with its initial weights."""
     reference_loss: Callable[[nn.Module, Tensor, int], Tensor]
-    """Returns the mean loss of one process on a microbatch, from its tokens and its index."""
+    """Returns the mean loss of a reference model on one microbatch, as a tensor with a graph.
+
+    The arguments are the model, the microbatch's tokens (b, s + 1), and its index in the global
+    batch.
+    """
     dtype: torch.dtype
+    """The type of the step's weights and activations."""
     reduce_dtype: torch.dtype
     """The type in which gradients are summed over data ranks."""
     data_size: int
-    """The number of ranks with different sequences."""
+    """The number of ranks that train different sequences."""
     replicas: Sequence[tuple[dist.ProcessGroup, Sequence[Tensor]]]
-    """Groups of ranks, each with the parameters that have equal local values on these ranks."""
+    """Process groups, each with the parameters whose local values are equal on all of its ranks."""
     exact_order: Sequence[int] = ()
-    """The order in which a single data rank accumulates its microbatches, empty for several ranks.
+    """The indices of microbatches in the order in which the step accumulates their gradients.
 
-    A reference with this order has equal bits.
+    It is empty if several ranks sum gradients. Otherwise the reference accumulates in this order,
+    and its float32 gradients on a CPU must equal the step's in every bit.
     """
     holds_stage_only: bool = False
-    """True if other ranks have other layers."""
+    """True if other ranks have other layers, because the step has a pipeline."""
     gather_gradients: Callable[[], None] = lambda: None
-    """Makes all gradients available on every rank."""
+    """Makes the gradients of all parameters of ``model`` available on every rank."""
     differences: list[str] = field(default_factory=list, init=False)
-    """The differences that the last check found."""
+    """A phrase for each difference that the last check found on this rank."""
     _has_compared_updates: bool = field(default=False, init=False)
+    """True once ``count_wrong`` has compared the weights after two optimizer steps."""
 
     @property
     def is_float32(self) -> bool:
-        """True if the step computes and reduces in float32."""
+        """True if the step computes and reduces gradients in float32."""
         return self.dtype == self.reduce_dtype == torch.float32
 
     def count_wrong(
@@ -120,10 +134,14 @@ class Verifier:
         compute_gradients: Callable[[], Tensor | None],
         step: Callable[[], None],
     ) -> int:
-        """Return the number of wrong elements of replicas, gradients, the loss and two updates.
+        """Return the number of wrong elements of weights, gradients and the loss on this rank.
 
-        ``microbatches`` are those of the global batch, in order of data ranks. Before the first
-        check the model has taken one step on it. This check takes the second step.
+        ``microbatches`` holds the tokens (b, s + 1) of each microbatch of the global batch, ordered
+        by data rank. ``compute_gradients`` computes the step's gradients and returns its loss, None
+        on a rank without the loss. ``step`` takes one optimizer step.
+
+        Weights must be equal on replicas. On the first call, they must also equal the reference's
+        after two optimizer steps on this batch, of which the caller has taken the first.
         """
         self.differences = []
         wrong = 0
@@ -162,7 +180,11 @@ class Verifier:
         return wrong + self._count_wrong_loss(loss, expected_loss, low_loss)
 
     def check_without_reference(self, compute_gradients: Callable[[], Tensor | None]) -> int:
-        """Return the number of elements that differ between replicas, or are not finite."""
+        """Return the number of wrong elements that are found without a single-process reference.
+
+        They are weights that differ between replicas, and infinite or NaN elements of the loss and
+        of gradients. ``compute_gradients`` is as in ``count_wrong``.
+        """
         self.differences = []
         wrong = self._count_replica_mismatches()
         loss = compute_gradients()
@@ -173,13 +195,20 @@ class Verifier:
         return wrong
 
     def _record(self, wrong: int, difference: str) -> int:
-        """Add a difference to ``differences`` if ``wrong`` is not 0, and return ``wrong``."""
+        """Append ``difference`` to ``differences`` if ``wrong`` is not 0, and return ``wrong``.
+
+        ``wrong`` is a number of wrong elements.
+        """
         if wrong:
             self.differences.append(difference)
         return wrong
 
     def _gather_stages(self, own_weights: Tensors) -> Tensors:
-        """Return the weights of all pipeline stages, sent by the first rank of each."""
+        """Return the full weights of all pipeline stages on every rank, keyed by parameter name.
+
+        ``own_weights`` are those of this rank's stages. The first rank with each set of stages
+        sends them.
+        """
         names = tuple(own_weights)
         first_rank = self.world.gather(names).index(names)
         sent = {}
@@ -190,7 +219,10 @@ class Verifier:
         return {**gathered, **own_weights}
 
     def _count_replica_mismatches(self) -> int:
-        """Return the number of parameter elements that differ between replicas."""
+        """Return the number of parameter elements on this rank that differ between replicas.
+
+        They are compared with the first rank of each group of replicas.
+        """
         wrong = 0
         for group, parameters in self.replicas:
             mismatches = count_replica_mismatches(parameters, group)
@@ -200,7 +232,11 @@ class Verifier:
     def _count_wrong_loss(
         self, loss: Tensor | None, expected: float, low_precision: float | None
     ) -> int:
-        """Return 1 if the mean of the ranks' losses is wrong, otherwise 0. ``loss`` may be None."""
+        """Return 1 if the mean of all ranks' losses differs from ``expected``, otherwise 0.
+
+        ``loss`` is this rank's loss, None if it has none. ``expected`` is the float32 loss of the
+        reference, and ``low_precision`` its loss in the step's precision, None for a float32 step.
+        """
         per_rank = self.world.gather(None if loss is None else float(loss))
         losses = [value for value in per_rank if value is not None]
         mean = sum(losses) / len(losses)
@@ -213,10 +249,11 @@ class Verifier:
         return self._record(int(not is_right), text)
 
     def _count_wrong_updates(self, microbatches: Sequence[Tensor]) -> int:
-        """Return the number of weights that are wrong after two optimizer steps.
+        """Return the number of this rank's weights that are wrong after two optimizer steps.
 
-        Only elements with large enough gradients in both steps are compared. Below float32,
-        elements are compared together: all of them count if their total distance is too large.
+        The reference takes the same two steps on ``microbatches``. Only elements with large enough
+        gradients in both steps are compared. Below float32, elements are compared together: all of
+        them count as wrong if their total distance is too large.
         """
         start = self.build_reference(self.dtype)
         reference = self.build_reference(self.dtype)
@@ -247,7 +284,7 @@ class Verifier:
         return sum(map(len, distances))
 
     def _load_reference(self, weights: Tensors, dtype: torch.dtype) -> nn.Module:
-        """Return the reference model in ``dtype`` with these weights, by name."""
+        """Return the reference model in ``dtype`` with full weights, which are keyed by name."""
         model = self.build_reference(dtype)
         load_weights(model, weights)
         return model
@@ -255,10 +292,11 @@ class Verifier:
     def _run(
         self, model: nn.Module, microbatches: Sequence[Tensor], reduce_dtype: torch.dtype
     ) -> tuple[float, dict[str, Tensor]]:
-        """Return the mean loss of the global batch and its gradients.
+        """Run a reference model on the global batch and return its mean loss and its gradients.
 
-        Gradients accumulate in the dtype of the model. If ``reduce_dtype`` differs, the gradients
-        of each data rank accumulate separately, and their sum is stored in the model's dtype.
+        Gradients are keyed by parameter name, and accumulate in the dtype of the model. If
+        ``reduce_dtype`` differs, the gradients of each data rank accumulate separately, and their
+        mean is stored in the model's dtype.
         """
         dtype = next(model.parameters()).dtype
         ranks = 1 if dtype == reduce_dtype else self.data_size
@@ -281,23 +319,33 @@ class Verifier:
 
 
 def _list_gradients(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the gradient of each parameter with its name, without parameters that have none."""
     parameters = model.named_parameters()
     return [(name, parameter.grad) for name, parameter in parameters if parameter.grad is not None]
 
 
 def collect_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the full weights on every rank, by their names without wrappers."""
+    """Return the full weights of a model on every rank, keyed by plain parameter name.
+
+    All ranks call it, because DTensors are gathered. Plain names lack the prefixes of wrappers.
+    """
     parameters = model.named_parameters()
     return {plain_name(name): get_full_tensor(parameter.detach()) for name, parameter in parameters}
 
 
 def collect_gradients(model: nn.Module) -> dict[str, Tensor]:
-    """Return the full gradients on every rank, by their parameters' names without wrappers."""
+    """Return the full gradients of a model on every rank, keyed by plain parameter name.
+
+    All ranks call it, because DTensors are gathered. Parameters without a gradient are left out.
+    """
     return {plain_name(name): get_full_tensor(grad) for name, grad in _list_gradients(model)}
 
 
 def load_weights(model: nn.Module, weights: Tensors) -> None:
-    """Copy full weights by name into a model. Parameters without a weight are not changed."""
+    """Copy full weights, which are keyed by plain parameter name, into the parameters of a model.
+
+    Parameters without a weight keep their values.
+    """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if plain_name(name) in weights:
@@ -306,23 +354,27 @@ def load_weights(model: nn.Module, weights: Tensors) -> None:
 
 @dataclass(frozen=True)
 class WrongTensor:
-    """A tensor that differs from its reference."""
+    """A gradient or output that differs from its reference, as text."""
 
     name: str
+    """The name of the parameter or of the tensor."""
     num_elements: int
+    """The number of elements that count as wrong. It may be all elements of the tensor."""
     difference: str
+    """A phrase that follows the name, such as ``is missing`` or ``is 0.5 of the reference``."""
 
     def __str__(self) -> str:
+        """Return the name and the difference, such as ``head.weight is missing``."""
         return f"{self.name} {self.difference}"
 
 
 def norm_of_all(tensors: Iterable[Tensor]) -> float:
-    """Return the L2 norm of all tensors together."""
+    """Return the L2 norm of the concatenation of all tensors."""
     return math.hypot(*(float(tensor.float().norm()) for tensor in tensors))
 
 
 def find_not_finite(model: nn.Module) -> Iterator[WrongTensor]:
-    """Yield the gradients of which this rank has elements that are not finite."""
+    """Yield the gradients of a model that have infinite or NaN elements on this rank."""
     for name, gradient in _list_gradients(model):
         num_elements = int((~get_local_tensor(gradient).isfinite()).sum())
         if num_elements:
@@ -336,13 +388,16 @@ def compare(
     norm: float,
     tolerance: float = RELATIVE_TOLERANCE,
 ) -> Iterator[WrongTensor]:
-    """Yield the tensors that are not within the limits of ``expected``, the float32 reference.
+    """Yield the tensors in ``actual`` that are too far from their float32 references.
 
-    ``low_precision`` has the reference's tensors in the precision that is checked, None for
-    float32. ``norm`` is the norm of all gradients of the reference, ``tolerance`` the relative
-    limit of float32. An absent tensor is wrong unless its reference is zero. A tensor of zeros is
-    wrong if a single process computes another value in the same precision. If every low-precision
-    tensor is right, all are compared together.
+    ``actual`` and the references in ``expected`` are keyed by name. The distance of a tensor is the
+    L2 norm of its difference. ``low_precision`` has the tensors of one process in the precision
+    that is checked, None for float32. ``norm`` is the norm of all reference gradients together, and
+    ``tolerance`` the allowed distance of a float32 tensor relative to its norm.
+
+    An absent tensor is wrong unless its reference is zero. A tensor of zeros is wrong if
+    ``low_precision`` is not zero. If every low-precision tensor is right, one more comparison takes
+    all tensors together.
     """
     distances: list[float] = []
     errors: list[float] = []
@@ -377,7 +432,7 @@ def compare(
 
 
 def find_unequal_tensors(actual: Tensors, expected: Tensors) -> Iterator[WrongTensor]:
-    """Yield each expected tensor whose values are not exactly those of the actual one.
+    """Yield each expected tensor that differs from the actual one in any element.
 
     An absent actual tensor counts as zero.
     """
@@ -389,7 +444,10 @@ def find_unequal_tensors(actual: Tensors, expected: Tensors) -> Iterator[WrongTe
 
 
 def _describe(tensor: Tensor | None, reference: Tensor) -> str:
-    """Return text on a wrong tensor: missing, a multiple of the reference, or relative distance."""
+    """Return a phrase on the difference of a wrong tensor from its reference.
+
+    It says that the tensor is missing, is a multiple of the reference, or its relative distance.
+    """
     if not reference.any():
         return "is not zero, as the reference is"
     if tensor is None:
@@ -404,9 +462,10 @@ def _describe(tensor: Tensor | None, reference: Tensor) -> str:
 
 
 def count_wrong_fills(model: nn.Module, microbatches: int, num_ranks: int) -> int:
-    """Return the number of wrong gradient elements in a model of simulated compute.
+    """Return the number of wrong gradient elements in a model with simulated compute.
 
-    An element is right if it is the mean over ranks of their gradient values.
+    Every element must be the number of ``microbatches`` times the mean of the simulated gradient
+    value over data ranks. ``num_ranks`` is the world size, which bounds the rounding errors.
     """
     wrong = 0
     for module in model.modules():
@@ -418,13 +477,13 @@ def count_wrong_fills(model: nn.Module, microbatches: int, num_ranks: int) -> in
 
 
 def count_unfilled(gradient: Tensor | None, expected: float, num_ranks: int) -> int:
-    """Return the number of elements that differ from ``expected``, the mean over ranks.
+    """Return the number of elements of a gradient that differ from the mean over ranks.
 
-    An absent gradient counts as 1.
+    ``expected`` is this mean. A gradient of None counts as one wrong element.
 
-    Ranks may divide before they sum, and sum in any order. Each rank adds at least 2 / (3
-    num_ranks) of the mean, so that in bfloat16 a missing rank is found for up to 26 ranks. For more
-    ranks the rounding errors may be as large.
+    The tolerance depends on ``num_ranks``, because ranks may divide before they sum, and sum in any
+    order. Each rank adds at least 2 / (3 num_ranks) of the mean, so that in bfloat16 a missing rank
+    is found for up to 26 ranks. For more ranks the rounding errors may be as large.
     """
     if gradient is None:
         return 1
@@ -438,7 +497,11 @@ def count_unfilled(gradient: Tensor | None, expected: float, num_ranks: int) -> 
 
 
 def count_replica_mismatches(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> int:
-    """Return the number of local elements that differ in a bit from those of the group's rank 0."""
+    """Return the number of elements on this rank that differ in a bit from those of rank 0.
+
+    ``tensors`` are parameters of this rank, of which DTensors count by their local part. All ranks
+    of ``group`` call it, and rank 0 is its first rank.
+    """
     wrong = 0
     for tensor in tensors:
         local = get_local_tensor(tensor.detach())
