@@ -225,6 +225,11 @@ _TOOL_TITLES = format_list(entry.title for entry in IMPORT_FORMATS.values())
 @link_option
 @runs_option(default=Path("runs"), help="Where new runs go.")
 def import_files(files: tuple[Path, ...], **options: Any) -> None:
+    """Convert each log of another benchmark tool into a run, and print its folder and notes.
+
+    ``options`` are the other options of the command: tool, number of ranks, link speed, output
+    folder.
+    """
     from parbench.bench.results.runs import load_run
     from parbench.reports.formats.imports import import_file
 
@@ -258,6 +263,10 @@ def import_files(files: tuple[Path, ...], **options: Any) -> None:
     help="File or folder to write. Default: standard output, for formats of one file.",
 )
 def export(run: Path, name: str, output: Path | None) -> None:
+    """Write a run in the format ``name`` to a file, a folder or standard output.
+
+    Raises ``UserError`` if the format has several files and no folder is given.
+    """
     from parbench.bench.text import UserError
     from parbench.reports.formats.registry import render_export
     from parbench.reports.render.show import write_files
@@ -275,7 +284,7 @@ def export(run: Path, name: str, output: Path | None) -> None:
 
 
 def _write(content: bytes, output: Path | None) -> None:
-    """Write content to a file, or to standard output if ``output`` is None."""
+    """Write ``content`` to the file ``output``, or to standard output if it is None."""
     from parbench.bench.files import convert_write_errors
 
     if output is None:

@@ -45,15 +45,18 @@ _CASE_DTYPES = {
 
 
 def build_cases_frame(results: Sequence[CaseResult], labels: Mapping[str, str]) -> "pd.DataFrame":
-    """Return a frame with one row for each result. ``RunData.cases`` documents its columns."""
+    """Return a pandas frame with a row for each result. ``RunData.cases`` documents its columns.
+
+    ``labels`` are the labels of cases, keyed by case id.
+    """
     rows = [_make_case_row(result, labels[result.case.id]) for result in results]
     return _build_frame(rows, _CASE_DTYPES)
 
 
 def join_frames(frames: Mapping[str, "pd.DataFrame"], column: str) -> "pd.DataFrame":
-    """Return the rows of all frames, with the name of each row's frame in the first column.
+    """Return the rows of all frames below each other, with the name of their frame in a column.
 
-    The first column has the name ``column``.
+    ``frames`` are keyed by name. ``column`` is the title of the added first column.
     """
     import pandas as pd
 
@@ -61,14 +64,14 @@ def join_frames(frames: Mapping[str, "pd.DataFrame"], column: str) -> "pd.DataFr
 
 
 def list_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Return the rows of a frame as mappings by column, as tables have them."""
+    """Return the rows of a frame as dicts from column name to value."""
     names = [str(name) for name in frame.columns]
     columns = [frame.iloc[:, index].tolist() for index in range(len(names))]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def _make_case_row(result: CaseResult, label: str) -> dict[str, Any]:
-    """Return the row of a result: its values, parameters and metrics, keyed by column."""
+    """Return one row of the frame of cases, keyed by column: values, parameters, then metrics."""
     headline = result.metrics.get(result.headline)
     is_within_repetition = bool(headline and headline.is_within_repetition)
     low, high = _get_interval(headline, is_within_repetition=is_within_repetition)
@@ -112,9 +115,9 @@ def _make_case_row(result: CaseResult, label: str) -> dict[str, Any]:
 def _get_interval(
     metric: MetricValue | None, *, is_within_repetition: bool
 ) -> tuple[float | None, float | None]:
-    """Return the interval of a metric, None for both ends if unknown.
+    """Return the bounds of a metric's 95 % interval, ``(None, None)`` if it is unknown.
 
-    Intervals within one repetition are left out unless ``is_within_repetition`` is True.
+    An interval within one repetition counts as unknown unless ``is_within_repetition`` is True.
     """
     if metric is None or (metric.is_within_repetition and not is_within_repetition):
         return None, None
@@ -122,7 +125,10 @@ def _get_interval(
 
 
 def _build_frame(rows: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str]) -> "pd.DataFrame":
-    """Return rows as a frame with these columns first, then parameters and metrics."""
+    """Return rows as a frame with the columns of ``dtypes`` first, then parameters and metrics.
+
+    ``dtypes`` are pandas types keyed by column.
+    """
     import pandas as pd
 
     names = dict.fromkeys([*dtypes, *(name for row in rows for name in row)])
@@ -135,7 +141,10 @@ def _build_frame(rows: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str]) -
 
 
 def _choose_dtype(name: str, values: Sequence[Any]) -> str:
-    """Return the type of a column: numbers of metrics are floats, parameters keep their type."""
+    """Return the pandas type of a column: float64 for metrics, Int64 for integer parameters.
+
+    Parameters with other values than numbers are objects.
+    """
     if not name.startswith("param_"):
         return "float64"
     types = {type(value) for value in values if value is not None}

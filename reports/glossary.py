@@ -1,4 +1,4 @@
-"""The terms that reports explain below their tables."""
+"""The glossary: definitions of terms that reports print below their tables."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,14 +10,19 @@ from parbench.bench.results.tables import Section
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """A term of the field and its definition."""
+    """An entry of the glossary."""
 
     name: str
+    """The term, with the name of a metric in parentheses if it differs."""
     text: str
+    """The definition in one or more sentences."""
 
 
 def list_terms(section: Section) -> tuple[Term, ...]:
-    """Return the terms of a section, then the formulas of the metrics that its columns show."""
+    """Return the glossary entries of a report section, without duplicates.
+
+    These are the terms that its tables name, then each metric of a column that has a formula.
+    """
     metrics: dict[str, Metric] = {}
     terms = [term for table in section.on_page for term in table.terms]
     for table in section.on_page:
@@ -29,17 +34,17 @@ def list_terms(section: Section) -> tuple[Term, ...]:
 
 
 def get_terms(names: Iterable[str]) -> tuple[Term, ...]:
-    """Return the terms of these names, each once."""
+    """Return the glossary entries with these names, in order and without duplicates."""
     return tuple(Term(name=name, text=_DEFINITIONS[name]) for name in dict.fromkeys(names))
 
 
 def list_all_terms() -> tuple[Term, ...]:
-    """Return every term, without the terms of metrics."""
+    """Return every glossary entry, without the entries of metrics."""
     return get_terms(_DEFINITIONS)
 
 
 def _define_metric(metric: Metric) -> Term:
-    """Return the term of a metric with its help and its formula."""
+    """Return the glossary entry of a metric, with its help text and its formula."""
     name = metric.title
     if metric.name.replace("_", " ") != metric.title:
         name = f"{metric.title} ({metric.name})"

@@ -1,4 +1,7 @@
-"""The check of limits of metrics. A limit of an unknown value is never met."""
+"""The check of a run's metrics against the limits of ``--limits``.
+
+A limit of an unknown value is never met.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,38 +25,45 @@ from parbench.reports.analysis.steps import compute_exposed_share
 from parbench.reports.run_data import RunData
 
 LimitVerdict = Literal["NOT MET", "NOT RUN", "UNKNOWN", "MET"]
+"""The outcome of a limit. UNKNOWN means that the value of the metric is unknown."""
 EXIT_CODES: Mapping[LimitVerdict, ExitCode] = {
     "NOT MET": ExitCode.BAD,
     "NOT RUN": ExitCode.DID_NOT_RUN,
     "UNKNOWN": ExitCode.UNDECIDED,
     "MET": ExitCode.OK,
 }
-"""The exit codes of the verdicts, the worst first."""
+"""The exit code of each verdict, in the order from the worst verdict to the best."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LimitResult:
-    """The verdict on a limit over all cases that it applies to, and a sentence about it."""
+    """The verdict on one limit over all cases to which it applies."""
 
     limit: MetricLimit
+    """The limit that was checked."""
     verdict: LimitVerdict
+    """The worst verdict of a case."""
     message: str
+    """A sentence about the case with this verdict that is farthest from the limit."""
 
 
 class _LimitCheck(NamedTuple):
     """The verdict on a limit for one metric of one case."""
 
     verdict: LimitVerdict
+    """NOT RUN if the case was not measured, UNKNOWN if the metric has no value."""
     label: str
+    """The label of the case."""
     finding: str
+    """A clause with the value, or with the reason why it is unknown."""
     distance: float = 0.0
-    """The absolute difference between the value and the limit."""
+    """The absolute difference between the value and the limit, 0 if the value is unknown."""
 
 
 def check_run(data: RunData, file: Path, code: int) -> int:
-    """Print on standard error how a run meets the limits of a file, and return the exit code.
+    """Check the limits of a file, print the result to standard error, and return the exit code.
 
-    ``code`` is the exit code of the run itself. The worst exit code is returned.
+    ``code`` is the exit code of the run itself. The worse of both codes is returned.
     """
     require_complete(data.run)
     results = check_limits(data, read_limits(file, data.plan.cases, data.plan.skipped))
@@ -63,7 +73,7 @@ def check_run(data: RunData, file: Path, code: int) -> int:
 
 
 def check_limits(data: RunData, limits: Sequence[MetricLimit]) -> tuple[LimitResult, ...]:
-    """Check each limit over all cases of the run that it applies to."""
+    """Return the result of each limit over all cases of the run to which it applies."""
     case_results = {result.case.id: result for result in data.results}
     cases = {case.id: case for case in data.plan.cases}
     cases |= {case_id: result.case for case_id, result in case_results.items()}
@@ -78,12 +88,15 @@ def check_limits(data: RunData, limits: Sequence[MetricLimit]) -> tuple[LimitRes
 
 
 def get_limits_exit_code(results: Sequence[LimitResult], code: int = 0) -> ExitCode:
-    """Return the exit code of the limits and of everything else, which is ``code``."""
+    """Return the worst of ``code`` and of the exit codes of the limits."""
     return combine_exit_codes([code, *(EXIT_CODES[result.verdict] for result in results)])
 
 
 def describe_limits(results: Sequence[LimitResult]) -> tuple[str, ...]:
-    """Return a sentence for each limit that is not met, or one if all are."""
+    """Return a sentence for each limit that is not met, or a single one if all are met.
+
+    The result is empty without limits.
+    """
     unmet = tuple(result.message for result in results if result.verdict != "MET")
     if unmet or not results:
         return unmet
@@ -95,9 +108,10 @@ def describe_limits(results: Sequence[LimitResult]) -> tuple[str, ...]:
 def _check_case(
     limit: MetricLimit, label: str, result: CaseResult | None, ceiling: Ceiling | None
 ) -> Iterator[_LimitCheck]:
-    """Yield the checks of a limit for each metric of a case that it names.
+    """Yield the check of a limit for each metric of one case that the limit names.
 
-    ``result`` is None for a case without a record.
+    ``label`` is the label of the case. ``result`` is None for a case without a record. ``ceiling``
+    is the bandwidth limit of the run.
     """
     if result is None:
         yield _LimitCheck("NOT RUN", label, "it has no record")
@@ -117,7 +131,10 @@ def _check_case(
 
 
 def _check_value(limit: MetricLimit, label: str, name: str, metric: MetricValue) -> _LimitCheck:
-    """Return the check of a limit for one metric of a case, UNKNOWN if the value is unknown."""
+    """Return the check of a limit for the value of one metric of a case.
+
+    ``name`` is the full name of the metric, which may have an axis or a component.
+    """
     component = name.removeprefix(limit.metric).removeprefix(".")
     suffix = f" on {component}" if component else ""
     if metric.value is None:
@@ -129,7 +146,7 @@ def _check_value(limit: MetricLimit, label: str, name: str, metric: MetricValue)
 
 
 def _combine_cases(limit: MetricLimit, checks: Sequence[_LimitCheck]) -> LimitResult:
-    """Return the worst result of a limit over all cases.
+    """Return the worst check of a limit over all cases as its result.
 
     Of equally bad cases, the one farthest from the limit counts.
     """
@@ -146,7 +163,7 @@ def _combine_cases(limit: MetricLimit, checks: Sequence[_LimitCheck]) -> LimitRe
 
 
 def _format_metric(name: str, metric: MetricValue) -> str:
-    """Return the value of a metric with its unit. Metrics without a unit are mostly percentages."""
+    """Return the value of a metric as text with its interval, as a percentage if it has no unit."""
     declared = resolve_metric(name)
     if metric.unit or declared is None:
         return format_measurement(metric)
@@ -156,7 +173,10 @@ def _format_metric(name: str, metric: MetricValue) -> str:
 
 
 def _collect_metrics(result: CaseResult, ceiling: Ceiling | None) -> dict[str, MetricValue]:
-    """Return the metrics of a case, and shares that depend on the whole run, keyed by name."""
+    """Return the metrics of a case keyed by name, with two that depend on other values of the run.
+
+    These are ``exposed_fraction`` and, if the ceiling is a memory copy, ``busbw_of_copy``.
+    """
     metrics = dict(result.metrics)
     exposed = compute_exposed_share(result)
     if exposed is not None:

@@ -1,4 +1,4 @@
-"""The report of one run: the sections that it may have, and what the first screen shows."""
+"""The report of one run: its sections, its verdicts, and the figures of the first screen."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -59,16 +59,19 @@ SECTIONS: Mapping[tuple[str, str], Callable[[RunData], Iterable[Table]]] = {
     ("predicted", "Predictions"): list_prediction_tables,
     ("repetitions-section", "Repetitions"): list_repetition_tables,
 }
-"""The functions that list the tables of a section, by its id and title, in order."""
+"""The functions that return the tables of each section, keyed by id and title, in order."""
 
 MAX_BOXES = 1500
-"""The limit for the figure of a step on the first screen."""
+"""The largest number of boxes in the Gantt chart of the first screen."""
 HARDWARE_FACTS = (("host", "cpu_model", ""), ("torch", "gpu", ""), ("torch", "version", "torch "))
-"""The group and the name of facts of the environment in the heading, with a prefix."""
+"""Facts of the environment in the heading: group, name, and text before the value."""
 
 
 def make_report(data: RunData, extra_verdicts: Sequence[ReportVerdict] = ()) -> Report:
-    """Return the report of a run, with further verdicts after its own."""
+    """Build the report of a run from its data.
+
+    ``extra_verdicts`` follow the verdicts on correctness, completeness and noise.
+    """
     run = data.run
     return Report(
         name=run.info.id,
@@ -95,7 +98,7 @@ def make_report(data: RunData, extra_verdicts: Sequence[ReportVerdict] = ()) -> 
 
 
 def describe_run(data: RunData) -> str:
-    """Return a line with the plan, the hardware, the start and the duration of a run."""
+    """Return a line of text with the plan, ranks, hardware, start and duration of a run."""
     plan, info = data.plan, data.run.info
     ranks = pluralize(plan.nproc, "rank")
     node_counts = sorted({result.world.nodes for result in data.results})
@@ -115,13 +118,19 @@ def describe_run(data: RunData) -> str:
 
 
 def chart_first_screen(data: RunData) -> list[Chart]:
-    """Return the figures of bandwidth and of a step, as far as there are any."""
+    """Return the charts above the sections: bus bandwidth over size, and the first profiled step.
+
+    A chart without data is left out.
+    """
     bandwidth = chart_bandwidth_overview(select_operations(data), data.ceiling)
     return list_charts(bandwidth, _chart_first_step(data, is_wide=bandwidth is None))
 
 
 def _chart_first_step(data: RunData, *, is_wide: bool) -> Chart | None:
-    """Return the figure of the first profiled step, as a pipeline if it is one."""
+    """Return the Gantt chart of the first profiled step, None if no step was profiled.
+
+    A pipeline is drawn by its forward and backward actions, other steps by their streams.
+    """
     step = next((step for step in data.timelines if step.timeline), None)
     for result in data.steps:
         repetition, details = find_details(result, PipelineDetails)

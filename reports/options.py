@@ -1,4 +1,4 @@
-"""Options that several commands share, and the formats that they offer."""
+"""Command-line options that several report commands share, and their output formats."""
 
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,10 @@ HISTORY_FILE = Path("runs/history.sqlite")
 def _check_suffix(
     context: click.Context, parameter: click.Parameter, file: Path | None
 ) -> Path | None:
-    """Raise ``click.BadParameter`` if a figure file does not end with a known format."""
+    """Return the file of a figure. Raises ``click.BadParameter`` for an unknown suffix.
+
+    This is the callback of the option. ``file`` is None if the option is not given.
+    """
     if file is not None and file.suffix[1:] not in FIGURE_FORMATS:
         raise click.BadParameter(f"{file} does not end with .png, .svg or .pdf")
     return file
@@ -26,7 +29,10 @@ def _check_suffix(
 def _parse_link(
     context: click.Context, parameter: click.Parameter, speed: str | None
 ) -> float | None:
-    """Return the speed of the link in B/s, None if the option is not given."""
+    """Return the link speed of ``--link`` in B/s, None if the option is not given.
+
+    This is the callback of the option. ``speed`` is a text such as ``400Gbit``.
+    """
     return parse_link(speed) if speed else None
 
 

@@ -32,6 +32,7 @@ RUN_DTYPES = {
     "case": TEXT,
     "name": TEXT,
 }
+"""The columns about the run and the case, with their pandas types."""
 RECORD_DTYPES = {
     "repetition": "int64",
     "status": TEXT,
@@ -55,6 +56,7 @@ RECORD_DTYPES = {
     "record_started": TIME,
     "record_seconds": NUMBER,
 }
+"""The columns about the record of a repetition, with their pandas types."""
 METRIC_DTYPES = {
     "metric": TEXT,
     "value": NUMBER,
@@ -64,24 +66,32 @@ METRIC_DTYPES = {
     "better": TEXT,
     "method": TEXT,
 }
+"""The columns about one metric of a record, with their pandas types."""
 SAMPLE_COLUMNS = r"^(run|point|case|name|repetition|world_size|param_.*)$"
 """The columns of a repetition that frames of samples have."""
 RANK_SAMPLE_ARRAYS = {"arrival_ns", "exit_ns", "duration_ns", "issue_ns", "steps_per_sample"}
+"""The arrays that a sample file must contain, besides the ranks."""
 
 
 class CaseRepetition(NamedTuple):
-    """A case in one repetition of a run."""
+    """One case in one repetition of a run, with or without a record."""
 
     run: Run
     record: Record | None
-    """The record if its result is correct, otherwise None."""
+    """The record if the repetition measured the case, otherwise None."""
     row: dict[str, Any]
-    """The values of the columns of ``RUN_DTYPES`` and ``RECORD_DTYPES``, as far as they are known."""
+    """The known values of the columns of ``RUN_DTYPES`` and ``RECORD_DTYPES``, keyed by column."""
     params: Mapping[str, Any]
+    """The parameters of the case with their defaults."""
 
 
 def build_metrics_frame(runs: Runs) -> "pd.DataFrame":
-    """Return a row for each metric, and one for each repetition without a measurement."""
+    """Return a frame with a row for each metric of each case and repetition.
+
+    The columns describe the run, the case's parameters, the record and the metric. A repetition
+    without a measurement has one row, in which the metric is unknown. A run comes with the name of
+    its sweep point, or None.
+    """
     repetitions = list_repetitions(runs)
     rows: list[dict[str, Any]] = []
     for index, repetition in enumerate(repetitions):
@@ -95,7 +105,11 @@ def build_metrics_frame(runs: Runs) -> "pd.DataFrame":
 
 
 def build_samples_frame(runs: Runs) -> "pd.DataFrame":
-    """Return a row for each iteration, with its duration in seconds on the slowest rank."""
+    """Return a frame with a row for each iteration and its seconds, the maximum over ranks.
+
+    The columns that name the case and the repetition come first, then ``iteration`` and
+    ``seconds``.
+    """
     repetitions = list_repetitions(runs)
     rows = []
     for index, repetition in enumerate(repetitions):
@@ -108,7 +122,7 @@ def build_samples_frame(runs: Runs) -> "pd.DataFrame":
 
 
 def build_rank_samples_frame(runs: Runs) -> "pd.DataFrame":
-    """Return a row for each iteration and rank.
+    """Return a frame with a row for each iteration and rank: arrival, exit and duration in seconds.
 
     Raises ``UserError`` if a file of samples is corrupt, or if no run has such a file.
     """
@@ -129,9 +143,10 @@ def build_rank_samples_frame(runs: Runs) -> "pd.DataFrame":
 
 
 def _build_rank_samples(samples: Mapping[str, Any], file: Path) -> "pd.DataFrame":
-    """Return a row per rank and iteration, with times in seconds, from the arrays of a sample file.
+    """Return a frame with a row for each rank and iteration from the arrays of one sample file.
 
-    ``file`` is named in the ``UserError`` for missing arrays.
+    Times are converted from nanoseconds to seconds. Raises ``UserError``, which names ``file``, if
+    arrays are missing.
     """
     import pandas as pd
 
@@ -160,12 +175,18 @@ def _build_rank_samples(samples: Mapping[str, Any], file: Path) -> "pd.DataFrame
 
 
 def list_repetitions(runs: Runs) -> list[CaseRepetition]:
-    """Return the repetitions of all runs: those with a record, then skipped and missing ones."""
+    """Return each case in each repetition of all runs.
+
+    In each run, those with a record come first, then cases that the plan skips, then missing ones.
+    """
     return [repetition for run, point in runs for repetition in _iterate_repetitions(run, point)]
 
 
 def _iterate_repetitions(run: Run, point: str | None) -> Iterator[CaseRepetition]:
-    """Yield a run's repetitions: those with a record, then skipped and then missing ones."""
+    """Yield each case in each repetition of one run: recorded, then skipped, then missing ones.
+
+    ``point`` is the name of the sweep point (combination of settings) that the run measured.
+    """
     info, plan = run.info, run.info.plan
     records = {(record.case.id, record.repetition): record for record in run.records}
     cases = {key: record.case for key, record in records.items()}
@@ -197,7 +218,7 @@ def _iterate_repetitions(run: Run, point: str | None) -> Iterator[CaseRepetition
 
 
 def _describe_record(record: Record) -> dict[str, Any]:
-    """Return the values of the columns of ``RECORD_DTYPES``."""
+    """Return the values of a record (status, check, ranks, noise, ...), keyed by column."""
     noise = record.noise
     arrival = record.arrival
     return {
@@ -225,7 +246,7 @@ def _describe_record(record: Record) -> dict[str, Any]:
 
 
 def _build_repetitions(repetitions: Sequence[CaseRepetition]) -> "pd.DataFrame":
-    """Return a row per repetition with its run, parameters and record."""
+    """Return a frame with a row for each case and repetition: run, parameters, then record."""
     import pandas as pd
 
     params = [repetition.params for repetition in repetitions]
@@ -240,7 +261,10 @@ def _build_repetitions(repetitions: Sequence[CaseRepetition]) -> "pd.DataFrame":
 
 
 def _build_frame(rows: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str]) -> "pd.DataFrame":
-    """Return a frame of rows with the columns of ``dtypes``. Values that a row lacks are NA."""
+    """Return a frame with the columns of ``dtypes`` from rows keyed by column.
+
+    Missing values are NA.
+    """
     import pandas as pd
 
     columns = {name: [row.get(name) for row in rows] for name in dtypes}
@@ -248,8 +272,8 @@ def _build_frame(rows: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str]) -
 
 
 def _join(repetitions: "pd.DataFrame", values: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the rows of ``values`` after the columns of their repetition.
+    """Return the rows of ``values``, each after the columns of its case and repetition.
 
-    The index of ``values`` is the position of the repetition.
+    The index of ``values`` is the row number in ``repetitions``.
     """
     return repetitions.join(values, how="inner").reset_index(drop=True)

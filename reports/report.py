@@ -1,4 +1,4 @@
-"""The report of a run, of several runs, or of a plan: what renderers print."""
+"""The report of a run, of several runs, or of a plan, from which renderers make text and pages."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,39 +28,48 @@ _PROBLEM_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything that renderers print. A renderer is a function of a report."""
+    """The content of a report. Renderers print it as text, HTML, Markdown, JSON or CSV."""
 
     name: str
+    """The id of the run, or the title of another report."""
     heading: str = ""
-    """A phrase for the content of the run, or for the differences of several runs."""
+    """A line about what ran and where, or about the differences of several runs."""
     verdicts: Sequence[ReportVerdict]
+    """The verdicts on correctness, completeness and noise, or on several runs together."""
     code: int
-    """The exit code."""
+    """The exit code of the command that prints the report."""
     runs: Sequence[RunData]
     """The runs whose cases JSON and CSV contain, empty for plans and traces."""
     sections: Sequence[Section]
+    """The sections with their tables, in order."""
     emulated: Sequence[str] = ()
-    """Sentences about emulations in the runs."""
+    """Sentences about nodes or links of the runs that are not real."""
     claims: Sequence[str] = ()
-    """Sentences about the limits of the runs."""
+    """Sentences about the limits of the measurements, from the plan of the run."""
     tiles: Sequence[tuple[str, str]] = ()
-    """The numbers to see first, with their titles."""
+    """The main numbers as text, each with its meaning."""
     setup: str = ""
-    """The host, the ranks and the backend of a run. Empty for several runs, plans and traces."""
+    """The host, the ranks and the backend of one run. Empty for several runs, plans and traces."""
     figures: Callable[[], Iterable[Chart]] = tuple
-    """The figures above the sections."""
+    """Returns the charts above the sections."""
     warnings: Sequence[str] = ()
+    """Sentences about records that cannot be read."""
     problems: Sequence[Problem] = ()
+    """The cases that failed, hung or were wrong."""
     findings: Sequence[Finding] = ()
+    """The problems that cost most time, with commands."""
     comparisons: Sequence[str] = ()
-    """Sentences about the effects of settings."""
+    """Sentences about the effects of parameters on the time."""
     not_measured: Sequence[Problem] = ()
+    """The cases that were skipped or have no record."""
     environment: Sequence[Fact] = ()
+    """Pairs of the dotted name and the text of each fact of the environment."""
     footnotes: Sequence[str] = ()
+    """Sentences about units, methods and limits, below all tables."""
 
     @property
     def charts(self) -> tuple[Chart, ...]:
-        """All figures of the page in order."""
+        """All charts of the page: those above the sections, then those of each table."""
         charts = list(self.figures())
         for section in self.sections:
             for table in section.on_page:
@@ -69,17 +78,20 @@ class Report:
 
     @property
     def problem_table(self) -> Table:
-        """The table of the cases that are wrong, hung or failed."""
+        """The table of the cases that failed, hung or were wrong."""
         return make_problem_table("problems", "Wrong, hung or failed", {"": self.problems})
 
     @property
     def not_measured_table(self) -> Table:
-        """The table of the cases that were not measured."""
+        """The table of the cases that were skipped or have no record."""
         return make_problem_table("not-measured", "Not measured", {"": self.not_measured})
 
 
 def make_sections(tables: Mapping[tuple[str, str], Iterable[Table]]) -> list[Section]:
-    """Return the sections by their ids and titles. Tables without rows and notes are left out."""
+    """Return the sections of a report, without tables that have neither rows nor notes.
+
+    ``tables`` are keyed by the id and the title of a section. A section without tables is left out.
+    """
     sections = []
     for (section_id, title), section_tables in tables.items():
         visible_tables = [table for table in section_tables if table.rows or table.notes]
@@ -89,9 +101,9 @@ def make_sections(tables: Mapping[tuple[str, str], Iterable[Table]]) -> list[Sec
 
 
 def make_report_of_document(document: Document) -> Report:
-    """Return the report of a document without runs, such as a plan.
+    """Build the report of a document that no run measured, such as a plan.
 
-    A document with a problem has the verdict TOO LARGE.
+    Its verdict states the origin of the numbers, or TOO LARGE if the plan is impossible.
     """
     message = _STATUS_MESSAGES[document.status]
     verdict = ReportVerdict(document.status, "good", message)
@@ -111,9 +123,9 @@ def make_report_of_document(document: Document) -> Report:
 def make_problem_table(
     table_id: str, title: str, problems: Mapping[str, Sequence[Problem]]
 ) -> Table:
-    """Return a table of the problems of runs, keyed by the name of the run.
+    """Return the table of failed or unmeasured cases of one or several runs.
 
-    The name is empty if there is only one run.
+    ``problems`` are keyed by the name of the run, which is empty for a single run.
     """
     rows = [
         {"run": run or None, **vars(problem)}

@@ -1,4 +1,4 @@
-"""The data of a run for reports: loaded and summarized once per command."""
+"""The data of one run for reports: loaded and summarized once per command."""
 
 from collections import Counter
 from functools import cached_property
@@ -31,23 +31,27 @@ if TYPE_CHECKING:
 
 
 class RunData:
-    """A run with the results of its cases, and what follows from them.
+    """A run with the merged results of its cases, and values derived from them for reports.
 
-    Everything but ``results`` is computed when it is first used, and then kept.
+    ``results`` is computed at once, all other attributes when they are first used.
     """
 
     def __init__(self, run: Run, point: MeasuredPoint | None = None) -> None:
+        """Merge the records of a run into one result per case.
+
+        ``point`` is the sweep point (one combination of settings) that the run measured.
+        """
         self.run = run
         self.point = point
-        """The point of a sweep that the run measured, None outside a sweep."""
+        """The sweep point that the run measured, None outside a sweep."""
         self.results: tuple[CaseResult, ...] = merge_records(run)
         """One result for each case with a record, in the order of the plan."""
 
     @classmethod
     def load(cls, path: Path, link_bytes_per_second: float | None = None) -> "RunData":
-        """Read the run in a folder. Raises ``UserError`` if it is not a run.
+        """Read the run in a folder. Raises ``UserError`` if it is not the folder of a run.
 
-        ``link_bytes_per_second`` replaces the declared speed of the link.
+        ``link_bytes_per_second`` replaces the link speed that the run declares. None keeps it.
         """
         run = load_run(path)
         if link_bytes_per_second is not None:
@@ -57,7 +61,7 @@ class RunData:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the run."""
+        """The cases, the repetitions, the ranks and the limits that were planned for the run."""
         return self.run.info.plan
 
     @cached_property
@@ -91,22 +95,22 @@ class RunData:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """The labels of cases, keyed by case id."""
+        """The short label of each case for tables, such as ``fsdp layers=4``, keyed by case id."""
         return label_cases(self.results)
 
     @cached_property
     def measured(self) -> tuple[CaseResult, ...]:
-        """The results of the cases that have metrics."""
+        """The results that have metrics: a repetition measured the case, and none was wrong."""
         return tuple(result for result in self.results if result.metrics)
 
     @cached_property
     def steps(self) -> tuple[CaseResult, ...]:
-        """The measured training steps and custom benchmarks."""
+        """The measured results that are training steps or custom benchmarks."""
         return tuple(result for result in self.measured if not result.is_communication)
 
     @cached_property
     def communication(self) -> tuple[CaseResult, ...]:
-        """The results of communication benchmarks, without the pairs of ``p2p.matrix``."""
+        """The measured results of communication benchmarks, without the pairs of ``p2p.matrix``."""
         return tuple(
             result
             for result in self.measured
@@ -115,47 +119,53 @@ class RunData:
 
     @cached_property
     def missing(self) -> tuple[MissingCase, ...]:
-        """The planned cases that lack the record of a repetition."""
+        """The planned cases that have no record in at least one repetition."""
         return find_missing(self.run)
 
     @property
     def num_missing(self) -> int:
-        """The number of planned measurements without a record."""
+        """The number of planned measurements (pairs of case and repetition) that have no record."""
         return sum(case.repetitions for case in self.missing)
 
     @property
     def num_planned(self) -> int:
-        """The number of planned measurements: cases times repetitions."""
+        """The number of planned measurements: the number of cases times the repetitions."""
         return len(self.plan.cases) * self.plan.repetitions
 
     @cached_property
     def status_counts(self) -> dict[Status, int]:
-        """The number of results by status, from ok to the worst."""
+        """The number of cases with each status, in the order from ok to wrong.
+
+        Statuses of no case are left out.
+        """
         counts = Counter(result.status for result in self.results)
         return {status: counts[status] for status in reversed(WORST_FIRST) if counts[status]}
 
     @cached_property
     def exit_code(self) -> int:
-        """The exit code that follows from the results of the run."""
+        """The exit code of the run: 1 for a wrong result, 4 if something did not run, otherwise 0.
+
+        The worst status of a case and missing measurements decide.
+        """
         is_complete = not self.missing and is_conclusive(self.run, self.results)
         return compute_exit_code(self.status_counts, is_complete=is_complete)
 
     @cached_property
     def ceiling(self) -> Ceiling | None:
-        """The bandwidth that communication is compared with."""
+        """The bandwidth limit with which bus bandwidth is compared, None if it is unknown."""
         return find_ceiling(self.run, self.measured)
 
     @cached_property
     def curves(self) -> tuple[OperationCurve, ...]:
-        """The fits of time over size of each operation."""
+        """The fits of time over size, one for each operation that was measured at enough sizes."""
         return fit_curves(self.communication, self.ceiling)
 
     @cached_property
     def nodes(self) -> Topology | None:
-        """The hosts of the ranks, None on a single host."""
+        """The hosts of the ranks, None if all are on one host or the hosts are unknown."""
         return read_topology(self.run)
 
     @cached_property
     def timelines(self) -> tuple[StepTimeline, ...]:
-        """The profiled steps, read from the traces in the folder of the run."""
+        """The timelines of profiled steps, from the trace files in the folder of the run."""
         return load_step_timelines(self.run, self.steps)

@@ -23,30 +23,41 @@ if TYPE_CHECKING:
 _IDENTITIES = ("boot_id", "job", "SLURM_JOB_ID")
 """Facts that differ between any two runs."""
 _CIRCUMSTANCES = ("one_minute", "nodelist", "SLURM_JOB_NODELIST")
-"""Facts that nobody sets, but that may explain a difference in time."""
+"""Facts that are not settings, but that may explain a difference in time."""
 _UNKNOWN_DISTRIBUTION = "distribution unknown"
 
 
 class RunSet:
-    """Runs in the order in which they were given, numbered from 1.
-
-    ``missing`` has a sentence for each run of a sweep that is absent or cannot be read.
-    """
+    """Several runs for one report, numbered from 1 in the given order."""
 
     def __init__(self, runs: LoadedRuns, missing: Sequence[str] = ()) -> None:
+        """Merge the records of each run.
+
+        ``runs`` has each run with its sweep point. ``missing`` has a sentence for each run of a
+        sweep that is absent or cannot be read.
+        """
         self.missing = tuple(missing)
+        """Sentences about runs that are absent or cannot be read."""
         self.runs = {
             number: RunData(run, point) for number, (run, point) in enumerate(runs, start=1)
         }
+        """The data of each run, keyed by its number."""
 
     @classmethod
     def load(cls, folders: Sequence[Path], *, is_strict: bool = True) -> "RunSet":
-        """Load the runs in these folders. Raises as ``load_runs``."""
+        """Load the runs, folders of runs or sweeps in ``folders``. Raises as ``load_runs``.
+
+        Without ``is_strict``, a folder that cannot be read becomes a sentence in ``missing``.
+        """
         return cls(*load_runs(folders, is_strict=is_strict))
 
     @cached_property
     def current_runs(self) -> dict[int, RunData]:
-        """The runs whose point was not measured again later, by their numbers."""
+        """The runs keyed by number, without runs of a sweep that a later run repeats.
+
+        A later run repeats an earlier one if it measured the same sweep point (combination of
+        settings).
+        """
         last_numbers = {data.point.id: number for number, data in self.runs.items() if data.point}
         return {
             number: data
@@ -58,12 +69,14 @@ class RunSet:
     def cases(self) -> "pd.DataFrame":
         """The measured cases of all runs: the columns of ``RunData.cases``, and these.
 
-        * ``run``: the number of the run. ``is_current``: its point was not measured again later.
+        * ``run``: the number of the run. ``is_current``: no later run measured the same sweep
+          point.
         * ``match``: the name and the parameters of the case, without those that vary by run.
         * ``is_whole_world``: all ranks took part.
-        * ``ranks_per_node``, ``distribution`` and ``environment``, empty if there is only one.
-        * ``scaling_value``: bus bandwidth of communication, otherwise the time of a step.
-          ``rate``: bus bandwidth, otherwise tokens or steps per second.
+        * ``ranks_per_node``, ``distribution`` (of ranks over nodes) and ``environment`` (name of a
+          set of variables). The texts are empty if there is only one.
+        * ``scaling_value``: bus bandwidth of communication in B/s, otherwise the step time in
+          seconds. ``rate``: bus bandwidth, otherwise tokens or steps per second.
         """
         import pandas as pd
 
@@ -76,7 +89,10 @@ class RunSet:
         return build_cases_frame(results, label_cases(results)).join(extra)
 
     def _describe_case(self, number: int, data: RunData, result: CaseResult) -> dict[str, object]:
-        """Return the values of a case in the columns that ``RunData.cases`` lacks."""
+        """Return the values of one case in the columns that ``cases`` adds, keyed by column.
+
+        ``number`` is the number of the run that measured ``result``.
+        """
         case, world = result.case, result.world
         params = [
             f"{name}={value}"
@@ -101,9 +117,10 @@ class RunSet:
 
     @cached_property
     def varied_params(self) -> dict[tuple[str, str], tuple[str, ...]]:
-        """The value in each run of every parameter that differs only between runs.
+        """The values of each parameter that is constant within runs but differs between them.
 
-        Keys are the name of the case and the name of the parameter.
+        A value is the tuple of the parameter's text in each run. Keys are pairs of the case's name
+        and the parameter's name.
         """
         import pandas as pd
 
@@ -124,7 +141,11 @@ class RunSet:
 
     @cached_property
     def differences(self) -> dict[str, tuple[str, ...]]:
-        """The facts and parameters that differ between runs, each with its text in every run."""
+        """The facts and parameters that differ between runs, keyed by dotted name.
+
+        A value has the text of the fact in each run, in order, and ``-`` for a run without the
+        fact.
+        """
         facts = [_list_facts(data.run) for data in self.runs.values()]
         names = dict.fromkeys(name for run_facts in facts for name in run_facts)
         texts = {name: tuple(run_facts.get(name, UNKNOWN) for run_facts in facts) for name in names}
@@ -133,7 +154,10 @@ class RunSet:
         return {name: values for name, values in texts.items() if len(set(values)) > 1}
 
     def describe_differences(self) -> str:
-        """Return a sentence about the settings that differ between the runs."""
+        """Return a sentence with the setting in which the runs differ, or their number.
+
+        Facts that are not settings, such as the load of the host, are not counted.
+        """
         settings = [
             name
             for name in self.differences
@@ -151,7 +175,10 @@ class RunSet:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the current runs, and of missing runs."""
+        """The worst exit code of the runs, without runs that a later run repeats.
+
+        A missing run counts as did-not-run.
+        """
         codes = [data.exit_code for data in self.current_runs.values()]
         if self.missing:
             codes.append(ExitCode.DID_NOT_RUN)
@@ -159,7 +186,11 @@ class RunSet:
 
     @property
     def verdict(self) -> ReportVerdict:
-        """The verdict on the current runs: FAILED, INCOMPLETE or PASSED."""
+        """The verdict on the runs, without runs that a later run repeats.
+
+        FAILED: a run has an exit code other than 0. INCOMPLETE: a run of a sweep is missing.
+        Otherwise PASSED.
+        """
         failed = [str(number) for number, data in self.current_runs.items() if data.exit_code]
         total = pluralize(len(self.current_runs), "run")
         num_missing = len(self.missing)
@@ -175,7 +206,11 @@ class RunSet:
 
 
 def _get_distribution(data: RunData, result: CaseResult) -> str:
-    """Return the distribution of ranks on nodes, empty if only one is possible."""
+    """Return the distribution of a case's ranks over nodes, such as ``block``.
+
+    It is empty if only one distribution is possible, as with one rank per node, and ``distribution
+    unknown`` if several are possible and none was recorded.
+    """
     nodes = result.world.nodes
     distribution = data.point.distribution if data.point else ""
     if data.nodes:
@@ -186,7 +221,10 @@ def _get_distribution(data: RunData, result: CaseResult) -> str:
 
 
 def _list_facts(run: Run) -> dict[str, str]:
-    """Return the settings and the environment of a run as texts, keyed by dotted name."""
+    """Return the settings and the environment of a run as text, keyed by dotted name.
+
+    Facts that differ between any two runs, such as the job id, are left out.
+    """
     plan = run.info.plan
     settings = {
         "plan": {

@@ -1,4 +1,4 @@
-"""The report of several runs: the runs, their problems, their differences, and their times."""
+"""The report of several runs: the runs, their failures, their differences, and their times."""
 
 from collections.abc import Callable
 
@@ -31,7 +31,7 @@ _DIFFERENCE_COLUMNS = (
 
 
 def make_report_of_runs(run_set: RunSet) -> Report:
-    """Return the report of several runs, or of a sweep."""
+    """Build the report of several runs, or of the runs of a sweep."""
     tables = {
         ("runs", "Runs"): [_make_run_table(run_set)],
         ("problems", "Wrong, hung or failed"): [_make_problem_table(run_set)],
@@ -58,7 +58,7 @@ def make_report_of_runs(run_set: RunSet) -> Report:
 
 
 def _make_run_table(run_set: RunSet) -> Table:
-    """Return a row for each run with its verdicts, and its nodes if a run has several."""
+    """Return the table of runs with their verdicts, and with their nodes if a run has several."""
     runs = run_set.runs
     has_points = any(data.point for data in runs.values())
     num_nodes = {number: _count_nodes(data) for number, data in runs.items()}
@@ -98,14 +98,14 @@ def _make_run_table(run_set: RunSet) -> Table:
 
 
 def _count_nodes(data: RunData) -> int:
-    """Return the number of nodes, by the plan if no case has a record."""
+    """Return the number of nodes of a run, from its plan if no case has a record."""
     spread = data.plan.spread
     planned = spread.nodes if spread else 1
     return max([planned, *(result.world.nodes for result in data.results)])
 
 
 def _make_problem_table(run_set: RunSet) -> Table:
-    """Return the wrong, hung and failed cases of all runs."""
+    """Return the table of the cases of all runs that failed, hung or were wrong."""
     problems = {}
     for number, data in run_set.runs.items():
         suffix = f": {data.point.name}" if data.point else ""
@@ -114,7 +114,7 @@ def _make_problem_table(run_set: RunSet) -> Table:
 
 
 def _make_difference_table(run_set: RunSet) -> Table:
-    """Return the table of the facts that differ between runs, with the runs of each value."""
+    """Return the table of facts that differ between runs: each value with the runs that have it."""
     rows = []
     for fact, texts in run_set.differences.items():
         runs_by_text = group_by_text({number: [text] for number, text in enumerate(texts, start=1)})
@@ -132,7 +132,10 @@ def _make_difference_table(run_set: RunSet) -> Table:
 
 
 def _merge_notes(run_set: RunSet, list_notes: Callable[[Run], tuple[str, ...]]) -> tuple[str, ...]:
-    """Return each note once, with the numbers of the runs that have it."""
+    """Return each note once, after the numbers of the runs that have it.
+
+    ``list_notes`` returns the notes of one run.
+    """
     notes_by_run = {number: list_notes(data.run) for number, data in run_set.runs.items()}
     notes = []
     for note, numbers in group_by_text(notes_by_run).items():

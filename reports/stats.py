@@ -1,8 +1,9 @@
-"""Statistics of effects: how much a time differs between two sides, and how certain that is.
+"""Statistics of effects: the change of a time between two sides, and its uncertainty.
 
-All functions take one value per repetition, because the repetition is the unit of replication
-(Hunold & Carpen-Amarie, arXiv 1505.07734). Times are compared by the difference of their
-logarithms, so that a factor of 2 and a factor of 1/2 are equally large.
+The two sides are two cases of a run or two runs, called base and new. All functions take one value
+per repetition, because the repetition is the unit of replication (Hunold & Carpen-Amarie, arXiv
+1505.07734). Times are compared by the difference of their logarithms, so that a factor of 2 and a
+factor of 1/2 are equally large.
 
 Repetitions that ran next to each other are paired: a slow drift of the machine changes both values
 of a pair alike, so it cancels in their ratio. Two separate runs are not paired, and a drift between
@@ -17,35 +18,42 @@ from statistics import fmean, median, stdev, variance
 from parbench.bench.results.stats import CONFIDENCE, MIN_INTERVAL_REPETITIONS, t_quantile
 
 Repetitions = Mapping[int, float]
-"""Positive values, usually seconds, keyed by the number of the repetition."""
+"""A positive value for each repetition, usually seconds, keyed by repetition index."""
 
 LEVEL = 1 - CONFIDENCE
+"""The significance level and false discovery rate, 0.05."""
 POWER = 0.8
+"""The power for which a minimum detectable effect is computed."""
 MAX_REPETITIONS = 1000
+"""The largest number of repetitions that ``compute_required_repetitions`` tries."""
 MIN_VARIANCE = 1e-12  # Values that agree to a millionth are treated as if they varied by that much.
 _MAX_LOG = 700.0  # exp() of more overflows.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """The change of a time from base to new, as a fraction: 0.05 means 5 % more time.
+    """The relative change of a time from base to new, with its uncertainty.
 
-    Fields that need an estimate of the variation are None if there are too few repetitions.
+    All sizes are fractions: 0.05 means 5 % more time. Fields that need an estimate of the variation
+    are None with fewer than three repetitions.
     """
 
     change: float
+    """The geometric mean of new over base times, less 1."""
     num_repetitions: int
-    """The number of pairs, or of repetitions of the side that has fewer."""
+    """The number of pairs, or the number of repetitions of the side that has fewer."""
     is_paired: bool
+    """True if repetitions of both sides were paired by their index."""
     low: float | None = None
+    """The lower bound of the 95 % confidence interval of the change (Student's t on logarithms)."""
     high: float | None = None
-    """The bounds of the 95 % confidence interval (Student's t on logarithms)."""
+    """The upper bound of the same interval."""
     p_value: float | None = None
-    """Two-sided, for the hypothesis that the change is at most the minimum effect."""
+    """The two-sided p-value for the hypothesis that the change is at most the minimum effect."""
     detectable: float | None = None
     """The minimum detectable effect: an increase of this size is significant with 80 % power."""
     noise: float | None = None
-    """The relative standard deviation of one repetition."""
+    """The relative standard deviation of a single repetition."""
 
     @property
     def ratio(self) -> float:
@@ -60,7 +68,11 @@ class Effect:
         return self.low > 0 or self.high < 0
 
     def make_cells(self, key: str) -> dict[str, float | None]:
-        """Return the ratio and its interval as the cells of a column of a table."""
+        """Return the ratio of new to base time and its 95 % interval as cells of a table row.
+
+        The cells are keyed by ``key``, ``key_low`` and ``key_high``, where ``key`` is the argument.
+        Unknown bounds are None.
+        """
         return {
             key: self.ratio,
             f"{key}_low": None if self.low is None else 1 + self.low,
@@ -68,9 +80,10 @@ class Effect:
         }
 
     def is_within(self, min_effect: float) -> bool:
-        """Return True if the 95 % interval excludes changes of the minimum effect and larger ones.
+        """Return True if the 95 % interval excludes changes of at least the minimum effect.
 
-        The limits are symmetric for ratios: 1 + min_effect and 1 / (1 + min_effect).
+        ``min_effect`` is a fraction. The limits are symmetric for ratios: 1 + min_effect and 1 / (1
+        + min_effect). False without an interval.
         """
         if self.low is None or self.high is None:
             return False
@@ -80,10 +93,12 @@ class Effect:
 def estimate_paired_effect(
     base: Repetitions, new: Repetitions, *, min_effect: float = 0.0, level: float = LEVEL
 ) -> Effect | None:
-    """Estimate the change of a time from repetitions that are paired by their numbers.
+    """Estimate the change of a time from repetitions that are paired by their index.
 
-    This is Student's t for the mean of the log ratios. ``level`` is the significance level for
-    which the minimum detectable effect holds. None if the sides share no repetition.
+    ``base`` and ``new`` are seconds, keyed by repetition index. The test is Student's t for the
+    mean of the log ratios. ``min_effect`` is the change, as a fraction, that the hypothesis allows.
+    ``level`` is the significance level of the minimum detectable effect. None if the sides share no
+    repetition. Fewer than three pairs give a change without an interval.
     """
     ratios = [math.log(new[number] / base[number]) for number in base if number in new]
     if not ratios:
@@ -109,8 +124,11 @@ def estimate_unpaired_effect(
 ) -> Effect | None:
     """Estimate the change of a time between independent repetitions of two runs.
 
-    This is Welch's t-test on logarithms (Welch, Biometrika 1947). ``level`` is the significance
-    level for which the minimum detectable effect holds. None if a side has no repetition.
+    ``base`` and ``new`` are seconds, keyed by repetition index. This is Welch's t-test on
+    logarithms (Welch, Biometrika 1947). ``min_effect`` is the change, as a fraction, that the
+    hypothesis allows. ``level`` is the significance level of the minimum detectable effect. None if
+    a side has no repetition. Fewer than three repetitions of a side give a change without an
+    interval.
     """
     if not base or not new:
         return None
@@ -149,7 +167,11 @@ def _build_effect(
     min_effect: float,
     level: float,
 ) -> Effect:
-    """Build an effect from a difference of logarithms and its standard error."""
+    """Build an effect from the difference of mean logarithms (new less base).
+
+    ``error`` is the standard error of the difference and ``df`` its degrees of freedom. ``noise``
+    is the standard deviation of one repetition's logarithm.
+    """
     from scipy.special import stdtr  # type: ignore[import-untyped]
 
     half_width = t_quantile(0.5 + CONFIDENCE / 2, df) * error
@@ -169,10 +191,11 @@ def _build_effect(
 def compute_detectable_effect(
     error: float, df: float, *, min_effect: float = 0.0, level: float = LEVEL
 ) -> float:
-    """Return the minimum detectable effect at 80 % power, as a fraction.
+    """Return the minimum detectable effect of a comparison at 80 % power, as a fraction.
 
-    It is a multiple of the standard error ``error`` of the log ratio (Bloom, Evaluation Review
-    1995) beyond the minimum effect.
+    A larger change would be found significant at ``level`` in 80 % of comparisons. It is a multiple
+    of ``error``, the standard error of the log ratio, beyond ``min_effect`` (Bloom, Evaluation
+    Review 1995). ``df`` are the degrees of freedom of the error.
     """
     multiple = t_quantile(1 - level / 2, df) + t_quantile(POWER, df)
     return _to_fraction(math.log1p(min_effect) + multiple * error)
@@ -181,10 +204,10 @@ def compute_detectable_effect(
 def compute_required_repetitions(
     noise: float, effect: float, *, level: float = LEVEL
 ) -> int | None:
-    """Return the number of pairs with which an effect is detectable at 80 % power.
+    """Return the number of paired repetitions at which an effect is detectable with 80 % power.
 
-    ``noise`` is the relative standard deviation of one repetition. The result is None if more than
-    MAX_REPETITIONS are required.
+    ``noise`` is the relative standard deviation of one repetition, ``effect`` the change as a
+    fraction, and ``level`` the significance level. None if more than 1000 are required.
     """
     for n in range(MIN_INTERVAL_REPETITIONS, MAX_REPETITIONS + 1):
         error = math.log1p(noise) * math.sqrt(2 / n)
@@ -206,10 +229,12 @@ def compute_log_deviation(values: Sequence[float]) -> float:
 def compute_overall_times(
     base: Sequence[Repetitions], new: Sequence[Repetitions]
 ) -> tuple[Repetitions, Repetitions]:
-    """Return the times of the median series relative to base, keyed by repetition, for both sides.
+    """Return the overall time of base and of new in each repetition: the median over series.
 
-    Each series is divided by its geometric mean in base. The median over series is robust: a few
-    series that change a lot do not move it.
+    A series is one benchmark case, and ``base`` and ``new`` have its seconds by repetition, in
+    equal order. Each series is first divided by its geometric mean in base, so that the results are
+    relative. They are keyed by repetition index. A few series with large changes do not move the
+    median.
     """
     sides: list[dict[int, list[float]]] = [{}, {}]
     for base_times, new_times in zip(base, new, strict=True):
@@ -225,10 +250,10 @@ def compute_overall_times(
 
 
 def select_discoveries(p_values: Sequence[float | None], rate: float = LEVEL) -> list[bool]:
-    """Return True for each hypothesis that is rejected at a false discovery rate.
+    """Return True for each p-value that is significant at a false discovery rate, in order.
 
-    This is the procedure of Benjamini & Hochberg (JRSS B 1995). A p-value of None belongs to a
-    hypothesis that was not tested.
+    This is the procedure of Benjamini & Hochberg (JRSS B 1995). A p-value of None is an effect that
+    was not tested, which is never significant.
     """
     tested = sorted(p_value for p_value in p_values if p_value is not None)
     max_rejected = -1.0
@@ -239,5 +264,8 @@ def select_discoveries(p_values: Sequence[float | None], rate: float = LEVEL) ->
 
 
 def _to_fraction(log_ratio: float) -> float:
-    """Return the relative change for a difference of logarithms. Huge differences are clipped."""
+    """Return the relative change for a difference of natural logarithms: 0.05 for log(1.05).
+
+    Differences that would overflow are clipped.
+    """
     return math.expm1(min(log_ratio, _MAX_LOG))

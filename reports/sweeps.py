@@ -1,4 +1,4 @@
-"""The folders of runs that commands accept: a run, a folder of runs, or a sweep."""
+"""The folders that commands accept: a run, a folder of runs, or a sweep (runs of many settings)."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -15,13 +15,16 @@ RUNS_FOLDER = "runs"
 
 
 class MeasuredPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a sweep's point that reports read."""
+    """A point of a sweep (one combination of settings), with the fields that reports read."""
 
     id: str
+    """The name of the folder with the runs of the point."""
     label: str = ""
+    """The settings in which the point differs from others, as text. It may be empty."""
     distribution: str = ""
+    """The distribution of ranks over nodes, such as ``block``, empty if it was not set."""
     environment: str = ""
-    """The name of its variables, empty if the sweep does not compare environments."""
+    """The name of its set of environment variables, empty if the sweep compares none."""
 
     @property
     def name(self) -> str:
@@ -33,6 +36,7 @@ class MeasuredSweep(msgspec.Struct, frozen=True, kw_only=True):
     """The points of a sweep in the order in which they run."""
 
     points: tuple[MeasuredPoint, ...] = ()
+    """The combinations of settings that the sweep measures."""
 
 
 LoadedRuns = list[tuple[Run, MeasuredPoint | None]]
@@ -40,13 +44,14 @@ LoadedRuns = list[tuple[Run, MeasuredPoint | None]]
 
 
 def load_runs(folders: Sequence[Path], *, is_strict: bool = True) -> tuple[LoadedRuns, list[str]]:
-    """Load the runs in these folders. The runs of a sweep are in the order of its points.
+    """Load the runs in folders, each with its sweep point, and list missing runs in sentences.
 
-    The second result is a sentence for each point without a run, and for each run that cannot be
+    A folder is a run or a sweep. The runs of a sweep are in the order of its points (combinations
+    of settings). There is a sentence for each point without a run, and for each run that cannot be
     read.
 
-    Raises ``UserError`` if there is no run, or, unless ``is_strict`` is false, if a folder outside
-    sweeps cannot be read.
+    Raises ``UserError`` if there is no run, or if a folder outside sweeps cannot be read. With
+    ``is_strict=False``, such a folder becomes a sentence.
     """
     candidates: list[tuple[Path, MeasuredPoint | None, bool]] = []
     missing = []
@@ -74,7 +79,11 @@ def load_runs(folders: Sequence[Path], *, is_strict: bool = True) -> tuple[Loade
 
 
 def load_named_runs(paths: Iterable[str | Path]) -> list[tuple[Run, str | None]]:
-    """Load runs with the names of their points, and warn about missing runs of sweeps."""
+    """Load runs from folders, each with the name of its sweep point, None outside sweeps.
+
+    A folder may be a run, a folder of runs, or a sweep. Runs of a sweep that are missing cause a
+    Python warning.
+    """
     runs, missing = load_runs(expand_folders(map(Path, paths)))
     for sentence in missing:
         warnings.warn(sentence, stacklevel=3)
@@ -82,9 +91,9 @@ def load_named_runs(paths: Iterable[str | Path]) -> list[tuple[Run, str | None]]
 
 
 def expand_folders(paths: Iterable[Path]) -> list[Path]:
-    """Return the folders of runs and sweeps in ``paths``, each once.
+    """Return ``paths`` with each folder of runs replaced by its runs, without duplicates.
 
-    A folder that contains runs is replaced by its runs.
+    Runs and sweeps stay as they are.
     """
     folders: dict[Path, None] = {}
     for path in paths:
@@ -95,23 +104,26 @@ def expand_folders(paths: Iterable[Path]) -> list[Path]:
 
 
 def is_sweep(path: Path) -> bool:
-    """Return True if a folder is the folder of a sweep."""
+    """Return True if the folder contains the file of a sweep."""
     return (path / SWEEP_FILE).is_file()
 
 
 def load_sweep(folder: Path) -> MeasuredSweep:
-    """Read the sweep in a folder. Raises ``UserError`` if its file cannot be read."""
+    """Read the points of the sweep in a folder. Raises ``UserError`` if its file cannot be read."""
     with convert_read_errors(folder / SWEEP_FILE):
         return decode_json(read_file(folder / SWEEP_FILE), MeasuredSweep)
 
 
 def list_point_runs(folder: Path, point: MeasuredPoint) -> list[Path]:
-    """Return the runs of a point, the oldest first."""
+    """Return the folders of the runs of one sweep point, the oldest first.
+
+    ``folder`` is the folder of the sweep.
+    """
     return list_runs(folder / RUNS_FOLDER / point.id)
 
 
 def find_point(run: Path) -> MeasuredPoint | None:
-    """Return the sweep point that a run measured, None outside a sweep."""
+    """Return the sweep point to which the folder of a run belongs, None outside a sweep."""
     point_folder = run.resolve().parent
     sweep_folder = point_folder.parent.parent
     if point_folder.parent.name != RUNS_FOLDER or not is_sweep(sweep_folder):

@@ -20,6 +20,7 @@ from parbench.bench.results.stats import (
 from parbench.reports.stats import compute_log_deviation
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
+"""The statuses of a case from the worst to the best, the order by which "worst" is meant here."""
 EXIT_CODES: Mapping[Status, ExitCode] = {
     "wrong": ExitCode.BAD,
     "hang": ExitCode.DID_NOT_RUN,
@@ -27,82 +28,102 @@ EXIT_CODES: Mapping[Status, ExitCode] = {
     "skipped": ExitCode.OK,
     "ok": ExitCode.OK,
 }
+"""The exit code of a run in which a case has this status."""
 COMMUNICATION_KINDS = ("collective", "p2p", "memory")
+"""The first parts of the names of communication benchmarks, as in ``collective.all_reduce``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
-    """The merged result of a case over all its repetitions."""
+    """The merged result of one benchmark case over all repetitions of a run."""
 
     case: Case
     world: WorldInfo
+    """The number of ranks, nodes, backend and device, from the first measured repetition."""
     status: Status
-    """The worst status of a repetition."""
+    """The worst status of a repetition, in the order wrong, hang, failed, skipped, ok."""
     reasons: tuple[str, ...]
-    """The reasons for a status other than ok, each once."""
+    """Sentences about why the status is not ok, from the worst repetition, without duplicates."""
     repetitions: int
-    """The number of repetitions that measured the case."""
+    """The number of repetitions that measured the case: their status is ok."""
     planned: int
-    """The number of repetitions that the plan asked for."""
+    """The number of repetitions that the plan asked for, at least those with a record."""
     iterations: int
-    """The number of iterations of all repetitions."""
+    """The number of timed iterations, summed over the measured repetitions."""
     stops: tuple[tuple[str, int], ...]
-    """The rules that ended the measurement, each with its number of repetitions."""
+    """The rules that ended the measurement, such as ``precision`` or ``budget``.
+
+    Each rule comes with the number of repetitions that it ended, the most common rule first.
+    """
     check: Check
+    """The comparison of results with the reference. It passes if all known outcomes pass."""
     metrics: Mapping[str, MetricValue]
-    """Metrics merged over repetitions. Empty if a result was wrong."""
+    """The mean of each metric over repetitions, by metric name. Empty if a result was wrong."""
     notes: tuple[str, ...]
+    """Sentences about limits of the result, and about differences between repetitions."""
     records: tuple[Record, ...]
-    """One record for each repetition that has one."""
+    """The last record of each repetition that has one."""
 
     @property
     def kind(self) -> str:
-        """The kind of benchmark, such as ``collective`` or ``workload``."""
+        """The first part of the case's name: ``collective``, ``p2p``, ``memory`` or ``workload``.
+
+        Custom benchmarks may have other words.
+        """
         return self.case.name.partition(".")[0]
 
     @property
     def is_communication(self) -> bool:
-        """True if the case is a communication benchmark."""
+        """True for collective, p2p and memory benchmarks, False for steps and custom benchmarks."""
         return self.kind in COMMUNICATION_KINDS
 
     @property
     def headline(self) -> str:
-        """The name of the metric that gives the case's duration: ``time`` or ``step_time``."""
+        """The name of the metric that is an iteration's duration: ``time`` or ``step_time``."""
         names = ("time", "step_time") if self.is_communication else ("step_time", "time")
         known_names = [name for name in names if name in self.metrics]
         return known_names[0] if known_names else names[0]
 
     @property
     def seconds(self) -> float | None:
-        """The duration in seconds, None if it is unknown or zero."""
+        """The duration of one iteration in seconds, the geometric mean over repetitions.
+
+        None if it is unknown or zero.
+        """
         return self.value(self.headline) or None
 
     @property
     def size_bytes(self) -> int | None:
-        """The message size in bytes, None if the case has none."""
+        """The message size in bytes as nccl-tests counts it, None if the case has no size."""
         size = self.case.params.get("size_bytes")
         return size if isinstance(size, int) else None
 
     @cached_property
     def details(self) -> dict[str, Any]:
-        """The details of the records: a value if all repetitions agree, otherwise their values."""
+        """The facts that the benchmark recorded next to metrics, such as mesh axes, keyed by name.
+
+        A value is that of all repetitions if they agree, otherwise the list of their values.
+        """
         by_name = collect_by_name([record.details for record in self.records])
         return {name: _merge_equal(values) for name, values in by_name.items()}
 
     @property
     def num_ranks(self) -> int:
-        """The number of ranks of the case's group, by default of the world."""
+        """The number of ranks in the case's process group, by default all ranks of the run."""
         size = self.details.get("group_size") if "group" in self.case.params else None
         return size if isinstance(size, int) else self.world.size
 
     @property
     def measured(self) -> tuple[Record, ...]:
-        """The records of the repetitions that measured the case."""
+        """The records of the repetitions that measured the case: their status is ok."""
         return tuple(record for record in self.records if record.status == "ok")
 
     @property
     def num_effective(self) -> float | None:
-        """The number of independent iterations, None if a repetition cannot estimate it."""
+        """The effective sample size: independent iterations, summed over the measured repetitions.
+
+        None if a repetition has no estimate, or if none was measured.
+        """
         numbers = [record.noise.effective if record.noise else None for record in self.measured]
         known_numbers = [number for number in numbers if number is not None]
         if not numbers or len(known_numbers) < len(numbers):
@@ -111,7 +132,10 @@ class CaseResult:
 
     @cached_property
     def variation(self) -> float | None:
-        """The relative standard deviation between repetitions, None below three repetitions."""
+        """The relative standard deviation of the duration between repetitions, as a fraction.
+
+        It is computed on logarithms. None if fewer than three repetitions measured the case.
+        """
         seconds = list(self.by_repetition(self.headline).values())
         if len(seconds) < MIN_INTERVAL_REPETITIONS:
             return None
@@ -119,7 +143,11 @@ class CaseResult:
 
     @property
     def noise(self) -> Grade | None:
-        """The grade of the variation between repetitions, or within a single repetition."""
+        """The grade of the variation between repetitions, from ``stable`` to ``very noisy``.
+
+        With a single repetition, the grade of the variation between its iterations. None if neither
+        is known.
+        """
         if self.variation is not None:
             return grade_noise(self.variation)
         if self.repetitions != 1 or self.iterations < MIN_INTERVAL_ITERATIONS:
@@ -129,13 +157,19 @@ class CaseResult:
 
     @property
     def kernel(self) -> str | None:
-        """The kernels of NCCL that a step launched, all of them if repetitions differ."""
+        """The names of the NCCL kernels that the case launched, several if repetitions differ.
+
+        None if no kernel was recorded.
+        """
         kernels = dict.fromkeys(record.details.get("kernel") for record in self.measured)
         return " or ".join(kernel for kernel in kernels if kernel) or None
 
     @property
     def check_text(self) -> str:
-        """The outcome of the comparison with the reference: ``ok``, ``unchecked``, ``3 wrong``."""
+        """The outcome of the check against the reference as text.
+
+        ``ok``, ``unchecked``, ``wrong``, or ``3 wrong`` with the number of wrong elements.
+        """
         if self.check.passed is None:
             return "unchecked"
         if self.check.passed:
@@ -143,21 +177,25 @@ class CaseResult:
         return "wrong" if self.check.wrong is None else f"{self.check.wrong} wrong"
 
     def make_key(self, *without: str) -> object:
-        """Return a key that is equal for results which differ at most in ``without``.
+        """Return a key that is equal for two results that differ at most in ``without``.
 
-        ``without`` are names of parameters. ``case`` leaves out the name of the case.
+        ``without`` are names of parameters. The key has the case's name, its other parameters and
+        its ranks. The word ``case`` in ``without`` leaves out the name as well.
         """
         values = {"case": (self.case.name, self.case.target), **self.case.params}
         settings = {name: value for name, value in values.items() if name not in without}
         return self.world, self.num_ranks, frozenset(settings.items())
 
     def value(self, name: str) -> float | None:
-        """Return the value of a metric over repetitions, None if it is unknown."""
+        """Return the value of a metric, the mean over repetitions, None if it is unknown."""
         metric = self.metrics.get(name)
         return metric.value if metric else None
 
     def by_repetition(self, name: str) -> dict[int, float]:
-        """Return the positive values of a metric, keyed by the index of the repetition."""
+        """Return the value of a metric in each repetition, keyed by repetition index from 0.
+
+        Repetitions in which the value is unknown, zero or negative are left out.
+        """
         values = {}
         for record in sorted(self.measured, key=lambda record: record.repetition):
             metric = record.metrics.get(name)
@@ -167,12 +205,16 @@ class CaseResult:
 
 
 def _merge_equal(values: list[Any]) -> Any:
-    """Return the common value of a list, or the list itself if the values differ."""
+    """Return the common value of a non-empty list, or the list itself if its values differ."""
     return values[0] if all(value == values[0] for value in values) else values
 
 
 def group_results(results: Iterable[CaseResult], *without: str) -> list[list[CaseResult]]:
-    """Return the results in groups that differ at most in the parameters ``without``."""
+    """Return lists of results that differ at most in the parameters named in ``without``.
+
+    The lists are in the order of their first results. All results of a list have the same ranks
+    and, if ``without`` does not contain ``case``, the same benchmark name.
+    """
     groups: dict[object, list[CaseResult]] = {}
     for result in results:
         groups.setdefault(result.make_key(*without), []).append(result)
@@ -181,16 +223,17 @@ def group_results(results: Iterable[CaseResult], *without: str) -> list[list[Cas
 
 @dataclass(frozen=True, kw_only=True)
 class MissingCase:
-    """A planned case without a record in some of its repetitions."""
+    """A planned case that has no record in some of its repetitions."""
 
     case: Case
     repetitions: int
     """The number of repetitions without a record."""
     planned: int
+    """The number of repetitions that the plan asked for."""
 
 
 def merge_records(run: Run) -> tuple[CaseResult, ...]:
-    """Return the result of each case with a record, in the order of the plan.
+    """Return the result of each case that has a record, in the order of the plan.
 
     Cases that are not in the plan come last. Cases that the plan skips have no result.
     """
@@ -206,7 +249,11 @@ def merge_records(run: Run) -> tuple[CaseResult, ...]:
 
 
 def merge_repetitions(records: Sequence[Record], planned: int) -> CaseResult:
-    """Return the result of a case with these records; the last of each repetition counts."""
+    """Return the result of one case from its records, of which the last of each repetition counts.
+
+    ``planned`` is the number of repetitions in the plan. If a repetition was measured, records that
+    only say that the time budget ended are left out.
+    """
     if any(record.status == "ok" for record in records):
         records = [record for record in records if not record.is_out_of_budget]
     latest = tuple({record.repetition: record for record in records}.values())
@@ -233,7 +280,11 @@ def merge_repetitions(records: Sequence[Record], planned: int) -> CaseResult:
 
 
 def _collect_reasons(worst_first: Sequence[Record]) -> tuple[str, ...]:
-    """Return each reason once, without skips that follow from an earlier failure of the case."""
+    """Return the reasons in records of one case, without duplicates, in the order of the records.
+
+    The records are sorted from the worst status. Reasons of skipped repetitions are left out unless
+    all were skipped, because these skips follow from an earlier failure.
+    """
     status = worst_first[0].status
     reasons = [
         record.reason
@@ -244,14 +295,17 @@ def _collect_reasons(worst_first: Sequence[Record]) -> tuple[str, ...]:
 
 
 def _merge_checks(records: Sequence[Record]) -> Check:
-    """Return the check over all repetitions, which passes if all known outcomes pass."""
+    """Return one check over the records of a case, with the sum of their wrong elements.
+
+    The check passes if all known outcomes pass. If no outcome is known, ``passed`` is None.
+    """
     outcomes = [record.check.passed for record in records if record.check.passed is not None]
     counts = [record.check.wrong for record in records if record.check.wrong is not None]
     return Check(passed=all(outcomes) if outcomes else None, wrong=sum(counts) if counts else None)
 
 
 def _collect_notes(records: Sequence[Record], *, is_repeated: bool) -> tuple[str, ...]:
-    """Return the notes of all records, and notes on differences between them, each once.
+    """Return the notes of a case's records, then notes on how repetitions differ, each once.
 
     ``is_repeated`` is True if a repetition has several records.
     """
@@ -270,7 +324,10 @@ def _collect_notes(records: Sequence[Record], *, is_repeated: bool) -> tuple[str
 
 
 def _find_varying_calls(records: Sequence[Record]) -> list[str]:
-    """Return the names of operations whose number of calls differs between repetitions."""
+    """Return the names of call counts that differ between repetitions of a case.
+
+    The names are those of metrics, such as ``calls.dp.all_reduce``.
+    """
     counts = []
     for record in records:
         metrics = record.metrics.items()
@@ -281,7 +338,7 @@ def _find_varying_calls(records: Sequence[Record]) -> list[str]:
 
 
 def find_missing(run: Run) -> tuple[MissingCase, ...]:
-    """Return the planned cases that lack the record of a repetition."""
+    """Return the planned cases that have no record in at least one repetition, in plan order."""
     plan = run.info.plan
     repetitions: dict[str, set[int]] = {case.id: set() for case in plan.cases}
     for record in run.records:
@@ -299,7 +356,11 @@ def find_missing(run: Run) -> tuple[MissingCase, ...]:
 
 
 def compute_exit_code(statuses: Iterable[Status], *, is_complete: bool = True) -> int:
-    """Return the exit code of a run whose cases have these statuses."""
+    """Return the exit code of a run whose cases have these statuses.
+
+    It is 1 if a result is wrong, 4 if something failed, hung or is missing, otherwise 0. The worst
+    applies. ``is_complete`` is False if a planned measurement is missing.
+    """
     codes = [EXIT_CODES[status] for status in statuses]
     if not is_complete:
         codes.append(ExitCode.DID_NOT_RUN)
@@ -307,9 +368,10 @@ def compute_exit_code(statuses: Iterable[Status], *, is_complete: bool = True) -
 
 
 def is_conclusive(run: Run, results: Sequence[CaseResult]) -> bool:
-    """Return True if something was measured, and the budget left no case with one repetition.
+    """Return True if a run measured something, and no case was cut short at one repetition.
 
-    One repetition is enough if the plan has only one.
+    A case is cut short if the time budget ended before all its repetitions. It needs two
+    repetitions, or one if the plan has only one. ``results`` are the results of the run's cases.
     """
     cut_ids = {record.case.id for record in run.records if record.is_out_of_budget}
     min_repetitions = min(2, run.info.plan.repetitions)

@@ -1,6 +1,7 @@
-"""Cases of a run compared with each other: parameters with their defaults, loads with none.
+"""Cases of one run compared with each other: a parameter with its default, a load with no load.
 
-All comparisons are paired by repetition, and corrected for their number (false discovery rate).
+All comparisons are paired by repetition. Their significance is corrected for the number of
+comparisons (false discovery rate).
 """
 
 from collections.abc import Sequence
@@ -23,39 +24,50 @@ from parbench.reports.stats import (
 _OWN_TABLES = ("size_bytes", "dtype", "mode", "background", "source", "target", "mesh")
 """Parameters that other tables and figures compare."""
 MAX_SENTENCES = 5
+"""The largest number of comparisons that a report describes in sentences."""
 MAX_SUGGESTED_REPETITIONS = 50
+"""A sentence suggests more repetitions only up to this number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The time of a case relative to a base case that differs only in one parameter."""
+    """The duration of a case relative to a base case that differs in one parameter.
+
+    Both are cases of the same run.
+    """
 
     param: str
+    """The name of the parameter in which the two cases differ."""
     base: CaseResult
+    """The case with the default value, or the first case if none has it."""
     result: CaseResult
+    """The case that is compared with the base."""
     effect: Effect
+    """The relative change of the duration from the base to the result, with its interval."""
     is_significant: bool
-    """True if the effect is a discovery among all comparisons of its kind."""
+    """True if the change is significant at a 5 % false discovery rate over all comparisons made."""
 
     def get_value(self, result: CaseResult) -> str:
-        """Return the value of the parameter in a case as text."""
+        """Return the value of the differing parameter in a case as text."""
         return to_single_line(str(result.case.all_params.get(self.param)))
 
 
 def compare_with_loads(data: RunData, param: str) -> list[Comparison]:
-    """Compare cases under a load with the same cases without it.
+    """Compare each case under a load with the same case without that load.
 
-    ``param`` is ``background`` for a load on every rank, or ``concurrent`` for groups that run at
-    the same time.
+    ``param`` is the parameter that adds the load: ``background`` for a load on every rank, or
+    ``concurrent`` for groups of ranks that communicate at the same time.
     """
     comparisons = _compare(data, [param])
     return [comparison for comparison in comparisons if param not in comparison.base.case.params]
 
 
 def compare_settings(data: RunData) -> list[Comparison]:
-    """Compare cases that differ in one parameter with the one that has its default value.
+    """Compare cases that differ in one parameter with the case that has its default value.
 
-    Without the default value, the base is the first case. Significant and large effects come first.
+    If no case has the default value, the base is the first case. Significant comparisons come
+    first, each part sorted from the largest change. Sizes, types, modes, loads and groups are not
+    compared.
     """
     params = dict.fromkeys(param for result in data.measured for param in result.case.params)
     others = {*_OWN_TABLES, *GROUP_PARAMS}
@@ -67,9 +79,10 @@ def compare_settings(data: RunData) -> list[Comparison]:
 
 
 def _compare(data: RunData, params: Sequence[str]) -> list[Comparison]:
-    """Compare cases that differ in one parameter only with their base.
+    """Compare measured cases that differ only in one of ``params`` with their base case.
 
-    The base has the default value, which a case does not list. Otherwise it is the first case.
+    The base has the default value of the parameter, which a case does not list. Otherwise it is the
+    first case. Cases that share no repetition with their base are left out.
     """
     effects = []
     for param in params:
@@ -92,7 +105,11 @@ def _compare(data: RunData, params: Sequence[str]) -> list[Comparison]:
 
 
 def describe_settings(data: RunData) -> list[str]:
-    """Return a sentence for each of the largest effects of parameters, and one on the method."""
+    """Return sentences about the largest effects of parameters, then one on the statistics.
+
+    Significant effects come first. At most five are described. The list is empty if no two cases
+    differ in one parameter only.
+    """
     comparisons = compare_settings(data)
     if not comparisons:
         return []
@@ -114,7 +131,12 @@ def describe_settings(data: RunData) -> list[str]:
 
 
 def describe_comparison(comparison: Comparison, num_comparisons: int) -> str:
-    """Return a clause such as ``method=ulysses is 10 % faster than ring [-12 %, -8 %]``."""
+    """Return a clause on a comparison: ``method=ulysses is 10 % faster than ring [-12 %, -8 %]``.
+
+    The brackets are the 95 % interval of the change. ``num_comparisons`` is the number of
+    comparisons in the report, for which significance is corrected. A change that is not significant
+    is followed by its number of repetitions, and by a number that may suffice.
+    """
     effect = comparison.effect
     direction = "slower" if effect.change > 0 else "faster"
     value = comparison.get_value(comparison.result)

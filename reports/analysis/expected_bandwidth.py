@@ -1,4 +1,4 @@
-"""Published bus bandwidths of GPUs at large sizes, as a hint next to measured ones."""
+"""Published bus bandwidths of GPUs at large sizes, shown next to measured ones as a reference."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -17,13 +17,18 @@ ISSUE_212 = "https://github.com/NVIDIA/nccl-tests/issues/212"
 
 
 class ExpectedBandwidth(NamedTuple):
-    """The bus bandwidth that a complete node reaches."""
+    """The bus bandwidth that some collectives reach on one node with eight GPUs, as published."""
 
     gpu: str
+    """A part of the GPU's name, such as ``H100``."""
     operations: tuple[str, ...]
+    """The names of the collectives, such as ``all_reduce``."""
     link: str
+    """A phrase about the links between the GPUs."""
     gigabytes_per_second: float
+    """The bus bandwidth in 1e9 bytes per second."""
     source: str
+    """The address of the page that published the number."""
 
 
 EXPECTED = (
@@ -51,7 +56,11 @@ EXPECTED = (
 
 
 def describe_expected(data: RunData) -> Iterator[str]:
-    """Yield a sentence for each operation of a complete node with a published bandwidth."""
+    """Yield sentences that compare a run's bus bandwidth with the published one of the same GPU.
+
+    There is a sentence for each collective that ran on all eight GPUs of one node and has a
+    published number. The fastest measured case of the collective counts.
+    """
     environment = data.run.info.environment or {}
     gpu = (environment.get("torch") or environment.get("imported") or {}).get("gpu") or ""
     largest: dict[str, CaseResult] = {}
@@ -73,5 +82,5 @@ def describe_expected(data: RunData) -> Iterator[str]:
 
 
 def _get_rate(result: CaseResult) -> float:
-    """Return the bus bandwidth of a result in B/s, 0 if it is unknown."""
+    """Return the bus bandwidth of a communication case in B/s, 0 if it is unknown."""
     return result.value("busbw") or 0.0

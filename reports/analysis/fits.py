@@ -1,4 +1,4 @@
-"""Latency and bandwidth of each operation: a fit of time over size, and the ceiling of bandwidth."""
+"""Latency and bandwidth of each operation: fits of time over size, and the bandwidth limit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,27 +21,36 @@ _PCIE_LANE_BYTES_PER_SECOND = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 
 @dataclass(frozen=True, kw_only=True)
 class Ceiling:
-    """The bandwidth in one direction that communication is compared with."""
+    """The bandwidth limit in one direction with which fitted bus bandwidth is compared."""
 
     name: str
-    """``link`` if the speed of a link was declared. On one host ``nvlink`` or ``pcie`` of GPUs, and
-    ``copy`` for a copy in the memory of CPUs."""
+    """``link``: a declared link speed. On one host ``nvlink`` or ``pcie``: the links of a GPU.
+
+    ``copy`` is a copy in the memory of CPUs, measured by ``memory.copy``.
+    """
     bytes_per_second: float
+    """For ``nvlink`` and ``pcie``, the sum over the links or lanes of one GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperationCurve:
-    """Cases of one operation that differ only in size, from the smallest, with their fit."""
+    """The fit of time over size for cases of one operation that differ only in size."""
 
     rows: tuple[CaseResult, ...]
+    """The results of the cases, from the smallest size."""
     fit: CurveFit
+    """The piecewise linear fit: latency and bandwidth of each range of sizes."""
     busbw_factor: float | None
-    """Bus bandwidth over algorithm bandwidth, None if it is unknown."""
+    """Bus bandwidth over algorithm bandwidth (nccl-tests), None if it is unknown."""
     ceiling: Ceiling | None
+    """The bandwidth limit of the run, None if it is unknown."""
 
     @property
     def efficiency(self) -> float | None:
-        """The fitted bus bandwidth of the largest sizes over the ceiling. It may exceed 1."""
+        """The fitted bus bandwidth of the largest sizes over the ceiling, as a fraction.
+
+        It may exceed 1. None if the bandwidth, its factor or the ceiling is unknown.
+        """
         bytes_per_second = self.fit.segments[-1].bytes_per_second
         if self.busbw_factor is None or bytes_per_second is None or self.ceiling is None:
             return None
@@ -49,11 +58,12 @@ class OperationCurve:
 
 
 def find_ceiling(run: Run, results: Sequence[CaseResult]) -> Ceiling | None:
-    """Return the declared speed of a link, by default the speed of GPU links or of memory copies.
+    """Return the bandwidth limit of a run: the link's declared speed, or that of GPUs or memory.
 
-    Both defaults are for one host. Memory is the link between ranks on CPUs, but not between GPUs.
-    Copies to and from a device are no ceiling, and neither are copies of a part of the ranks.
-    Blocking copies are preferred to pipelined ones, because only they are synchronized.
+    ``results`` are the measured cases. Both defaults apply to a single host only, otherwise the
+    result is None. On GPUs it is the speed of their links. On CPUs it is the measured memory copy
+    of the largest size on all ranks, because CPU ranks communicate through memory. Blocking copies
+    are preferred to pipelined ones, because only they are synchronized.
     """
     link = run.info.plan.link_bytes_per_second
     if link is not None:
@@ -68,7 +78,7 @@ def find_ceiling(run: Run, results: Sequence[CaseResult]) -> Ceiling | None:
 
 
 def _find_gpu_link(run: Run) -> Ceiling | None:
-    """Return the speed of the links that connect all GPUs of a run, None if unknown."""
+    """Return the bandwidth of a GPU's NVLinks, or else its PCIe lanes, None if unknown."""
     gpu = (run.info.environment or {}).get("gpu") or {}
     links = gpu.get("active_nvlinks")
     if links:
@@ -80,7 +90,7 @@ def _find_gpu_link(run: Run) -> Ceiling | None:
 
 
 def _is_memory_copy(result: CaseResult) -> bool:
-    """Return True if the case copies within the memory of each rank of one host."""
+    """Return True for a ``memory.copy`` on all ranks of one host whose bandwidth is known."""
     return (
         result.case.name == "memory.copy"
         and "group" not in result.case.params
@@ -92,7 +102,11 @@ def _is_memory_copy(result: CaseResult) -> bool:
 def fit_curves(
     results: Sequence[CaseResult], ceiling: Ceiling | None
 ) -> tuple[OperationCurve, ...]:
-    """Return a fit for each operation, settings and ranks that have enough sizes."""
+    """Return a fit of time over size for each operation that was measured at enough sizes.
+
+    ``results`` are cases of one run. Cases that differ in more than size, such as in mode, type or
+    ranks, get separate fits. ``ceiling`` is the bandwidth limit that each fit refers to.
+    """
     timed = [
         result
         for result in results
@@ -111,7 +125,10 @@ def fit_curves(
 
 
 def _find_busbw_factor(rows: Sequence[CaseResult]) -> float | None:
-    """Return bus bandwidth over algorithm bandwidth of the largest size that has both."""
+    """Return bus bandwidth over algorithm bandwidth at the largest size at which both are known.
+
+    ``rows`` are sorted by size. None if no size has both.
+    """
     for row in reversed(rows):
         algbw, busbw = row.value("algbw"), row.value("busbw")
         if algbw and busbw is not None:
@@ -120,7 +137,10 @@ def _find_busbw_factor(rows: Sequence[CaseResult]) -> float | None:
 
 
 def make_points(rows: Sequence[CaseResult]) -> tuple[CurvePoint, ...]:
-    """Return the sizes in bytes and the times in seconds of the rows whose time is known."""
+    """Return the points of a fit from results: size in bytes and time in seconds with its interval.
+
+    Results with an unknown time are left out.
+    """
     points = []
     for row in rows:
         seconds = row.value("time")
@@ -138,12 +158,16 @@ def make_points(rows: Sequence[CaseResult]) -> tuple[CurvePoint, ...]:
 
 
 def get_size(result: CaseResult) -> int:
-    """Return the size in bytes, zero if the case has none."""
+    """Return the message size of a case in bytes, 0 if the case has no size parameter."""
     return result.size_bytes or 0
 
 
 def describe_fits(curves: Sequence[OperationCurve], ceiling: Ceiling | None) -> tuple[str, ...]:
-    """Return sentences about the method of the fits and about the ceiling."""
+    """Return sentences on how the fits were made, and on the bandwidth limit of efficiencies.
+
+    The result is empty if ``curves`` is empty. Without ``ceiling``, the bandwidth limit, only the
+    method is described.
+    """
     if not curves:
         return ()
     intervals = dict.fromkeys(describe_intervals(curve.fit.repetitions) for curve in curves)

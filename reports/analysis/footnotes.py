@@ -12,7 +12,7 @@ from parbench.reports.run_data import RunData
 
 
 def list_footnotes(data: RunData) -> tuple[str, ...]:
-    """Return sentences about units, methods and limits of a run, then the notes of its cases."""
+    """Return the sentences below a run's tables: units, methods, limits and notes of its cases."""
     sentences = []
     if data.communication:
         units = "GB/s is 1e9 bytes per second, and 64K is 65536 bytes"
@@ -35,9 +35,11 @@ def list_footnotes(data: RunData) -> tuple[str, ...]:
 
 
 def _list_methods(results: Sequence[CaseResult]) -> list[str]:
-    """Return the methods of the durations, the most common first.
+    """Return phrases about how the durations of cases were computed, the most common first.
 
-    The numbers of iterations and visits are removed, because they differ between cases.
+    An example is ``median of iterations in visits of one repetition``. The numbers of iterations
+    and visits (blocks of iterations) are removed from the phrases, because they differ between
+    cases.
     """
     headlines = [result.metrics.get(result.headline) for result in results]
     methods = Counter(metric.method for metric in headlines if metric and metric.method)
@@ -48,7 +50,10 @@ def _list_methods(results: Sequence[CaseResult]) -> list[str]:
 
 
 def _explain_steps(steps: Sequence[CaseResult]) -> list[str]:
-    """Return sentences on predicted communication and on the parts of profiled steps."""
+    """Return sentences on predicted communication and on the parts of profiled training steps.
+
+    Each sentence is left out if no step has the numbers that it explains.
+    """
     sentences = []
     if any(get_calls(step) is not None for step in steps):
         sentences.append(
@@ -64,7 +69,10 @@ def _explain_steps(steps: Sequence[CaseResult]) -> list[str]:
 
 
 def _list_notes(data: RunData) -> list[str]:
-    """Return the notes of the plan and of cases. The table of steps has the notes of steps."""
+    """Return the notes of the plan and of cases, each with the number of cases that have it.
+
+    Notes of measured training steps are left out, because the table of steps shows them.
+    """
     plan_notes = data.plan.notes
     results = [result for result in data.results if result.is_communication or not result.metrics]
     counts = Counter(note for result in results for note in result.notes)

@@ -10,19 +10,22 @@ from parbench.reports.analysis.case_results import CaseResult
 
 K = TypeVar("K")
 AXES = ("size_bytes", "dtype", "mode")
-"""The parameters of communication that have a column, an axis or a figure of their own."""
+"""The parameters of a communication case that have their own column, axis or figure."""
 
 
 def label_operation(case: Case, without: Iterable[str] = ()) -> str:
-    """Return a communication without size, type and mode, such as ``broadcast root=1``.
+    """Return a communication case without size, type and mode as text: ``broadcast root=1``.
 
-    ``without`` are further parameters to leave out.
+    ``without`` are names of further parameters to leave out.
     """
     return _join(case.short_name, case, case.params.keys() - {*AXES, *without})
 
 
 def label_communication(case: Case) -> str:
-    """Return a communication with its size, mode and type, such as ``all_reduce 1M blocking``."""
+    """Return a communication case as text with its size, mode and type.
+
+    An example is ``all_reduce 1M blocking float32``.
+    """
     params = case.params
     size = format_case_size(params["size_bytes"]) if "size_bytes" in params else ""
     parts = (label_operation(case), size, params.get("mode", ""), params.get("dtype", ""))
@@ -30,9 +33,10 @@ def label_communication(case: Case) -> str:
 
 
 def label_differences(results: Sequence[CaseResult], without: Iterable[str] = ()) -> dict[str, str]:
-    """Return the parameters in which cases of one name differ, such as ``split=3+1``, by case id.
+    """Return the parameters in which cases of one name differ: ``split=3+1``, keyed by case id.
 
-    ``without`` are parameters to leave out.
+    Parameters with an empty value and the parameters ``without`` are left out. A label is empty if
+    nothing differs.
     """
     first_params: dict[str, Mapping[str, Any]] = {}
     differing: dict[str, set[str]] = defaultdict(set)
@@ -51,10 +55,11 @@ def label_differences(results: Sequence[CaseResult], without: Iterable[str] = ()
 
 
 def label_cases(results: Sequence[CaseResult]) -> dict[str, str]:
-    """Return the labels of cases, keyed by case id.
+    """Return a short label for each case, keyed by case id.
 
     Communication has its size, mode and type. Other cases have the parameters in which cases of
-    their name differ, and the kind of benchmark if there are several, such as ``workload.``.
+    their name differ: ``fsdp layers=4``. If these are of several kinds of benchmark, a label begins
+    with the kind: ``workload.fsdp``.
     """
     steps = [result for result in results if not result.is_communication]
     has_one_kind = len({step.kind for step in steps}) == 1
@@ -71,13 +76,16 @@ def label_cases(results: Sequence[CaseResult]) -> dict[str, str]:
 
 
 def _join(name: str, case: Case, params: Collection[str]) -> str:
-    """Return ``name`` and the settings of these parameters of a case."""
+    """Return ``name`` and then the case's value of each of ``params``: ``broadcast root=1``."""
     settings = [f"{param}={value}" for param, value in case.params.items() if param in params]
     return to_single_line(" ".join([name, *settings]))
 
 
 def group_by_text(texts: Mapping[K, Iterable[str]]) -> dict[str, list[K]]:
-    """Return the owners of each text, such as the runs that have a note."""
+    """Return the owners of each text, keyed by text, such as the runs that have a note.
+
+    ``texts`` has the texts of each owner, keyed by owner.
+    """
     owners: dict[str, list[K]] = {}
     for owner, own_texts in texts.items():
         for text in own_texts:
@@ -93,7 +101,11 @@ MAX_NAMED_PAIRS = 12
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> list[Fact]:
-    """Return the leaves of nested mappings with their dotted names."""
+    """Return the leaves of nested mappings as pairs of dotted name and text.
+
+    An example of a pair is ``("gpu.count", "8")``. ``prefix`` is put before each name. An empty
+    mapping is a leaf.
+    """
     facts: list[Fact] = []
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -104,7 +116,11 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> list[Fact]:
 
 
 def list_environment_facts(environment: Mapping[str, Any]) -> list[Fact]:
-    """Return the leaves of an environment; pairs of ranks with the same links are one fact."""
+    """Return the facts of a run's environment as pairs of dotted name and text.
+
+    The links between pairs of ranks (``locality``) are grouped: one fact for each kind of link,
+    which lists its pairs.
+    """
     locality = environment.get("locality") or {}
     facts = flatten({name: value for name, value in environment.items() if name != "locality"})
     pairs_by_link = group_by_text({pair: [_format_value(link)] for pair, link in locality.items()})
@@ -117,7 +133,11 @@ def list_environment_facts(environment: Mapping[str, Any]) -> list[Fact]:
 
 
 def _format_value(value: Any) -> str:
-    """Return a value as text: yes or no, items joined by commas, ``UNKNOWN`` for missing ones."""
+    """Return a value of a run's environment as text.
+
+    Booleans are ``yes`` or ``no``, items of lists are joined by commas, and items of mappings are
+    ``name=value``. Missing and empty values are ``-``.
+    """
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None or value in ("", {}):

@@ -1,4 +1,4 @@
-"""The communication operations of a run as a frame."""
+"""The communication cases of a run as a pandas frame."""
 
 from typing import TYPE_CHECKING
 
@@ -9,21 +9,23 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OPERATION_KEYS = ["operation", "mode", "dtype"]
-"""The columns that identify an operation over sizes."""
+"""The columns that together identify one curve over sizes."""
 CASE_KEYS = [*OPERATION_KEYS, "size"]
+"""The columns that together identify one communication case."""
 GROUP_PARAMS = ("group", "group_index", "concurrent")
-"""The parameters that choose the ranks of an operation."""
+"""The parameters that choose the ranks that take part in an operation."""
 LINKS = "p2p.matrix"
+"""The name of the benchmark of all pairs of ranks, which has tables and figures of its own."""
 # Tables and figures read these metrics even if no case has them.
 _METRICS = ("busbw", "algbw", "time_p99", "time_q10")
 
 
 def select_operations(data: RunData) -> "pd.DataFrame":
-    """Return the measured communication of a run, without the links of ``p2p.matrix``.
+    """Return a frame of the communication cases with a known time, without pairs of ``p2p.matrix``.
 
     The columns are the ones of ``RunData.cases``, and ``operation`` (``broadcast root=1``),
-    ``mode``, ``dtype`` and ``size`` in bytes. The latter are empty or unknown if a case lacks the
-    parameter.
+    ``mode``, ``dtype`` and ``size`` in bytes. If a case lacks the parameter, ``mode`` and ``dtype``
+    are empty and ``size`` is unknown.
     """
     cases = data.cases
     is_operation = cases["is_communication"] & (cases["name"] != LINKS) & cases["seconds"].notna()
@@ -31,7 +33,12 @@ def select_operations(data: RunData) -> "pd.DataFrame":
 
 
 def add_operation_columns(cases: "pd.DataFrame", without: tuple[str, ...] = ()) -> "pd.DataFrame":
-    """Add the columns of ``select_operations``. ``operation`` leaves out parameters ``without``."""
+    """Return a frame of cases with the added columns ``operation``, ``mode``, ``dtype``, ``size``.
+
+    ``operation`` is the name with its parameters, such as ``broadcast root=1``, but not the
+    parameters in ``without``. ``size`` is in bytes. Missing columns of bandwidth and percentiles
+    are added with unknown values.
+    """
     missing = [name for name in _METRICS if name not in cases]
     cases = cases.reindex(columns=[*cases.columns, *missing])
     results = list(cases["result"])

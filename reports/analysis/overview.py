@@ -1,4 +1,4 @@
-"""The overview of a run: where it ran, and the main numbers of each operation and step."""
+"""The overview of a run: where it ran, and the main numbers of its collectives and steps."""
 
 from typing import Any
 
@@ -24,9 +24,9 @@ MAX_LATENCY_BYTES = 64 << 10
 
 
 def describe_setup(data: RunData) -> str:
-    """Return the host, the ranks, the backend and the duration of the run as text.
+    """Return the host, ranks, backend and measuring time of a run as one line of text.
 
-    For an imported log, facts about GPUs and NCCL replace the duration.
+    For an imported log, facts about GPUs and NCCL replace the measuring time.
     """
     environment = data.run.info.environment or {}
     imported = environment.get("imported") or {}
@@ -43,10 +43,13 @@ def describe_setup(data: RunData) -> str:
 
 
 def summarize_operations(data: RunData) -> list[dict[str, Any]]:
-    """Return the case of each operation with the largest bus bandwidth, the fastest first.
+    """Return a row for each communication operation: its case with the largest bus bandwidth.
 
-    ``operation`` has the parameters in which cases of a name differ. ``latency`` is the time of the
-    smallest size in blocking mode, ``share`` is the bus bandwidth over the ceiling.
+    The fastest operation comes first. A row is a dict with the values of the case
+    (``RunData.cases``), and ``operation``, its name with the parameters that differ. ``latency`` is
+    the time in seconds of the smallest size in blocking mode, unknown above 64 KiB. ``share`` is
+    the bus bandwidth over the bandwidth limit of the run, as a fraction. Memory copies are left
+    out.
     """
     cases = select_operations(data)
     cases = cases[cases["kind"] != "memory"].fillna({"size": 0})
@@ -68,7 +71,13 @@ def summarize_operations(data: RunData) -> list[dict[str, Any]]:
 
 
 def summarize_steps(data: RunData) -> list[StepRow]:
-    """Return a row for each step with the parts of its profiled step in percent."""
+    """Return a row for each measured training step, with shares of the profiled step in percent.
+
+    A row is a dict with the values of the case (``RunData.cases``). ``compute``, ``exposed`` and
+    ``idle`` are percentages of the profiled step, ``overlap`` is the percentage of communication
+    that is hidden. ``memory`` is in bytes. ``is_profile_deviating`` is True if the profiled step
+    took clearly more or less time than the step without a profiler.
+    """
     rows = list_step_rows(data)
     for row in rows:
         result = row["result"]
@@ -88,7 +97,12 @@ def summarize_steps(data: RunData) -> list[StepRow]:
 
 
 def list_tiles(data: RunData) -> list[tuple[str, str]]:
-    """Return the main numbers of a run as text, each with its meaning."""
+    """Return the main numbers of a run as pairs of text: the number, and its meaning.
+
+    These are the time of the first training step, its exposed, idle and overlap percentages, the
+    largest bus bandwidth, and the lowest latency, as far as they were measured. An example is
+    ``("12.3 GB/s", "bus bandwidth of all_reduce")``.
+    """
     operations = summarize_operations(data)
     steps = summarize_steps(data)
     tiles = []

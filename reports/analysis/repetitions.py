@@ -7,9 +7,12 @@ from parbench.bench.text import format_duration
 
 
 def list_repetitions(run: Run) -> list[dict[str, Any]]:
-    """Return a row for each repetition: its duration, and the load of its host where it is known.
+    """Return a row for each repetition of a run (a restart of all ranks), in order.
 
-    Of several starts of a repetition, the longest gives the load.
+    ``repetition`` is its number from 1, ``seconds`` its duration summed over its starts,
+    ``measuring`` the share of that time that records cover. The load of the host follows where it
+    is known: ``cores``, ``one_minute``, ``other_cores``, ``steal_percent`` and ``disturbance``. If
+    a repetition was started several times, the load is that of the longest start.
     """
     rows = []
     for repetition in sorted({info.repetition for info in run.info.repetitions}):
@@ -34,7 +37,10 @@ def list_repetitions(run: Run) -> list[dict[str, Any]]:
 
 
 def describe_measuring_time(run: Run) -> str:
-    """Return a phrase about the share that was measuring: ``measuring 95 % of 3 min``."""
+    """Return the share of a run's duration that went into cases: ``measuring 95 % of 3 min``.
+
+    If the duration is unknown, the phrase has only the time of the cases.
+    """
     measuring_seconds = sum(record.seconds for record in run.records)
     seconds = sum(info.seconds for info in run.info.repetitions)
     if not seconds:
@@ -43,7 +49,10 @@ def describe_measuring_time(run: Run) -> str:
 
 
 def describe_host_disturbance(run: Run) -> str:
-    """Return a clause about the repetition with the most other load, empty if there is none."""
+    """Return a clause about the repetition in which other processes loaded the host most.
+
+    The clause is empty if no repetition was disturbed. Steal time decides between equal loads.
+    """
     repetitions = list_repetitions(run)
     disturbed = [row for row in repetitions if row.get("disturbance")]
     if not disturbed:

@@ -1,7 +1,7 @@
 """Training steps: their rows, the parts of a step, and its communication predicted from fits.
 
-The parts are measured in a profiled step, to whose wall time they add up together with the
-residual.
+The parts (compute, exposed communication, copies, idle) are measured in a profiled step. With the
+residual they add up to its wall time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,9 +33,11 @@ _MAX_DEVIATION = 0.1
 
 
 def list_step_rows(data: RunData) -> list[StepRow]:
-    """Return a new row for each measured step, with the ``axes`` of its mesh.
+    """Return a new row for each measured training step, with None for unknown values.
 
-    Unknown values are None.
+    A row is a dict with the values of the case (``RunData.cases``), ``axes`` (the mesh axes by
+    name), and ``time_p99`` and ``time_q10`` (percentiles of the step time in seconds).
+    ``repetitions`` is the text ``4/5``: measured of planned.
     """
     case_ids = [step.case.id for step in data.steps]
     rows = []
@@ -52,9 +54,11 @@ def list_step_rows(data: RunData) -> list[StepRow]:
 
 
 def list_rows_with_details(data: RunData, kind: type[Details]) -> tuple[list[StepRow], list[str]]:
-    """Return the steps with details of a kind, and sentences about unreadable details.
+    """Return rows of training steps that recorded details of one type, and error sentences.
 
-    The rows have the ``details`` and the ``repetition`` that recorded them.
+    ``kind`` is the type, such as ``PipelineDetails``. A row is a dict with the values of the case,
+    ``details``, and ``repetition``, the index of the repetition that recorded them. There is an
+    error sentence for each step with details that cannot be read.
     """
     rows = []
     problems = []
@@ -68,9 +72,10 @@ def list_rows_with_details(data: RunData, kind: type[Details]) -> tuple[list[Ste
 
 
 def find_details(result: CaseResult, kind: type[T]) -> tuple[int, T | str]:
-    """Return the first repetition with details of a kind, and the details.
+    """Return the details of a type and the index of the first repetition that recorded them.
 
-    A sentence replaces details that cannot be read. It is empty if no repetition has details.
+    If the details cannot be read, an error sentence replaces them. If no repetition has any, the
+    result is ``(0, "")``.
     """
     for record in result.measured:
         details = read_details(record, kind)
@@ -80,9 +85,11 @@ def find_details(result: CaseResult, kind: type[T]) -> tuple[int, T | str]:
 
 
 def get_axis_values(step: CaseResult, metric: str) -> dict[str, float | None]:
-    """Return the values of a metric of a step, such as ``bytes_sent``, keyed by mesh axis.
+    """Return the values of a step's metrics named ``METRIC.AXIS``, keyed by mesh axis.
 
-    Parts of an axis such as ``cp.forward`` are left out.
+    ``metric`` is the first part of the name, such as ``bytes_sent``. The key is a phase or a
+    component of memory for metrics that are split that way. Longer names such as
+    ``exposed_comm.cp.forward`` are left out. None is an unknown value.
     """
     values = {}
     for name, value in step.metrics.items():
@@ -101,23 +108,36 @@ def sum_if_known(values: Iterable[float | None]) -> float | None:
 
 
 def find_worst_ratio(ratios: Mapping[str, float | None]) -> tuple[str, float] | None:
-    """Return the axis whose ratio differs most from 1, with its ratio. None if all are unknown."""
+    """Return the mesh axis whose ratio differs most from 1, and its ratio.
+
+    ``ratios`` are keyed by axis: counted bytes over analytical ones. None if all are unknown.
+    """
     known_ratios = [(axis, ratio) for axis, ratio in ratios.items() if ratio is not None]
     return max(known_ratios, key=lambda pair: abs(pair[1] - 1), default=None)
 
 
 def sum_exposed_communication(step: CaseResult) -> float | None:
-    """Return the seconds of exposed communication on all axes, None if one is unknown."""
+    """Return the seconds of exposed communication in the profiled step, summed over mesh axes.
+
+    None if an axis is unknown or no axis communicates.
+    """
     return sum_if_known(get_axis_values(step, "exposed_comm").values())
 
 
 def sum_memory(step: CaseResult) -> float | None:
-    """Return the measured bytes of all memory components, maximum over ranks, None if unknown."""
+    """Return the measured bytes of a step's memory, summed over its components.
+
+    Each component (parameters, gradients, ...) is a maximum over ranks. None if one is unknown.
+    """
     return sum_if_known(get_axis_values(step, "memory").values())
 
 
 def get_parts(step: CaseResult) -> dict[str, float]:
-    """Return the seconds of each known part of the profiled step, keyed by part."""
+    """Return the seconds of each part of the profiled step, keyed by the name of the part.
+
+    The keys are ``compute``, ``exposed AXIS``, ``copy`` and ``idle``. Unknown parts are left out,
+    and the residual is not a part.
+    """
     exposed = get_axis_values(step, "exposed_comm")
     parts = {
         "compute": step.value("compute"),
@@ -129,7 +149,10 @@ def get_parts(step: CaseResult) -> dict[str, float]:
 
 
 def get_profiled_seconds(step: CaseResult) -> float | None:
-    """Return the wall time of the profiled step in seconds, None if no step was profiled."""
+    """Return the wall time of the profiled step: its parts plus the residual, in seconds.
+
+    None if no step was profiled.
+    """
     parts = get_parts(step)
     if "compute" not in parts:
         return None
@@ -137,10 +160,10 @@ def get_profiled_seconds(step: CaseResult) -> float | None:
 
 
 def find_deviating_profile(step: CaseResult) -> float | None:
-    """Return the seconds of the profiled step if they deviate clearly from the step time.
+    """Return the seconds of the profiled step if they differ clearly from the step time.
 
-    The result is None if they differ by at most the share ``_MAX_DEVIATION``, or if either time is
-    unknown.
+    The step time is measured without a profiler. The result is None if the relative difference is
+    at most 10 %, or if a time is unknown.
     """
     profiled = get_profiled_seconds(step)
     if not profiled or not step.seconds:
@@ -149,31 +172,40 @@ def find_deviating_profile(step: CaseResult) -> float | None:
 
 
 def compute_profiled_share(step: CaseResult, seconds: float | None) -> float | None:
-    """Return ``seconds`` over the wall time of the profiled step, None if either is unknown."""
+    """Return ``seconds`` as a fraction of the wall time of the profiled step of a case.
+
+    None if either time is unknown.
+    """
     profiled = get_profiled_seconds(step)
     return None if seconds is None or not profiled else seconds / profiled
 
 
 def compute_exposed_share(step: CaseResult) -> float | None:
-    """Return the share of the profiled step with exposed communication, None if unknown."""
+    """Return exposed communication as a fraction of the profiled step's wall time.
+
+    None if either time is unknown.
+    """
     return compute_profiled_share(step, sum_exposed_communication(step))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedCommunication:
-    """The time of a step's calls one after another, None if an operation has no fit."""
+    """The communication time of a step, predicted from the fits of collectives in the same run."""
 
     seconds: float | None
+    """The sum over the step's calls without overlap, None if an operation has no fit."""
     notes: Sequence[str]
+    """Phrases about operations without a fit, and about sizes beyond the measured range."""
 
 
 def predict_communication(
     step: CaseResult, curves: Sequence[OperationCurve]
 ) -> PredictedCommunication | None:
-    """Predict the communication of a step from this run's fits, None without fits or calls.
+    """Predict the communication time of a step from the run's fits of time over size.
 
-    The ranks on an axis are not known by name, and a step waits for its slowest group. Of the
-    fits of several groups, the slowest counts.
+    The prediction is the sum of the predicted times of all calls, without overlap. If several
+    groups of ranks have a fit, the slowest fit counts, because a step waits for its slowest group.
+    None if the step recorded no calls or the run has no fits.
     """
     calls = get_calls(step)
     if calls is None or not curves:
@@ -204,7 +236,10 @@ def predict_communication(
 
 
 def get_calls(step: CaseResult) -> tuple[CountedCall, ...] | None:
-    """Return the calls of one step, None if they are not recorded or repetitions differ."""
+    """Return the communication calls of one step, with their numbers, as counted at process groups.
+
+    None if they were not recorded or differ between repetitions.
+    """
     details = [read_details(record, CommunicationDetails) for record in step.records]
     recorded = [detail for detail in details if detail is not None]
     calls = [detail.comm_calls for detail in recorded if isinstance(detail, CommunicationDetails)]
@@ -217,9 +252,10 @@ def get_calls(step: CaseResult) -> tuple[CountedCall, ...] | None:
 def _select_curves(
     call: CountedCall, step: CaseResult, curves: Sequence[OperationCurve]
 ) -> list[OperationCurve]:
-    """Return the curves of the call's operation on the same number of ranks.
+    """Return the fits that may predict a call: the same operation on as many ranks.
 
-    Curves of whole worlds are preferred, then curves of all groups at once, as on a mesh axis.
+    Fits of all ranks of a run are preferred, then fits of groups that ran concurrently, as the
+    groups of a mesh axis do. The list is empty if no fit applies.
     """
     candidates = [curve for curve in curves if _is_same_operation(curve.rows[0], call, step)]
     worlds = [curve for curve in candidates if "group" not in curve.rows[0].case.params]
@@ -228,7 +264,11 @@ def _select_curves(
 
 
 def _is_same_operation(result: CaseResult, call: CountedCall, step: CaseResult) -> bool:
-    """Return True if a case measures the operation of a call under the conditions of a step."""
+    """Return True if a communication case measures the operation of a call in a step.
+
+    Operation, number of ranks, backend and device must be equal. The case must be blocking, with
+    float32 elements, and without a concurrent load.
+    """
     params = result.case.params
     return (
         result.case.short_name == call.op

@@ -19,53 +19,73 @@ from parbench.bench.text import UserError
 from parbench.reports.analysis.case_results import CaseResult
 
 MIN_ITERATION_SHARE = 0.5
-"""A record names a rank that is last in more than this share of its iterations."""
+"""A record votes for a rank that is last in more than this share of its iterations."""
 MIN_TIME_SHARE = 0.1
-"""A delay is relevant if it exceeds this share of the time of the case."""
+"""A rank's delay counts only if it exceeds this share of the duration of the case."""
 MIN_VOTE_SHARE = 2 / 3
-"""The share of a repetition's cases that must name the same rank."""
+"""A repetition names a rank if at least this share of the votes of its cases are for that rank."""
 MAX_CHANCE = 0.07
-"""The largest probability that chance names a rank as often.
+"""The largest probability with which random ranks would give one rank as many repetitions.
 
 The probability is 0.0625 for one of two ranks in all of five repetitions.
 """
 MAX_BARRIER_SKEW_SECONDS = 5e-4
-"""The skew that the barrier before an operation may cause, at most its transfer time."""
+"""The arrival skew that the barrier before an operation explains, at most the transfer time."""
 SYMMETRIC_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Operations in which all ranks do the same work, so that they should finish together."""
 
 
 class StragglerVote(NamedTuple):
-    """A rank that a case of one repetition names, and the delay of the rank."""
+    """The rank that was late in most iterations of one case in one repetition."""
 
     rank: int
+    """The late rank."""
     seconds: float
+    """The delay of the rank, the median over the iterations of the case."""
     time_share: float
-    """The delay relative to the time of the case."""
+    """The delay as a fraction of the duration of the case.
+
+    For a rank that computes longest, its compute time over the median of other ranks.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
-    """A rank that more repetitions name than chance explains, with its median delay."""
+    """A rank that is late in more repetitions than random ranks would explain."""
 
     rank: int
+    """The late rank."""
     repetitions: int
+    """The number of repetitions in which most cases show this rank as late."""
     of_repetitions: int
+    """The number of repetitions that recorded the times of ranks."""
     seconds: float
+    """The median delay of the rank over the cases and repetitions that show it."""
     time_share: float
+    """The median of the delay as a fraction of the duration of the case.
+
+    For a rank that computes longest, the median of its compute time over that of other ranks.
+    """
 
     def describe_repetitions(self) -> str:
-        """Return the number of repetitions that name the rank: ``4 of 5 repetitions``."""
+        """Return the number of repetitions that show the rank as late: ``4 of 5 repetitions``."""
         return f"{self.repetitions} of {self.of_repetitions} repetitions"
 
 
 def find_last_arriving_rank(results: Sequence[CaseResult]) -> Straggler | None:
-    """Return the rank that arrives last by more than a barrier explains, None if there is none."""
+    """Return the rank that arrives last at operations, clearly later than a barrier explains.
+
+    ``results`` are measured cases of one run. None if chance may explain the late arrivals.
+    """
     transfers = [result.value("transfer") for result in results]
     known_transfers = [seconds for seconds in transfers if seconds]
     barrier_skew = min([MAX_BARRIER_SKEW_SECONDS, *known_transfers]) if known_transfers else 0.0
 
     def read_delay(record: Record, arrival: RecordedStragglers) -> tuple[int | None, float]:
+        """Return the rank that most often arrives last in a record, and its skew in seconds.
+
+        The rank is None if no rank is last often enough, or if a barrier explains the skew.
+        """
         skew = _get_value(record, "skew")
         is_named = (arrival.share or 0.0) > MIN_ITERATION_SHARE and skew > barrier_skew
         return arrival.late_rank if is_named else None, skew
@@ -74,7 +94,12 @@ def find_last_arriving_rank(results: Sequence[CaseResult]) -> Straggler | None:
 
 
 def find_last_finishing_rank(run: Run, results: Sequence[CaseResult]) -> Straggler | None:
-    """Return the rank that finishes last where all ranks do the same, None without such a rank."""
+    """Return the rank that finishes last in cases in which all ranks do the same work.
+
+    These are symmetric collectives and training steps among ``results``, the measured cases. None
+    if chance may explain the late ranks. The exit times of ranks are read from the folder of
+    ``run``.
+    """
     symmetric = [
         result
         for result in results
@@ -82,6 +107,10 @@ def find_last_finishing_rank(run: Run, results: Sequence[CaseResult]) -> Straggl
     ]
 
     def read_delay(record: Record, arrival: RecordedStragglers) -> tuple[int | None, float]:
+        """Return the rank that most often leaves last in a record, and its delay in seconds.
+
+        The rank is None if no rank is last often enough.
+        """
         rank = arrival.last_out_rank
         if rank is None or (arrival.last_out_share or 0.0) <= MIN_ITERATION_SHARE:
             return None, 0.0
@@ -94,9 +123,11 @@ def _find_straggler(
     results: Sequence[CaseResult],
     read_delay: Callable[[Record, RecordedStragglers], tuple[int | None, float]],
 ) -> Straggler | None:
-    """Return the rank that records name more often than chance, None if there is none.
+    """Return the rank that is late in more repetitions than chance explains, None without one.
 
-    ``read_delay`` gives the rank that a record names and its delay in seconds.
+    ``read_delay`` returns the late rank of a record (or None) and its delay in seconds. A delay of
+    less than 10 % of the case's duration does not count. ``results`` are the measured cases of a
+    run.
     """
     votes: dict[int, list[StragglerVote]] = defaultdict(list)
     repetitions = set()
@@ -116,10 +147,13 @@ def _find_straggler(
 def elect_straggler(
     votes_by_repetition: Mapping[int, Sequence[StragglerVote]], num_repetitions: int, num_ranks: int
 ) -> Straggler | None:
-    """Return the rank that repetitions name more often than chance, None if there is none.
+    """Return the rank that is late in more repetitions than chance explains, None without one.
 
-    If every repetition named a random rank, the number that name one of ``num_ranks`` ranks would
-    be binomial. The bound for any rank is the sum over all ranks.
+    ``votes_by_repetition`` has the late rank of each case, keyed by repetition index. A rank is
+    late in a repetition if at least two thirds of its votes are for the rank. ``num_repetitions``
+    is the number of repetitions with votes or without. If a random one of ``num_ranks`` ranks were
+    late in each repetition, the number for a given rank would be binomial. The bound for any rank
+    is the sum over all ranks, which must be at most 7 %.
     """
     named: Counter[int] = Counter()
     for votes in votes_by_repetition.values():
@@ -146,15 +180,16 @@ def elect_straggler(
 
 
 def _get_value(record: Record, name: str) -> float:
-    """Return a metric of a record, 0 if it is unknown."""
+    """Return the value of a metric in a record, 0 if it is unknown."""
     metric = record.metrics.get(name)
     return (metric and metric.value) or 0.0
 
 
 def _compute_exit_delay(run: Run, record: Record, rank: int) -> float:
-    """Return the median seconds from the last exit of all other ranks to the exit of ``rank``.
+    """Return the median delay in seconds with which a rank leaves after the last other rank.
 
-    The result is negative if another rank is later, and 0 without samples of at least two ranks.
+    The median is over the iterations of one record. The result is negative if another rank leaves
+    later, and 0 without exit times of at least two ranks.
     """
     try:
         samples = load_rank_samples(run, record)
@@ -170,15 +205,19 @@ def _compute_exit_delay(run: Run, record: Record, rank: int) -> float:
 
 
 def find_arrival(result: CaseResult) -> RecordedStragglers | None:
-    """Return the arrivals of the first repetition that recorded them, None without any."""
+    """Return the ranks that most often arrive last and leave last in a case.
+
+    They are from the first repetition that recorded arrival times. None if none did.
+    """
     arrivals = [record.arrival for record in result.measured if record.arrival]
     return arrivals[0] if arrivals else None
 
 
 def compute_arrival_delays(run: Run, result: CaseResult) -> dict[int, float]:
-    """Return the median seconds from the first arrival to the arrival of each rank.
+    """Return the delay of each rank's arrival after the first rank, in seconds, keyed by rank.
 
-    The delay of a repetition is the median over its iterations. Damaged samples are left out.
+    A delay is the median over repetitions of medians over iterations. Corrupt sample files are left
+    out, and the result is empty without sample files.
     """
     delays: dict[int, list[float]] = defaultdict(list)
     for record in result.measured:

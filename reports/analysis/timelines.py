@@ -1,4 +1,8 @@
-"""Timelines of profiled steps: how they are read from a run's folder, and the streams of a rank."""
+"""Timelines of profiled steps: loading them from a run's folder, and the times of their streams.
+
+A stream is a sequence of intervals of one type on a rank: compute, copies, phases, or the
+communication of one mesh axis.
+"""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -29,16 +33,23 @@ _NO_SHARED_CLOCK = "its ranks have no common clock"
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimeline:
-    """The timeline of one repetition of a step, or the reason why it cannot be drawn."""
+    """The timeline of a training step in one profiled repetition, or the reason for its absence."""
 
     result: CaseResult
     repetition: int
+    """The index of the repetition, from 0."""
     timeline: Timeline | None
+    """The intervals of all ranks on one clock, None if they cannot be drawn."""
     problem: str = ""
+    """The reason why the timeline cannot be drawn, empty if it can."""
 
 
 def load_step_timelines(run: Run, results: Iterable[CaseResult]) -> tuple[StepTimeline, ...]:
-    """Load the timeline of each step, from the first repetition that has one."""
+    """Load a timeline for each step, from the first repetition that has traces.
+
+    Steps without traces are left out. Unreadable traces give a ``StepTimeline`` with its
+    ``problem``.
+    """
     timelines = []
     for result in results:
         by_repetition = (_load_step_timeline(run, result, record) for record in result.measured)
@@ -49,7 +60,10 @@ def load_step_timelines(run: Run, results: Iterable[CaseResult]) -> tuple[StepTi
 
 
 def _load_step_timeline(run: Run, result: CaseResult, record: Record) -> StepTimeline | None:
-    """Return the timeline of one repetition, or the problem with it. None if it has no traces."""
+    """Return the timeline of a step in one repetition, or the problem with its traces.
+
+    None if the repetition has no traces.
+    """
     problem = ""
     try:
         timeline = load_timeline(run, record)
@@ -67,7 +81,11 @@ def _load_step_timeline(run: Run, result: CaseResult, record: Record) -> StepTim
 
 
 def group_by_stream(rank: RankTimeline) -> dict[str, list[Interval]]:
-    """Return the intervals of each stream of a rank that has any, in the order of their display."""
+    """Return the intervals of work of one rank in a profiled step, keyed by stream.
+
+    A stream is ``phase``, ``compute``, ``copy``, or ``comm AXIS`` for the communication of a mesh
+    axis. They are in this order. Streams without intervals are left out.
+    """
     streams: dict[str, list[Interval]] = {PHASE: [], COMPUTE: [], COPY: []}
     for interval in rank.intervals:
         streams.setdefault(interval.stream, []).append(interval)
@@ -75,19 +93,25 @@ def group_by_stream(rank: RankTimeline) -> dict[str, list[Interval]]:
 
 
 def name_stream(stream: str) -> str:
-    """Return the name of a stream or a phase in tables and legends."""
+    """Return the name of a stream or phase of a profiled step for tables and legends.
+
+    ``copy`` becomes ``copies``, ``phase forward`` becomes ``forward``, ``comm dp`` is unchanged.
+    """
     names = {PHASE: "phases", COMPUTE: "compute", COPY: "copies"}
     return names.get(stream, stream.removeprefix(f"{PHASE} "))
 
 
 def get_axis(stream: str) -> str | None:
-    """Return the mesh axis of a stream of communication, None for another stream."""
+    """Return the mesh axis of a communication stream ``comm AXIS``, None for any other stream."""
     kind, _, axis = stream.partition(" ")
     return axis if kind == COMM else None
 
 
 def convert_to_spans(intervals: Iterable[Interval | RankTimeline]) -> list[Span]:
-    """Return intervals as spans in nanoseconds. No span stops before it starts."""
+    """Return the start and end of each interval in nanoseconds, as whole numbers.
+
+    An end before its start is set to the start.
+    """
     return [
         (round(1e3 * interval.start_us), round(1e3 * max(interval.start_us, interval.stop_us)))
         for interval in intervals
@@ -95,7 +119,10 @@ def convert_to_spans(intervals: Iterable[Interval | RankTimeline]) -> list[Span]
 
 
 def split_into_lanes(intervals: Iterable[Interval]) -> list[list[Interval]]:
-    """Distribute intervals over the fewest lanes in which none overlap, in the order of time."""
+    """Distribute intervals over the fewest lists in which none overlap.
+
+    Each list is in the order of time, so that a trace viewer can show it as one row.
+    """
     lanes: list[list[Interval]] = []
     for interval in sorted(intervals, key=lambda interval: (interval.start_us, interval.stop_us)):
         free_lanes = (lane for lane in lanes if lane[-1].stop_us <= interval.start_us)
@@ -108,9 +135,10 @@ def split_into_lanes(intervals: Iterable[Interval]) -> list[list[Interval]]:
 
 
 def measure_busy_seconds(rank: RankTimeline) -> dict[str, float]:
-    """Return the seconds of each phase and each stream of a rank, overlaps counted once.
+    """Return the busy seconds of one rank in a profiled step, keyed by stream and by phase.
 
-    The key of a phase begins with ``phase``, such as ``phase forward``.
+    The keys are ``compute``, ``copy``, ``comm AXIS`` and ``phase NAME``. Overlapping intervals are
+    counted once.
     """
     groups: dict[str, list[Interval]] = {}
     for stream, intervals in group_by_stream(rank).items():
@@ -121,9 +149,12 @@ def measure_busy_seconds(rank: RankTimeline) -> dict[str, float]:
 
 
 def summarize_calls(timeline: Timeline) -> list[dict[str, Any]]:
-    """Return the calls of one rank by axis, operation and size, the most exposed first.
+    """Return a row for the calls of each axis, operation and size in a profiled step.
 
-    The rank is the one that waits least in its calls. Times are in seconds, overlaps counted once.
+    Only one rank is read: the one that waits least in its calls. A row has ``axis``, ``operation``,
+    ``size`` (bytes of one call, None if unknown), ``calls`` (their number), ``seconds``, and
+    ``exposed`` (seconds that neither compute nor copies hide). Overlaps are counted once. The most
+    exposed calls come first.
     """
     by_rank = [_summarize_rank_calls(rank) for rank in timeline.ranks]
     rows = min(by_rank, key=lambda rows: sum(row["seconds"] for row in rows), default=[])
@@ -131,7 +162,10 @@ def summarize_calls(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def _summarize_rank_calls(rank: RankTimeline) -> list[dict[str, Any]]:
-    """Return the calls of one rank by axis, operation and size in bytes, with times in seconds."""
+    """Return a row for the calls of each axis, operation and size of one rank.
+
+    The keys are those of ``summarize_calls``. The order is that of the intervals.
+    """
     streams = group_by_stream(rank)
     work = convert_to_spans([*streams.get(COMPUTE, []), *streams.get(COPY, [])])
     rows = []
@@ -155,9 +189,10 @@ def _summarize_rank_calls(rank: RankTimeline) -> list[dict[str, Any]]:
 
 
 def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:
-    """Return the rank that computes longest in more repetitions than by chance, None without one.
+    """Return the rank that computes longest in more repetitions than chance explains.
 
-    ``time_share`` of the result is the computation over the median of other ranks.
+    ``time_share`` of the result is the compute time of the rank over the median of the other ranks,
+    ``seconds`` is the difference per step. None if no rank is clearly slower.
     """
     votes: dict[int, list[StragglerVote]] = {}
     num_timelines = 0
@@ -173,9 +208,10 @@ def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:
 
 
 def _vote_for_slowest(timeline: Timeline) -> StragglerVote | None:
-    """Return the rank that computes longest, None unless it clearly exceeds other ranks.
+    """Return a vote for the rank that computes longest in one profiled step.
 
-    ``time_share`` of the result is the ratio of its time to the median of other ranks.
+    None unless its compute time exceeds the median of the other ranks by 10 %. ``time_share`` of
+    the vote is this ratio, ``seconds`` is the difference.
     """
     seconds = {rank.rank: measure_busy_seconds(rank).get(COMPUTE, 0.0) for rank in timeline.ranks}
     if len(seconds) < 2:

@@ -1,4 +1,4 @@
-"""The hosts of a run's ranks: their order, the switches above them, and how far ranks are apart."""
+"""The hosts of a run's ranks: the order of ranks, network switches, and distances between ranks."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ SAME_SWITCH = "same switch"
 OTHER_SWITCH = "other switch"
 OTHER_NODE = "other node"
 DISTANCES = (WITHIN_NODE, SAME_SWITCH, OTHER_SWITCH, OTHER_NODE)
-"""From near to far. Nodes whose switches are unknown are at the last one."""
+"""The distances of two ranks from near to far. ``other node`` applies if switches are unknown."""
 
 BLOCK = "block"
 CYCLIC = "cyclic"
@@ -24,41 +24,53 @@ UNEVEN = "uneven"
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """The hosts of a run on several nodes, indexed by rank."""
+    """The hosts of all ranks of a run on several nodes, and what Slurm reports about them."""
 
     hosts: tuple[str, ...]
+    """The host name of each rank, indexed by rank."""
     requested_distribution: str = ""
-    """The distribution of the request to Slurm, empty if there was none."""
+    """The value of Slurm's ``--distribution``, empty if nothing was requested."""
     slurm_job: str = ""
+    """The id of the Slurm job, empty outside Slurm."""
     switches: Mapping[str, str]
-    """The path of switches above each host, such as ``spine.leaf1``, where it is known."""
+    """The path of switches above each host, such as ``spine.leaf1``, keyed by host.
+
+    Hosts whose switches are unknown are left out.
+    """
     affinities: Mapping[int, str]
-    """The cores that a rank may use, such as ``0-3``, where they are known."""
+    """The CPU cores that a rank may use, such as ``0-3``, keyed by rank.
+
+    Ranks whose cores are unknown are left out.
+    """
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The hosts in the order of their first ranks. Hosts of one switch follow each other."""
+        """The host names in the order of their first ranks. Hosts under one switch are adjacent."""
         hosts = list(dict.fromkeys(self.hosts))
         switches = [self.switches.get(host, "") for host in hosts]
         return tuple(sorted(hosts, key=lambda host: switches.index(self.switches.get(host, ""))))
 
     def get_host(self, rank: int) -> str:
-        """Return the host of a rank, empty for a rank that the run does not have."""
+        """Return the host name of a rank, empty for a rank beyond the size of the run."""
         return self.hosts[rank] if rank < len(self.hosts) else ""
 
     def get_ranks(self, host: str) -> tuple[int, ...]:
-        """Return the ranks on a host."""
+        """Return the ranks on a host in ascending order."""
         return tuple(rank for rank, name in enumerate(self.hosts) if name == host)
 
     def order_by_node(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Return ranks grouped by node, with ranks without a host last."""
+        """Return the ranks sorted by node, in the order of ``nodes``, with unknown ranks last."""
         by_node = [rank for host in self.nodes for rank in self.get_ranks(host)]
         unknown = [rank for rank in ranks if rank not in by_node]
         return (*(rank for rank in by_node if rank in ranks), *unknown)
 
     @cached_property
     def distribution(self) -> str:
-        """The actual distribution of ranks on nodes, in Slurm's words where it has some."""
+        """The actual distribution of ranks over nodes, derived from ``hosts``.
+
+        ``block`` and ``cyclic`` as in Slurm, ``one rank per node``, or ``uneven`` for any other
+        order.
+        """
         counts = Counter(self.hosts)
         nodes = list(counts)
         sizes = set(counts.values())
@@ -70,7 +82,11 @@ class Topology:
         return BLOCK if self.hosts == tuple(counts.elements()) else UNEVEN
 
     def get_distance(self, rank: int, peer: int) -> str:
-        """Return the distance of two ranks, one of DISTANCES."""
+        """Return the distance of two ranks in the network.
+
+        The values are ``within a node``, ``same switch``, ``other switch``, and ``other node`` if a
+        switch is unknown.
+        """
         host = self.get_host(rank)
         peer_host = self.get_host(peer)
         if host and host == peer_host:
@@ -83,7 +99,7 @@ class Topology:
 
 
 def read_topology(run: Run) -> Topology | None:
-    """Return the hosts of a run's ranks, None if all are on one host or they are unknown."""
+    """Return the hosts of a run's ranks, None if all ranks are on one host or hosts are unknown."""
     environment = run.info.environment or {}
     hosts = tuple(environment.get("hosts") or ())
     if len(set(hosts)) < 2:
@@ -98,12 +114,19 @@ def read_topology(run: Run) -> Topology | None:
 
 
 def _read_switches(paths: Mapping[str, str]) -> dict[str, str]:
-    """Return the switches above each host. The last part of Slurm's path is the host itself."""
+    """Return the path of switches above each host, keyed by host.
+
+    ``paths`` are Slurm's topology addresses, such as ``spine.leaf1.node7``. Their last part is the
+    host itself. Hosts without a switch are left out.
+    """
     return {host: path.rpartition(".")[0] for host, path in paths.items() if "." in path}
 
 
 def _read_affinities(run: Run, num_ranks: int) -> dict[int, str]:
-    """Return the cores of each rank. Values that differ between ranks are in the records."""
+    """Return the CPU cores that each rank may use, keyed by rank. Unknown ranks are left out.
+
+    The environment of the run has values that all ranks share. Those that differ are in records.
+    """
     environments = [run.info.environment or {}, *(record.environment for record in run.records)]
     affinities: dict[int, str] = {}
     for rank in range(num_ranks):
@@ -116,7 +139,7 @@ def _read_affinities(run: Run, num_ranks: int) -> dict[int, str]:
 
 
 def _read_text(values: Mapping[str, Any], *path: str) -> str:
-    """Return the text or number at a path of nested mappings, empty if there is none."""
+    """Return the text or integer at a path of keys in nested mappings, empty if it is missing."""
     value: Any = values
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None

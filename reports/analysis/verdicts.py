@@ -1,4 +1,4 @@
-"""The verdicts on a run (correct, complete, quiet), its problems, and the limits of its records."""
+"""The verdicts on a run (correct, complete, quiet), its failed cases, and corrupt records."""
 
 import os
 from collections import Counter
@@ -18,20 +18,24 @@ from parbench.reports.analysis.repetitions import describe_host_disturbance
 from parbench.reports.run_data import RunData
 
 Level = Literal["good", "doubtful", "bad"]
+"""The severity of a verdict, which decides its color."""
 
 MAX_NOISY_SHARE = 0.1
-"""A run is quiet if at most this share of its cases is noisy."""
+"""A run is quiet if at most this share of its cases, as a fraction, is noisy."""
 STATUS_VERBS = {"hang": "hung", "failed": "failed"}
+"""The verb of a sentence about cases with a status that makes a run incomplete."""
 
 
 @dataclass(frozen=True)
 class ReportVerdict:
-    """A verdict on one aspect of a run, such as noise, with the numbers behind it."""
+    """A verdict on one aspect of a run: correctness, completeness or noise."""
 
     word: str
+    """The verdict in capitals, such as ``CORRECT``, ``PARTIAL`` or ``NOISY``."""
     level: Level
+    """``good``, ``doubtful`` or ``bad``, which decides the color."""
     message: str
-    """A sentence without its period."""
+    """The numbers behind the verdict: a sentence without its period."""
     hint: str = ""
     """The next action, such as ``Finish: parbench run --resume RUN``."""
 
@@ -43,7 +47,10 @@ class ReportVerdict:
 
 
 def judge_run(data: RunData) -> tuple[ReportVerdict, ...]:
-    """Return the verdicts on correctness, completeness and noise, as far as they apply."""
+    """Return the verdicts on correctness, completeness and noise of a run, in this order.
+
+    Correctness needs a checked case, noise needs a measured case. Otherwise they are left out.
+    """
     checked = [result for result in data.results if result.status == "wrong" or result.repetitions]
     measured = [result for result in data.results if result.repetitions]
     verdicts = [_judge_completeness(data, measured)]
@@ -55,7 +62,11 @@ def judge_run(data: RunData) -> tuple[ReportVerdict, ...]:
 
 
 def _judge_correctness(results: Sequence[CaseResult]) -> ReportVerdict:
-    """Return WRONG if a result differs from the reference, otherwise CORRECT or UNCHECKED."""
+    """Return the verdict on the comparison of results with the reference.
+
+    WRONG if a result differs, CORRECT if those compared are equal, UNCHECKED if none was compared.
+    ``results`` are the cases that ran.
+    """
     num_unchecked = sum(result.check.passed is None for result in results)
     num_wrong = sum(result.status == "wrong" for result in results)
     if num_wrong:
@@ -78,7 +89,12 @@ def _judge_correctness(results: Sequence[CaseResult]) -> ReportVerdict:
 
 
 def _judge_completeness(data: RunData, measured: Sequence[CaseResult]) -> ReportVerdict:
-    """Return the verdict on failed, missing and measured cases of a run."""
+    """Return the verdict on missing measurements of a run.
+
+    BROKEN: a case failed or hung. UNFINISHED: a planned repetition has no record. NOTHING MEASURED:
+    no case has a result. Otherwise COMPLETE or PARTIAL. ``measured`` are the cases that a
+    repetition measured.
+    """
     path = data.run.path
     failures: dict[Status, int] = {
         status: count for status, count in data.status_counts.items() if status in STATUS_VERBS
@@ -97,7 +113,7 @@ def _judge_completeness(data: RunData, measured: Sequence[CaseResult]) -> Report
 
 
 def _explain_nothing_measured(data: RunData) -> ReportVerdict:
-    """Return the verdict on a run without measurements, with the most common reason."""
+    """Return the verdict NOTHING MEASURED, with the most common reason of skipped cases."""
     if _count_out_of_budget(data):
         budget = format_duration(data.plan.budget_seconds)
         message = f"the time budget of {budget} ended before the first case"
@@ -111,7 +127,7 @@ def _explain_nothing_measured(data: RunData) -> ReportVerdict:
 
 
 def _count_out_of_budget(data: RunData) -> int:
-    """Return the number of cases that no repetition measured because the time budget ended."""
+    """Return the number of cases that have no measurement because the time budget ended."""
     return sum(
         result.status == "skipped" and all(record.is_out_of_budget for record in result.records)
         for result in data.results
@@ -119,7 +135,11 @@ def _count_out_of_budget(data: RunData) -> int:
 
 
 def _count_repetitions(data: RunData, measured: Sequence[CaseResult]) -> ReportVerdict:
-    """Return the verdict on completeness: all repetitions ran, or some are missing."""
+    """Return COMPLETE if each case ran all planned repetitions, otherwise PARTIAL.
+
+    ``measured`` are the cases that any repetition measured. The message has the number of cases for
+    each number of repetitions.
+    """
     plan = data.plan
     num_out_of_budget = _count_out_of_budget(data)
     counts = Counter(
@@ -150,16 +170,19 @@ def _count_repetitions(data: RunData, measured: Sequence[CaseResult]) -> ReportV
 
 
 def describe_completion(run: Run) -> str:
-    """Return the command that finishes a run whose budget was too short, and a longer budget."""
+    """Return two ways to finish a run whose time budget was too short.
+
+    The text has the command that resumes the run, and a budget that suffices.
+    """
     num_repetitions = len({info.repetition for info in run.info.repetitions})
     budget = suggest_budget(run.info.plan, compute_costs(run), num_repetitions)
     return f"parbench run --resume {run.path}, or use --budget {budget}"
 
 
 def find_noisy(results: Sequence[CaseResult]) -> tuple[CaseResult, ...]:
-    """Return the results that vary by more than 15 % between repetitions.
+    """Return the cases whose duration varies by more than 15 % between repetitions.
 
-    Returns none if they are at most a tenth of the results whose variation is known.
+    The result is empty if they are at most 10 % of the cases with a known variation.
     """
     known = [result for result in results if result.variation is not None]
     noisy = [result for result in known if result.noise in ("noisy", "very noisy")]
@@ -167,7 +190,10 @@ def find_noisy(results: Sequence[CaseResult]) -> tuple[CaseResult, ...]:
 
 
 def _judge_noise(run: Run, results: Sequence[CaseResult]) -> ReportVerdict:
-    """Return the verdict on the variation between repetitions: NOISE UNKNOWN, QUIET or NOISY."""
+    """Return the verdict on the variation between repetitions: NOISE UNKNOWN, QUIET or NOISY.
+
+    ``results`` are the measured cases. The message has the median of their variations.
+    """
     variations = [result.variation for result in results if result.variation is not None]
     if not variations:
         count = pluralize(max(result.repetitions for result in results), "repetition")
@@ -188,7 +214,10 @@ def _judge_noise(run: Run, results: Sequence[CaseResult]) -> ReportVerdict:
 
 
 def _list_disturbances(run: Run) -> list[str]:
-    """Return phrases about what disturbed the host before and during the run."""
+    """Return phrases about what disturbed the host: before the run, then in its repetitions.
+
+    Of the repetitions, only the most disturbed one has a phrase.
+    """
     load = (run.info.environment or {}).get(VOLATILE) or {}
     causes = load.get(DISTURBANCES) or {}
     phrases = [name if value == "yes" else f"{name} {value}" for name, value in causes.items()]
@@ -198,26 +227,32 @@ def _list_disturbances(run: Run) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A case without a result, or several cases of one name."""
+    """A row of the table of problems: a case that failed, hung, was wrong, or was not measured."""
 
     case: str
+    """The label of the case, or the name and the number of several cases without records."""
     status: str
+    """``failed``, ``hang``, ``wrong``, ``skipped`` or ``not measured``."""
     repetitions: str
-    """The number of repetitions that have the status, and the number of planned ones: ``1/5``."""
+    """The repetitions with this status of all planned ones: ``1/5``, or ``all``."""
     reason: str
+    """A sentence about why the case has the status."""
     result: CaseResult | None = None
-    """The result with the records of the failure, None if there is no record."""
+    """The result with the records of the case, None if there is no record."""
 
 
 def list_problems(data: RunData) -> tuple[Problem, ...]:
-    """Return the cases that failed, hung or were wrong."""
+    """Return a ``Problem`` for each case that failed, hung or was wrong, in plan order."""
     return tuple(
         _make_problem(result) for result in data.results if result.status not in ("ok", "skipped")
     )
 
 
 def list_unmeasured(data: RunData) -> tuple[Problem, ...]:
-    """Return the skipped cases, then cases without a record, one entry for each name."""
+    """Return a ``Problem`` for each skipped case, then one for each benchmark without records.
+
+    Cases without records are combined by benchmark name, because they have the same reason.
+    """
     problems = [
         Problem(case=skipped.case.label, status="skipped", repetitions="all", reason=skipped.reason)
         for skipped in data.plan.skipped
@@ -239,7 +274,7 @@ def list_unmeasured(data: RunData) -> tuple[Problem, ...]:
 
 
 def _make_problem(result: CaseResult) -> Problem:
-    """Return the problem of a case that is wrong, hung or failed."""
+    """Return the ``Problem`` of a case whose status is not ok."""
     num_repetitions = sum(record.status == result.status for record in result.records)
     return Problem(
         case=result.case.label,
@@ -251,7 +286,7 @@ def _make_problem(result: CaseResult) -> Problem:
 
 
 def list_warnings(run: Run) -> tuple[str, ...]:
-    """Return sentences about lines of the records that cannot be read."""
+    """Return sentences about lines of ``records.jsonl`` that cannot be read."""
     hint = f"Measure them again: parbench run --resume {run.path}"
     warnings = []
     if run.damaged:
@@ -265,7 +300,7 @@ def list_warnings(run: Run) -> tuple[str, ...]:
 
 
 def _ends_with_newline(run: Run) -> bool:
-    """Return True if the last record is complete, also if there is no record."""
+    """Return True if ``records.jsonl`` ends with a complete line, or is empty or missing."""
     try:
         with (run.path / "records.jsonl").open("rb") as file:
             file.seek(-1, os.SEEK_END)
@@ -275,7 +310,10 @@ def _ends_with_newline(run: Run) -> bool:
 
 
 def describe_emulations(run: Run) -> tuple[str, ...]:
-    """Return a sentence for each emulation, with its records unless all are emulated."""
+    """Return a sentence for each emulation of nodes or links in a run.
+
+    The number of emulated records is added unless all records are emulated.
+    """
     total = len(run.records)
     counts = Counter(record.emulation for record in run.records if record.emulation)
     if run.info.plan.emulation:

@@ -1,4 +1,4 @@
-"""Figures of comparisons, histories and plans."""
+"""Figures of the changes between two runs, and of times over the runs of a history."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_EFFECTS = 40
+"""The largest number of changes in one figure."""
 MAX_HISTORY_SERIES = 6
+"""The largest number of series in one figure."""
 
 
 def chart_effects(rows: Sequence[IntervalRow], threshold: float) -> Chart | None:
-    """Return the change of each series with its interval, as fractions; 0.05 is 5 % slower."""
+    """Return a chart of the relative change of each series with its 95 % interval.
+
+    A series is one benchmark case with fixed parameters. ``rows`` have the change and its bounds as
+    fractions: 0.05 is 5 % slower. ``threshold`` is the minimum relevant change, as a fraction,
+    which is shaded. The largest changes come first. None without rows.
+    """
     if not rows:
         return None
     shown = sorted(rows, key=lambda row: -abs(row.interval[0]))[:MAX_EFFECTS]
@@ -33,6 +40,7 @@ def chart_effects(rows: Sequence[IntervalRow], threshold: float) -> Chart | None
         caption += f" The {len(shown)} largest of {len(rows)} changes are shown."
 
     def draw() -> "Figure":
+        """Draw a row with a diamond and an interval for each change."""
         figure, [axes] = new_figure(0.4 + 0.27 * len(shown))
         # The threshold is shaded next to each interval only, because labels lie between rows.
         rows_on_axis = range(len(shown))
@@ -56,28 +64,34 @@ def chart_effects(rows: Sequence[IntervalRow], threshold: float) -> Chart | None
 
 
 def _format_change(value: float | None) -> str:
-    """Return a fraction in percent with its sign, ``UNKNOWN`` for None."""
+    """Return a fraction as a percentage with its sign: ``+5 %``. None becomes ``-``."""
     return UNKNOWN if value is None else f"{100 * value:+.3g} %"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistorySeries:
-    """The times of a series, keyed by the index of the run, and its levels."""
+    """The times of one benchmark case over the runs of a history, with their constant levels."""
 
     label: str
+    """The label of the case."""
     seconds_by_place: Mapping[int, float]
+    """The time in seconds, keyed by the index of the run in the history."""
     levels: Sequence[tuple[int, int, float]]
-    """The indices of the first and the last run, and the seconds of each level."""
+    """The segments of constant time: index of the first run, of the last run, and seconds."""
 
 
 def chart_history(runs: Sequence[str], series: Sequence[HistorySeries]) -> Chart:
-    """Return the times of each series over the runs, with the levels. ``runs`` has their names."""
+    """Return a chart of the time of each series over the runs of a history, with its levels.
+
+    ``runs`` has the names of the runs in order. Only the first ``MAX_HISTORY_SERIES`` are drawn.
+    """
     shown = series[:MAX_HISTORY_SERIES]
     caption = "Dots are runs, lines are levels, and dashes are changes between them."
     if len(shown) < len(series):
         caption += f" The first {len(shown)} of {len(series)} series are shown."
 
     def draw() -> "Figure":
+        """Draw the series below each other, with the runs on a common x axis."""
         figure, all_axes = new_figure(0.4 + 1.1 * len(shown), is_wide=True, num_rows=len(shown))
         for axes, history in zip(all_axes, shown, strict=True):
             draw_levels(axes, history.seconds_by_place, history.levels)

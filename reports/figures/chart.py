@@ -1,4 +1,4 @@
-"""A named figure that is drawn when it is needed."""
+"""A figure of a report with its texts, drawn only when a renderer needs it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,24 +10,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A figure of a report that has not been drawn yet.
-
-    ``name`` is its id on the page, its key in ``parbench.figures`` and the stem of its file. The
-    caption is plain text below the title. A wide chart takes the full width of the page.
-    """
+    """A figure of a report that has not been drawn yet."""
 
     name: str
+    """The id on the page, the key in ``parbench.figures`` and the stem of the file."""
     title: str
+    """The heading of the figure."""
     caption: str
+    """Plain text below the title."""
     draw: "Callable[[], Figure]"
+    """Draws and returns a new matplotlib figure."""
     is_wide: bool = False
+    """True for a figure that takes the full width of the page."""
 
 
 def number_name(name: str, number: int) -> str:
-    """Return the name of a chart with a number from 1. The first chart has no suffix."""
+    """Return the name of a chart with a number from 1: ``pairs``, then ``pairs_2``."""
     return name if number == 1 else f"{name}_{number}"
 
 
 def list_charts(*charts: Chart | None) -> list[Chart]:
-    """Return the charts for which there is enough data."""
+    """Return the given charts in order, without None, which stands for a chart without data."""
     return [chart for chart in charts if chart is not None]

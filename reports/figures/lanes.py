@@ -1,6 +1,7 @@
-"""Lanes of spans over time, such as the streams of a rank.
+"""Rows of time spans, such as the streams of a rank, for Gantt charts.
 
-Spans that are too many to draw are merged: each bin of time has the category that fills most of it.
+A row is called a lane. If there are too many spans to draw, time is divided into bins, and each bin
+gets the color of the category that fills most of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,13 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 Times = Sequence[tuple[float, float]]
 SpansByCategory = Mapping[K, Times]
-"""The starts and stops of spans in seconds, keyed by category. Spans do not overlap."""
+"""The starts and ends of spans in seconds, keyed by category. The spans do not overlap.
+
+A category has one color, such as ``compute``.
+"""
 
 MAX_BINS = 1600
+"""The largest number of bins of the time axis."""
 _MIN_BINS = 16
 _MAX_EXACT_SPANS = 400
 _MIN_VISIBLE_SHARE = 1 / 2500
@@ -28,19 +33,25 @@ _MIN_VISIBLE_SHARE = 1 / 2500
 
 
 class Lane(NamedTuple):
-    """A row of a figure: its label, its middle on the y axis, and its spans keyed by category."""
+    """A row of a Gantt chart, such as the compute stream of a rank."""
 
     label: str
+    """The text at the left of the row, which may be empty."""
     middle: float
+    """The middle of the row on the y axis."""
     spans: SpansByCategory[str]
+    """The spans of the row in seconds, keyed by category."""
 
 
 class Look(NamedTuple):
-    """The look of the spans of a category: their name, color and height."""
+    """The look of the spans of one category."""
 
     name: str
+    """The name of the category in texts and legends."""
     fill: Mapping[str, Any]
+    """The arguments of a matplotlib patch, such as ``facecolor``."""
     height: float = 0.8
+    """The height of a span, of a row of height 1."""
 
 
 def draw_lanes(
@@ -50,7 +61,12 @@ def draw_lanes(
     seconds: float,
     num_bins: int | None,
 ) -> None:
-    """Draw lanes from zero to ``seconds``, with their labels at the left."""
+    """Draw rows of colored spans on a time axis from zero to ``seconds``, with labels at the left.
+
+    ``looks`` has the look of each category of spans, keyed by category. Later ones are drawn on
+    top. ``num_bins`` is the number of time bins into which spans are merged, None to draw every
+    span.
+    """
     for lane in lanes:
         merged = merge_spans(lane.spans, seconds, num_bins)
         for category in sorted(merged, key=list(looks).index):
@@ -65,7 +81,11 @@ def draw_lanes(
 
 
 def describe_bins(seconds: float, num_bins: int | None) -> str:
-    """Return a sentence about the bins, empty if every span is drawn."""
+    """Return a sentence about the width of the time bins into which spans are merged.
+
+    ``seconds`` is the length of the time axis. The sentence is empty if ``num_bins`` is None, which
+    means that every span is drawn. It begins with a space, because it follows a caption.
+    """
     if num_bins is None:
         return ""
     return f" Each {format_seconds(seconds / num_bins)} has the color of its longest part."
@@ -74,9 +94,12 @@ def describe_bins(seconds: float, num_bins: int | None) -> str:
 def choose_num_bins(
     lanes: Sequence[SpansByCategory[K]], seconds: float, max_boxes: int
 ) -> int | None:
-    """Return the finest number of bins with at most ``max_boxes`` boxes, None to draw every span.
+    """Return the number of time bins into which a Gantt chart merges its spans.
 
-    Every span is drawn if each lane has few spans, and all lanes together are within the limit.
+    It is the first of 1600, 800, ... 12 that gives at most ``max_boxes`` boxes, otherwise 12.
+    ``lanes`` has the spans of each row of the chart in seconds, and ``seconds`` is the length of
+    the time axis. None means that every span is drawn: no row has over 400, and all together are
+    within the limit.
     """
     counts = [sum(map(len, spans.values())) for spans in lanes]
     if max(counts, default=0) <= _MAX_EXACT_SPANS and sum(counts) <= max_boxes:
@@ -93,7 +116,11 @@ def choose_num_bins(
 def merge_spans(
     spans: SpansByCategory[K], seconds: float, num_bins: int | None
 ) -> dict[K, list[tuple[float, float]]]:
-    """Return spans that consist of full bins, or the spans themselves if ``num_bins`` is None."""
+    """Return the spans of one row of a Gantt chart rounded to time bins, keyed by category.
+
+    A bin belongs to the category that covers most of it, or to none. If ``num_bins`` is None, the
+    spans are returned unchanged. ``seconds`` is the length of the time axis.
+    """
     if num_bins is None:
         return {category: list(times) for category, times in spans.items()}
     edges = np.linspace(0.0, seconds, num_bins + 1)
@@ -110,7 +137,10 @@ def merge_spans(
 
 
 def _compute_coverage(spans: Times, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the seconds that the spans cover in each bin."""
+    """Return the seconds that spans cover in each time bin.
+
+    ``edges`` are the borders of the bins in seconds.
+    """
     if not spans:
         return np.zeros(len(edges) - 1)
     starts, stops = np.array(sorted(spans), dtype=float).T

@@ -1,4 +1,4 @@
-"""Figures with a line for each series: over size, ranks and nodes, and distributions."""
+"""Line charts over message size, sequence length, ranks or nodes, and charts of distributions."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LINES_INCHES = 2.1
+"""The height of a line chart."""
 INTERVALS = "Bands are 95 % intervals, within the repetition if there is only one."
 MAX_OVERVIEW_LINES = 6
 MAX_ECDF_LINES = 6
@@ -47,9 +48,9 @@ _POINTS_PER_SEGMENT = 16
 
 
 def read_interval(metric: MetricValue | None) -> tuple[float, float, float] | None:
-    """Return the value, low and high of a metric, None if the value is not above zero.
+    """Return the value of a metric and the bounds of its interval: value, low, high.
 
-    Without an interval, all three are the value.
+    Without an interval, all three are the value. None if the value is unknown or not above zero.
     """
     if metric is None or metric.value is None or metric.value <= 0:
         return None
@@ -57,10 +58,10 @@ def read_interval(metric: MetricValue | None) -> tuple[float, float, float] | No
 
 
 def make_lines(rows: Iterable[Row], label: str, x: str, y: str, unit: float = 1.0) -> list[Line]:
-    """Return a line for each label with several points.
+    """Return a ``Line`` for each label in the rows that has at least two points.
 
-    ``label``, ``x`` and ``y`` are keys of rows. A row may also have the keys ``{y}_low`` and
-    ``{y}_high``. Values are divided by ``unit``.
+    ``label``, ``x`` and ``y`` are keys of rows. The keys ``{y}_low`` and ``{y}_high`` are optional.
+    Values and bounds of y are divided by ``unit``. Points are in the order of x.
     """
     points: dict[str, list[LinePoint]] = defaultdict(list)
     for row in rows:
@@ -86,7 +87,8 @@ def chart_lines(
 ) -> Chart | None:
     """Return a chart of lines, None if no line has two points that the axes can show.
 
-    ``reference`` is the value and the name of a level line.
+    A logarithmic axis shows only positive values. ``reference`` is the value and the name of a
+    horizontal line.
     """
     visible = []
     for line in lines:
@@ -99,6 +101,7 @@ def chart_lines(
         return None
 
     def draw() -> "Figure":
+        """Draw the lines, their intervals as bands, and the legend."""
         figure, [axes] = new_figure(LINES_INCHES)
         draw_lines(axes, visible)
         xs = [point.x for line in visible for point in line.points]
@@ -123,7 +126,11 @@ def chart_lines(
 def _chart_bandwidth(
     name: str, title: str, lines: Sequence[Line], ceiling: Ceiling | None
 ) -> Chart | None:
-    """Return the bandwidth over size, with the ceiling as a level line if it is known."""
+    """Return a chart of bus bandwidth in GB/s over size.
+
+    ``ceiling``, the bandwidth limit of the run, is a horizontal line if it is known. None if no
+    line has two points.
+    """
     reference = None
     if ceiling:
         rate = format_quantity(ceiling.bytes_per_second, "B/s")
@@ -134,13 +141,23 @@ def _chart_bandwidth(
 
 
 def chart_bandwidth_overview(operations: "pd.DataFrame", ceiling: Ceiling | None) -> Chart | None:
-    """Return the bus bandwidth over size of the best-known operations."""
+    """Return a chart of bus bandwidth over size for at most six well-known operations.
+
+    ``operations`` is a frame with a row per communication case (``select_operations``).
+    ``ceiling``, the bandwidth limit of the run, is a horizontal line if it is known. None without
+    data.
+    """
     lines = _make_overview_lines(operations, GIGA)
     return _chart_bandwidth("bandwidth", "Bus bandwidth over size", lines, ceiling)
 
 
 def chart_efficiency(operations: "pd.DataFrame", ceiling: Ceiling | None) -> Chart | None:
-    """Return the bandwidth of the overview as a share of the link, or of a memory copy."""
+    """Return a chart of bus bandwidth as a fraction of the bandwidth limit, over message size.
+
+    The chart has the six best-known operations. ``ceiling`` is the bandwidth limit of the run.
+    ``operations`` is a frame with a row per communication case (``select_operations``). None
+    without a limit or data.
+    """
     if ceiling is None:
         return None
     rate = format_quantity(ceiling.bytes_per_second, "B/s")
@@ -156,9 +173,11 @@ def chart_efficiency(operations: "pd.DataFrame", ceiling: Ceiling | None) -> Cha
 
 
 def _make_overview_lines(operations: "pd.DataFrame", unit: float) -> list[Line]:
-    """Return the bandwidth of the best-known operations, each in its plainest form.
+    """Return the bus bandwidth over size of well-known operations, divided by ``unit``.
 
-    They share the mode and the data type in which most operations were measured.
+    ``operations`` is a frame with a row per communication case. Each operation has one line, the
+    one with the fewest parameters. All lines have the mode and the data type in which most
+    operations were measured.
     """
     candidates = [
         make_lines(list_rows(cases), "operation", "size", "busbw", unit)
@@ -172,7 +191,7 @@ def _make_overview_lines(operations: "pd.DataFrame", unit: float) -> list[Line]:
 
 
 def _get_prominence(line: Line) -> tuple[bool, int]:
-    """Return a sort key: operations without parameters first, well-known ones before others."""
+    """Return a sort key for lines of operations: without parameters first, then well-known ones."""
     name, *params = line.label.split(" ")
     known_names = list(OPERATIONS)
     index = known_names.index(name) if name in known_names else len(known_names)
@@ -186,7 +205,12 @@ def chart_bandwidth_and_time(
     curves: Sequence[OperationCurve],
     ceiling: Ceiling | None,
 ) -> Iterator[Chart]:
-    """Yield charts of bandwidth and of time by size, for operations of one mode and data type."""
+    """Yield charts of bus bandwidth and of time over size, for one mode and data type.
+
+    ``operations`` is a frame with a row per communication case (``select_operations``). ``number``
+    numbers the names of the charts, ``title`` is a part of their titles, and ``curves`` are the
+    fits to draw.
+    """
     rows = list_rows(operations)
     bandwidth = _chart_bandwidth(
         number_name("bandwidth_by_size", number),
@@ -215,7 +239,11 @@ def chart_bandwidth_and_time(
 
 
 def _sample_fit(fit: CurveFit) -> tuple[tuple[tuple[float, float], ...], ...]:
-    """Return points on each segment of a fit that are close enough to look like a curve."""
+    """Return points along each line of a fit of time over size, for drawing.
+
+    The outer tuple has the lines, the inner one their points: (size in bytes, time in seconds).
+    There are 16 points per line, evenly spaced on a logarithmic axis.
+    """
     bounds = (fit.segments[0].first_bytes, *fit.breakpoints, fit.segments[-1].last_bytes)
     pieces = []
     for segment, (low, high) in zip(fit.segments, pairwise(bounds), strict=True):
@@ -235,9 +263,11 @@ _CONTEXT_QUANTITIES = {
 
 
 def chart_context_methods(number: int, title: str, rows: Sequence[Row]) -> Iterator[Chart]:
-    """Yield step time, bytes and exposed communication over the sequence length, by method.
+    """Yield charts of step time, bytes and exposed communication over sequence length.
 
-    A row has the ``method``, the ``sequence`` and the values of each quantity.
+    A line is a method of context parallelism. Rows have the keys ``method``, ``sequence`` (tokens),
+    ``seconds``, ``bytes_sent`` and ``exposed`` (a fraction of the step). ``number`` numbers the
+    names of the charts.
     """
     for quantity_number, (key, quantity) in enumerate(_CONTEXT_QUANTITIES.items(), start=1):
         lines = make_lines(rows, "method", "sequence", key)
@@ -257,7 +287,12 @@ def chart_context_methods(number: int, title: str, rows: Sequence[Row]) -> Itera
 
 
 def chart_latency(number: int, title: str, operations: "pd.DataFrame") -> Chart | None:
-    """Return the distribution of the iterations of each operation at its smallest size."""
+    """Return a chart of the distribution of iteration times, one line per operation.
+
+    Only the smallest size of each operation counts. ``operations`` is a frame with a row per
+    communication case (``select_operations``). ``number`` numbers the name of the chart. None if no
+    operation has two iterations.
+    """
     samples: dict[str, list[float]] = {}
     for label, cases in operations.groupby("operation", sort=False):
         smallest = cases.sort_values("size", na_position="first")["result"].iloc[0]
@@ -270,6 +305,7 @@ def chart_latency(number: int, title: str, operations: "pd.DataFrame") -> Chart 
         return None
 
     def draw() -> "Figure":
+        """Draw the empirical distribution functions and the legend."""
         figure, [axes] = new_figure(LINES_INCHES)
         draw_ecdf(axes, samples)
         values = [value for line in samples.values() for value in line]

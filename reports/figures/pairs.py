@@ -1,4 +1,4 @@
-"""The heat map of bandwidth from rank to rank."""
+"""The heat map of bus bandwidth from each rank to each other rank."""
 
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_NUMBERED_RANKS = 10
+"""The largest number of ranks at which cells contain their numbers."""
 MAX_TICKS = 16
 MAX_HOST_LETTERS = 12
 _NODE_LINE_WIDTH = 0.6
@@ -24,7 +25,11 @@ _SWITCH_LINE_WIDTH = 1.6
 def chart_links(
     number: int, title: str, bandwidths: "pd.DataFrame", topology: Topology | None
 ) -> Chart | None:
-    """Return the bandwidth from each rank (row) to each other rank (column), in B/s."""
+    """Return a heat map of bus bandwidth with a row per sender and a column per receiver.
+
+    ``bandwidths`` is a frame in B/s, indexed by sending rank, with a column per receiving rank.
+    ``number`` numbers the name of the chart. None if all bandwidths are unknown.
+    """
     if bandwidths.isna().all().all():
         return None
     caption = "Darker is faster."
@@ -32,6 +37,7 @@ def chart_links(
         caption += " Thin lines separate nodes, thick lines switches."
 
     def draw() -> "Figure":
+        """Draw the cells, the ranks as ticks, and borders between nodes if they are known."""
         ranks = list(bandwidths.index)
         figure, [axes] = new_figure(min(3.3, 0.6 + 0.35 * len(ranks)))
         is_numbered = len(ranks) <= MAX_NUMBERED_RANKS
@@ -59,7 +65,10 @@ def chart_links(
 
 
 def _draw_node_borders(axes: "Axes", hosts: list[str], topology: Topology) -> None:
-    """Draw lines between nodes and thicker lines between switches."""
+    """Draw lines between ranks of different nodes, thicker ones between different switches.
+
+    ``hosts`` are the host names of the rows in order.
+    """
     for index, (host, next_host) in enumerate(pairwise(hosts), start=1):
         if host != next_host:
             is_one_switch = topology.switches.get(host) == topology.switches.get(next_host)

@@ -1,4 +1,4 @@
-"""Figures of pipelines: the actions of each rank over time."""
+"""Gantt charts of pipelines: the forward and backward actions of each rank over time."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -44,7 +44,11 @@ def chart_pipeline(
     max_boxes: int = 6000,
     is_wide: bool = True,
 ) -> Chart:
-    """Return the chart of each rank's actions, with the simulated ones above the measured ones."""
+    """Return a Gantt chart of the forward and backward actions of each rank of a pipeline.
+
+    If the details have both, the simulated timeline is above the measured one. Above ``max_boxes``
+    boxes, neighboring actions are merged for drawing.
+    """
     recorded = {"simulated": details.predicted, "measured": details.measured}
     timelines = {name: timeline for name, timeline in recorded.items() if timeline}
     lanes = {name: make_lanes(details, timeline) for name, timeline in timelines.items()}
@@ -53,6 +57,7 @@ def chart_pipeline(
     num_bins = choose_num_bins(all_spans, seconds, max_boxes)
 
     def draw() -> "Figure":
+        """Draw one set of axes for each timeline, with a lane for each rank."""
         num_ranks = max(map(len, timelines.values()))
         rank_inches = max(0.06, min(0.2, 2.6 / num_ranks))
         height = 0.4 + (0.25 + rank_inches * num_ranks) * len(timelines)
@@ -79,7 +84,10 @@ def chart_pipeline(
 
 
 def make_lanes(details: PipelineDetails, timeline: PipelineTimeline) -> list[Lane]:
-    """Return a lane for each rank. A category is a kind of action and a virtual stage, as ``F0``."""
+    """Return a lane for each rank of a pipeline, with its actions as spans in seconds.
+
+    A category is the kind of action and the index of the virtual stage on the rank, such as ``F0``.
+    """
     label_interval = -(-details.ranks // _MAX_RANK_LABELS)
     lanes = []
     for rank, actions in enumerate(timeline):
@@ -95,12 +103,17 @@ def make_lanes(details: PipelineDetails, timeline: PipelineTimeline) -> list[Lan
 
 
 def get_end(timeline: PipelineTimeline) -> float:
-    """Return the end of the last action of a timeline in seconds."""
+    """Return the end of the last action on any rank in seconds since the first action."""
     return max((actions[-1].stop_us / 1e6 for actions in timeline if actions), default=0.0)
 
 
 def _list_looks(lanes: Sequence[Lane], num_bins: int | None) -> dict[str, Look]:
-    """Return the look of each kind of action: later virtual stages are paler."""
+    """Return the look of each category of spans in a pipeline chart, keyed by category.
+
+    A category is the kind of action and the index of the virtual stage, such as ``F0``. Later
+    virtual stages are paler. ``num_bins`` is None if every action is drawn. Only then actions have
+    borders.
+    """
     border = {"edgecolor": color("back"), "linewidth": 0.4} if num_bins is None else {}
     looks = {}
     categories = {category for lane in lanes for category in lane.spans}
@@ -115,7 +128,10 @@ def _list_looks(lanes: Sequence[Lane], num_bins: int | None) -> dict[str, Look]:
 
 
 def _make_legend(looks: dict[str, Look]) -> dict[str, Any]:
-    """Return the kinds of actions of the first virtual stage, and one look of a later stage."""
+    """Return the fills that the legend shows, keyed by name.
+
+    There is one for each kind of action, and a pale one that explains later virtual stages, if any.
+    """
     legend = {look.name: look.fill for category, look in looks.items() if category[1:] == "0"}
     num_chunks = 1 + max((int(category[1:]) for category in looks), default=0)
     if num_chunks > 1:
@@ -124,7 +140,7 @@ def _make_legend(looks: dict[str, Look]) -> dict[str, Any]:
 
 
 def _number_actions(axes: "Axes", timeline: PipelineTimeline) -> None:
-    """Write the kind and the microbatch on an action, or only the microbatch, where it fits."""
+    """Write the kind and the microbatch on each action, such as ``F3``, where there is space."""
     font_size = style.FONT_POINTS - 1
     for rank, actions in enumerate(timeline):
         for timed in actions:

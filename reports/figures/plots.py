@@ -1,4 +1,4 @@
-"""Figures of tables: charts of runs, and plots of plans."""
+"""The charts of a table, whether it belongs to a run or to a plan."""
 
 from parbench.bench.results.tables import Column, GanttChart, Plot, Table
 from parbench.reports.figures.chart import Chart, list_charts
@@ -15,7 +15,7 @@ _STACK_AXES = {
 
 
 def list_table_charts(table: Table) -> list[Chart]:
-    """Return the figures of a table, in which each plot of a plan is a chart."""
+    """Return the charts of a table, in which the plots of a plan are converted to charts."""
     charts: list[Chart | None] = []
     for number, figure in enumerate(table.figures(), start=1):
         if isinstance(figure, Plot):
@@ -25,7 +25,7 @@ def list_table_charts(table: Table) -> list[Chart]:
 
 
 def _chart_plot(name: str, plot: Plot) -> Chart | None:
-    """Return the chart of a plot, None if it has no bar above zero."""
+    """Return the chart of a plot of a plan, None if it has no bar above zero."""
     if isinstance(plot, GanttChart):
         return chart_pipeline(name, plot.title, plot.caption, plot.details)
     hues, axis = _STACK_HUES[plot.quantity], _STACK_AXES[plot.quantity]

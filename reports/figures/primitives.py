@@ -1,4 +1,7 @@
-"""The kinds of drawing that all figures are made of. Each draws on the axes that it is given."""
+"""The drawing functions of all figures: lines, bars, intervals, boxes and legends.
+
+Each draws on the matplotlib axes that it gets.
+"""
 
 import math
 from collections import defaultdict
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)))
+"""The line styles of lines that share a color, in order."""
 HATCH = "//////"
 MAX_LABEL_LETTERS = 64
 MAX_LEGEND_LETTERS = 24
@@ -35,52 +39,70 @@ _FULLEST = 0.72
 
 
 class LinePoint(NamedTuple):
-    """A value at a place on the x axis, and the bounds of its interval.
-
-    Both bounds are the value if there is no interval.
-    """
+    """One point of a line, and the bounds of its 95 % interval."""
 
     x: float
+    """The position on the x axis."""
     value: float
+    """The position on the y axis."""
     low: float
+    """The lower bound of the interval, the value if there is no interval."""
     high: float
+    """The upper bound of the interval, the value if there is no interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A named series of points, and the pieces of a curve that was fitted to it."""
+    """A named line of a chart, and the curve that was fitted to its points."""
 
     label: str
+    """The name in the legend."""
     points: tuple[LinePoint, ...]
+    """The points in the order of x."""
     fit: tuple[tuple[tuple[float, float], ...], ...] = ()
+    """The (x, y) points of each line of the fit, empty without a fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalRow:
-    """A row with a value and the bounds of its interval. ``parts`` are small values above it."""
+    """A row of a chart of intervals."""
 
     label: str
+    """The text above the row."""
     interval: tuple[float, float, float]
+    """The value, then the lower and the upper bound of its 95 % interval."""
     parts: Sequence[float] = ()
+    """Single values that are drawn above the interval, such as those of repetitions."""
     hue: str = "blue"
+    """The name of a color in ``style.HUES``."""
 
 
 class Box(NamedTuple):
-    """A rectangle: where it starts and stops on the x axis, its middle and height on the y axis."""
+    """A rectangle to draw, in the units of the axes."""
 
     start: float
+    """The left end on the x axis."""
     stop: float
+    """The right end on the x axis."""
     middle: float
+    """The middle on the y axis."""
     height: float
+    """The height on the y axis."""
 
 
 def describe(artist: "Artist", text: str) -> None:
-    """Show a text when the pointer is on an artist of the page."""
+    """Set the text that the page shows when the pointer is on an artist.
+
+    The text is stored in the id of the artist, from which ``figures/svg.py`` makes an SVG title.
+    """
     artist.set_gid(f"title:{text}")
 
 
 def shorten(label: str, max_letters: int = MAX_LABEL_LETTERS) -> str:
-    """Return a label that fits: its first word, and the last ones, which differ most."""
+    """Return a label with at most ``max_letters``: its first word, ``...``, and its last words.
+
+    The last words of labels differ most.
+    """
     if len(label) <= max_letters:
         return label
     head, *rest = label.split(" ")
@@ -90,7 +112,7 @@ def shorten(label: str, max_letters: int = MAX_LABEL_LETTERS) -> str:
 
 
 def draw_lines(axes: "Axes", lines: Sequence[Line]) -> None:
-    """Draw each line with its band and its fit."""
+    """Draw each line with markers, its interval as a band, and its fit as thin dashes."""
     for line, look in zip(lines, choose_looks([line.label for line in lines]), strict=True):
         xs, values, lows, highs = zip(*line.points, strict=True)
         hue = look["color"]
@@ -102,7 +124,10 @@ def draw_lines(axes: "Axes", lines: Sequence[Line]) -> None:
 
 
 def choose_looks(labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the color and the dashes of lines. Lines of one color differ in their dashes."""
+    """Return the arguments of ``Axes.plot`` for each label: color, dashes, label and id.
+
+    Lines of the same color differ in their dashes.
+    """
     hues = choose_hues(labels)
     return [
         {
@@ -116,9 +141,10 @@ def choose_looks(labels: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def choose_hues(labels: Sequence[str]) -> list[str]:
-    """Return the hue of each operation, and other hues for other names.
+    """Return the name of a color for each label, in order.
 
-    Lines of a single operation all have different hues.
+    A label that begins with an operation has the color of the operation, others have free colors.
+    If all labels are of one operation, all have different colors as far as possible.
     """
     hues = [style.OPERATIONS.get(label.partition(" ")[0], "") for label in labels]
     if len(set(hues)) == 1 < len(hues):
@@ -135,12 +161,15 @@ def choose_hues(labels: Sequence[str]) -> list[str]:
 
 
 def draw_reference(axes: "Axes", value: float, label: str) -> None:
-    """Draw a dashed line across the axes, such as a ceiling."""
+    """Draw a labeled dashed horizontal line across the axes, such as a bandwidth limit."""
     axes.axhline(value, color=color("text"), linestyle=(0, (6, 2)), linewidth=0.8, label=label)
 
 
 def add_line_legend(figure: "Figure", axes: "Axes") -> None:
-    """Name lines at the right in the order of their ends, or below if a name is long."""
+    """Add the legend of a line chart to the right of the axes, in the order of the lines' ends.
+
+    If a name is long, the legend is below, and the figure becomes taller.
+    """
     handles, labels = axes.get_legend_handles_labels()
     ends = [float(handle.get_ydata()[-1]) for handle in handles]  # type: ignore[attr-defined]
     order = sorted(range(len(ends)), key=lambda index: -ends[index])
@@ -157,7 +186,11 @@ def add_line_legend(figure: "Figure", axes: "Axes") -> None:
 def add_patch_legend(
     figure: "Figure", names: Mapping[str, Mapping[str, Any]], columns: int
 ) -> None:
-    """Name filled areas above the axes. ``names`` has the look of each area, keyed by name."""
+    """Add a legend of filled areas above the axes, and make the figure taller by its height.
+
+    ``names`` has the arguments of ``Patch`` for each area, keyed by name. ``columns`` is the
+    largest number of columns.
+    """
     from matplotlib.patches import Patch
 
     handles = [Patch(label=name, **look) for name, look in names.items()]
@@ -168,7 +201,10 @@ def add_patch_legend(
 
 
 def look_of_part(part: str, hue: str) -> dict[str, Any]:
-    """Return the fill style of a step's part: exposed communication is hatched, idle time pale."""
+    """Return the arguments of a matplotlib patch for a part of a step, such as ``compute``.
+
+    ``hue`` is the name of its color. Exposed communication is hatched, and idle time is pale.
+    """
     if part.startswith("exposed"):
         return {"facecolor": color("orange"), "hatch": HATCH, "edgecolor": color("back")}
     if part == "phase":
@@ -182,10 +218,11 @@ def draw_stacks(
     looks: Mapping[str, Mapping[str, Any]],
     names: Mapping[str, str],
 ) -> None:
-    """Draw a bar for each stack from top to bottom, with its label above.
+    """Draw a horizontal stacked bar for each stack from top to bottom, with its label above.
 
-    Parts come in the order of ``looks``. A part has its share where that fits, and its name
-    too if ``names`` has one.
+    A stack is a label and the lengths of its parts, keyed by part. ``looks`` has the fill of each
+    part, in the order of drawing. Each part shows its share of the bar where there is space, after
+    its name if ``names`` has one.
     """
     lefts = [0.0] * len(stacks)
     for part, look in looks.items():
@@ -206,7 +243,10 @@ def draw_stacks(
 def write_between(
     axes: "Axes", start: float, stop: float, y: float, *texts: str, **options: Any
 ) -> None:
-    """Write the first of the texts that fits between two places on the x axis, if any."""
+    """Write the first of ``texts`` that fits between two positions on the x axis, if any fits.
+
+    ``y`` is the position on the y axis. ``options`` are arguments of ``Axes.text``.
+    """
     left, right = axes.get_xlim()
     figure_points = 72 * axes.get_figure().get_figwidth()  # type: ignore[union-attr]
     space = (stop - start) / (right - left) * _AXES_SHARE * figure_points
@@ -220,7 +260,7 @@ def write_between(
 
 
 def label_rows(axes: "Axes", labels: Sequence[str]) -> None:
-    """Write a label above each row, with the first row at the top."""
+    """Set the y axis to one unit per row, the first at the top, and write a label above each."""
     axes.set_ylim(len(labels) - 0.65, -0.75)
     axes.set_yticks([])
     for row, label in enumerate(labels):
@@ -234,7 +274,10 @@ def label_rows(axes: "Axes", labels: Sequence[str]) -> None:
 
 
 def draw_intervals(axes: "Axes", rows: Sequence[IntervalRow]) -> None:
-    """Draw a diamond and a bar for each interval, and small squares for its parts above."""
+    """Draw a row for each interval: a bar between its bounds, and a diamond at its value.
+
+    Single values (``parts``) are small squares above the bar.
+    """
     for index, row in enumerate(rows):
         value, low, high = row.interval
         middle = index + (0.17 if row.parts else -0.04)
@@ -250,9 +293,10 @@ def draw_intervals(axes: "Axes", rows: Sequence[IntervalRow]) -> None:
 def draw_heat_map(
     axes: "Axes", values: NDArray[np.float64], format_value: Callable[[float], str] | None
 ) -> None:
-    """Fill each cell in proportion to its value relative to the largest. NaN leaves a cell empty.
+    """Draw a cell for each value, darker for larger values relative to the largest.
 
-    Cells of one shade are a single path, because a path for each would be several times larger.
+    NaN leaves a cell empty. ``format_value`` returns the text in a cell, None for no texts. Cells
+    of one shade are a single path, because a path for each would be several times larger.
     """
     boxes_by_shade: dict[int, list[Box]] = defaultdict(list)
     largest = max(value for value in values.flat if not math.isnan(value))
@@ -279,7 +323,10 @@ def draw_heat_map(
 def draw_boxes(
     axes: "Axes", boxes: Iterable[Box], look: Mapping[str, Any], description: str = ""
 ) -> None:
-    """Draw boxes of one look as a single path."""
+    """Draw boxes as a single path with the patch arguments ``look``.
+
+    ``description`` is the text that the page shows when the pointer is on a box.
+    """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -299,7 +346,10 @@ def draw_boxes(
 
 
 def draw_ecdf(axes: "Axes", samples: Mapping[str, Sequence[float]]) -> None:
-    """Draw the empirical distribution of samples, keyed by label, at evenly spaced shares."""
+    """Draw the empirical distribution function of the samples of each label as a step line.
+
+    At most ``MAX_ECDF_STEPS`` evenly spaced shares are drawn.
+    """
     for values, look in zip(samples.values(), choose_looks(list(samples)), strict=True):
         shares = np.linspace(0.0, 1.0, min(len(values), MAX_ECDF_STEPS) + 1)
         quantiles = np.quantile(values, shares, method="inverted_cdf")
@@ -309,7 +359,11 @@ def draw_ecdf(axes: "Axes", samples: Mapping[str, Sequence[float]]) -> None:
 def draw_levels(
     axes: "Axes", values: Mapping[int, float], levels: Sequence[tuple[int, int, float]]
 ) -> None:
-    """Draw values by place, each level as a line, and dashes where a level begins."""
+    """Draw dots for values, a horizontal line for each level, and dashes where a level begins.
+
+    ``values`` are keyed by x position. A level is its first position, its last position, and its
+    value.
+    """
     axes.plot(list(values), list(values.values()), "o", color=color("muted"), clip_on=False)
     for first, last, value in levels:
         axes.plot([first, last], [value, value], color=color("blue"), linewidth=1.6)

@@ -1,4 +1,4 @@
-"""The quantities on the axes of figures, with their ticks."""
+"""The quantities on the axes of figures: title, scale, ticks and the text of ticks."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -19,18 +19,19 @@ MAX_Y_TICKS = 7
 
 @dataclass(frozen=True, kw_only=True)
 class AxisQuantity:
-    """The quantity of an axis: its title, the text of a value, and its scale.
-
-    Ticks of ``base`` 2 are powers of two, as for bytes. A linear axis starts at zero.
-    """
+    """The quantity of an axis, such as bus bandwidth."""
 
     title: str
+    """The name of the quantity, with its unit if tick texts have none."""
     text: Callable[[float | None], str]
+    """Returns the text of a value at a tick."""
     is_log: bool = True
+    """True for a logarithmic axis. A linear axis starts at zero."""
     base: int = 10
+    """The base of the ticks: 2 for powers of two, as for bytes, otherwise 10."""
 
     def make_ticks(self, low: float, high: float, max_ticks: int) -> list[float]:
-        """Return round values from ``low`` to ``high``, at most ``max_ticks`` if possible."""
+        """Return round values between ``low`` and ``high``, at most ``max_ticks`` if possible."""
         for locator in self._list_locators(high - low, max_ticks):
             ticks = [float(tick) for tick in locator.tick_values(low, high) if low <= tick <= high]
             if 1 < len(ticks) <= max_ticks:
@@ -38,7 +39,10 @@ class AxisQuantity:
         return ticks
 
     def _list_locators(self, width: float, max_ticks: int) -> "Iterator[Locator]":
-        """Yield locators of ticks, the finest first. ``width`` is the length of the axis."""
+        """Yield matplotlib locators of ticks, from the finest to the coarsest.
+
+        ``width`` is the length of the axis in units of the quantity.
+        """
         from matplotlib.ticker import LogLocator, MaxNLocator, MultipleLocator
 
         if self.is_log and self.base == 10:
@@ -52,12 +56,12 @@ class AxisQuantity:
 
 
 def _format_bytes(value: float | None) -> str:
-    """Return a number of bytes with a binary prefix, ``UNKNOWN`` for None."""
+    """Return a number of bytes with a binary prefix: ``64K``. None becomes ``-``."""
     return UNKNOWN if value is None else format_size(round(value))
 
 
 def format_share(value: float | None) -> str:
-    """Return a fraction as a whole percentage, ``UNKNOWN`` for None."""
+    """Return a fraction as a whole percentage: ``25 %``. None becomes ``-``."""
     return UNKNOWN if value is None else f"{100 * value:.0f} %"
 
 
@@ -71,12 +75,18 @@ TIME_SINCE_START = AxisQuantity(title="time since the start", text=format_second
 
 
 def count_of(title: str) -> AxisQuantity:
-    """Return the quantity of a number of things, such as ranks, which mostly doubles."""
+    """Return the axis quantity of a count, such as ``ranks``, with powers of two as ticks.
+
+    ``title`` is the name of the counted things.
+    """
     return AxisQuantity(title=title, text=format_count, base=2)
 
 
 def set_x_axis(axes: "Axes", quantity: AxisQuantity, low: float, high: float) -> None:
-    """Scale the x axis from ``low`` to ``high``, and label it below."""
+    """Set the scale, range, ticks and label of the x axis.
+
+    ``low`` and ``high`` are its ends in units of the quantity.
+    """
     axes.set_xscale("log" if quantity.is_log else "linear")
     axes.set_xlim(low, high)
     _set_ticks(axes.xaxis, quantity, quantity.make_ticks(low, high, MAX_X_TICKS))
@@ -84,7 +94,10 @@ def set_x_axis(axes: "Axes", quantity: AxisQuantity, low: float, high: float) ->
 
 
 def set_y_axis(axes: "Axes", quantity: AxisQuantity, low: float, high: float) -> None:
-    """Scale the y axis from ``low`` to ``high``, and label it above, where no text is rotated."""
+    """Set the scale, range, ticks and title of the y axis. The title is above the axes.
+
+    ``low`` and ``high`` are its ends in units of the quantity.
+    """
     axes.set_yscale("log" if quantity.is_log else "linear")
     axes.set_ylim(low, high)
     _set_ticks(axes.yaxis, quantity, quantity.make_ticks(low, high, MAX_Y_TICKS))
@@ -93,12 +106,12 @@ def set_y_axis(axes: "Axes", quantity: AxisQuantity, low: float, high: float) ->
 
 
 def _full_title(quantity: AxisQuantity) -> str:
-    """Return the title of an axis, which names a logarithmic scale."""
+    """Return the title of a quantity, followed by ``log axis`` if its scale is logarithmic."""
     return f"{quantity.title}, log axis" if quantity.is_log else quantity.title
 
 
 def _set_ticks(axis: "Axis", quantity: AxisQuantity, ticks: Sequence[float]) -> None:
-    """Set the ticks of an axis with their texts, without minor ticks."""
+    """Set the major ticks of an axis with their texts, and remove minor ticks."""
     from matplotlib.ticker import NullLocator
 
     axis.set_ticks(ticks, [_shorten_number(quantity.text(tick)) for tick in ticks])
@@ -106,7 +119,10 @@ def _set_ticks(axis: "Axis", quantity: AxisQuantity, ticks: Sequence[float]) -> 
 
 
 def _shorten_number(text: str) -> str:
-    """Return ``1 ms`` for ``1.00 ms``."""
+    """Return a quantity without trailing zeros: ``1 ms`` for ``1.00 ms``.
+
+    A text that does not begin with a number is returned unchanged.
+    """
     number, space, unit = text.partition(" ")
     try:
         value = float(number)

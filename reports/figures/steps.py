@@ -1,4 +1,4 @@
-"""Figures of training steps: their times, their parts and their memory."""
+"""Figures of training steps: step times, parts of profiled steps, and memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,13 +23,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_REPETITIONS = 20
+"""The largest number of repetitions that are drawn next to an interval."""
 _LOG_FROM_RATIO = 10.0
 Stacks = Mapping[str, Mapping[str, float]]
-"""The values of the parts of each bar, keyed by the label of the bar and then by part."""
+"""The lengths of the parts of each bar, keyed by the label of the bar and then by part."""
 
 
 def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
-    """Return the chart of step times with their intervals, by label, None without data."""
+    """Return a chart of the step time of each case with its 95 % interval and its repetitions.
+
+    ``steps`` are keyed by label. None if no step time is known.
+    """
     intervals = []
     for label, step in steps.items():
         interval = read_interval(step.metrics.get(step.headline))
@@ -41,6 +45,7 @@ def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
         return None
 
     def draw() -> "Figure":
+        """Draw a row for each step, on a logarithmic axis if times differ by a factor of ten."""
         figure, [axes] = new_figure(0.35 + sum(0.36 if row.parts else 0.28 for row in intervals))
         draw_intervals(axes, intervals)
         ends = [end for row in intervals for end in (*row.interval, *row.parts)]
@@ -62,7 +67,10 @@ def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
 
 
 def chart_breakdown(stacks: Stacks) -> Chart | None:
-    """Return the chart of each profiled step's parts in seconds, None without data."""
+    """Return a chart of the parts of each profiled step, such as compute and idle, in seconds.
+
+    None if no step was profiled.
+    """
     return chart_stacks(
         "step_breakdown",
         "Where the time goes: the parts of each step",
@@ -74,7 +82,10 @@ def chart_breakdown(stacks: Stacks) -> Chart | None:
 
 
 def chart_memory(stacks: Stacks) -> Chart | None:
-    """Return the chart of each step's memory by component in bytes, None without data."""
+    """Return a chart of the measured memory of each step by component, in bytes.
+
+    Each component is a maximum over ranks. None without data.
+    """
     quantity = AxisQuantity(
         title="memory, maximum over ranks", text=format_bytes, is_log=False, base=2
     )
@@ -97,7 +108,11 @@ def chart_stacks(
     quantity: AxisQuantity,
     limit: tuple[float, str] | None = None,
 ) -> Chart | None:
-    """Return a bar for each stack that has a part above zero, with a limit across if there is one."""
+    """Return a chart with a horizontal stacked bar for each stack that has a part above zero.
+
+    A stack is a label and the lengths of its parts. ``hues`` has the color of each part. ``limit``
+    is the position and the name of a line across the bars. None if no stack has a part above zero.
+    """
     bars = []
     for label, stack in stacks:
         positive = {part: value for part, value in stack.items() if value > 0}
@@ -107,6 +122,7 @@ def chart_stacks(
         return None
 
     def draw() -> "Figure":
+        """Draw the bars, the line of the limit, and the legend of the parts."""
         part_names = list(dict.fromkeys(part for _, stack in bars for part in stack))
         # All bars have one order: compute, exposed communication by axis, copy, idle.
         part_names.sort(key=lambda part: (part != "compute", part == "idle", part == "copy"))

@@ -1,4 +1,4 @@
-"""The look of all figures: colors by meaning in light and dark, sizes for print, settings."""
+"""The style of all figures: colors for light and dark pages, sizes for print, and settings."""
 
 import warnings
 from collections.abc import Iterator
@@ -43,12 +43,14 @@ STEP = {
     "residual": "grey",
     "phase": "raised",
 }
+"""The color of each part of a training step."""
 PIPELINE = {
     "F": "blue",
     "B": "green",
     "I": "teal",
     "W": "purple",
 }
+"""The color of each kind of pipeline action."""
 MEMORY = {
     "parameters": "blue",
     "gradients": "gold",
@@ -56,6 +58,7 @@ MEMORY = {
     "activations": "purple",
     "buffers": "teal",
 }
+"""The color of each component of memory."""
 # Operations of one hue are told apart by the dashes of their lines.
 OPERATIONS = {
     "all_reduce": "blue",
@@ -79,17 +82,23 @@ FONT_POINTS = 6.5
 
 
 def color(name: str) -> str:
-    """Return the light color of a hue or of a part of the page."""
+    """Return the hex code of a color in the light theme, given its name in ``HUES`` or ``PAGE``."""
     return (HUES | PAGE)[name][0]
 
 
 def variables_by_color() -> dict[str, str]:
-    """Return the CSS variable of each light color. The colors of a figure are all of these."""
+    """Return the CSS variable of each light color, keyed by hex code.
+
+    Figures are drawn in light colors, which the page replaces by these variables.
+    """
     return {light: f"var(--{name})" for name, (light, _) in (HUES | PAGE).items()}
 
 
 def style_sheet() -> str:
-    """Return the colors as CSS variables. Print uses the light ones."""
+    """Return CSS that sets the variable of each color, for light and dark pages.
+
+    Print uses the light colors.
+    """
     colors = HUES | PAGE
     light = ";".join(f"--{name}:{pair[0]}" for name, pair in colors.items())
     dark = ";".join(f"--{name}:{pair[1]}" for name, pair in colors.items())
@@ -143,7 +152,10 @@ SETTINGS: Any = {
 
 @contextmanager
 def use_style() -> Iterator[None]:
-    """Apply the settings inside a ``with`` block. Letters that the font lacks cause no warning."""
+    """Apply ``SETTINGS`` to matplotlib inside a ``with`` block.
+
+    Warnings about letters that the font lacks are suppressed.
+    """
     import matplotlib as mpl
 
     with mpl.rc_context(SETTINGS), warnings.catch_warnings():
@@ -154,7 +166,10 @@ def use_style() -> Iterator[None]:
 def new_figure(
     height_inches: float, *, is_wide: bool = False, num_rows: int = 1
 ) -> "tuple[Figure, list[Axes]]":
-    """Return a figure that is one column or a full page wide, and its axes from top to bottom."""
+    """Return a new figure and its axes from top to bottom, which share the x axis.
+
+    The figure is as wide as the page if ``is_wide``, otherwise as one column of a paper.
+    """
     from matplotlib.figure import Figure
 
     width = PAGE_INCHES if is_wide else COLUMN_INCHES

@@ -1,4 +1,4 @@
-"""Figures as inline SVG for the page, and as files for papers and slides."""
+"""Charts as inline SVG for the page, and as PNG, SVG or PDF files."""
 
 import io
 import re
@@ -27,7 +27,10 @@ _DROPPED_ATTRIBUTES = ("clip-path", "id")
 
 
 def render_inline(chart: Chart) -> Markup:
-    """Return a caption and the figure, in the colors of the page, light or dark."""
+    """Return the HTML of a chart for the page: its caption and its SVG.
+
+    The colors are CSS variables, so that they follow the light or dark theme of the page.
+    """
     title = to_single_line(chart.title)
     caption = Markup("<figcaption><strong>{}</strong> {}</figcaption>").format(title, chart.caption)
     svg = Markup(_render_svg(chart))
@@ -39,13 +42,16 @@ def render_inline(chart: Chart) -> Markup:
 
 
 def draw(chart: Chart) -> "Figure":
-    """Return the figure of a chart in the style of the project."""
+    """Draw a chart in the style of the project and return its matplotlib figure."""
     with style.use_style():
         return chart.draw()
 
 
 def save_charts(charts: Iterable[Chart], folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Write each chart as ``NAME.FORMAT`` and return the files. Equal charts have equal bytes."""
+    """Write each chart as ``NAME.FORMAT`` in a folder, and return the paths of the files.
+
+    Equal charts give files with equal bytes.
+    """
     files = []
     for chart in charts:
         figure = draw(chart)
@@ -57,43 +63,58 @@ def save_charts(charts: Iterable[Chart], folder: Path, formats: Sequence[str]) -
 
 
 def save_chart(chart: Chart, file: Path) -> None:
-    """Write a chart in the format of the file's suffix."""
+    """Write a chart to a file, in the format of its suffix: ``.png``, ``.svg`` or ``.pdf``."""
     with convert_write_errors(file):
         file.write_bytes(encode(draw(chart), file.suffix[1:]))
 
 
 def encode(figure: "Figure", suffix: str) -> bytes:
-    """Return a figure as ``png``, ``svg`` or ``pdf``, on white."""
+    """Return the content of a ``png``, ``svg`` or ``pdf`` file of a figure on white.
+
+    The content has no date, so that equal figures have equal bytes.
+    """
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
     return _save(figure, suffix, dates[suffix], facecolor=style.color("back"))
 
 
 class Figures(Mapping[str, "Figure"]):
-    """The figures of a report by name. A figure is drawn when it is read for the first time."""
+    """The figures of a report, keyed by the name of the chart.
+
+    A figure is drawn when it is read for the first time.
+    """
 
     def __init__(self, charts: Iterable[Chart]) -> None:
+        """Keep the charts by name without drawing them."""
         self._charts = {chart.name: chart for chart in charts}
         self._drawn: dict[str, Figure] = {}
 
     def __getitem__(self, name: str) -> "Figure":
+        """Return the figure of a chart, which is drawn at the first call."""
         if name not in self._drawn:
             self._drawn[name] = draw(self._charts[name])
         return self._drawn[name]
 
     def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the charts in order."""
         return iter(self._charts)
 
     def __len__(self) -> int:
+        """Return the number of charts."""
         return len(self._charts)
 
     def __repr__(self) -> str:
+        """Return the names of the charts as text, without drawing any."""
         return f"Figures({', '.join(self._charts)})"
 
 
 def _save(
     figure: "Figure", suffix: str, metadata: Mapping[str, Any], salt: str = "", **options: Any
 ) -> bytes:
-    """Return a figure as bytes. The ids of an SVG depend only on ``salt``."""
+    """Return a figure as the bytes of a file in the format ``suffix``.
+
+    ``metadata`` and ``options`` are passed to ``savefig``. The ids inside an SVG depend only on
+    ``salt``.
+    """
     import matplotlib as mpl
 
     content = io.BytesIO()
@@ -103,7 +124,10 @@ def _save(
 
 
 def _render_svg(chart: Chart) -> str:
-    """Return an element whose ids start with the name of the chart."""
+    """Return the SVG element of a chart as text, with its title and description for screen readers.
+
+    All ids start with the name of the chart, because a page has several charts.
+    """
     none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     content = _save(draw(chart), "svg", none, salt=chart.name, transparent=True)
     root = ElementTree.fromstring(escape_unprintable(content.decode(), "\n\t"))
@@ -120,7 +144,11 @@ def _render_svg(chart: Chart) -> str:
 
 
 def _write(element: ElementTree.Element) -> str:
-    """Return an element as text, without parts that the page does not need."""
+    """Return an SVG element and its children as text for the page.
+
+    Clip paths, styles and invisible shapes are left out. The id ``title:TEXT`` of a group becomes a
+    ``title`` element, which browsers show as a tooltip.
+    """
     tag = element.tag.removeprefix(SVG)
     if tag == "style" or "fill: none; opacity: 0" in element.get("style", ""):
         return ""
@@ -142,7 +170,10 @@ def _write(element: ElementTree.Element) -> str:
 
 
 def _write_attributes(tag: str, element: ElementTree.Element) -> str:
-    """Return the attributes of an element that the page needs, with numbers rounded."""
+    """Return the attributes of an SVG element as text, with numbers rounded to one decimal.
+
+    Ids and clip paths that nothing refers to are left out. ``tag`` is the name of the element.
+    """
     written = []
     for name, value in element.attrib.items():
         is_target = name == "id" and tag in ("path", "pattern")
@@ -165,7 +196,7 @@ def _write_attributes(tag: str, element: ElementTree.Element) -> str:
 
 
 def _write_style(text: str) -> str:
-    """Return a style with the colors and the font of the page."""
+    """Return a CSS style with the color variables of the page and without a font family."""
     text = _FONT_FAMILY.sub("", text)
     for light, variable in style.variables_by_color().items():
         text = text.replace(light, variable)
@@ -173,15 +204,15 @@ def _write_style(text: str) -> str:
 
 
 def _write_path(text: str) -> str:
-    """Return a path with one decimal and without needless spaces."""
+    """Return the data of an SVG path with one decimal and without needless spaces."""
     return "".join(line.replace(" ", "", 1) for line in _NUMBER.sub(_round, text).splitlines())
 
 
 def _round(match: re.Match[str]) -> str:
-    """Return a number rounded to one decimal."""
+    """Return the matched number rounded to one decimal, as text."""
     return f"{round(float(match[0]), 1) + 0.0:g}"
 
 
 def _escape(text: str) -> str:
-    """Return a text as one line of XML."""
+    """Return text on one line with XML's special characters escaped."""
     return escape(to_single_line(text))

@@ -1,4 +1,4 @@
-"""Figures of profiled steps over time: the streams of each rank, and hidden communication."""
+"""Gantt charts of profiled steps: the streams of each rank, with hidden communication."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_RANKS = 8
+"""The largest number of ranks in a chart."""
 _LANE_INCHES = 0.14
 _GAP_BETWEEN_RANKS = 0.4
 _PART_NAMES = {
@@ -47,9 +48,11 @@ def chart_timeline(
     max_boxes: int = 4000,
     is_wide: bool = True,
 ) -> Chart:
-    """Return a chart with a lane for each stream of each rank.
+    """Return a Gantt chart of a profiled step with a row for each stream of each rank.
 
-    ``caption`` is followed by sentences about what the chart shows.
+    A stream is compute, copies, phases, or the communication of one mesh axis. ``caption`` is
+    followed by sentences on the clock and on ranks that are left out. Above ``max_boxes`` boxes,
+    neighboring spans are merged for drawing.
     """
     start_us = min((rank.start_us for rank in timeline.ranks), default=0.0)
     stop_us = max((rank.stop_us for rank in timeline.ranks), default=0.0)
@@ -63,6 +66,7 @@ def chart_timeline(
         caption += f" {len(ranks)} of {len(timeline.ranks)} ranks, among them the slowest."
 
     def draw() -> "Figure":
+        """Draw the lanes, the names of phases, and the legend."""
         bottom = lanes[-1].middle + 0.7 if lanes else 1.0
         figure, [axes] = new_figure(0.35 + _LANE_INCHES * bottom, is_wide=is_wide)
         set_x_axis(axes, _TIME, 0.0, seconds)
@@ -92,7 +96,7 @@ def chart_timeline(
 
 
 def choose_ranks(ranks: Sequence[RankTimeline]) -> Sequence[RankTimeline]:
-    """Return evenly spaced ranks and the slowest one, if there are too many for all."""
+    """Return at most eight ranks: evenly spaced ones, and the one with the longest step."""
     if len(ranks) <= MAX_RANKS:
         return ranks
     slowest = max(range(len(ranks)), key=lambda i: ranks[i].stop_us - ranks[i].start_us)
@@ -101,7 +105,11 @@ def choose_ranks(ranks: Sequence[RankTimeline]) -> Sequence[RankTimeline]:
 
 
 def make_lanes(ranks: Sequence[RankTimeline], start_us: float) -> list[Lane]:
-    """Return a lane for each stream of each rank, in seconds since ``start_us``."""
+    """Return the rows of a Gantt chart, one for each stream of each rank.
+
+    A stream is compute, copies, phases, or the communication of one mesh axis. Spans are in seconds
+    since ``start_us``.
+    """
     start_ns = 1e3 * start_us
     lanes = []
     middle = 0.7
@@ -120,10 +128,11 @@ def make_lanes(ranks: Sequence[RankTimeline], start_us: float) -> list[Lane]:
 
 
 def split_streams(rank: RankTimeline) -> dict[str, dict[str, list[Span]]]:
-    """Return the spans of each stream by part of the step, in nanoseconds.
+    """Return the spans of one rank in nanoseconds, keyed by stream and then by part.
 
-    Communication is hidden or exposed. Compute also has the idle time of the rank. The parts of
-    the phases are their names.
+    The parts of communication are ``hidden`` (during compute or copies) and ``exposed``. The
+    compute stream has the parts ``compute`` and ``idle``, the copy stream has ``copy``, and the
+    stream of phases has the name of each phase.
     """
     intervals = group_by_stream(rank)
     phases: dict[str, list[Span]] = {}
@@ -146,7 +155,10 @@ def split_streams(rank: RankTimeline) -> dict[str, dict[str, list[Span]]]:
 
 
 def _list_looks(lanes: Sequence[Lane]) -> Mapping[str, Look]:
-    """Return the looks of the parts of a step, and of the phases that the lanes have."""
+    """Return the look of each part of a step, keyed by part, such as ``compute`` or ``exposed``.
+
+    The phases that the lanes have are parts, too.
+    """
     parts = {
         part: Look(name, look_of_part(part, style.STEP[part])) for part, name in _PART_NAMES.items()
     }

@@ -1,4 +1,4 @@
-"""The commands that measure a finding again."""
+"""The ``parbench run`` commands that findings suggest, to measure a problem again."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,14 @@ STEP_DEFAULTS: Mapping[str, object] = {
     "variant": "all_to_all",
     "cp_method": "ring",
 }
-"""The defaults of training steps' parameters that are part of every case, which need no --set."""
+"""The default values of parameters of training steps, which a command need not set."""
 
 
 def build_command(arguments: Sequence[str], settings: Mapping[str, object]) -> str:
-    """Return the command ``parbench run`` with these arguments and settings."""
+    """Return ``parbench run`` with arguments, and ``--set NAME=VALUE`` for each setting.
+
+    A tuple as value becomes several values separated by commas, which are compared.
+    """
     words = ["parbench", "run", *arguments]
     for name, value in settings.items():
         words += ["--set", f"{name}={_format_setting(value)}"]
@@ -30,7 +33,7 @@ def build_command(arguments: Sequence[str], settings: Mapping[str, object]) -> s
 
 
 def build_preset_command(preset: str, **settings: object) -> str:
-    """Return the command that measures a training step of parbench, empty if there is none."""
+    """Return the ``parbench run`` command of a preset with settings, empty for an empty preset."""
     return build_command([preset], settings) if preset else ""
 
 
@@ -43,10 +46,11 @@ def build_case_command(
     without: Sequence[str] = (),
     repetitions: int = 0,
 ) -> str:
-    """Return the command that measures a communication with all its parameters.
+    """Return the ``parbench run`` command that measures a communication case again.
 
-    ``sizes`` is the value of ``--sizes``. ``operations`` replace the operation of the case, and
-    parameters in ``without`` have their defaults.
+    ``sizes`` is the value of ``--sizes``. ``operations`` replace the operation of the case.
+    Parameters in ``without`` are left out. ``repetitions`` is 0 for the default number. ``run`` is
+    the run of the case.
     """
     names = operations or (case.short_name,)
     arguments = [*names, "--sizes", sizes, *_list_rank_options(run)]
@@ -58,10 +62,10 @@ def build_case_command(
 
 
 def build_step_command(case: Case, run: Run, preset: str, **settings: object) -> str:
-    """Return the command that measures the training step of a case with other settings.
+    """Return the ``parbench run`` command that measures a case's training step with other settings.
 
-    It is empty if a custom step does not have the settings, or if the run contains the comparison.
-    ``preset`` is not used, because the step itself can be measured again.
+    It is empty if a custom step lacks a setting, or if the run already contains a case that differs
+    only in the settings. ``preset`` is not used, because the step itself can be measured again.
     """
     if case.is_custom and not settings.keys() <= case.all_params.keys():
         return ""
@@ -78,7 +82,7 @@ def build_step_command(case: Case, run: Run, preset: str, **settings: object) ->
 
 
 def _list_rank_options(run: Run) -> list[str]:
-    """Return ``--nproc`` and its value if the run has another number of ranks than the default."""
+    """Return ``--nproc`` and the run's number of ranks, empty on GPUs or if that is the default."""
     plan = run.info.plan
     process = (run.info.environment or {}).get("process") or {}
     cores = process.get("cores") or plan.nproc
@@ -88,7 +92,7 @@ def _list_rank_options(run: Run) -> list[str]:
 
 
 def _format_setting(value: object) -> str:
-    """Return a value of ``--set``, or several, separated by commas."""
+    """Return a value as text for ``--set``. Values of a tuple are separated by commas."""
     if isinstance(value, tuple):
         return ",".join(map(_format_setting, value))
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Evidence about the links, groups and operations of a run."""
+"""Evidence for findings about slow links, groups and operations, from the records of a run."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,13 +15,19 @@ from parbench.reports.run_data import RunData
 from parbench.reports.stats import Repetitions, estimate_paired_effect
 
 COMPOSITE = "all_reduce"
+"""The operation that is compared with the operations whose work it includes."""
 PARTS_OF_COMPOSITE = ("reduce_scatter", "all_gather", "broadcast", "reduce")
-"""Operations whose work ``COMPOSITE`` includes."""
+"""The operations whose work ``COMPOSITE`` includes, so that they should not take longer."""
 LINK_PARAMS = ("source", "target")
+"""The parameters of ``p2p.matrix`` that name the sending and the receiving rank."""
 
 
 def collect_rates(data: RunData) -> Iterator[Rates]:
-    """Yield the bandwidths of links by distance, of all links of a rank, and of groups."""
+    """Yield the bandwidths of links of ``p2p.matrix`` and of groups, to find slow ones.
+
+    Links are compared at equal distance: first all links of each rank, then each pair of ranks.
+    Groups are compared within one operation and size.
+    """
     known = [result for result in data.measured if result.value("busbw")]
     links = [result for result in known if result.case.name == "p2p.matrix"]
     for results in group_results(links, *LINK_PARAMS):
@@ -55,7 +61,11 @@ def collect_rates(data: RunData) -> Iterator[Rates]:
 
 
 def compare_operations(data: RunData) -> Iterator[TimeComparison]:
-    """Compare operations with their fits, and with composite operations that include their work."""
+    """Yield comparisons of measured times of operations with times that they should not exceed.
+
+    These are the times of a fit over size at its outliers, and the time of ``all_reduce`` for
+    operations whose work it includes, such as ``reduce_scatter``.
+    """
     for curve in data.curves:
         yield from _compare_with_fit(data, curve)
     composites = {
@@ -85,7 +95,7 @@ def compare_operations(data: RunData) -> Iterator[TimeComparison]:
 
 
 def _compare_with_fit(data: RunData, curve: OperationCurve) -> Iterator[TimeComparison]:
-    """Compare the outliers of a fit with the fit."""
+    """Yield a comparison with the fitted time for each size that is an outlier of a fit."""
     total_seconds = sum(result.seconds or 0.0 for result in curve.rows)
     outliers = {size for size, _ in curve.fit.outliers}
     for result in curve.rows:
@@ -113,10 +123,12 @@ def compare_times(
     affected_seconds: float | None = None,
     **fields: Any,
 ) -> Iterator[TimeComparison]:
-    """Yield one comparison of times that are paired by repetition or call, none without pairs.
+    """Yield a comparison of two times that are paired by repetition or call, none without pairs.
 
-    ``reference_times`` and ``times`` are in seconds. ``affected_seconds`` is the part of
-    ``total_seconds`` that would change in the same proportion, by default the mean of ``times``.
+    ``reference_times`` and ``times`` are in seconds, keyed by repetition or call. ``total_seconds``
+    is the whole of which the lost share is computed. ``affected_seconds`` is the part of it that
+    would shrink in proportion, by default the mean of ``times``. ``fields`` are the other fields of
+    ``TimeComparison``.
     """
     effect = estimate_paired_effect(reference_times, times)
     if effect is None:
@@ -134,18 +146,21 @@ def compare_times(
 
 
 def _build_command(data: RunData, result: CaseResult, **options: Any) -> str:
-    """Return the command that measures a result's case at its size again."""
+    """Return the command that measures a communication case at its size again.
+
+    ``options`` are arguments of ``build_case_command``.
+    """
     sizes = format_case_size(get_size(result))
     return build_case_command(result.case, data.run, sizes=sizes, **options)
 
 
 def _list_bandwidths(result: CaseResult) -> list[float]:
-    """Return the positive bus bandwidths of a result in B/s, in the order of the repetitions."""
+    """Return the bus bandwidth of a case in each repetition in B/s, in repetition order."""
     return list(result.by_repetition("busbw").values())
 
 
 def _name_group(result: CaseResult) -> str:
-    """Return the kind and the ranks of the group of a result: ``group node 4,5``."""
+    """Return the name of a case's process group with its ranks: ``group node 4,5``."""
     params = result.case.params
     ranks = result.details.get("group_ranks")
     members = ",".join(map(str, ranks)) if ranks else f"number {params.get('group_index', 0)}"

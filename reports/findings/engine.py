@@ -1,4 +1,4 @@
-"""The findings engine: applies all rules to the evidence of a run or of traces."""
+"""The application of all rules for findings to the evidence from a run or from traces."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -9,11 +9,16 @@ from parbench.reports.findings.evidence import CollectedEvidence
 from parbench.reports.findings.finding import Finding
 
 MAX_FINDINGS = 6
+"""The largest number of findings in a report."""
 MAX_NAMED_SUBJECTS = 3
+"""A finding also names at most this number of steps, links or ranks with the same problem."""
 
 
 def apply_rules(evidence: CollectedEvidence) -> tuple[Finding, ...]:
-    """Return the most important findings, the most expensive first."""
+    """Return at most six findings from the evidence of a run or of traces.
+
+    Those that cost most time come first, then those without a cost in time.
+    """
     findings: list[Finding] = []
     for run_rule in run_rules.RULES:
         findings += run_rule(evidence)
@@ -24,7 +29,10 @@ def apply_rules(evidence: CollectedEvidence) -> tuple[Finding, ...]:
 
 
 def _join_kinds(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield the worst finding of each kind, which also names the other subjects."""
+    """Yield one finding for each kind of problem: the one that costs most time.
+
+    Its message also names the other steps, links or ranks with findings of this kind.
+    """
     by_kind: dict[str, dict[str, Finding]] = {}
     for finding in sorted(findings, key=lambda finding: finding.expected_share, reverse=True):
         by_kind.setdefault(finding.kind, {}).setdefault(finding.subject, finding)
@@ -37,7 +45,10 @@ def _join_kinds(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _select(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return at most MAX_FINDINGS findings, the most expensive first, then untimed ones."""
+    """Return at most six findings, those that cost most time first.
+
+    All findings without a cost in time are kept and come last.
+    """
     ordered = sorted(findings, key=lambda finding: finding.expected_share, reverse=True)
     timed = [finding for finding in ordered if finding.time_share is not None]
     untimed = [finding for finding in ordered if finding.time_share is None]

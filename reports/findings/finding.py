@@ -1,4 +1,4 @@
-"""A finding, and the shares of the time from which problems are reported."""
+"""Findings: problems of a run or of traces that cost enough time to be reported."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,44 +6,51 @@ from dataclasses import dataclass, field
 from parbench.bench.results.formatting import format_percent
 
 MIN_SHARE = 0.05
-"""The share of the time from which a specific cause is reported."""
+"""A problem with a specific cause is reported from this fraction of the time."""
 MIN_GENERAL_SHARE = 0.1
-"""The share of the time from which a part of a step is reported without a specific cause."""
+"""A problem without a specific cause is reported from this fraction of the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """An observation with its likely cause, and the command that measures it again."""
+    """A problem with its likely cause, and the command that measures it again."""
 
     kind: str
+    """The kind of problem, such as ``slow-link`` or ``pipeline-bubble``."""
     subject: str
     """The step, operation, link or rank with the problem."""
     message: str
+    """The observation with numbers, then the likely cause, in sentences."""
     command: str = ""
+    """The command to run next, empty if there is none."""
     time_share: float | None
-    """The share of the time that the problem costs, None if its cost is not a time."""
+    """The fraction of the time that the problem costs, None if its cost is not a time."""
     confidence: float = 1.0
     """1 if repetitions agree, 0.5 for a single repetition."""
     evidence: Mapping[str, object] = field(default_factory=dict)
+    """The numbers behind the message, keyed by name, for JSON."""
 
     @property
     def text(self) -> str:
-        """The message with the command."""
+        """The message, followed by ``-> COMMAND`` if there is a command."""
         return f"{self.message} -> {self.command}" if self.command else self.message
 
     @property
     def expected_share(self) -> float:
-        """The share of the time that the problem costs, times the confidence in it."""
+        """The fraction of the time that the problem costs, times the confidence, for sorting."""
         return (self.time_share or 0.0) * self.confidence
 
     @property
     def name(self) -> str:
-        """The subject, with the share of the time in percent if it is known."""
+        """The subject, followed by the cost in percent of the time if it is known."""
         if self.time_share is None:
             return self.subject
         return f"{self.subject} ({format_percent(self.time_share)})"
 
 
 def describe_no_finding(min_share: float) -> str:
-    """Return the sentence about a report without findings."""
+    """Return the sentence of a report without findings.
+
+    ``min_share`` is the fraction of a step from which a cause is reported.
+    """
     return f"Nothing stands out: no cause costs {format_percent(min_share)} of the step or more."

@@ -30,17 +30,18 @@ from parbench.reports.findings.evidence import (
 from parbench.reports.run_data import RunData
 
 UNEQUAL_WORK_DETAILS = {"pipeline", "crossover_ranks", "expert_load"}
-"""The details of steps whose ranks have different work by design."""
+"""The keys of details that only steps with unequal work on ranks have."""
 MIN_READ_SHARE = 0.01
-"""The smallest share of waiting in a step whose traces are searched for a slow rank."""
+"""Traces of a step are searched for a slow rank from this fraction of waiting time."""
 
 REDUCTIONS = ("all_reduce", "reduce_scatter")
+"""The operations that sum gradients."""
 PIPELINE_AXIS = "pp"
 SHARDED_AXIS = "fsdp"
 
 
 def collect_evidence(data: RunData) -> CollectedEvidence:
-    """Return the evidence for findings in the records of a run."""
+    """Collect the evidence for findings from the records and traces of a run."""
     steps = (_make_step_evidence(data, result) for result in data.steps)
     return CollectedEvidence(
         steps=[step for step in steps if step is not None],
@@ -56,7 +57,10 @@ def collect_evidence(data: RunData) -> CollectedEvidence:
 
 
 def _find_stragglers(data: RunData) -> Iterator[StragglerEvidence]:
-    """Yield the ranks that are last in cases in which all ranks have the same work."""
+    """Yield the ranks that arrive last, finish last, or compute longest.
+
+    Cases whose ranks have unequal work by design, such as pipelines, are left out.
+    """
     results = [
         result for result in data.measured if not result.details.keys() & UNEQUAL_WORK_DETAILS
     ]
@@ -74,7 +78,10 @@ def _find_stragglers(data: RunData) -> Iterator[StragglerEvidence]:
 def _convert_straggler(
     data: RunData, straggler: Straggler, observation: Literal["arrives last", "finishes last"]
 ) -> StragglerEvidence:
-    """Return a straggler as evidence with the command that examines its host."""
+    """Return a straggler as evidence, with the command that examines its host.
+
+    ``observation`` is the way in which the rank is slow.
+    """
     return StragglerEvidence(
         rank=straggler.rank,
         observation=observation,
@@ -86,7 +93,7 @@ def _convert_straggler(
 
 
 def _find_slow_rank(data: RunData, step: CaseResult) -> Iterator[StragglerEvidence]:
-    """Yield the rank that computes longest in the traces of a step in which ranks wait."""
+    """Yield the rank that computes longest in the traces of a step, if other ranks wait for it."""
     wait_seconds = step.value("straggler_wait") or 0.0
     if not step.seconds or wait_seconds < MIN_READ_SHARE * step.seconds:
         return
@@ -104,16 +111,16 @@ def _find_slow_rank(data: RunData, step: CaseResult) -> Iterator[StragglerEviden
 
 
 def _build_doctor_command(data: RunData, rank: int) -> str:
-    """Return the command that examines the host of a rank."""
+    """Return the ``parbench doctor`` command that examines the host of a rank."""
     if data.nodes is None:
         return "parbench doctor"
     return f"srun --nodelist {data.nodes.get_host(rank)} parbench doctor"
 
 
 def _make_step_evidence(data: RunData, step: CaseResult) -> StepEvidence | None:
-    """Return the evidence about a step, None if its time is unknown.
+    """Return the evidence from a case that is a training step, None if its time is unknown.
 
-    The parts of a step are known only if a step was profiled.
+    Communication and pipeline idle time are known only if a step was profiled.
     """
     profiled_seconds = get_profiled_seconds(step)
     seconds = profiled_seconds or step.seconds
@@ -150,7 +157,10 @@ def _make_step_evidence(data: RunData, step: CaseResult) -> StepEvidence | None:
 
 
 def _list_communication(step: CaseResult, label: str) -> Iterator[Communication]:
-    """Yield the exposed communication of each axis except the axis of pipeline stages."""
+    """Yield the exposed communication of a step on each mesh axis, without the pipeline axis.
+
+    ``label`` is the label of the case.
+    """
     params = step.case.all_params
     calls = get_calls(step) or ()
     for axis, seconds in get_axis_values(step, "exposed_comm").items():
@@ -171,7 +181,7 @@ def _list_communication(step: CaseResult, label: str) -> Iterator[Communication]
 
 
 def _count_syncs(step: CaseResult) -> int:
-    """Return the number of gradient sums per step: one, or one per microbatch."""
+    """Return the number of times that a step sums all gradients: once, or once per microbatch."""
     params = step.case.all_params
     microbatches = params.get("microbatches")
     if params.get("no_sync") is False and isinstance(microbatches, int):
@@ -180,7 +190,7 @@ def _count_syncs(step: CaseResult) -> int:
 
 
 def _read_pipeline_idle(step: CaseResult) -> PipelineIdle | None:
-    """Return the idle time of a pipeline by cause, None for other steps."""
+    """Return the idle time of a pipeline step by cause, None if the step is not a pipeline."""
     _, details = find_details(step, PipelineDetails)
     if isinstance(details, str):
         return None
@@ -195,7 +205,11 @@ def _read_pipeline_idle(step: CaseResult) -> PipelineIdle | None:
 
 
 def _get_significant(step: CaseResult, name: str, threshold: float) -> float:
-    """Return a metric, 0 if it is unknown or its 95 % interval reaches below the threshold."""
+    """Return a metric whose 95 % interval is above a threshold, otherwise 0.
+
+    ``threshold`` is the value without an effect. A metric without an interval counts as
+    significant. An unknown metric is 0.
+    """
     metric = step.metrics.get(name)
     if metric is None or metric.value is None:
         return 0.0

@@ -1,4 +1,4 @@
-"""Rules about ranks, links, groups and operations."""
+"""Rules that derive findings about ranks, links, groups and operations from evidence."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,13 +8,15 @@ from parbench.reports.findings.evidence import CollectedEvidence, TimeComparison
 from parbench.reports.findings.finding import MIN_SHARE, Finding
 
 MIN_COMPUTE_RATIO = 1.1
+"""A rank computes clearly longer above this ratio to the median of other ranks."""
 MAX_SLOW_RATE = 0.75
-"""A link or group is slow below this share of the median of other links or groups."""
+"""A link or group is slow below this fraction of the median bandwidth of the others."""
 MIN_AGREEMENT = 0.75
-"""The share of repetitions that must show a slow link."""
+"""The fraction of repetitions that must show a slow link or group."""
 MIN_TIME_RATIO = 1.2
+"""An operation is slow above this ratio of its time to the reference time."""
 MIN_CLIFF_RATIO = 3.0
-"""A time above this multiple of its fit counts, even if measured once or if its share is small."""
+"""A time above this multiple of its fit is reported even if measured once or if it costs little."""
 HINTS = {
     "slow-link": "A NIC, cable or switch port may be degraded.",
     "slow-group": "A rank or a link of this group may be slow.",
@@ -24,7 +26,7 @@ HINTS = {
 
 
 def find_stragglers(evidence: CollectedEvidence) -> Iterator[Finding]:
-    """Yield a finding for each rank that is late or computes longer than the other ranks."""
+    """Yield a finding for each rank for which other ranks wait at least 5 % of the time."""
     for straggler in evidence.stragglers:
         share = min(straggler.waited_share, 1.0)
         if share < MIN_SHARE:
@@ -50,7 +52,10 @@ def find_stragglers(evidence: CollectedEvidence) -> Iterator[Finding]:
 
 
 def find_slow_rates(evidence: CollectedEvidence) -> Iterator[Finding]:
-    """Yield a finding for each link or group that is slower than others of its kind."""
+    """Yield a finding for the slowest link or group of each comparison, if it is clearly slow.
+
+    At least 75 % of its repetitions must be below 75 % of the median bandwidth of the others.
+    """
     for rates in evidence.rates:
         medians = {name: median(values) for name, values in rates.by_name.items()}
         slowest = min(medians, key=lambda name: medians[name])
@@ -77,9 +82,9 @@ def find_slow_rates(evidence: CollectedEvidence) -> Iterator[Finding]:
 
 
 def find_slow_operations(evidence: CollectedEvidence) -> Iterator[Finding]:
-    """Yield a finding for each operation that is slower than its fit or a larger operation.
+    """Yield a finding for each operation that takes clearly longer than its reference time.
 
-    The larger operation is one that includes its work.
+    The reference is its fit over size, or an operation that includes its work.
     """
     for comparison in evidence.comparisons:
         low_ratio = comparison.low_ratio or 0.0
@@ -99,7 +104,7 @@ def find_slow_operations(evidence: CollectedEvidence) -> Iterator[Finding]:
 
 
 def find_rates_above_link(evidence: CollectedEvidence) -> Iterator[Finding]:
-    """Yield a finding for each bus bandwidth that is above the speed of the link."""
+    """Yield a finding for each bus bandwidth that exceeds the declared link speed."""
     link = evidence.link_bytes_per_second
     for name, rate in evidence.bus_bandwidths.items():
         if link and rate > link:
@@ -115,7 +120,7 @@ def find_rates_above_link(evidence: CollectedEvidence) -> Iterator[Finding]:
 
 
 def _is_cliff(comparison: TimeComparison) -> bool:
-    """Return True for a time far above its fit, which one repetition is enough to show."""
+    """Return True if a time is at least three times its fit, which one repetition can show."""
     ratio = comparison.ratio if comparison.low_ratio is None else comparison.low_ratio
     return comparison.kind == "off-fit" and ratio >= MIN_CLIFF_RATIO
 
@@ -126,3 +131,4 @@ RULES: tuple[Callable[[CollectedEvidence], Iterator[Finding]], ...] = (
     find_slow_operations,
     find_rates_above_link,
 )
+"""The rules that ``apply_rules`` applies to all evidence of a run or of traces."""

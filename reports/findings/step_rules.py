@@ -1,4 +1,4 @@
-"""Rules about the time and the bytes of a training step.
+"""Rules that derive findings about the time and the bytes of a training step from evidence.
 
 A rule returns the findings for one cause. To add a rule, write it here and add it to RULES.
 """
@@ -13,31 +13,37 @@ from parbench.reports.findings.finding import MIN_GENERAL_SHARE, MIN_SHARE, Find
 
 MIN_BUCKET_BYTES = 256 << 10  # Smaller gradients are not worth several buckets.
 MIN_BUCKET_SHARE = 0.9
-"""The share of the gradients from which a bucket counts as the only one."""
+"""A gradient bucket with this fraction of the bytes counts as the only one."""
 DEFAULT_BUCKET_BYTES = 25 << 20
-"""The bucket size of DDP."""
+"""The default bucket size of torch's DDP."""
 SUGGESTED_BUCKETS = 4
+"""The number of gradient buckets that a finding suggests."""
 TRIED_FACTOR = 4
-"""Suggested settings are larger by this factor."""
+"""The factor by which a suggested setting exceeds the current one."""
 MAX_BYTES_ERROR = 0.01
+"""The largest relative difference of counted and analytical bytes that is not reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """The likely cause of exposed communication."""
+    """The likely cause of exposed communication of a step on one axis."""
 
     kind: str
+    """The kind of finding, such as ``one-bucket``."""
     explanation: str
+    """The cause as sentences of the finding."""
     seconds: float
-    """The time that it costs."""
+    """The seconds per step that the cause costs."""
     command: str = ""
+    """The command that compares settings, empty if there is none."""
     min_share: float = MIN_SHARE
+    """The cause is reported from this fraction of the step."""
 
 
 def explain_sync_per_microbatch(step: StepEvidence, part: Communication) -> Cause | None:
-    """Return the cause that gradients are reduced after every microbatch, None if not so.
+    """Return the cause that gradients are reduced after each microbatch, not once per step.
 
-    Once per step is enough.
+    None if they are reduced once per step. ``part`` is the communication to explain.
     """
     if not part.reductions or step.syncs < 2:
         return None
@@ -50,9 +56,11 @@ def explain_sync_per_microbatch(step: StepEvidence, part: Communication) -> Caus
 
 
 def explain_one_bucket(step: StepEvidence, part: Communication) -> Cause | None:
-    """Return the cause that all gradients are reduced in one call, None if not so.
+    """Return the cause that one call reduces nearly all gradients of a step.
 
-    The call starts when no computation is left that could hide it.
+    Such a call starts when no computation is left that could hide it. ``part`` is the communication
+    to explain. None if several calls share the gradients, if they are smaller than 256 KiB, or if
+    the step has no bucket size to set.
     """
     num_bytes = part.largest_bytes or DEFAULT_BUCKET_BYTES
     has_most = part.largest_bytes > MIN_BUCKET_SHARE * part.reduced_bytes
@@ -71,7 +79,10 @@ def explain_one_bucket(step: StepEvidence, part: Communication) -> Cause | None:
 
 
 def explain_no_prefetch(step: StepEvidence, part: Communication) -> Cause | None:
-    """Return the cause that parameters are gathered only on demand, None if they are not."""
+    """Return the cause that parameters are gathered on demand, without prefetch.
+
+    None if they are prefetched. ``part`` is the communication to explain.
+    """
     if not part.is_on_demand:
         return None
     return Cause(
@@ -83,7 +94,10 @@ def explain_no_prefetch(step: StepEvidence, part: Communication) -> Cause | None
 
 
 def explain_otherwise(step: StepEvidence, part: Communication) -> Cause:
-    """Return the cause for exposed communication that no other rule explains."""
+    """Return a general cause for exposed communication that no other function explains.
+
+    ``part`` is the communication to explain.
+    """
     explanation = "Larger microbatches may hide more."
     if part.reductions > 1 and part.reduced_bytes:
         size = format_bytes(part.reduced_bytes)
@@ -102,10 +116,15 @@ EXPLANATIONS = (
     explain_no_prefetch,
     explain_otherwise,
 )
+"""The functions that explain exposed communication, the most specific first."""
 
 
 def find_exposed_communication(step: StepEvidence) -> list[Finding]:
-    """Return findings on exposed communication, each with the first explanation that applies."""
+    """Return a finding for each mesh axis or kind of call with exposed communication.
+
+    Each finding has the first likely cause that costs enough time. The list is empty if uneven
+    expert load explains the waiting.
+    """
     if find_hot_experts(step):
         return []  # Ranks wait for the one with most tokens.
     findings: list[Finding] = []
@@ -132,7 +151,10 @@ def find_exposed_communication(step: StepEvidence) -> list[Finding]:
 
 
 def find_host_bound(step: StepEvidence) -> list[Finding]:
-    """Return a finding if nothing runs on the device for a part of the step, otherwise none."""
+    """Return a finding if nothing runs on the device for 10 % of the step or more.
+
+    The list is empty for pipelines and for uneven expert load, which explain idle time.
+    """
     if step.pipeline or find_hot_experts(step):
         return []
     return _report(
@@ -148,7 +170,7 @@ def find_host_bound(step: StepEvidence) -> list[Finding]:
 
 
 def find_exposed_copies(step: StepEvidence) -> list[Finding]:
-    """Return a finding if copies between host and device are not hidden, otherwise none."""
+    """Return a finding if exposed copies between host and device take 5 % of the step or more."""
     return _report(
         "exposed-copies",
         step,
@@ -159,7 +181,7 @@ def find_exposed_copies(step: StepEvidence) -> list[Finding]:
 
 
 def find_uneven_stages(step: StepEvidence) -> list[Finding]:
-    """Return a finding if the stages of a pipeline take different times, otherwise none."""
+    """Return a finding if equal pipeline stages would save 5 % of the step or more."""
     if step.pipeline is None:
         return []
     layers = step.pipeline.layers_by_stage
@@ -182,7 +204,7 @@ def find_uneven_stages(step: StepEvidence) -> list[Finding]:
 
 
 def find_pipeline_bubble(step: StepEvidence) -> list[Finding]:
-    """Return a finding if the schedule of a pipeline leaves ranks without work, otherwise none."""
+    """Return a finding if the bubble of the pipeline schedule takes 10 % of the step or more."""
     if step.pipeline is None:
         return []
     count = step.pipeline.microbatches
@@ -203,7 +225,7 @@ def find_pipeline_bubble(step: StepEvidence) -> list[Finding]:
 
 
 def find_slow_messages(step: StepEvidence) -> list[Finding]:
-    """Return a finding if messages between pipeline stages delay the step, otherwise none."""
+    """Return a finding if messages between pipeline stages cost 5 % of the step or more."""
     if step.pipeline is None:
         return []
     return _report(
@@ -217,7 +239,7 @@ def find_slow_messages(step: StepEvidence) -> list[Finding]:
 
 
 def find_hot_experts(step: StepEvidence) -> list[Finding]:
-    """Return a finding if some experts get more tokens than others, otherwise none."""
+    """Return a finding if balanced expert load would save 5 % of the step or more."""
     seconds = step.expert_imbalance_seconds
     load = ""
     if step.max_expert_load:
@@ -236,7 +258,10 @@ def find_hot_experts(step: StepEvidence) -> list[Finding]:
 
 
 def find_unexpected_bytes(step: StepEvidence) -> list[Finding]:
-    """Return findings on axes whose sent bytes differ from the formula of the parallelism."""
+    """Return a finding for each mesh axis whose counted bytes differ from the analytical ones.
+
+    A relative difference of at most 1 % is not reported.
+    """
     return [
         Finding(
             kind="unexpected-bytes",
@@ -261,6 +286,7 @@ RULES: tuple[Callable[[StepEvidence], list[Finding]], ...] = (
     find_hot_experts,
     find_unexpected_bytes,
 )
+"""The rules that ``apply_rules`` applies to each training step."""
 
 
 def _report(
@@ -273,7 +299,11 @@ def _report(
     subject: str = "",
     min_share: float = MIN_SHARE,
 ) -> list[Finding]:
-    """Return one finding if ``seconds`` are at least ``min_share`` of the step, otherwise none."""
+    """Return a list with one finding if it costs enough of the step, otherwise an empty list.
+
+    ``seconds`` is the cost per step and ``min_share`` the fraction of the step from which it is
+    reported. ``subject`` is by default the name of the step.
+    """
     share = seconds / step.seconds
     if share < min_share:
         return []
@@ -291,7 +321,10 @@ def _report(
 
 
 def _suggest_larger(step: StepEvidence, name: str) -> str:
-    """Return the command that tries a larger value of a setting, empty if the step has none."""
+    """Return the command that compares a setting of a step with a value four times as large.
+
+    It is empty if the step has no such integer setting.
+    """
     value = step.settings.get(name)
     if not isinstance(value, int):
         return ""

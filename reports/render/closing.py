@@ -1,7 +1,7 @@
 """The summary that a run ends with: verdicts, operations, steps and findings on one screen.
 
 The summary has about 64 lines of 80 columns. A run of at most three operations has their tables
-over sizes instead of the largest bandwidth of each, and more lines if the tables need them.
+over message sizes instead of the largest bandwidth of each, and more lines if the tables need them.
 """
 
 from collections.abc import Sequence
@@ -56,9 +56,10 @@ _STEP_COLUMNS = (
 
 
 def render_closing(report: Report, width: int | None = None, color: bool = False) -> str:
-    """Return the summary of a run, or all tables of several runs.
+    """Return the summary of a report with one run as text, otherwise all its tables.
 
-    Rows that have no space are counted. The last line has the command that prints all rows.
+    ``width`` is the number of columns of these tables, None for no limit. ``color`` adds terminal
+    colors. Rows that have no space are counted. The last line has the command that prints all rows.
     """
     if not report.setup:
         return render_text(report, width, color)
@@ -83,16 +84,20 @@ def render_closing(report: Report, width: int | None = None, color: bool = False
 
 
 def render_verdicts(report: Report, width: int | None = None, color: bool = False) -> str:
-    """Return the verdicts of a run."""
+    """Return the verdicts of a run as text of 80 columns. ``width`` is not used.
+
+    ``color`` adds terminal colors.
+    """
     sheet = Sheet(WIDTH, color)
     write_verdicts(sheet, report.verdicts)
     return sheet.text()
 
 
 def _make_size_tables(data: RunData) -> list[Table]:
-    """Return the table over sizes of each operation, mode and type, and the first tables of links.
+    """Return a table over message sizes for each operation, mode and type, then tables of links.
 
-    There are none if the run has many operations.
+    A table of links has the bandwidth from each rank to each other rank, and is left out if it is
+    large. The list is empty if the run has more than three operations.
     """
     operations = select_operations(data)
     if operations["operation"].nunique() > MAX_TABULATED_OPERATIONS:
@@ -115,7 +120,10 @@ def _make_size_tables(data: RunData) -> list[Table]:
 
 
 def _make_operation_table(data: RunData) -> Table:
-    """Return the latency, bandwidth and share of the ceiling of each operation."""
+    """Return the table of latency, bus bandwidth and share of the ceiling, a row per operation.
+
+    The ceiling is the bandwidth limit of the run. Without one, the share is left out.
+    """
     columns = [
         Column("operation"),
         Column("latency", kind="s"),
@@ -134,7 +142,7 @@ def _make_operation_table(data: RunData) -> Table:
 
 
 def _make_step_table(data: RunData) -> Table:
-    """Return the time and the parts of each training step."""
+    """Return the table of training steps: time, memory, and shares of the profiled step."""
     rows = [{**step, "label": _shorten(step["label"])} for step in summarize_steps(data)]
     num_different = sum(row["is_profile_deviating"] for row in rows)
     notes = []
@@ -148,7 +156,7 @@ def _make_step_table(data: RunData) -> Table:
 
 
 def _write_first_rows(sheet: Sheet, table: Table, max_rows: int) -> None:
-    """Write the first rows of a table, the number of the others, and its notes."""
+    """Write the first ``max_rows`` rows of a table, the number of hidden rows, and its notes."""
     sheet.write_table(replace(table, rows=table.rows[:max_rows]), drops_columns=True)
     num_hidden = len(table.rows) - max_rows
     if num_hidden > 0:
@@ -157,7 +165,7 @@ def _write_first_rows(sheet: Sheet, table: Table, max_rows: int) -> None:
 
 
 def _list_findings(report: Report) -> list[str]:
-    """Return the lines about failed cases and findings."""
+    """Return the lines of the summary about failed cases, findings and compared settings."""
     findings = [
         (
             f"{problem.case}: {problem.status} ({problem.repetitions} repetitions): {problem.reason}",
@@ -176,7 +184,12 @@ def _list_findings(report: Report) -> list[str]:
 def _number_sentences(
     title: str, sentences: Sequence[tuple[str, str]], max_sentences: int
 ) -> list[str]:
-    """Return sentences, of which long ones are cut, each with its complete command below."""
+    """Return lines with a title and numbered sentences, each with its command below.
+
+    ``sentences`` are pairs of a sentence and a command, which may be empty. Long sentences are cut,
+    and the number of sentences beyond ``max_sentences`` is added. Without sentences, there are no
+    lines.
+    """
     if not sentences:
         return []
     lines = ["", title]
@@ -195,12 +208,12 @@ def _number_sentences(
 
 
 def _shorten(name: str) -> str:
-    """Return a name with at most ``MAX_NAME_WIDTH`` characters."""
+    """Return a name cut to 26 characters, with ``...`` at the end if it is cut."""
     return name if len(name) <= MAX_NAME_WIDTH else f"{name[: MAX_NAME_WIDTH - 3]}..."
 
 
 def _format_bar(share: float) -> SortedText | None:
-    """Return a share in percent with a bar of ``#``, None if it is missing."""
+    """Return a fraction as a percentage with a bar, ``50 % ######``, None if it is missing."""
     if is_missing(share):
         return None
     bar = "#" * round(min(share, 1.0) * BAR_WIDTH)

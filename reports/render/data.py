@@ -1,4 +1,4 @@
-"""A report as JSON and CSV. A value that is unknown is left out of JSON and empty in CSV."""
+"""A report as JSON or CSV. Unknown values are left out of JSON and empty in CSV."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ SCHEMA_VERSION = 1
 
 
 def render_json(report: Report) -> str:
-    """Return the runs with a row per case, the findings, and the rows of all tables."""
+    """Return a report as JSON: its runs with a row per case, its findings, and its tables."""
     content = {
         "schema_version": SCHEMA_VERSION,
         "name": report.name,
@@ -35,18 +35,18 @@ def render_json(report: Report) -> str:
 
 
 def render_csv(report: Report) -> str:
-    """Return a row per run and case with its parameters and metrics."""
+    """Return CSV with a row for each run and case: the columns of ``RunData.cases``."""
     frames = {data.run.info.id: data.cases.drop(columns=["result"]) for data in report.runs}
     return join_frames(frames, "run").to_csv(index=False)
 
 
 def _list_notes(section: Section) -> list[str]:
-    """Return the notes of a section and of its tables."""
+    """Return the notes of a report section, then the notes of its tables."""
     return [*section.notes, *(note for table in section.tables for note in table.notes)]
 
 
 def _describe_run(data: RunData) -> dict[str, Any]:
-    """Return the run's information, and its measured, skipped and missing cases."""
+    """Return a run for JSON: ``run`` (its information), ``cases``, ``skipped`` and ``missing``."""
     return {
         "run": data.run.info,
         "cases": _list_cases(data),
@@ -56,7 +56,10 @@ def _describe_run(data: RunData) -> dict[str, Any]:
 
 
 def _list_cases(data: RunData) -> list[dict[str, Any]]:
-    """Return the known values of each case, keyed by column of ``RunData.cases``."""
+    """Return the values of each case for JSON, keyed by column of ``RunData.cases``.
+
+    Unknown values are left out, and ``notes`` and ``details`` are added.
+    """
     cases = []
     for row in list_rows(data.cases):
         case = {name: value for name, value in row.items() if not is_missing(value)}
@@ -68,5 +71,5 @@ def _list_cases(data: RunData) -> list[dict[str, Any]]:
 
 
 def _make_row(columns: Sequence[Column], row: Row) -> dict[str, Any]:
-    """Return the plain values of a row, keyed by column."""
+    """Return the cells of a table row for JSON as numbers or text, keyed by column."""
     return {column.key: column.sort_key(row) for column in columns}

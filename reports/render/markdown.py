@@ -15,7 +15,7 @@ _SPECIAL = re.compile(r"([\\`*\[\]|~#])")
 
 
 def render_markdown(report: Report) -> str:
-    """Return a report as Markdown."""
+    """Return a report as GitHub's Markdown, with the tables of the page and without figures."""
     separator = " " if len(report.runs) == 1 else ": "
     verdicts = [f"* **{verdict.word}** {escaped(verdict.sentence)}" for verdict in report.verdicts]
     blocks = [
@@ -35,13 +35,13 @@ def render_markdown(report: Report) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text on one line that Markdown shows unchanged."""
+    """Return text on one line, escaped so that Markdown shows it unchanged."""
     line = to_single_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _SPECIAL.sub(r"\\\1", line)
 
 
 def markdown_table(columns: Sequence[Column], rows: Iterable[Row]) -> str:
-    """Return rows as a Markdown table."""
+    """Return rows as a Markdown table with a header. Columns of numbers are aligned right."""
     lines = [
         [escaped(column.title) for column in columns],
         ["---:" if column.is_number else "---" for column in columns],
@@ -51,7 +51,7 @@ def markdown_table(columns: Sequence[Column], rows: Iterable[Row]) -> str:
 
 
 def _render_section(section: Section) -> list[str]:
-    """Return the blocks of a section: its notes, tables and terms."""
+    """Return the Markdown blocks of a report section: notes, tables and glossary entries."""
     blocks = [f"## {escaped(section.title)}", *map(escaped, section.notes)]
     for table in section.on_page:
         blocks += [f"### {escaped(table.title)}", escaped(table.constant)]
@@ -64,14 +64,14 @@ def _render_section(section: Section) -> list[str]:
 
 
 def _render_problems(table: Table) -> list[str]:
-    """Return a table with its heading, nothing without rows."""
+    """Return the blocks of a table of failed or unmeasured cases, empty without rows."""
     if not table.rows:
         return []
     return [f"## {table.title}", markdown_table(table.columns, table.rows)]
 
 
 def _render_list(title: str, sentences: Sequence[str]) -> list[str]:
-    """Return a list of sentences with its heading, nothing without sentences."""
+    """Return the blocks of a bulleted list: heading and sentences, empty without sentences."""
     if not sentences:
         return []
     return [f"## {title}", "\n".join(f"* {escaped(sentence)}" for sentence in sentences)]

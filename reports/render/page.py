@@ -1,4 +1,4 @@
-"""The report as a page: one HTML file of at most a megabyte that needs no network."""
+"""The report as an HTML page: one file of at most a megabyte that needs no network."""
 
 import base64
 import hashlib
@@ -18,17 +18,23 @@ from parbench.reports.report import Report
 
 MAX_PAGE_BYTES = 1_000_000
 LIMITS = ((1000, 100), (200, 30), (50, 10), (10, 3))
-"""The rows of a table, and the figures of a page. The first that make the page small enough are
-used."""
+"""Pairs of the largest number of rows per table and the largest number of figures.
+
+The first pair with which the page is small enough is used.
+"""
 METHOD_TERMS = ("sample", "repetition", "interval", "noise")
 _FOLDER = Path(__file__).parent
 
 
 def render_page(report: Report) -> str:
-    """Return the page of a report. Tables and figures are cut if it would be too large."""
+    """Return a report as one HTML page.
+
+    If the page would exceed a megabyte, rows of tables and figures are left out.
+    """
     figures: dict[str, Markup] = {}
 
     def render_figure(chart: Chart) -> Markup:
+        """Return the HTML of a chart, which is drawn only once."""
         if chart.name not in figures:
             figures[chart.name] = render_inline(chart)
         return figures[chart.name]
@@ -53,7 +59,10 @@ def render_page(report: Report) -> str:
 
 
 def _render_template(**context: Any) -> str:
-    """Return the HTML page. ``context`` contains the values of the template."""
+    """Return the HTML page from its template, style sheet and script.
+
+    ``context`` has the variables of the template.
+    """
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
@@ -74,14 +83,20 @@ def _render_template(**context: Any) -> str:
 
 
 def _escape_controls(value: object) -> object:
-    """Return text with escaped control characters, such as marks of right-to-left text."""
+    """Return text with escaped control characters, such as marks of right-to-left text.
+
+    Other values and HTML are returned unchanged.
+    """
     if isinstance(value, str) and not isinstance(value, Markup):
         return escape_unprintable(value, "\n\t")
     return value
 
 
 def _make_policy(script: str) -> str:
-    """Return a content security policy that forbids the network and other scripts."""
+    """Return a content security policy that forbids network access.
+
+    It allows no other script than ``script``, the text of the page's own script.
+    """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "

@@ -1,4 +1,4 @@
-"""Printing and writing reports: of one run, of several, or of a sweep."""
+"""The functions behind ``parbench run``, ``show`` and ``report`` that print and write reports."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ REPORT_FILE = "report.html"
 
 
 def show_run(data: RunData, *more: ReportVerdict, form: str = "tables") -> int:
-    """Print a run and its folder, write its page, and return the exit code.
+    """Print the results of a run, write its page, print its folder, and return the exit code.
 
-    ``form`` is ``tables`` for the summary, ``verdicts``, or a format of ``parbench export``. A page
-    that cannot be written does not hide the results: it is a warning, and the exit code is 4 if
-    everything else is fine.
+    ``more`` are further verdicts. ``form`` is ``tables`` for the summary, ``verdicts``, or a format
+    of ``parbench export``. If the page cannot be written, a warning is printed, and the exit code
+    is 4 if everything else is fine.
     """
     path = data.run.path
     report = make_report(data, more)
@@ -54,7 +54,11 @@ def show_run(data: RunData, *more: ReportVerdict, form: str = "tables") -> int:
 def show_again(
     path: Path, *, show_all: bool = False, link_bytes_per_second: float | None = None
 ) -> int:
-    """Print a run or the runs of a sweep without writing anything, and return the exit code."""
+    """Print a run or the runs of a sweep without writing files, and return the exit code.
+
+    ``show_all`` prints all tables instead of the summary. ``link_bytes_per_second`` replaces the
+    link speed that a run declares, None keeps it.
+    """
     if is_sweep(path):
         report = make_report_of_runs(RunSet.load([path]))
     else:
@@ -65,9 +69,10 @@ def show_again(
 
 
 def render_report(report: Report, form: str) -> bytes:
-    """Return a report as ``html``, ``markdown``, ``csv``, ``json`` or ``tables``.
+    """Return a report encoded as UTF-8 in the format ``form``.
 
-    Tables have the width of the terminal.
+    Formats are ``html``, ``markdown``, ``csv``, ``json`` and ``tables``. Tables have the width of
+    the terminal.
     """
     if form == "html":
         # Only pages wait for the import of jinja2.
@@ -83,7 +88,7 @@ def render_report(report: Report, form: str) -> bytes:
 
 
 def load_report(paths: Sequence[Path]) -> Report:
-    """Return the report of one run, of several, or of a sweep.
+    """Load the runs in folders and return the report of one run, several runs, or a sweep.
 
     Raises ``UserError`` if a run cannot be read.
     """
@@ -100,11 +105,12 @@ def build_report(
     figures: Path | None = None,
     formats: Sequence[str] = (),
 ) -> int:
-    """Write the report of one run, of several, or of a sweep, and return its exit code.
+    """Write the report of one run, of several runs, or of a sweep, and return its exit code.
 
-    A page goes to ``output``, by default ``report.html`` in the folder of the run or of the sweep, or
-    in the current folder for several runs. Its path is printed. Other formats go to ``output`` or to
-    standard output. ``figures`` is a folder for the figures in each of the ``formats``.
+    ``form`` is the format. A page goes to ``output``, by default ``report.html`` in the folder of
+    the run or of the sweep, or in the current folder for several runs. Its path is printed. Other
+    formats go to ``output`` or to standard output. ``figures`` is a folder for the figures in each
+    of the ``formats``.
     """
     target = output
     if target is None and form == "html":
@@ -122,7 +128,10 @@ def build_report(
 
 
 def write_figures(report: Report, folder: Path, formats: Sequence[str]) -> None:
-    """Write every figure of a report to a folder, and print their number to standard error."""
+    """Write every figure of a report to a folder in each of ``formats``, such as ``pdf``.
+
+    The number of figures is printed to standard error.
+    """
     from parbench.reports.figures.svg import save_charts
 
     with convert_write_errors(folder):
@@ -133,13 +142,16 @@ def write_figures(report: Report, folder: Path, formats: Sequence[str]) -> None:
 
 
 def write_report(runs: Sequence[Path], output: Path) -> None:
-    """Write the page of several runs. It names the runs that cannot be read."""
+    """Write the page of several runs to ``output``, and name on it the runs that cannot be read."""
     report = make_report_of_runs(RunSet.load(runs, is_strict=False))
     write_output(output, render_report(report, "html"))
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
-    """Write files by their names below a folder, and return their paths."""
+    """Write files below a folder and return their paths.
+
+    ``files`` has the content of each file, keyed by its path relative to the folder.
+    """
     for name, content in files.items():
         target = folder / name
         with convert_write_errors(target.parent, "cannot be made"):

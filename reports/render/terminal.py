@@ -1,4 +1,4 @@
-"""A report as text for a terminal or a pipe."""
+"""A report as plain text for a terminal or a pipe."""
 
 import io
 import os
@@ -22,11 +22,12 @@ from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.report import Report
 
 UNBOUNDED = 1_000_000
+"""The width of a sheet without a limit."""
 MIN_WIDTH = 40
 MIN_TEXT_WIDTH = 24
-"""A column of text is wrapped to this width before its table is split."""
+"""A column of text is wrapped to at least this width before its table is split."""
 MAX_WORD_WIDTH = 40
-"""A longer word is broken."""
+"""A word that is longer than this is broken."""
 MIN_TITLE_WIDTH = 10
 GAP = 2
 
@@ -47,7 +48,11 @@ def print_report(
     file: TextIO | None = None,
     render: Callable[[Report, int | None, bool], str] | None = None,
 ) -> None:
-    """Write a report to ``file``, by default standard output, in its width and colors."""
+    """Write a report to a stream, in the width and the colors that the stream supports.
+
+    ``file`` is the stream, by default standard output. ``render`` returns the text for a report, a
+    width and a choice of color, by default ``render_text``.
+    """
     stream = sys.stdout if file is None else file
     text = (render or render_text)(report, width_of(stream), uses_color(stream))
     encoding = stream.encoding or "utf-8"
@@ -55,20 +60,29 @@ def print_report(
 
 
 def uses_color(stream: TextIO) -> bool:
-    """Return True if text is colored: in a terminal, unless NO_COLOR or FORCE_COLOR is set."""
+    """Return True if text on a stream is colored, which is the default for a terminal.
+
+    The environment variables NO_COLOR and FORCE_COLOR override the default.
+    """
     console = Console(file=stream)
     return console.color_system is not None and not console.no_color
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Return the columns of a terminal or of ``COLUMNS``, None for a pipe without a limit."""
+    """Return the number of columns of a stream, None for no limit.
+
+    A terminal and the variable ``COLUMNS`` limit the width, a pipe does not.
+    """
     if stream.isatty() or os.environ.get("COLUMNS"):
         return shutil.get_terminal_size().columns
     return None
 
 
 def render_text(report: Report, width: int | None = None, color: bool = False) -> str:
-    """Return all tables of a report as text. None stands for an unlimited width."""
+    """Return all tables, findings and verdicts of a report as text.
+
+    ``width`` is the number of columns, None for no limit. ``color`` adds terminal colors.
+    """
     sheet = Sheet(width, color)
     if len(report.runs) < 2:
         sheet.write_text(report.heading)
@@ -91,7 +105,7 @@ def render_text(report: Report, width: int | None = None, color: bool = False) -
 
 
 def write_verdicts(sheet: "Sheet", verdicts: Sequence[ReportVerdict]) -> None:
-    """Write each verdict with its word in the color of its level."""
+    """Write each verdict to a sheet: its word in the color of its level, then its sentence."""
     indent = max(len(verdict.word) for verdict in verdicts) + GAP
     for verdict in verdicts:
         first_line, *other_lines = wrap_text(verdict.sentence, sheet.width - indent)
@@ -100,7 +114,10 @@ def write_verdicts(sheet: "Sheet", verdicts: Sequence[ReportVerdict]) -> None:
 
 
 def wrap_text(text: str, width: int) -> list[str]:
-    """Return text in lines. A number stays on the line of its unit and its interval."""
+    """Return text as lines of at most ``width`` columns.
+
+    A number and its unit, and its interval, stay on one line.
+    """
     text = to_single_line(text)
     if cell_len(text) <= width:
         return [text]
@@ -110,9 +127,13 @@ def wrap_text(text: str, width: int) -> list[str]:
 
 
 class Sheet:
-    """Text of at most ``width`` columns that is written from top to bottom."""
+    """Text with a limited width that is written line by line from top to bottom."""
 
     def __init__(self, width: int | None, color: bool = False) -> None:
+        """Start an empty sheet of ``width`` columns, None for no limit.
+
+        ``color`` adds terminal colors.
+        """
         self.width = max(width, MIN_WIDTH) if width else UNBOUNDED
         self._lines: list[str] = []
         self._console = Console(
@@ -129,23 +150,26 @@ class Sheet:
         )
 
     def style(self, text: str, style: str) -> str:
-        """Return text with the codes of a style if the sheet has color."""
+        """Return text with the terminal codes of a rich style.
+
+        The text is unchanged if the sheet has no color.
+        """
         with self._console.capture() as capture:
             self._console.print(Text(text, style), end="", soft_wrap=True)
         return capture.get()
 
     def write(self, *lines: str) -> None:
-        """Write lines, which must fit the width of the sheet."""
+        """Append lines, which must fit the width of the sheet."""
         self._lines += [line.rstrip() for line in lines]
 
     def write_text(self, *sentences: str, style: str = "") -> None:
-        """Write sentences, each on its own lines."""
+        """Append sentences, each wrapped and on its own lines. ``style`` is a rich style."""
         for sentence in sentences:
             lines = wrap_text(sentence, self.width)
             self.write(*(self.style(line, style) if style else line for line in lines))
 
     def write_list(self, title: str, sentences: Sequence[str]) -> None:
-        """Write sentences below a title, nothing if there are none."""
+        """Append an empty line, a bold title and sentences. Without sentences, append nothing."""
         if sentences:
             self.write("")
             self.write_text(title, style="bold")
@@ -153,14 +177,14 @@ class Sheet:
 
     @property
     def num_lines(self) -> int:
-        """The number of lines so far."""
+        """The number of lines written so far."""
         return len(self._lines)
 
     def write_table(self, table: Table, drops_columns: bool = False) -> None:
-        """Write a table below its title and the values that all rows share.
+        """Append a table below its title and a sentence with the values that all rows share.
 
-        Columns that do not fit the width go to further tables, which repeat the columns that name
-        the rows. A single row that does not fit is written as one line per column. With
+        Columns that do not fit the width go to further tables, which repeat the columns that
+        identify the rows. A single row that does not fit is written as one line per column. With
         ``drops_columns`` the columns that do not fit are left out instead.
         """
         if not table.rows:
@@ -182,11 +206,14 @@ class Sheet:
             self._write_block(table.rows, block)
 
     def text(self) -> str:
-        """The lines so far as one text."""
+        """Return the lines written so far as one text."""
         return "".join(f"{line}\n" for line in self._lines)
 
     def _lay_out(self, column: Column, rows: Sequence[Row]) -> "_TextColumn":
-        """Return a column as text. Its title has lines that are about as long as its cells."""
+        """Return a column as text: its title and one cell per row.
+
+        The title is wrapped to about the width of the cells.
+        """
         cells = [to_single_line(column.format_cell(row)) for row in rows]
         title = to_single_line(column.title)
         if self.width != UNBOUNDED:
@@ -195,7 +222,10 @@ class Sheet:
         return _TextColumn(column, title, cells)
 
     def _write_block(self, rows: Sequence[Row], columns: Sequence["_TextColumn"]) -> None:
-        """Write columns that fit. A cell is colored by its grade, or by its text."""
+        """Append a grid of columns that fit the width.
+
+        A cell has the color of its grade or status, if it has one.
+        """
         grid = RichTable(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
         for column in columns:
             is_number = column.column.is_number
@@ -216,7 +246,10 @@ class Sheet:
         self._print(grid)
 
     def _write_record(self, columns: Sequence["_TextColumn"]) -> None:
-        """Write the only row of a table with one line for each known column."""
+        """Append the only row of a table with one line per column: title, then value.
+
+        Columns with an unknown value are left out.
+        """
         grid = RichTable(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_header=False)
         for column in columns:
             if column.cells[0] != UNKNOWN:
@@ -224,7 +257,7 @@ class Sheet:
         self._print(grid)
 
     def _print(self, grid: RichTable) -> None:
-        """Write the lines of a grid as rich prints it."""
+        """Append the lines of a rich table."""
         with self._console.capture() as capture:
             self._console.print(grid)
         self.write(*capture.get().splitlines())
@@ -232,15 +265,17 @@ class Sheet:
 
 @dataclass
 class _TextColumn:
-    """A column with the lines of its title and the texts of its cells."""
+    """A column whose title and cells are formatted as text."""
 
     column: Column
     title: str
+    """The title, wrapped into lines."""
     cells: Sequence[str]
+    """The text of the cell of each row, in the order of the rows."""
 
     @cached_property
     def min_width(self) -> int:
-        """The least width of the column. Text is wrapped between words, numbers are not."""
+        """The smallest width in characters. Text wraps between words, numbers do not wrap."""
         lines = [*self.title.splitlines(), *self.cells]
         widest = max(map(cell_len, lines))
         if self.column.is_number:
@@ -250,7 +285,10 @@ class _TextColumn:
 
 
 def _split_columns(columns: Sequence[_TextColumn], width: int) -> list[list[_TextColumn]]:
-    """Return the columns of each table. Each table begins with the columns that name the rows."""
+    """Return the columns in lists that each fit ``width`` characters as one table.
+
+    Each list begins with the columns that identify the rows.
+    """
     names = _list_name_columns(columns)
     if _measure(names) > width * 2 // 3:
         names = names[:1]
@@ -265,7 +303,10 @@ def _split_columns(columns: Sequence[_TextColumn], width: int) -> list[list[_Tex
 
 
 def _list_name_columns(columns: Sequence[_TextColumn]) -> list[_TextColumn]:
-    """Return the first columns that together distinguish all rows, otherwise the first one."""
+    """Return the fewest first columns whose cells together differ in all rows.
+
+    If no number of columns does, return the first column.
+    """
     rows = list(zip(*(column.cells for column in columns), strict=True))
     for count in range(1, len(columns)):
         if len({row[:count] for row in rows}) == len(rows):
@@ -274,5 +315,5 @@ def _list_name_columns(columns: Sequence[_TextColumn]) -> list[_TextColumn]:
 
 
 def _measure(columns: Sequence[_TextColumn]) -> int:
-    """Return the total width of columns next to each other, in characters."""
+    """Return the smallest width of columns next to each other, with gaps, in characters."""
     return sum(column.min_width + GAP for column in columns) - GAP

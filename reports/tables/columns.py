@@ -49,7 +49,11 @@ ACTIVATIONS_COLUMN = metric_column("memory.activations", title="activations")
 
 
 def list_metric_columns(table: str, rows: Sequence[StepRow]) -> list[Column]:
-    """Return the columns of the metrics declared for a table that at least one step has."""
+    """Return the columns of the metrics that a table of training steps shows.
+
+    These are the metrics that are declared for ``table``, such as ``times``, and that at least one
+    step has. ``rows`` has a row for each measured step (``list_step_rows``).
+    """
     names = dict.fromkeys(name for row in rows for name in row["result"].metrics)
     columns = []
     for metric in METRICS:

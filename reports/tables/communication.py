@@ -86,10 +86,10 @@ _FIT_COLUMNS = (
 
 
 def list_communication_tables(data: RunData) -> list[Table]:
-    """Return the tables of operations and of their fits.
+    """Return the tables of a run's collectives and p2p operations, and of the fits over size.
 
-    Pages have a table and figures for each mode and type. On a terminal, operations of several
-    sizes are rows of a table over size.
+    Pages have a table with figures for each mode and data type. A terminal has one row per
+    operation and one column per size instead. The list is empty without communication cases.
     """
     operations = select_operations(data)
     if operations.empty:
@@ -109,7 +109,11 @@ def list_communication_tables(data: RunData) -> list[Table]:
 def _chart_operations(
     data: RunData, index: int, title: str, cases: "pd.DataFrame"
 ) -> Iterator[Chart]:
-    """Yield the charts of operations of one mode and data type."""
+    """Yield the charts of one table: bandwidth, time over size, and the distribution of latency.
+
+    ``cases`` is a frame with a row per communication case of one mode and data type. ``index``
+    numbers the chart names, ``title`` is a part of their titles.
+    """
     case_ids = set(cases["case_id"])
     curves = [curve for curve in data.curves if curve.rows[0].case.id in case_ids]
     yield from chart_bandwidth_and_time(index, title, cases, curves, data.ceiling)
@@ -117,7 +121,10 @@ def _chart_operations(
 
 
 def _make_terminal_tables(operations: "pd.DataFrame") -> list[Table]:
-    """Return tables over size, and a table of the operations that have one size."""
+    """Return the terminal's tables over size, and a table of the operations that have one size.
+
+    ``operations`` is a frame with a row per communication case (``select_operations``).
+    """
     num_sizes = operations.groupby(OPERATION_KEYS)["size"].transform("nunique")
     swept = operations[num_sizes > 1]
     others = operations[num_sizes <= 1]
@@ -129,7 +136,11 @@ def _make_terminal_tables(operations: "pd.DataFrame") -> list[Table]:
 
 
 def _make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> Table:
-    """Return a table with a row for each case of a frame from ``select_operations``."""
+    """Return a table with a row for each case: time, bandwidth, kernel, noise and check.
+
+    ``cases`` is a frame with a row per communication case (``select_operations``). Columns without
+    any value are left out.
+    """
     rows = list_rows(cases)
     for row in rows:
         repetitions = row["repetitions"]
@@ -153,7 +164,11 @@ def _make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> T
 
 
 def _make_sweep_tables(operations: "pd.DataFrame") -> list[Table]:
-    """Return tables of time, bus bandwidth and kernel: a column per size, a row per operation."""
+    """Return tables of time, bus bandwidth and kernel over size: a row per operation.
+
+    A column is a size. A table is left out if none of its values is known. ``operations`` is a
+    frame with a row per communication case (``select_operations``).
+    """
     title = "Time over size"
     if operations["is_within_repetition"].all():
         title += f", {WITHIN_REPETITION}"
@@ -185,9 +200,11 @@ def _make_sweep_tables(operations: "pd.DataFrame") -> list[Table]:
 
 
 def _pivot_sizes(operations: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Return a row per operation with cells such as ``seconds_1024`` and ``seconds_1024_low``.
+    """Return a row for each operation with the values at all sizes.
 
-    Intervals within a single repetition are left out unless all intervals are of this kind.
+    Keys are ``seconds_SIZE``, ``seconds_SIZE_low``, ``seconds_SIZE_high``, ``busbw_SIZE`` and
+    ``kernel_SIZE``, with the size in bytes. Intervals within a single repetition are left out
+    unless all intervals are of this kind.
     """
     is_within_repetition = operations["is_within_repetition"]
     if not is_within_repetition.all():
@@ -207,7 +224,11 @@ def _pivot_sizes(operations: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def _make_fit_table(data: RunData, operations: "pd.DataFrame") -> Table:
-    """Return the fit of each operation, with a figure of the efficiency over size."""
+    """Return the table of fits: latency, asymptotic bandwidth and breakpoints of each operation.
+
+    ``operations`` is a frame with a row per communication case (``select_operations``), for the
+    figure of efficiency over size.
+    """
     rows = [_make_fit_row(curve) for curve in data.curves]
     return Table(
         "fits",
@@ -222,7 +243,10 @@ def _make_fit_table(data: RunData, operations: "pd.DataFrame") -> Table:
 
 
 def _make_fit_row(curve: OperationCurve) -> dict[str, Any]:
-    """Return the row of a fit, with intervals unless it has two repetitions."""
+    """Return the values of one fit, keyed by column of the table of fits.
+
+    The intervals of latency and bandwidth are left out if the fit has exactly two repetitions.
+    """
     fit = curve.fit
     first, last = fit.segments[0], fit.segments[-1]
     result = curve.rows[0]
@@ -259,7 +283,10 @@ def _make_fit_row(curve: OperationCurve) -> dict[str, Any]:
 
 
 def _format_breakpoints(fit: CurveFit) -> SortedText:
-    """Return each breakpoint with the measured sizes on both of its sides."""
+    """Return the breakpoints of a fit in bytes as text: ``24 KiB [16K, 32K]``.
+
+    The brackets have the measured sizes on both sides. The cell is sorted by the first breakpoint.
+    """
     texts = []
     for size, (left, right) in zip(fit.breakpoints, pairwise(fit.segments), strict=True):
         sizes = f"{format_case_size(left.last_bytes)}, {format_case_size(right.first_bytes)}"

@@ -18,7 +18,11 @@ TITLES = {
 
 
 def list_contention_tables(data: RunData) -> Iterator[Table]:
-    """Yield a table of the slowdown by concurrent groups, and one by background loads."""
+    """Yield a table of slowdowns by concurrent groups, and one of slowdowns by background loads.
+
+    A slowdown is the time of a case under load over its time without load. A table without
+    comparisons is left out.
+    """
     for param in TITLES:
         comparisons = compare_with_loads(data, param)
         if comparisons:
@@ -26,7 +30,11 @@ def list_contention_tables(data: RunData) -> Iterator[Table]:
 
 
 def _make_table(data: RunData, param: str, comparisons: Sequence[Comparison]) -> Table:
-    """Return the table of slowdowns, with a row per case without load and a column per load."""
+    """Return the table of slowdowns, with a row per case without load and a column per load.
+
+    ``param`` is the parameter that adds the load. ``comparisons`` compare a case under a load with
+    the case without it.
+    """
     cases = {row["case_id"]: row for row in list_rows(data.cases)}
     rows: dict[str, dict[str, Any]] = {}
     loads = dict.fromkeys(comparison.get_value(comparison.result) for comparison in comparisons)
@@ -50,7 +58,10 @@ def _make_table(data: RunData, param: str, comparisons: Sequence[Comparison]) ->
 
 
 def _make_load_column(param: str, load: str) -> Column:
-    """Return the column of the slowdown by a value of the parameter that adds the load."""
+    """Return the column of slowdowns under one load.
+
+    ``load`` is the value of ``param``, the parameter that adds the load.
+    """
     name = load if param == "background" else "all groups"
     return Column(
         load,
@@ -63,7 +74,7 @@ def _make_load_column(param: str, load: str) -> Column:
 
 
 def _describe_significance(comparisons: Sequence[Comparison]) -> str:
-    """Return a sentence with the number of significant differences."""
+    """Return a sentence with the number of slowdowns that differ significantly from 1."""
     effects = [comparison.effect for comparison in comparisons]
     if all(effect.p_value is None for effect in effects):
         return f"Not significant (n={max(effect.num_repetitions for effect in effects)})."

@@ -1,4 +1,4 @@
-"""The section on context parallelism: steps whose ranks share a sequence, and methods compared."""
+"""The section on context parallelism: steps whose ranks share a sequence, and their methods."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -63,7 +63,10 @@ _COLUMNS = (
 
 
 def list_context_tables(data: RunData) -> list[Table]:
-    """Return the table of context-parallel steps."""
+    """Return the table of context-parallel steps, as a list of one table.
+
+    The table has no rows if no step recorded ``AttentionDetails``.
+    """
     rows, problems = list_rows_with_details(data, AttentionDetails)
     for row in rows:
         row |= _read_values(row)
@@ -71,7 +74,12 @@ def list_context_tables(data: RunData) -> list[Table]:
 
 
 def _read_values(row: StepRow) -> StepRow:
-    """Return the values of a step's columns. Attention communicates on all axes but dp."""
+    """Return the cells of a context-parallel step, keyed by column.
+
+    These are ``method``, ``cp`` (ranks), ``sequence`` (tokens), ``bytes_sent``, and ``exposed`` (a
+    fraction of the profiled step). The latter two are sums over all mesh axes except ``dp``,
+    because attention communicates on these axes.
+    """
     result: CaseResult = row["result"]
     details: AttentionDetails = row["details"]
     axes = [axis for axis in row["axes"] if axis != "dp"]
@@ -89,7 +97,10 @@ def _read_values(row: StepRow) -> StepRow:
 
 
 def _make_context_parallel_table(rows: Sequence[StepRow], problems: Sequence[str]) -> Table:
-    """Return the table that compares the methods of context parallelism."""
+    """Return the table that compares methods of context parallelism, such as ring and Ulysses.
+
+    ``rows`` are context-parallel steps. ``problems`` are sentences that become its first notes.
+    """
     models = label_differences([row["result"] for row in rows], _METHOD_PARAMS)
     comparisons = _group_by_setup(rows)
     for comparison in comparisons:
@@ -111,7 +122,10 @@ def _make_context_parallel_table(rows: Sequence[StepRow], problems: Sequence[str
 
 
 def _group_by_setup(rows: Iterable[StepRow]) -> list[list[StepRow]]:
-    """Return the steps of each model and world that ran with several methods."""
+    """Return lists of steps with the same model and ranks that ran with several methods.
+
+    Steps without another method to compare with are left out.
+    """
     groups: dict[object, list[StepRow]] = {}
     for row in rows:
         setup = (row["result"].make_key(*_METHOD_PARAMS), row["cp"])
@@ -120,7 +134,12 @@ def _group_by_setup(rows: Iterable[StepRow]) -> list[list[StepRow]]:
 
 
 def _compare_times(comparison: Sequence[StepRow]) -> None:
-    """Add the change of each step time relative to the first method with an equal sequence."""
+    """Add the change of the step time relative to the first method to each row.
+
+    ``comparison`` has steps of one model. The first method with an equal sequence length is the
+    base. ``change`` is the time over that of the base, less 1, and the text ``base`` for the base
+    itself. ``change_low`` and ``change_high`` are its 95 % interval.
+    """
     bases: dict[int, StepRow] = {}
     for row in comparison:
         base = bases.setdefault(row["sequence"], row)
@@ -138,7 +157,10 @@ def _compare_times(comparison: Sequence[StepRow]) -> None:
 
 
 def describe_crossover(comparison: Sequence[StepRow]) -> str:
-    """Return a sentence with the number of ranks above which Ulysses sends less than a ring."""
+    """Return a sentence with the number of ranks above which Ulysses sends fewer bytes than a ring.
+
+    ``comparison`` has steps of one model and number of ranks, which the sentence also names.
+    """
     cp = comparison[0]["cp"]
     crossover = comparison[0]["details"].crossover_ranks
     amount = "as many" if cp == crossover else "fewer" if cp > crossover else "more"
@@ -151,7 +173,11 @@ def describe_crossover(comparison: Sequence[StepRow]) -> str:
 def _chart_comparisons(
     comparisons: Sequence[Sequence[StepRow]], models: Mapping[str, str]
 ) -> Iterator[Chart]:
-    """Yield the charts of each comparison. ``models`` has labels by case id."""
+    """Yield charts of time, bytes and exposed communication over sequence length.
+
+    ``comparisons`` has a list of steps for each model and number of ranks. ``models`` has the label
+    of the model of each case, keyed by case id.
+    """
     for number, comparison in enumerate(comparisons, start=1):
         first = comparison[0]
         setup = ", ".join(filter(None, (f"cp = {first['cp']}", models[first["case_id"]])))

@@ -1,4 +1,4 @@
-"""The section on expert parallelism: load, drops and bytes of each step, and tokens per expert."""
+"""The section on expert parallelism: load, drops and bytes of each step, and tokens by expert."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -70,7 +70,10 @@ _LOAD_COLUMNS = (
 
 
 def list_expert_tables(data: RunData) -> list[Table]:
-    """Return the tables of expert-parallel steps, and of the load of their experts."""
+    """Return two tables: expert-parallel steps with their cost, and the load of experts by rank.
+
+    The tables have no rows if no step recorded ``ExpertLoadDetails``.
+    """
     steps, problems = list_rows_with_details(data, ExpertLoadDetails)
     rows = []
     for step in steps:
@@ -84,7 +87,10 @@ def list_expert_tables(data: RunData) -> list[Table]:
 
 
 def _check_load(row: StepRow) -> str:
-    """Return the reason why ranks cannot have equal numbers of experts, empty if they can."""
+    """Return the reason why a step's expert load cannot be split over its ep ranks.
+
+    The numbers of experts and of ranks must be multiples of ``ep``. The text is empty if they are.
+    """
     ep = row["ep"]
     details: ExpertLoadDetails = row["details"]
     for name, load in (("experts", details.expert_load), ("ranks", details.rank_load)):
@@ -94,7 +100,10 @@ def _check_load(row: StepRow) -> str:
 
 
 def _read_settings(row: StepRow) -> StepRow:
-    """Return the routing, the communication variant and the capacity of a step."""
+    """Return the routing, the communication variant and the capacity factor of a step as cells.
+
+    Without a capacity factor, the cell is the text ``dropless``.
+    """
     params = row["result"].case.params
     return {
         "routing": to_single_line(str(params.get("routing", ""))),
@@ -104,7 +113,11 @@ def _read_settings(row: StepRow) -> StepRow:
 
 
 def _make_step_table(rows: Sequence[StepRow], problems: Sequence[str]) -> Table:
-    """Return the table of expert-parallel steps. ``problems`` become its notes."""
+    """Return the table of expert-parallel steps: time, load imbalance, drops and bytes.
+
+    ``rows`` are steps with their routing and capacity. ``problems`` are sentences that become
+    notes.
+    """
     scopes = label_differences([row["result"] for row in rows], _OWN_PARAMS)
     for row in rows:
         row["scope"] = to_single_line(f"{row['result'].case.short_name} {scopes[row['case_id']]}")
@@ -125,7 +138,10 @@ def _make_step_table(rows: Sequence[StepRow], problems: Sequence[str]) -> Table:
 
 
 def _make_load_table(rows: Sequence[StepRow]) -> Table:
-    """Return the load of each rank, once for all capacities and variants of a routing."""
+    """Return the table of tokens by layer and rank, once for each routing.
+
+    Steps that differ only in capacity or variant have the same routing, so the first step counts.
+    """
     first_rows: dict[object, StepRow] = {}
     for row in rows:
         first_rows.setdefault(row["result"].make_key("capacity", "variant"), row)
@@ -139,7 +155,11 @@ def _make_load_table(rows: Sequence[StepRow]) -> Table:
 
 
 def _make_load_rows(row: StepRow) -> Iterator[dict[str, Any]]:
-    """Yield the load of each rank in each layer; a rank has consecutive experts."""
+    """Yield a row for each layer and ep rank: its experts, and the tokens routed to them.
+
+    A rank has consecutive experts. If all layers have equal loads, only one layer is listed as
+    ``all``.
+    """
     details: ExpertLoadDetails = row["details"]
     ep = row["ep"]
     loads = list(zip(details.expert_load, details.rank_load, strict=True))
@@ -165,12 +185,12 @@ def _make_load_rows(row: StepRow) -> Iterator[dict[str, Any]]:
 
 
 def _format_range(first: int, last: int) -> str:
-    """Return ``first to last``, or one number if they are equal."""
+    """Return two numbers as ``first to last``, or as one number if they are equal."""
     return str(first) if first == last else f"{first} to {last}"
 
 
 def _format_load(load: Sequence[int]) -> str:
-    """Return the tokens of each expert, only their range if the experts are many."""
+    """Return the tokens of each expert as text, only their range if there are over 16 experts."""
     if len(load) > MAX_LISTED_EXPERTS:
         return _format_range(min(load), max(load))
     return " ".join(map(str, load))

@@ -1,4 +1,4 @@
-"""The tables of links and groups: from rank to rank, by scope of the groups, and of each group."""
+"""The tables of bus bandwidth by pair of ranks, by scope of process groups, and by group."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -35,7 +35,9 @@ INTER_NODE = "inter-node"
 MULTI_NODE = "multi-node"
 """The three scopes of a group: one node, one rank per node, or several ranks on some nodes."""
 CONCURRENT = " (concurrent)"
+"""The suffix of columns for groups that all ran at the same time."""
 MAX_FIGURES = 6
+"""The largest number of figures of bandwidth by scope, one for each operation."""
 _RATIO_COLUMNS = (
     Column(
         "ratio",
@@ -55,7 +57,11 @@ _RATIO_COLUMNS = (
 
 
 def list_group_tables(data: RunData) -> Iterator[Table]:
-    """Yield the bandwidth of operations that several groups of ranks ran."""
+    """Yield the tables of bus bandwidth of operations that several process groups ran.
+
+    The first compares groups within a node and between nodes, if the run has several nodes. The
+    second compares the groups.
+    """
     cases = add_operation_columns(select_operations(data), without=GROUP_PARAMS)
     cases = cases[cases["busbw"] > 0]
     if data.nodes:
@@ -65,7 +71,10 @@ def list_group_tables(data: RunData) -> Iterator[Table]:
 
 
 def _find_scope(result: CaseResult, topology: Topology) -> str:
-    """Return the scope of the ranks that ran a case."""
+    """Return the scope of a case's group: ``within a node``, ``inter-node`` or ``multi-node``.
+
+    Inter-node groups have one rank on each node, multi-node groups several ranks on some nodes.
+    """
     # A group of all ranks does not list them.
     ranks = result.details.get("group_ranks") or range(len(topology.hosts))
     hosts = {topology.get_host(rank) for rank in ranks}
@@ -75,12 +84,12 @@ def _find_scope(result: CaseResult, topology: Topology) -> str:
 
 
 def _get_suffix(result: CaseResult) -> str:
-    """Return the suffix of columns for groups that ran at once, empty for one group."""
+    """Return `` (concurrent)`` if all groups ran at the same time, empty for a group on its own."""
     return CONCURRENT if result.case.params.get("concurrent") else ""
 
 
 def _name_group(result: CaseResult) -> str:
-    """Return a group with its ranks, such as ``pairs 0,1``."""
+    """Return the name of a group with its ranks: ``pairs 0,1`` or ``pairs 0,1 (concurrent)``."""
     params = result.case.params
     ranks = result.details.get("group_ranks") or []
     members = ",".join(map(str, ranks)) or f"number {params.get('group_index', 0)}"
@@ -88,7 +97,13 @@ def _name_group(result: CaseResult) -> str:
 
 
 def _make_scope_table(cases: "pd.DataFrame", topology: Topology) -> Table:
-    """Return the median bandwidth of the groups of each definition, and the ratios of scopes."""
+    """Return the table of bus bandwidth by group definition and scope, with ratios of scopes.
+
+    A scope is ``within a node``, ``inter-node`` or ``multi-node``. A cell is the median over the
+    groups of one definition, such as ``pairs``. The ratio is inter-node (otherwise multi-node)
+    bandwidth over the bandwidth within a node. ``cases`` is a frame with a row per communication
+    case.
+    """
     scopes, definitions = [], []
     for result in cases["result"]:
         scope = f"{_find_scope(result, topology)}{_get_suffix(result)}"
@@ -116,7 +131,10 @@ def _make_scope_table(cases: "pd.DataFrame", topology: Topology) -> Table:
 
 
 def _make_group_table(cases: "pd.DataFrame") -> Table:
-    """Return the table of bandwidth by group, and of the slowest group that ran by itself."""
+    """Return the table of bus bandwidth by process group, and of the slowest group on its own.
+
+    ``cases`` is a frame with a row per communication case that ran on a group.
+    """
     cases = cases.assign(group=[_name_group(result) for result in cases["result"]])
     bandwidths = _pivot_bandwidth(cases, "group")
     names = list(bandwidths.columns)
@@ -134,9 +152,10 @@ def _make_group_table(cases: "pd.DataFrame") -> Table:
 
 
 def _pivot_bandwidth(cases: "pd.DataFrame", column: str) -> "pd.DataFrame":
-    """Return the median bus bandwidth in B/s, with a row per setting and columns by ``column``.
+    """Return the median bus bandwidth in B/s of operations, by the values of a column.
 
-    Settings with a single value are left out.
+    The result has a row for each operation, mode, type and size, and a column for each value of
+    ``column`` in ``cases``. Rows with a single known value are left out.
     """
     bandwidths = cases.pivot_table(
         index=CASE_KEYS, columns=column, values="busbw", aggfunc="median", sort=False
@@ -145,12 +164,15 @@ def _pivot_bandwidth(cases: "pd.DataFrame", column: str) -> "pd.DataFrame":
 
 
 def _make_bandwidth_column(name: str) -> Column:
-    """Return the column of the bus bandwidth of a group or scope."""
+    """Return the column of bus bandwidth with a key and title ``name``, of a group or scope."""
     return metric_column("busbw", key=name, title=name)
 
 
 def _chart_scopes(cases: "pd.DataFrame") -> Iterator[Chart]:
-    """Yield the bandwidth over size of the first operations, with a line for each scope."""
+    """Yield charts of bus bandwidth over size with a line for each group definition and scope.
+
+    There is a chart for each of the first six operations. A line is the median over groups.
+    """
     medians = cases.groupby([*CASE_KEYS, "definition"], sort=False)["busbw"].median().reset_index()
     operations = medians.groupby(OPERATION_KEYS, sort=False)
     for number, (setting, rows) in enumerate(operations, start=1):
@@ -167,7 +189,10 @@ def _chart_scopes(cases: "pd.DataFrame") -> Iterator[Chart]:
 
 
 def list_link_tables(data: RunData) -> Iterator[Table]:
-    """Yield the bandwidth from each rank to each other rank, for each size, type and mode."""
+    """Yield tables of bus bandwidth from each rank to each other rank, from ``p2p.matrix``.
+
+    There is a table for each size, data type and mode with at least two measured pairs.
+    """
     cases = add_operation_columns(data.cases[data.cases["name"] == LINKS])
     number = 1
     for (size, dtype, mode), links in cases.groupby(["size", "dtype", "mode"], sort=False):
@@ -178,9 +203,10 @@ def list_link_tables(data: RunData) -> Iterator[Table]:
 
 
 def pivot_links(links: "pd.DataFrame", topology: Topology | None) -> "pd.DataFrame":
-    """Return the bandwidth in B/s with a row per sender and a column per receiver.
+    """Return the bus bandwidth in B/s with a row for each sender and a column for each receiver.
 
-    The ranks are ordered by node. Unknown links are NaN.
+    ``links`` is a frame of the measured pairs (``p2p.matrix``) of one size, type and mode. Ranks
+    are ordered by node if the topology is known. Pairs that were not measured are NaN.
     """
     bandwidths = links.pivot_table(
         index="param_source", columns="param_target", values="busbw", aggfunc="last"
@@ -194,7 +220,11 @@ def pivot_links(links: "pd.DataFrame", topology: Topology | None) -> "pd.DataFra
 def _make_link_table(
     number: int, title: str, links: "pd.DataFrame", topology: Topology | None
 ) -> Table:
-    """Return the table of bandwidth with a row per sender and a column per receiver."""
+    """Return the table and the heat map of bus bandwidth from sender (row) to receiver (column).
+
+    ``links`` is a frame of the measured pairs (``p2p.matrix``) of one size, type and mode.
+    ``topology`` is None on a single host.
+    """
     bandwidths = pivot_links(links, topology)
     names = {
         str(rank): f"{rank} {topology.get_host(rank)}" if topology else str(rank)
@@ -215,7 +245,11 @@ def _make_link_table(
 
 
 def describe_distances(links: "pd.DataFrame", topology: Topology) -> list[str]:
-    """Return a sentence with the median bandwidth at each distance."""
+    """Return a sentence with the median bus bandwidth of pairs at each network distance.
+
+    ``links`` is a frame of the measured pairs (``p2p.matrix``) of one table. The list has one
+    sentence.
+    """
     by_distance: dict[str, list[float]] = defaultdict(list)
     for link in list_rows(links[links["busbw"].notna()]):
         distance = topology.get_distance(link["param_source"], link["param_target"])

@@ -1,4 +1,4 @@
-"""The tables of a run's nodes, its repetitions with the load of their hosts, and its late ranks."""
+"""The tables of a run's nodes, of its repetitions with host load, and of late ranks."""
 
 from collections.abc import Sequence
 
@@ -80,7 +80,7 @@ _ARRIVAL_COLUMNS = (
 
 
 def list_node_tables(data: RunData) -> list[Table]:
-    """Return the table of a run's nodes, or no table if all ranks are on one host."""
+    """Return the table of nodes with their ranks and cores as a list, empty for a single host."""
     topology = data.nodes
     if topology is None:
         return []
@@ -116,7 +116,7 @@ def list_node_tables(data: RunData) -> list[Table]:
 
 
 def _describe_affinities(topology: Topology, ranks: Sequence[int]) -> str:
-    """Return the cores that these ranks may use, once if they are the same for all."""
+    """Return the CPU cores that each of these ranks may use, once if they are equal for all."""
     cores = [topology.affinities.get(rank, UNKNOWN) for rank in ranks]
     if len(set(cores)) == 1:
         return cores[0]
@@ -124,7 +124,7 @@ def _describe_affinities(topology: Topology, ranks: Sequence[int]) -> str:
 
 
 def list_repetition_tables(data: RunData) -> list[Table]:
-    """Return the table of the repetitions with their durations and host loads."""
+    """Return the table of repetitions with their durations and the load of the host."""
     rows = list_repetitions(data.run)
     table = Table(
         "repetitions",
@@ -137,7 +137,10 @@ def list_repetition_tables(data: RunData) -> list[Table]:
 
 
 def list_arrival_tables(data: RunData) -> list[Table]:
-    """Return the cases with the largest arrival skew and the delay of each rank."""
+    """Return the table of the cases with the largest arrival skew, with each rank's delay.
+
+    The list is empty if no case recorded arrival times.
+    """
     arrivals = {result.case.id: find_arrival(result) for result in data.measured}
     cases = data.cases.reindex(columns=[*data.cases.columns.union(["skew", "transfer"])])
     has_arrival = cases["case_id"].map(arrivals).notna()
@@ -171,7 +174,7 @@ def list_arrival_tables(data: RunData) -> list[Table]:
 
 
 def _make_delay_column(rank: int) -> Column:
-    """Return the column of the arrival delays of a rank."""
+    """Return the column of the median arrival delay of one rank after the first rank."""
     return Column(
         f"delay_{rank}",
         f"rank {rank}",

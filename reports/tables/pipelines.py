@@ -48,7 +48,11 @@ _SCHEDULE_COLUMNS = (
 
 
 def make_pipeline_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
-    """Yield the table of pipelines with their charts, and one for each model with its schedules."""
+    """Yield the table of pipeline steps with their charts, then a table of schedules per model.
+
+    ``rows`` are steps with ``PipelineDetails``, from ``list_rows_with_details``. Yields nothing if
+    there are none.
+    """
     if not rows:
         return
     differences = label_differences([row["result"] for row in rows], ["schedule"])
@@ -70,7 +74,7 @@ def make_pipeline_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
 
 
 def _chart_pipelines(rows: Sequence[StepRow]) -> Iterator[Chart]:
-    """Yield the chart of each pipeline whose actions were measured."""
+    """Yield a Gantt chart for each pipeline step whose actions were measured."""
     measured = [row for row in rows if row["details"].measured]
     for number, row in enumerate(measured, start=1):
         caption = f"Measured in repetition {row['repetition'] + 1}."
@@ -86,7 +90,10 @@ def _chart_pipelines(rows: Sequence[StepRow]) -> Iterator[Chart]:
 
 
 def _make_schedule_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
-    """Yield the measured and simulated schedules of each model on equal ranks, fastest first."""
+    """Yield a table for each model that compares its measured and simulated schedules.
+
+    The steps of a table have equal ranks and microbatches. The fastest schedule comes first.
+    """
     models = label_differences([row["result"] for row in rows], _SCHEDULE_PARAMS)
     groups: dict[object, list[StepRow]] = {}
     for row in rows:
@@ -110,9 +117,9 @@ def _make_schedule_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
 
 
 def _simulate(group: Sequence[StepRow]) -> Iterator[StepRow]:
-    """Yield a row for each schedule that was simulated but not measured.
+    """Yield a row for each schedule that was simulated but not measured in a group of steps.
 
-    The simulations are from the first step of the group that has any.
+    The simulations are from the first step of ``group`` that has any.
     """
     measured = {(row["details"].schedule, row["chunks"]) for row in group}
     comparisons = (row["details"].comparison for row in group)

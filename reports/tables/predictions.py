@@ -1,4 +1,4 @@
-"""The section on predictions: what ``parbench plan validate`` predicted, and what was measured."""
+"""The section on predictions: the numbers of ``parbench plan validate`` next to measured ones."""
 
 from typing import Any
 
@@ -34,7 +34,10 @@ _COLUMNS = (
 
 
 def list_prediction_tables(data: RunData) -> list[Table]:
-    """Return the table of predictions for the run, or no table if nothing was predicted."""
+    """Return the table of predicted and measured quantities as a list, empty without predictions.
+
+    The predictions are read from the plan file in the folder of the run.
+    """
     file = data.run.path / PLAN_FILE
     if not file.exists():
         return []
@@ -65,14 +68,17 @@ def list_prediction_tables(data: RunData) -> list[Table]:
 
 
 def _describe_sources(validation: Validation) -> str:
-    """Return a sentence with the run whose fits were used, and the kind of compute times."""
+    """Return a sentence on the inputs of predictions: the run with the fits, and compute times."""
     run = "this run" if validation.fits == validation.run else validation.fits
     compute = " or ".join(dict.fromkeys(step.compute for step in validation.rows))
     return f"Predicted from the collectives of {run} and the {compute} compute of each step."
 
 
 def _make_row(step: str, component: ComponentCheck) -> dict[str, Any]:
-    """Return the row of a component of a step, with predicted and measured values."""
+    """Return the row of one predicted quantity of a step: predicted, measured, relative error.
+
+    ``step`` is the label of the step.
+    """
     unit = component.unit
     value = MetricValue(value=component.measured, unit=unit, low=component.low, high=component.high)
     measured = format_measurement(value)

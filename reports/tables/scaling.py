@@ -1,4 +1,4 @@
-"""Scaling of cases over numbers of nodes or ranks: rates and parallel efficiency."""
+"""Scaling of cases over numbers of nodes or ranks, with times, bandwidths and efficiency."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,15 +16,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_LINES = 12
+"""The largest number of series that a scaling chart draws."""
 _SERIES = ("case_id", "ranks_per_node", "distribution", "environment")
 """The columns that are equal in a series. All but the first are its layout."""
 _PERFECT = "A level line at 100 % is perfect scaling."
 _IDEAL = (1.0, "ideal")
 Unit = Literal["node", "rank"]
+"""The machine part whose number grows along a scaling series."""
 
 
 def list_node_scaling_tables(run_set: RunSet) -> list[Table]:
-    """Return the cases that ran on several numbers of nodes with the same ranks per node."""
+    """Return the table of cases that ran on several numbers of nodes with equal ranks per node.
+
+    The list is empty if no case did.
+    """
     cases = run_set.cases
     # An imported file may not state the number of nodes, which is recorded as 0.
     cases = cases[cases["nodes"] > 0]
@@ -32,13 +37,21 @@ def list_node_scaling_tables(run_set: RunSet) -> list[Table]:
 
 
 def list_rank_scaling_tables(run_set: RunSet) -> list[Table]:
-    """Return the cases that ran on several numbers of ranks, regardless of their nodes."""
+    """Return the table of cases that ran on several numbers of ranks, however placed on nodes.
+
+    The list is empty if no case did.
+    """
     cases = run_set.cases.assign(ranks_per_node=0.0, distribution="")
     return _list_tables("scaling", "Scaling over ranks", cases, "rank")
 
 
 def _list_tables(table_id: str, title: str, cases: "pd.DataFrame", unit: Unit) -> list[Table]:
-    """Return the table of series over the number of a unit, or no table without two numbers."""
+    """Return the table of cases over a growing number of nodes or ranks, as a list.
+
+    ``cases`` is a frame with a row per case and run (``RunSet.cases``). Cases on a part of the
+    ranks, and runs that a later run repeats, are left out. The list is empty if no case ran on two
+    numbers.
+    """
     cases = cases[cases["is_whole_world"] & cases["is_current"]]
     count = "nodes" if unit == "node" else "world_size"
     series = _assign_series(cases).astype({count: int})
@@ -73,9 +86,10 @@ def _list_tables(table_id: str, title: str, cases: "pd.DataFrame", unit: Unit) -
 
 
 def _assign_series(cases: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the cases by series. A series is a case in one layout.
+    """Return the cases, repeated for each series to which they belong.
 
-    A case that needs no distribution, such as one on a single node, is in the series of each.
+    A series is a case in one layout: ranks per node, distribution and environment. A case that
+    needs no distribution, such as one on a single node, belongs to the series of each distribution.
     """
     keys = ["case_id", "ranks_per_node", "environment"]
     order = cases.groupby("case_id", sort=False).ngroup()
@@ -87,10 +101,11 @@ def _assign_series(cases: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def _make_row(points: "pd.DataFrame") -> dict[str, Any]:
-    """Return the row of a series, whose points are indexed by the number of nodes or ranks.
+    """Return the row of a scaling series, with values and parallel efficiencies.
 
-    Parallel efficiency is relative to the smallest number. Ideally the rate of a step is
-    proportional to the number, and bus bandwidth is constant.
+    ``points`` is indexed by the number of nodes or ranks. ``values`` (B/s or seconds) and
+    ``efficiencies`` (fractions) are keyed by this number. Efficiency is relative to the smallest
+    number. Ideally the rate of a step is proportional to the number, and bus bandwidth is constant.
     """
     row: dict[str, Any] = {name: points[name].iloc[0] for name in (*_SERIES, "is_communication")}
     efficiencies = points["rate"] / points["rate"].iloc[0]
@@ -108,7 +123,10 @@ def _make_row(points: "pd.DataFrame") -> dict[str, Any]:
 
 
 def _label_rows(rows: Sequence[dict[str, Any]], cases: "pd.DataFrame") -> None:
-    """Set the labels of rows: the case, and the parts of the layout in which rows differ."""
+    """Set ``case`` in each row: the label of the case, then the parts of its layout that differ.
+
+    ``cases`` is the frame with the results of the rows.
+    """
     results = cases.drop_duplicates("case_id").set_index("case_id")["result"]
     labels = label_cases([results[row["case_id"]] for row in rows])
     for row in rows:
@@ -121,7 +139,11 @@ def _label_rows(rows: Sequence[dict[str, Any]], cases: "pd.DataFrame") -> None:
 
 
 def _make_columns(counts: Sequence[int], unit: Unit) -> list[Column]:
-    """Return the columns of a table with values and efficiencies on each number of a unit."""
+    """Return the columns of a scaling table, two for each number of nodes or ranks.
+
+    ``counts`` are these numbers in ascending order. The columns have the value and the efficiency.
+    The smallest number has no efficiency, because it is the reference.
+    """
     columns = [
         Column("case", help="what ran, with the layout where it differs"),
         Column("metric", help="what is shown: bus bandwidth or step time"),
@@ -163,7 +185,11 @@ def _make_columns(counts: Sequence[int], unit: Unit) -> list[Column]:
 
 
 def _list_scaling_charts(name: str, rows: Sequence[Row], unit: Unit) -> list[Chart]:
-    """Return the charts of a scaling table by number of nodes, or only efficiency by ranks."""
+    """Return the charts of a scaling table, with a line for each series.
+
+    Over nodes these are bandwidth, step time and efficiency, over ranks only efficiency. ``name``
+    is the first chart's name.
+    """
     points = [
         {"case": row["case"], "unit": row["unit"], "number": number, "value": value}
         | {"efficiency": row["efficiencies"][number]}

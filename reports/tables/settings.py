@@ -1,4 +1,7 @@
-"""The table of environment variables: the time of each case by setting, and the best setting."""
+"""The table of environment variables: the time of each case by setting, and the fastest setting.
+
+A setting is a combination of values of environment variables, such as ``NCCL_ALGO=Ring``.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,10 +12,14 @@ from parbench.reports.run_data import RunData
 from parbench.reports.stats import LEVEL, Effect, estimate_paired_effect, select_discoveries
 
 UNSET = "unset"
+"""The text of a variable that a setting leaves unset."""
 
 
 def list_setting_tables(data: RunData) -> Iterator[Table]:
-    """Yield the times of cases that ran with several settings of environment variables."""
+    """Yield the table of times by setting of environment variables.
+
+    Yields nothing if no case ran with two settings.
+    """
     by_case = _group_by_setting(data)
     if not by_case:
         return
@@ -56,7 +63,11 @@ def list_setting_tables(data: RunData) -> Iterator[Table]:
 
 
 def _group_by_setting(data: RunData) -> dict[str, dict[str, CaseResult]]:
-    """Return the results of cases with at least two settings, by label and then by setting."""
+    """Return the results of cases that ran with at least two settings of environment variables.
+
+    The outer key is the label of the case without the variables, the inner key is the setting:
+    ``Ring``, or ``NCCL_ALGO=Ring NCCL_PROTO=LL`` with several variables.
+    """
     has_one_name = len(_list_variables(data)) == 1
     by_case: dict[str, dict[str, CaseResult]] = {}
     for result in data.measured:
@@ -74,12 +85,16 @@ def _group_by_setting(data: RunData) -> dict[str, dict[str, CaseResult]]:
 
 
 def _list_variables(data: RunData) -> list[str]:
-    """Return the names of all variables that cases set, each once."""
+    """Return the names of all environment variables that cases of the run set."""
     return list(dict.fromkeys(name for result in data.measured for name in result.case.variables))
 
 
 def _compare_with_fastest(results: Mapping[str, CaseResult]) -> dict[str, Effect]:
-    """Return the effect of each slower setting relative to the fastest, the fastest first."""
+    """Return the change of time from the fastest setting to each slower one, keyed by setting.
+
+    ``results`` are keyed by setting. The second fastest setting comes first. A setting that shares
+    no repetition with the fastest is left out.
+    """
     repetitions = {name: result.by_repetition(result.headline) for name, result in results.items()}
     ranking = sorted(results, key=lambda setting: results[setting].seconds or 0.0)
     effects = {}

@@ -1,4 +1,4 @@
-"""The times of cases in several runs or environments next to each other."""
+"""The times of the same cases in several runs or environments, one column each."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -11,14 +11,16 @@ from parbench.reports.run_set import RunSet
 from parbench.reports.stats import estimate_unpaired_effect
 
 MAX_SIDES = 8
+"""The largest number of runs that the table shows."""
 _CASE = Column("case", help="what ran")
 _NODES = Column("nodes", kind="count", help="number of nodes")
 
 
 def make_side_by_side_table(run_set: RunSet) -> Table:
-    """Return the times of the cases that at least two of the first ``MAX_SIDES`` runs measured.
+    """Return the table of times of the cases that at least two runs measured.
 
-    Cases match without the parameters in which the runs differ.
+    Only the first eight runs are shown. Cases match if they are equal without the parameters in
+    which the runs differ.
     """
     cases = run_set.cases
     cases = cases[cases["run"] <= MAX_SIDES].drop_duplicates(["match", "run"], keep="last")
@@ -38,7 +40,10 @@ def make_side_by_side_table(run_set: RunSet) -> Table:
 
 
 def make_environment_table(run_set: RunSet) -> Table:
-    """Return the times of the cases that ran on equal nodes in at least two environments."""
+    """Return the table of times of the cases that ran in at least two environments of a sweep.
+
+    An environment is a named set of variables. Nodes and ranks of a row are equal.
+    """
     cases = run_set.cases
     names = [name for name in cases["environment"].unique() if name]
     cases = cases[cases["environment"].isin(names) & cases["is_whole_world"] & cases["is_current"]]
@@ -62,7 +67,11 @@ def _make_table(
     rows: Sequence[dict[str, Any]],
     notes: Sequence[str] = (),
 ) -> Table:
-    """Return a table with a time for each of ``names``, and ratios to the first time."""
+    """Return a table with a time column for each name, and a ratio column relative to the first.
+
+    ``names`` are the runs or environments. ``rows`` have the cells of ``compare_times`` and the
+    ``result`` that names the case. ``columns`` come first.
+    """
     labels = label_cases([row["result"] for row in rows])
     for row in rows:
         row["case"] = labels[row["result"].case.id]
@@ -99,11 +108,12 @@ def _make_table(
 
 
 def compare_times(results: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
-    """Return the seconds of a case on each side, and the ratio to the first side, as cells.
+    """Return the cells of one case: seconds in each run or environment, and ratios to the first.
 
-    ``results`` are rows of ``RunSet.cases``, keyed by side. The time of a side is the median of its
-    rows, and ratios compare the repetitions of all rows. A side with one repetition has an interval
-    only if all sides have one.
+    ``results`` are rows of the case (``RunSet.cases``), keyed by the name of the run or
+    environment. The seconds are the median of its rows. A ratio compares the repetitions of all
+    rows. A run with one repetition has an interval only if all runs have one repetition. Keys are
+    ``NAME``, ``NAME_low``, ``NAME_high`` and ``NAME ratio`` with its bounds.
     """
     cells: dict[str, Any] = {}
     rows = [row for side in results.values() for row in side]
@@ -127,6 +137,6 @@ def compare_times(results: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
 
 
 def _list_repetitions(row: Row) -> list[float]:
-    """Return the times of a row's case in seconds, in the order of the repetitions."""
+    """Return the duration of a row's case in each repetition in seconds, in repetition order."""
     result = row["result"]
     return list(result.by_repetition(result.headline).values())

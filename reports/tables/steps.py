@@ -44,6 +44,7 @@ from parbench.reports.tables.columns import (
 from parbench.reports.tables.pipelines import make_pipeline_tables
 
 MEMORY_SOURCES = ("memory_formula", "memory_counted", "memory")
+"""The metrics of memory, from the analytical one to the measured one."""
 _MAX_BOXES = 8000
 """The limit for the timelines of all steps, which keeps the page below a megabyte."""
 _PREDICTED_COLUMN = Column(
@@ -109,7 +110,7 @@ _CALL_COLUMNS = (
 
 
 def list_step_tables(data: RunData) -> list[Table]:
-    """Return the tables of training steps."""
+    """Return the tables of training steps, in the order of the section. Some may have no rows."""
     rows = list_step_rows(data)
     pipelines, problems = list_rows_with_details(data, PipelineDetails)
     return [
@@ -125,7 +126,11 @@ def list_step_tables(data: RunData) -> list[Table]:
 
 
 def _make_step_table(data: RunData, steps: Sequence[StepRow], problems: Sequence[str]) -> Table:
-    """Return the table of step times and rates. ``problems`` become notes."""
+    """Return the table of step times, rates, communication and memory, with a row per step.
+
+    ``steps`` has a row for each measured training step (``list_step_rows``). ``problems`` become
+    its first notes.
+    """
     rows = []
     notes: dict[str, list[str]] = {}
     for step in steps:
@@ -166,7 +171,10 @@ def _make_step_table(data: RunData, steps: Sequence[StepRow], problems: Sequence
 
 
 def _format_worst_ratio(step: StepRow) -> SortedText | None:
-    """Return the ratio of the worst axis, with its name if there are several and it is not 1."""
+    """Return counted over analytical bytes of the mesh axis that differs most from 1.
+
+    The text names the axis if there are several and the ratio is not 1. None if no ratio is known.
+    """
     ratios = get_axis_values(step["result"], "bytes_ratio")
     worst = find_worst_ratio(ratios)
     if worst is None:
@@ -179,7 +187,10 @@ def _format_worst_ratio(step: StepRow) -> SortedText | None:
 
 
 def _attribute_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return each note once, after the labels of its steps."""
+    """Return each note once, after the labels of the steps that have it.
+
+    ``notes`` are keyed by the label of the step. A note of all steps begins with ``all steps``.
+    """
     attributed = []
     for note, labels in group_by_text(notes).items():
         is_common = len(labels) == len(notes) > 1
@@ -188,7 +199,10 @@ def _attribute_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _make_part_table(steps: Sequence[StepRow]) -> Table:
-    """Return the table of the parts of each profiled step."""
+    """Return the table of the parts of each profiled step, such as compute and idle, in seconds.
+
+    Steps that were not profiled are left out.
+    """
     rows = []
     stacks = {}
     for step in steps:
@@ -214,7 +228,10 @@ def _make_part_table(steps: Sequence[StepRow]) -> Table:
 
 
 def _make_phase_table(steps: Sequence[StepRow]) -> Table:
-    """Return a table with a row for each phase that a step marks."""
+    """Return the table of phases, such as ``forward``, with a row for each phase of each step.
+
+    Phases are the code ranges that a step marks with ``torch.profiler.record_function``.
+    """
     rows = []
     for step in steps:
         by_metric = {name: get_axis_values(step["result"], name) for name in _PHASE_METRICS}
@@ -240,7 +257,10 @@ def _make_phase_table(steps: Sequence[StepRow]) -> Table:
 
 
 def _make_volume_table(steps: Sequence[StepRow]) -> Table:
-    """Return the communication volume of steps, with a row for each axis that has counted bytes."""
+    """Return the table of bytes sent, with a row for each step and mesh axis.
+
+    Analytical and counted bytes are per rank and step. Axes without counted bytes are left out.
+    """
     rows = []
     for step in steps:
         result = step["result"]
@@ -261,7 +281,7 @@ def _make_volume_table(steps: Sequence[StepRow]) -> Table:
 
 
 def _make_call_table(data: RunData) -> Table:
-    """Return the calls of each profiled step by operation and size."""
+    """Return the table of communication calls in profiled steps, by axis, operation and size."""
     rows = [
         {"label": data.labels[step.result.case.id], **row}
         for step in data.timelines
@@ -278,7 +298,10 @@ def _make_call_table(data: RunData) -> Table:
 
 
 def _make_timeline_table(data: RunData) -> Table:
-    """Return the table of the busy time of each rank in profiled steps."""
+    """Return the table of busy seconds, with a row for each rank of each profiled step.
+
+    Steps with unreadable traces become notes.
+    """
     rows = []
     notes = []
     for step in data.timelines:
@@ -303,7 +326,7 @@ def _make_timeline_table(data: RunData) -> Table:
 
 
 def _make_timeline_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """Return the columns of the timeline table, with one for each stream of the rows."""
+    """Return the columns of the timeline table: step, rank, wall time, then one for each stream."""
     columns = [
         STEP_COLUMN,
         Column("rank", kind="count", help="rank in the world"),
@@ -318,7 +341,7 @@ def _make_timeline_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
 
 
 def _chart_timelines(data: RunData) -> Iterator[Chart]:
-    """Yield the timeline of each profiled step."""
+    """Yield the Gantt chart of streams for each profiled step that can be drawn."""
     steps = [step for step in data.timelines if step.timeline]
     for number, step in enumerate(steps, start=1):
         if step.timeline:
@@ -332,7 +355,7 @@ def _chart_timelines(data: RunData) -> Iterator[Chart]:
 
 
 def _make_memory_table(steps: Sequence[StepRow]) -> Table:
-    """Return the table of each step's memory by component, analytical, counted and measured."""
+    """Return the table of bytes by step and memory component: analytical, counted and measured."""
     rows = [row for step in steps for row in _make_memory_rows(step)]
     columns = [
         STEP_COLUMN,
@@ -353,7 +376,11 @@ def _make_memory_table(steps: Sequence[StepRow]) -> Table:
 
 
 def _make_memory_rows(step: StepRow) -> Iterator[dict[str, Any]]:
-    """Yield the bytes of each component by source, the usual components first."""
+    """Yield a row for each memory component of a step, such as ``gradients``, with its bytes.
+
+    The keys ``memory_formula``, ``memory_counted`` and ``memory`` are analytical, counted and
+    measured bytes, None if unknown. Components without any known value are left out.
+    """
     by_source = {source: get_axis_values(step["result"], source) for source in MEMORY_SOURCES}
     components = [*COMPONENTS, *(name for values in by_source.values() for name in values)]
     for component in dict.fromkeys(components):
