@@ -1,1 +1,1 @@
-"""Measurement: cases, launching, timing, records, collectives, point-to-point."""
+"""Measurement: cases, launching, timing, records, and collective and point-to-point operations."""

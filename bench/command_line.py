@@ -1,4 +1,8 @@
-"""Types of arguments with shell completion, and a command whose help has groups of options."""
+"""The types of command-line arguments with shell completion, and shared options of commands.
+
+A case is a benchmark with values for its parameters. A run is a folder with the records of its
+cases.
+"""
 
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -13,20 +17,23 @@ from click.shell_completion import CompletionItem
 from parbench.bench.text import UserError, format_list
 
 RUNS_FOLDER = Path("runs")
+"""The default folder in which each run gets its own folder."""
 FILE_PATH = click.Path(path_type=Path)
 """The type of an argument that is the path of any file or folder."""
 FIGURE_FORMATS = ("png", "svg", "pdf")
+"""The file formats of ``--figure-format``."""
 format_option = partial(
     click.option, "--format", "form", show_default=True, help="The output format."
 )
+"""A decorator that adds ``--format`` to a command. The command names the allowed formats."""
 
 
 def _split_formats(
     context: click.Context, parameter: click.Parameter, value: str
 ) -> tuple[str, ...]:
-    """Return the formats in a list separated by commas, each once.
+    """Return the distinct formats of a comma-separated list, as ``--figure-format``'s callback.
 
-    Raises ``click.BadParameter`` for an unknown format.
+    Raises ``click.BadParameter`` for a format that is not in ``FIGURE_FORMATS``.
     """
     formats = tuple(dict.fromkeys(value.split(",")))
     for name in formats:
@@ -44,6 +51,7 @@ figures_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="Write also each figure to this folder, in a size for papers.",
 )
+"""A decorator that adds ``--figures``, the folder for figures, to a command."""
 figure_format_option = click.option(
     "--figure-format",
     "formats",
@@ -53,22 +61,25 @@ figure_format_option = click.option(
     callback=_split_formats,
     help="Formats of figures: png, svg, pdf.",
 )
+"""A decorator that adds ``--figure-format``, the file formats of figures, to a command."""
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists its options in groups.
+    """A click command whose help lists its options in titled groups instead of one list.
 
-    ``option_groups`` has the parameter names of each group by title. Other options come last.
+    ``option_groups`` has the names of each group's parameters, by the title of the group. Options
+    in no group come last.
     """
 
     def __init__(
         self, *args: Any, option_groups: Mapping[str, Sequence[str]], **settings: Any
     ) -> None:
+        """Store the groups of options. The other arguments are those of ``click.Command``."""
         super().__init__(*args, **settings)
         self.option_groups = option_groups
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a section for each group, and one for the other options."""
+        """Write the help of the options: a section for each group, then one for other options."""
         records = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -82,16 +93,22 @@ class GroupedCommand(click.Command):
 
 
 class CaseName(click.types.StringParamType):
-    """The name of a case, a glob, or ``module:function`` for a custom step."""
+    """The type of an argument that names benchmarks, such as ``ddp``, or a glob such as ``p2p.*``.
+
+    It may also be ``module:function`` for a custom step. The type accepts any text, and only adds
+    shell completion.
+    """
 
     name = "case"
+    """The name of the type in messages of click."""
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the names of cases that begin with the text.
+        """Return the names of benchmarks that begin with the incomplete word, each with its help.
 
-        The names are without their kind if the text has no dot.
+        A name is the short one, such as ``all_reduce``, if it matches. Otherwise it is the full
+        one, such as ``collective.all_reduce``.
         """
         from parbench.bench.plan.cases import load_catalogue
 
@@ -105,13 +122,17 @@ class CaseName(click.types.StringParamType):
 
 
 class RunPath(click.Path):
-    """The folder of a run.
+    """The type of an argument that is the folder of a run.
 
-    ``latest`` stands for the newest run in ``runs``, and ``DIR/latest`` for the newest run in DIR.
+    ``latest`` stands for the newest run in ``runs``, and ``DIR/latest`` for the newest run in the
+    folder DIR.
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the folder. Raises ``UserError`` for ``latest`` without a run."""
+        """Return the folder of a run, also for ``latest``.
+
+        Raises ``UserError`` if ``latest`` is used and the folder contains no run.
+        """
         from parbench.bench.results.runs import list_runs
 
         path = Path(value)
@@ -126,7 +147,10 @@ class RunPath(click.Path):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return ``latest`` and the matching runs, newest first. Otherwise complete any folder."""
+        """Return ``latest`` and the run folders that begin with the incomplete word, newest first.
+
+        If there are none, the result lets the shell complete the path of any folder.
+        """
         parent = Path(incomplete if incomplete.endswith("/") else incomplete.rpartition("/")[0])
         folder = parent if parent != Path() else RUNS_FOLDER
         files = sorted(folder.glob("*/run.json"), reverse=True)
@@ -137,14 +161,18 @@ class RunPath(click.Path):
 
 
 class BranchName(click.types.StringParamType):
-    """The name of a branch in the history file."""
+    """The type of an argument that is a branch in the history file, with shell completion."""
 
     name = "branch"
+    """The name of the type in messages of click."""
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the branches of the file of ``--history`` that begin with the text."""
+        """Return the branches in the history file that begin with the incomplete word.
+
+        The list is empty without the option for the file, or if the file cannot be read.
+        """
         file = ctx.params.get("file")
         if file is None or not Path(file).is_file():
             return []

@@ -1,4 +1,8 @@
-"""The commands that measure: run, list, doctor and check."""
+"""The commands that measure: run, list, doctor and check.
+
+A case is a benchmark with values for its parameters. A run is a folder with the records of its
+cases.
+"""
 
 import os
 import shutil
@@ -37,31 +41,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AppHooks:
-    """The functions of other packages that the commands call."""
+    """The functions and modules of other packages that the commands need.
+
+    The program passes them to every command.
+    """
 
     modules: Sequence[str]
-    """The modules with definitions of cases."""
+    """The names of the Python modules that define the benchmarks."""
     show_run: Callable[[Path, str, Path | None], int]
-    """Prints a run as ``tables``, ``verdicts`` or ``nccl-tests``, and returns the exit code.
+    """Prints a run and returns the exit code for its results.
 
-    The arguments are the folder of the run, the format, and a file of limits that is also checked,
-    or None. A run in ``json`` has been printed already.
+    The arguments are the folder of the run, the format (``tables``, ``verdicts``, ``nccl-tests`` or
+    ``json``), and a file of limits to check, None without one. In format ``json`` it prints no
+    records, because they were printed during the run.
     """
     write_report: Callable[[Sequence[Path], Path], None]
-    """Writes one page of several runs. The arguments are the folders of the runs and the page."""
+    """Writes one HTML page about one or several runs.
+
+    The arguments are the folders of the runs and the path of the page.
+    """
     render_document: "Callable[[Document, str], bytes]"
-    """Returns a plan as bytes, in a format of reports or as ``tables``."""
+    """Returns a document with tables and figures, such as a plan, as bytes.
+
+    The second argument is the format: ``tables`` or a format of reports.
+    """
     write_figures: "Callable[[Document, Path, Sequence[str]], None]"
-    """Writes each figure of a plan to a folder, in formats such as ``png``."""
+    """Writes each figure of a document to a folder.
+
+    The third argument has the file formats, such as ``png``.
+    """
 
 
 _NCCL_TESTS_OVERRIDES = {"mode": "pipelined", "placement": "out_of_place,in_place"}
+"""The values of benchmark parameters with ``--format nccl-tests``, unless the user sets them."""
 _RUN_OPTIONS = {
     "What to measure": ("preset", "settings", "sizes", "env", "mesh", "group", "cases_file"),
     "How long": ("repetitions", "budget", "timeout", "resume"),
     "Ranks": ("nproc", "device", "backend", "launcher", "nodes", "distribution"),
     "Output": ("form", "quiet", "out", "limits", "link"),
 }
+"""The names of the parameters in each group of options of ``parbench run``, by title."""
 _RUN_EXAMPLES = """\b
 Examples:
   parbench run                                      measure this node, in under 2 min
@@ -83,13 +102,16 @@ Examples:
 Exit codes: 0 fine; 1 a wrong result, or a limit that is not met; 2 bad input;
 3 a limit that is undecided; 4 something did not run.
 """
+"""The text after the options in the help of ``parbench run``."""
 _RESUME_OPTIONS = {"resume", "nodes", "budget", *_RUN_OPTIONS["Output"]} - {"link"}
+"""The names of the parameters that ``--resume`` allows."""
 limits_option = click.option(
     "--limits",
     metavar="FILE",
     type=FILE_PATH,
     help='Check limits of a TOML file, such as "workload.ddp" = { exposed_fraction = "<=10%" }.',
 )
+"""A decorator that adds ``--limits``, a file of limits on metrics, to a command."""
 
 
 @click.command(
@@ -249,8 +271,10 @@ def make_options(
 ) -> "Options":
     """Return the options of a run from the arguments of the command line.
 
-    ``cases`` are names, globs and custom steps. ``options`` are the other arguments by name.
-    ``overrides`` are the settings of parameters that the output format needs.
+    Args:
+        cases: names and globs of benchmarks, and custom steps as ``module:function``.
+        options: the values of the other arguments, by the name that click passes to the command.
+        overrides: the values of benchmark parameters that the output format needs, by name.
     """
     from parbench.bench.machine.slurm_allocation import parse_nodes
     from parbench.bench.plan.options import Options
@@ -279,7 +303,7 @@ def make_options(
 
 
 def refuse_options_of_plan() -> None:
-    """Raise ``UserError`` for options that a resumed run takes from its plan."""
+    """Raise ``UserError`` if an option is given with ``--resume`` that the run's plan decides."""
     for param in click.get_current_context().command.params:
         if _is_typed(str(param.name)) and param.name not in _RESUME_OPTIONS:
             name = "the cases" if param.name == "cases" else param.opts[-1]
@@ -287,16 +311,19 @@ def refuse_options_of_plan() -> None:
 
 
 def _is_typed(name: str) -> bool:
-    """Return True if the option of this name was given on the command line."""
+    """Return True if the parameter of this command was given on the command line.
+
+    It is False for a default, also a default of the project's configuration.
+    """
     source = click.get_current_context().get_parameter_source(name)
     return source is ParameterSource.COMMANDLINE
 
 
 def parse_settings(settings: Sequence[str], option: str = "--set") -> dict[str, str]:
-    """Return the values of a repeated option ``NAME=VALUE`` by name.
+    """Return the values of a repeated option ``NAME=VALUE`` as text, by name.
 
-    Raises ``UserError`` that names ``option`` if a setting has no equals sign or a name occurs
-    twice.
+    Raises ``UserError`` if a setting has no equals sign or a name occurs twice. ``option`` is the
+    name of the option in that message.
     """
     texts: dict[str, str] = {}
     for setting in settings:
@@ -318,6 +345,7 @@ Examples:
   parbench list ddp
   parbench list 'p2p.*' --format markdown
 """
+"""The text after the options in the help of ``parbench list``."""
 
 
 @click.command("list", epilog=_LIST_EXAMPLES)
@@ -381,6 +409,7 @@ Examples:
 \b
 Exit codes: 0 all fine; 1 a device, link or port is bad; 2 bad input; 4 something did not run.
 """
+"""The text after the options in the help of ``parbench check``."""
 
 
 @click.command(epilog=_CHECK_EXAMPLES, context_settings={"show_default": True})

@@ -1,4 +1,4 @@
-"""Files: reading, atomic writing, and errors of both as one message."""
+"""Reading and atomic writing of files, with errors of both as one message to the user."""
 
 import errno
 import hashlib
@@ -16,9 +16,13 @@ from parbench.bench.text import UserError, format_choices, format_size
 
 _T = TypeVar("_T")
 MAX_FILE_BYTES = 1 << 30
+"""The largest size in bytes of a file that is read as a whole."""
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+"""Matches texts that can be the name of a file on every system."""
 _UNKNOWN_NAME = re.compile(r"(?:unknown field `|enum value ')([^`']*)[`']")
+"""Matches the field name or enum value that msgspec rejects, in msgspec's message."""
 _PLACE = re.compile(r" - at `\$([^`]*)`$")
+"""Matches the path of the wrong value at the end of msgspec's message."""
 
 
 @contextmanager
@@ -26,9 +30,10 @@ def convert_read_errors(
     source: object,
     problem: str = "is not what parbench wrote",
 ) -> Iterator[None]:
-    """Convert errors of reading in the block to a ``UserError`` that names ``source``.
+    """Convert errors of reading within the ``with`` statement to a ``UserError``.
 
-    ``problem`` is the clause for a file that can be read but has bad content.
+    ``source`` is the file or other source, which begins the message. ``problem`` is the clause that
+    follows if the source can be read but has bad content.
     """
     try:
         yield
@@ -42,7 +47,11 @@ def convert_read_errors(
 
 @contextmanager
 def convert_write_errors(target: object, problem: str = "cannot be written") -> Iterator[None]:
-    """Convert an ``OSError`` in the block to a ``UserError`` that names ``target``."""
+    """Convert an ``OSError`` within the ``with`` statement to a ``UserError``.
+
+    ``target`` is the file or folder, which begins the message. ``problem`` is the clause that
+    follows, before the reason of the system.
+    """
     try:
         yield
     except OSError as error:
@@ -51,10 +60,10 @@ def convert_write_errors(target: object, problem: str = "cannot be written") -> 
 
 @contextmanager
 def convert_out_errors(problem: str, needed_space: str = "") -> Iterator[None]:
-    """Convert an ``OSError`` in the block to a ``UserError`` that suggests --out.
+    """Convert an ``OSError`` within the ``with`` statement to a ``UserError`` that suggests --out.
 
     ``problem`` is the clause about the folder of results that begins the message. ``needed_space``
-    is a phrase that follows a message about a full disk.
+    is a phrase that follows ``the disk is full``, empty if the needed space is unknown.
     """
     try:
         yield
@@ -67,9 +76,9 @@ def convert_out_errors(problem: str, needed_space: str = "") -> Iterator[None]:
 
 
 def replace_file(target: Path, content: bytes) -> None:
-    """Write a file atomically. Its content is on disk when this function returns.
+    """Write a file atomically. The content is on disk when this function returns.
 
-    Raises ``OSError`` if the file cannot be written.
+    An old file is replaced. Raises ``OSError`` if the file cannot be written.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -83,20 +92,20 @@ def replace_file(target: Path, content: bytes) -> None:
 
 
 def write_output(target: Path, content: bytes) -> None:
-    """Write a file atomically. Raises ``UserError`` if the system refuses it."""
+    """Write a file atomically. Raises ``UserError`` if it cannot be written."""
     with convert_write_errors(target):
         replace_file(target, content)
 
 
 def make_file_name(text: str) -> str:
-    """Return ``text`` if it can be the name of a file, otherwise a hash of it."""
+    """Return ``text`` if it can be the name of a file, otherwise 12 digits of its SHA-256."""
     if _SAFE_NAME.fullmatch(text):
         return text
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file. Raises ``UserError`` if it is too large."""
+    """Return the content of a file. Raises ``UserError`` if it is larger than 1 GiB."""
     size = path.stat().st_size
     if size > MAX_FILE_BYTES:
         limit = f"at most {format_size(MAX_FILE_BYTES)} are read"
@@ -105,7 +114,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the bytes of each line of a file.
+    """Yield the number, from 1, and the bytes of each line of a file, with its newline.
 
     A last line without a newline was cut short and is left out.
     """
@@ -116,14 +125,17 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def decode_json(content: bytes, kind: type[_T]) -> _T:
-    """Convert JSON to a type. Raises ``ValueError`` or ``RecursionError`` if it does not match."""
+    """Return the value of type ``kind`` that JSON represents.
+
+    Raises ``ValueError`` or ``RecursionError`` if the JSON does not match the type.
+    """
     import msgspec
 
     return msgspec.json.decode(content, type=kind)
 
 
 def encode_json(value: object) -> bytes:
-    """Return a value as indented JSON."""
+    """Return a value as JSON with an indentation of one space, and a final newline."""
     import msgspec
 
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
@@ -132,7 +144,8 @@ def encode_json(value: object) -> bytes:
 def read_text(name: str, description: str) -> str:
     """Return the text of the file ``name``, with Unix line ends.
 
-    Raises ``UserError`` that begins with ``description`` if it cannot be read or is not text.
+    Raises ``UserError`` if the file cannot be read or is not text. ``description`` names the file
+    at the beginning of the message.
     """
     with convert_read_errors(description, "is not text"):
         return read_file(Path(name)).decode().replace("\r\n", "\n")
@@ -141,7 +154,8 @@ def read_text(name: str, description: str) -> str:
 def read_toml(path: Path, description: str, kind: type[_T], **defaults: object) -> _T:
     """Return the content of a TOML file as a struct of type ``kind``.
 
-    Raises ``UserError`` with the place in the file that is wrong.
+    Raises ``UserError`` that names the wrong place in the file. ``description`` is what the message
+    calls the file. ``defaults`` are the values of fields that the file lacks.
     """
     import tomllib
 
@@ -157,10 +171,11 @@ def read_toml(path: Path, description: str, kind: type[_T], **defaults: object) 
 
 
 def _describe_allowed(message: str, kind: Any) -> str:
-    """Return a text with the allowed names if msgspec reports an unknown field or enum value.
+    """Return a clause with the allowed names, if msgspec rejects a field name or enum value.
 
-    Otherwise the text is empty. ``message`` is msgspec's message, which ends in the path of the
-    error. ``kind`` is the type of the whole file.
+    An example is ``; allowed are name or set; did you mean 'set'?``. For other errors it is empty.
+    ``message`` is msgspec's message, which ends in the path of the error. ``kind`` is the type of
+    the whole file.
     """
     unknown_name = _UNKNOWN_NAME.search(message)
     if unknown_name is None:
@@ -180,6 +195,9 @@ def _describe_allowed(message: str, kind: Any) -> str:
 
 
 def _list_member_types(kind: Any) -> list[Any]:
-    """Return the types in a union, list or annotation, and the values of a ``Literal``."""
+    """Return the types in a union, list or other generic type, and the values of a ``Literal``.
+
+    They are distinct. A type without such members is its own and only member.
+    """
     members = [member for arg in get_args(kind) for member in _list_member_types(arg)]
     return list(dict.fromkeys(members)) or [kind]

@@ -30,7 +30,10 @@ OPTIONS = (
     "group",
     "mesh",
 )
-"""Arguments that are options of ``parbench run``. Others are parameters of the case."""
+"""The keyword arguments of the fixture that are options of ``parbench run``.
+
+Other keyword arguments are parameters of the benchmark.
+"""
 
 
 @pytest.fixture
@@ -39,13 +42,19 @@ def parbench(request: pytest.FixtureRequest) -> Callable[..., tuple[Record, ...]
 
     Example: ``parbench("all_reduce", mode="blocking", size_bytes="1M", nproc=2)``.
 
-    The arguments are the name of a case or ``module:function``, its parameters, and options of ``parbench run``: nproc,
-    repetitions, budget, backend, device, preset, timeout, group and mesh. The result is one
-    record for each repetition that the budget allowed. The test fails if the case fails, hangs,
-    computes wrongly, cannot run here or was not measured at all.
+    The arguments are the name of a case or ``module:function``, its parameters, and options of
+    ``parbench run``: nproc, repetitions, budget, backend, device, preset, timeout, group and mesh.
+
+    The result is one record for each repetition that the budget allowed. The test fails if the case
+    fails, hangs, computes wrongly, cannot run here or was not measured at all.
     """
 
     def measure(case: str | None = None, **arguments: object) -> tuple[Record, ...]:
+        """Measure a case, replay its samples in pytest-benchmark, and return its records.
+
+        ``case`` is None if the arguments name what to measure, for example a preset. ``arguments``
+        are parameters of the case and options of ``parbench run``.
+        """
         if not request.config.pluginmanager.has_plugin("benchmark"):
             message = "the fixture parbench needs pytest-benchmark: pip install pytest-benchmark"
             pytest.fail(message, pytrace=False)
@@ -65,17 +74,25 @@ def parbench(request: pytest.FixtureRequest) -> Callable[..., tuple[Record, ...]
 
 
 def make_timer(durations: Iterable[float]) -> Callable[[], float]:
-    """Return a timer for pytest-benchmark whose rounds last as long as the given durations."""
+    """Return a clock for pytest-benchmark that makes each round last as long as a measured sample.
+
+    ``durations`` are the seconds of the samples in their order. pytest-benchmark calls the clock
+    twice in each round.
+    """
     times = iter([time for duration in durations for time in (0.0, duration)])
 
     def parbench() -> float:  # pytest-benchmark stores this name
+        """Return the next time in seconds: 0 at the start of a round, then its duration."""
         return next(times)
 
     return parbench
 
 
 def build_options(case: str | None, arguments: Mapping[str, object]) -> list[str]:
-    """Return the options of ``parbench run`` for the arguments of the fixture."""
+    """Return the command-line arguments of ``parbench run`` for the arguments of the fixture.
+
+    ``case`` is the name of the case, None without one.
+    """
     options = [] if case is None else [case]
     for name, value in arguments.items():
         if name in OPTIONS:
@@ -86,7 +103,10 @@ def build_options(case: str | None, arguments: Mapping[str, object]) -> list[str
 
 
 def run_parbench(options: Sequence[str]) -> tuple[Record, ...]:
-    """Return the records of ``parbench run``. The test fails if there is no run."""
+    """Run ``parbench run`` with these arguments in a temporary folder, and return its records.
+
+    The test fails with its error message if the command made no run.
+    """
     with tempfile.TemporaryDirectory(prefix="parbench-") as folder:
         command = [*PARBENCH, "run", *options, "--out", folder, "--format=json"]
         process = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -97,9 +117,10 @@ def run_parbench(options: Sequence[str]) -> tuple[Record, ...]:
 
 
 def select_measured(records: Sequence[Record]) -> tuple[Record, ...]:
-    """Return the records of the repetitions for which the budget sufficed.
+    """Return the records with status ok, without the repetitions that the time budget left out.
 
-    The test fails if there are none, if there is more than one case, or if a repetition went wrong.
+    The test fails if there are none, if the records are of several cases, or if a repetition
+    failed, hung, was wrong or could not run.
     """
     labels = sorted({record.case.label for record in records})
     if len(labels) != 1:
@@ -118,7 +139,11 @@ def select_measured(records: Sequence[Record]) -> tuple[Record, ...]:
 
 
 def build_extra_info(records: Sequence[Record]) -> dict[str, Any]:
-    """Return the facts that pytest-benchmark stores next to the times."""
+    """Return the facts that pytest-benchmark stores next to the times, in JSON types.
+
+    The keys are ``case``, ``world`` (the ranks), ``repetitions`` (their number), ``metrics`` (the
+    values by name for each repetition) and ``notes`` (sentences about limits of the results).
+    """
     metrics = []
     for record in records:
         metrics.append({name: metric.value for name, metric in record.metrics.items()})

@@ -1,4 +1,7 @@
-"""``parbench doctor --selftest``: disturbs a rank, and checks that records name rank and cause."""
+"""``parbench doctor --selftest``: injects faults into a rank, and checks that records name them.
+
+A rank that is late or slow, or whose result is corrupt, must be the rank that the record names.
+"""
 
 import tempfile
 from collections.abc import Sequence
@@ -11,24 +14,35 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import load_run
 
 _RANK = 1
+"""The rank into which each fault is injected."""
 _MIN_LATE_SHARE = 0.95
+"""The least fraction of iterations in which a delayed rank must arrive last."""
 _MIN_SLOW_SHARE = 0.8
+"""The least fraction of iterations in which a slowed rank must finish last."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InjectionResult:
-    """The verdict on an injected fault: detected or not, with the evidence."""
+    """The verdict on one injected fault: whether the record shows the fault, and the evidence."""
 
     injection: str
-    """The fault as ``--inject`` takes it, ``none`` for the undisturbed measurement."""
+    """The kind of fault: ``late``, ``slow``, ``corrupt``, or ``none`` without a fault."""
     is_proved: bool
-    """True if the record names the cause and the right rank."""
+    """True if the record shows the fault and names the right rank.
+
+    Without a fault: True if the record shows a correct result.
+    """
     message: str
-    """The evidence of the record as text."""
+    """The evidence of the record as text, such as ``rank 1 arrived last in 100% of iterations``."""
 
 
 def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[InjectionResult, ...]:
-    """Measure an all_reduce undisturbed, then with each injection, and judge the records."""
+    """Measure an all_reduce without a fault and with each kind of fault, and return the verdicts.
+
+    The kinds are late, slow and corrupt. ``modules`` are the names of the Python modules that
+    define the benchmarks. ``nproc`` is the number of ranks, None for the default of ``parbench
+    run``.
+    """
     undisturbed = Options(
         names=("all_reduce",),
         settings={"size_bytes": "1M"},
@@ -49,7 +63,11 @@ def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Injectio
 
 
 def judge(injection: str, record: Record) -> InjectionResult:
-    """Return the verdict on an injected fault, from the rank and the cause that a record names."""
+    """Return the verdict on one fault, from the record of the all_reduce with that fault.
+
+    ``injection`` is the kind of fault: ``late``, ``slow``, ``corrupt``, or ``none`` without a
+    fault.
+    """
     is_proved = False
     message = record.reason
     if injection == "none":
@@ -71,7 +89,7 @@ def judge(injection: str, record: Record) -> InjectionResult:
 
 
 def render(results: Sequence[InjectionResult]) -> str:
-    """Return the verdicts as text, with one line for each injection."""
+    """Return the verdicts as text, with one line for each injected fault."""
     width = max(len(result.injection) for result in results)
     lines = []
     for result in results:

@@ -1,4 +1,8 @@
-"""Texts of the command line: sizes, durations, link speeds and lists, and the error of a user."""
+"""Texts of the command line: sizes, durations, link speeds and lists, and errors of the user.
+
+Functions named parse convert a text that the user typed, and raise ``UserError`` if it is not
+valid. Functions named format convert a value to a text for people.
+"""
 
 import difflib
 import itertools
@@ -6,31 +10,43 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 
 _SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+"""The number of bytes that each prefix of a size stands for."""
 _DURATION_FACTORS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+"""The number of seconds that each unit of a duration stands for."""
 _LINK_FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+"""The factor that each prefix of a link speed stands for."""
 _SIZES_HELP = "write 1K,3M or a range such as 1K:64M:x4 (times 4) or 1M:8M:+1M (plus 1M)"
+"""The hint for sizes that are not understood."""
 _MAX_SIZES = 10_000
+"""The largest number of sizes in a range."""
 _MAX_HOURS = 500
 """The longest duration in hours, because waits are 32-bit numbers of milliseconds."""
 _LINK_UNITS = "[Bb]it(?:/s)?|bps|b/s|Bps|B/s"
+"""The accepted units of a link speed, in bits or bytes per second, as a regular expression."""
 _LINK = re.compile(rf"(\d{{1,9}}(?:\.\d{{1,9}})?)\s?([kKmMgGtT]?)({_LINK_UNITS})", re.ASCII)
+"""Matches a link speed: the number, the prefix and the unit."""
 _LINK_HELP = "write a number above 0 with its unit, 1e9-based, such as 400Gbit, 100mbit or 50GB/s"
+"""The hint for a link speed that is not understood."""
 
 
 class UserError(ValueError):
-    """An error of the user's input, which ends the command with exit code 2.
+    """An error of the user's input or environment, which ends the command with exit code 2.
 
-    The message has the value, its place and the allowed values. The hint has the text to type
-    instead, and is empty without a hint.
+    The message has the value, the place where it was given, and the allowed values. ``hint`` is the
+    command or text to type instead, and is empty without one.
     """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
+        """Make an error with a message and a hint, both as text for people."""
         super().__init__(message)
         self.hint = hint
 
 
 def format_error(message: str, hint: str = "") -> str:
-    """Return the lines ``error: MESSAGE`` and, if there is a hint, ``hint: HINT``."""
+    """Return the lines ``error: MESSAGE`` and, if there is a hint, ``hint: HINT``.
+
+    Control characters other than newlines are escaped.
+    """
     lines = [f"error: {message}"]
     if hint:
         lines.append(f"hint: {hint}")
@@ -38,52 +54,68 @@ def format_error(message: str, hint: str = "") -> str:
 
 
 def escape_unprintable(text: str, allowed: str = "") -> str:
-    """Return the text with control characters as escapes, except those in ``allowed``."""
+    """Return the text with each unprintable character as an escape such as ``\\x1b``.
+
+    Characters in ``allowed`` stay as they are.
+    """
 
     def escape(char: str) -> str:
+        """Return a character, or its escape if it is neither printable nor allowed."""
         return char if char.isprintable() or char in allowed else f"\\x{ord(char):02x}"
 
     return "".join(map(escape, text))
 
 
 def suggest_similar(word: str, choices: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` if a choice is similar to the word, otherwise ``""``."""
+    """Return the text ``; did you mean 'x'?``, where x is the choice most similar to a word.
+
+    The text is empty if no choice is similar.
+    """
     similar = difflib.get_close_matches(word, list(choices), n=1)
     return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
 def format_list(items: Iterable[object], conjunction: str = "or") -> str:
-    """Return the items as text: ``a, b or c``."""
+    """Return the items as text, such as ``a, b or c``, with ``conjunction`` before the last one."""
     *first, last = [str(item) for item in items]
     return f"{', '.join(first)} {conjunction} {last}" if first else last
 
 
 def name_first(items: Sequence[str], max_items: int) -> list[str]:
-    """Return the first items, and ``and 3 more`` if there are others."""
+    """Return the first ``max_items`` items, followed by a text such as ``and 3 more``.
+
+    Up to ``max_items`` items are returned without such a text.
+    """
     num_more = len(items) - max_items
     return [*items[:max_items], f"and {num_more} more"] if num_more > 0 else list(items)
 
 
 def format_choices(choices: Iterable[str], word: str) -> str:
-    """Return the choices as text, with a suggestion if one of them is similar to the word."""
+    """Return the choices as text, such as ``a, b or c; did you mean 'c'?``.
+
+    The question is left out if no choice is similar to ``word``.
+    """
     names = list(choices)
     return f"{format_list(names)}{suggest_similar(word, names)}"
 
 
 def strip_domain(host: str) -> str:
-    """Return the name of a host without its domain, as Slurm names nodes."""
+    """Return the first part of a host name, before its domain, as Slurm names nodes."""
     return host.partition(".")[0]
 
 
 def pluralize(number: int, noun: str) -> str:
-    """Return ``1 case`` or ``2 cases``."""
+    """Return a number with a noun in the singular or plural: ``1 case`` or ``2 cases``."""
     if number == 1:
         return f"1 {noun}"
     return f"{number} {noun}es" if noun.endswith("ch") else f"{number} {noun}s"
 
 
 def get_last_line(output: str) -> str:
-    """Return the last line that is neither blank nor a hint. Programs report errors there."""
+    """Return the last line of a program's output that is neither blank nor a hint.
+
+    Programs report errors there. The result is empty if there is no such line.
+    """
     for line in reversed(output.splitlines()):
         if line.strip() and not line.startswith("hint: "):
             return line.strip()
@@ -91,7 +123,10 @@ def get_last_line(output: str) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes in a text: a whole number with an optional K, M, G or T."""
+    """Return the number of bytes in a text such as ``64K`` or ``1GiB``.
+
+    The text is a whole number, optionally with K, M, G or T, which are powers of 1024.
+    """
     match = re.fullmatch(r"(\d{1,18})([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
     if match is None:
         hint = "write a whole number of bytes with K, M, G or T (1024-based), such as 64K"
@@ -100,7 +135,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(num_bytes: int) -> str:
-    """Return a size as text in the largest unit that represents it exactly: ``64K``."""
+    """Return a number of bytes as text in the largest 1024-based unit that is exact: ``64K``."""
     for unit in "TGMK":
         factor = _SIZE_FACTORS[unit]
         if num_bytes and num_bytes % factor == 0:
@@ -109,13 +144,17 @@ def format_size(num_bytes: int) -> str:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Return the distinct sizes in a list such as ``1K:64M:x4,3M``, in their order."""
+    """Return the distinct numbers of bytes in a list such as ``1K:64M:x4,3M``, in its order."""
     sizes = [size for part in text.split(",") for size in _parse_range(part)]
     return tuple(dict.fromkeys(sizes))
 
 
 def _parse_range(text: str) -> list[int]:
-    """Return the sizes in ``FIRST``, ``FIRST:LAST`` (doubling) or ``FIRST:LAST:STEP``."""
+    """Return the numbers of bytes in a size or range of sizes, in ascending order.
+
+    A range is ``FIRST:LAST``, which doubles the size, or ``FIRST:LAST:xFACTOR`` or
+    ``FIRST:LAST:+BYTES``.
+    """
     parts = text.split(":")
     if len(parts) == 1:
         return [parse_size(text)]
@@ -144,7 +183,7 @@ def _parse_range(text: str) -> list[int]:
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds in a text such as ``90``, ``2m`` or ``500ms``. They must be above zero."""
+    """Return the seconds in a text such as ``90``, ``2m`` or ``500ms``, above 0 and up to 500 h."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)(ms|s|m|h|)", text.strip(), re.ASCII)
     seconds = float(match[1]) * _DURATION_FACTORS[match[2]] if match else 0.0
     if seconds <= 0:
@@ -156,7 +195,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration as text: ``850 ms``, ``42 s`` or ``3 min 20 s``."""
+    """Return a number of seconds as text: ``850 ms``, ``42 s`` or ``3 min 20 s``."""
     if seconds < 0.9995:
         return f"{seconds * 1e3:.0f} ms"
     minutes, remainder = divmod(round(seconds), 60)
@@ -164,7 +203,7 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_link(text: str) -> float:
-    """Return the bytes per second, one way, of a link such as ``400Gbit`` or ``50GB/s``."""
+    """Return the bytes per second in one direction of a link such as ``400Gbit`` or ``50GB/s``."""
     match = _LINK.fullmatch(text.strip())
     if match is None or float(match[1]) == 0:
         raise UserError(f"link speed {text!r} is not understood: {_LINK_HELP}")
@@ -177,9 +216,10 @@ def parse_link(text: str) -> float:
 
 
 def format_table(rows: Iterable[Sequence[str]], right_aligned: Collection[int] = ()) -> str:
-    """Return the rows as lines of aligned columns.
+    """Return rows of cells as lines of text whose columns are aligned.
 
-    ``right_aligned`` holds the indices of columns that are aligned to the right.
+    ``right_aligned`` holds the indices of the columns that are aligned to the right. Rows may have
+    different lengths.
     """
     lines = [list(row) for row in rows]
     columns = itertools.zip_longest(*lines, fillvalue="")

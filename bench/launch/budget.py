@@ -1,9 +1,14 @@
-"""The time budget of a run, shared among its repetitions and their blocks. Without torch.
+"""The time budget of a run, divided among its repetitions and their blocks. Without torch.
+
+A case is a benchmark with values for its parameters. A repetition starts all ranks, which then
+measure the cases. If cases need different environment variables, each group of cases with equal
+variables has its own start of ranks, which counts as a repetition here.
+
+A case that is cheap to keep ready is measured in several blocks, with blocks of other cases between
+them, in random order. A disturbance of the machine then affects a part of every case instead of all
+samples of one case.
 
 The default budget of a run is chosen in ``bench/plan/options.py``.
-
-A case that is cheap to keep ready has several blocks, with those of all other cases between, in
-random order. What slows a machine for a while then affects a part of every case, not all of one.
 """
 
 import math
@@ -21,36 +26,48 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 
 RESERVE = 1.1
-"""The factor of an advised time budget, because the machine may be slower the next time."""
+"""The factor between the needed time and a suggested time budget, because speed varies."""
 BLOCKS = 10
-"""The blocks of a case. The second-smallest and second-largest of ten block medians enclose the
-true median with a probability of 97.9 %."""
-_MAX_INTERLEAVED_BYTES = 512 << 20
-"""The largest sum of the sizes of the cases that stay prepared between their blocks.
+"""The number of blocks into which the samples of a small operation are split.
 
-An operation holds several times its size.
+Other cases are measured between them. The second-smallest and the second-largest median of ten
+blocks enclose the true median with a probability of 97.9 %.
+"""
+_MAX_INTERLEAVED_BYTES = 512 << 20
+"""The largest sum of message sizes in bytes of all cases that are measured in several blocks.
+
+They stay in memory between their blocks, and an operation allocates several times its message size.
 """
 _DEFAULT_BYTES = 1 << 20
+"""The size in bytes that is assumed for a case without the parameter ``size_bytes``."""
 _INTERLEAVED_KINDS = ("collective", "p2p", "memory", "compute")
-"""The kinds of cases that have several blocks.
+"""The kinds of cases that are measured in several blocks. A kind is the first part of a name.
 
-The model of a training step is large and slow to prepare, and the size of a custom step is unknown.
+A training step is not among them, because its model is large and slow to prepare. A custom step is
+not, because its size is unknown.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """Start-up and per-case cost in seconds, each the minimum over the repetitions so far."""
+    """The expected time to start all ranks and to measure each case, in seconds.
+
+    Each is the minimum over the repetitions so far.
+    """
 
     startup_seconds: float | None = None
-    """The cost of a start of all ranks without its cases, None before the first."""
+    """The seconds to start all ranks, without measuring any case. None before a repetition."""
     case_seconds: Mapping[str, float] = field(default_factory=dict)
-    """The cost of each measured case by the id of the case."""
+    """The seconds to measure a case with the least number of samples, by the id of the case.
+
+    Cases that were never measured are missing.
+    """
 
     def with_repetition(self, seconds: float, records: Iterable[Record]) -> "CostModel":
-        """Return the model after one more repetition, which took ``seconds`` for these records.
+        """Return the model updated by one more repetition.
 
-        It is the same model if the repetition has no measured case.
+        ``seconds`` is the time of the repetition, and ``records`` are the results of its cases. If
+        no case was measured, the model is returned unchanged.
         """
         records = list(records)
         if not any(record.status == "ok" for record in records):
@@ -71,21 +88,28 @@ class CostModel:
         )
 
     def estimate_case(self, case: Case) -> float:
-        """Return the expected seconds of a case, the mean of all cases if it was never measured."""
+        """Return the expected seconds of a case in one repetition.
+
+        For a case that was never measured it is the mean over all measured cases, 0 without any.
+        """
         if case.id in self.case_seconds:
             return self.case_seconds[case.id]
         return fmean(self.case_seconds.values() or [0.0])
 
     def estimate_repetition(self, cases: Iterable[Case]) -> float:
-        """Return the expected seconds of a repetition of these cases, with its start.
+        """Return the expected seconds to start all ranks and measure these cases.
 
-        The cases count at least half of the start, because a shorter measurement is not worth it.
+        The time for the cases is taken as at least half of that for the start, because a shorter
+        measurement is not worth a start.
         """
         startup = self.startup_seconds or 0.0
         return startup + max(sum(map(self.estimate_case, cases)), startup / 2)
 
     def count_fitting(self, seconds: float, repetitions: Sequence[Sequence[Case]]) -> int:
-        """Return the number of repetitions, from the first on, that fit into ``seconds``."""
+        """Return the number of repetitions, from the first one on, that fit into ``seconds``.
+
+        ``repetitions`` holds the cases of each repetition, in the order in which they are made.
+        """
         for count, cases in enumerate(repetitions):
             seconds -= self.estimate_repetition(cases)
             if seconds < 0:
@@ -94,7 +118,10 @@ class CostModel:
 
 
 def compute_least_seconds(record: Record) -> float:
-    """Return the seconds that the case of a record would have taken with the fewest iterations."""
+    """Return the seconds that a measured case would have taken with the least number of samples.
+
+    That is the time of the case less the time of its samples beyond ``min_iterations``.
+    """
     values = record.samples.values
     if not values:
         return record.seconds
@@ -104,7 +131,10 @@ def compute_least_seconds(record: Record) -> float:
 
 
 def compute_costs(run: Run) -> CostModel:
-    """Return the cost model from the repetitions that a run already has."""
+    """Return the expected time to start all ranks and to measure each case of a run.
+
+    It follows from the repetitions that the run has so far.
+    """
     model = CostModel()
     for number in sorted({record.repetition for record in run.records}):
         seconds = sum(info.seconds for info in run.info.repetitions if info.repetition == number)
@@ -117,32 +147,46 @@ def compute_costs(run: Run) -> CostModel:
 
 
 class TimeBudget:
-    """Divides the time of a run among its repetitions, whose cost is known after the first one.
+    """Divides the time of a run among its repetitions.
 
-    ``repetitions`` holds the cases of each repetition.
+    A repetition is here one start of all ranks with the cases that it measures. The time of a
+    repetition is known after the first one.
     """
 
     def __init__(
         self, seconds: float, costs: CostModel, repetitions: Sequence[Sequence[Case]]
     ) -> None:
+        """Begin the time of the run now.
+
+        Args:
+            seconds: the time budget of the run.
+            costs: the expected times to start all ranks and to measure each case.
+            repetitions: the cases of each repetition, in the order in which they are made.
+        """
         self.costs = costs
+        """The expected times of starts and cases, updated after each repetition."""
         self.num_completed = 0
+        """The number of repetitions that are over."""
         self.num_fitting = len(repetitions)
-        """The number of repetitions to come for which there is time, with the present one."""
+        """The number of repetitions, with the current one, for which there is still time."""
         self._repetitions = repetitions
         self._end = time.monotonic() + seconds
         # The last cases may take a little longer rather than be left out after all others.
         self._last_end = self._end + min(0.1 * seconds, 5.0)
 
     def compute_remaining_seconds(self) -> float:
-        """Return the seconds during which cases may still begin."""
+        """Return the seconds from now on in which cases may still begin, at least 0.
+
+        The limit is later than the end of the budget, by a tenth of it or 5 s, whichever is less.
+        So the last cases may take a little longer instead of being left out.
+        """
         return max(self._last_end - time.monotonic(), 0.0)
 
     def compute_deadline(self, began: float) -> float:
-        """Return the end of the current repetition, which began at ``began``.
+        """Return the time at which the current repetition should end.
 
-        Both are in seconds of time.monotonic(). The repetitions that fit into the remaining time
-        share it evenly.
+        ``began`` is the time at which it began. Both times are in seconds of ``time.monotonic()``.
+        All repetitions that fit into the remaining time get an equal part of it.
         """
         costs = self.costs
         if costs.startup_seconds is None:
@@ -152,9 +196,10 @@ class TimeBudget:
         return began + seconds / max(num_fitting, 1)
 
     def complete_repetition(self, seconds: float, records: Iterable[Record]) -> None:
-        """Complete the current repetition and count the later ones for which there is time.
+        """Update the expected times after a repetition, and count the later ones that have time.
 
-        The repetition took ``seconds`` for these records.
+        ``seconds`` is the time that the repetition took, and ``records`` are the results of its
+        cases.
         """
         self.costs = self.costs.with_repetition(seconds, records)
         self.num_completed += 1
@@ -163,21 +208,30 @@ class TimeBudget:
         self.num_fitting = self.costs.count_fitting(seconds, to_come) if seconds else 0
 
     def compute_progress(self, share: float) -> float:
-        """Return the completed share of the run, from ``share`` of the current repetition."""
+        """Return the fraction of the run that is completed, from 0 to 1.
+
+        ``share`` is the completed fraction of the current repetition.
+        """
         return (self.num_completed + share) / (self.num_completed + self.num_fitting)
 
 
 def format_budget(seconds: float) -> str:
-    """Format ``seconds`` plus a reserve as a value of ``--budget``: ``90s``, ``7m``."""
+    """Return a value of ``--budget``, such as ``90s`` or ``7m``, for a need of ``seconds``.
+
+    A reserve of 10 % is added, and the result is rounded up to 10 s or 1 min.
+    """
     needed = round(RESERVE * seconds, 3)
     return f"{10 * math.ceil(needed / 10)}s" if needed < 180 else f"{math.ceil(needed / 60)}m"
 
 
 def suggest_budget(plan: Plan, costs: CostModel, num_fitting: int = 1) -> str:
-    """Return a value of ``--budget`` for which every repetition of the plan has time.
+    """Return a value of ``--budget``, such as ``7m``, with which all repetitions have time.
 
-    The plan's own budget sufficed for ``num_fitting`` repetitions. Repetitions use all of their
-    time, so the cost of the fewest iterations alone would not suffice.
+    Args:
+        plan: the plan of a run whose budget did not suffice.
+        costs: the expected times to start all ranks and to measure each case.
+        num_fitting: the number of repetitions for which the budget sufficed. Repetitions use all of
+            their time, so the budget is also scaled by the missing repetitions.
     """
     starts = group_by_variables(plan.cases)
     least_seconds = plan.repetitions * sum(map(costs.estimate_repetition, starts))
@@ -194,20 +248,21 @@ def make_blocks(
     *,
     shuffles_single: bool = False,
 ) -> list[Block]:
-    """Return the blocks of a repetition in an order that depends only on ``seed``.
+    """Return the blocks of one start of all ranks in an order that depends only on ``seed``.
 
-    A case has 1 or ``BLOCKS`` blocks. Cases with one come in the order of ``cases``, or in random
-    order, so that a budget that is too small does not leave out the same cases in each repetition.
+    A block is a run of samples of one case. A small operation has ``BLOCKS`` blocks, in random
+    order. Any other case has one block. These single blocks are in the order of ``cases`` or in
+    random order. With random order, a short budget leaves out other cases in each repetition.
 
     Args:
         cases: the cases to measure.
-        weights: the weight of each case, which its blocks share evenly.
-        costs: the seconds that each case costs at least, which its blocks share evenly.
-        seed: the seed of the order.
-        num_extra: the number of passes over the cases with several blocks that follow, whose blocks
-            have neither weight nor cost.
-        shuffles_single: True for the random order of cases with one block.
-
+        weights: the share of the time for each case, relative to the other cases. Its blocks divide
+            this weight evenly.
+        costs: the seconds that each case takes at least. Its blocks divide them evenly.
+        seed: the seed of the random order.
+        num_extra: the number of extra blocks for each case with several blocks. They come last and
+            use only the time that is left over.
+        shuffles_single: True if the single blocks are in random order.
     """
     random = Random(seed)
     interleaved = _choose_interleaved_cases(cases)
@@ -230,9 +285,10 @@ def make_blocks(
 
 
 def _choose_interleaved_cases(cases: Sequence[Case]) -> list[int]:
-    """Return the indices of the cases that have several blocks, the smallest case first.
+    """Return the indices of the cases that are measured in several blocks, by ascending size.
 
-    They stay prepared between their blocks, so their memory is limited.
+    These cases stay in memory between their blocks. So the ones with the smallest messages are
+    chosen, up to a limit on the sum of the message sizes.
     """
     sizes = []
     for case in cases:

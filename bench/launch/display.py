@@ -19,13 +19,13 @@ from parbench.bench.launch.recorder import FAILED_STATUSES
 from parbench.bench.results.records import Record, encode_record
 
 _LINE_SECONDS = 5.0
-"""The seconds between lines of progress if the output is not a terminal."""
+"""The least time in seconds between lines of progress, if standard error is not a terminal."""
 
 
 class Display(ExitStack):
-    """Shows the progress of a run and its remaining time, and one line for each case that failed.
+    """Shows the progress of a run on standard error, and a line for each case that failed.
 
-    With ``as_json`` every record is also printed on stdout. With ``quiet`` no progress is shown.
+    On a terminal the progress is a bar with the remaining time.
     """
 
     def __init__(
@@ -36,6 +36,14 @@ class Display(ExitStack):
         as_json: bool = False,
         quiet: bool = False,
     ) -> None:
+        """Show the progress of a run that has yet to start its ranks.
+
+        Args:
+            num_cases: the number of records that the run is expected to write.
+            console: the output of the progress, None for standard error.
+            as_json: True if each record is also printed on standard output, as a line of JSON.
+            quiet: True if no progress and no messages are printed.
+        """
         super().__init__()
         self._as_json = as_json
         # FORCE_COLOR makes no terminal of a pipe, which has lines instead of a bar.
@@ -59,9 +67,10 @@ class Display(ExitStack):
         self._task = self._bar.add_task("starting ranks", total=1.0)
 
     def show_progress(self, title: str, share: float) -> None:
-        """Show what is measured, and the completed share of the run.
+        """Show the completed fraction of the run and a text about the case that is being measured.
 
-        If the output is not a terminal, it gets a line every few seconds instead of a bar.
+        ``title`` is that text. ``share`` is the fraction, from 0 to 1. If standard error is not a
+        terminal, a line is printed at most every 5 s.
         """
         self._bar.update(self._task, description=title, completed=share)
         now = time.monotonic()
@@ -70,10 +79,14 @@ class Display(ExitStack):
             self.print_message(f"{title}, {share:.0%} of the run")
 
     def print_message(self, message: str) -> None:
+        """Print a text as a line on standard error, unless the display is quiet."""
         self._console.print(message, markup=False)
 
     def show_record(self, record: Record) -> None:
-        """Count a record, print its failure and, with ``as_json``, print the record on stdout."""
+        """Count a record, and print its status and reason if its case failed, hung or was wrong.
+
+        With ``as_json`` the record is also printed on standard output.
+        """
         if self._as_json:
             sys.stdout.buffer.write(encode_record(record))
             sys.stdout.buffer.flush()
@@ -82,7 +95,10 @@ class Display(ExitStack):
             self.print_message(f"{record.status}: {record.case.label}: {record.reason}")
 
     def show_stop(self, reason: str, path: Path) -> None:
-        """Print the reason why the run in ``path`` stopped early, and the command to resume it."""
+        """Print the reason why the run stopped early, and the command that resumes it.
+
+        ``path`` is the folder of the run.
+        """
         self.close()
         num_measured = f"{self._num_records} of {self._num_cases} cases measured"
         self.print_message(f"{reason}: {num_measured}; go on with: parbench run --resume {path}")

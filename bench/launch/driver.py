@@ -1,6 +1,7 @@
-"""The driver makes the repetitions of a run, each in new ranks, and records their outcomes.
+"""The driver: makes the repetitions of a run, each in new ranks, and records their results.
 
-It does not import torch.
+The driver is the process of ``parbench run``. It does not import torch. A case is a benchmark with
+values for its parameters. A pending case has no record yet in the repetition.
 """
 
 import socket
@@ -25,26 +26,46 @@ from parbench.bench.results.records import Record, SkipReason
 from parbench.bench.results.runs import RepetitionInfo, Run, add_repetition, utc_now
 
 DEVICE_VARIABLE = "PARBENCH_DEVICE"
-"""The variable that names the device of the ranks. Ranks on the CPU do not initialize CUDA."""
+"""The environment variable with the device of the ranks, ``cpu`` or ``cuda``.
+
+Ranks on the CPU do not initialize CUDA.
+"""
 _FAREWELL_SECONDS = 10.0
+"""The seconds for ranks to exit by themselves after their last case."""
 _GONE_SECONDS = 30.0
-"""The seconds that a GPU's driver may take to free the memory of a killed process."""
+"""The seconds in which killed ranks must end and their GPU memory must be freed.
+
+After that, what remains is noted in later records.
+"""
 _RETRY_SECONDS = 30.0
-"""The seconds in which ranks must start after a host did not answer. A busy host needs less."""
+"""The seconds in which ranks must start after a host did not answer.
+
+Otherwise they have 120 s.
+"""
 
 StartRanks = Callable[[Path, Mapping[str, str]], Ranks]
-"""Starts all ranks with a new folder for their files and additional variables."""
+"""A function that starts all ranks once and returns them.
+
+Its arguments are a new folder for the files of these ranks, and environment variables by name.
+"""
 
 
 Pending = Sequence[tuple[int, Sequence[Case]]]
-"""The number of the repetition and the cases, for each start of ranks in one environment."""
+"""The cases that a run has yet to measure, for each start of all ranks in order.
+
+The first element of each pair is the number of the repetition, from 0. The second one holds the
+cases to measure, which need equal environment variables.
+"""
 
 
 def list_pending(run: Run, *, with_out_of_budget: bool = False) -> Pending:
-    """Return the cases that have no record, grouped by repetition and environment.
+    """Return the cases without a record, for each start of all ranks in order.
 
-    Every second repetition has the environments in reverse order, so that a slow drift affects all
-    equally. ``with_out_of_budget`` adds cases whose record states that the time budget was over.
+    In each pair the first element is the number of the repetition. Cases of a repetition that need
+    different environment variables have separate starts. Every second repetition has these starts
+    in reverse order, so that a slow drift of the machine affects all of them equally.
+
+    ``with_out_of_budget`` adds the cases whose record states that the time budget was over.
     """
     done = set()
     for record in run.records:
@@ -62,26 +83,33 @@ def list_pending(run: Run, *, with_out_of_budget: bool = False) -> Pending:
 
 @dataclass(kw_only=True)
 class Repetition:
-    """A repetition in progress: one start of ranks, or several if ranks failed.
+    """A repetition in progress: the cases that one start of ranks measures.
 
-    All its cases have the same environment.
+    If ranks fail, further ranks are started for the remaining cases.
     """
 
     number: int
     """The number of the repetition in the run, from 0."""
     cases: dict[str, Case]
-    """The cases without an outcome, by id."""
+    """The cases that have no record yet in this repetition, by id."""
     records: list[Record] = field(default_factory=list)
+    """The records that this repetition has written so far, in the order of writing."""
     partial_outcomes: dict[str, Outcome] = field(default_factory=dict)
-    """The results so far of cases with blocks to come, by case id."""
+    """The results so far of cases whose samples are not complete, by id of the case."""
     began: float = 0.0
-    """The start of the first ranks that did their job, in ``time.monotonic()``. 0 before that."""
+    """The time at which ranks were first started that then reported their environment.
+
+    It is in seconds of ``time.monotonic()``, and 0 before that.
+    """
     deadline: float = 0.0
-    """The end of the time of this repetition, in ``time.monotonic()``."""
+    """The time at which this repetition should end, in seconds of ``time.monotonic()``."""
 
 
 class Driver:
-    """Measures the pending cases of a run, by repetition, within its time budget."""
+    """Measures the missing cases of a run, repetition by repetition, within the time budget.
+
+    The driver runs in the process of ``parbench run``, which starts the ranks.
+    """
 
     def __init__(
         self,
@@ -94,6 +122,17 @@ class Driver:
         began: float,
         is_one_host: bool = True,
     ) -> None:
+        """Begin the time budget of the run.
+
+        Args:
+            run: the run with its plan and the records that it has so far.
+            pending: the cases to measure, for each start of all ranks.
+            recorder: writes the records.
+            start_ranks: starts all ranks once.
+            display: shows the progress.
+            began: the ``time.monotonic()`` at which the run began.
+            is_one_host: True if all ranks are on the host of the driver.
+        """
         self._run = run
         self._plan = run.info.plan
         self._pending = pending
@@ -103,16 +142,19 @@ class Driver:
         cases_of_each = [cases for _, cases in pending]
         self._budget = TimeBudget(self._plan.budget_seconds, compute_costs(run), cases_of_each)
         self._last_info = began
-        """The end of the last repetition in run.json, in seconds of ``time.monotonic()``."""
+        """The end of the last repetition that run.json lists, in ``time.monotonic()`` seconds."""
         self._silent_hosts: set[str] = set()
-        """Hosts whose ranks did not report when the last ranks hung."""
+        """The names of hosts on which no rank reported its state when the last ranks hung."""
         self._needs_gpu_reports = self._plan.device == "cuda" and not is_one_host
-        """True until the first ranks have reported the GPUs of their hosts."""
+        """True if the next ranks are to report the GPUs of their hosts: the first ones on GPUs.
+
+        It is False if all ranks are on the host of the driver, which inspects that host itself.
+        """
 
     def drive(self, skipped: Sequence[SkippedCase] = ()) -> None:
-        """Measure the pending repetitions for which there is time.
+        """Record the skipped cases, then measure all other cases for which there is time.
 
-        Also record the skipped cases.
+        ``skipped`` are the cases of the plan that cannot run here, with the reason.
         """
         for entry in skipped:
             outcome = Outcome(
@@ -132,7 +174,11 @@ class Driver:
             self._budget.complete_repetition(seconds, repetition.records)
 
     def _record_skipped(self, number: int, cases: Sequence[Case]) -> None:
-        """Record that cases are not measured: they failed before, or there is no time."""
+        """Record the cases as skipped in a repetition, each with its reason.
+
+        The reason is an earlier failure of the case if there is one, otherwise the lack of time.
+        ``number`` is the number of the repetition, from 0.
+        """
         for case in cases:
             failure = self._recorder.failures.get(case.id)
             if failure is None:
@@ -147,9 +193,10 @@ class Driver:
             self._recorder.write(number, case, outcome)
 
     def _measure(self, repetition: Repetition) -> None:
-        """Measure the cases of a repetition.
+        """Measure the cases of a repetition and record the result of each.
 
-        If ranks fail, new ranks measure the remaining cases.
+        If ranks fail, new ranks measure the remaining cases. If ranks do not start twice in a row,
+        or once after a host did not answer, this failure is recorded for the remaining cases.
         """
         may_retry = True
         try:
@@ -168,7 +215,10 @@ class Driver:
                 self._record(repetition, case, replace(outcome, stop="budget"))
 
     def _record_failed_start(self, repetition: Repetition, failure: Outcome) -> None:
-        """Record the failure of all ranks to start for each case that has no samples."""
+        """Record ``failure`` for each case of the repetition that has no samples.
+
+        ``failure`` is the outcome of ranks that did not start.
+        """
         if self._silent_hosts:
             hosts = ", ".join(sorted(self._silent_hosts))
             reason = f"{failure.reason}; {hosts} did not answer when the last ranks hung"
@@ -178,9 +228,10 @@ class Driver:
                 self._record(repetition, case, failure)
 
     def _try(self, repetition: Repetition) -> Outcome | None:
-        """Start new ranks and let them measure the cases without an outcome.
+        """Start new ranks, let them measure the remaining cases of a repetition, and end them.
 
-        Returns the failure if the ranks did not start, otherwise None.
+        Returns the failed outcome if the ranks did not start. Otherwise it returns None, also if
+        the ranks failed later.
         """
         logs = self._run.path / "logs"
         folder = logs / f"attempt-{len(list(logs.glob('attempt-*')))}"
@@ -216,7 +267,11 @@ class Driver:
                 self._recorder.cleanup_notes = [note]
 
     def _run_job(self, repetition: Repetition, ranks: Ranks) -> None:
-        """Send the ranks their job, and record their outcomes and the load of this host."""
+        """Let started ranks measure their cases, and record the outcomes and the load of the host.
+
+        The load, such as the CPU use by other processes, is recorded only if all ranks are on this
+        host.
+        """
         hellos = [hello for _, hello in sorted(ranks.evidence.hellos.items())]
         self._recorder.store_environment(hellos)
         self._needs_gpu_reports = False
@@ -238,7 +293,7 @@ class Driver:
             add_repetition(self._run.path, info)
 
     def _make_job(self, repetition: Repetition) -> Job:
-        """Return the job of new ranks for the pending cases of a repetition."""
+        """Return the job for new ranks: the remaining cases of a repetition and their time."""
         cases = list(repetition.cases.values())
         measure = self._plan.measure
         weights = [get_case_weight(case) for case in cases]
@@ -259,7 +314,7 @@ class Driver:
         )
 
     def _record_outcomes(self, repetition: Repetition, ranks: Ranks, job: Job) -> None:
-        """Record each case after its last block, until the job is done or the ranks fail."""
+        """Record each case when its samples are complete, until all are done or the ranks fail."""
         total_weight = sum(block.weight for block in job.blocks)
         done_weight = 0.0
         starts: dict[str, str] = {}
@@ -288,7 +343,7 @@ class Driver:
         ranks.wait_for_end(_FAREWELL_SECONDS)
 
     def _record(self, repetition: Repetition, case: Case, outcome: Outcome) -> None:
-        """Write the record of a case, which is then no longer pending in the repetition."""
+        """Write the record of a case and remove the case from the repetition's remaining ones."""
         record = self._recorder.write(repetition.number, case, outcome)
         repetition.records.append(record)
         repetition.partial_outcomes.pop(case.id, None)

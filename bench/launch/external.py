@@ -1,9 +1,11 @@
 """Ranks that torchrun, mpirun, srun or Kubernetes has started as ``parbench run``. Imports torch.
 
-Each of these processes is an agent. It starts the workers of its rank as children, so that no
-measuring process also drives the run, and new workers can follow those that failed. Agents meet in
-the launcher's store at MASTER_ADDR and MASTER_PORT. Messages of ranks pass through this store,
-because their hosts may share no file system. Those of rank 0, which may be large, are files.
+Each of these processes is an agent. It starts the measuring process of its rank, the worker, as a
+child. So no measuring process also drives the run, and new workers can follow those that failed.
+
+Agents meet in the launcher's torch store at MASTER_ADDR and MASTER_PORT. Messages of workers pass
+through this store, because their hosts may share no file system. Messages of rank 0, which may be
+large, are files, because the driver runs on the same host.
 """
 
 import itertools
@@ -35,31 +37,47 @@ from parbench.bench.launch.ranks import Ranks
 from parbench.bench.machine.world_spec import Joined
 
 STORE_VARIABLE = "PARBENCH_STORE"
+"""The environment variable of a measuring process with its prefix in the launcher's store.
+
+The prefix is the number of the start of all ranks, from 0.
+"""
 _CONNECT_SECONDS = 120.0
+"""The seconds that a connection to a store and an operation on it may take."""
 _POLL_SECONDS = 0.1
+"""The seconds between two checks of an agent for an order to start a measuring process."""
 _LOOK_SECONDS = 0.5
+"""The seconds between two checks of an agent for the order to end its measuring process."""
 _RELEASE_SECONDS = 5.0
+"""The seconds that rank 0 waits for the other agents to leave the store."""
 Process = subprocess.Popen[bytes]
+"""The measuring process of a rank, as its agent has started it."""
 
 
 class StoreMailbox(Mailbox):
-    """A mailbox in a torch store.
+    """A mailbox whose messages are in a torch store instead of files.
 
-    Messages of rank 0 are files in its folder, because the driver runs on the same host.
+    Messages of rank 0 are still files in the folder, because the driver runs on the same host.
     """
 
     def __init__(self, store: Store, folder: Path) -> None:
+        """Use a store for the messages, and a folder for the messages of rank 0.
+
+        ``store`` has a prefix that is unique to this start of ranks.
+        """
         super().__init__(folder)
         self._store = store
         self._num_received = 0
 
     def put(self, name: str, content: bytes) -> None:
+        """Publish a value under a name in the store, instead of a file."""
         self._store.set(name, content.decode())
 
     def get(self, name: str) -> bytes | None:
+        """Return the value published under a name in the store, None if there is none yet."""
         return self._store.get(name) if self._store.check([name]) else None
 
     def post(self, rank: int, message: Message) -> None:
+        """Send a message to the driver: as a file from rank 0, in the store from any other rank."""
         if rank == 0:
             super().post(rank, message)
             return
@@ -67,6 +85,10 @@ class StoreMailbox(Mailbox):
         self._store.set(f"message/{number}", msgspec.json.encode((rank, message)).decode())
 
     def receive(self) -> list[tuple[int, Message]]:
+        """Return the messages since the last call, each with the rank that sent it.
+
+        The messages of rank 0 come first.
+        """
         messages = super().receive()
         while self._store.check([f"message/{self._num_received + 1}"]):
             self._num_received += 1
@@ -76,29 +98,38 @@ class StoreMailbox(Mailbox):
 
 
 def connect_store(environ: Mapping[str, str]) -> Store:
-    """Return a new client of the launcher's store.
+    """Return a new client of the launcher's store, whose keys begin with a prefix of parbench.
 
-    torchrun may start the same ranks again with the same store.
+    torchrun may start the same ranks again with the same store. So the prefix has its number of
+    restarts.
     """
     prefix = f"parbench/{environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
     return PrefixStore(prefix, _open_launcher_store(environ, is_server=False))
 
 
 def open_store(host: str, port: int, *, is_server: bool) -> TCPStore:
-    """Connect to a torch store at this address, or serve it."""
+    """Return a client of the torch store at a host and port, and serve it if ``is_server``."""
     timeout = timedelta(seconds=_CONNECT_SECONDS)
     return TCPStore(host, port, is_master=is_server, wait_for_workers=False, timeout=timeout)
 
 
 def _open_launcher_store(environ: Mapping[str, str], *, is_server: bool) -> TCPStore:
-    """Connect to the launcher's store at MASTER_ADDR and MASTER_PORT, or serve it."""
+    """Return a client of the launcher's store at MASTER_ADDR and MASTER_PORT.
+
+    With ``is_server`` this process also serves the store.
+    """
     return open_store(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_server=is_server)
 
 
 class ExternalLauncher:
-    """The agent of rank 0, in the driver's process. It lets all agents start their workers."""
+    """The agent of rank 0, which orders all agents to start the measuring processes of their ranks.
+
+    An agent is a process that torchrun, mpirun or srun has started as a rank. The agent of rank 0
+    is also the driver of the run. ``size`` is the number of ranks.
+    """
 
     def __init__(self, size: int) -> None:
+        """Connect to the torch store of the launcher, and serve the store unless torchrun does."""
         adopt_orphans()
         is_served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun
         self._server = None if is_served else _open_launcher_store(os.environ, is_server=True)
@@ -107,13 +138,20 @@ class ExternalLauncher:
         self._number = 0
 
     def start_ranks(self, folder: Path, variables: Mapping[str, str]) -> "ExternalRanks":
-        """Order all agents to start a worker with these environment variables."""
+        """Order all agents to start their measuring processes, and return these ranks.
+
+        ``folder`` is for the files of these ranks. ``variables`` are environment variables of all
+        ranks. An empty value removes a variable.
+        """
         number = self._number
         self._number += 1
         return ExternalRanks(self._store, number, self._size, folder, variables)
 
     def close(self) -> None:
-        """Release the agents of all other ranks, and wait until they no longer need the store."""
+        """Order the agents of other ranks to exit, and wait until they have left the store.
+
+        The wait lasts at most 5 s.
+        """
         deadline = time.monotonic() + _RELEASE_SECONDS
         with suppress(RuntimeError):
             self._store.set(f"order/{self._number}", "null")
@@ -122,11 +160,23 @@ class ExternalLauncher:
 
 
 class ExternalRanks(Ranks):
-    """Workers that agents have started. Their output goes to the output of the launcher."""
+    """The measuring processes of one start, each started by the agent of its rank.
+
+    Their output goes to standard error of the launcher, such as torchrun.
+    """
 
     def __init__(
         self, store: Store, number: int, size: int, folder: Path, variables: Mapping[str, str]
     ) -> None:
+        """Order the agents to start their measuring processes, and start the one of rank 0.
+
+        Args:
+            store: the launcher's store, with the prefix of parbench.
+            number: the number of this start of all ranks, from 0.
+            size: the number of ranks.
+            folder: the folder for the files of these ranks.
+            variables: environment variables of all ranks. An empty value removes a variable.
+        """
         super().__init__(size, folder)
         self.mailbox = StoreMailbox(PrefixStore(f"{number}/mail", store), folder)
         self._store = PrefixStore(str(number), store)
@@ -135,6 +185,7 @@ class ExternalRanks(Ranks):
         self._codes: dict[int, int] = {}
 
     def get_exit_codes(self) -> dict[int, int]:
+        """Return the exit codes of ended ranks by rank, if their agents have reported them."""
         code = self._process.poll()
         if code is not None:
             self._codes[0] = code
@@ -145,9 +196,11 @@ class ExternalRanks(Ranks):
         return self._codes
 
     def get_last_error(self) -> str:
+        """Return an empty text, because the output of the ranks goes to the launcher."""
         return ""
 
     def kill(self) -> None:
+        """Order all agents to kill their measuring processes, and kill the one of rank 0."""
         with suppress(RuntimeError):
             self._store.set("end", "")
         kill_descendants(os.getpid())
@@ -155,7 +208,11 @@ class ExternalRanks(Ranks):
 
 
 def serve_rank() -> None:
-    """Run the agent of a rank other than 0 until the driver has finished."""
+    """Run this process as the agent of a rank other than 0 until the driver has finished.
+
+    An agent starts and ends the measuring process of its rank. If rank 0 ends first, this process
+    exits with a message.
+    """
     adopt_orphans()
     rank = os.environ["RANK"]
     try:
@@ -167,7 +224,11 @@ def serve_rank() -> None:
 
 
 def _obey_orders(store: Store, rank: str) -> None:
-    """Start a worker for each order of the driver and report its exit code, until released."""
+    """Start a measuring process for each order of the driver, and report its exit code.
+
+    Returns when the driver orders the agent to exit. ``store`` is the launcher's store, and
+    ``rank`` the rank of this agent.
+    """
     for number in itertools.count():
         # Signals would not be handled while this process waits in the store.
         while not store.check([f"order/{number}"]):
@@ -187,7 +248,11 @@ def _obey_orders(store: Store, rank: str) -> None:
 
 
 def _wait_for_worker(process: Process, store: Store) -> int:
-    """Return the exit code of a worker, and kill it once the driver ends all ranks."""
+    """Wait until the measuring process of this rank ends, and return its exit code.
+
+    The process is killed if the driver orders the end of all ranks. ``store`` has the prefix of
+    this start of all ranks.
+    """
     while True:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(_LOOK_SECONDS)
@@ -197,9 +262,15 @@ def _wait_for_worker(process: Process, store: Store) -> int:
 
 
 def start_worker(number: int, folder: Path, variables: Mapping[str, str]) -> Process:
-    """Start the worker of this agent's rank for start ``number``.
+    """Start the measuring process of this agent's rank and return it.
 
-    Its output must not mix with what the driver prints.
+    Its standard output is redirected to standard error, because the driver prints results on
+    standard output.
+
+    Args:
+        number: the number of this start of all ranks, from 0.
+        folder: the folder for the files of the measuring process.
+        variables: additional environment variables. An empty value removes a variable.
     """
     joined = Joined.find(os.environ)
     interface = find_loopback_variables() if joined is not None and joined.one_node else {}

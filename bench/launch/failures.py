@@ -1,4 +1,8 @@
-"""Explanations of failed ranks: the ranks that died, that raised, and that did not arrive."""
+"""Explanations of failed ranks: the ranks that died, raised an exception, or did not arrive.
+
+A block is a part of the samples of a case, which all ranks measure together. It hangs if it takes
+longer than its timeout.
+"""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -14,26 +18,32 @@ from parbench.bench.results.records import Culprit, CulpritCause, RankState
 
 @dataclass(kw_only=True)
 class Evidence:
-    """Everything that the ranks of one start have reported to the driver. Mappings are by rank."""
+    """The messages and exit codes of the ranks of one start, from which failures are explained.
+
+    The mappings are by rank. A rank that has not sent such a message is missing.
+    """
 
     hellos: dict[int, Hello] = field(default_factory=dict)
+    """The first message of each rank, with its host and process id."""
     errors: dict[int, RankError] = field(default_factory=dict)
+    """The exception that each failed rank has reported."""
     reports: dict[int, HangReport] = field(default_factory=dict)
-    """The last reports of ranks whose block exceeded its deadline."""
+    """The last report of each rank about its state, if a measurement took too long."""
     cpu_seconds: dict[int, float] = field(default_factory=dict)
-    """The CPU time in seconds of each rank that has completed its job."""
+    """The CPU time in seconds of each rank that has measured all of its cases."""
     exit_codes: dict[int, int] = field(default_factory=dict)
+    """The exit code of each rank that has ended, as far as known. A negative code is a signal."""
     last_error: str = ""
-    """The last message of the rank or the launcher that failed."""
+    """The last output line of the rank or the launcher that failed, empty if unknown."""
 
     def count_complete_reports(self) -> int:
-        """Return the number of ranks that have sent their complete report of a hang."""
+        """Return the number of ranks that have sent the second and last report about a hang."""
         return sum(not report.more for report in self.reports.values())
 
     def format_ranks(self, ranks: Sequence[int]) -> str:
-        """Return the ranks as text with their hosts: ``ranks 0 (n1), 2 (n2)``.
+        """Return the ranks as text, with their hosts if the ranks of the run are on several hosts.
 
-        The hosts are left out if all ranks share one.
+        Examples are ``rank 1`` and ``ranks 0 (n1), 2 (n2)``.
         """
         hosts = {rank: hello.host for rank, hello in self.hellos.items()}
         names = [str(rank) for rank in ranks]
@@ -42,16 +52,21 @@ class Evidence:
         return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
 
     def make_culprits(self, ranks: Sequence[int], cause: CulpritCause) -> tuple[Culprit, ...]:
-        """Return the culprits with their hosts, without ranks that never reported."""
+        """Return a ``Culprit`` (a rank that may have caused a failure, and its host) for each rank.
+
+        ``cause`` is their kind of failure, such as ``died`` or ``absent``. Ranks that have not sent
+        their first message are left out, because their hosts are unknown.
+        """
         hosts = {rank: self.hellos[rank].host for rank in ranks if rank in self.hellos}
         return tuple(Culprit(rank=rank, host=host, cause=cause) for rank, host in hosts.items())
 
 
 def explain_end(evidence: Evidence, when: str) -> Outcome:
-    """Return a failed outcome that explains the death or the exception of a rank.
+    """Return an outcome with status failed that names the ranks that died or raised an exception.
 
-    The first death is the cause, as far as exit codes show the order of deaths. ``when`` is a
-    phrase about the time of the failure, such as ``before every rank had started``.
+    If a rank died, the death is the cause. Otherwise it is the earliest exception. ``when`` is a
+    phrase about the time of the failure, such as ``before every rank had started``. The phrase is
+    in the reason if no rank is known to have died or raised.
     """
     errors = evidence.errors
     codes = dict(evidence.exit_codes)
@@ -89,7 +104,8 @@ def explain_end(evidence: Evidence, when: str) -> Outcome:
 def find_first_dead(dead_ranks: Sequence[int], codes: Mapping[int, int]) -> list[int]:
     """Return the dead ranks that probably died first, from the exit codes by rank.
 
-    A launcher ends all other ranks by SIGTERM when one has failed.
+    They are the ranks killed by a signal other than SIGTERM, otherwise the ranks that exited with a
+    positive code, otherwise all. A launcher ends the other ranks by SIGTERM when one has failed.
     """
     killed = [rank for rank in dead_ranks if codes[rank] < 0 and codes[rank] != -signal.SIGTERM]
     failed = [rank for rank in dead_ranks if codes[rank] > 0]
@@ -99,10 +115,14 @@ def find_first_dead(dead_ranks: Sequence[int], codes: Mapping[int, int]) -> list
 def explain_hang(
     evidence: Evidence, index: int, timeout_seconds: float, stacks: Mapping[int, str]
 ) -> Outcome:
-    """Return a hang outcome that explains why the block at ``index`` did not end.
+    """Return an outcome with status hang that names the probable cause and each rank's state.
 
-    ``stacks`` are the stacks by rank that the interpreter wrote for ranks that may be unable to
-    report.
+    Args:
+        evidence: the messages of all ranks.
+        index: the position, in the order of blocks, of the block of samples that did not end.
+        timeout_seconds: the timeout that the block has exceeded.
+        stacks: the Python stacks that ``faulthandler`` has written, by rank. A rank that could not
+            run its watchdog has no other stack.
     """
     reports = evidence.reports
     records = {rank: report.groups for rank, report in reports.items() if report.groups is not None}
@@ -131,11 +151,15 @@ def explain_hang(
 def find_cause_of_hang(
     evidence: Evidence, index: int, waiting: Waits, pending: Sequence[str]
 ) -> tuple[str, tuple[Culprit, ...]]:
-    """Return the cause of a hang as a clause, and the ranks that may have caused it.
+    """Return the probable cause of a hang as a clause of a message, and the ranks that caused it.
 
-    ``index`` is the index of the block that did not end. ``waiting`` holds for each rank the ranks
-    that it waits for, empty if this is unknown. ``pending`` holds the names of the operations that
-    are not done.
+    The ranks are empty if the cause is not a rank that differs from the others.
+
+    Args:
+        evidence: the messages of all ranks.
+        index: the position, in the order of blocks, of the block of samples that did not end.
+        waiting: the ranks that each rank waits for, empty if torch has no records of all ranks.
+        pending: the names of the operations that ranks have enqueued and that are not done.
     """
     reports = evidence.reports
     is_recorded = bool(waiting and pending)
@@ -167,13 +191,20 @@ def find_cause_of_hang(
 def find_absent_ranks(
     evidence: Evidence, index: int, waiting: Waits, *, is_recorded: bool
 ) -> list[int]:
-    """Return the ranks that did not arrive where the others wait, empty if they are unknown.
+    """Return the ranks that did not arrive where the other ranks wait, sorted. Empty if unknown.
 
-    ``index`` is the index of the block that did not end. ``is_recorded`` is True if torch's records
-    show the operations that are not done. The first criterion that distinguishes ranks decides. The
-    ranks that sent no report come first. If torch's records exist, the next ones are ranks that
-    others wait for and that wait for nobody. Otherwise they are ranks that are in an earlier block,
-    have begun fewer steps, or are not in torch.distributed.
+    Criteria are tried in order. The first one that some ranks meet, but not all, decides. First:
+    the rank has sent no report. Then, if torch's records show operations that are not done: others
+    wait for the rank, and it waits for no rank.
+
+    Without such records, the further criteria are: the rank is in an earlier block of samples, has
+    begun fewer steps, or is not inside torch.distributed.
+
+    Args:
+        evidence: the messages of all ranks.
+        index: the position, in the order of blocks, of the block of samples that did not end.
+        waiting: the ranks that each rank waits for, empty if that is unknown.
+        is_recorded: True if torch's records show operations that are not done.
     """
     reports = evidence.reports
     silent = find_silent_ranks(evidence)
@@ -197,15 +228,19 @@ def find_absent_ranks(
 
 
 def find_silent_ranks(evidence: Evidence) -> list[int]:
-    """Return the ranks without a report of a hang, otherwise those without connection."""
+    """Return the ranks that have sent no report about a hang.
+
+    If all have sent one, the result is the ranks on hosts without connection to the host of rank 0.
+    """
     missing = [rank for rank in evidence.hellos if rank not in evidence.reports]
     return missing or find_disconnected_ranks(evidence)
 
 
 def find_disconnected_ranks(evidence: Evidence) -> list[int]:
-    """Return the ranks on hosts without connection to rank 0.
+    """Return the ranks on hosts that have no connection to the torch store of rank 0.
 
-    If no other host has a connection, the ranks on the host of rank 0 are returned.
+    If there are several other hosts and none of them has a connection, the result is the ranks on
+    the host of rank 0. Only ranks that have sent a report are returned.
     """
     hosts = {rank: hello.host for rank, hello in evidence.hellos.items()}
     other_hosts = {host for host in hosts.values() if host != hosts.get(0)}
@@ -218,13 +253,19 @@ def find_disconnected_ranks(evidence: Evidence) -> list[int]:
 
 
 def find_awaited_ranks(waiting: Waits) -> list[int]:
-    """Return the ranks that others wait for and that wait for no rank."""
+    """Return the ranks that other ranks wait for and that wait for no rank themselves.
+
+    ``waiting`` holds for each rank the ranks that it waits for.
+    """
     awaited = set().union(*waiting.values())
     return [rank for rank in waiting if not waiting[rank] and rank in awaited]
 
 
 def _is_coalescing(report: HangReport) -> bool:
-    """Return True if the last collective of any of the rank's groups is a coalesced launch."""
+    """Return True if the last collective of a rank on any process group is a coalesced launch.
+
+    A coalesced launch is one launch of several calls. torch may record it as done too early.
+    """
     return any(group.is_last_coalesced for group in (report.groups or {}).values())
 
 
@@ -234,9 +275,13 @@ def make_states(
     stacks: Mapping[int, str],
     silent_ranks: Sequence[int],
 ) -> list[RankState]:
-    """Return the final state of each rank in rank order.
+    """Return the state of each rank when its case failed, in rank order.
 
-    ``states`` and ``stacks`` hold texts by rank. A rank without a stack has an empty one.
+    Args:
+        evidence: the messages of all ranks, with their hosts and process ids.
+        states: a phrase about each rank, such as ``alive``, by rank.
+        stacks: the Python stack of each rank as text, by rank. Missing ranks get an empty text.
+        silent_ranks: the ranks that did not answer when a measurement took too long.
     """
     ranks = []
     for rank, hello in sorted(evidence.hellos.items()):
@@ -253,16 +298,20 @@ def make_states(
 
 
 def find_silent_hosts(ranks: Sequence[RankState]) -> set[str]:
-    """Return the hosts on which all ranks are silent, empty if no rank of any host has answered."""
+    """Return the hosts on which no rank answered when a measurement took too long.
+
+    ``ranks`` are the states of all ranks. The result is empty if no rank of any host answered.
+    """
     answering = {state.host for state in ranks if not state.is_silent}
     return {state.host for state in ranks} - answering if answering else set()
 
 
 def find_process_state(hello: Hello) -> str | None:
-    """Return the state of a rank's process, such as ``stopped`` or ``gone``.
+    """Return the state of a rank's process: ``gone``, or psutil's status such as ``stopped``.
 
-    None if this process cannot see the rank's process. A zombie is gone, unless threads of it
-    remain in a kernel driver.
+    The result is None if this process cannot see that process, for example on another host. A
+    zombie counts as gone, unless threads of it remain in a kernel driver. ``hello`` is the first
+    message of the rank.
     """
     if hello.process_space != get_process_space():
         return None

@@ -1,4 +1,7 @@
-"""The communication of each rank in torch's flight recorder, and the ranks that it waits for."""
+"""The waits of ranks for each other, derived from torch's flight recorder.
+
+The flight recorder keeps the last operations of each rank on each process group, with their states.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,76 +9,105 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 Waits = dict[int, set[int]]
-"""The ranks that each rank waits for, keyed by the waiting rank."""
+"""The global ranks that each rank waits for, by the waiting rank.
+
+The set is empty for a rank that waits for no rank.
+"""
 _MOVING_NS = 500_000_000
-"""The age in ns below which work may still arrive, because ranks report at different times."""
+"""The least age in ns of an operation that counts as not done.
+
+A younger one may still be done, because ranks report at different times.
+"""
 _COALESCED = "nccl:coalesced"
-"""Several calls between torch's start and end of coalescing, launched as one."""
+"""The name in the records for several NCCL calls that torch launches as one."""
 _PEER = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)$")
+"""Matches the name of a send or receive: its direction, and the group rank of the other side."""
 
 
 class GroupState(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of one rank on one process group.
+    """The state of one rank's operations on one process group, from torch's flight recorder.
 
-    Collectives are numbered within the group from 1, and 0 stands for none.
+    torch numbers the collectives within the group from 1. The number 0 stands for no collective.
     """
 
     ranks: tuple[int, ...]
-    """The global ranks of the group."""
+    """The global ranks of the group, in the order of their group ranks."""
     enqueued: int = 0
-    """The number of the last enqueued collective."""
+    """The number of the last collective that the rank has enqueued."""
     started: int = 0
-    """The number of the last started collective, 0 unless TORCH_NCCL_ENABLE_TIMING=1."""
+    """The number of the last collective that has started or is done on the device.
+
+    Without TORCH_NCCL_ENABLE_TIMING=1 torch does not record a start, so that only done ones count.
+    """
     pending: int = 0
     """The number of the first collective that is enqueued and not done."""
     name: str = ""
-    """The name of the operation that is not done, empty if all are done."""
-    sends_to: tuple[int, ...] = ()
-    """The global ranks of the receivers of sends that are not done."""
-    receives_from: tuple[int, ...] = ()
-    """The global ranks of the senders of receives that are not done."""
-    is_last_coalesced: bool = False
-    """True if the last collective is a coalesced launch, which may not be done.
+    """The name of the first operation that is not done, such as ``nccl:all_reduce``.
 
-    torch runs it on the current stream, but records its end on the group's own stream, so that it
-    seems done as soon as it is launched.
+    It is empty if all operations are done.
+    """
+    sends_to: tuple[int, ...] = ()
+    """The global ranks of the receivers of the rank's sends that are not done."""
+    receives_from: tuple[int, ...] = ()
+    """The global ranks of the senders of the rank's receives that are not done."""
+    is_last_coalesced: bool = False
+    """True if the last collective is a coalesced launch, which torch may record as done too early.
+
+    torch runs the launch on the current stream, but records its end on the group's own stream.
     """
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """One operation in torch's flight records."""
+    """One operation in the records of torch's flight recorder, with torch's field names."""
 
-    pg_id: int  # differs from that of a destroyed group with the same name
-    process_group: tuple[str, str]  # name, description
+    pg_id: int
+    """The id of the process group. A later group with the same name has another id."""
+    process_group: tuple[str, str]
+    """The name and the description of the process group."""
     collective_seq_id: int
+    """The number of the collective within the group, from 1."""
     p2p_seq_id: int
-    profiling_name: str  # "nccl:all_reduce", "nccl:recv 1<-0"
+    """The number of the send or receive in the group. Calls launched as one share their number."""
+    profiling_name: str
+    """The name of the operation, such as ``nccl:all_reduce`` or ``nccl:recv 1<-0``."""
     time_created_ns: int
-    state: str  # that of gloo is always "scheduled", but its completed work is retired
+    """The time at which the rank enqueued the operation, in ns since the epoch."""
+    state: str
+    """The state of the operation: ``scheduled``, ``started`` or ``completed``.
+
+    An operation of gloo stays ``scheduled``, but is retired once it is done.
+    """
     retired: bool
+    """True if torch no longer watches the operation, because it is done."""
     is_p2p: bool
+    """True for a send or a receive."""
 
     @property
     def is_done(self) -> bool:
+        """True if the operation is done."""
         return self.retired or self.state == "completed"
 
 
 class _Dump(msgspec.Struct, frozen=True):
-    """The flight records of one backend."""
+    """The records of torch's flight recorder on one rank for one backend, NCCL or gloo."""
 
     entries: list[_Entry] = []
+    """The operations in the order in which they were enqueued."""
 
 
 def parse_groups(
     dumps: Iterable[bytes], groups: Mapping[str, Sequence[int]], since_ns: int, now_ns: int
 ) -> dict[str, GroupState] | None:
-    """Return the work of a rank by group name, None if nothing was ever recorded.
+    """Return the state of a rank's operations by name of the process group.
+
+    The result is None if torch has recorded nothing at all.
 
     Args:
-        dumps: torch's records in JSON.
-        groups: the ranks of each group by its name, in the group's order.
-        since_ns: the time before which work is ignored.
-        now_ns: the time of the dumps.
+        dumps: torch's flight records of this rank as JSON, one for each backend.
+        groups: the global ranks of each group by the name of the group, in the order of group
+            ranks.
+        since_ns: the time in ns since the epoch before which operations are ignored.
+        now_ns: the time of the records in ns since the epoch.
     """
     entries = []
     for dump in dumps:
@@ -93,7 +125,13 @@ def parse_groups(
 
 
 def _parse_group(entries: Sequence[_Entry], ranks: tuple[int, ...], now_ns: int) -> GroupState:
-    """Return the state of one group from its recorded entries."""
+    """Return the state of one rank's operations on one process group.
+
+    Args:
+        entries: the recorded operations on the group.
+        ranks: the global ranks of the group, in the order of group ranks.
+        now_ns: the time of the records in ns since the epoch.
+    """
     collectives = [entry for entry in entries if not entry.is_p2p]
     # Calls that are launched as one share their number, and only the launch itself is ever done.
     done = {entry.collective_seq_id for entry in collectives if entry.is_done}
@@ -132,9 +170,13 @@ def _parse_group(entries: Sequence[_Entry], ranks: tuple[int, ...], now_ns: int)
 def find_waits(groups_by_rank: Mapping[int, Mapping[str, GroupState]]) -> Waits:
     """Return for each rank the set of ranks that it waits for.
 
-    These have not enqueued the operation in which the rank waits, or have not started one that the
-    rank has started. A rank that others wait for and that waits for nobody is to blame. The
-    argument holds the state of each group by rank and group name.
+    A rank waits for another one that has not enqueued the collective in which the rank is, or has
+    not started a collective that the rank has started. It also waits for the other side of a send
+    or receive. A rank that others wait for and that waits for no rank is the probable cause of a
+    hang.
+
+    ``groups_by_rank`` holds the states of the operations by global rank and by name of the process
+    group.
     """
     waiting: Waits = {rank: set() for rank in sorted(groups_by_rank)}
     for rank, groups in groups_by_rank.items():
@@ -147,7 +189,11 @@ def find_waits(groups_by_rank: Mapping[int, Mapping[str, GroupState]]) -> Waits:
 
 
 def _is_waiting(rank: int, group: GroupState, peer_rank: int, peer: GroupState) -> bool:
-    """Return True if ``rank`` waits for ``peer_rank``, from their work on the same group."""
+    """Return True if ``rank`` waits for ``peer_rank`` in an operation on one process group.
+
+    ``group`` is the state of the operations of ``rank`` on this group, and ``peer`` that of the
+    operations of ``peer_rank``.
+    """
     if group.pending:
         if peer.enqueued < group.pending:
             return True

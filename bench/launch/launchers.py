@@ -1,4 +1,4 @@
-"""The programs that start and end ranks: a fork server on this node, or srun on several."""
+"""The launchers that start and kill ranks: a fork server on this node, or srun on several nodes."""
 
 import importlib
 import multiprocessing
@@ -28,29 +28,45 @@ from parbench.bench.machine.slurm_allocation import (
 from parbench.bench.text import get_last_line
 
 FOLDER_VARIABLE = "PARBENCH_FOLDER"
+"""The environment variable of a rank with the folder for its messages and logs."""
 SERVER_LOG_VARIABLE = "PARBENCH_FORK_SERVER_LOG"
+"""The environment variable of the fork server with the path of its log."""
 WORKER = "parbench.bench.rank.worker"
+"""The module that runs as the program of a rank."""
 _PRELOAD = "parbench.bench.rank.preload"
+"""The module that the fork server imports first, which sets the server up."""
 _PATIENCE_SECONDS = 5.0
+"""The seconds that srun may take to end after SIGTERM before it is killed."""
 _READ_AFTER_FORK = ("PARBENCH_", "NCCL_", "GLOO_")
-"""The prefixes of variables that are read when ranks communicate.
+"""The prefixes of environment variables that take effect in a forked rank.
 
-Libraries read other variables when they are loaded, so these variables require a new interpreter.
+They are read when ranks communicate. Libraries read other variables when they are loaded, so that a
+rank with such a variable needs a new Python interpreter.
 """
-# srun reports it of the first task that ends badly. It reports of the others that it killed them.
 _TASK_ENDED = re.compile(
     r"^srun: error: \S+: tasks? (?P<first>\d+)[\d,-]*: (?P<how>.+?)\s*$", re.MULTILINE
 )
+"""Matches srun's line about the first task that ended badly: its number, and how it ended.
+
+srun's lines about the other tasks state that srun has killed them.
+"""
 
 
 class ForkServer(AbstractContextManager["ForkServer"]):
-    """A process that has imported torch and ``modules`` and forks the ranks of this node.
+    """A process that has imported torch and the benchmarks' modules, and forks this node's ranks.
 
-    Only the first start of ranks waits for the imports. The ranks end with the server, and the
-    server ends with the driver.
+    Only the first start of ranks waits for the imports. The ranks end with the server. The server
+    ends with the driver, the process of ``parbench run``.
     """
 
     def __init__(self, modules: Iterable[str], variables: Mapping[str, str], logs: Path) -> None:
+        """Start the server process.
+
+        Args:
+            modules: the modules that the server imports, by name.
+            variables: environment variables of the server, which the ranks inherit.
+            logs: the folder for the server's log.
+        """
         self._log = logs / "fork-server.log"
         self._variables = {**variables, SERVER_LOG_VARIABLE: str(self._log)}
         self.context = multiprocessing.get_context("forkserver")
@@ -58,6 +74,7 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         self.start()
 
     def __exit__(self, *exception: object) -> None:
+        """Kill the server with all ranks, and remove its log if the log is empty."""
         kill_descendants(self.pid)
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
@@ -74,7 +91,10 @@ class ForkServer(AbstractContextManager["ForkServer"]):
             return True
 
     def get_last_error(self) -> str:
-        """Return a message about the end of the server, otherwise the last line of its log."""
+        """Return a message that a signal has ended the server, otherwise the last line of its log.
+
+        The message is empty if neither exists.
+        """
         end = None
         with suppress(ChildProcessError):
             end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
@@ -83,7 +103,7 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         return read_last_line(self._log)
 
     def start(self) -> None:
-        """Start the server process, which inherits the variables, and store its process id."""
+        """Start the server process with its variables, and store its process id in ``pid``."""
         before = dict(os.environ)
         os.environ.update(self._variables)
         try:
@@ -96,13 +116,10 @@ class ForkServer(AbstractContextManager["ForkServer"]):
 
 
 class ForkedRanks(Ranks):
-    """Ranks that a fork server has forked; their output goes to ``rank-<n>.log``.
-
-    ``cpus[rank]`` lists the CPUs to which a rank is bound. Ranks are not bound if ``cpus`` is
-    empty.
-    """
+    """Ranks on this node, forked by a fork server. Their output is in files ``rank-<n>.log``."""
 
     exit_code_seconds = 0.5
+    """The seconds after which the exit code of a dead rank is known."""
 
     def __init__(
         self,
@@ -112,6 +129,15 @@ class ForkedRanks(Ranks):
         variables: Mapping[str, str],
         cpus: Sequence[Sequence[int]] = (),
     ) -> None:
+        """Fork the ranks.
+
+        Args:
+            server: the fork server, which is started again if it has ended.
+            size: the number of ranks.
+            folder: the folder for the logs and messages of these ranks.
+            variables: additional environment variables of all ranks.
+            cpus: the CPUs to which each rank is bound, by rank. Empty if ranks are not bound.
+        """
         super().__init__(size, folder)
         self._server = server
         self._processes: list[ForkServerProcess] = []
@@ -127,9 +153,14 @@ class ForkedRanks(Ranks):
                 self._processes.append(process)
 
     def has_launcher_ended(self) -> bool:
+        """Return True if the fork server has ended."""
         return self._server.has_ended()
 
     def get_exit_codes(self) -> dict[int, int]:
+        """Return the exit codes of ended ranks by rank. A negative code is a signal.
+
+        Codes that the fork server had not reported before it ended are missing.
+        """
         # The server reports exit codes. Without it they are unknown, and 255 stands for them.
         unknown = (None, 255) if self._server.has_ended() else (None,)
         codes = {}
@@ -139,22 +170,31 @@ class ForkedRanks(Ranks):
         return codes
 
     def get_last_error(self) -> str:
+        """Return the last line in the log of the first rank with a nonzero exit code.
+
+        If no rank has such a code, it is the last error of the fork server, which may be empty.
+        """
         for rank, code in self.get_exit_codes().items():
             if code:
                 return read_last_line(self._folder / f"rank-{rank}.log")
         return self._server.get_last_error()
 
     def kill(self) -> None:
+        """Kill all descendants of the fork server, also processes that ranks have left behind."""
         kill_descendants(self._server.pid)  # it has adopted what ranks have left behind
 
 
 def run_forked_rank(
     rank: int, size: int, folder: str, variables: Mapping[str, str], cpus: Sequence[int]
 ) -> None:
-    """Run a rank in a process that the fork server has forked.
+    """Run a rank in a process that the fork server has just forked.
 
-    ``size`` is the number of ranks. ``folder`` gets the files of the rank. ``variables`` are set in
-    the environment. ``cpus`` are the CPUs to which the rank is bound, not bound if empty.
+    Args:
+        rank: the global rank, which is also the rank on this node.
+        size: the number of ranks.
+        folder: the folder for the log and messages of the rank.
+        variables: additional environment variables. An empty value removes a variable.
+        cpus: the CPUs to which the rank is bound. Empty if it is not bound.
     """
     os.setsid()  # the driver alone receives the Ctrl-C of a terminal
     die_with_parent(signal.SIGKILL)
@@ -172,7 +212,7 @@ def run_forked_rank(
 
 
 def apply_variables(environ: MutableMapping[str, str], variables: Mapping[str, str]) -> None:
-    """Set variables in ``environ``, and remove those whose value is empty."""
+    """Set the variables in ``environ``, and remove each variable whose new value is empty."""
     for name, value in variables.items():
         environ[name] = value
         if not value:
@@ -180,7 +220,7 @@ def apply_variables(environ: MutableMapping[str, str], variables: Mapping[str, s
 
 
 def redirect_output(log: Path) -> None:
-    """Append the output of this process to a log, and give it no input."""
+    """Append the output and errors of this process to a file, and make its input empty."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(file, 1)
@@ -188,7 +228,7 @@ def redirect_output(log: Path) -> None:
 
 
 def kill_descendants(pid: int) -> None:
-    """Kill the children of a process and all their descendants."""
+    """Kill the children of a process and all of their descendants. ``pid`` is its process id."""
     with suppress(psutil.NoSuchProcess):
         for process in psutil.Process(pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
@@ -197,9 +237,10 @@ def kill_descendants(pid: int) -> None:
 
 @contextmanager
 def hide_main_module() -> Iterator[None]:
-    """Hide the main module in the block, because a new rank would import it.
+    """Hide the main module of this process within the ``with`` statement.
 
-    Without this, scripts would need a guard.
+    Otherwise a process that multiprocessing starts would import this module. Then scripts that call
+    parbench would need the guard ``if __name__ == "__main__"``.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -210,10 +251,10 @@ def hide_main_module() -> Iterator[None]:
 
 
 class SrunRanks(Ranks):
-    """Ranks on several nodes, the tasks of a job step.
+    """Ranks on one or several nodes, which srun starts as the tasks of a job step.
 
-    All nodes share their folder. It holds the output of srun (``srun.log``) and of the ranks, and
-    their messages.
+    All nodes must share the folder. It holds the output of srun (``srun.log``), the output of each
+    rank (``rank-<n>.log``), and the messages.
     """
 
     def __init__(
@@ -223,6 +264,15 @@ class SrunRanks(Ranks):
         variables: Mapping[str, str],
         nodelist: str | None = None,
     ) -> None:
+        """Start srun.
+
+        Args:
+            layout: the number of nodes, the ranks on each, and their distribution.
+            folder: the folder for the logs and messages of these ranks.
+            variables: additional environment variables of all ranks. An empty value removes a
+                variable.
+            nodelist: the nodes to use as Slurm writes them, None to let Slurm choose.
+        """
         folder = folder.absolute()
         super().__init__(layout.num_ranks, folder)
         self._log = folder / "srun.log"
@@ -248,18 +298,23 @@ class SrunRanks(Ranks):
             )
 
     def has_launcher_ended(self) -> bool:
+        """Return True if srun has ended."""
         return self._process.poll() is not None
 
     def get_exit_codes(self) -> dict[int, int]:
+        """Return the exit code of the first rank that srun reports as failed, by rank.
+
+        The result is empty if srun reports none.
+        """
         return parse_exit_codes(self._log.read_text(errors="replace"))
 
     def get_last_error(self) -> str:
-        """Return srun's first error, which names the node."""
+        """Return srun's first error line, which names the node. Empty if there is none."""
         lines = self._log.read_text(errors="replace").splitlines()
         return next((line for line in lines if line.startswith("srun: error:")), "")
 
     def kill(self) -> None:
-        """Kill the ranks of this host, end srun, and let Slurm kill the step on other nodes."""
+        """Kill the ranks on this host, and end srun and its job step, so that all ranks end."""
         hellos = self.evidence.hellos.values()
         was_running = not self.has_launcher_ended()
         here = get_process_space()
@@ -289,12 +344,19 @@ def build_rank_command(
     *,
     on_gpus: bool = False,
 ) -> list[str]:
-    """Return the srun command of a job step whose tasks are the ranks.
+    """Return the srun command that starts the ranks as the tasks of a job step.
 
-    The number of tasks on each node is an option, because ``-N2 -n4`` may place three and one. So
-    are the CPUs of a task, which srun does not inherit since Slurm 22.05. Without them, srun would
-    bind a rank on a GPU to a single core, which NCCL's threads need too. The step may overlap a
-    step that is still ending on a node that does not answer.
+    The number of tasks on each node is stated, because ``-N2 -n4`` may place three and one. So are
+    the CPUs of a task, which srun does not inherit since Slurm 22.05. Without them, srun would bind
+    a rank on a GPU to a single core, although NCCL's threads need more. The step may overlap a step
+    that is still ending on a node that does not answer.
+
+    Args:
+        layout: the number of nodes, the ranks on each, and their distribution.
+        logs: the folder for the output of each rank.
+        environ: the environment variables of the driver, with those of Slurm.
+        nodelist: the nodes to use as Slurm writes them, None to let Slurm choose.
+        on_gpus: True if the ranks use GPUs.
     """
     options = [
         f"--nodes={layout.nodes}",
@@ -314,9 +376,9 @@ def build_rank_command(
 
 
 def parse_exit_codes(text: str) -> dict[int, int]:
-    """Return the exit code of the first failed task that srun reports, by rank.
+    """Return the exit code of the first failed task in the output of srun, by rank.
 
-    Empty if none failed.
+    A negative code is a signal. The result is empty if srun reports no failed task.
     """
     match = _TASK_ENDED.search(text)
     if match is None:
@@ -331,15 +393,19 @@ def parse_exit_codes(text: str) -> dict[int, int]:
 
 
 def read_last_line(log: Path) -> str:
-    """Return the last line of a log with the file's name, empty if the log has no line."""
+    """Return the last line of a log that is neither blank nor a hint, with the name of the file.
+
+    The result is empty if there is no such line or no file.
+    """
     text = get_last_line(log.read_text(errors="replace")) if log.exists() else ""
     return f"{text} ({log.parent.name}/{log.name})" if text else ""
 
 
 def find_loopback_variables() -> dict[str, str]:
-    """Return environment variables that keep the groups of gloo within this node.
+    """Return the environment variable that makes gloo use this node's loopback interface.
 
-    By the host name gloo may choose an interface that is not up.
+    Without it, gloo would look the host name up and might choose an interface that is not up. The
+    result is empty if there is no loopback interface.
     """
     loopback = find_interface("127.0.0.1")
     return {} if loopback is None else {INTERFACE_VARIABLE: loopback}

@@ -1,4 +1,7 @@
-"""``parbench run``: from a plan to a finished run folder, with its progress on stderr."""
+"""The measurement of ``parbench run``: from options and a plan to a run folder with all records.
+
+The progress is shown on standard error. A case is a benchmark with values for its parameters.
+"""
 
 import os
 import resource
@@ -42,14 +45,21 @@ from parbench.bench.results.limits import read_limits
 from parbench.bench.results.runs import Run, create_run, load_run, open_writer
 from parbench.bench.text import UserError, format_duration, parse_duration, pluralize
 
-_STEP_SECONDS = 2.0  # for the check and the explanation of a training step
-_START_SECONDS = 1.0  # of all ranks
+_STEP_SECONDS = 2.0
+"""The assumed seconds to check and to profile a training step in one repetition."""
+_START_SECONDS = 1.0
+"""The assumed seconds of one start of all ranks."""
 _STARTUP_SECONDS = 4.0
-"""The time for imports and the report."""
+"""The assumed seconds for imports and the report of a run."""
 MIN_OPEN_FILES = 64
+"""The least limit on open files of a process with which ranks can start."""
 _OPEN_FILES = 1 << 16
+"""The limit on open files that parbench sets if the system allows it.
+
+gloo connects each rank to all others.
+"""
 _LAZY_GLOO_RANKS = 64
-"""From this number of ranks on, gloo connects only ranks that exchange data."""
+"""The number of ranks from which on gloo connects only ranks that exchange data."""
 
 
 def run_options(
@@ -63,10 +73,22 @@ def run_options(
     cpus: Sequence[Sequence[int]] = (),
     limits: Path | None = None,
 ) -> Path | None:
-    """Make or resume a run and return its folder, None in the process of a rank other than 0.
+    """Make or resume a run, and return its folder.
 
-    ``cpus`` holds the CPUs that each rank of this host is bound to. It is empty if ranks are not
-    bound. A bad file of ``limits`` is refused before any rank starts.
+    If a launcher such as torchrun has started this process as a rank other than 0, the process
+    serves that rank instead, and the result is None.
+
+    Args:
+        options: what to measure and for how long.
+        modules: the names of the Python modules that define the benchmarks.
+        out: the folder in which a new run gets its own folder.
+        resume_path: the folder of a run to continue, None for a new run.
+        as_json: True if each record is printed on standard output as a line of JSON.
+        quiet: True if no progress is shown.
+        cpus: the CPUs to which each rank of this host is bound, by rank. Empty if they are not
+            bound.
+        limits: a file of limits on metrics, which must be valid before any rank starts. None
+            without limits.
     """
     os.environ.update(find_mpi_variables(os.environ))
     joined = Joined.find(os.environ)
@@ -110,9 +132,18 @@ def prepare_run(
     resume_path: Path | None,
     limits: Path | None,
 ) -> tuple[Run, str]:
-    """Create the run, or load the one to resume.
+    """Create the run, or load the one to resume, and check that the file of limits is valid.
 
-    Returns the run and a text about its extent.
+    Returns the run, and a text about the number of cases and the expected duration. The text is
+    empty if a new run uses all of its time budget.
+
+    Args:
+        options: what to measure and for how long.
+        modules: the names of the Python modules that define the benchmarks.
+        joined: the ranks that a launcher such as torchrun has started, None without one.
+        out: the folder in which a new run gets its own folder.
+        resume_path: the folder of a run to continue, None for a new run.
+        limits: a file of limits on metrics, None without limits.
     """
     if resume_path is None:
         plan = plan_run(options, modules, joined)
@@ -131,10 +162,14 @@ def prepare_run(
 
 
 def load_unfinished_run(path: Path, options: Options) -> tuple[Run, str]:
-    """Load a run to resume, and return it with a text about the missing cases.
+    """Load a run to resume, and set its time budget.
 
-    Its time budget is that of ``options``, otherwise that of the plan, or more if that is known not
-    to suffice. Missing are the cases without a record and those that the budget left out.
+    Returns the run, and a text with the number and the expected duration of the missing
+    measurements. Missing are the cases without a record and the cases that the time budget left
+    out.
+
+    The budget is that of ``options``, if there is one. Otherwise it is the run's old budget, or the
+    expected duration plus 10 % if that is more.
     """
     run = load_run(path)
     plan = run.info.plan
@@ -160,7 +195,10 @@ def load_unfinished_run(path: Path, options: Options) -> tuple[Run, str]:
 
 
 def _refuse_changed_sources(plan: Plan) -> None:
-    """Raise ``UserError`` if a custom step has changed since the first repetition measured it."""
+    """Raise ``UserError`` if the file of a custom step has changed since the run began.
+
+    Otherwise its repetitions would measure different steps.
+    """
     for target, digest in plan.sources.items():
         if hash_source(target, Path(plan.path or ".")) != digest:
             raise UserError(
@@ -171,7 +209,7 @@ def _refuse_changed_sources(plan: Plan) -> None:
 
 
 def describe_duration(plan: Plan) -> str:
-    """Return a text about the duration of a run, which follows from the number of its cases."""
+    """Return a text with a run's number of cases and repetitions and its expected duration."""
     extent = f"{pluralize(len(plan.cases), 'case')}, {pluralize(plan.repetitions, 'repetition')}"
     per_repetition = _START_SECONDS * len(group_by_variables(plan.cases))
     per_repetition += compute_sampling_seconds(plan.cases, plan.measure)
@@ -181,7 +219,10 @@ def describe_duration(plan: Plan) -> str:
 
 
 def refuse_few_open_files() -> None:
-    """Raise ``UserError`` if processes may open fewer files than starting ranks needs."""
+    """Increase this process's limit on open files as far as needed and allowed.
+
+    Raises ``UserError`` if it stays below 64. Ranks inherit the limit.
+    """
     limit, max_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return
@@ -197,9 +238,10 @@ def refuse_few_open_files() -> None:
 
 
 def collect_host_facts(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Return the environment of this host that ranks do not report, by group.
+    """Return the facts about this host that ranks do not report, by group and name.
 
-    It is the doctor's findings about this host and the Slurm allocation.
+    They are the settings and processes that may disturb a measurement, as ``parbench doctor`` finds
+    them, and the Slurm allocation if srun starts the ranks.
     """
     layout = plan.spread
     disturbances = {}
@@ -225,10 +267,18 @@ def choose_launcher(
     stack: ExitStack,
     cpus: Sequence[Sequence[int]],
 ) -> StartRanks:
-    """Return the function that starts all ranks.
+    """Return the function that starts all ranks once, with the launcher that the run needs.
 
-    The agents of an external launcher, srun, or a fork server start the ranks. ``cpus`` holds the
-    CPUs to which each rank is bound, empty if ranks are not bound.
+    The launcher is the one that has started this process as a rank (such as torchrun), or srun, or
+    a fork server on this host.
+
+    Args:
+        run: the run with its plan.
+        joined: the ranks that a launcher such as torchrun has started, None without one.
+        nodelist: the nodes for srun as Slurm writes them, None to let Slurm choose.
+        stack: ends the launcher when it is closed.
+        cpus: the CPUs to which each rank of this host is bound, by rank. Empty if they are not
+            bound.
     """
     plan = run.info.plan
     layout = plan.spread
@@ -250,7 +300,11 @@ def choose_launcher(
 
 
 def choose_variables(plan: Plan) -> dict[str, str]:
-    """Return the environment variables of all ranks, without those that the user has set."""
+    """Return the environment variables that parbench sets on all ranks, by name.
+
+    They set the number of OpenMP threads, gloo's interface and connections, the order of GPUs, and
+    whether ranks bind themselves to CPUs. Variables that the user has set are left out.
+    """
     layout = plan.spread
     allocation = None if layout is None else Allocation.find(os.environ)
     ranks_per_node = plan.nproc if layout is None else layout.ntasks_per_node

@@ -1,7 +1,8 @@
 """The messages between the driver and its ranks, and the mailbox that carries them. Without torch.
 
-A rank posts its own messages. The driver puts the job, rank 0 the addresses of its store, and a
-rank whose block exceeds its deadline an alarm. Nobody polls while a case is measured.
+The driver is the process that starts the ranks and writes their results. A rank posts its own
+messages to it. Other values are published under a name: the driver puts the job, rank 0 the
+addresses of its store, and a rank whose block exceeds its timeout an alarm.
 """
 
 import itertools
@@ -18,120 +19,171 @@ from parbench.bench.plan.plan import Plan
 from parbench.bench.results.records import RecordedOutcome, SkipReason
 
 MAIL = "mail"
-"""The folder of messages in the folder of an attempt."""
+"""The name of the folder of messages, next to the logs of one start of all ranks."""
 JOB = "job"
+"""The name under which the driver publishes the cases to measure."""
 ADDRESSES = "store-addresses"
+"""The name under which rank 0 publishes the addresses of its torch store."""
 ALARM = "alarm"
+"""The name under which a rank publishes that a measurement takes too long."""
 POLL_SECONDS = 0.02
+"""The seconds between two checks for a published value."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The first message of a rank, which then waits for its job."""
+    """The first message of a rank, with its process and environment.
+
+    The rank then waits for the cases to measure.
+    """
 
     rank: int
+    """The global rank."""
     host: str
+    """The name of the rank's host."""
     pid: int
+    """The process id of the rank on that host."""
     environment: dict[str, Any]
-    """The environment of this rank, including what all ranks share."""
+    """The facts about the software and hardware of this rank, by group and name.
+
+    They include the facts that are equal on all ranks.
+    """
     process_space: str = ""
     """A text that is equal for ranks that can see each other's processes by process id."""
     place: RankPlace
+    """The host, CPUs, NUMA nodes and GPU of the rank."""
     step: str = ""
-    """The id of Slurm's job step, such as ``17.0``, empty outside of a job step."""
+    """The id of the Slurm job step, such as ``17.0``, empty outside of a job step."""
 
 
 class Outcome(RecordedOutcome, frozen=True, kw_only=True):
-    """The result of a case, as rank 0 reports it or as the driver concludes it.
+    """The result of a case, as rank 0 reports it or as the driver infers it from a failure.
 
-    The field ``ranks`` is not empty if ranks failed and cannot continue.
+    If the inherited field ``ranks`` is not empty, the ranks have failed and cannot continue.
     """
 
     more: bool = False
-    """True if more blocks follow, so that this is the result so far."""
+    """True if further samples of the case are to be taken later.
+
+    The outcome is then only the result so far.
+    """
     raw: bytes = b""
-    """The samples of every rank as the content of an npz file, empty without samples."""
+    """The times of all samples on all measured ranks, as the content of an npz file.
+
+    Empty without samples, and if ``more`` is True.
+    """
     timeline: bytes = b""
-    """A step of all ranks, encoded by ``records.encode_timeline``. Empty without a timeline."""
+    """The timeline of one step of all ranks, encoded by ``records.encode_timeline``.
+
+    Empty if no step was profiled.
+    """
     wall_seconds: float = 0.0
-    """The time of all blocks of the case, with preparation, warm-up and checks."""
+    """The wall time in seconds of the case so far, with preparation, warm-up and checks."""
     started: str = ""
-    """The time (UTC) at which the first block began, which the driver notes."""
+    """The time (UTC, ISO 8601) at which the measurement of the case began.
+
+    The driver sets it. Ranks leave it empty.
+    """
 
 
 OUT_OF_BUDGET = Outcome(
     status="skipped", reason="out of time", skip_reason=SkipReason.OUT_OF_BUDGET
 )
+"""The outcome of a case that was not measured, because the time budget of the run was over."""
 
 
 class BlockResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The outcome of a case so far, which rank 0 sends after the block at ``index``."""
+    """The message in which rank 0 sends the outcome of a case after a block of its samples."""
 
     index: int
+    """The position of the block in ``Job.blocks``."""
     outcome: Outcome
+    """The outcome of all blocks of the case so far."""
 
 
 class RankError(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The exception that ended the work of a rank."""
+    """The message of a rank that has raised an exception and measures no further."""
 
     error: str
-    """The first line of the exception."""
+    """The type and the first line of the exception."""
     stack: str
-    """The Python stack of the exception."""
+    """The traceback of the exception as text."""
     seconds: float
-    """The time of the exception since the epoch."""
+    """The time of the exception in seconds since the epoch."""
 
 
 class HangReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The state of a rank whose block exceeds its deadline.
+    """The state of a rank when a measurement takes too long on this rank or on another one.
 
-    A rank reports twice: first the state of its Python thread, then also torch's records of
-    ``groups``. Reading these records may block.
+    A rank reports twice: first the state of its Python thread, then also torch's records of process
+    groups. Reading these records may block.
     """
 
     phase: str
+    """The phase of the measurement of the case.
+
+    It is starting, prepare, check, warm-up, timed or explain (profiling a step).
+    """
     steps: int
-    """The steps that the rank has begun in this case."""
+    """The number of samples and untimed steps that the rank has begun in this case."""
     communicates: bool
-    """True if the measuring thread is inside torch.distributed."""
+    """True if the measuring thread is inside torch.distributed, autograd or a wait for the GPU."""
     stack: str
+    """The Python stack of the measuring thread as text."""
     index: int = -1
-    """The index of the rank's block in the job, -1 before the first block."""
+    """The position of the rank's current block in ``Job.blocks``, -1 before the first block."""
     is_connected: bool = True
-    """False if the rank cannot connect to rank 0. A file system may still carry its report."""
+    """False if the rank cannot connect to the torch store of rank 0.
+
+    A shared file system may still carry its report.
+    """
     groups: dict[str, GroupState] | None = None
-    """The work of the rank by the name of the process group, None if torch has no records."""
+    """The state of the rank's operations by the name of the process group.
+
+    None in the first report, and if torch has no records.
+    """
     more: bool = False
-    """True if the second report follows."""
+    """True in the first of the two reports, because the second one follows."""
 
 
 class JobDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The last message of a rank that has completed its job."""
+    """The last message of a rank, which has measured all of its cases."""
 
     cpu_seconds: float = 0.0
-    """The CPU time of the rank's process during the job."""
+    """The CPU time in seconds that the rank's process used for the measurement of its cases."""
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the samples of a case. Blocks of other cases come before and after it."""
+    """A run of samples of one case, without other cases between them.
+
+    The blocks of a case are spread over a repetition, with blocks of other cases between them.
+    """
 
     case: int
-    """The index of the case in the plan."""
+    """The index of the case in the cases of ``Job.plan``."""
     weight: float = 0.0
-    """The relative share of free time. Blocks of weight 0 use the time left over."""
+    """The share of the time budget that the block gets beyond its cost.
+
+    It is relative to the weights of the other blocks. A block of weight 0 gets only time that other
+    blocks leave.
+    """
     cost_seconds: float = 0.0
-    """The least time that the block takes, 0 if it is unknown."""
+    """The seconds that the block takes at least, 0 if that is unknown."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """The cases to measure, their blocks in order, and the time for them."""
+    """The work of one start of all ranks: the cases, the order of their blocks, and time limits."""
 
     plan: Plan
-    """The plan of the run with the remaining cases only."""
+    """The plan of the run, with only the cases that these ranks are to measure."""
     blocks: list[Block]
+    """The blocks of samples of all cases in the order of measurement."""
     budget_seconds: float
-    """The time after the start of the job from which on no case has further blocks."""
+    """The time budget in seconds from the start of the job.
+
+    After it, cases end with the samples that they have.
+    """
     run_seconds: float
-    """The time after the start of the job from which on no case is begun."""
+    """The seconds from the start of the job after which no case is begun."""
 
 
 Message = Hello | BlockResult | RankError | HangReport | JobDone
@@ -140,40 +192,46 @@ Message = Hello | BlockResult | RankError | HangReport | JobDone
 # msgspec inspects the types of a message when a decoder is built. Two threads that do this for
 # the same types at the same time crash the process, so all decoders are built here.
 MESSAGE_DECODER = msgspec.json.Decoder(tuple[int, Message])
+"""Decodes a rank and the message that it has sent from JSON."""
 JOB_DECODER = msgspec.json.Decoder(Job)
+"""Decodes the job of the ranks from JSON."""
 
 
 class Mailbox:
-    """Carries the messages between the driver and the ranks of one start.
+    """Carries the messages between the driver and the ranks of one start, as files.
 
-    The hosts of all ranks share its folder, in which every message is a file.
+    The driver is the process that starts the ranks. All hosts must share the folder of the files.
     """
 
     def __init__(self, folder: Path) -> None:
+        """Create the subfolder of messages in ``folder`` unless another process has created it."""
         self._values = folder / MAIL
         self._messages = self._values / "messages"
         self._messages.mkdir(parents=True, exist_ok=True)
         self._numbers = itertools.count()
 
     def put(self, name: str, content: bytes) -> None:
-        """Publish a value under a name. Every process can read it."""
+        """Publish a value under a name, where every rank and the driver can read it."""
         write_output(self._values / name, content)
 
     def get(self, name: str) -> bytes | None:
-        """Return a published value, None if there is none yet."""
+        """Return the value published under a name, None if no process has published it yet."""
         # NFS remembers for a while that a file is absent, unless the folder is listed.
         is_present = any(file.name == name for file in self._values.iterdir())
         return (self._values / name).read_bytes() if is_present else None
 
     def post(self, rank: int, message: Message) -> None:
-        """Send a message of a rank to the driver."""
+        """Send a message to the driver. ``rank`` is the rank that sends the message."""
         file = self._messages / f"{next(self._numbers):06}-{rank}.json"
         partial = file.with_suffix(".part")
         partial.write_bytes(msgspec.json.encode((rank, message)))
         partial.replace(file)
 
     def receive(self) -> list[tuple[int, Message]]:
-        """Return the messages since the last call, each with the rank that sent it."""
+        """Return the messages since the last call, each with the rank that sent it.
+
+        Only the driver calls it.
+        """
         messages = []
         for file in sorted(self._messages.glob("*.json")):
             messages.append(MESSAGE_DECODER.decode(file.read_bytes()))
@@ -183,7 +241,10 @@ class Mailbox:
 
 
 def wait_for(mailbox: Mailbox, name: str, timeout_seconds: float) -> bytes:
-    """Wait for a published value and return it. Raises ``TimeoutError`` if nobody publishes it."""
+    """Wait until a value is published under a name, and return the value.
+
+    Raises ``TimeoutError`` after ``timeout_seconds``.
+    """
     deadline = time.monotonic() + timeout_seconds
     while (content := mailbox.get(name)) is None:
         if time.monotonic() > deadline:

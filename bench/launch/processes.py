@@ -13,24 +13,27 @@ from subprocess import DEVNULL, PIPE, CompletedProcess, Popen
 from typing import NoReturn
 
 PARBENCH = (sys.executable, "-m", "parbench")
-"""The command that starts parbench with the running interpreter."""
+"""The command line that starts parbench with the Python interpreter of this process."""
 
 
 def die_with_parent(sign: int) -> None:
-    """Let the kernel send this signal when the thread that started this process ends. 0 is none."""
+    """Let the kernel send this process a signal when the thread that started it ends.
+
+    ``sign`` is the number of the signal, 0 for none.
+    """
     ctypes.CDLL(None).prctl(1, sign)  # PR_SET_PDEATHSIG
 
 
 def adopt_orphans() -> None:
-    """Become the parent of orphaned descendants of this process."""
+    """Make this process the parent of its descendants whose own parents have ended."""
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
 def get_process_space() -> str:
     """Return a text that is equal for processes that can see each other by process id.
 
-    Host names do not suffice, because those of containers and images may be equal. Machines differ
-    in their boot id, and the containers of a machine in their namespace.
+    It consists of the host name, the boot id of the kernel and the namespace of process ids. Host
+    names do not suffice, because those of containers and images may be equal.
     """
     texts = [socket.gethostname()]
     with suppress(OSError):
@@ -40,13 +43,16 @@ def get_process_space() -> str:
 
 
 def describe_exit(code: int) -> str:
-    """Return an exit code as text. A negative code is a signal."""
+    """Return an exit code as text: ``exit code 1``, or ``ended by SIGKILL`` for the code -9."""
     names = {sign.value: sign.name for sign in signal.Signals}  # real-time signals have none
     return f"ended by {names.get(-code, f'signal {-code}')}" if code < 0 else f"exit code {code}"
 
 
 def exit_now(code: int) -> NoReturn:
-    """Exit without cleanup, because a thread may wait forever and the interpreter ends slowly."""
+    """Exit this process with a code, without cleanup except to flush its output.
+
+    Cleanup might wait forever for a thread, and the interpreter ends slowly.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -54,9 +60,9 @@ def exit_now(code: int) -> NoReturn:
 
 @contextmanager
 def convert_sigterm_to_interrupt() -> Iterator[None]:
-    """Let SIGTERM raise ``KeyboardInterrupt`` in the block, as Ctrl-C does.
+    """Let SIGTERM raise ``KeyboardInterrupt`` within the ``with`` statement, as Ctrl-C does.
 
-    It has no effect outside of the main thread, which alone can handle signals.
+    It has no effect outside of the main thread, because other threads cannot handle signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -71,11 +77,17 @@ def convert_sigterm_to_interrupt() -> Iterator[None]:
 def run_child(
     command: Sequence[str], *, env: Mapping[str, str] | None = None, catch_stderr: bool = False
 ) -> CompletedProcess[str]:
-    """Run a command without input. Its output is discarded.
+    """Run a command to its end, without input, and return its exit code in a ``CompletedProcess``.
 
-    Raises ``OSError`` if it cannot be started. With ``catch_stderr`` the result has its errors as
-    text. SIGTERM and Ctrl-C end the child by SIGTERM, which stops ``parbench run`` cleanly, and
-    then raise ``KeyboardInterrupt``.
+    The standard output of the command is discarded. SIGTERM and Ctrl-C end the child by SIGTERM,
+    which stops ``parbench run`` cleanly, and then raise ``KeyboardInterrupt``. Raises ``OSError``
+    if the command cannot be started.
+
+    Args:
+        command: the program and its arguments.
+        env: the environment variables of the child, None for those of this process.
+        catch_stderr: True if the result has the standard error of the child as text. Otherwise the
+            child writes to the standard error of this process.
     """
     with Popen(
         command,

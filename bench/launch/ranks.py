@@ -1,4 +1,7 @@
-"""One start of all ranks, from their first messages to their end, as the driver follows it."""
+"""One start of all ranks, from their first messages to their end, as seen by the driver.
+
+The ranks measure a job. It consists of blocks, each a part of the samples of one case.
+"""
 
 import os
 import shutil
@@ -32,26 +35,35 @@ from parbench.bench.launch.messages import (
 from parbench.bench.machine.gpu import GpuReport, inspect_gpus, read_report
 
 START_SECONDS = 120.0
-"""The seconds that ranks may take to start, and again to join each other."""
+"""The seconds that ranks may take to start, and again to connect to each other."""
 _GRACE_SECONDS = 3.0
+"""The seconds that the driver waits for further reports after the first failure or hang."""
 _POLL_SECONDS = 0.05
+"""The seconds between two checks for messages of the ranks."""
 _OWN_DEADLINE_SECONDS = 5.0
-"""The seconds after the deadline of a block at which the driver reports a hang itself."""
+"""The seconds after the timeout of a block at which the driver itself reports a hang.
+
+Until then the ranks report it.
+"""
 _SLACK_BYTES = 256 << 20
-"""The bytes by which the memory in use on a GPU may change without a run."""
+"""The increase in bytes of a GPU's used memory that does not count as memory of a run."""
 
 
 class Ranks(ABC):
-    """One start of all ranks: sends them their job, collects their outcomes, explains failures.
+    """The ranks of one start: the driver sends their job, collects outcomes and explains failures.
 
-    A launcher starts and kills the ranks in a subclass. ``folder`` is created and holds the files
-    of these ranks, and ``evidence`` what they have reported.
+    A subclass starts and kills the ranks. ``evidence`` has the messages of the ranks and
+    ``mailbox`` carries them.
     """
 
     exit_code_seconds = 3.0
-    """The seconds after which the exit code of a dead rank is known."""
+    """The seconds after which the launcher knows the exit code of a dead rank."""
 
     def __init__(self, size: int, folder: Path) -> None:
+        """Create the folder for the messages and logs of these ranks.
+
+        ``size`` is the number of ranks. Raises ``UserError`` if the folder cannot be created.
+        """
         with convert_write_errors(folder):
             folder.mkdir(parents=True)
         self.evidence = Evidence()
@@ -59,34 +71,42 @@ class Ranks(ABC):
         self._size = size
         self._folder = folder
         self._outcomes: dict[int, Outcome] = {}
+        """The outcomes that rank 0 has sent and the driver has not read, by index of the block."""
         self._deadline = 0.0
-        """The time at which the driver reports a hang that no rank has reported."""
+        """The ``time.monotonic()`` at which the driver itself reports a hang of the block."""
 
     @abstractmethod
     def get_exit_codes(self) -> dict[int, int]:
-        """Return the known exit codes of ended ranks by rank. A negative code is a signal."""
+        """Return the exit codes of ended ranks by rank, as far as known.
+
+        A negative code is a signal.
+        """
 
     @abstractmethod
     def get_last_error(self) -> str:
-        """Return the last message of the rank or launcher that failed, empty if there is none."""
+        """Return the last output line of the rank or launcher that failed, empty without one."""
 
     @abstractmethod
     def kill(self) -> None:
-        """Kill every rank, also stopped ones."""
+        """Kill all ranks, also those that SIGSTOP has stopped."""
 
     def has_launcher_ended(self) -> bool:
-        """Return True if the process that started the ranks has ended."""
+        """Return True if the process that has started the ranks has ended.
+
+        The result is always False for a launcher without such a process.
+        """
         return False
 
     def have_ended(self) -> bool:
-        """Return True if a rank has failed, or if all ranks or their launcher have ended."""
+        """Return True if a rank has failed, all ranks have ended, or their launcher has ended."""
         codes = self.get_exit_codes()
         return self.has_launcher_ended() or any(codes.values()) or len(codes) == self._size
 
     def wait_for_start(self, timeout_seconds: float) -> Outcome | None:
-        """Wait until every rank has sent its first message. Return the failure if one does not.
+        """Return None once every rank has sent its first message.
 
-        None means success.
+        If a rank fails or does not start within ``timeout_seconds``, the result is an outcome with
+        status failed.
         """
         hellos = self.evidence.hellos
         deadline = time.monotonic() + timeout_seconds
@@ -102,16 +122,21 @@ class Ranks(ABC):
         return None
 
     def send_job(self, job: Job) -> None:
-        """Send the ranks their job and set the deadline of the first block."""
+        """Send all ranks their job, and begin the timeout of its first block of samples."""
         self.mailbox.put(JOB, msgspec.json.encode(job))
         # Before the first block ranks may take long to find each other.
         seconds = max(job.plan.timeout_seconds, START_SECONDS)
         self._deadline = time.monotonic() + seconds + _OWN_DEADLINE_SECONDS
 
     def wait_for_block(self, index: int, timeout_seconds: float) -> Outcome:
-        """Return the outcome of the block at ``index``. A failure or a hang is also an outcome.
+        """Wait until a block of samples ends, and return the outcome of its case so far.
 
-        If the outcome has ``ranks``, these ranks have failed and cannot continue.
+        If ranks fail or the block hangs, the outcome states this and its ``ranks`` is not empty.
+        Then the ranks cannot continue.
+
+        Args:
+            index: the position of the block in the job.
+            timeout_seconds: the timeout of a block.
         """
         while index not in self._outcomes:
             self._poll()
@@ -132,14 +157,18 @@ class Ranks(ABC):
         return self._outcomes.pop(index)
 
     def wait_for_end(self, timeout_seconds: float) -> None:
-        """Wait until all ranks have ended, and read their last messages."""
+        """Wait until all ranks have ended, and read their last messages.
+
+        The wait lasts at most ``timeout_seconds``.
+        """
         self._poll_until(self.have_ended, timeout_seconds)
         self._poll()
 
     def end(self, timeout_seconds: float) -> list[str]:
-        """End all ranks and wait at most ``timeout_seconds`` for it.
+        """Kill all ranks, wait until they have ended, and remove their messages.
 
-        Returns a phrase for each process that still runs and each GPU whose memory is not free.
+        The wait lasts at most ``timeout_seconds``. Returns a phrase for each rank that still runs
+        and for each GPU whose memory is still in use. The list is empty if nothing remains.
         """
         self.kill()
         deadline = time.monotonic() + timeout_seconds
@@ -158,7 +187,11 @@ class Ranks(ABC):
         return remaining
 
     def _list_running_ranks(self) -> list[str]:
-        """Return a phrase for each rank that has not ended."""
+        """Return a phrase for each rank whose process has not ended, in rank order.
+
+        A phrase is for example ``rank 1 (process 4711 is stopped)``. Ranks on other hosts are not
+        seen.
+        """
         phrases = []
         for rank, hello in sorted(self.evidence.hellos.items()):
             state = find_process_state(hello)
@@ -168,7 +201,7 @@ class Ranks(ABC):
         return phrases
 
     def _poll(self) -> None:
-        """Store the messages that have arrived. Sleep for a moment if there are none."""
+        """Store the messages that have arrived, or sleep for 0.05 s if there are none."""
         evidence = self.evidence
         messages = self.mailbox.receive()
         for rank, message in messages:
@@ -187,23 +220,25 @@ class Ranks(ABC):
             time.sleep(_POLL_SECONDS)
 
     def _poll_until(self, condition: Callable[[], bool], timeout_seconds: float) -> None:
-        """Poll until the condition holds, for at most ``timeout_seconds``."""
+        """Store arriving messages until ``condition()`` is true or the timeout is over."""
         deadline = time.monotonic() + timeout_seconds
         while not condition() and time.monotonic() < deadline:
             self._poll()
 
     def _has_failed(self) -> bool:
-        """Return True if a rank has raised an error or died, or if all have ended."""
+        """Return True if a rank has raised an exception or died, or if all ranks have ended."""
         return bool(self.evidence.errors) or self.have_ended() or self._has_dead_rank()
 
     def _has_dead_rank(self) -> bool:
-        """Return True if a rank has ended before it has completed its job."""
+        """Return True if a rank has ended before it has measured all of its cases."""
         return not self.get_exit_codes().keys() <= self.evidence.cpu_seconds.keys()
 
     def _explain_end(self, when: str) -> Outcome:
-        """Explain a failure once all ranks have noticed it or an exit code is known.
+        """Wait for messages about a failure, and return an outcome that explains it.
 
-        ``when`` is a phrase about the time of the failure.
+        The wait ends when each rank has reported an exception or has an exit code, at the latest
+        after a few seconds. ``when`` is a phrase about the time of the failure, such as ``while it
+        was measured``.
         """
         self.mailbox.put("probe", b"x")  # ranks also end if their messages cannot be written
         errors = self.evidence.errors
@@ -215,7 +250,11 @@ class Ranks(ABC):
         return explain_end(self.evidence, when)
 
     def _explain_hang(self, index: int, timeout_seconds: float) -> Outcome:
-        """Explain the hang of the block at ``index`` once the reports of the ranks have arrived."""
+        """Wait for the reports of all ranks about a hang, and return an outcome that explains it.
+
+        ``index`` is the position of the block of samples in the job. ``timeout_seconds`` is the
+        timeout that the block has exceeded.
+        """
         evidence = self.evidence
         self._poll_until(lambda: evidence.count_complete_reports() == self._size, _GRACE_SECONDS)
         stacks = {}
@@ -227,16 +266,21 @@ class Ranks(ABC):
 
 
 def remove_if_empty(file: Path) -> None:
-    """Remove a file if it is empty. A missing file is not an error."""
+    """Remove a file if it is empty. A file that is missing or cannot be removed is ignored."""
     with suppress(OSError):
         if file.stat().st_size == 0:
             file.unlink()
 
 
 def wait_for_gpu_memory(uuids: Collection[str], deadline: float) -> list[str]:
-    """Wait until GPUs have no more memory in use than before the run, at most until ``deadline``.
+    """Wait until GPUs have no more memory in use than before the run.
 
-    ``uuids`` are those of the GPUs. Returns a phrase for each GPU that still has more in use.
+    Returns a phrase such as ``1.2 GiB on GPU-...`` for each GPU of this host that still has more in
+    use at the deadline.
+
+    Args:
+        uuids: the UUIDs of the GPUs.
+        deadline: the ``time.monotonic()`` at which the wait ends.
     """
     if not uuids:
         return []
@@ -254,6 +298,9 @@ def wait_for_gpu_memory(uuids: Collection[str], deadline: float) -> list[str]:
 
 
 def _get_used_bytes(report: GpuReport) -> dict[str | None, int]:
-    """Return the bytes in use by GPU UUID, without GPUs for which they are unknown."""
+    """Return the bytes of memory in use on each GPU, by UUID of the GPU.
+
+    GPUs for which the number is unknown are left out.
+    """
     memory = {gpu.uuid: gpu.memory_used_bytes for gpu in report.gpus}
     return {uuid: num_bytes for uuid, num_bytes in memory.items() if num_bytes is not None}

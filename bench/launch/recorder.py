@@ -1,4 +1,7 @@
-"""Turns outcomes into records, and writes them with the places of the ranks. Without torch."""
+"""Writes the records of a run, with the environment and the placement of its ranks. Without torch.
+
+A record is the outcome of one case in one repetition, as one line of JSON.
+"""
 
 import os
 from collections import Counter
@@ -30,14 +33,11 @@ from parbench.bench.results.runs import (
 )
 
 FAILED_STATUSES = ("failed", "hang", "wrong")
+"""The statuses of a record whose case failed. The status skipped is not among them."""
 
 
 class Recorder:
-    """Writes a record for each outcome, with the environment of the ranks that measured it.
-
-    ``facts`` are the parts of the environment that ranks do not report, by the name of the group
-    and the name of the fact. ``on_record`` is called with each record that was written.
-    """
+    """Writes a record for each case and repetition, and the ranks' environment to run.json."""
 
     def __init__(
         self,
@@ -46,6 +46,15 @@ class Recorder:
         facts: Mapping[str, Mapping[str, Any]],
         on_record: Callable[[Record], None],
     ) -> None:
+        """Prepare the records of a run.
+
+        Args:
+            run: the run with its plan and the records that it has so far.
+            writer: appends records to the run's file.
+            facts: the parts of the environment that ranks do not report, by group and name of the
+                fact.
+            on_record: is called with each record that was written.
+        """
         self._path = run.path
         self._info = run.info
         self._writer = writer
@@ -57,18 +66,31 @@ class Recorder:
             inspect_gpus(os.environ) if plan.device == "cuda" else GpuReport()
         )
         self._environment: dict[str, Any] = {}
+        """The differences from the environment in run.json, which each record contains.
+
+        ``changed`` has the facts that have changed on all ranks, by path of the fact. ``rank N``
+        has the facts in which that rank differs from other ranks.
+        """
         self._placement_notes: list[str] = []
         self.failures = {
             record.case.id: record for record in run.records if record.status in FAILED_STATUSES
         }
-        """The last bad record of each case that is not measured again, by the id of the case."""
+        """The last record with a failed status of each case, by the id of the case.
+
+        Such a case is not measured in later repetitions.
+        """
         self.cleanup_notes: list[str] = []
-        """Sentences about processes and GPU memory that remained when the last ranks were ended."""
+        """Sentences about what remained of the previous ranks: processes and GPU memory.
+
+        Each record contains them, because they may disturb the measurement.
+        """
 
     def store_environment(self, hellos: Sequence[Hello]) -> None:
-        """Write the common environment of all ranks to run.json.
+        """Store the environment of new ranks, from their first messages in rank order.
 
-        The values of a rank that differ from the common ones are added to each later record.
+        The first call writes the facts that all ranks share to run.json. Later records contain the
+        differences: shared facts that have changed since the first call, and facts in which a rank
+        differs from the other ranks.
         """
         common, differences = split_environments(
             self._gpus.add_facts([hello.environment for hello in hellos])
@@ -92,9 +114,10 @@ class Recorder:
         self._placement_notes = find_misplacements(layout, hellos)
 
     def write(self, repetition: int, case: Case, outcome: Outcome) -> Record:
-        """Write and return the record of a case in a repetition.
+        """Write the record of a case in a repetition and return it.
 
-        The files of its samples and its timeline are written too.
+        Files with the samples of all ranks and with the timeline of a step are written too, if
+        there are any. ``repetition`` is the number of the repetition, from 0.
         """
         result = {name: getattr(outcome, name) for name in RecordedOutcome.__struct_fields__}
         notes = [*self._info.plan.notes, *self._placement_notes, *self.cleanup_notes]
@@ -124,7 +147,11 @@ class Recorder:
 
 
 def describe_hosts(hellos: Sequence[Hello]) -> dict[str, Any]:
-    """Return each rank's host and switch path in rank order. Empty if all ranks share one host."""
+    """Return the names of the hosts by rank, and Slurm's path of switches to each host.
+
+    ``hosts`` is a list in rank order. ``switches`` has the path by host, and is missing if it is
+    unknown. The result is empty if all ranks share one host.
+    """
     hosts = [hello.host for hello in hellos]
     if len(set(hosts)) == 1:
         return {}
@@ -133,9 +160,12 @@ def describe_hosts(hellos: Sequence[Hello]) -> dict[str, Any]:
 
 
 def find_misplacements(layout: NodeLayout | None, hellos: Sequence[Hello]) -> list[str]:
-    """Return a warning for each way in which ranks are not where they should be.
+    """Return a warning for each way in which the placement of ranks differs from the expected one.
 
-    ``layout`` is None if this host has all ranks. Then only the distance of GPUs is checked.
+    Args:
+        layout: the requested numbers of nodes and ranks. None if all ranks are on this host, and
+            then only the distance between a rank's CPUs and its GPU is checked.
+        hellos: the first messages of all ranks, in rank order.
     """
     warnings = _check_gpu_distance(hellos)
     if layout is not None:
@@ -144,7 +174,10 @@ def find_misplacements(layout: NodeLayout | None, hellos: Sequence[Hello]) -> li
 
 
 def _check_gpu_distance(hellos: Sequence[Hello]) -> list[str]:
-    """Return a warning about ranks whose CPUs are in another NUMA node than their GPU."""
+    """Return a warning that names the ranks whose CPUs are in another NUMA node than their GPU.
+
+    The list is empty if there are none.
+    """
     distant_ranks = [
         hello.rank
         for hello in hellos
@@ -159,7 +192,11 @@ def _check_gpu_distance(hellos: Sequence[Hello]) -> list[str]:
 
 
 def _check_nodes(layout: NodeLayout, hellos: Sequence[Hello]) -> list[str]:
-    """Return warnings about ranks that are not on the nodes of the layout."""
+    """Return a warning if the ranks are not on the nodes that the layout asks for.
+
+    The warning is about the number of ranks on each node. If that is right, it is about the
+    distribution (block or cyclic). The list is empty if both are right.
+    """
     hosts = [hello.host for hello in hellos]
     counts = Counter(hosts)
     per_node = layout.ntasks_per_node
@@ -179,7 +216,11 @@ def _check_nodes(layout: NodeLayout, hellos: Sequence[Hello]) -> list[str]:
 
 
 def _check_cpus(hellos: Sequence[Hello]) -> list[str]:
-    """Return warnings about ranks that may use too few CPUs, or that share a single CPU."""
+    """Return a warning for each rank with too few CPUs, and for each CPU that several ranks share.
+
+    Too few are less than ``SLURM_CPUS_PER_TASK``. A CPU counts as shared if it is the only CPU of
+    several ranks.
+    """
     warnings = []
     single_cpus: Counter[tuple[str, int]] = Counter()
     for hello in hellos:

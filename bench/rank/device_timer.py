@@ -1,4 +1,8 @@
-"""Timing on a CUDA device, from a start line in its own queue: no launch counts as duration."""
+"""Timing of samples on a CUDA device with events.
+
+The host first queues a spin kernel and a barrier, and then launches the sample behind them. So the
+launch from the host does not count as duration.
+"""
 
 import time
 from collections.abc import Callable
@@ -11,73 +15,102 @@ from parbench.bench.world import accelerator
 from parbench.bench.world.world import World
 
 HOST_NS = 20_000
-"""The uncertainty of arrivals and exits in ns, because the host stamps the exit of a device."""
+"""The uncertainty in ns of the times at which a device began and ended a sample.
+
+The host notices the end with a delay, and the start is computed from the end.
+"""
 _MIN_CORES_TO_SPIN = 3
-_CYCLES_PER_NS = 2  # an upper limit of the clock of GPUs: on a slower clock a spin lasts longer
+"""The least number of cores with which a rank's host thread polls an event instead of sleeping."""
+_CYCLES_PER_NS = 2
+"""The clock cycles per ns that a GPU has at most, to convert the time of a spin kernel.
+
+On a GPU with a slower clock a spin kernel lasts longer than asked for.
+"""
 _MARGIN_NS = 20_000
+"""The least time in ns by which a spin kernel lasts longer than twice the time that it hides."""
 _MAX_SPIN_NS = 500_000
+"""The longest time in ns of a spin kernel before a sample of one step."""
 _MAX_SPIN_OF_MANY_STEPS_NS = 5_000_000
+"""The longest time in ns of a spin kernel before a sample of several steps."""
 
 Stamp = tuple[int, int, int, int, int]
-"""Arrival, exit, duration and time to issue in ns, and 1 if the launch was hidden, otherwise 0."""
+"""The times of one sample on one rank, as five whole numbers.
+
+They are the arrival (the time at which it began), the exit (the time at which it ended), the
+duration and the time until an asynchronous call returned, each in ns. The last number is 1 if the
+host had launched the whole sample before the device began it, otherwise 0.
+"""
 
 
 class DeviceQueue:
-    """The current stream of a rank's device, into which all calls put work."""
+    """The current CUDA stream of a rank's device, into which barriers and samples are queued."""
 
     def __init__(self, world: World) -> None:
+        """Use the current stream of the world's device, and the world's group for barriers."""
         self._world = world
         self._token = torch.zeros(1, device=world.device)
         self._has_few_cores = count_available_cores() < _MIN_CORES_TO_SPIN
 
     def spin(self, duration_ns: int) -> None:
-        """Keep the device busy for at least ``duration_ns``."""
+        """Queue a kernel that keeps the device busy for at least ``duration_ns``."""
         accelerator.spin(_CYCLES_PER_NS * duration_ns)
 
     def queue_barrier(self) -> None:
-        """Let the stream wait until the streams of all ranks have arrived here.
+        """Queue an all_reduce, so that the streams of all ranks go on from here at the same time.
 
-        gloo needs no such barrier: its collectives run on the host, where all ranks have just met.
+        On gloo nothing is queued, because its collectives run on the host, where all ranks have
+        just met.
         """
         if self._world.backend != "gloo":
             dist.all_reduce(self._token, group=self._world.group)
 
     def event(self) -> accelerator.Event:
-        """Return a new event that records a time.
+        """Return a new CUDA event for the time at which the stream reaches it.
 
-        A rank with few cores sleeps while it waits, because NCCL's threads need a core too.
+        On a rank with few cores the host thread sleeps while it waits for the event. Otherwise it
+        polls.
         """
         return accelerator.make_event(blocking=self._has_few_cores)
 
     def sync(self) -> None:
-        """Wait for the work on the stream."""
+        """Let the host wait until the stream has done all queued work."""
         self._world.sync_stream()
 
 
 class DeviceTimer:
-    """Times samples with CUDA events, behind a spin that hides the launch of their work.
+    """Times samples with CUDA events, behind a spin kernel that hides the launch of their work.
 
-    The spin lasts while the host queues the start line and launches the steps. If a launch outlasts
-    its spin, the next spins are longer. A launch is not hidden if its own time is measured
-    (``times_issue``), or if it takes too long, as that of a training step. Then the host waits at
-    the start line, and the duration includes the launch.
+    The spin kernel keeps the device busy while the host launches the sample. A barrier on the
+    device follows it. If a launch takes longer than the spin, later spins are longer.
+
+    A launch is not hidden if the time until an asynchronous call returns is measured
+    (``times_issue``), or if it takes too long, for example in a training step. Then the host waits
+    until the barrier is done, and the duration includes the launch.
     """
 
     def __init__(self, device: DeviceQueue, *, times_issue: bool) -> None:
+        """Prepare the timing of samples on a device.
+
+        ``times_issue`` is True if the time until an asynchronous call returns is measured too.
+        """
         self._device = device
         self._times_issue = times_issue
-        # The least time of the host that a spin must hide, and the margin, by number of steps.
         self._least_host_ns: dict[int, int] = {}
+        """The least time in ns for the start line and the launch, by number of steps."""
         self._margins_ns: dict[int, int] = {}
-        self._start_line_ns = 0  # the time in which the host queues a start line
-        self._least_launch_ns: int | None = None  # the least launch time of a single step
+        """The time in ns by which the spin exceeds its needed length, by number of steps."""
+        self._start_line_ns = 0
+        """The time in ns in which the host queued the last start line."""
+        self._least_launch_ns: int | None = None
+        """The least time in ns to launch a single step, None before the first one."""
         self._is_behind_spin = False
+        """True if the last start line has a spin, and the host did not wait for its end."""
 
     def queue_start_line(self, steps: int, *, is_late: bool = False) -> None:
-        """Queue a spin and then a collective, which ends on all ranks at the same time.
+        """Queue a spin kernel and then a barrier, after which all devices begin at the same time.
 
-        The host launches ``steps`` steps during the spin. A late rank waits on the host for the end
-        of the collective.
+        The host launches the ``steps`` steps of the sample during the spin. If ``is_late`` is True,
+        a fault delays this rank, and the host first waits for the end of the barrier.
         """
         spin_ns = None if self._times_issue else self._find_spin_ns(steps)
         begin_ns = time.perf_counter_ns()
@@ -90,9 +123,11 @@ class DeviceTimer:
             self._device.sync()
 
     def _find_spin_ns(self, steps: int) -> int | None:
-        """Return the time to spin in nanoseconds so that the launch of ``steps`` steps is hidden.
+        """Return the time in ns of the spin kernel that hides the launch of ``steps`` steps.
 
-        None if the launch is too long to hide.
+        It is twice the least time of the host so far for barrier and launch, plus a margin. Before
+        the first sample it is the longest time. The result is None if the launch takes too long to
+        hide.
         """
         max_spin_ns = _MAX_SPIN_OF_MANY_STEPS_NS if steps > 1 else _MAX_SPIN_NS
         if steps not in self._least_host_ns:
@@ -103,14 +138,16 @@ class DeviceTimer:
         return min(needed_ns + self._margins_ns.get(steps, _MARGIN_NS), max_spin_ns)
 
     def count_hideable_steps(self) -> int:
-        """Return the number of steps whose launch the longest spin hides, at least 1."""
+        """Return the number of steps whose launch the longest spin kernel hides, at least 1."""
         free_ns = (_MAX_SPIN_OF_MANY_STEPS_NS - _MARGIN_NS) // 2 - self._start_line_ns
         return max(free_ns // max(self._least_launch_ns or 1, 1), 1)
 
     def measure(self, sampler: Callable[[], int | None], steps: int) -> Stamp:
-        """Time one sample and return its stamp.
+        """Take one sample of ``steps`` steps and return its times, see ``Stamp``.
 
-        Its arrival is the time at which the device began it.
+        ``sampler`` launches the steps. The duration is the time between two CUDA events. The exit
+        is the time at which the host noticed the end, in ns of ``time.perf_counter_ns()``. The
+        arrival is the exit less the duration.
         """
         start = self._device.event()
         end = self._device.event()

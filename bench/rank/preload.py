@@ -1,7 +1,8 @@
-"""Prepares the fork server, which imports this module first, and begins its ranks.
+"""The first import of the fork server: sets the server up and runs the ranks that it forks.
 
-The server starts no thread (those of numpy's OpenBLAS end at a fork) and touches no GPU. Ranks
-share nothing else: each has its own variables, output, random numbers and addresses of buffers.
+The server starts no thread, because numpy's OpenBLAS threads would be missing after a fork, and it
+does not initialize CUDA. Each rank has its own variables, output, random numbers and addresses of
+buffers.
 """
 
 import mmap
@@ -22,10 +23,15 @@ from parbench.bench.launch.launchers import (
 from parbench.bench.launch.processes import adopt_orphans, die_with_parent
 
 _SHIFT_PAGES = 1 << 16
+"""The largest number of pages by which the addresses of a rank's buffers are shifted."""
 
 
 def set_up_fork_server(log: Path) -> None:
-    """Let this process end with the driver, and let all descendants end with this process."""
+    """Set this process up as the fork server, whose output goes to the file ``log``.
+
+    When the driver (the process of ``parbench run``) ends, this process gets SIGTERM. When this
+    process ends, all its descendants are killed.
+    """
     signal.signal(signal.SIGTERM, end_server)
     die_with_parent(signal.SIGTERM)
     adopt_orphans()
@@ -38,13 +44,16 @@ def set_up_fork_server(log: Path) -> None:
 
 
 def end_server(number: int, frame: FrameType | None) -> None:
-    """Kill all descendants and exit, as the handler of SIGTERM."""
+    """Kill all descendants of this process and exit with code 0, as the handler of SIGTERM."""
     kill_descendants(os.getpid())
     os._exit(0)
 
 
 def begin_rank() -> None:
-    """Run the rank that the environment variables describe."""
+    """Run this forked process as the rank that its environment variables describe.
+
+    It never returns. If the fork cannot use CUDA, a new Python interpreter replaces the process.
+    """
     import numpy as np
 
     from parbench.bench.rank import worker

@@ -1,4 +1,4 @@
-"""The result of a case on rank 0: the metrics, the stragglers and the archive of its samples."""
+"""The result of a case on rank 0: its metrics, its stragglers and the archive of its samples."""
 
 import io
 from collections.abc import Sequence
@@ -23,6 +23,7 @@ from parbench.bench.world.benchmark import Description, Work
 from parbench.bench.world.world import World
 
 _PERCENTILES = (("q10", 0.1, MIN_ITERATIONS_FOR_Q10), ("p99", 0.99, MIN_ITERATIONS_FOR_P99))
+"""The name's suffix, the quantile (0 to 1) and the least number of samples of each percentile."""
 
 
 def add_samples(
@@ -32,7 +33,17 @@ def add_samples(
     world: World,
     ranks: list[int],
 ) -> Outcome:
-    """Add the samples, their metrics and the description of a step to the outcome."""
+    """Return the outcome of a case with its samples, the metrics computed from them, and facts.
+
+    A stamp has the times at which a rank began and ended a sample, and its duration.
+
+    Args:
+        outcome: the outcome of the case so far, without samples.
+        timed: the samples with the stamps of all measured ranks.
+        description: the work of one step, and facts that the benchmark states about itself.
+        world: all ranks of the run, with their clocks.
+        ranks: the measured ranks, in the order of the stamps.
+    """
     seconds = timed.compute_seconds(description.hops)
     details = dict(description.details)
     if len(ranks) < len(world.hosts):
@@ -69,9 +80,16 @@ def add_samples(
 def compute_metrics(
     seconds: dict[str, list[float]], samples_per_block: Sequence[int], description: Description
 ) -> dict[str, MetricValue]:
-    """Return metrics by name: the time with its percentiles, rates, and parts of the time.
+    """Return the metrics of a case by name, each with its 95 % interval where that is known.
 
-    ``seconds`` are the samples in seconds by metric name.
+    They are the median time of a step, its 10th and 99th percentile if there are enough samples,
+    the rates of the described work (such as bytes per second), and the medians of ``skew``,
+    ``transfer`` and the other times.
+
+    Args:
+        seconds: a list with one number of seconds for each sample, by metric name.
+        samples_per_block: the numbers of consecutive samples between which other cases ran.
+        description: the name of the metric of the time, and the work of one step.
     """
     headline = description.headline
     medians = {name: estimate_median(values, samples_per_block) for name, values in seconds.items()}
@@ -89,7 +107,11 @@ def compute_metrics(
 
 
 def _compute_rate(work: Work, time: Estimate) -> MetricValue:
-    """Return work per time, with an unknown value if the work or the time is 0."""
+    """Return the rate of a kind of work: its amount in one step divided by the time of a step.
+
+    The time is the median over samples. The bounds of its interval give those of the rate. The
+    values are None if the time or the amount is 0.
+    """
     rates = []
     for seconds in (time.value, time.high, time.low):  # the slowest time gives the lowest rate
         rates.append(work.amount / seconds if seconds and work.amount else None)
@@ -105,9 +127,14 @@ def _compute_rate(work: Work, time: Estimate) -> MetricValue:
 
 
 def _pack_samples(timed: TimedSamples, world: World, ranks: list[int]) -> bytes:
-    """Return the stamps of all measured ranks as a NumPy archive.
+    """Return the times of all samples on the measured ranks as the content of a NumPy archive.
 
-    Arrivals and exits are on rank 0's clock, in ns since the first arrival.
+    It has the arrays ``arrival_ns``, ``exit_ns``, ``duration_ns`` and ``issue_ns`` of shape (ranks,
+    samples). Arrivals and exits are the start and the end of a sample on rank 0's clock, in ns
+    since the first arrival. ``issue_ns`` is the time until an asynchronous call returned.
+
+    It also has ``ranks``, ``steps_per_sample`` and ``clock_offsets_ns``, which has one entry for
+    each rank of the run.
     """
     arrivals, exits, durations, issues = timed.stamps
     first_arrival = arrivals.min()

@@ -1,4 +1,9 @@
-"""One case on the ranks: prepare, check, warm up, time and check again, for every benchmark."""
+"""The measurement of one case on the ranks: prepare, check, warm up, time and check again.
+
+A case is a benchmark with values for its parameters. Its samples may be split into blocks, between
+which the ranks measure other cases. To explain a step is to profile it and to break its time down
+into computation, communication and idle time.
+"""
 
 import importlib
 import time
@@ -36,18 +41,32 @@ from parbench.bench.world.benchmark import (
 from parbench.bench.world.world import IdleBenchmark, Subgroup, World, select_subgroup
 
 _MAX_NAMED_DIFFERENCES = 3
+"""The largest number of wrong results that an error message describes."""
 _LAUNCH_NOTE = "hold time of the host's launch, too long to hide before the start"
+"""The end of a note about times that include the launch by the host.
+
+The note begins with the fraction of iterations.
+"""
 _EXPLAINED_SHARE = 0.6
-"""The share of the time of a case for samples, if the rest is for the explanation of a step."""
+"""The fraction of a case's time for preparation and samples, if a step is profiled too.
+
+The rest of the time is for the profiled steps.
+"""
 
 
 class FaultInjector:
-    """Wraps a benchmark so that its steps take longer or have a wrong result.
+    """A benchmark that wraps another one, and slows its steps down or corrupts their results.
 
-    ``sync`` waits for the work that a step has launched.
+    This is the effect of ``--inject slow`` and ``--inject corrupt`` on the rank that they name.
+    ``sync`` is a function that waits until the device has done the launched work.
     """
 
     def __init__(self, benchmark: Benchmark, fault: FaultSpec, sync: Callable[[], None]) -> None:
+        """Wrap a benchmark so that its steps have the fault.
+
+        Raises ``UserError`` if the fault is ``corrupt`` and the benchmark has no method
+        ``corrupt``.
+        """
         if fault.kind == "corrupt" and not hasattr(benchmark, "corrupt"):
             raise UserError(f"--inject {fault.text}: this benchmark has no corrupt()")
         self._benchmark = benchmark
@@ -60,6 +79,11 @@ class FaultInjector:
         self.has_batched_call = getattr(benchmark, "has_batched_call", False)
 
     def step(self) -> None:
+        """Take a step of the wrapped benchmark and apply the fault.
+
+        ``slow`` then sleeps for a fraction of the time of that step, and ``corrupt`` changes its
+        result.
+        """
         began = time.perf_counter()
         self._benchmark.step()
         if self._fault.kind == "slow":
@@ -70,17 +94,23 @@ class FaultInjector:
 
 
 class CaseEndedError(Exception):
-    """Ends a case on all ranks together, before it has a result."""
+    """Ends a case on all ranks at the same point, without a measurement.
+
+    ``outcome`` is the outcome of the case, with a status such as ``skipped`` or ``wrong`` and the
+    reason. ``fields`` are further fields of the outcome by name.
+    """
 
     def __init__(self, status: Status, reason: str, **fields: Any) -> None:
+        """Make the outcome of the ended case from its status, its reason and other fields."""
         super().__init__(reason)
         self.outcome = Outcome(status=status, reason=reason, **fields)
 
 
 class CaseRun:
-    """The measurement of one case, in one block or in several between blocks of other cases.
+    """The measurement of one case, a benchmark with values for its parameters, on this rank.
 
-    All ranks of the world call its methods together.
+    The samples are taken in one block, or in several with blocks of other cases between them. All
+    ranks of the run call each method at the same point, because they communicate.
     """
 
     def __init__(
@@ -91,6 +121,15 @@ class CaseRun:
         progress: Progress,
         fault: FaultSpec | None,
     ) -> None:
+        """Store the settings. The first block prepares the benchmark.
+
+        Args:
+            case: the benchmark to measure with its parameters.
+            world: all ranks of the run.
+            measure: the limits on samples and the required precision.
+            progress: the position in the case, for the watchdog.
+            fault: the fault of ``--inject``, also if it names another rank. None without a fault.
+        """
         self._case = case
         self._world = world
         self._measure = measure
@@ -105,15 +144,26 @@ class CaseRun:
         self._timer: CaseTimer
         self._description: Description
         self._ranks: tuple[int, ...] = ()
+        """The global ranks that are measured, a subset of all ranks for a case on a group."""
         self._has_check = False
+        """True if the benchmark of any rank compares its results with a reference."""
         self._can_explain = False
-        self._is_repeatable = False  # True if many steps have the same result as one step
+        """True if the benchmarks of all ranks can explain a step."""
+        self._is_repeatable = False
+        """True in mode graph if many steps have the same result as one, so it can be checked."""
 
     def run_block(self, seconds: float, num_later: int = 0, *, is_only: bool = True) -> Outcome:
-        """Measure one block of about ``seconds``, before ``num_later`` further blocks of the case.
+        """Measure one block of about ``seconds`` and return the outcome of all blocks so far.
 
-        The only block of a case is measured until the median is precise enough. A case that fails
-        has no further blocks. Returns the outcome of all blocks so far. Rank 0's outcome counts.
+        A block is a run of samples of this case. The first block also prepares the benchmark. If
+        the case fails or is complete, the outcome's field ``more`` is False. Only rank 0's outcome
+        has samples and metrics.
+
+        Args:
+            seconds: the time for this block, with preparation and checks.
+            num_later: the number of further blocks that are planned for the case.
+            is_only: True if the case has a single block. It is then measured until the median is
+                precise enough, and a step is profiled.
         """
         began = time.perf_counter()
         try:
@@ -131,18 +181,26 @@ class CaseRun:
         return replace(outcome, wall_seconds=self._wall_seconds)
 
     def end_early(self) -> Outcome:
-        """End a case without its later blocks, and return the outcome of the blocks so far."""
+        """End the case because the time is over, and return the outcome of the blocks so far.
+
+        The planned later blocks are left out, so the stop reason ``visits`` (all planned blocks)
+        becomes ``budget``.
+        """
         self.close()
         outcome = self._make_outcome(num_later=0)
         return replace(outcome, stop="budget" if outcome.stop == "visits" else outcome.stop)
 
     def close(self) -> None:
-        """Release the benchmark and all resources of the case."""
+        """Release the benchmark, the CUDA graphs and the registered buffers of the case."""
         self._benchmark = None
         self._resources.close()
 
     def _prepare(self) -> None:
-        """Make the benchmark and check its first step."""
+        """Make the benchmark on this rank and check the result of its first step.
+
+        Raises ``CaseEndedError`` on all ranks if the case cannot run on a rank or a result is
+        wrong.
+        """
         world = self._world
         self._progress.phase = "prepare"
         self._progress.steps = 0
@@ -181,16 +239,18 @@ class CaseRun:
     def _register_buffers(self, world: World | None) -> AbstractContextManager[None]:
         """Return the context in which the benchmark allocates its buffers.
 
-        With ``register=true``, NCCL registers these buffers at the end of the context.
+        If the case's parameter ``register`` is true, NCCL registers the buffers at the end of the
+        context. Otherwise the context does nothing.
         """
         if world is None or not self._case.all_params.get("register"):
             return nullcontext()
         return accelerator.allocate_registered(world.group, world.device, self._resources)
 
     def _make_explainable(self, benchmark: Benchmark) -> Benchmark:
-        """Return the benchmark, wrapped by an explainer if it is a custom step without its own.
+        """Return the benchmark, wrapped so that a step can be profiled if it is a custom step.
 
-        ``_can_explain`` is set to True if all ranks can explain the case.
+        A custom step that breaks its own time down is returned unchanged. ``_can_explain`` is set
+        to True if all ranks can break down the time of a step.
         """
         can_explain = self._world.gather(_can_explain(benchmark))
         self._can_explain = all(can_explain)
@@ -200,7 +260,11 @@ class CaseRun:
         return benchmark
 
     def _make_timer(self, benchmark: Benchmark, subgroup: Subgroup) -> CaseTimer:
-        """Return the timer of the case, which delays this rank if a fault of kind late names it."""
+        """Return the timer of the case.
+
+        A fault of kind ``late`` delays each sample on the rank that it names. ``subgroup`` has the
+        ranks that are measured and the ranks that take steps.
+        """
         fault = self._fault
         late_seconds = 0.0
         if fault is not None and (fault.kind, fault.rank) == ("late", self._world.global_rank):
@@ -217,7 +281,11 @@ class CaseRun:
         )
 
     def _check_first_step(self, benchmark: Benchmark) -> None:
-        """Check the results of an untimed step and, in mode graph, of an untimed replay."""
+        """Check the result of an untimed step and, in mode graph, of an untimed graph replay.
+
+        Raises ``CaseEndedError`` if a result is wrong, or if a fault was to corrupt it and had no
+        effect.
+        """
         self._check("before the timed region", benchmark.step)
         fault = self._fault
         if fault is not None and fault.kind == "corrupt":
@@ -233,7 +301,7 @@ class CaseRun:
             self._timer.stopwatch.start_line(1)
 
     def _refuse_fault_without_effect(self) -> None:
-        """Skip the case if the injected fault would have no effect in it."""
+        """Raise ``CaseEndedError`` with status skipped if the fault cannot affect this case."""
         fault = self._fault
         if fault is None or fault.kind == "corrupt":
             return
@@ -245,9 +313,15 @@ class CaseRun:
     def _measure_block(
         self, began: float, seconds: float, num_later: int, is_only: bool
     ) -> Outcome:
-        """Measure one block, check the results and, if the block is the only one, explain a step.
+        """Measure one block, check the results and return the outcome of all blocks so far.
 
-        ``began`` is the time.perf_counter() at which the block's ``seconds`` began.
+        A block is a run of samples of this case. If it is the only one, a step is profiled too.
+
+        Args:
+            began: the ``time.perf_counter()`` at which the block began.
+            seconds: the time for the block from ``began`` on.
+            num_later: the number of further blocks that are planned for the case.
+            is_only: True if the case has a single block.
         """
         timing = self._timer
         explains = is_only and self._can_explain
@@ -281,10 +355,11 @@ class CaseRun:
         return outcome
 
     def _describe_launched_kernels(self) -> str:
-        """Run one more step and, on rank 0, return the NCCL kernels that it launches, as text.
+        """Run one more step and return the names of the NCCL kernels that rank 0 launches in it.
 
-        It follows the last measurement of the case. The text is empty without such a kernel, on
-        other ranks, and for a case that is not an operation on NCCL.
+        The text is empty on other ranks, if there is no NCCL kernel, and for a case that is not a
+        collective or point-to-point operation on NCCL. The call follows the last measurement of the
+        case.
         """
         benchmark = self._benchmark
         is_operation = self._case.name.startswith(("collective.", "p2p."))
@@ -299,10 +374,14 @@ class CaseRun:
         return ""
 
     def _check(self, when: str, step: Callable[[], object] | None = None) -> None:
-        """Compare the results of a new call of ``step``, or of the last step, with the reference.
+        """Compare the results of a step on all ranks with the reference.
 
-        ``when`` is the phrase for error messages. Raises ``CaseEndedError`` on all ranks if a
-        result of any rank is wrong.
+        Raises ``CaseEndedError`` with status wrong on all ranks if a result of any rank is wrong.
+
+        Args:
+            when: a phrase for the error message, such as ``before the timed region``.
+            step: a function that takes a new step whose results are compared, None to compare the
+                results of the step that was taken last.
         """
         assert self._benchmark is not None
         self._progress.phase = "check"
@@ -331,7 +410,10 @@ class CaseRun:
         )
 
     def _make_outcome(self, num_later: int) -> Outcome:
-        """Return the outcome of the samples so far; ``num_later`` blocks are still to come."""
+        """Return the outcome of the samples so far. Only rank 0's outcome has samples and metrics.
+
+        ``num_later`` is the number of blocks of the case that are still to come.
+        """
         outcome = Outcome(
             status="ok",
             check=Check(passed=True, wrong=0) if self._has_check else Check(),
@@ -346,7 +428,7 @@ class CaseRun:
         return replace(outcome, notes=[*outcome.notes, *notes])
 
     def _explain(self, outcome: Outcome, seconds: float) -> Outcome:
-        """Explain a step in at most ``seconds`` and add the explanation to the outcome."""
+        """Profile steps for at most ``seconds``, and add the breakdown of a step to the outcome."""
         self._progress.phase = "explain"
         [remaining_seconds] = self._world.broadcast_from_rank_0([max(seconds, 0.0)])
         benchmark = cast(SupportsExplanation, self._benchmark)
@@ -362,7 +444,10 @@ class CaseRun:
 
 
 def _read_clocks(world: World) -> Gpu:
-    """Return the clocks of this rank's GPU, an empty ``Gpu`` on a CPU. Not called while timing."""
+    """Return the clock rates of this rank's GPU and the reasons that lower them.
+
+    On a CPU the result is an empty ``Gpu``. This is not called during the timed samples.
+    """
     if world.device.type != "cuda":
         return Gpu()
     from parbench.bench.machine.nvml import read_clocks
@@ -371,9 +456,10 @@ def _read_clocks(world: World) -> Gpu:
 
 
 def _describe_clocks(world: World, before: Gpu) -> list[str]:
-    """Return a note for each rank whose GPU clock has fallen since ``before``.
+    """Return a note for each rank whose GPU clock is lower than before a block of samples.
 
-    Every rank of a world on GPUs calls it. It is empty on CPUs.
+    ``before`` has the clocks of this rank's GPU before the block. Every rank calls this function.
+    The list is empty on CPUs and if no clock has fallen.
     """
     if world.device.type != "cuda":
         return []
@@ -385,9 +471,10 @@ def _describe_clocks(world: World, before: Gpu) -> list[str]:
 
 
 def _can_explain(benchmark: Benchmark) -> bool | None:
-    """Return True if the benchmark explains its steps, None for a rank with an injected fault.
+    """Return True if the benchmark can break down the time of its steps, False if it cannot.
 
-    None does not count as False, so a custom step with a fault gets no explainer.
+    The result is None on a rank whose steps a fault slows or corrupts. Then a custom step is not
+    profiled, because that requires False on every rank.
     """
     if isinstance(benchmark, FaultInjector):
         return None
@@ -395,15 +482,18 @@ def _can_explain(benchmark: Benchmark) -> bool | None:
 
 
 def _make_skip_error(fault: FaultSpec, reason: str) -> CaseEndedError:
-    """Return the error that skips a case because a fault cannot be injected into it."""
+    """Return the error that ends a case as skipped, because the fault does not apply to it.
+
+    ``reason`` is the clause of the message that follows the text of the fault.
+    """
     reason = f"--inject {fault.text}: {reason}"
     return CaseEndedError("skipped", reason, skip_reason=SkipReason.IMPOSSIBLE)
 
 
 def _refuse_too_large(case: Case, world: World) -> None:
-    """Raise ``UserError`` if an operation needs more memory than is free on the fullest device.
+    """Raise ``UserError`` if an operation needs more memory than a GPU of these ranks has free.
 
-    Every rank of the world calls it.
+    Every rank of the world calls this function, because the GPU with the least free memory decides.
     """
     is_operation = {"size_bytes", "dtype", "mode"} <= case.all_params.keys()
     if world.device.type != "cuda" or not is_operation:
@@ -417,9 +507,13 @@ def _refuse_too_large(case: Case, world: World) -> None:
 
 
 def _make_notes(case: Case, world: World, num_ranks: int, hidden: float | None) -> list[str]:
-    """Return notes about the limits of a time that was measured on the device.
+    """Return notes about the limits of an operation's times, if the device measured them.
 
-    ``hidden`` is the share of samples with a hidden launch, None if the host measured the time.
+    They state that blocking times differ from nccl-tests, that some times include launches, and
+    that a single rank moves no data.
+
+    ``hidden`` is the fraction of samples that the host had launched before the device began them.
+    It is None if the host measured the times, and then the list is empty.
     """
     mode = case.all_params.get("mode")
     if hidden is None or mode not in MODES:
@@ -437,9 +531,10 @@ def _make_notes(case: Case, world: World, num_ranks: int, hidden: float | None) 
 
 
 def load_target(target: str) -> Callable[..., Benchmark]:
-    """Return the function that ``package.module:function`` names.
+    """Import a module and return the function of it that ``package.module:function`` names.
 
-    Raises ``UserError`` if there is no such module or function.
+    The function prepares a benchmark. Raises ``UserError`` if the module or function does not
+    exist.
     """
     module, _, name = target.partition(":")
     try:
@@ -452,9 +547,13 @@ def load_target(target: str) -> Callable[..., Benchmark]:
 
 
 def make_benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> Benchmark:
-    """Make the case's benchmark on this rank, with the fault if it names this rank.
+    """Prepare the benchmark of a case on this rank and return it.
 
-    ``world`` has the ranks of the case's group. It is None on a rank that takes no steps.
+    If the fault names this rank and slows or corrupts steps, the benchmark is wrapped by
+    ``FaultInjector``.
+
+    ``world`` has the ranks of this rank's group in the case. If this rank takes no steps in the
+    case, ``world`` is None and the result is an ``IdleBenchmark``.
     """
     if world is None:
         return IdleBenchmark()
@@ -471,7 +570,10 @@ def make_benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> 
 
 
 def _check_is_benchmark(benchmark: object, target: str) -> None:
-    """Raise ``TypeError`` if the object that ``target`` returned lacks a method of a benchmark."""
+    """Raise ``TypeError`` if the object lacks a method of the interface ``Benchmark``.
+
+    ``target`` is the function that returned the object, as ``package.module:function``.
+    """
     if isinstance(benchmark, type):
         name = benchmark.__name__
         raise TypeError(
@@ -486,7 +588,11 @@ def _check_is_benchmark(benchmark: object, target: str) -> None:
 
 
 def refuse_float8(dtype: str, capability: tuple[int, int]) -> None:
-    """Refuse float8 on GPUs on which NCCL would end the process: below compute capability 9.0."""
+    """Raise ``UserError`` for a float8 type on a GPU below compute capability 9.0.
+
+    NCCL would end the process there. ``dtype`` is the name of any data type, such as ``float32``.
+    ``capability`` is the compute capability (major, minor).
+    """
     if dtype.startswith("float8") and capability < (9, 0):
         version = ".".join(map(str, capability))
         needed = f"nccl carries {dtype} from compute capability 9.0 on"
@@ -494,9 +600,13 @@ def refuse_float8(dtype: str, capability: tuple[int, int]) -> None:
 
 
 def _make_refusal(refusals: Sequence[str | None], active: Sequence[int]) -> CaseEndedError:
-    """Return the error of a case that active ranks refuse. ``refusals`` are indexed by rank.
+    """Return the error that ends a case, because at least one rank could not make its benchmark.
 
-    The case is skipped if all active ranks refuse for the same reason, otherwise it has failed.
+    The case is skipped if all active ranks state the same reason, otherwise it has failed.
+
+    Args:
+        refusals: the reason of each rank, None for a rank that made its benchmark.
+        active: the ranks that take steps in the case.
     """
     if len({refusals[rank] for rank in active}) == 1:
         reason = str(refusals[active[0]])

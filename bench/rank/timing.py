@@ -1,4 +1,9 @@
-"""The timed loop: a sample is one iteration on every rank, and rank 0 decides how many to take."""
+"""The timed loop of a case, in which rank 0 decides how many samples all ranks take.
+
+A sample is the time of one or more steps of a benchmark, from a start line: a barrier that all
+ranks pass together. A block is a run of samples of one case without other cases between. A stamp
+holds the times of one sample on one rank.
+"""
 
 import math
 import sys
@@ -26,31 +31,54 @@ from parbench.bench.world.torch_compat import coalesce_calls
 from parbench.bench.world.world import Subgroup, World
 
 ARRIVAL, EXIT, DURATION, ISSUE, HIDDEN = range(5)
-"""The rows of stamps. Only a device has ``HIDDEN``, which is 1 if the launch was hidden."""
-_MIN_BLOCK = 3  # the median of an odd number is as often above the true one as below
-_MANY_STEPS_NS = 5_000_000  # duration of a sample of many steps
+"""The indices of the values in a stamp, which holds the times of one sample on one rank.
+
+``ARRIVAL`` is the time in ns at which the rank began the sample and ``EXIT`` the time at which it
+ended. ``DURATION`` is the time between them in ns. ``ISSUE`` is the part of the duration in ns
+until an asynchronous call had returned, 0 if that is not timed. ``HIDDEN`` is 1 if the host had
+launched the whole sample before the device began it, otherwise 0.
+"""
+_MIN_BLOCK = 3
+"""The least number of samples in a block, which is taken without samples of other cases between."""
+_MANY_STEPS_NS = 5_000_000
+"""The intended duration in ns of a sample in a mode with many steps per sample."""
 _MIN_MANY_STEPS = 4
+"""The least number of steps per sample in a mode with many steps per sample."""
 _MAX_MANY_STEPS = 64
+"""The largest number of steps per sample in a mode with many steps per sample."""
 
 Stamps = npt.NDArray[np.int64]
+"""The times of samples as an array of 64-bit integers.
+
+The first axis is the kind of value: ``ARRIVAL``, ``EXIT``, ``DURATION``, ``ISSUE`` and, unless it
+is left out, ``HIDDEN``. The last axis is the sample.
+"""
 Sampler = Callable[[], int | None]
-"""Takes a sample. Returns the host's time in ns at which an asynchronous operation was issued,
-otherwise None."""
+"""A function that runs the steps of one sample on this rank.
+
+In mode async it returns the time at which the asynchronous call had returned, in ns of
+``time.perf_counter_ns()``. In other modes it returns None.
+"""
 
 
 class Progress:
-    """The phase and the step count of this rank in its current case, which the watchdog reports."""
+    """The position of a rank in its current case, which is reported if the rank hangs."""
 
     def __init__(self) -> None:
+        """Store the calling thread as the one that measures, whose position is reported."""
         self._thread = threading.get_ident()
         self.phase = "starting"
+        """One of ``starting``, ``prepare``, ``check``, ``warm-up``, ``timed`` and ``explain``."""
         self.steps = 0
-        self.began_ns = time.time_ns()  # of the current block
+        """The number of start lines that the rank has begun in the current case."""
+        self.began_ns = time.time_ns()
+        """The time at which the current block began, in ns since the epoch."""
 
     def make_hang_report(self) -> HangReport:
-        """Return a report of the measuring thread's position, from its stack.
+        """Return a report of where the measuring thread of this rank is, with its Python stack.
 
-        Another thread calls it.
+        The watchdog thread calls this while the measuring thread hangs, and adds the index of the
+        block and the state of the process groups.
         """
         # DDP waits for its buckets in autograd's engine, and NCCL's work in a synchronize.
         waiting_modules = ("torch.distributed", "torch.autograd", accelerator.WAITING_MODULE)
@@ -66,12 +94,19 @@ class Progress:
 
 
 def make_sampler(mode: str, benchmark: Benchmark, world: World | None, steps: int) -> Sampler:
-    """Return a function that takes one sample of ``steps`` steps in a mode such as ``graph``.
+    """Return a function that takes one sample of ``steps`` steps of the benchmark on this rank.
 
-    ``world`` has the ranks that communicate with each other. It is None on an idle rank.
+    Args:
+        mode: ``blocking`` takes one step. ``pipelined`` queues the steps one after the other.
+            ``coalesced`` launches their collectives as one. ``graph`` replays a CUDA graph of the
+            steps. ``async`` takes one step, and notes when its asynchronous call has returned.
+        benchmark: the benchmark whose steps are taken.
+        world: the ranks that communicate with each other, None on a rank that takes no steps.
+        steps: the number of steps in a sample.
     """
 
     def repeat() -> None:
+        """Take all steps of a sample, one after the other."""
         for _ in range(steps):
             benchmark.step()
 
@@ -79,6 +114,7 @@ def make_sampler(mode: str, benchmark: Benchmark, world: World | None, steps: in
         issue: Callable[[], Sequence[dist.Work]] = cast(Any, benchmark).issue
 
         def issue_and_wait() -> int:
+            """Issue one operation, wait for it, and return the time in ns when it was issued."""
             works = issue()
             issued_ns = time.perf_counter_ns()
             for work in works:
@@ -95,6 +131,7 @@ def make_sampler(mode: str, benchmark: Benchmark, world: World | None, steps: in
         device = None if gathers else world.device
 
         def repeat_coalesced() -> None:
+            """Take all steps of a sample, and launch their collectives as one."""
             with coalesce_calls(group, device):
                 repeat()
 
@@ -104,45 +141,69 @@ def make_sampler(mode: str, benchmark: Benchmark, world: World | None, steps: in
 
 @dataclass(kw_only=True)
 class TimedSamples:
-    """The samples of a case so far: the stamps of all measured ranks in ns, and their origin."""
+    """The samples that a case has so far: a time of one or more steps on every measured rank.
+
+    Only rank 0 has them. The arrays of other ranks are empty.
+    """
 
     stamps: Stamps
-    """The arrival and the exit on rank 0's clock, the duration, and the time to issue.
+    """The times of the samples on all measured ranks, in the order of ranks and of measurement.
 
-    The time to issue is a part of the duration, and 0 unless it is timed. The shape is
-    (4, ranks, samples). Ranks other than 0 have no stamps.
+    The shape is (4, ranks, samples). The first axis is ``ARRIVAL``, ``EXIT``, ``DURATION`` and
+    ``ISSUE``. Arrivals and exits are in ns on the clock of rank 0. The others are in ns.
     """
     stop: Stop = "visits"
-    """The reason why no more samples were taken."""
+    """The reason why no more samples were taken.
+
+    ``precision``: the interval of the median is narrow enough. ``max-iters``: the largest number of
+    samples is reached. ``budget``: the time was over. ``visits``: all planned blocks were measured.
+    """
     steps_per_sample: int = 1
-    warmup: int = 0  # untimed steps before the first sample
+    """The number of steps of the benchmark in each sample."""
+    warmup: int = 0
+    """The number of untimed steps of this rank before the first sample."""
     samples_per_block: list[int] = field(default_factory=list)
+    """The number of samples in each block so far, in the order of measurement.
+
+    Between two blocks the ranks measured other cases.
+    """
     has_hidden_launch: list[bool] = field(default_factory=list)
-    """On CUDA, True for each sample that all ranks had launched before their device began."""
+    """True for each sample that the hosts of all ranks had launched before the devices began it.
+
+    The list is empty if the host's clock measured the times.
+    """
 
     @property
     def hidden(self) -> float | None:
-        """The share of samples with a hidden launch, None if the host measured the time."""
+        """The fraction of samples that all hosts had launched before the devices began them.
+
+        None if the host's clock measured the times.
+        """
         return float(np.mean(self.has_hidden_launch)) if self.has_hidden_launch else None
 
     def compute_durations(self) -> list[float]:
-        """Return the duration of each sample in ns, the maximum over the ranks."""
+        """Return the duration of each sample in ns: the maximum over ranks, for all its steps."""
         durations: list[float] = self.stamps[DURATION].max(axis=0).tolist()
         return durations
 
     @property
     def has_arrivals(self) -> bool:
-        """True if arrivals show when the ranks began.
+        """True if the arrivals show when each rank began a sample.
 
-        False if the devices began together, because then arrivals only show when their hosts woke
-        up.
+        They do not if the hosts had launched at least 90 % of samples before the devices began.
+        Then the devices began together, and an arrival only shows when the host noticed the end.
         """
         return self.hidden is None or self.hidden < MIN_HIDDEN
 
     def compute_seconds(self, hops: int = 1) -> dict[str, list[float]]:
-        """Return the seconds of each sample by metric name, such as ``time`` and ``skew``.
+        """Return the seconds of each sample, as a list in the order of samples, by metric name.
 
-        The ``time`` of a sample is the maximum over the ranks, divided by its steps and ``hops``.
+        The ``time`` of a sample is the maximum duration over the ranks, divided by its number of
+        steps and by ``hops``. ``rank_mean_time`` is the mean over the ranks instead. If they can be
+        computed, there are also ``issue_time``, ``wait_time``, ``skew`` (last arrival less the
+        first) and ``transfer`` (last exit less the last arrival).
+
+        ``hops`` is 2 for a benchmark whose step is a round trip of which half counts, otherwise 1.
         """
         arrivals, exits, durations, issues = self.stamps
         times = _to_seconds(durations.max(axis=0) / self.steps_per_sample, hops)
@@ -163,29 +224,36 @@ class TimedSamples:
 
 
 def _to_seconds(values_ns: npt.NDArray[Any], hops: int = 1) -> list[float]:
-    """Convert ns to seconds and divide by ``hops``."""
+    """Convert times in ns to seconds, rounded to 1 ns and then divided by ``hops``."""
     return [round(float(value) / 1e9, 9) / hops for value in values_ns]
 
 
 @dataclass(kw_only=True)
 class Stopwatch:
-    """Takes samples of a benchmark, each from a start line that all ranks reach together."""
+    """Takes samples of a benchmark on this rank, each from a barrier of all ranks (start line)."""
 
     benchmark: Benchmark
+    """The benchmark whose steps are timed."""
     world: World
+    """All ranks of the run, which meet before each sample even if they are not measured."""
     progress: Progress
+    """The counter of samples that is reported if this rank hangs."""
     late_seconds: float = 0.0
-    """An injected delay of this rank."""
+    """The seconds that a fault delays this rank after each barrier, 0 without a fault."""
     has_load: bool = False
-    """True if a background load runs, which is not waited for."""
+    """True if a background load runs on the device during the samples.
+
+    Before a sample the host then waits only for the rank's own stream, because the load never ends.
+    """
     timer: DeviceTimer | None = None
-    """The timer of a CUDA device, None on a CPU."""
+    """The timer with CUDA events, None if the host's clock times the samples."""
 
     def start_line(self, steps: int = 0) -> None:
-        """Reset the benchmark, wait for all ranks, and then wait for an injected delay.
+        """Reset the benchmark, wait for all ranks, and then sleep for this rank's injected delay.
 
-        ``steps`` is the number of steps in the sample that follows. On CUDA, a start line is also
-        queued on the device, unless ``steps`` is 0.
+        ``steps`` is the number of steps in the sample that follows. On CUDA a barrier is also
+        queued on the device. If ``steps`` is 0, the step that follows is not timed and no barrier
+        is queued.
         """
         self.benchmark.reset()
         if self.has_load:
@@ -200,10 +268,11 @@ class Stopwatch:
             time.sleep(self.late_seconds)
 
     def take(self, sampler: Sampler, count: int, steps: int = 1) -> torch.Tensor:
-        """Take ``count`` samples of ``steps`` steps and return the stamps of this rank.
+        """Take ``count`` samples of ``steps`` steps each and return their times on this rank.
 
-        The shape is (5, count). Rows ``ARRIVAL`` to ``ISSUE`` are in ns. Row ``HIDDEN`` is 1 if the
-        launch was hidden.
+        The result has the shape (5, count). Its rows are ``ARRIVAL``, ``EXIT``, ``DURATION``,
+        ``ISSUE`` and ``HIDDEN``. Times are in ns on this rank's own clock. ``sampler`` runs the
+        steps of one sample.
         """
         timer = self.timer
         stamps = []
@@ -217,7 +286,10 @@ class Stopwatch:
 
 
 def _time_on_host(sampler: Sampler) -> Stamp:
-    """Take one sample and return its stamp by the host's clock."""
+    """Take one sample and return its times by the host's clock, see ``Stamp``.
+
+    They are in ns of ``time.perf_counter_ns()``.
+    """
     arrival = time.perf_counter_ns()
     issued = sampler()
     done = time.perf_counter_ns()
@@ -225,10 +297,11 @@ def _time_on_host(sampler: Sampler) -> Stamp:
 
 
 class CaseTimer:
-    """Takes the samples of a case, in one block or in several, until they are precise enough.
+    """Takes the samples of a case, in one block or in several, until the median is precise enough.
 
-    All ranks of the world call its methods together, also those that are not measured. Rank 0
-    gathers the stamps and decides how many samples to take.
+    Between two blocks the ranks measure other cases. All ranks of the run call the methods
+    together, also ranks outside of the measured group. Rank 0 gathers the times and decides how
+    many samples to take.
     """
 
     def __init__(
@@ -244,6 +317,19 @@ class CaseTimer:
         has_load: bool = False,
         device: DeviceQueue | None = None,
     ) -> None:
+        """Prepare the timing without taking a step.
+
+        Args:
+            benchmark: the benchmark of this rank.
+            world: all ranks of the run.
+            progress: the position in the case, for the watchdog.
+            measure: the limits on samples and the required precision.
+            subgroup: the ranks that are measured, and the world in which this rank takes steps.
+            mode: the way in which steps are launched and timed, such as ``blocking`` or ``graph``.
+            late_seconds: the seconds by which a fault delays this rank in each sample.
+            has_load: True if a background load runs on the device.
+            device: the queue of the device, None to choose the default of the world.
+        """
         if device is None and world.device.type == "cuda":
             device = DeviceQueue(world)
         self._timer = None if device is None else DeviceTimer(device, times_issue=mode == "async")
@@ -259,6 +345,7 @@ class CaseTimer:
             stamps=np.empty((HIDDEN, len(subgroup.ranks), 0), dtype=np.int64)
         )
         self.takes_many_steps = mode in ("pipelined", "coalesced", "graph")
+        """True if a sample has several steps, whose duration is then divided by their number."""
         self._benchmark = benchmark
         self._world = world
         self._progress = progress
@@ -267,28 +354,40 @@ class CaseTimer:
         self._mode = mode
         self._sampler: Sampler | None = None  # None before the warm-up
         self._replay: Sampler | None = None
-        self._sample_seconds = 0.0  # with reset and barrier, as last measured
+        self._sample_seconds = 0.0
+        """The wall time of one sample with its reset and barrier, as last measured."""
         self._is_precise = False
 
     @property
     def is_complete(self) -> bool:
-        """True if the median is precise or max_iterations is reached, so that no block follows."""
+        """True if the median is precise enough or ``max_iterations`` samples are taken.
+
+        Then no further block follows.
+        """
         return self._is_precise or self._count_remaining() <= 0
 
     @property
     def replay(self) -> Sampler:
-        """Replays the CUDA graph of one step, which is captured at the first use."""
+        """A function that replays a CUDA graph of one step of the benchmark, without timing it.
+
+        The graph is captured at the first use.
+        """
         if self._replay is None:
             self._replay = make_sampler("graph", self._benchmark, self._subgroup.world, 1)
         return self._replay
 
     def close(self) -> None:
-        """Release the CUDA graphs, because they use the communicator of their group."""
+        """Release the CUDA graphs before the communicator that they use is destroyed."""
         self._sampler = None
         self._replay = None
 
     def measure_until_precise(self, seconds: float) -> None:
-        """Take samples until the median is precise enough or ``seconds`` are over."""
+        """Warm up and take all samples of the case as one block of about ``seconds``.
+
+        It ends when the 95 % interval of the median is as narrow as required, when the largest
+        number of samples is taken, or when the time is over. The reason is stored in
+        ``samples.stop``.
+        """
         end = time.perf_counter() + seconds
         sampler = self._warm_up(seconds)
         # Long steps may not leave time for more, but two samples show whether they differ.
@@ -302,9 +401,10 @@ class CaseTimer:
         self.samples.samples_per_block = [self.samples.stamps.shape[2]]
 
     def _choose_batch(self, remaining_seconds: float) -> int:
-        """Return the number of samples to take next, 0 to stop, and note the reason to stop.
+        """Return the number of samples to take next, 0 to stop, and store the reason to stop.
 
-        Each batch doubles the samples, if there is time.
+        The number of samples doubles with each batch, as far as the time and ``max_iterations``
+        allow. Only rank 0 calls this method.
         """
         samples = self.samples
         num_samples: int = samples.stamps.shape[2]
@@ -320,23 +420,28 @@ class CaseTimer:
         return 0
 
     def _is_narrow(self, half_width: float | None) -> bool:
-        """Return True if the half-width of an interval is at most the required one."""
+        """Return True if the median's interval is as narrow as the case requires.
+
+        ``half_width`` is the half-width of the interval relative to the median, None if it is
+        unknown. Then the result is False.
+        """
         return half_width is not None and half_width <= self._measure.precision
 
     def _count_affordable(self, seconds: float) -> int:
-        """Return the number of samples that this time suffices for, at least 1."""
+        """Return the number of samples that fit into ``seconds``, at least 1."""
         return max(1, int(seconds / self._sample_seconds))
 
     def _count_remaining(self) -> int:
-        """Return the number of samples that later blocks may take."""
+        """Return the number of samples that the case may still take before ``max_iterations``."""
         return self._measure.max_iterations - sum(self.samples.samples_per_block)
 
     def measure_block(self, seconds: float, num_later: int) -> None:
-        """Take the samples of one block in about ``seconds``.
+        """Warm up and take the samples of one of several blocks, in about ``seconds`` or less.
 
-        ``num_later`` is the number of blocks to come. The number of samples suffices for the
-        required precision if samples are independent. If samples of a block resemble each other,
-        more samples would not help, and blocks should have equal length.
+        ``num_later`` is the number of further blocks of this case. The block takes the fewest
+        samples with which the planned blocks reach the required precision, if samples are
+        independent. If samples of a block resemble each other, more samples in a block would not
+        help.
         """
         sampler = self._warm_up(seconds)
         samples = self.samples
@@ -352,12 +457,16 @@ class CaseTimer:
             self._is_precise = bool(self._broadcast_from_rank_0(samples.stop == "precision"))
 
     def _broadcast_from_rank_0(self, value: int) -> int:
-        """Return rank 0's value on every rank."""
+        """Return rank 0's ``value`` on every rank. Every rank of the run calls this method."""
         [decision] = self._world.broadcast_from_rank_0([value])
         return int(decision)
 
     def _choose_count(self, num_later: int) -> int:
-        """Return the number of samples for this block, from the variation of the samples so far."""
+        """Return the number of samples for the next block, from the variation of earlier samples.
+
+        ``num_later`` is the number of blocks of this case after that block. Only rank 0 calls this
+        method.
+        """
         durations = self.samples.compute_durations()
         num_blocks = len(self.samples.samples_per_block)
         limit = self._count_remaining()
@@ -376,9 +485,10 @@ class CaseTimer:
         return min(max(_MIN_BLOCK, min(count, max_count)), limit)
 
     def _find_block_stop(self, affordable: int) -> Stop:
-        """Return the stop reason to record if no block follows.
+        """Return the reason to record for the end of the case, if no block follows the last one.
 
-        ``affordable`` is the number of samples for which this block had time.
+        ``affordable`` is the number of samples for which the last block had time.
+        ``TimedSamples.stop`` lists the reasons.
         """
         counts = self.samples.samples_per_block
         half_width = estimate_median(self.samples.compute_durations(), counts).half_width
@@ -389,10 +499,11 @@ class CaseTimer:
         return "budget" if counts[-1] == affordable else "visits"
 
     def _warm_up(self, seconds: float) -> Sampler:
-        """Take untimed steps and return the sampler.
+        """Take the untimed steps of a block, and return the function that takes a timed sample.
 
-        The first block takes all requested warm-up steps. Each later block takes one, because the
-        caches may hold the data of another case.
+        The first block takes the requested number of warm-up steps in at most a fifth of
+        ``seconds``, and decides the number of steps per sample. Each later block takes one step,
+        because the caches may hold the data of another case.
         """
         began = time.perf_counter()
         self._progress.phase = "warm-up"
@@ -416,9 +527,11 @@ class CaseTimer:
         return self._sampler
 
     def _choose_steps(self, step_ns: int) -> int:
-        """Return the number of steps of a sample.
+        """Return the number of steps per sample, 1 unless the mode takes many.
 
-        If possible they are few enough that a spin hides their launches.
+        A sample of many steps lasts about 5 ms and has 4 to 64 steps. On a GPU there are no more
+        steps than the host can launch during a spin kernel, but at least 4. ``step_ns`` is the
+        duration of one step in ns.
         """
         if not self.takes_many_steps:
             return 1
@@ -428,7 +541,10 @@ class CaseTimer:
         return max(min(_MANY_STEPS_NS // max(step_ns, 1), limit), _MIN_MANY_STEPS)
 
     def _take_samples(self, sampler: Sampler, count: int) -> None:
-        """Take ``count`` samples and, on rank 0, append the stamps of all measured ranks."""
+        """Take ``count`` samples and, on rank 0, append their times on all measured ranks.
+
+        ``sampler`` runs the steps of one sample on this rank.
+        """
         began = time.perf_counter()
         samples = self.samples
         stamps = self.stopwatch.take(sampler, count, samples.steps_per_sample)
@@ -443,10 +559,10 @@ class CaseTimer:
 
 
 def compute_half_width(values: Sequence[float]) -> float | None:
-    """Return the half-width of the median's 95 % interval relative to the median.
+    """Return the half-width of the 95 % interval of the median, as a fraction of the median.
 
-    Ten successive parts of the values are assumed to be independent. Returns None for fewer than 20
-    values.
+    ``values`` are the durations of the samples of one block in any unit. They are split into ten
+    successive parts, which are taken as independent. Returns None for fewer than 20 values.
     """
     n = len(values)
     if n < 20:
@@ -456,9 +572,11 @@ def compute_half_width(values: Sequence[float]) -> float | None:
 
 
 def gather_stamps(stamps: torch.Tensor, world: World, ranks: Sequence[int]) -> Stamps | None:
-    """Return the stamps of ``ranks`` on rank 0, shape (rows, ranks, samples), None on other ranks.
+    """Gather the times of samples from all ranks, and return those of ``ranks`` on rank 0.
 
-    Arrivals and exits are converted to rank 0's clock. Every rank of the world calls it.
+    ``stamps`` has the times on this rank, with shape (rows, samples). The rows are ``ARRIVAL``,
+    ``EXIT`` and so on. The result has the shape (rows, ranks, samples), with arrivals and exits on
+    the clock of rank 0. It is None on other ranks. Every rank of the world calls this function.
     """
     contiguous = stamps.contiguous()
     parts = None

@@ -1,4 +1,7 @@
-"""A thread of each rank that reports where the rank is once a block exceeds its deadline."""
+"""A thread of each rank that reports the rank's position when a block exceeds its timeout.
+
+A block is a part of the samples of a case, which the ranks measure without a pause.
+"""
 
 import faulthandler
 import os
@@ -15,41 +18,63 @@ from parbench.bench.rank.timing import Progress
 from parbench.bench.world.torch_compat import dump_flight_records
 
 HANG_EXIT_CODE = 75
-"""EX_TEMPFAIL of sysexits.h: the exit code of a rank that hung and that no driver ended."""
+"""The exit code of a rank that hung and that the driver did not end in time.
+
+It is EX_TEMPFAIL of sysexits.h.
+"""
 _LOOK_SECONDS = 0.25
+"""The seconds between two checks whether another rank hangs or the block has ended."""
 _CONNECT_SECONDS = 1.5
+"""The seconds that a connection to the ranks' store may take before it counts as broken."""
 _END_SECONDS = 20.0
-"""The seconds that a rank waits after its report for the driver to end the rank."""
+"""The seconds after its report for which a rank waits until the driver ends it."""
 _STACK_SECONDS = 1.0
-"""The seconds after the deadline at which the interpreter's own watchdog dumps stacks."""
+"""The seconds after the timeout at which ``faulthandler`` writes the stacks of all threads."""
 
 
 class Watchdog:
-    """Watches the blocks of this rank.
+    """A thread that reports this rank's position when the measurement takes too long.
 
-    The first rank that exceeds its deadline raises an alarm, and all other ranks report at the same
-    time. The thread sleeps in the first half of a block's time, so that it does not disturb
-    measurements. If C code holds the interpreter lock, the thread cannot run. Then ``stack_file``
-    gets the stacks, which ``faulthandler`` writes without the lock.
+    A block, a run of samples of one case, has a timeout. The first rank whose block exceeds it puts
+    an alarm into the mailbox, and all other ranks then report too. The thread sleeps in the first
+    half of the timeout, so that it does not disturb measurements.
+
+    If C code holds the interpreter lock, the thread cannot run. Then ``faulthandler``, which needs
+    no lock, writes the Python stacks to ``stack_file``.
     """
 
     def __init__(self, rank: int, mailbox: Mailbox, progress: Progress, stack_file: Path) -> None:
+        """Prepare the thread, which starts with the first block.
+
+        Args:
+            rank: the global rank of this process.
+            mailbox: carries the alarm and the reports.
+            progress: the position of the measuring thread.
+            stack_file: the file for stacks of a rank whose watchdog cannot run.
+        """
         self._rank = rank
         self._mailbox = mailbox
         self._progress = progress
         self._stack_file = stack_file.open("w")
         self._index = -1
+        """The index of the current block in the job, -1 before the first block."""
         self._timeout_seconds = 0.0
         self._began = 0.0
+        """The time.monotonic() at which the current block began."""
         self._handled_alarm: bytes | None = None
+        """The content of the last alarm that this rank has answered by a report."""
         self.store_address: tuple[str, int] | None = None
-        """The address of the store of all ranks, once it is known."""
+        """The host and port of the store in which ranks find each other, None if unknown."""
         self._is_closed = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def begin(self, index: int, timeout_seconds: float) -> None:
-        """Set the deadline of the block ``index``, instead of the previous block's deadline."""
+        """Begin the timeout of a new block of samples, which replaces that of the previous block.
+
+        ``index`` is the position of the block in the order of blocks, -1 for the time before the
+        first one. The timeout is counted from this call.
+        """
         is_sooner = timeout_seconds < self._timeout_seconds
         self._index = index
         self._timeout_seconds = timeout_seconds
@@ -61,7 +86,7 @@ class Watchdog:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread and cancel the deadline."""
+        """Stop the thread, cancel the dump of stacks and close its file."""
         self._is_closed = True
         self._wake.set()
         faulthandler.cancel_dump_traceback_later()
@@ -70,7 +95,10 @@ class Watchdog:
         self._stack_file.close()
 
     def _watch(self) -> None:
-        """Wait for the deadline or for an alarm, and report each time; return after ``close``."""
+        """Run the thread: report whenever a block exceeds its timeout or a rank raises an alarm.
+
+        Returns after ``close``.
+        """
         while True:
             self._wake.clear()
             if self._is_closed:
@@ -84,12 +112,16 @@ class Watchdog:
                 self._wake.wait(_LOOK_SECONDS)
 
     def _has_new_alarm(self) -> bool:
-        """Return True if a rank has raised an alarm that this watchdog has not handled."""
+        """Return True if the mailbox has an alarm that this rank has not answered by a report."""
         alarm = self._mailbox.get(ALARM)
         return alarm is not None and alarm != self._handled_alarm
 
     def _is_connected(self) -> bool:
-        """Return True if this rank can connect to the store of all ranks, or if none is known."""
+        """Return True if this rank can connect to the torch store of rank 0.
+
+        The result is also True if the address of the store is unknown or its server is in this
+        process.
+        """
         if self.store_address is None:
             return True
         try:
@@ -99,10 +131,11 @@ class Watchdog:
         return True
 
     def _report(self) -> None:
-        """Report the state of this rank, then wait until its block ends.
+        """Send two reports about this rank, then wait until its block ends.
 
-        The process exits with ``HANG_EXIT_CODE`` if neither the block ends nor the driver ends it
-        in time.
+        The first report has the stack and the number of steps, the second one also torch's records
+        of process groups. The process exits with ``HANG_EXIT_CODE`` if 20 s later the block has not
+        ended and the driver has not ended the process.
         """
         index, began = self._index, self._began
         state = replace(self._progress.make_hang_report(), index=index)

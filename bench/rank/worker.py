@@ -1,8 +1,13 @@
-"""One rank: reports its environment, receives its job, and measures its cases.
+"""The program of one rank: it reports its environment, receives its job, and measures its cases.
 
-``python -m parbench.bench.rank.worker`` is the rank that its environment describes: RANK,
-WORLD_SIZE and LOCAL_RANK, or those of srun; the folder of this start of ranks in PARBENCH_FOLDER;
-and in PARBENCH_STORE a prefix for the launcher's store at MASTER_ADDR:MASTER_PORT, if there is one.
+``python -m parbench.bench.rank.worker`` is the rank that these environment variables describe:
+RANK, WORLD_SIZE and LOCAL_RANK, or srun's variables SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID.
+PARBENCH_FOLDER is the folder for files of this start of ranks. If torchrun or mpirun has started
+parbench, PARBENCH_STORE is this start's prefix in the store at MASTER_ADDR:MASTER_PORT.
+
+A job lists cases and their blocks. A block is a part of the samples of a case, and blocks of
+different cases are interleaved. The driver is the process that starts the ranks and writes their
+results.
 """
 
 import gc
@@ -59,22 +64,33 @@ from parbench.bench.world import accelerator
 from parbench.bench.world.world import World, disable_tf32, open_world
 
 SOURCE_LOCATION = re.compile(r"\[enforce fail at [^\]]*\]\s*")
+"""The source file and line in an error message of gloo, as a regular expression."""
 _JOB_SECONDS = 600.0
-"""The seconds that a rank waits for its job, in case its driver has vanished."""
+"""The seconds that a rank waits for its cases from the driver, which may have ended."""
 _MIN_CASE_SECONDS = 0.02
-_TIMEOUT_SHARE = 0.5  # the rest is for preparing, checking and what cannot be cut short
+"""The least time in seconds for a block of samples, also if the time budget is over."""
+_TIMEOUT_SHARE = 0.5
+"""The largest fraction of a block's timeout that its samples may take.
+
+The rest is for preparation, checks and steps that cannot be interrupted.
+"""
 _PAUSE_SECONDS = 0.05
-"""The pause between blocks of a case, after which a disturbance of milliseconds has passed."""
+"""The least time in seconds between two successive blocks of samples of the same case.
+
+A disturbance of a few milliseconds then affects only one of the blocks.
+"""
 _CONNECT_SECONDS = 10.0
+"""The seconds that a connection to an address of rank 0's store may take."""
 _SRUN_VARIABLES = {
     "RANK": "SLURM_PROCID",
     "WORLD_SIZE": "SLURM_NTASKS",
     "LOCAL_RANK": "SLURM_LOCALID",
 }
+"""The variable in which srun states the value, by name of torch's variable."""
 
 
 def main() -> None:
-    """Run the rank that the environment variables describe, then exit."""
+    """Run the rank that the environment variables describe, then exit with code 0."""
     if "RANK" not in os.environ:
         for name, slurm_name in _SRUN_VARIABLES.items():
             os.environ[name] = os.environ[slurm_name]
@@ -92,13 +108,14 @@ def main() -> None:
 
 
 def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
-    """Measure the job that the driver sends through the mailbox.
+    """Send this rank's environment to the driver, then measure the cases that the driver sends.
+
+    If an exception is raised, it is sent to the driver and the function never returns.
 
     Args:
-        mailbox: carries this rank's messages and its job.
-        store: the store in which ranks find each other, None if rank 0 is to make one.
-        folder: where a rank that hangs writes its stacks.
-
+        mailbox: carries the messages between this rank and the driver.
+        store: the torch store in which ranks find each other, None if rank 0 is to serve a new one.
+        folder: the folder for the file with the Python stacks of this rank, if it hangs.
     """
     rank = int(os.environ["RANK"])
     progress = Progress()
@@ -131,7 +148,10 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
 
 
 def bind_to_near_cpus(environ: Mapping[str, str]) -> None:
-    """Bind this rank to CPUs near its GPU, if its launcher leaves that to the ranks."""
+    """Bind this rank to the CPUs of its GPU's NUMA node, if ``PARBENCH_BIND`` is 1.
+
+    The variable is 1 if the launcher does not bind ranks. Without a GPU nothing is done.
+    """
     if environ.get(BIND_VARIABLE) != "1" or not accelerator.is_available():
         return
     count = accelerator.count_devices()
@@ -141,10 +161,11 @@ def bind_to_near_cpus(environ: Mapping[str, str]) -> None:
 
 
 def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
-    """Connect to the store of all ranks, choose gloo's interface, and return the store.
+    """Return the torch store in which ranks find each other, and choose gloo's interface.
 
-    Rank 0 serves the store. Other ranks read the address of the store from the mailbox. The
-    interface is written to ``environ``.
+    Rank 0 serves the store and puts its addresses into the mailbox, from which other ranks read
+    them. ``GLOO_SOCKET_IFNAME`` is set in ``environ`` to the interface of the connection, unless
+    the user has set it.
     """
     hosts = ["127.0.0.1"] if is_on_one_host(environ) else list(list_host_addresses(environ))
     if environ["RANK"] == "0":
@@ -165,7 +186,10 @@ def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
 
 
 def find_server_address(store: Store, environ: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return the host and port of the store's server, None if the server is in this process."""
+    """Return the host and port of the store's server, None if the server is in this process.
+
+    That is, None on rank 0.
+    """
     if environ["RANK"] == "0":
         return None
     if isinstance(store, TCPStore):
@@ -174,12 +198,16 @@ def find_server_address(store: Store, environ: Mapping[str, str]) -> tuple[str, 
 
 
 def is_on_one_host(environ: Mapping[str, str]) -> bool:
-    """Return True if the environment variables show that all ranks are on this host."""
+    """Return True if LOCAL_WORLD_SIZE equals WORLD_SIZE, so that all ranks share this host."""
     return environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"]
 
 
 def correct_interface(store: Store, environ: MutableMapping[str, str]) -> None:
-    """Set rank 0's gloo interface to the one at which ranks of other hosts have reached rank 0."""
+    """Set gloo's interface on rank 0 to the one through which other hosts have connected to it.
+
+    Rank 0 calls this and reads from the store the addresses that the other ranks used. An interface
+    that the user has chosen is kept.
+    """
     first_address = list_host_addresses(environ)[0]
     other_addresses = []
     for rank in range(1, int(environ["WORLD_SIZE"])):
@@ -192,9 +220,11 @@ def correct_interface(store: Store, environ: MutableMapping[str, str]) -> None:
 
 
 def _connect(addresses: list[tuple[str, int]]) -> tuple[TCPStore, str, str]:
-    """Connect to the first address that answers.
+    """Connect to the store of rank 0 at the first of its addresses that answers.
 
-    Returns the store, the host of that address, and this host's own address of the connection.
+    ``addresses`` are pairs of a host and a port. Returns three values: the store, the host that
+    answered, and the IP address of this host on that connection. Raises the last error if none
+    answers.
     """
     for host, port in addresses:
         try:
@@ -209,7 +239,12 @@ def _connect(addresses: list[tuple[str, int]]) -> tuple[TCPStore, str, str]:
 def measure_cases(
     job: Job, world: World, progress: Progress, watchdog: Watchdog, mailbox: Mailbox
 ) -> None:
-    """Measure the cases of a job block by block. Rank 0 posts the outcome of each block."""
+    """Measure the cases of a job block by block. Rank 0 sends the outcome of each block.
+
+    A block is a run of samples of one case, and the blocks of different cases are interleaved. A
+    case without time for its first block is reported as out of budget. A case without time for a
+    later block ends with the samples that it has.
+    """
     clock = RepetitionClock(job)
     remaining = Counter(block.case for block in job.blocks)
     runs: dict[int, CaseRun] = {}
@@ -248,26 +283,36 @@ def measure_cases(
 
 
 class RepetitionClock:
-    """Divides the time budget of a repetition among its blocks.
+    """Divides the time budget of a repetition among the blocks of its cases.
 
-    A block (``messages.Block``) is a part of the samples of a case. Every rank has such a clock,
-    and rank 0's decides whether a case may begin or continue.
+    A repetition is one start of all ranks, in which they measure each case. A block is a run of
+    samples of one case. Every rank has this clock, and rank 0's decides whether a case may begin or
+    continue.
     """
 
     def __init__(self, job: Job) -> None:
+        """Begin the time of the job now, and sum the weights and costs of its blocks."""
         self._job = job
         self._began = time.monotonic()
-        # The weights and costs of each block and all later ones together, by index of the block.
         parts = np.array([(block.weight, block.cost_seconds) for block in job.blocks])
         self._sums = np.cumsum(parts[::-1], axis=0)[::-1]
+        """The sums of the weights and of the costs in seconds, from each block to the last one.
+
+        The shape is (blocks, 2).
+        """
         self._ends: dict[int, float] = {}
+        """The time.monotonic() at which the last block of a case ended, by index of the case."""
 
     def compute_block_seconds(self, number: int, num_later: int = 0) -> float:
-        """Return the seconds for a block that begins now, with ``num_later`` blocks after it.
+        """Return the seconds that a block of samples may take if it begins now.
 
-        ``number`` is the index of the block in the job. A weighted block gets its cost and a share,
-        by weight, of the time that remains after the costs of this and all later blocks. A block
-        without weight gets an equal share of the time.
+        A weighted block gets its cost and a share, by weight, of the time that remains after the
+        costs of this block and all later ones. A block without weight gets an equal share of the
+        remaining time. The result is at least 0.02 s and at most half of the block's timeout.
+
+        Args:
+            number: the position of the block in the order of blocks, from 0.
+            num_later: the number of blocks that are still to come after this one.
         """
         seconds = self._job.budget_seconds - self.compute_elapsed_seconds()
         block = self._job.blocks[number]
@@ -280,24 +325,30 @@ class RepetitionClock:
         return min(max(share, _MIN_CASE_SECONDS), max_seconds)
 
     def pause(self, case_index: int) -> None:
-        """Sleep until 0.05 s have passed since the last block of the case."""
+        """Sleep until 0.05 s have passed since the previous block of the same case.
+
+        ``case_index`` is the index of the case in the plan.
+        """
         if case_index in self._ends:
             seconds = _PAUSE_SECONDS - (time.monotonic() - self._ends[case_index])
             time.sleep(max(0.0, seconds))
 
     def compute_elapsed_seconds(self) -> float:
-        """Return the seconds since this rank began its job."""
+        """Return the seconds since this rank began to measure its cases."""
         return time.monotonic() - self._began
 
     def note_block_end(self, case_index: int) -> None:
-        """Store the time at which the last block of the case ended."""
+        """Store the present time as the end of the latest block of samples of a case.
+
+        ``case_index`` is the index of the case in the plan.
+        """
         self._ends[case_index] = time.monotonic()
 
 
 def report_and_block(mailbox: Mailbox, rank: int, error: Exception) -> None:
-    """Report an exception, then block until the driver ends this process.
+    """Send the driver an exception with its stack, then wait until the driver ends this process.
 
-    If this rank left, other ranks would raise exceptions too, and those could arrive first.
+    If this rank exited, other ranks would raise exceptions too, and theirs could arrive first.
     """
     first_line = describe_exception(error, os.environ)
     traceback.print_exc()
@@ -308,9 +359,10 @@ def report_and_block(mailbox: Mailbox, rank: int, error: Exception) -> None:
 
 
 def describe_exception(error: Exception, environ: Mapping[str, str]) -> str:
-    """Return the first line of an exception, with the variable that may have caused it.
+    """Return the type and the first line of an exception's message.
 
-    The source location in messages of gloo is left out, because reports shorten long messages.
+    The source location in messages of gloo is left out, because reports shorten long messages. If
+    gloo does not find an address, the value of ``GLOO_SOCKET_IFNAME`` is appended.
     """
     first_line = f"{type(error).__name__}: {error}".splitlines()[0]
     message = SOURCE_LOCATION.sub("", first_line)
@@ -320,9 +372,10 @@ def describe_exception(error: Exception, environ: Mapping[str, str]) -> str:
 
 
 def make_hello(environ: Mapping[str, str]) -> Hello:
-    """Return this rank's first message, with its place and its environment.
+    """Return this rank's first message to the driver, with its host, process and environment.
 
-    A rank on the CPU does not initialize CUDA.
+    It also has the CPUs and the GPU of the rank. CUDA is initialized only if ``PARBENCH_DEVICE`` is
+    ``cuda``.
     """
     facts: dict[str, Any] = {
         "version": importlib.metadata.version("torch"),
