@@ -16,40 +16,44 @@ from pathlib import Path
 from parbench.bench.text import UserError, get_last_line
 
 _PREFIX = re.compile(r"^\w+: (?:(?:error|fatal): )?")
+"""The start of a message of a Slurm program, such as ``sbatch: error:``."""
 _KEY = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
+"""The key of a field in the output of ``scontrol show``."""
 _UNKNOWN_JOB = ("Invalid job id", "Job/step already completing or completed")
+"""The messages of scontrol about a job that Slurm no longer has."""
 MARGIN_SECONDS = 8.0
-"""The seconds that a point needs to end its ranks and to write its records."""
+"""The seconds before the end of a job that a run needs to end its ranks and write its records."""
 
 
 class SlurmError(UserError):
-    """A program of Slurm is missing, did not answer, or refused.
+    """The error that a program of Slurm is missing, did not answer in time, or failed.
 
-    The message contains the text that a refusing program printed.
+    The message contains the text that a failed program printed.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
-    """A job in Slurm's queue that waits or runs, or one task of an array."""
+    """A job in Slurm's queue that waits or runs, or one task of an array of jobs."""
 
     id: str
-    """The id that sbatch printed. All tasks of an array have the same one."""
+    """The id that sbatch printed. All tasks of an array have the id of the array."""
     own_id: str
     """The id of this job or task, which differs between the tasks of an array."""
     state: str
     """The state in capitals as squeue prints it, such as ``PENDING``."""
     reason: str
-    """The reason why the job waits, as squeue prints it, or ``None``."""
+    """The reason why the job waits, as squeue prints it, or the text ``None``."""
     task: int | None = None
     """The index of the task in its array, None for a job that is not in an array."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm:
-    """Calls the programs of Slurm. Every method raises ``SlurmError`` if a call fails."""
+    """The programs of Slurm as methods. Each method raises ``SlurmError`` if a program fails."""
 
     timeout_seconds: float = 30.0
+    """The time after which a program that has not ended counts as failed."""
 
     def sbatch(self, script: Path) -> str:
         """Submit a batch script and return the id of the job, or of the whole array."""
@@ -60,20 +64,20 @@ class Slurm:
         return job_id
 
     def check_script(self, script: Path) -> None:
-        """Let sbatch check a batch script without submitting it."""
+        """Let sbatch check a batch script without submitting it. An error raises ``SlurmError``."""
         self._call("sbatch", "--test-only", str(script))
 
     def scancel(self, ids: Sequence[str]) -> None:
-        """Cancel jobs. Slurm accepts jobs that have ended."""
+        """Cancel the jobs with these ids. Jobs that have ended raise no error."""
         if ids:
             self._call("scancel", *ids)
 
     def requeue(self, job_id: str) -> None:
-        """Put a job back into the queue. Its script will start again."""
+        """Put a running job back into the queue. Slurm will run its batch script again."""
         self._call("scontrol", "requeue", job_id)
 
     def queue(self) -> tuple[QueuedJob, ...]:
-        """Return the jobs of this user that wait or run, one for each task of an array."""
+        """Return the jobs of this user that wait or run, one entry for each task of an array."""
         jobs = []
         for job_id, own_id, state, reason, task in self._read_table(
             "squeue", "%F|%A|%T|%r|%K", "-r", "--me"
@@ -83,9 +87,10 @@ class Slurm:
         return tuple(jobs)
 
     def show_job(self, job_id: str) -> tuple[Mapping[str, str], ...]:
-        """Return the scontrol fields of a job, one mapping for each task.
+        """Return the fields that ``scontrol show job`` prints, by name such as ``JobState``.
 
-        Empty for a job that Slurm no longer knows.
+        The result has one mapping for a job, one for each task of an array, and none for a job that
+        Slurm no longer has.
         """
         try:
             output = self._call("scontrol", "show", "job", "-o", job_id)
@@ -102,24 +107,24 @@ class Slurm:
         return tuple(jobs)
 
     def get_node_states(self, nodes: Sequence[str] = ()) -> dict[str, str]:
-        """Return the state of each node by its name, such as ``idle``.
+        """Return the states of nodes as sinfo prints them, such as ``idle``, by name of the node.
 
-        If ``nodes`` is empty, all nodes of the cluster are returned.
+        If ``nodes`` is empty, the result has all nodes of the cluster.
         """
         selection = ("-n", ",".join(nodes)) if nodes else ()
         return dict(self._read_table("sinfo", "%N|%T", "-N", *selection))
 
     def expand_node_list(self, node_list: str) -> tuple[str, ...]:
-        """Return the names in a list such as ``n[1-3,7]``."""
+        """Return the names of the nodes in Slurm's form of a list, such as ``n[1-3,7]``."""
         if not node_list:
             return ()
         return tuple(self._call("scontrol", "show", "hostnames", node_list).split())
 
     def map_hosts(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Return Slurm's name of the node of each host, keyed by the name that ``uname -n`` prints.
+        """Return Slurm's name of each node, keyed by the host name that ``uname -n`` prints there.
 
-        A job step on these nodes finds both names. Hosts with equal names are left out, because
-        they cannot be distinguished.
+        A job step on all ``nodes`` prints both names. Host names that several nodes have are left
+        out, because they cannot be distinguished.
         """
         if not nodes:
             return {}
@@ -132,9 +137,9 @@ class Slurm:
         return {host: node for host, node in pairs if counts[host] == 1}
 
     def _read_table(self, program: str, columns: str, *arguments: str) -> list[list[str]]:
-        """Return the rows that a program such as squeue prints.
+        """Return the rows that a program such as squeue prints, each as a list of texts.
 
-        ``columns`` is its output format.
+        ``columns`` is the output format of the program, with ``|`` between the columns.
         """
         num_columns = len(columns.split("|"))
         rows = []
@@ -146,7 +151,10 @@ class Slurm:
         return rows
 
     def _call(self, program: str, *arguments: str) -> str:
-        """Run a program and return its output."""
+        """Run a program of Slurm and return the text that it printed.
+
+        Raises ``SlurmError`` if it cannot be started, takes too long or exits with an error.
+        """
         try:
             completed = subprocess.run(
                 [program, *arguments],
@@ -175,15 +183,18 @@ SLURM = Slurm()
 
 
 def format_limit(seconds: float) -> str:
-    """Return a value of ``--time`` such as ``26:00:00``, rounded up to whole minutes."""
+    """Return a time limit as Slurm's ``--time`` takes it, such as ``26:00:00``.
+
+    The seconds are rounded up to whole minutes.
+    """
     hours, minutes = divmod(math.ceil(seconds / 60), 60)
     return f"{hours}:{minutes:02}:00"
 
 
 def get_end_time(job: Mapping[str, str]) -> float:
-    """Return the end of a job in seconds since the epoch, infinity without a limit.
+    """Return the time at which Slurm ends a job, in seconds since the epoch.
 
-    ``job`` holds the fields of ``scontrol show job``.
+    It is infinity for a job without a time limit. ``job`` has the fields of ``scontrol show job``.
     """
     end = job.get("EndTime", "Unknown")
     if end in ("Unknown", "N/A", "None"):

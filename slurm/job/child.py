@@ -16,14 +16,14 @@ from parbench.slurm.sweep.folder import Point, Sweep, make_plan_path, make_runs_
 
 @dataclass(frozen=True, kw_only=True)
 class PointRequest:
-    """A request to measure a point of a sweep on some nodes of the job."""
+    """A request to measure one point, which is one run of a sweep, on some nodes of the job."""
 
     folder: Path
     """The folder of the sweep."""
     sweep: Sweep
     point: Point
     nodes: tuple[str, ...]
-    """The names of the nodes, empty if the nodes of the job are unknown."""
+    """The names of the nodes to run on, empty if the nodes of the job are unknown."""
     run: Path | None
     """The folder of the run to resume, None to begin a new run."""
 
@@ -33,7 +33,10 @@ Command = Callable[[PointRequest], list[str]]
 
 
 def build_command(request: PointRequest) -> list[str]:
-    """Return the ``parbench run`` command of a point. ``--format json`` avoids a report."""
+    """Return the command line of ``parbench run`` that measures or resumes a point (run).
+
+    ``--format=json`` avoids a report.
+    """
     command = [*PARBENCH, "run", "--format=json"]
     nodes = ",".join(request.nodes)
     if request.run is not None and nodes:
@@ -52,9 +55,10 @@ def build_command(request: PointRequest) -> list[str]:
 
 
 def build_environment(request: PointRequest) -> dict[str, str]:
-    """Return the environment variables of a child.
+    """Return the environment variables of the child process that measures a point.
 
-    A variable that is empty in the sweep is removed.
+    They are those of this process with the variables of the point. A variable that is empty in the
+    sweep is removed.
     """
     variables = {**os.environ, **request.point.variables}
     container = request.sweep.file.container
@@ -64,9 +68,13 @@ def build_environment(request: PointRequest) -> dict[str, str]:
 
 
 class Child:
-    """A child process that measures a point. Its messages go to ``logs/<point>.log``."""
+    """A child process that measures a point, which is one run of a sweep.
+
+    Its messages go to ``logs/<point>.log`` in the folder of the sweep.
+    """
 
     def __init__(self, request: PointRequest, command: Command) -> None:
+        """Start the child process. ``command`` builds its command line from the request."""
         self._log = request.folder / "logs" / f"{request.point.id}.log"
         with self._log.open("ab") as log:
             self._log_start = log.tell()
@@ -82,16 +90,23 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
+        """The exit code of the child, negative for a signal, None while the child runs."""
         return self._process.poll()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process group. SIGTERM stops it but keeps its records."""
+        """Send a signal to the process group of the child if the child still runs.
+
+        SIGTERM stops ``parbench run``, which keeps its records.
+        """
         if self.exit_code is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
     def end(self, patience_seconds: float) -> None:
-        """End the process group by SIGTERM, and by SIGKILL after ``patience_seconds``."""
+        """End the child and its process group by SIGTERM, or by SIGKILL after some seconds.
+
+        SIGKILL follows if the child still runs after ``patience_seconds``.
+        """
         self.send_signal(signal.SIGTERM)
         try:
             self._process.wait(patience_seconds)
@@ -100,7 +115,7 @@ class Child:
             self._process.wait()
 
     def read_last_message(self) -> str:
-        """Return the last line that this child has written to the log."""
+        """Return the last line that this child has written to its log, empty without one."""
         with suppress(OSError):
             return get_last_line(self._log.read_bytes()[self._log_start :].decode(errors="replace"))
         return ""

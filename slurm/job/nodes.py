@@ -7,6 +7,7 @@ from parbench.bench.results.records import Record
 from parbench.slurm.system import Slurm, SlurmError
 
 _DOWN_STATES = ("down", "error", "unknown")
+"""The states of dead nodes in sinfo."""
 
 
 def is_down(state: str) -> bool:
@@ -18,12 +19,13 @@ def is_down(state: str) -> bool:
 
 
 class NodeMonitor:
-    """Finds the dead nodes of a job.
+    """The nodes of a job, and those of them that are dead.
 
     A node that was dead once counts as dead until the job ends.
     """
 
     def __init__(self, slurm: Slurm, environ: Mapping[str, str]) -> None:
+        """Find the nodes of the job in its environment variables. Outside of a job it has none."""
         self._slurm = slurm
         self._own_node = environ.get("SLURMD_NODENAME", "")
         self._nodes: tuple[str, ...] = ()
@@ -34,7 +36,11 @@ class NodeMonitor:
             self._node_by_host = slurm.map_hosts(self._nodes)
 
     def update(self, records: Iterable[Record] = ()) -> set[str]:
-        """Return the names of all dead nodes, as Slurm and the new records of a run show them."""
+        """Look for dead nodes, and return the names of all that have been found in the job so far.
+
+        A node is dead if Slurm reports it as down, or if no rank on it answered in one of
+        ``records`` with a hang.
+        """
         states: Mapping[str, str] = {}
         with suppress(SlurmError):
             states = self._slurm.get_node_states(self._nodes) if self._nodes else {}
@@ -48,16 +54,19 @@ class NodeMonitor:
         return set(self._dead)
 
     def list_alive(self) -> tuple[str, ...]:
-        """Return the nodes that are not known to be dead; empty outside of a job."""
+        """Return the names of the nodes that are not known to be dead. Empty outside of a job."""
         return tuple(node for node in self._nodes if node not in self._dead)
 
     def describe(self) -> str:
-        """Return a text such as ``n3 is down``, empty if no node is dead."""
+        """Return the dead nodes as a text such as ``n3 is down``, empty if no node is dead."""
         return ", ".join(f"{node} {problem}" for node, problem in self._dead.items())
 
 
 def _list_silent_hosts(records: Iterable[Record]) -> set[str]:
-    """Return the silent hosts of records with a hang in which other hosts have answered."""
+    """Return the names of the hosts on which no rank answered in a record with a hang.
+
+    A record counts only if a rank on another host answered.
+    """
     silent: set[str] = set()
     for record in records:
         answering = {rank.host for rank in record.ranks if not rank.is_silent}

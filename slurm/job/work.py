@@ -28,12 +28,15 @@ from parbench.slurm.sweep.progress import ABANDONED, SweepProgress, read_progres
 from parbench.slurm.sweep.status import compute_exit_code
 from parbench.slurm.system import MARGIN_SECONDS, SLURM, Slurm, SlurmError, get_end_time
 
-_RECORDS_INTERVAL_SECONDS = 1.0
-_SLURM_INTERVAL_SECONDS = 10.0
-_READ_ATTEMPTS = 3
-_PATIENCE_SECONDS = 6.0
+_RECORDS_INTERVAL_SECONDS = 1.0  # between two reads of a run's records
+_SLURM_INTERVAL_SECONDS = 10.0  # between two questions to Slurm about nodes and the job's end
+_READ_ATTEMPTS = 3  # to read a run, because network file systems have temporary errors
+_PATIENCE_SECONDS = 6.0  # from SIGTERM to SIGKILL of a child
 _INTERRUPTED_PATIENCE_SECONDS = 1.5
-"""A cluster may kill a job two seconds after SIGTERM (KillWait)."""
+"""The seconds from SIGTERM to SIGKILL of a child if Slurm ends the job.
+
+A cluster may kill a job two seconds after SIGTERM (KillWait).
+"""
 
 
 def work(
@@ -44,10 +47,12 @@ def work(
     command: Command = build_command,
     environ: Mapping[str, str] = os.environ,
 ) -> int:
-    """Measure the points of a sweep that are not complete, or in an array the point of this task.
+    """Measure the points of a sweep that are not complete, one after another, in this Slurm job.
 
-    ``command`` builds the command line of the process that measures a point. Returns 0 if all these
-    points are complete, 1 if a result is wrong, 4 if something was not measured.
+    A point is one run of the sweep. With ``array``, only the point of this task of the array is
+    measured. ``folder`` is the folder of the sweep. ``command`` builds the command line of the
+    process that measures a point. Returns 0 if all these points are complete, 1 if a result is
+    wrong, 4 if something was not measured.
     """
     folder = folder.absolute()
     sweep = load_sweep(folder)
@@ -62,7 +67,11 @@ def work(
 
 
 def get_task_point(sweep: Sweep, task: str) -> Point:
-    """Return the point that a task of an array measures. Raises ``UserError`` if there is none."""
+    """Return the point (run of the sweep) that a task of an array measures.
+
+    ``task`` is the value of ``SLURM_ARRAY_TASK_ID``. Raises ``UserError`` if no point has this
+    index.
+    """
     if not task.isdecimal() or int(task) >= len(sweep.points):
         allowed = f"0 to {len(sweep.points) - 1}"
         raise UserError(f"SLURM_ARRAY_TASK_ID={task!r} is not a point of the sweep: {allowed}")
@@ -70,7 +79,7 @@ def get_task_point(sweep: Sweep, task: str) -> Point:
 
 
 class Worker:
-    """Measures the points of a sweep in the allocation of a job."""
+    """The part of a Slurm job that measures points (runs of a sweep), one after another."""
 
     def __init__(
         self,
@@ -80,6 +89,7 @@ class Worker:
         command: Command,
         environ: Mapping[str, str],
     ) -> None:
+        """Find the job and its nodes in the environment variables ``environ``."""
         self._folder = folder
         self._sweep = sweep
         self._slurm = slurm
@@ -90,9 +100,11 @@ class Worker:
         self._num_measured = 0
 
     def measure_points(self, points: Sequence[Point]) -> None:
-        """Measure the points that are not complete. Requeue the job if it has not enough time.
+        """Measure each point (run of the sweep) that is not complete in a child process.
 
-        Raises ``KeyboardInterrupt`` if Slurm ends the job.
+        A point that cannot be measured now is reported and skipped. If the job's time was not
+        enough, the job is requeued, provided that it measured something and the sweep file allows
+        it. Raises ``KeyboardInterrupt`` if Slurm ends the job.
         """
         for point in points:
             progress = self._read_progress(point)
@@ -110,7 +122,7 @@ class Worker:
                 click.echo(f"job {self._job} is not requeued: {error}")
 
     def _read_progress(self, point: Point) -> SweepProgress:
-        """Return the progress of a point. A reading error is retried."""
+        """Return the progress of a point (run). A reading error is retried a few times."""
         for _ in range(_READ_ATTEMPTS):
             progress = read_progress(self._folder, point.id)
             if not progress.problem:
@@ -119,7 +131,10 @@ class Worker:
         return progress
 
     def _find_obstacle(self, point: Point, progress: SweepProgress) -> str:
-        """Return the reason why a point cannot be measured now, empty if it can be measured."""
+        """Return the reason why a point (run) cannot be measured now, empty if it can be measured.
+
+        The reason is a dead node, too few nodes, or too little time until the end of the job.
+        """
         self._nodes.update()
         dead = self._nodes.describe()
         num_alive = len(self._nodes.list_alive())
@@ -139,9 +154,10 @@ class Worker:
         return ""
 
     def _get_end(self) -> float:
-        """Return the end of the job in seconds since the epoch, infinity without a limit.
+        """Return the time at which Slurm ends the job, in seconds since the epoch.
 
-        Slurm is asked each time, because an administrator may change the end.
+        It is infinity without a time limit, outside of a job, or if Slurm does not answer. Slurm is
+        called each time, because an administrator may change the limit.
         """
         facts: tuple[Mapping[str, str], ...] = ()
         with suppress(SlurmError):
@@ -149,7 +165,11 @@ class Worker:
         return get_end_time(facts[0]) if facts else math.inf
 
     def _measure(self, point: Point, progress: SweepProgress) -> None:
-        """Run a child that measures a point until the child, the job or one of the nodes ends."""
+        """Measure a point (run of the sweep) in a child process, and report the result.
+
+        ``progress`` is the progress of the point so far. The child is stopped if the job's time
+        ends or a node dies. A run in which a node died is moved away, so that it is not resumed.
+        """
         nodes = self._nodes.list_alive()[: point.nodes]
         self._report(point, nodes=nodes, is_running=True)
         request = PointRequest(
@@ -180,10 +200,11 @@ class Worker:
     def _watch(
         self, point: Point, child: Child, nodes: Sequence[str], earlier: SweepProgress
     ) -> str:
-        """Wait for the child, and return the reason why it must be stopped.
+        """Wait until the child ends or must be stopped, and return the reason to stop it.
 
-        The reason is empty if the child has ended by itself. ``nodes`` are the nodes of the child,
-        and ``earlier`` is the progress of the point before the child started.
+        The reason is a text about the job's time or a dead node, empty if the child has ended by
+        itself. ``nodes`` are the nodes of the child, and ``earlier`` is the progress of the point
+        before the child started.
         """
         end_seconds = self._get_end()
         records_time = slurm_time = time.monotonic()
@@ -214,7 +235,11 @@ class Worker:
         nodes: Sequence[str] = (),
         is_running: bool = False,
     ) -> None:
-        """Print the state of a point, and write the attempt to the folder of the sweep."""
+        """Print the state of a point (run), and write it as its last attempt to the sweep's folder.
+
+        ``reason`` is the reason why the point is not complete, empty if it is. ``nodes`` are the
+        nodes of its run.
+        """
         state = "started" if is_running else reason or "measured"
         click.echo(f"{utc_now()} {point.id} ({point.label}) {state}", nl=True)
         attempt = JobAttempt(
@@ -225,9 +250,10 @@ class Worker:
 
 
 def describe_end(progress: SweepProgress, child: Child) -> str:
-    """Return a text about a child that has ended although measurements are missing.
+    """Return a text about a child process that ended before all measurements were made.
 
-    The text has the missing measurements, the exit code, and the last message of the child.
+    ``progress`` is the progress of the child's run. The text has the missing measurements, the exit
+    code, and the last message of the child.
     """
     exit_text = describe_exit(child.exit_code or 0).removeprefix("ended by ")
     text = f"{progress.not_done_reason or 'the run did not begin'}, the run ended with {exit_text}"
@@ -235,14 +261,14 @@ def describe_end(progress: SweepProgress, child: Child) -> str:
 
 
 def list_new_failures(progress: SweepProgress, earlier: SweepProgress) -> list[Record]:
-    """Return the failures of a point that ``earlier`` does not have."""
+    """Return the failed records of a run that its earlier progress does not have."""
     return [record for record in progress.failures if record not in earlier.failures]
 
 
 def remove_failures(progress: SweepProgress, earlier: SweepProgress) -> None:
-    """Remove the failures that ``earlier`` does not have from the run.
+    """Remove the new failed records from a run, because the end of the job may have caused them.
 
-    The end of the job may have caused them.
+    New are those that ``earlier``, the progress before the job measured the point, does not have.
     """
     failures = list_new_failures(progress, earlier)
     if progress.run is not None and failures:
@@ -252,7 +278,7 @@ def remove_failures(progress: SweepProgress, earlier: SweepProgress) -> None:
 
 
 def abandon_run(progress: SweepProgress) -> None:
-    """Move the run to another folder so that it is not resumed, because a node died in it."""
+    """Move a run in which a node died to another folder, so that it is not resumed."""
     if progress.run is not None and not progress.problem:
         target = progress.run.parent / ABANDONED / progress.run.name
         target.parent.mkdir(exist_ok=True)

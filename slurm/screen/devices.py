@@ -15,12 +15,18 @@ from parbench.bench.plan.options import make_plan
 from parbench.bench.text import get_last_line
 
 _START_SECONDS = {"cuda": 12.0, "cpu": 5.0}
-"""The start of the ranks in a repetition. NCCL and CUDA contexts take longer than gloo."""
-_SECONDS_PER_CASE = 0.35
+"""The seconds for the start of all ranks in a repetition, by device.
+
+NCCL and CUDA contexts take longer than gloo.
+"""
+_SECONDS_PER_CASE = 0.35  # the expected duration of one measured case
 
 
 def estimate_check_seconds(device: str, num_devices: int) -> float:
-    """Return the time budget in seconds of a device check with this number of devices."""
+    """Return the expected seconds of ``parbench check`` on one node, its time budget.
+
+    ``device`` is ``cuda`` or ``cpu``, and ``num_devices`` the GPUs or groups of cores of a node.
+    """
     options = make_options(device, num_devices, budget="1m", timeout="1m", inject=None)
     backend = "nccl" if device == "cuda" else "gloo"
     world = WorldSpec(nproc=num_devices, backend=backend, device=device)
@@ -34,9 +40,11 @@ def estimate_check_seconds(device: str, num_devices: int) -> float:
 def check_nodes(
     nodes: Sequence[str], seconds: float, folder: Path, environ: Mapping[str, str]
 ) -> tuple[Health, ...]:
-    """Check the devices of all nodes and compare them. The time budget is ``seconds``.
+    """Run ``parbench check`` on all nodes at once, and return the result of each node, in order.
 
-    One task on each node writes files that are named after the node into ``folder``.
+    The devices of all nodes are compared with each other. Each check has a time budget of
+    ``seconds``. A node without an answer has a result with a problem. The output and errors of each
+    node are written to the new folder ``folder``, in files named after the node.
     """
     folder.mkdir(parents=True)
     options = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
@@ -56,7 +64,11 @@ def check_nodes(
 
 
 def _read_result(node: str, folder: Path, problem: str) -> Health:
-    """Return the result of a node. ``problem`` is used if the node has written no error."""
+    """Return the result of ``parbench check`` that a node has written into ``folder``.
+
+    Without a result, the problem of the returned ``Health`` is the last line of the node's errors,
+    or ``problem`` if the node has written no error.
+    """
     contents = []
     for suffix in ("out", "err"):
         file = folder / f"{node}.{suffix}"

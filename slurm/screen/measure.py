@@ -23,43 +23,49 @@ from parbench.slurm.screen.ratios import Exchange
 from parbench.slurm.screen.rounds import Round
 
 _BLAMED_CAUSES = ("died", "absent", "waiting")
-_START_SECONDS = 60
+"""The causes of a failure for which the node of the rank is blamed."""
+_START_SECONDS = 60  # the time budget for the start of all ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The settings of the runs of a screening."""
+    """The settings of ``parbench run`` that all measurements of a screening share."""
 
     size: str
-    """The bytes of an exchange as text, such as ``128M``."""
+    """The bytes that two ranks exchange, as text such as ``128M``."""
     rails: int
-    """The number of ranks on each node."""
+    """The number of ranks on each node, one for each rail (a GPU and its NIC)."""
     timeout: str
     """The time after which a round counts as hung, as text such as ``20s``."""
     node_by_host: Mapping[str, str]
-    """Slurm's name of each node by the name of its host."""
+    """Slurm's name of a node by the host name that ranks record.
+
+    A host without an entry counts as a node of the same name.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """The exchanges of one run, and the nodes and rounds that are missing."""
+    """The measured data exchanges of one run, and the nodes and rounds that are missing."""
 
     nodes: tuple[str, ...]
-    """The names of the nodes. An exchange has indices into this tuple."""
+    """The names of the nodes in the order of ranks. Exchanges have indices into this tuple."""
     exchanges: tuple[Exchange, ...] = ()
     silent: Mapping[str, str]
-    """The reason why a node did not answer, by the name of the node."""
+    """The reason why a node did not answer, by the name of the node. Empty if all answered."""
     problems: tuple[str, ...] = ()
-    """A sentence for each round that was not measured."""
+    """The reasons why rounds were not measured, each once. Empty if all were measured."""
     notes: tuple[str, ...] = ()
+    """Sentences about the limitations of the run's measurements."""
 
 
 def measure_rounds(
     nodes: Sequence[str], rounds: Sequence[Round], setup: Setup, folder: Path
 ) -> Measurement:
-    """Measure rounds of pairs on these nodes in a new folder.
+    """Measure data exchanges between pairs of ``nodes`` with ``parbench run``.
 
-    Raises ``UserError`` if parbench leaves no run.
+    ``rounds`` has the pairs of each round, and ``folder`` is created for the run. Raises
+    ``UserError`` if the process leaves no run.
     """
     folder.mkdir(parents=True)
     plan = folder / "plan.json"
@@ -75,7 +81,11 @@ def measure_rounds(
 
 
 def make_plan_file(rounds: Sequence[Round], setup: Setup) -> PlanFile:
-    """Return the plan file of a run in which each round is a case with the pairs of all rails."""
+    """Return the plan file of a run that measures rounds of exchanges.
+
+    Each round is one ``p2p.pairwise`` case. Local rank i of a node exchanges data with local rank i
+    of the other node of its pair.
+    """
     cases = []
     repeats: Counter[Round] = Counter()
     for pairs in rounds:
@@ -102,7 +112,10 @@ def make_plan_file(rounds: Sequence[Round], setup: Setup) -> PlanFile:
 
 
 def read_measurement(run: Run, nodes: Sequence[str], setup: Setup) -> Measurement:
-    """Return the exchanges of a run, and the nodes that did not answer."""
+    """Return the data exchanges between nodes that a run measured, and the nodes without answer.
+
+    ``nodes`` are the nodes on which the run was started.
+    """
     good = [record for record in run.records if record.status == "ok"]
     problems = [record.reason for record in run.records if record.status != "ok"]
     num_unread = len(run.info.plan.cases) - len(run.records)
@@ -126,9 +139,9 @@ def read_measurement(run: Run, nodes: Sequence[str], setup: Setup) -> Measuremen
 
 
 def _read_nodes(run: Run, setup: Setup) -> tuple[str, ...]:
-    """Return the node of each block of consecutive ranks.
+    """Return the names of the nodes of a run in the order of ranks.
 
-    Raises ``UserError`` if the ranks of a block are on several hosts.
+    Raises ``UserError`` if a node does not have ``setup.rails`` consecutive ranks.
     """
     hosts = (run.info.environment or {}).get("hosts") or []
     first_hosts = hosts[:: setup.rails]
@@ -140,10 +153,11 @@ def _read_nodes(run: Run, setup: Setup) -> tuple[str, ...]:
 
 
 def read_exchanges(run: Run, record: Record, index: int, rails: int) -> Iterator[Exchange]:
-    """Yield the exchanges of each pair and rail in a round, each with the time of its slower rank.
+    """Yield the exchanges of one round, one for each pair of ranks.
 
-    ``index`` is the number of the round, and ``rails`` the number of ranks on each node. Raises
-    ``UserError`` if the samples cannot be read.
+    ``record`` is the result of the round, ``index`` the number of the round, and ``rails`` the
+    number of ranks on each node. The duration is the median over samples of that of the slower
+    rank. Raises ``UserError`` if the samples cannot be read.
     """
     samples = load_rank_samples(run, record)
     if "duration_ns" not in samples or "steps_per_sample" not in samples:
@@ -159,11 +173,12 @@ def read_exchanges(run: Run, record: Record, index: int, rails: int) -> Iterator
 def find_blamed_nodes(
     record: Record, nodes: Sequence[str], node_by_host: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the record's reason by the name of each silent or blamed node of a bad record.
+    """Return the nodes that caused the failure of a round, each with the reason in the record.
 
-    ``nodes`` are all nodes of the run. The result is empty if all nodes or none are silent or
-    blamed. A rank that raised an error is not blamed, because it may have suffered from another
-    one.
+    These are the nodes that did not answer. If all answered, they are the nodes whose ranks died,
+    did not arrive where others waited, or wait for one another. A rank that raised an error does
+    not count, because another rank may have caused the error. The result is empty if no node or
+    all ``nodes`` of the run are found.
     """
     reported = {node_by_host.get(rank.host, rank.host) for rank in record.ranks}
     silent_hosts = [rank.host for rank in record.ranks if rank.is_silent]

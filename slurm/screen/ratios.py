@@ -17,9 +17,11 @@ from statistics import median, median_low
 from parbench.bench.plan.groups import Pair
 
 MIN_RATIO = 1.05
-"""The smallest ratio of durations that may count as slow."""
+"""The smallest threshold: a node or rail with a smaller ratio of durations is never slow."""
 _MIN_STANDARD_ERRORS = 3.0
+"""The threshold in standard errors of the logarithm of a ratio."""
 _MIN_PARTNERS = 2
+"""The fewest other nodes with which a node must exchange data to be compared."""
 _MAD_OF_NORMAL = 0.6745
 """The median absolute deviation of a normal distribution, in standard deviations."""
 _VARIANCE_OF_MEDIAN = math.pi / 2
@@ -28,15 +30,16 @@ _VARIANCE_OF_MEDIAN = math.pi / 2
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """The exchange of data between two nodes on one rail in a round, and its duration."""
+    """The exchange of data between two nodes on one rail (a GPU and its NIC), and its duration."""
 
     round: int
-    """The number of the round, which is the same for all exchanges at the same time."""
+    """The number of the round. All exchanges of a round happen at the same time."""
     nodes: Pair
-    """The indices of the two nodes."""
+    """The indices of the two nodes in ``Measurement.nodes``."""
     rail: int
-    """The local rank of both ends."""
+    """The local rank on both nodes."""
     seconds: float
+    """The median over repeated exchanges of the duration on the slower of both ranks."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Endpoint:
     """A node, or one rail of a node."""
 
     node: int
-    """The index of the node."""
+    """The index of the node in ``Measurement.nodes``."""
     rail: int | None = None
     """The local rank, None for the whole node."""
 
@@ -55,26 +58,32 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """The duration of the exchanges of a node or rail, relative to other exchanges."""
+    """The duration of a node's or rail's exchanges, relative to exchanges between other nodes."""
 
     endpoint: Endpoint
+    """The node or rail."""
     ratio: float
-    """The duration over the median of other exchanges in the same round and rail."""
+    """The duration of its exchanges over that of other exchanges in the same round and on its rail.
+
+    Both durations are medians over exchanges. The ratio of a node is the median over its rails.
+    """
     threshold: float
     """The ratio above which the node or rail counts as slow."""
     partners: tuple[int, ...]
     """The indices of the nodes with which data was exchanged."""
     num_exchanges: int
+    """The number of exchanges of the node or rail from which the ratio was computed."""
 
     @property
     def is_slow(self) -> bool:
+        """True if the ratio is above the threshold."""
         return self.ratio > self.threshold
 
 
 def find_slow(exchanges: Iterable[Exchange]) -> list[Ratio]:
-    """Return the slow nodes and the slow rails of other nodes, the slowest first.
+    """Return the ratios of the slow nodes, and of the slow rails of other nodes, slowest first.
 
-    At most half of the nodes are returned, because they are compared with the others.
+    At most half of the nodes are returned, because they are compared with the other half.
     """
     remaining = list(exchanges)
     max_slow = len({node for exchange in remaining for node in exchange.nodes}) // 2
@@ -89,7 +98,11 @@ def find_slow(exchanges: Iterable[Exchange]) -> list[Ratio]:
 
 
 def confirm_slow(exchanges: Sequence[Exchange], suspects: Sequence[Ratio]) -> list[Ratio]:
-    """Return new ratios of the suspects that are slow again, now with good partners."""
+    """Return new ratios of the nodes and rails that are slow in a second measurement too.
+
+    ``suspects`` were slow in the first measurement, and ``exchanges`` are of the second. The new
+    ratio of each ignores the exchanges of all other suspects.
+    """
     confirmed = []
     for suspect in suspects:
         endpoints = [ratio.endpoint for ratio in suspects if ratio is not suspect]
@@ -101,7 +114,11 @@ def confirm_slow(exchanges: Sequence[Exchange], suspects: Sequence[Ratio]) -> li
 
 
 def compare(endpoint: Endpoint, exchanges: Sequence[Exchange]) -> Ratio | None:
-    """Return the ratio of a node or rail to the others, None with fewer than two partners."""
+    """Return the duration of the exchanges of a node or rail, relative to exchanges of other nodes.
+
+    ``endpoint`` is the node or rail, and ``exchanges`` are those of all nodes. None if it exchanged
+    data with fewer than two nodes, or if other nodes have no exchanges on its rails.
+    """
     own_exchanges = [entry for entry in exchanges if endpoint.has(entry)]
     partners = {sum(entry.nodes) - endpoint.node for entry in own_exchanges}
     rails = {entry.rail for entry in own_exchanges}
@@ -134,18 +151,23 @@ def compare(endpoint: Endpoint, exchanges: Sequence[Exchange]) -> Ratio | None:
 
 @dataclass(frozen=True)
 class ScreeningLevel:
-    """The median ``value`` of the logarithms of ``count`` durations, which are in seconds."""
+    """The typical duration of several exchanges, on a logarithmic scale."""
 
     value: float
+    """The median of the logarithms of the durations in seconds."""
     count: int
+    """The number of the durations."""
 
 
 Levels = dict[tuple[int | None, int], ScreeningLevel]
-"""The levels by round and rail. The level of a rail over all rounds has None for the round."""
+"""The typical durations of exchanges by (round, rail), and over all rounds by (None, rail)."""
 
 
 def _compute_levels(exchanges: Sequence[Exchange]) -> Levels:
-    """Return the levels of the exchanges by round and rail, and by rail over all rounds."""
+    """Return the typical duration of the exchanges in each round and rail.
+
+    It is also returned for each rail over all rounds, with None as the round.
+    """
     groups: dict[tuple[int | None, int], list[float]] = defaultdict(list)
     for entry in exchanges:
         value = math.log(entry.seconds)
@@ -155,10 +177,11 @@ def _compute_levels(exchanges: Sequence[Exchange]) -> Levels:
 
 
 def _compute_corrected_excess(entry: Exchange, levels: Levels) -> float:
-    """Return the logarithm of an exchange's duration, minus the level of its round and rail.
+    """Return the logarithm of an exchange's duration relative to a typical duration.
 
-    The exchange is part of this level, so that the difference is too small by a factor. The result
-    is corrected for this factor. A round with a single exchange has the level of all rounds.
+    ``levels`` has the typical durations. The one of the exchange's round and rail is used, or that
+    of all rounds if the round has a single exchange. The typical duration includes the exchange
+    itself, so that the logarithm is too small by a factor. The result is corrected for this factor.
     """
     level = levels[entry.round, entry.rail]
     if level.count == 1:
@@ -168,9 +191,10 @@ def _compute_corrected_excess(entry: Exchange, levels: Levels) -> float:
 
 
 def _estimate_noise(exchanges: Sequence[Exchange], levels: Levels) -> float:
-    """Return the standard deviation of the logarithm of an exchange's duration.
+    """Return the standard deviation of the logarithms of the durations of exchanges.
 
-    The median absolute deviation from the levels gives the standard deviation.
+    It is estimated from the median absolute deviation of the logarithms from the typical durations
+    in ``levels``.
     """
     return (
         median(abs(_compute_corrected_excess(entry, levels)) for entry in exchanges)
@@ -179,7 +203,10 @@ def _estimate_noise(exchanges: Sequence[Exchange], levels: Levels) -> float:
 
 
 def _find_slowest(exchanges: Sequence[Exchange]) -> Ratio | None:
-    """Return the slowest node if it is slow, otherwise the slowest rail if it is slow."""
+    """Return the ratio of the slowest node if it is slow, otherwise of the slowest slow rail.
+
+    None if neither the slowest node nor the slowest rail of all nodes is slow.
+    """
     levels = _compute_levels(exchanges)
     excesses: dict[Endpoint, list[float]] = defaultdict(list)
     for entry in exchanges:

@@ -9,15 +9,19 @@ from collections.abc import Collection, Sequence
 from parbench.bench.plan.groups import Pair, count_rounds, list_round_pairs
 
 Round = tuple[Pair, ...]
-"""Pairs of indices of nodes, the smaller index of a pair first."""
+"""The pairs of nodes that exchange data at the same time.
+
+A pair has the indices of two nodes, the smaller first. Each node is in at most one pair.
+"""
 _MIN_ROUNDS_OF_THREE = 12
 """The least number of rounds of three nodes, because a round of three nodes has a single pair."""
 
 
 def plan_tournament(num_nodes: int, min_rounds: int) -> list[Round]:
-    """Return at least ``min_rounds`` rounds in which each node meets other nodes.
+    """Return ``min_rounds`` or more rounds of pairs, with other pairs in each round.
 
-    In a small cluster each node meets every other node equally often.
+    In a cluster with few nodes, the pairs repeat after every node has met every other node. The
+    number of rounds is then rounded up, so that all pairs occur equally often.
     """
     available = count_rounds(num_nodes)
     if num_nodes == 3:
@@ -29,9 +33,11 @@ def plan_tournament(num_nodes: int, min_rounds: int) -> list[Round]:
 
 
 def plan_confirmation(num_nodes: int, suspects: Collection[int], min_rounds: int) -> list[Round]:
-    """Return rounds in which each suspect node meets good nodes, ``min_rounds`` times or more.
+    """Return rounds of pairs that measure again the nodes that looked slow.
 
-    The other good nodes meet each other, and the suspects are compared with them.
+    ``suspects`` has the indices of these nodes. Each suspect exchanges data with changing good
+    nodes in at least ``min_rounds`` rounds. Other good nodes exchange data with each other, and the
+    suspects are compared with them.
     """
     tested = sorted(suspects)
     good = [node for node in range(num_nodes) if node not in suspects]
@@ -52,9 +58,10 @@ def plan_confirmation(num_nodes: int, suspects: Collection[int], min_rounds: int
 
 
 def _pair_up(nodes: Sequence[int]) -> list[Pair]:
-    """Return pairs of successive nodes, without a last node that has no partner."""
+    """Return pairs of successive nodes. The last node of an odd number is left out."""
     return list(zip(nodes[::2], nodes[1::2], strict=False))
 
 
 def _sort_pairs(pairs: Collection[Pair]) -> Round:
+    """Return a round of these pairs in ascending order, the smaller index of each pair first."""
     return tuple(sorted((min(pair), max(pair)) for pair in pairs))

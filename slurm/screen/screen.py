@@ -26,13 +26,23 @@ from parbench.slurm.screen.ratios import Endpoint, Ratio, compare, confirm_slow,
 from parbench.slurm.screen.rounds import plan_confirmation, plan_tournament
 from parbench.slurm.system import SLURM, Slurm, SlurmError, format_limit
 
-MIN_NODES = 3
-_MAX_CORE_GROUPS = 8
+MIN_NODES = 3  # of a screening, because two nodes do not show which of them is slow
+_MAX_CORE_GROUPS = 8  # groups of cores that count as devices on a node without GPUs
 _SIZES = {"cuda": "128M", "cpu": "4M"}
-"""The bytes of an exchange, large enough that bandwidth decides about its duration."""
+"""The bytes that two nodes exchange in a round, by device of the ranks.
+
+The size is large enough that bandwidth decides about the duration.
+"""
 Judgment = Literal["fine", "slow", "bad device", "unconfirmed", "did not answer", "unknown"]
+"""The verdict on a node or rail.
+
+``slow`` was measured twice. ``unconfirmed`` was slow once, and the second measurement failed.
+``unknown`` could not be compared with other nodes.
+"""
 _CODES = {"fine": ExitCode.OK, "slow": ExitCode.BAD, "bad device": ExitCode.BAD}
+"""The exit code of a verdict. All other verdicts have ``ExitCode.DID_NOT_RUN``."""
 _EXCLUDED = ("slow", "bad device", "did not answer")
+"""The verdicts whose nodes are in the ``--exclude`` option."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,54 +50,62 @@ class ScreenOptions:
     """The options of ``parbench slurm screen``."""
 
     nodes: int | None = None
-    """The number of nodes, None for all nodes of the allocation."""
+    """The number of nodes to screen, None for all nodes of the allocation."""
     partition: str | None = None
     """The partition of a new allocation, None for Slurm's default."""
     rounds: int = 5
-    """The least number of rounds of pairs."""
+    """The least number of rounds. In a round, pairs of nodes exchange data at the same time."""
     size: str | None = None
-    """The bytes of an exchange as text such as ``4M``. None is a default for the device."""
+    """The bytes that two nodes exchange, as text such as ``4M``. None is ``_SIZES``."""
     time: str = "10m"
-    """The time limit of a new allocation."""
+    """The time limit of a new allocation, as text such as ``10m``."""
     timeout: str = "20s"
-    """The time after which a round counts as hung."""
+    """The time after which a round counts as hung, as text such as ``20s``."""
     devices: bool = True
-    """True if the devices of each node are checked first."""
+    """True if ``parbench check`` tests the devices of each node before the rounds."""
     gpus_per_node: int | None = None
     """The GPUs that a new allocation requests on each node, None to request none."""
     out: Path = Path("runs/screen")
-    """The folder of results."""
+    """The folder in which each screening creates a folder of results."""
     as_json: bool = False
+    """True to return the verdicts as JSON instead of a table."""
 
 
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on a node, or on one of its rails."""
+    """The verdict of a screening on a node, or on one of its rails (a GPU and its NIC)."""
 
     node: str
+    """Slurm's name of the node."""
     rail: int | None = None
     """The local rank of the rail, None for the whole node."""
     verdict: Judgment
     ratio: float | None = None
-    """The duration of its exchanges relative to other exchanges, None if it was not compared."""
+    """The median duration of its data exchanges, relative to those of other nodes.
+
+    None if the node was not compared.
+    """
     threshold: float | None = None
-    """The ratio above which the node or rail counts as slow."""
+    """The ratio above which the node or rail counts as slow, None if it was not compared."""
     evidence: str = ""
-    """A text about the reason for the verdict."""
+    """A text about the reason for the verdict, such as the nodes with which data was exchanged."""
 
     @property
     def name(self) -> str:
+        """The name of the node, followed by the rail if the verdict is on a rail."""
         return self.node if self.rail is None else f"{self.node} rail {self.rail}"
 
 
 class Screening(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdicts on all nodes and on rails that are not fine, with the device checks."""
+    """The result of a screening: the verdicts on all nodes, and the checks of their devices."""
 
     verdicts: tuple[NodeVerdict, ...]
+    """The verdicts on all nodes, and on rails that are slow or unconfirmed."""
     problems: tuple[str, ...] = ()
-    """Sentences about measurements that are missing."""
+    """A sentence for each missing measurement. Empty if all were made."""
     notes: tuple[str, ...] = ()
+    """Sentences about the limitations of the first measurement."""
     folder: str = ""
-    """The folder of the runs."""
+    """The folder of the measurements and the checks."""
     checks: tuple[Health, ...] = ()
     """The device checks of the nodes, empty if devices were not checked."""
 
@@ -99,6 +117,10 @@ class Screening(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
+        """The exit code: 0 if all nodes are fine, 1 if one is bad, 4 if one has no verdict.
+
+        Missing measurements also give 4. The code 1 takes precedence over 4.
+        """
         codes = [_CODES.get(entry.verdict, ExitCode.DID_NOT_RUN) for entry in self.verdicts]
         if self.problems:
             codes.append(ExitCode.DID_NOT_RUN)
@@ -111,9 +133,11 @@ def screen(
     arguments: Sequence[str],
     slurm: Slurm = SLURM,
 ) -> tuple[int, str]:
-    """Screen the nodes of this allocation. Returns the exit code and the output.
+    """Find the slow nodes and bad devices of this Slurm allocation.
 
-    Outside of an allocation, salloc runs ``parbench`` with the same arguments inside a new one.
+    Returns the exit code and the text to print. Outside of an allocation, salloc runs ``parbench``
+    with ``arguments``, the arguments of this command line, inside a new allocation. ``environ`` has
+    the environment variables.
     """
     check_options(options)
     if "SLURM_JOB_ID" not in environ:
@@ -148,7 +172,7 @@ def screen(
 
 
 def check_options(options: ScreenOptions) -> None:
-    """Raise ``UserError`` for an option that is not allowed, before anything starts."""
+    """Raise ``UserError`` for a size, time or timeout that is not allowed."""
     if options.size is not None and parse_size(options.size) < 1:
         raise UserError("--size 0: at least 1 byte is needed")
     parse_duration(options.time)
@@ -156,7 +180,7 @@ def check_options(options: ScreenOptions) -> None:
 
 
 def build_salloc_command(options: ScreenOptions, arguments: Sequence[str]) -> list[str]:
-    """Return the salloc command that runs the screening in a new allocation.
+    """Return the salloc command that runs ``parbench`` with ``arguments`` in a new allocation.
 
     The allocation continues if one of its nodes fails. It is exclusive, because traffic of other
     jobs would look like a slow node.
@@ -173,10 +197,11 @@ def build_salloc_command(options: ScreenOptions, arguments: Sequence[str]) -> li
 
 
 def run_in_allocation(command: Sequence[str]) -> tuple[int, str]:
-    """Run the salloc command of a screening and return its exit code and its output.
+    """Run the salloc command of a screening. Returns the exit code and the output of the screening.
 
-    salloc exits with 1 if there is no allocation, as a screening does that finds a bad node. Only
-    the screening prints something.
+    If salloc makes no allocation, the result is ``ExitCode.DID_NOT_RUN`` and an empty text. salloc
+    then exits with 1, as does a screening that finds a bad node, but only the screening prints
+    something.
     """
     with convert_write_errors("salloc", "cannot be started"):
         completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
@@ -188,7 +213,10 @@ def run_in_allocation(command: Sequence[str]) -> tuple[int, str]:
 
 
 def list_nodes(options: ScreenOptions, environ: Mapping[str, str], slurm: Slurm) -> tuple[str, ...]:
-    """Return the names of the nodes to screen. Raises ``UserError`` if there are too few."""
+    """Return the names of the first ``options.nodes`` nodes of the allocation, or of all.
+
+    Raises ``UserError`` if the allocation has fewer, or if they are fewer than ``MIN_NODES``.
+    """
     nodes = slurm.expand_node_list(environ.get("SLURM_JOB_NODELIST", ""))
     if options.nodes is not None and options.nodes > len(nodes):
         raise UserError(f"--nodes {options.nodes}: job {environ['SLURM_JOB_ID']} has {len(nodes)}")
@@ -200,9 +228,11 @@ def list_nodes(options: ScreenOptions, environ: Mapping[str, str], slurm: Slurm)
 
 
 def screen_nodes(nodes: Sequence[str], num_rounds: int, setup: Setup, folder: Path) -> Screening:
-    """Measure rounds of pairs of all nodes, then measure suspects again, and return the verdicts.
+    """Measure data exchanges between pairs of nodes, and return the verdicts on all nodes.
 
-    Nodes that do not answer are left out of a repeated measurement.
+    The exchanges are in at least ``num_rounds`` rounds. If some nodes do not answer, the others are
+    measured once more without them. Nodes and rails that look slow are measured once more too, to
+    confirm the verdict. ``folder`` gets a folder for each measurement.
     """
     rounds = plan_tournament(len(nodes), num_rounds)
     measurements = [measure_rounds(nodes, rounds, setup, folder / "rounds")]
@@ -247,9 +277,11 @@ def screen_nodes(nodes: Sequence[str], num_rounds: int, setup: Setup, folder: Pa
 def judge_suspects(
     suspects: Sequence[Ratio], first: Measurement, second: Measurement
 ) -> list[NodeVerdict]:
-    """Return the verdicts on suspects, which the second measurement confirms or not.
+    """Return the verdicts on nodes and rails that were slow in the first measurement.
 
-    The second measurement is ignored if its ranks are on other nodes or if rounds are missing.
+    They are ``slow`` if they are slow in the second measurement too. Otherwise a node is ``fine``,
+    and a rail has no verdict. All are ``unconfirmed`` if the second measurement has other nodes or
+    lacks rounds.
     """
     is_repeated = second.nodes == first.nodes and not second.problems
     confirmed = {}
@@ -271,7 +303,11 @@ def judge_suspects(
 def make_verdict(
     judgment: Judgment, ratio: Ratio, measurement: Measurement, comment: str = ""
 ) -> NodeVerdict:
-    """Return the verdict on a node or rail, whose evidence names its partners."""
+    """Return the verdict ``judgment`` on the node or rail of a ratio.
+
+    The evidence names the nodes with which it exchanged data, followed by ``comment``. The ratio
+    has indices of the nodes of ``measurement``.
+    """
     partners = ", ".join(measurement.nodes[partner] for partner in ratio.partners)
     return NodeVerdict(
         node=measurement.nodes[ratio.endpoint.node],
@@ -284,14 +320,17 @@ def make_verdict(
 
 
 def _get_sort_key(verdict: NodeVerdict) -> tuple[str, int, int]:
-    """Return the key that sorts n2 before n10, and a node before its rails."""
+    """Return the key that sorts verdicts by node, n2 before n10, and a node before its rails."""
     stem = verdict.node.rstrip("0123456789")
     number = int(verdict.node[len(stem) :] or 0)
     return stem, number, -1 if verdict.rail is None else verdict.rail
 
 
 def add_checks(screening: Screening, checks: Sequence[Health]) -> Screening:
-    """Return the screening with the device checks, in which no node with a bad device is fine."""
+    """Return the screening with the results of ``parbench check`` on each node.
+
+    A node with a bad device gets the verdict ``bad device`` if it was ``fine`` or ``unknown``.
+    """
     bad_names = {}
     problems = []
     for check in checks:
@@ -312,7 +351,10 @@ def add_checks(screening: Screening, checks: Sequence[Health]) -> Screening:
 
 
 def format_screening(screening: Screening) -> str:
-    """Return a table of the verdicts, and as last line the ``--exclude`` option."""
+    """Return the text of a screening: a table of the verdicts, problems, notes and device checks.
+
+    The last line is the ``--exclude`` option for Slurm, or a text if all nodes are good.
+    """
     rows = [("node", "verdict", "time", "threshold", "evidence")]
     for verdict in screening.verdicts:
         ratio = "-" if verdict.ratio is None else f"{verdict.ratio:.2f}x"

@@ -11,6 +11,7 @@ from parbench.bench.text import parse_duration
 from parbench.slurm.sweep.folder import Point, Sweep, make_slug
 from parbench.slurm.system import format_limit
 
+# The characters that need no quotes in an #SBATCH line.
 _UNQUOTED = frozenset(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=@%+[]*|&"
 )
@@ -18,23 +19,30 @@ _UNQUOTED = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """An allocation, or an array of allocations, and the points that are measured in it."""
+    """A job to submit, or an array of jobs, and the points (runs of the sweep) that it measures."""
 
     name: str
     """The name of the batch script without its extension."""
     points: tuple[Point, ...]
     nodes: int
-    """The number of nodes of each allocation, enough for the largest point."""
+    """The number of nodes of each job, enough for the largest point."""
     ntasks_per_node: int
-    """The largest number of tasks on a node of any point."""
+    """The largest number of tasks (ranks) on a node of any point."""
     time_seconds: float
-    """The time limit of each allocation in seconds."""
+    """The time limit of each job in seconds."""
     tasks: tuple[int, ...] = ()
-    """The tasks of an array: the indices of its points in the sweep. Empty for a single job."""
+    """The task numbers of an array, which are the indices of its points in the sweep.
+
+    Empty for a single job.
+    """
 
 
 def build_batches(sweep: Sweep, points: Sequence[Point]) -> tuple[Batch, ...]:
-    """Return the jobs that measure these points: one job, or an array for each number of nodes."""
+    """Return the jobs that measure these points, which are runs of a sweep.
+
+    In mode ``one`` it is a single job. In mode ``array`` it is an array of jobs for each number of
+    nodes, with a task for each point.
+    """
     if sweep.file.mode == "one":
         return (_build_batch(sweep, "sweep", tuple(points)),)
     groups = itertools.groupby(points, key=lambda point: point.nodes)
@@ -42,7 +50,11 @@ def build_batches(sweep: Sweep, points: Sequence[Point]) -> tuple[Batch, ...]:
 
 
 def _build_batch(sweep: Sweep, name: str, points: tuple[Point, ...]) -> Batch:
-    """Return the job, or in mode array the array of jobs, that measures the points."""
+    """Return the job that measures the points (runs), or in mode ``array`` the array of jobs.
+
+    ``name`` is the name of the batch script. Without a time limit in the sweep file, the limit
+    follows from the expected durations: of all points for a job, of the longest for an array.
+    """
     seconds = [point.seconds for point in points]
     work_seconds = sum(seconds)
     tasks: tuple[int, ...] = ()
@@ -105,7 +117,11 @@ def _list_options(sweep: Sweep, folder: Path, batch: Batch) -> dict[str, str | b
 
 
 def _format_directive(name: str, value: str | bool) -> str:
-    """Return an #SBATCH line. sbatch interprets a backslash even in single quotes."""
+    """Return the #SBATCH line of an option. True stands for an option without a value.
+
+    The value is in double quotes if needed, because sbatch interprets a backslash even in single
+    quotes.
+    """
     if value is True:
         return f"#SBATCH --{name}"
     text = str(value)

@@ -20,17 +20,25 @@ from parbench.slurm.sweep.sweepfile import Distribution, SweepFile, locate_error
 
 _START_SECONDS = 10.0
 """The seconds of a run outside of its budget: parbench and srun start, and the last case ends."""
-_MAX_POINTS = 10_000
+_MAX_POINTS = 10_000  # of a sweep
 SHAPE = ("repeat", "nodes", "ntasks_per_node", "distribution")
+"""The axes of a sweep that are neither parameters of cases nor environment variables."""
 
 Row = dict[str, str]
-"""The value of a point on each axis, as text. Equal values have equal texts."""
+"""One combination of the settings of a sweep: the value of each axis as text, by name of the axis.
+
+Equal values such as ``"1K"`` and 1024 have equal texts.
+"""
 
 
 class Expansion:
-    """Expands a sweep file to its points."""
+    """A sweep file, with methods that expand it into its points.
+
+    A point is one run of the sweep with one value per setting.
+    """
 
     def __init__(self, file: SweepFile, catalogue: Sequence[BenchmarkDefinition]) -> None:
+        """Find the parameters of each case of the file. ``catalogue`` has all benchmarks."""
         self._file = file
         self._catalogue = catalogue
         self._params_of_case: list[dict[str, Param]] = []
@@ -40,10 +48,11 @@ class Expansion:
             self._params_of_case.append({param.name: param for param in params})
 
     def list_axes(self) -> dict[str, list[str]]:
-        """Return the allowed values of each axis as text, by the name of the axis.
+        """Return the values of each axis of the sweep as text, by name of the axis.
 
-        The first axis, ``repeat``, varies slowest, so that drift affects all other settings
-        equally. Raises ``UserError`` if an axis is set twice or a value is not allowed.
+        An axis is a setting of the file, such as ``nodes``, a parameter of cases or an environment
+        variable. The first axis, ``repeat``, varies slowest, so that drift affects all other
+        settings equally. Raises ``UserError`` if an axis is set twice or a value is not allowed.
         """
         file = self._file
         settings: dict[str, Any] = {"$.repeat": list(range(1, file.repeat + 1))}
@@ -62,7 +71,11 @@ class Expansion:
         return axes
 
     def _format_values(self, name: str, setting: Any) -> list[str]:
-        """Return the values of an axis as text. Raises ``UserError`` if one occurs twice."""
+        """Return the values of the axis ``name`` as text.
+
+        ``setting`` is a value or a list of values. Raises ``UserError`` if a value occurs twice or
+        is not allowed, or if the list is empty.
+        """
         values = setting if isinstance(setting, list) else [setting]
         texts = [self.format_value(name, value) for value in values]
         if not texts:
@@ -75,9 +88,9 @@ class Expansion:
         return texts
 
     def format_value(self, name: str, value: Value) -> str:
-        """Return the value of an axis as text.
+        """Return a value of the axis ``name`` as text, such as ``1K`` for a size of 1024.
 
-        Equal sizes such as ``"1K"`` and 1024 have equal texts.
+        Raises ``UserError`` if the axis is not known or the parameter does not allow the value.
         """
         if name in SHAPE or is_variable(name):
             return _format_scalar(value)
@@ -96,10 +109,10 @@ class Expansion:
         return _format_scalar(values[0])
 
     def remove_excluded(self, rows: Sequence[Row]) -> list[Row]:
-        """Remove the rows that a table of ``exclude`` matches.
+        """Return the combinations of settings that no table of ``exclude`` in the file matches.
 
-        A table matches a row if it matches in every key of the table. A list matches any of its
-        values.
+        A table matches a combination that has the table's value on every axis of the table. A list
+        of values matches each of its values. Raises ``UserError`` if no combination remains.
         """
         remaining = list(rows)
         for index, table in enumerate(self._file.exclude):
@@ -114,9 +127,10 @@ class Expansion:
         return remaining
 
     def _parse_exclusion(self, name: str, setting: Any, rows: Sequence[Row]) -> list[str]:
-        """Return the excluded values of the axis ``name`` as text.
+        """Return the values of the axis ``name`` that a table of ``exclude`` names, as text.
 
-        Raises ``UserError`` if no row has the axis or one of the values.
+        ``setting`` is a value or a list of values. Raises ``UserError`` if no combination in
+        ``rows`` has the axis or one of the values.
         """
         if name not in rows[0]:
             allowed = format_choices(rows[0], name)
@@ -130,9 +144,9 @@ class Expansion:
         return texts
 
     def make_point(self, row: Row, varied: set[str]) -> Point:
-        """Return the point of a row, with an empty id and a duration of 0.
+        """Return the run with the settings of ``row``, with an empty id and a duration of 0.
 
-        ``varied`` has the names of the axes with several values. The label shows their values.
+        ``varied`` has the names of the axes with several values, which the label shows.
         """
         variables = {name: text for name, text in row.items() if is_variable(name)}
         settings = {name: row[name] for name in row if name not in (*SHAPE, *variables)}
@@ -162,17 +176,19 @@ class Expansion:
 
 
 def _format_scalar(value: Value) -> str:
-    """Return a value as text, a boolean in lower case as in TOML."""
+    """Return the value of a setting as text, a boolean in lower case as in TOML."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def expand(
     file: SweepFile, catalogue: Sequence[BenchmarkDefinition]
 ) -> tuple[tuple[Point, ...], list[str]]:
-    """Return the points in the order of execution, and a note for each group of skipped cases.
+    """Return the points of a sweep file in the order of execution, and notes on skipped cases.
 
-    Points on more nodes come first: they show a dead node early, and small points fit into the rest
-    of a job's time. Raises ``UserError`` with the place in the file that is wrong.
+    A point is one run with one value per setting. Each note is about the cases that cannot run on
+    one number of ranks. Points on more nodes come first, because they show a dead node early, and
+    small points fit into the rest of a job's time. ``catalogue`` has the benchmarks. Raises
+    ``UserError`` with the place in the file that is wrong.
     """
     expansion = Expansion(file, catalogue)
     axes = expansion.list_axes()
@@ -203,10 +219,11 @@ def expand(
 
 
 def plan_point(file: SweepFile, catalogue: Sequence[BenchmarkDefinition], point: Point) -> Plan:
-    """Return the plan of a point. Raises ``UserError`` if the point cannot run.
+    """Return the cases, repetitions and time budget of one point, a run of the sweep.
 
-    If the file names no backend or device, the nodes decide later. So the plan is the first one
-    that works for gloo on CPUs or NCCL on GPUs. Gloo on GPUs is tried only if the file names gloo.
+    If the file names no backend or device, the nodes decide later. The plan is then the first that
+    is possible, for gloo on CPUs or for NCCL on GPUs. Gloo on GPUs is tried only if the file names
+    gloo. Raises ``UserError`` if the point cannot run.
     """
     ranks = point.nodes * point.ntasks_per_node
     if not 2 <= ranks <= MOST_RANKS:

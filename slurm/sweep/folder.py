@@ -29,11 +29,12 @@ from parbench.bench.text import UserError
 from parbench.slurm.sweep.sweepfile import Distribution, SweepFile
 
 FOLDERS = ("points", "jobs", "attempts", "runs", "logs")
+"""The subfolders of a sweep's folder."""
 _SWEEP = "sweep.json"
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a sweep: cases on a number of nodes with environment variables."""
+    """One run of a sweep: one combination of cases, nodes, tasks and environment variables."""
 
     id: str
     """The name of the files and folders of this point: the first 12 digits of a hash."""
@@ -41,6 +42,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """The nodes, tasks and settings of the point as text for people."""
     nodes: int
     ntasks_per_node: int
+    """The number of ranks on each node."""
     distribution: Distribution
     repeat: int
     """The number of this point among its repeats, counted from 1."""
@@ -51,7 +53,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     cases: tuple[Entry, ...]
     """The cases to measure. If there are none, the preset selects the cases."""
     seconds: float
-    """The expected duration in seconds, including the start of parbench and of the ranks."""
+    """The expected duration of the run in seconds, including the start of parbench and ranks."""
 
     def with_id(self) -> "Point":
         """Return a copy of the point with its id.
@@ -73,6 +75,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     created: str
     """The UTC time at which the sweep was submitted."""
     file: SweepFile
+    """The content of the sweep file."""
     points: tuple[Point, ...]
     """The points in the order of execution. Points on more nodes come first."""
     python: str
@@ -82,37 +85,43 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job of a sweep, or an array of jobs, and the points that it is to measure."""
+    """A submitted job of a sweep, or an array of jobs, and the points that it is to measure."""
 
     id: str
     """The id that sbatch printed, for an array the id of the whole array."""
     name: str
+    """The name of the batch script without its extension."""
     nodes: int
-    """The number of nodes of each allocation."""
+    """The number of nodes of each job."""
     submitted: str
     """The UTC time of the submission."""
     points: tuple[str, ...]
-    """The ids of the points."""
+    """The ids of the points, each one run of the sweep."""
 
 
 class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """The last attempt of a job to measure a point. It explains the point's state in the status."""
+    """The last attempt of a job to measure a point, which is one run of a sweep.
+
+    It explains the state of the point in ``parbench slurm status``.
+    """
 
     job: str = ""
     """The id of the job, empty outside of Slurm."""
     nodes: tuple[str, ...] = ()
-    """The names of the nodes that the point was given, empty if its measurement did not begin."""
+    """The names of the nodes of the run, empty if the run did not begin."""
     seconds: float = 0.0
+    """This field is unused and always 0."""
     reason: str = ""
     """The reason why the point is not complete, empty if it is complete or still running."""
     is_running: bool = False
+    """True from the start of the run until its end. A killed job leaves it True."""
 
 
 def create_folder(out: Path, name: str) -> Path:
-    """Create the folder of a sweep with its subfolders, and return its absolute path.
+    """Create a new folder for the sweep ``name``, with its subfolders, and return its path.
 
-    The folder is ``out/<utc>-<name>-<hex>``, where ``<hex>`` is random. Raises ``UserError`` if a
-    folder cannot be created.
+    The absolute path is ``out/<utc>-<name>-<hex>``, where ``<hex>`` is random. Raises ``UserError``
+    if a folder cannot be created.
     """
     time = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     path = out.absolute() / f"{time}-{make_slug(name)}-{secrets.token_hex(3)}"
@@ -128,15 +137,19 @@ def create_folder(out: Path, name: str) -> Path:
 
 
 def make_slug(name: str) -> str:
-    """Return at most 40 characters of the name, and only characters that files and Slurm accept.
+    """Return a name for files and Slurm jobs from the first 40 allowed characters of ``name``.
 
-    Other characters become hyphens. The result is ``sweep`` if no character is left.
+    Letters, digits, dots, hyphens and underscores are allowed. Other characters become hyphens. The
+    result is ``sweep`` if no character is left.
     """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:40] or "sweep"
 
 
 def write_sweep(folder: Path, sweep: Sweep) -> None:
-    """Write ``sweep.json`` and the plan file of every point."""
+    """Write ``sweep.json`` and the plan file of each point (run) to the folder of a sweep.
+
+    Raises ``UserError`` if a file cannot be written.
+    """
     with convert_out_errors(f"{folder} cannot be written"):
         for point in sweep.points:
             plan = replace(sweep.file.make_plan_file(), case=point.cases)
@@ -145,7 +158,7 @@ def write_sweep(folder: Path, sweep: Sweep) -> None:
 
 
 def load_sweep(folder: Path) -> Sweep:
-    """Return the sweep in a folder. Raises ``UserError`` if it cannot be read."""
+    """Return the submitted sweep in a folder. Raises ``UserError`` if it cannot be read."""
     file = folder / _SWEEP
     if not file.exists():
         raise UserError(f"{folder} is not a sweep: it has no {_SWEEP}")
@@ -154,13 +167,19 @@ def load_sweep(folder: Path) -> Sweep:
 
 
 def write_job(file: Path, job: SweepJob) -> None:
-    """Write a job that Slurm has accepted, next to its script."""
+    """Write a job that Slurm has accepted to ``file``, which is next to the job's batch script.
+
+    Raises ``UserError`` if the file cannot be written.
+    """
     with convert_out_errors(f"{file} cannot be written"):
         replace_file(file, msgspec.json.encode(job))
 
 
 def load_jobs(folder: Path) -> tuple[SweepJob, ...]:
-    """Return the jobs that were submitted for a sweep, oldest submission first."""
+    """Return all jobs that were submitted for the sweep in a folder, oldest submission first.
+
+    Raises ``UserError`` if a job's file cannot be read.
+    """
     jobs = []
     for file in sorted((folder / "jobs").glob("*/*.json")):
         with convert_read_errors(file):
@@ -169,22 +188,34 @@ def load_jobs(folder: Path) -> tuple[SweepJob, ...]:
 
 
 def write_attempt(folder: Path, point_id: str, attempt: JobAttempt) -> None:
-    """Write the last attempt at a point. Raises ``OSError`` if it cannot be written."""
+    """Write the last attempt to measure a point (run of the sweep) to the folder of the sweep.
+
+    Raises ``OSError`` if it cannot be written.
+    """
     replace_file(folder / "attempts" / f"{point_id}.json", msgspec.json.encode(attempt))
 
 
 def load_attempt(folder: Path, point_id: str) -> JobAttempt:
-    """Return the last attempt at a point, an empty one if it does not exist or is damaged."""
+    """Return the last attempt to measure a point (run) of the sweep in ``folder``.
+
+    The result has default values if the attempt's file does not exist or is damaged.
+    """
     with suppress(OSError, ValueError):
         return decode_json(read_file(folder / "attempts" / f"{point_id}.json"), JobAttempt)
     return JobAttempt()
 
 
 def make_plan_path(folder: Path, point_id: str) -> Path:
-    """Return the path of the plan file of a point."""
+    """Return the path of the plan file of a point, from which ``parbench run`` measures it.
+
+    A point is one run of the sweep in ``folder``.
+    """
     return folder / "points" / f"{point_id}.json"
 
 
 def make_runs_path(folder: Path, point_id: str) -> Path:
-    """Return the folder of the runs of a point."""
+    """Return the folder with the runs of a point, one combination of settings of the sweep.
+
+    ``folder`` is the folder of the sweep.
+    """
     return folder / "runs" / point_id

@@ -11,32 +11,37 @@ from parbench.bench.text import UserError
 from parbench.slurm.sweep.folder import make_runs_path
 
 ABANDONED = "abandoned"
-"""The folder of runs that are not resumed. It is next to the other runs of the point."""
+"""The name of the folder for runs that are not resumed, next to the other runs of the point."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepProgress:
-    """The progress of a point in measurements. One measurement is a case in one repetition."""
+    """The progress of a point, which is one run of a sweep with one value per setting.
+
+    It is counted in measurements. A measurement is one case in one repetition.
+    """
 
     run: Path | None = None
     """The folder of the last run, None if the point has no run."""
     planned: int = 0
-    """The number of measurements that the run has when complete."""
+    """The number of measurements that the complete run has, 0 without a run."""
     measured: int = 0
     """The number of measurements that the run has now."""
     failures: tuple[Record, ...] = ()
-    """The records that failed: wrong results first, then hangs, then errors."""
+    """The failed records of the run: wrong results first, then hangs, then errors."""
     problem: str = ""
     """The reason why the run cannot be read now, empty if it can be read."""
 
     @property
     def state(self) -> Literal["absent", "partial", "complete"]:
+        """``absent`` without a run, ``partial`` if measurements are missing, or ``complete``."""
         if self.run is None:
             return "absent"
         return "complete" if 0 < self.planned == self.measured else "partial"
 
     @property
     def is_complete(self) -> bool:
+        """True if the run has all of its measurements, failed ones included."""
         return self.state == "complete"
 
     @property
@@ -58,9 +63,10 @@ class SweepProgress:
 
 
 def read_progress(folder: Path, point_id: str) -> SweepProgress:
-    """Return the progress of a point in the folder of a sweep.
+    """Return the progress of a point, one combination of settings of the sweep in ``folder``.
 
-    A reading error may be temporary on a network file system. It is returned as ``problem``.
+    It is the progress of the point's last run. A reading error is returned as ``problem``, because
+    it may be temporary on a network file system.
     """
     runs_folder = make_runs_path(folder, point_id)
     try:

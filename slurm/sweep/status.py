@@ -23,29 +23,37 @@ from parbench.slurm.sweep.progress import SweepProgress, read_progress
 from parbench.slurm.system import SLURM, QueuedJob, Slurm, SlurmError
 
 PointState = Literal["done", "failed", "running", "waiting", "partial", "absent"]
+"""The state of a point, see ``PointStatus.state``."""
 _MIN_PAUSE_SECONDS = 4.0
+"""The shortest pause between two reads of a sweep's status."""
 _PAUSE_FACTOR = 10.0
-"""The pause between two looks at a sweep, relative to the duration of a look."""
+"""The pause between two reads of a sweep's status, relative to the duration of a read."""
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a job of the sweep, or of an array of jobs."""
 
     id: str
+    """The id of the job or of the whole array."""
     state: str
-    """The state in Slurm in lower case. An array has the number of tasks in each state."""
+    """The state in Slurm in lower case, such as ``running``. For an array, the states of its tasks.
+
+    ``ended`` if Slurm no longer has the job, ``unknown`` if Slurm does not answer.
+    """
     is_alive: bool | None
     """True if the job waits or runs, False if the job has ended, None if Slurm does not answer."""
 
     def format(self) -> str:
+        """Return a text such as ``job 17 running``."""
         return f"job {self.id} {self.state}"
 
 
 class PointStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The status of a point of a sweep."""
+    """The status of a point, which is one run of a sweep with one value per setting."""
 
     id: str
     label: str
+    """The settings of the point as text for people."""
     state: PointState
     """The progress of the point.
 
@@ -54,36 +62,39 @@ class PointStatus(msgspec.Struct, frozen=True, kw_only=True):
     ``partial`` if a run exists, and ``absent`` if none exists.
     """
     nodes: tuple[str, ...] = ()
-    """The names of the nodes of the last attempt, empty if no attempt was given nodes."""
+    """The names of the nodes of the last attempt to measure it, empty if none got nodes."""
     reason: str = ""
-    """The reason why the point is not done, empty if there is none."""
+    """The reason why the point is not done, empty if it is done or no reason is known."""
     run: str = ""
     """The folder of the last run, relative to the folder of the sweep. Empty without a run."""
 
     @property
     def is_complete(self) -> bool:
+        """True if all measurements of the point were made, whether or not they failed."""
         return self.state in ("done", "failed")
 
 
 class SweepStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The status of a sweep with its jobs and its points."""
+    """The status of a submitted sweep: of its jobs in Slurm, and of its points (runs)."""
 
     name: str
+    """The name of the sweep."""
     folder: str
+    """The path of the sweep's folder."""
     jobs: tuple[JobStatus, ...]
     points: tuple[PointStatus, ...]
     code: int
-    """The exit code of the sweep, from the progress of its points."""
+    """The exit code of the sweep, see ``compute_exit_code``."""
     problem: str = ""
     """The reason why Slurm did not answer, empty if Slurm answered."""
 
     @property
     def is_alive(self) -> bool:
-        """True if a job may still measure something."""
+        """True if a job of the sweep waits or runs, or if Slurm does not answer."""
         return any(job.is_alive is not False for job in self.jobs)
 
     def summarize(self) -> str:
-        """Summarize the sweep in one line: ``8 of 12 done, 1 failed, 3 to do; job 17 running``."""
+        """Return the status in one line: ``8 of 12 done, 1 failed, 3 to do; job 17 running``."""
         counts = Counter(point.state for point in self.points)
         num_incomplete = len(self.points) - counts["done"] - counts["failed"]
         parts = [f"{counts['done']} of {len(self.points)} done"]
@@ -96,7 +107,7 @@ class SweepStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def get_status(folder: Path, slurm: Slurm = SLURM) -> SweepStatus:
-    """Return the status of the sweep in a folder."""
+    """Return the status of the sweep in a folder, even if Slurm does not answer."""
     sweep, jobs = load_sweep(folder), load_jobs(folder)
     problem = ""
     queue: tuple[QueuedJob, ...] | None = None
@@ -123,7 +134,11 @@ def get_status(folder: Path, slurm: Slurm = SLURM) -> SweepStatus:
 
 
 def compute_exit_code(points: Iterable[SweepProgress]) -> int:
-    """Return the exit code of a sweep from the progress of its points."""
+    """Return the exit code of a sweep from the progress of all of its points (runs).
+
+    It is 0 if all measurements were made without a failure, 1 if a result is wrong, and 4 if
+    another measurement failed or is missing. The code 1 takes precedence over 4.
+    """
     codes = []
     for progress in points:
         if any(record.status == "wrong" for record in progress.failures):
@@ -134,9 +149,10 @@ def compute_exit_code(points: Iterable[SweepProgress]) -> int:
 
 
 def _get_job_status(job: SweepJob, queue: Sequence[QueuedJob] | None, slurm: Slurm) -> JobStatus:
-    """Return the status of a job, from the queue or, if it has ended, from its final state.
+    """Return the status of a job from ``queue``, Slurm's queue of waiting and running jobs.
 
-    ``queue`` is None if Slurm does not answer.
+    A job that is not in the queue has the final state that Slurm still has. ``queue`` is None if
+    Slurm does not answer.
     """
     if queue is None:
         return JobStatus(id=job.id, state="unknown", is_alive=None)
@@ -154,7 +170,11 @@ def _get_job_status(job: SweepJob, queue: Sequence[QueuedJob] | None, slurm: Slu
 
 
 def _covers_point(entry: QueuedJob, jobs: Sequence[SweepJob], index: int, point: Point) -> bool:
-    """Return True if the queue entry measures the point, which is task ``index`` of an array."""
+    """Return True if a waiting or running job is to measure a point (run) of the sweep.
+
+    ``entry`` is the job in Slurm's queue, ``jobs`` are those of the sweep, and ``index`` is the
+    index of the point in the sweep, which is its task number in an array.
+    """
     if entry.task is not None and entry.task != index:
         return False
     return any(job.id == entry.id and point.id in job.points for job in jobs)
@@ -167,7 +187,11 @@ def _get_point_status(
     jobs: Sequence[JobStatus],
     tasks: Sequence[QueuedJob],
 ) -> PointStatus:
-    """Return the status of a point. ``tasks`` are the entries of the queue that measure it."""
+    """Return the status of a point, which is one run of the sweep in ``folder``.
+
+    It follows from the progress of the run, from the last attempt to measure the point, and from
+    its jobs. ``jobs`` are all submitted jobs with the point, and ``tasks`` those that wait or run.
+    """
     attempt = load_attempt(folder, point.id)
     state: PointState
     reason = progress.not_done_reason
@@ -193,7 +217,7 @@ def _get_point_status(
 
 
 def format_status(status: SweepStatus) -> str:
-    """Return the status as text: a line for each job, a table of the points, and a summary."""
+    """Return the status as text: a line per job, a table of the points (runs), and a summary."""
     rows = [("point", "label", "state", "nodes", "reason")]
     for point in status.points:
         nodes = ",".join(point.nodes) or "-"
@@ -206,7 +230,7 @@ def format_status(status: SweepStatus) -> str:
 
 
 def print_status(folder: Path, *, as_json: bool = False, slurm: Slurm = SLURM) -> int:
-    """Print the status of a sweep and return 0."""
+    """Print the status of the sweep in a folder, as text or as JSON, and return exit code 0."""
     status = get_status(folder, slurm)
     click.echo(msgspec.json.encode(status).decode() if as_json else format_status(status))
     return 0
@@ -215,7 +239,10 @@ def print_status(folder: Path, *, as_json: bool = False, slurm: Slurm = SLURM) -
 def follow_sweep(
     folder: Path, slurm: Slurm = SLURM, pause: Callable[[float], None] = time.sleep
 ) -> int:
-    """Print each change of a sweep until its jobs have ended, and return the sweep's exit code."""
+    """Print each change of a sweep until its jobs have ended, and return the sweep's exit code.
+
+    ``pause`` is called with the seconds to wait between two reads of the status.
+    """
     summary = ""
     while True:
         start = time.monotonic()
@@ -230,13 +257,14 @@ def follow_sweep(
 
 
 WriteReport = Callable[[Sequence[Path], Path], None]
+"""Writes one report of the runs in several folders to a file: ``write_report(runs, file)``."""
 
 
 def collect(folder: Path, write_report: WriteReport | None = None, slurm: Slurm = SLURM) -> int:
-    """Print the status of a sweep, and write one report of the runs of all complete points.
+    """Print the status of a sweep, and write one report of all complete runs of the sweep.
 
     The report is ``report.html`` in the folder of the sweep. No report is written if
-    ``write_report`` is None or no point is complete. Returns the exit code of the sweep.
+    ``write_report`` is None or no run is complete. Returns the exit code of the sweep.
     """
     folder = folder.absolute()
     status = get_status(folder, slurm)

@@ -44,11 +44,12 @@ def submit(
     out: Path | None,
     slurm: Slurm = SLURM,
 ) -> int:
-    """Submit a sweep and return 0, or with ``wait`` the exit code of the finished sweep.
+    """Submit the sweep of the file ``path`` to Slurm and return 0.
 
-    ``modules`` define the cases. ``out`` replaces the folder that the file names. A dry run prints
-    the points and the batch scripts, and writes nothing. After a ``UserError`` no job of the sweep
-    is left.
+    With ``wait``, wait for the sweep's jobs and return its exit code. ``modules`` are the
+    names of the Python modules that define benchmarks. ``out`` replaces the folder that the file
+    names. A dry run prints the runs of the sweep and the batch scripts, and writes nothing. After a
+    ``UserError`` no job of the sweep is left in the queue.
     """
     file = read_sweep_file(path)
     with locate_errors(f"sweep file {path}"):
@@ -89,11 +90,11 @@ def submit(
 
 
 def format_points(sweep: Sweep) -> str:
-    """Return a table of the points, and a line with the total cost of the sweep.
+    """Return a table of the points (runs) of a sweep, and a line with the total cost, as text.
 
     The table shows the expected time of each point and its node-hours. In mode ``one``, the single
-    allocation holds the nodes of the largest point for the whole time. In mode ``array``, each
-    point holds only its own nodes.
+    job holds the nodes of the largest point for the whole time. In mode ``array``, each point holds
+    only its own nodes.
     """
     rows = [("point", "label", "time", "node-hours")]
     for point in sweep.points:
@@ -111,11 +112,12 @@ def format_points(sweep: Sweep) -> str:
 def submit_points(
     sweep: Sweep, folder: Path, points: Sequence[Point], slurm: Slurm, number: int = 0
 ) -> list[SweepJob]:
-    """Submit jobs for points of a sweep, either all or none, and return the jobs.
+    """Submit the jobs that measure ``points`` of a sweep, either all or none, and return them.
 
-    ``number`` counts the submissions of the sweep from 0. The folder of a submission can be created
-    only once, so that two processes do not submit the same points. Raises ``UserError`` if another
-    process has created the folder, or if a job cannot be submitted.
+    ``folder`` is the folder of the sweep. ``number`` is 0 for the first submission of the sweep,
+    and one more for each later submission. The folder of a submission can be created only once, so
+    that two processes do not submit the same points. Raises ``UserError`` if another process has
+    created it, or if a job cannot be submitted.
     """
     jobs_folder = folder / "jobs" / f"{number:04}"
     try:
@@ -154,7 +156,7 @@ def submit_points(
 
 
 def _cancel_submitted(jobs: Sequence[SweepJob], slurm: Slurm) -> str:
-    """Cancel submitted jobs and return a message about their state."""
+    """Cancel the jobs of a failed submission and return a message that states the result."""
     if not jobs:
         return "nothing was submitted"
     ids = [job.id for job in jobs]
@@ -166,10 +168,10 @@ def _cancel_submitted(jobs: Sequence[SweepJob], slurm: Slurm) -> str:
 
 
 def resume(folder: Path, slurm: Slurm = SLURM) -> int:
-    """Submit the points that are not complete, print the ids of the jobs, and return 0.
+    """Submit the points (runs) of a sweep that are not complete, print the new jobs, and return 0.
 
-    Raises ``UserError`` if no point is missing, if jobs of the sweep wait or run, or if Slurm does
-    not answer.
+    Raises ``UserError`` if all points are complete, if jobs of the sweep wait or run, or if Slurm
+    does not answer.
     """
     folder = folder.absolute()
     sweep = load_sweep(folder)
@@ -195,7 +197,10 @@ def resume(folder: Path, slurm: Slurm = SLURM) -> int:
 
 
 def cancel(folder: Path, slurm: Slurm = SLURM) -> int:
-    """Cancel the waiting and running jobs of a sweep and return 0. Runs are kept."""
+    """Cancel the waiting and running jobs of the sweep in a folder, and return 0.
+
+    Results are kept.
+    """
     load_sweep(folder)
     alive = {job.id for job in slurm.queue()}
     ids = [job.id for job in load_jobs(folder) if job.id in alive]

@@ -15,8 +15,11 @@ from parbench.bench.plan.plan import Entry, PlanFile
 from parbench.bench.text import UserError, parse_duration, parse_link
 
 Distribution = Literal["block", "cyclic"]
+"""The order of ranks over nodes, as for srun: see ``SweepFile.distribution``."""
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
+"""A number of nodes, tasks or repetitions."""
 Counts = Annotated[list[Count], msgspec.Meta(min_length=1)]
+"""A list with at least one number of nodes or tasks."""
 _RESERVED_OPTIONS = (
     "array chdir error job-name nodes no-kill no-requeue ntasks ntasks-per-node open-mode output",
     "parsable partition requeue signal test-only time wait wrap",
@@ -28,6 +31,7 @@ class SlurmTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The table ``[slurm]``, which sets how Slurm runs the jobs."""
 
     partition: str | None = None
+    """The partition of the jobs, None for Slurm's default."""
     time: str | None = None
     """The time limit of each job, such as ``2h``. None computes it from the expected durations."""
     options: dict[str, bool | int | str] = {}
@@ -38,9 +42,9 @@ class SlurmTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """With ``go-on``, a job measures the points that fit on its other nodes when a node dies."""
 
     def format_options(self) -> dict[str, str | bool]:
-        """Return the sbatch options by name, without false options.
+        """Return the values of sbatch options by name without dashes, without false options.
 
-        The value is True for an option without a value.
+        The value is True for an option that has no value, otherwise text.
         """
         texts: dict[str, str | bool] = {}
         for name, value in self.options.items():
@@ -50,37 +54,52 @@ class SlurmTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a sweep file. A setting with a list of values is an axis of the sweep."""
+    """The content of a sweep file, the settings of many runs of ``parbench run``.
+
+    A setting with a list of values is an axis of the sweep. A run, called a point, is made for each
+    combination of values.
+    """
 
     name: str | None = None
     """The name of the sweep. None stands for the name of the file without its extension."""
     out: str = "sweeps"
     """The folder in which the folder of the sweep is created."""
     mode: Literal["one", "array"] = "one"
-    """``one`` measures all points in one job, ``array`` each point in a task of its own."""
+    """``one`` measures all points in one job, ``array`` each point in a task of a job array."""
     nodes: Count | Counts
+    """The number or numbers of nodes of a run."""
     ntasks_per_node: Count | Counts = 1
+    """The number or numbers of ranks on each node."""
     distribution: Distribution | list[Distribution] = "block"
     """The order of ranks over nodes: ``block`` fills each node first, ``cyclic`` takes turns."""
     repeat: Count = 1
     """The number of separate runs of each combination of settings."""
     preset: str | None = None
+    """The preset of cases and settings, None for the default of ``parbench run``."""
     repetitions: Count | None = None
     """The number of restarts of all ranks in a run. None leaves the choice to ``parbench run``."""
     budget: str | float | None = None
-    """The time of a run, as text such as ``10m`` or in seconds. None is the default."""
+    """The time budget of a run, as text such as ``10m`` or in seconds. None is the default."""
     timeout: str | float | None = None
-    """The time after which a case counts as hung, as text such as ``20s`` or in seconds."""
+    """The time after which a case counts as hung, as text such as ``20s`` or in seconds.
+
+    None is the default.
+    """
     backend: Literal["gloo", "nccl"] | None = None
+    """The backend of torch.distributed. None lets the nodes decide."""
     device: Literal["cpu", "cuda"] | None = None
+    """The device of the ranks. None lets the nodes decide."""
     link: str | None = None
-    """The speed of the links between nodes, such as ``400Gbit``, for efficiencies."""
+    """The speed of the links between nodes, such as ``400Gbit``.
+
+    Reports compare measured bandwidths with it. None if the speed is unknown.
+    """
     case: tuple[Entry, ...] = ()
     """The cases to measure. If there are none, the preset selects the cases."""
     matrix: dict[str, list[Value]] = {}
-    """The values of parameters of the cases by name."""
+    """The values of parameters of the cases, by name of the parameter. Each is an axis."""
     exclude: tuple[dict[str, Value | list[Value]], ...] = ()
-    """The combinations to leave out. A table names axes and one or several values of each."""
+    """The combinations of values to leave out. A table has one or several values of some axes."""
     environment: dict[str, Value | list[Value]] = {}
     """The value or values of environment variables by name. An empty value removes a variable."""
     slurm: SlurmTable = SlurmTable()
@@ -90,14 +109,20 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The image of a container for the ranks, the value of srun's ``--container-image``."""
 
     def make_plan_file(self) -> PlanFile:
-        """Return the plan file with the settings that all points share, without their cases."""
+        """Return a plan file for ``parbench run`` with the settings that all runs share.
+
+        The cases and the number of ranks are left out.
+        """
         names = [name for name in PlanFile.__struct_fields__ if name not in ("nproc", "case")]
         return PlanFile(**{name: getattr(self, name) for name in names})
 
 
 @contextmanager
 def locate_errors(place: str) -> Iterator[None]:
-    """Prefix the message of a ``UserError`` in the block with the place in the sweep file."""
+    """Prefix the message of a ``UserError`` in the ``with`` block with ``place``.
+
+    ``place`` is a text such as ``$.slurm.time`` that locates the error in the sweep file.
+    """
     try:
         yield
     except UserError as error:

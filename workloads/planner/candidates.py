@@ -23,57 +23,74 @@ from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES, find_schedule
 
 MIN_TOKENS = 2048
-"""The tokens of a microbatch on a rank, unless a sequence is shorter."""
+"""The fewest tokens of a microbatch on a rank, unless the model's sequences are shorter."""
 MAX_TOKENS = 16384
-"""The tokens of a microbatch on a rank, unless a single sequence is longer."""
+"""The most tokens of a microbatch on a rank, unless a single sequence is longer."""
 CONTEXT_TOKENS = 4096
-"""Context parallelism leaves each rank more tokens than this, unless memory forces it."""
+"""Context parallelism leaves each rank more tokens of a sequence than this.
+
+A search allows fewer tokens only if no mesh fits in memory otherwise.
+"""
 MAX_STAGES_PER_RANK = 4
+"""The most pipeline stages per rank that a search tries."""
 CP_METHODS = ("zigzag", "allgather_kv", "ulysses", "usp")
+"""The methods of context parallelism that a search tries."""
 SIMPLEST_SCHEDULE = "1f1b"
+"""The pipeline schedule that a search tries first."""
 ORDER = ("dp", "pp", "fsdp", "cp", "tp")
+"""The axes of a mesh without expert parallelism, outermost first."""
 EXPERT_ORDER = ("pp", "dp", "fsdp", "cp", "tp")
-"""The pipeline is outermost, so that ranks that exchange tokens are neighbors."""
+"""The axes of a mesh with expert parallelism, outermost first.
+
+The pipeline is outermost, so that ranks that exchange tokens are neighbors.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRequest:
-    """The step, the GPUs and the batch of a search.
+    """The model, the number of GPUs and the batch for which a search ranks meshes.
 
-    A setting that is empty, 0 or None is searched.
+    The search tries all values of a setting that is empty, 0 or None.
     """
 
-    step: StepSpec  # without a mesh
+    step: StepSpec  # the model and its precision; the search sets the mesh and the batch
     gpus: int
-    global_batch: int  # sequences
-    microbatch: int = 0  # sequences
-    checkpointing: str = ""
-    schedule: str = ""
-    cp_method: str = ""
+    global_batch: int  # sequences per step on all GPUs
+    microbatch: int = 0  # sequences of a microbatch on a data rank
+    checkpointing: str = ""  # none, selective, full or full:K
+    schedule: str = ""  # the name of the pipeline schedule
+    cp_method: str = ""  # the name of the method of context parallelism
     zero: int | None = None  # the stage of ZeRO, 0 to 3
     context_tokens: int = CONTEXT_TOKENS
     """With context parallelism, each rank has more tokens of a sequence than this."""
 
     @property
     def checkpointings(self) -> tuple[str, ...]:
-        """The checkpointings to try, in order of recomputation, least first."""
+        """The activation checkpointings to try, the one with least recomputation first."""
         return (self.checkpointing,) if self.checkpointing else CHECKPOINTINGS
 
     @property
     def cp_methods(self) -> tuple[str, ...]:
+        """The methods of context parallelism to try: the requested one, or all."""
         return (self.cp_method,) if self.cp_method else CP_METHODS
 
 
 def place_step(step: StepSpec, dims: ParallelDims) -> StepSpec:
-    """Return a step on a mesh, with the settings that are usual on clusters.
+    """Return a copy of a step on the mesh ``dims``, with the usual frequency of reductions.
 
     FSDP reduces gradients in every microbatch, because full gradients would not fit in memory.
+    Data parallelism with replicas reduces gradients once per step.
     """
     return replace(step.with_dims(dims), no_sync=not dims.is_sharded)
 
 
 def list_layouts(request: SearchRequest, gpus_per_node: int) -> Iterator[StepSpec]:
-    """Yield the step on each practical mesh, with each way to shard its state."""
+    """Yield the request's step on each practical mesh, with each stage of ZeRO on that mesh.
+
+    On a practical mesh, tp stays within a node and divides the heads, and cp leaves each rank
+    enough tokens. The yielded steps, the layouts of the search, differ in mesh, method of context
+    parallelism and stage of ZeRO. Their batch, schedule and checkpointing are set later.
+    """
     for dims, method in _list_model_dims(request, gpus_per_node):
         step = replace(request.step, cp_method=method)
         meshes = _list_data_dims(dims, gpus_per_node)
@@ -84,7 +101,12 @@ def list_layouts(request: SearchRequest, gpus_per_node: int) -> Iterator[StepSpe
 def _list_model_dims(
     request: SearchRequest, gpus_per_node: int
 ) -> Iterator[tuple[ParallelDims, str]]:
-    """Yield meshes of tp, cp and pp, each with a method of cp. All other ranks are in ``dp``."""
+    """Yield each mesh of tp, cp and pp that a search tries, with the name of a method for cp.
+
+    The size of tp divides a node and the heads. See ``_list_context_sizes`` for cp and
+    ``list_pipeline_sizes`` for pp. All other ranks of the mesh are in ``dp``. The method has no
+    effect if cp is 1.
+    """
     shape = request.step.shape
     for tp in list_divisors(request.gpus):
         if gpus_per_node % tp or find_indivisible_heads(
@@ -102,7 +124,10 @@ def _list_model_dims(
 
 
 def _list_context_sizes(request: SearchRequest, ranks: int) -> list[int]:
-    """Return the powers of two that leave each rank enough tokens."""
+    """Return the sizes of ``cp`` to try, ascending: powers of two from 1 that divide ``ranks``.
+
+    A size above 1 leaves each rank more than ``request.context_tokens`` tokens of a sequence.
+    """
     sizes = [1]
     while ranks % (2 * sizes[-1]) == 0:
         size = 2 * sizes[-1]
@@ -113,15 +138,20 @@ def _list_context_sizes(request: SearchRequest, ranks: int) -> list[int]:
 
 
 def list_pipeline_sizes(layers: int, ranks: int) -> list[int]:
-    """Return the divisors of ``ranks`` that are powers of two or divide the layers."""
+    """Return the sizes of ``pp`` to try for a model with ``layers`` layers, ascending.
+
+    They are the divisors of ``ranks``, up to the number of layers, that are powers of two or
+    divide the number of layers.
+    """
     sizes = [pp for pp in list_divisors(ranks) if pp <= layers]
     return [pp for pp in sizes if pp & (pp - 1) == 0 or layers % pp == 0]
 
 
 def _list_data_dims(dims: ParallelDims, gpus_per_node: int) -> Iterator[ParallelDims]:
-    """Yield the mesh with its data ranks as replicas, as shards, and as both without a pipeline.
+    """Yield a mesh with its data ranks as replicas, as FSDP shards, and as both (HSDP).
 
-    A replica of HSDP (both) spans 1, 8 or 64 nodes.
+    ``dims`` has all data ranks in ``dp``. HSDP is tried only without a pipeline, with replicas
+    that span 1, 8 or 64 nodes.
     """
     yield dims
     data_ranks = dims.dp
@@ -139,10 +169,10 @@ def _list_data_dims(dims: ParallelDims, gpus_per_node: int) -> Iterator[Parallel
 def _list_expert_dims(
     step: StepSpec, meshes: Iterator[ParallelDims], gpus_per_node: int
 ) -> Iterator[ParallelDims]:
-    """Yield each mesh, for a MoE model with each practical size of ``ep``.
+    """Yield each of ``meshes``, for a MoE model once for each practical size of ``ep``.
 
-    Experts are spread over 1 rank, a node, or up to 8 nodes. If a node has more GPUs than the model
-    has experts, each rank of ``ep`` gets one expert.
+    The sizes are 1 rank, the GPUs of a node, and the GPUs of 2, 4 or 8 nodes, at most one rank per
+    expert. Meshes that cannot have the size are left out.
     """
     if step.moe is None:
         yield from meshes
@@ -158,9 +188,10 @@ def _list_expert_dims(
 
 
 def _list_zero_stages(request: SearchRequest, step: StepSpec) -> Iterator[StepSpec]:
-    """Yield the step with each stage of ZeRO that the request does not exclude.
+    """Yield the step, which is on a mesh, with each stage of ZeRO that the request allows.
 
-    Replicas of a pipeline shard the optimizer, because ZeRO-1 sends no more bytes.
+    FSDP meshes have stage 3 and, without a pipeline, stage 2. Other meshes have stages 0 and 1.
+    Replicas of a pipeline have stage 0 only on request, because ZeRO-1 sends no more bytes.
     """
     dims = step.dims
     steps: list[StepSpec] = []
@@ -179,7 +210,13 @@ def _list_zero_stages(request: SearchRequest, step: StepSpec) -> Iterator[StepSp
 
 
 def list_batches(request: SearchRequest, layout: StepSpec) -> Iterator[StepSpec]:
-    """Yield a layout with each microbatch size that divides the global batch, smallest first."""
+    """Yield a layout, a step on a mesh, with each possible microbatch size, smallest first.
+
+    The sizes are 1, 2, 4, 8 and 16 sequences, or the requested size. A size must divide the
+    sequences of a data rank into at least as many microbatches as the pipeline has ranks. Unless
+    requested, a size with too few or too many tokens per rank is left out (``MIN_TOKENS``,
+    ``MAX_TOKENS``).
+    """
     dims = layout.dims
     tokens = layout.shape.sequence // dims.cp
     sizes = (request.microbatch,) if request.microbatch else (1, 2, 4, 8, 16)
@@ -194,7 +231,11 @@ def list_batches(request: SearchRequest, layout: StepSpec) -> Iterator[StepSpec]
 
 
 def list_pipelines(request: SearchRequest, step: StepSpec) -> Iterator[StepSpec]:
-    """Yield a step with each schedule that has a smaller bubble than all simpler ones."""
+    """Yield a step with each pipeline schedule that the request allows, simplest first.
+
+    The layers of the stages are balanced. Schedules with more stages than layers are left out. A
+    step without a pipeline is yielded unchanged.
+    """
     dims = step.dims
     if dims.pp == 1:
         yield step
@@ -208,7 +249,10 @@ def list_pipelines(request: SearchRequest, step: StepSpec) -> Iterator[StepSpec]
 
 
 def list_schedules(request: SearchRequest) -> list[tuple[str, int]]:
-    """Return the names of schedules with their stages per rank, simplest first."""
+    """Return the pipeline schedules to try as pairs of name and stages per rank.
+
+    1F1B is first. All others follow in order of their stages per rank.
+    """
     requested = request.step.pipeline_options.stages_per_rank
     pairs: list[tuple[str, int]] = []
     for schedule in SCHEDULES.values():
@@ -223,10 +267,11 @@ def list_schedules(request: SearchRequest) -> list[tuple[str, int]]:
 
 @lru_cache(maxsize=4096)
 def estimate_bubble(schedule: str, ranks: int, microbatches: int, stages_per_rank: int) -> float:
-    """Return the bubble of a schedule in units of a microbatch's time.
+    """Return the idle time of a pipeline rank in a step, relative to its time for a microbatch.
 
-    Forward, input gradient and weight gradient are assumed to take equal time. The result is
-    infinite if no formula is valid, as with very few microbatches.
+    ``ranks`` and ``microbatches`` are those of the pipeline. Forward, input gradient and weight
+    gradient are assumed to take equal time. The result is infinite if the schedule has no formula
+    for these sizes, as with very few microbatches.
     """
     size = PipelineOptions(schedule=schedule, stages_per_rank=stages_per_rank).get_size(
         ranks, microbatches
@@ -240,9 +285,11 @@ def estimate_bubble(schedule: str, ranks: int, microbatches: int, stages_per_ran
 def balance_layers(
     shape: Shape, moe: Moe | None, pp: int, stages_per_rank: int, schedule: str
 ) -> str:
-    """Return the layers of each stage, as text, such that the slowest rank has the least work.
+    """Return the number of layers of each pipeline stage as text, such as ``7+8+8+7``.
 
-    The head counts as a number of layers with equal FLOPs. An empty text means equal stages.
+    The numbers minimize the FLOPs of the rank with most FLOPs, where the head counts as a number of
+    layers. The text is empty if stages of equal size are as good, or if the model has fewer layers
+    than stages. ``pp`` is the number of pipeline ranks.
     """
     num_stages = pp * stages_per_rank
     if pp == 1 or shape.layers < num_stages:
@@ -256,10 +303,18 @@ def balance_layers(
     loads = [stages_per_rank + (head if last_stage in stages else 0.0) for stages in stages_by_rank]
 
     def order_rank(rank: int) -> tuple[float, bool, int]:
+        """Return the sort key of a pipeline rank. The rank with the smallest key gets a layer.
+
+        The key is (layers so far with the head, True for the first and the last rank, rank).
+        """
         # The first and the last rank also hold the embedding and the logits.
         return loads[rank], rank in (0, pp - 1), rank
 
     def order_stage(stage: int) -> tuple[int, bool, int]:
+        """Return the sort key of a stage of the rank. The smallest key gets the layer.
+
+        The key is (layers so far, True for the first and the last stage, stage).
+        """
         return counts[stage], stage in (0, last_stage), stage
 
     for _ in range(shape.layers - num_stages):
@@ -273,7 +328,7 @@ def balance_layers(
 
 @lru_cache
 def _count_head_layers(shape: Shape, moe: Moe | None) -> float:
-    """Return the number of layers that execute as many FLOPs as the head."""
+    """Return the FLOPs of the language model's head, relative to the FLOPs of one layer."""
     uniform = moe and replace(moe, dense_layers=0)
     step = StepSpec(
         shape=replace(shape, layers=2), moe=uniform, dims=ParallelDims(pp=2), microbatches=2
@@ -284,4 +339,5 @@ def _count_head_layers(shape: Shape, moe: Moe | None) -> float:
 
 @lru_cache
 def list_divisors(number: int) -> list[int]:
+    """Return the divisors of ``number`` in ascending order, from 1 to ``number``."""
     return [size for size in range(1, number + 1) if number % size == 0]

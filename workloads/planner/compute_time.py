@@ -18,45 +18,53 @@ from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.planner.hardware import Hardware
 
 ELEMENTWISE_BACKWARD = 2.0
-"""The bytes of elementwise kernels in backward, relative to forward: they also move gradients."""
+"""The bytes that elementwise kernels move in the backward pass, relative to the forward pass.
+
+They are more, because the kernels also move gradients.
+"""
 ELEMENTWISE_KERNELS = 12
-"""The kernels of a layer that are neither GEMMs nor attention. With fused kernels they are half."""
+"""The number of kernels in a layer's forward pass that are neither GEMMs nor attention.
+
+With fused kernels it is half as large.
+"""
 LOSS_BYTES = 30
-"""Bytes that the float32 loss and its gradient move for each logit."""
+"""The bytes that the float32 loss and its gradient move for each logit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeSeconds:
-    """The seconds of one microbatch on one rank."""
+    """The seconds of compute for one microbatch on one rank, or in one of its layers."""
 
     forward: float
+    """The seconds of the forward pass."""
     backward: float
     """The seconds of the backward pass, with recomputation."""
     attention: float
-    """The seconds of attention in both passes, which they include."""
+    """The seconds of attention in both passes. ``forward`` and ``backward`` include them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GemmShape:
-    """Equal multiplications of (m, k) by (k, n), which one kernel computes."""
+    """Equal matrix multiplications of (m, k) by (k, n), which one kernel computes together."""
 
     m: float
     n: float
     k: float
-    count: float = 1.0
+    count: float = 1.0  # multiplications
 
     @property
     def flops(self) -> float:
+        """The FLOPs of all multiplications of the kernel."""
         return 2.0 * self.count * self.m * self.n * self.k
 
     @property
     def elements(self) -> float:
-        """The elements of both inputs and of the output."""
+        """The number of elements of both inputs and of the output, over all multiplications."""
         return self.count * (self.m * self.n + self.n * self.k + self.m * self.k)
 
 
 def compute_gemm_seconds(gemm: GemmShape, hardware: Hardware, bytes_per_element: int) -> float:
-    """Return the seconds of a GEMM."""
+    """Return the seconds of one GEMM kernel: its launch, its FLOPs and its memory traffic."""
     efficiency = hardware.efficiency
     moved = efficiency.gemm_traffic * gemm.elements * bytes_per_element
     peak = hardware.peak(bytes_per_element)
@@ -68,7 +76,11 @@ def compute_gemm_seconds(gemm: GemmShape, hardware: Hardware, bytes_per_element:
 
 
 def compute_microbatch(view: RankView, hardware: Hardware) -> ComputeSeconds:
-    """Return the seconds of one microbatch in a rank's layers, head and loss."""
+    """Return the seconds of compute for one microbatch in all layers of a rank.
+
+    On the rank with the head they include the head and the loss. The optimizer and communication
+    are not included.
+    """
     spec = view.spec
     units = list_units(view)
     forward = backward = attention = 0.0
@@ -91,7 +103,11 @@ def compute_microbatch(view: RankView, hardware: Hardware) -> ComputeSeconds:
 
 
 def _compute_layer(view: RankView, parts: Parts, hardware: Hardware) -> ComputeSeconds:
-    """Return the seconds of a layer, with recomputation as the mean over the rank's layers."""
+    """Return the seconds of compute for one microbatch in one layer of a rank.
+
+    ``parts`` are the parameters of the layer. Recomputation is the mean over the rank's layers, of
+    which some may not be recomputed.
+    """
     spec = view.spec
     gemms = repeated_gemms = 0.0
     for part in parts:
@@ -122,7 +138,10 @@ def _compute_layer(view: RankView, parts: Parts, hardware: Hardware) -> ComputeS
 
 
 def _compute_attention(spec: StepSpec, hardware: Hardware) -> float:
-    """Return the seconds of a layer's attention. A fused kernel skips masked pairs."""
+    """Return the seconds of attention in a layer's forward pass, for one microbatch.
+
+    A fused kernel skips the pairs of tokens that a causal mask excludes.
+    """
     efficiency = hardware.efficiency
     tokens = spec.local_tokens / spec.dims.tp
     # Attention that is not fused computes the masked half as well.
@@ -138,7 +157,10 @@ def _compute_attention(spec: StepSpec, hardware: Hardware) -> float:
 
 
 def _make_gemm(spec: StepSpec, part: ParameterPart) -> GemmShape | None:
-    """Return the GEMM of a parameter, None for biases and the parameters of norms."""
+    """Return the forward GEMM of a layer's parameter, for one microbatch on a rank.
+
+    None for biases and for the parameters of norms, which are not in a GEMM.
+    """
     if part.name.endswith("bias") or len(part.size) < 2:
         return None
     if part.kind == "routed":
@@ -154,7 +176,9 @@ def _make_gemm(spec: StepSpec, part: ParameterPart) -> GemmShape | None:
 
 
 def count_elementwise_bytes(spec: StepSpec, parts: Parts) -> float:
-    """Return the bytes that a layer's forward pass moves outside of GEMMs and attention.
+    """Return the bytes that kernels other than GEMMs and attention move in a layer's forward pass.
+
+    They are of one microbatch on one rank. ``parts`` are the parameters of the layer.
 
     A norm reads and writes a tensor, a residual reads two and writes one. GELU reads and writes its
     tensor, SwiGLU in two kernels moves five. RoPE in float32 moves its tensors five times each way.

@@ -32,37 +32,45 @@ from parbench.workloads.planner.link_time import Seconds
 from parbench.workloads.planner.search import SearchResult, predict_layout, rank_runs
 
 SMALL_PARAMETERS = 10e9
+"""The number of parameters below which the rule of thumb uses FSDP or ZeRO only."""
 LARGE_PARAMETERS = 100e9
+"""The number of parameters from which the rule of thumb always uses a pipeline."""
 LONG_SEQUENCE = 32768  # tokens, from which the rule of thumb splits sequences
 TOKENS_PER_PARAMETER = 20  # of a compute-optimal training (arXiv 2203.15556)
-MAX_LOST_SHARE = 0.05
+MAX_LOST_SHARE = 0.05  # of the time of a training, which failures may cost
 RULE_CONTEXT_TOKENS = 8192  # of a rank, as Llama 3 was trained on 131,072 tokens with cp=16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A question of the decision path. The answer is yes if ``equation`` is at most ``limit``."""
+    """A question that leads to a parallelism strategy, such as whether a model fits on one GPU.
 
-    text: str
+    The answer is yes if the value of ``equation`` is at most ``limit``.
+    """
+
+    text: str  # the question
     equation: Equation
-    limit: float
-    unit: str
-    if_yes: str
-    if_no: str
+    limit: float  # in the same unit as the value of ``equation``
+    unit: str  # of both, such as GB
+    if_yes: str  # the advice that follows from yes
+    if_no: str  # the advice that follows from no
 
     @property
     def is_yes(self) -> bool:
+        """True if the value of the equation is at most the limit."""
         return self.equation.value <= self.limit
 
     @property
     def answer(self) -> str:
+        """The answer with its advice, such as ``yes: DDP is enough``."""
         return f"yes: {self.if_yes}" if self.is_yes else f"no: {self.if_no}"
 
 
 def list_questions(request: SearchRequest, hardware: Hardware) -> Iterator[Question]:
-    """Yield the questions in their order, with the numbers of this model.
+    """Yield the questions that lead to a strategy for the request's model and GPUs, in order.
 
-    A group of questions ends after the first question whose answer is yes.
+    They are about model state, activations, the sequence, experts of a MoE model, the global batch
+    and failures. The questions on state end after the first yes, and so do those on activations.
     """
     step, gpus = request.step, request.gpus
     yield from _list_state_questions(step, gpus, hardware)
@@ -82,6 +90,10 @@ def list_questions(request: SearchRequest, hardware: Hardware) -> Iterator[Quest
 
 
 def _list_state_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iterator[Question]:
+    """Yield questions on whether the model state fits, until the first whose answer is yes.
+
+    The state is on one GPU, then with a sharded optimizer (ZeRO-1), then fully sharded (FSDP).
+    """
     widths = step.widths
     weights = f"({widths.parameters} + {widths.gradients}) * parameters"
     optimizer = f"{widths.optimizer} * parameters"
@@ -120,7 +132,11 @@ def _list_state_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iter
 
 
 def _list_activation_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iterator[Question]:
-    """Yield questions on whether the activations of a sequence fit next to a shard of FSDP."""
+    """Yield questions on whether the activations of one sequence fit next to a shard of FSDP.
+
+    They are without recomputation, with full recomputation, and with tensor parallelism. The first
+    question whose answer is yes is the last.
+    """
     tp = _find_tensor_size(step, gpus, hardware)
     full_tp = ParallelDims(fsdp=max(1, gpus // tp), tp=tp)
     for dims, checkpointing, if_yes, if_no in (
@@ -161,6 +177,7 @@ def _list_activation_questions(step: StepSpec, gpus: int, hardware: Hardware) ->
 
 
 def _ask_experts(step: StepSpec, hardware: Hardware) -> Question:
+    """Return the question on whether the parameters of all experts fit on one GPU."""
     moe = step.moe
     assert moe is not None
     moe_layers = step.shape.layers - moe.dense_layers
@@ -186,7 +203,10 @@ def _ask_experts(step: StepSpec, hardware: Hardware) -> Question:
 
 
 def _ask_batch(request: SearchRequest) -> Question:
-    """Return the question whether the tokens of a step exceed the critical batch."""
+    """Return the question on whether the tokens of a step are at most the critical batch.
+
+    Beyond the critical batch, more data-parallel ranks save few steps.
+    """
     step = request.step
     parameters = num_active_parameters(step.shape, step.moe)
     critical = compute_critical_batch(TOKENS_PER_PARAMETER * parameters)
@@ -205,7 +225,10 @@ def _ask_batch(request: SearchRequest) -> Question:
 
 
 def _ask_failures(gpus: int) -> Question:
-    """Return the question on the share of time that checkpoints, lost work and restarts take."""
+    """Return the question on whether failures cost at most ``MAX_LOST_SHARE`` of the time.
+
+    The cost of failures includes checkpoints, lost work and restarts.
+    """
     goodput = compute_goodput(gpus)
     advice = f"save a checkpoint every {goodput.symbols['interval'] / 60:,.0f} minutes"
     return Question(
@@ -221,19 +244,21 @@ def _ask_failures(gpus: int) -> Question:
 
 @dataclass(frozen=True, kw_only=True)
 class RuleOfThumb:
-    """The rule of thumb for a model of this size, and its mesh."""
+    """The common advice for the parallelism of a model of some size, and the prediction for it."""
 
-    text: str
-    run: DryRun | None  # None if no mesh of the rule is possible
+    text: str  # the advice, such as "TP in the node, then FSDP or PP"
+    run: DryRun | None  # the prediction on the advised mesh, None if no such mesh fits
 
 
 def apply_rule_of_thumb(
     request: SearchRequest, hardware: Hardware, seconds: Seconds | None = None
 ) -> RuleOfThumb:
-    """Return the rule for the model's size and the prediction of its mesh.
+    """Return the common advice on parallelism for the size of the request's model.
 
-    A rule with a pipeline takes the shortest one that fits without full recomputation, or the
-    shortest one that fits.
+    The result includes the prediction of the step on the advised mesh. Of advised meshes with
+    pipelines, it is the shortest pipeline that fits without full recomputation, or otherwise the
+    shortest that fits. ``seconds`` returns the measured seconds of a communication call. If it is
+    None, the seconds follow from the hardware.
     """
     text, layouts = _find_rule(request, hardware)
     recomputing: DryRun | None = None
@@ -253,7 +278,11 @@ def apply_rule_of_thumb(
 
 
 def _find_rule(request: SearchRequest, hardware: Hardware) -> tuple[str, list[StepSpec]]:
-    """Return the text of a rule and its candidate steps, in order of preference."""
+    """Return the common advice on parallelism for a model of this size, as text and as steps.
+
+    The steps are on the advised meshes, in order of preference. Some meshes may be impossible on
+    these GPUs.
+    """
     step, gpus = request.step, request.gpus
     node = hardware.gpus_per_node
     parameters = num_parameters(step.shape, step.moe)
@@ -284,19 +313,23 @@ def _find_rule(request: SearchRequest, hardware: Hardware) -> tuple[str, list[St
 
 
 def _find_tensor_size(step: StepSpec, gpus: int, hardware: Hardware) -> int:
-    """Return the largest tp within a node that divides the GPUs and the key and value heads."""
+    """Return the largest size of ``tp`` that a node, all GPUs and the key and value heads allow.
+
+    It divides all three numbers.
+    """
     return math.gcd(hardware.gpus_per_node, gpus, step.shape.kv_heads)
 
 
 def _shard(step: StepSpec, gpus: int, *, cp: int = 1, tp: int = 1, ep: int = 1) -> StepSpec:
+    """Return the step with FSDP over all ranks that are not in ``cp`` or ``tp``."""
     dims = ParallelDims(fsdp=max(1, gpus // (cp * tp)), cp=cp, tp=tp, ep=ep)
     return place_step(step, dims)
 
 
 def _list_pipelines(step: StepSpec, gpus: int, *, cp: int, tp: int, ep: int = 1) -> list[StepSpec]:
-    """Return candidate steps with 2, 4, 8 ... pipeline ranks, at most one rank per layer.
+    """Return the step on meshes with 2, 4, 8 ... pipeline ranks, up to one rank per layer.
 
-    They use ZeRO-1 if they have data ranks.
+    All ranks that are not in ``pp``, ``cp`` or ``tp`` are data ranks, which use ZeRO-1.
     """
     steps: list[StepSpec] = []
     pp = 2

@@ -9,7 +9,11 @@ from parbench.workloads.planner.dry_run import DryRun
 
 
 def describe_settings(spec: StepSpec) -> str:
-    """Return the settings of a step besides its mesh."""
+    """Return the settings of a step besides its mesh as text.
+
+    They are the microbatch, checkpointing, and where they apply the stage of ZeRO, the method of
+    context parallelism, the pipeline schedule and the layers of its stages.
+    """
     settings = [f"microbatch {spec.microbatch}", f"checkpointing {spec.checkpointing_label}"]
     if spec.dims.size("dp", "fsdp") > 1:
         settings.append(f"ZeRO {spec.zero_stage}")
@@ -25,7 +29,10 @@ def describe_settings(spec: StepSpec) -> str:
 
 
 def format_split(split: str) -> str:
-    """Return the layers of each stage with equal neighbors counted, such as 7+14x8+7."""
+    """Return the layers of pipeline stages with equal neighbors joined, such as ``7+14x8+7``.
+
+    ``split`` has a number of layers for each stage, such as ``7+8+8+7``.
+    """
     texts: list[str] = []
     for layers, stages in groupby(split.split("+")):
         count = len(list(stages))
@@ -34,21 +41,23 @@ def format_split(split: str) -> str:
 
 
 def describe_step(spec: StepSpec) -> str:
+    """Return the mesh and the other settings of a step as text."""
     return f"{spec.dims.label} with {describe_settings(spec)}"
 
 
 def label_step(spec: StepSpec) -> str:
-    """Return a short name of a step for figures."""
+    """Return a short name of a step for figures: mesh, checkpointing, schedule and microbatch."""
     schedule = f" {spec.pipeline_options.schedule}" if spec.dims.pp > 1 else ""
     return f"{spec.dims.label} {spec.checkpointing_label}{schedule} x{spec.microbatch}"
 
 
 def describe_bottleneck(run: DryRun) -> str:
-    """Return ``compute``, ``memory``, ``bubble``, ``batch`` or ``link AXIS`` with its share.
+    """Return the bottleneck of a step as text, such as ``bubble (20% of the step)``.
 
-    The bottleneck is ``compute`` if compute takes 85 % of the step. It is ``batch`` instead of
-    ``bubble`` if a microbatch is a single sequence already. It is ``memory`` if recomputation takes
-    the largest share.
+    It is the largest loss of time: ``link AXIS`` is exposed communication, ``bubble`` the bubble,
+    ``update`` the optimizer, and ``memory`` full recomputation. A bubble is called ``batch`` if a
+    microbatch has one sequence already. The bottleneck is ``compute`` if compute takes at least
+    85 % of the step and recomputation is not the largest loss.
     """
     losses = {f"link {axis.name}": axis.exposed_seconds for axis in run.axes}
     losses["update"] = run.update_seconds
@@ -65,7 +74,10 @@ def describe_bottleneck(run: DryRun) -> str:
 
 
 def describe_parameters(spec: StepSpec) -> str:
-    """Return the number of parameters as text, for MoE models with the number that a token uses."""
+    """Return the number of a model's parameters as text, such as ``8.03 B parameters``.
+
+    For a MoE model, the text includes the number of parameters that a token uses.
+    """
     total = num_parameters(spec.shape, spec.moe)
     unit, factor = ("B", 1e9) if total >= 1e9 else ("M", 1e6)
     active = num_active_parameters(spec.shape, spec.moe) / factor
@@ -74,6 +86,7 @@ def describe_parameters(spec: StepSpec) -> str:
 
 
 def describe_batch(spec: StepSpec) -> str:
+    """Return the global batch of a step in sequences, with its factors, as text."""
     data_ranks = spec.dims.size("dp", "fsdp")
     return (
         f"global batch {spec.global_batch} = {data_ranks} data ranks x {spec.microbatches} "
@@ -82,5 +95,5 @@ def describe_batch(spec: StepSpec) -> str:
 
 
 def compute_state_bytes(spec: StepSpec) -> float:
-    """Return the bytes of parameters, gradients and optimizer state of the full model."""
+    """Return the bytes of parameters, gradients and optimizer state of the unsharded model."""
     return state_bytes(num_parameters(spec.shape, spec.moe), spec.widths).state

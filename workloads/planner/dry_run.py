@@ -1,9 +1,9 @@
-"""A dry run: the bytes, memory and seconds of one step on a mesh, without GPUs or process groups. Pure.
+"""A dry run: the bytes, memory and seconds of one step on a mesh, without GPUs or processes. Pure.
 
-The communication of an axis is the sum of its calls. A share of it (``Efficiency.overlap``) can hide
-behind compute: exposed = max(comm (1 - overlap), comm - window). The window is attention for the keys
-of a ring, the microbatch for FSDP and for tokens on their way to experts, and one backward pass for
-gradients.
+The communication of an axis is the sum of its calls. Compute can hide a fraction of it
+(``Efficiency.overlap``): exposed = max(comm (1 - overlap), comm - window). The window is the
+seconds of compute that run at the same time: attention for the keys of a ring, the microbatch for
+FSDP, the step for tokens on their way to experts, and one backward pass for gradients.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,67 +25,87 @@ from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import PlacedCall, Seconds, by_hardware
 from parbench.workloads.planner.placement import place_of, place_on_torus
 
-GIGA = 1e9
-MAX_SIMULATED_ACTIONS = 40_000  # of one step's pipeline, over all ranks
+GIGA = 1e9  # bytes in a GB
+MAX_SIMULATED_ACTIONS = 40_000
+"""The bubble of a step is simulated only if all pipeline ranks together have at most this number
+of forward and backward passes of stages."""
 BLOCKING_AXES = ("tp", "cp", "ring", "ulysses", "ep", "etp")
-"""The axes whose calls are between the operations of a microbatch."""
+"""The axes whose calls block the forward or backward pass, because the next operation needs their
+result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """The communication of one axis in a step, on its busiest rank."""
+    """The communication of one rank on one axis of the mesh in a step."""
 
     name: str
+    """The name of the axis, such as ``tp``."""
     seconds: float
-    """The time of all calls of the axis, hidden or not."""
+    """The seconds per step of all calls on the axis, hidden or not."""
     exposed_seconds: float
     """The part of ``seconds`` that compute does not hide."""
     sent_bytes: float
-    """The bytes of the rank that sends most on this axis."""
+    """The bytes per step of the rank that sends most on this axis."""
     links: str
-    """The place of the largest group, as text."""
+    """A text about the nodes that the largest group spans, such as ``inside a node``."""
     rule: str
-    """The rule that gives ``exposed_seconds``, as text."""
+    """A text that describes how ``exposed_seconds`` is computed from ``seconds``."""
 
     @property
     def hidden_seconds(self) -> float:
+        """The seconds per step of the communication that compute hides."""
         return self.seconds - self.exposed_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRank:
-    """One kind of rank, and its memory."""
+    """The predicted memory of one rank, which stands for all pipeline ranks with equal layers."""
 
-    view: RankView
+    view: RankView  # the rank's part of the step
     memory: RankMemory
 
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """A predicted step: its seconds are those of the busiest rank."""
+    """The prediction of one training step on a mesh: its time, its communication and its memory.
+
+    All seconds are per step. Those of compute are of the busiest rank.
+    """
 
     spec: StepSpec
     hardware: Hardware
-    ranks: tuple[PlannedRank, ...]  # one of each kind
+    ranks: tuple[PlannedRank, ...]
+    """The memory of one rank for each set of pipeline ranks with equal layers."""
     busiest: RankView
     """The rank whose microbatch takes longest."""
     compute_seconds: float
     """The compute of all microbatches, with recomputation."""
     update_seconds: float
-    """The update of the optimizer on the rank with most elements."""
+    """The update of the optimizer on the rank that updates most elements."""
     bubble_seconds: float
+    """The time that the busiest rank waits for other stages of the pipeline, 0 without one."""
     bubble_method: str
+    """A text that describes how ``bubble_seconds`` was computed."""
     axes: tuple[Axis, ...]
+    """The communication on each axis of the mesh that has calls."""
     measured_seconds: Seconds | None
-    """Returns the measured seconds of a call. None if they follow from the hardware."""
+    """A function that returns the seconds of one call, from fits of a measured run.
+
+    None if the seconds of calls follow from the hardware.
+    """
 
     @cached_property
     def seconds(self) -> float:
+        """The predicted time of the step."""
         return sum(self.parts.values())
 
     @property
     def parts(self) -> dict[str, float]:
-        """The seconds of the step by component."""
+        """The seconds per step by component. Their sum is the time of the step.
+
+        The keys are ``compute``, ``exposed AXIS`` for each axis with exposed communication,
+        ``bubble`` and ``update``.
+        """
         return {
             "compute": self.compute_seconds,
             **{
@@ -99,24 +119,27 @@ class DryRun:
 
     @cached_property
     def fullest(self) -> PlannedRank:
+        """The rank that holds most memory."""
         return max(self.ranks, key=lambda rank: rank.memory.total)
 
     @property
     def fits(self) -> bool:
+        """True if the step fits in the usable memory of a GPU on all ranks."""
         return self.memory_share <= 1
 
     @property
     def memory_share(self) -> float:
-        """The memory of the fullest rank relative to the usable memory of a GPU."""
+        """The memory of the rank that holds most, relative to the usable memory of a GPU."""
         return self.fullest.memory.total / self.hardware.usable_bytes
 
     @property
     def tokens_per_second(self) -> float:
+        """The tokens per second of all GPUs together."""
         return self.spec.tokens / self.seconds
 
     @property
     def model_flops_per_second(self) -> float:
-        """The model FLOP/s of one GPU in PaLM's convention."""
+        """The model FLOP/s per GPU: without recomputation, as PaLM counts them."""
         return (
             self.tokens_per_second
             * flops_per_token(self.spec.shape, self.spec.moe)
@@ -125,11 +148,12 @@ class DryRun:
 
     @property
     def mfu(self) -> float:
-        """The model FLOP/s relative to the dense bfloat16 peak of a GPU."""
+        """The model FLOP/s per GPU as a fraction of the dense bfloat16 peak of a GPU."""
         return self.model_flops_per_second / self.hardware.flops_per_second
 
     @property
     def caveats(self) -> tuple[str, ...]:
+        """Texts that warn about the prediction: one if the MFU is above 100 %, otherwise none."""
         if self.mfu <= 1:
             return ()
         flops = max(stage_flops(rank.view).total for rank in self.ranks) * self.spec.microbatches
@@ -142,19 +166,21 @@ class DryRun:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedWork:
-    """The time of one microbatch on a rank, and the communication of the rank in a step."""
+    """The seconds of one microbatch on a rank, and the communication of the rank in a step."""
 
     view: RankView
     compute_seconds: float
+    """The compute of a microbatch in both passes, without communication."""
     forward: float
-    """The seconds of the forward pass, with the communication that blocks it."""
+    """The forward pass of a microbatch, with the communication that blocks it."""
     backward: float
-    """The seconds of the backward pass, with recomputation and the communication that blocks it."""
+    """The backward pass of a microbatch, with recomputation and communication that blocks it."""
     axes: Mapping[str, Axis]
-    """The communication of all microbatches, by axis."""
+    """The communication of all microbatches of a step, by axis of the mesh."""
 
     @property
     def microbatch(self) -> float:
+        """The seconds of a microbatch in both passes, with the communication that blocks them."""
         return self.forward + self.backward
 
 
@@ -166,12 +192,13 @@ def dry_run(
     exact: bool = True,
     ranks: tuple[PlannedRank, ...] = (),
 ) -> DryRun:
-    """Return the predicted step.
+    """Return the prediction of the step ``spec`` on ``hardware``.
 
-    ``seconds`` returns the measured seconds of a call. If it is None, they follow from the
-    hardware. With ``exact``, a pipeline of at most ``MAX_SIMULATED_ACTIONS`` actions is simulated.
-    Otherwise its bubble is the analytical one of the schedule. A schedule without a formula is
-    always simulated. ``ranks`` is the result of ``plan_ranks`` if the caller has it already.
+    ``seconds`` returns the measured seconds of a call. If it is None, the seconds follow from the
+    hardware. With ``exact``, a pipeline is simulated if it has at most ``MAX_SIMULATED_ACTIONS``
+    passes of stages. Otherwise its bubble follows from the formula of the schedule. A schedule
+    without a formula is always simulated. ``ranks`` is the result of ``plan_ranks``. If it is
+    empty, it is computed.
     """
     works, busiest = _estimate_works(spec, hardware, seconds)
     bubble, method = _compute_bubble(spec, works, busiest, exact=exact)
@@ -191,7 +218,7 @@ def dry_run(
 
 
 def _count_updated_bytes(widths: Widths) -> int:
-    """Return the bytes that AdamW moves per parameter.
+    """Return the bytes that AdamW reads and writes per parameter in one update.
 
     AdamW reads and writes both moments and the weight, and reads the gradient. With a master copy
     of the weight it also writes the parameter.
@@ -202,15 +229,16 @@ def _count_updated_bytes(widths: Widths) -> int:
 
 
 def plan_ranks(spec: StepSpec) -> tuple[PlannedRank, ...]:
-    """Return one rank of each kind with its memory."""
+    """Return the memory of one rank for each set of pipeline ranks with equal layers."""
     return tuple(PlannedRank(view=view, memory=rank_memory(view)) for view in spec.distinct_views)
 
 
 def _merge_axes(works: Sequence[PlannedWork], busiest: PlannedWork) -> tuple[Axis, ...]:
-    """Return the communication of each axis in a step.
+    """Return the communication on each axis of a step, from the communication of several ranks.
 
-    For ``BLOCKING_AXES`` it is that of the busiest rank. For other axes, and for axes that the
-    busiest rank does not have, it is that of the rank with most exposed time.
+    On ``BLOCKING_AXES`` the seconds are those of the busiest rank. On other axes, and on axes
+    without calls of the busiest rank, they are those of the rank with most exposed time. The bytes
+    are always those of the rank that sends most.
     """
     axes = []
     for name in dict.fromkeys(name for work in works for name in work.axes):
@@ -225,17 +253,21 @@ def _merge_axes(works: Sequence[PlannedWork], busiest: PlannedWork) -> tuple[Axi
 def _estimate_works(
     spec: StepSpec, hardware: Hardware, seconds: Seconds | None
 ) -> tuple[list[PlannedWork], PlannedWork]:
-    """Return the work of each kind of rank, and the work of the busiest rank."""
+    """Return the predicted time and communication of one rank per set of equal pipeline ranks.
+
+    Pipeline ranks are equal if they have equal layers. The second result is the prediction for the
+    busiest rank, whose microbatch takes longest.
+    """
     seconds = seconds or by_hardware(hardware)
     works = [_estimate_work(view, hardware, seconds) for view in spec.distinct_views]
     return works, max(works, key=lambda work: work.microbatch)
 
 
 def _estimate_work(view: RankView, hardware: Hardware, seconds: Seconds) -> PlannedWork:
-    """Return the work of a rank.
+    """Return the seconds per microbatch and the communication per step of one rank.
 
-    The seconds of a pass include the exposed communication of ``BLOCKING_AXES``. All other
-    communication is only in ``axes``.
+    The seconds of a pass include the exposed communication on ``BLOCKING_AXES``. All other
+    communication is only in ``axes`` of the result. ``seconds`` returns the seconds of one call.
     """
     spec, overlap = view.spec, hardware.efficiency.overlap
     compute = compute_microbatch(view, hardware)
@@ -260,9 +292,9 @@ def _estimate_work(view: RankView, hardware: Hardware, seconds: Seconds) -> Plan
 
 
 def _list_windows(spec: StepSpec, compute: ComputeSeconds) -> dict[str, float]:
-    """Return the seconds of compute in a step that can hide the communication of an axis, by axis.
+    """Return the seconds of compute per step that can hide communication, by axis of the mesh.
 
-    Nothing hides the communication of an axis that is missing.
+    ``compute`` is of one microbatch. Nothing hides the communication on a missing axis.
     """
     microbatch = compute.forward + compute.backward
     step = microbatch * spec.microbatches
@@ -279,7 +311,7 @@ def _list_windows(spec: StepSpec, compute: ComputeSeconds) -> dict[str, float]:
 
 
 def place_call(call: Call, hardware: Hardware, spec: StepSpec) -> PlacedCall:
-    """Return a call with the place of its group in the hardware."""
+    """Return a call with the number of ranks that its group has on each node of the hardware."""
     dims = spec.dims
     if hardware.torus:
         place = place_on_torus(dims, call.group, hardware.torus)
@@ -291,6 +323,11 @@ def place_call(call: Call, hardware: Hardware, spec: StepSpec) -> PlacedCall:
 def _make_axis(
     name: str, calls: Sequence[PlacedCall], overlap: float, window: float, seconds: Seconds
 ) -> Axis:
+    """Return the communication of one rank on an axis, from all of its calls in a step.
+
+    ``overlap`` is the fraction of the communication that compute can hide. ``window`` is the
+    seconds of compute per step that can hide it. ``seconds`` returns the seconds of one call.
+    """
     total = sum(call.count * seconds(call) for call in calls)
     if name == "pp":
         exposed = 0.0
@@ -315,7 +352,11 @@ def _make_axis(
 def _compute_bubble(
     spec: StepSpec, works: Sequence[PlannedWork], busiest: PlannedWork, *, exact: bool
 ) -> tuple[float, str]:
-    """Return the seconds that the busiest rank waits for its pipeline, and the method."""
+    """Return the seconds per step that the busiest rank waits for other stages of the pipeline.
+
+    The second result is a text about the method: simulated, analytical, or no pipeline. See
+    ``dry_run`` for ``exact``.
+    """
     pp = spec.dims.pp
     if pp == 1:
         return 0.0, "no pipeline"
@@ -334,19 +375,25 @@ def _compute_bubble(
 
 
 def pipeline_of(run: DryRun) -> SimulatedTimeline:
-    """Simulate the pipeline of a predicted step, even if its bubble is analytical."""
+    """Return the simulated timeline of the pipeline of a predicted step.
+
+    The step is simulated even if the bubble of its prediction is analytical.
+    """
     works, busiest = _estimate_works(run.spec, run.hardware, run.measured_seconds)
     return _simulate_step(run.spec, _list_works_by_rank(run.spec, works), _compute_hop(busiest))
 
 
 def _list_works_by_rank(spec: StepSpec, works: Sequence[PlannedWork]) -> Sequence[PlannedWork]:
-    """Return the work of each ``pp`` rank, in order of ranks."""
+    """Return the predicted seconds and communication of each rank, in the order of the pipeline.
+
+    ``works`` has those of one rank for each set of pipeline ranks with equal layers.
+    """
     work_by_kind = {work.view.kind: work for work in works}
     return [work_by_kind[spec.stage_view(rank).kind] for rank in range(spec.dims.pp)]
 
 
 def _compute_hop(busiest: PlannedWork) -> float:
-    """Return the mean seconds of a message between stages."""
+    """Return the mean seconds of a message of the busiest rank to another stage, 0 without one."""
     if "pp" not in busiest.axes:
         return 0.0
     messages = sum(call.times for call in list_calls(busiest.view) if call.axis == "pp")
@@ -354,7 +401,11 @@ def _compute_hop(busiest: PlannedWork) -> float:
 
 
 def _simulate_step(spec: StepSpec, works: Sequence[PlannedWork], hop: float) -> SimulatedTimeline:
-    """Return the simulated actions. A rank's seconds are divided among its stages by layers."""
+    """Return the timeline of all actions of a step in its pipeline schedule.
+
+    ``works`` has the work of each pipeline rank, in order. The seconds of a rank are divided among
+    its stages by their number of layers. ``hop`` is the seconds of a message between stages.
+    """
     seconds: dict[tuple[int, str], float] = {}
     for rank, work in enumerate(works):
         view = spec.stage_view(rank)
@@ -365,6 +416,7 @@ def _simulate_step(spec: StepSpec, works: Sequence[PlannedWork], hop: float) -> 
             seconds[stage, "I"] = seconds[stage, "W"] = work.backward * share / 2
 
     def get_seconds(action: Action) -> float:
+        """Return the seconds of a pass of one stage on one microbatch, without its message."""
         return seconds[action.stage, action.kind]
 
     return simulate(spec.order, get_seconds, hop)

@@ -8,11 +8,14 @@ import math
 from parbench.workloads.costs.equation import Equation
 
 FAILURES_PER_GPU_DAY = 419 / 54 / 16_384
-"""Unexpected interruptions of Llama 3 405B: 419 in 54 days on 16,384 H100s (arXiv 2407.21783,
-section 3.3.4)."""
+"""The failures of a training per GPU and day: those of Llama 3 405B.
+
+It had 419 unexpected interruptions in 54 days on 16,384 H100s (arXiv 2407.21783, section 3.3.4).
+"""
 CHECKPOINT_SECONDS = 30.0
+"""The assumed time for which saving a checkpoint stops the training."""
 RESTART_SECONDS = 300.0
-"""Assumptions: the time a checkpoint stops training, and the time from a failure to the next step."""
+"""The assumed time from a failure to the next training step."""
 CRITICAL_BATCH_AT_UNIT_LOSS = 2e8
 CRITICAL_BATCH_EXPONENT = 0.21
 LOSS_SCALE_TOKENS = 5.4e13
@@ -22,11 +25,11 @@ arXiv 2001.08361, equations 1.2 and 1.4). Their models have a vocabulary of 50,2
 
 
 def compute_goodput(gpus: int, checkpoint_interval: float = 0.0) -> Equation:
-    """Return the share of time in which training makes progress, as an equation.
+    """Return the equation of goodput: the fraction of time in which training makes progress.
 
-    ``checkpoint_interval`` is in seconds. 0 means the best interval, sqrt(2 C F), with the seconds
-    C of a checkpoint and F between failures (Young, 1974; Daly, 2006). A failure costs the restart
-    and, on average, half of the interval and a checkpoint.
+    ``checkpoint_interval`` is the seconds between checkpoints. 0 means the best interval, sqrt(2 C
+    F), with the seconds C of a checkpoint and F between failures (Young, 1974; Daly, 2006). A
+    failure costs the restart and, on average, half of the interval and of a checkpoint.
     """
     failure_seconds = 86_400 / (FAILURES_PER_GPU_DAY * gpus)
     interval = checkpoint_interval or math.sqrt(2 * CHECKPOINT_SECONDS * failure_seconds)
@@ -43,10 +46,11 @@ def compute_goodput(gpus: int, checkpoint_interval: float = 0.0) -> Equation:
 
 
 def compute_critical_batch(tokens: float) -> Equation:
-    """Return the critical batch, in tokens, at the end of a training on ``tokens`` tokens.
+    """Return the equation of the critical batch in tokens, at the end of a training.
 
-    Up to this batch, twice the GPUs need little more than half the steps (McCandlish et al., arXiv
-    1812.06162). The critical batch is smaller at the beginning of a training.
+    The training has ``tokens`` tokens. Up to the critical batch, twice the GPUs need little more
+    than half the steps (McCandlish et al., arXiv 1812.06162). The critical batch is smaller at the
+    beginning of a training.
     """
     return Equation(
         text="batch_scale / ((loss_tokens / tokens) ** loss_exponent) ** (1 / batch_exponent)",

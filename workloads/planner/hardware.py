@@ -1,4 +1,4 @@
-"""Hardware as numbers: the memory and compute of a GPU, its links, and the shares a step reaches. Pure.
+"""Hardware as numbers: memory, compute and links of a GPU, and the shares a step reaches. Pure.
 
 Rates are those of one GPU, and of a link in one direction. ``PRESETS`` are nodes of 8 GPUs with one
 network card per GPU. The ``source`` of a preset says where its figures come from, and which of them
@@ -19,58 +19,76 @@ from parbench.bench.text import UserError, format_choices, format_list, suggest_
 from parbench.workloads.step.peaks import datasheet_peak
 
 Rate = Annotated[float, msgspec.Meta(ge=1, le=1e30)]
-"""Bytes, or bytes or operations per second."""
+"""A number of bytes, of bytes per second or of operations per second."""
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+"""A fraction from 0 to 1."""
 Traffic = Annotated[float, msgspec.Meta(ge=0, le=100)]
+"""A factor from 0 to 100 for the bytes that a kernel moves in memory."""
 PositiveShare = Annotated[float, msgspec.Meta(ge=1e-6, le=1)]
+"""A fraction above 0, at most 1."""
 Latency = Annotated[float, msgspec.Meta(ge=0, le=1000)]
+"""A time in seconds."""
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+"""A whole number from 0."""
 
 OVERLAP = {"dp": 0.9, "edp": 0.9, "fsdp": 0.75, "efsdp": 0.75, "cp": 0.9}
-"""The share of an axis' communication that compute can hide. With FSDP, published training takes 10
-to 20 % longer than its compute, because a step starts and ends with exposed calls."""
+"""The fraction of the communication on an axis that compute can hide, by axis of the mesh.
+
+With FSDP, published training takes 10 to 20 % longer than its compute, because a step starts and
+ends with exposed calls.
+"""
 HIDEABLE = (*OVERLAP, "ep")
-"""The axes that ``overlap`` may contain. ``ep`` hides behind another microbatch, as in DualPipe."""
+"""The axes that ``Efficiency.overlap`` may contain.
+
+The communication of ``ep`` can be hidden by another microbatch, as in DualPipe.
+"""
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The shares of the hardware's rates that a step reaches. All are assumptions."""
+    """The fractions of the hardware's declared rates that a training step reaches.
 
-    gemm: PositiveShare = 0.72  # of the peak, by large GEMMs
-    attention: PositiveShare = 0.55  # of the peak, by fused attention
-    gemm_traffic: Traffic = 1.3  # the times that a GEMM moves its inputs and its output
-    elementwise_traffic: Traffic = 1.0  # the times that other kernels move their tensors
-    score_traffic: Traffic = 0.0  # bytes per score of attention that is not fused
+    All default values are assumptions.
+    """
+
+    gemm: PositiveShare = 0.72  # of the peak FLOP/s, by large GEMMs
+    attention: PositiveShare = 0.55  # of the peak FLOP/s, by fused attention
+    gemm_traffic: Traffic = 1.3  # bytes that a GEMM moves, relative to its inputs and output
+    elementwise_traffic: Traffic = 1.0  # bytes that other kernels move, relative to their tensors
+    score_traffic: Traffic = 0.0  # bytes moved per attention score, 0 if attention is fused
     links_inside: PositiveShare = 0.80  # of the rate of links inside a node
     links_across: PositiveShare = 0.80  # of the rate of network cards
     memory_rate: PositiveShare = 0.80  # of the memory's bytes per second
     memory: PositiveShare = 0.92  # of the memory's bytes; the runtime needs the rest
     overlap: dict[str, Share] = msgspec.field(default_factory=lambda: OVERLAP.copy())
-    """The share of an axis' communication that compute can hide, by axis.
+    """The fraction of the communication on an axis that compute can hide, by axis of the mesh.
 
     The communication of a missing axis is exposed.
     """
 
     def __post_init__(self) -> None:
+        """Raise ``ValueError`` if ``overlap`` has an axis that is not in ``HIDEABLE``."""
         for name in self.overlap:
             if name not in HIDEABLE:
                 raise ValueError(f"overlap of {name!r} is not of {format_choices(HIDEABLE, name)}")
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A kind of GPU, and how its nodes are connected."""
+    """A type of GPU, and the links inside and between its nodes."""
 
-    name: str
-    source: str
+    name: str  # of the type of GPU
+    source: str  # the origin of the figures, as text
     flops_per_second: Rate  # the peak of dense bfloat16
     float32_share: PositiveShare = 0.5  # of ``flops_per_second``; TF32 reaches half on all presets
-    memory_bytes: Rate
-    memory_bytes_per_second: Rate
+    memory_bytes: Rate  # of one GPU
+    memory_bytes_per_second: Rate  # between a GPU and its memory
     gpus_per_node: NumRanks = 8
     inside_bytes_per_second: Rate  # of a GPU's links inside its node; on a torus, of one link
     across_bytes_per_second: Rate  # of a GPU's own network card
     rails: Number = 0
-    """The network cards of a node that a collective can use. 0 means one for each of its ranks."""
+    """The most network cards of a node that a collective can use.
+
+    0 means one for each rank of its group on the node.
+    """
     kernel_seconds: Latency = 3e-6  # the launch of a compute kernel
     launch_seconds: Latency = 8e-6  # the launch of a communication call
     inside_hop_seconds: Latency = 1e-6  # the latency of a hop inside a node
@@ -82,31 +100,35 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     torus: tuple[NumRanks, ...] = ()
     """The GPUs along each axis of a torus, the innermost last; empty = nodes with switches."""
     links_from: str = ""
-    """The source of measured call times, as text. Empty if calls follow from these rates."""
+    """The source of measured times of calls, as text.
+
+    Empty if the times of calls follow from the rates and latencies of this hardware.
+    """
     efficiency: Efficiency = Efficiency()
 
     @property
     def usable_bytes(self) -> float:
+        """The bytes of a GPU's memory that a step can use."""
         return self.memory_bytes * self.efficiency.memory
 
     @property
     def memory_rate(self) -> float:
-        """The bytes per second that kernels reach in memory."""
+        """The bytes per second that the kernels of a GPU read and write in its memory."""
         return self.memory_bytes_per_second * self.efficiency.memory_rate
 
     def peak(self, bytes_per_element: int) -> float:
-        """Return the peak FLOP/s of elements of 2 or 4 bytes."""
+        """Return the dense peak FLOP/s of a GPU for elements of 2 bytes (bfloat16) or 4 bytes."""
         share = 1.0 if bytes_per_element < 4 else self.float32_share
         return self.flops_per_second * share
 
     @property
     def inside_rate(self) -> float:
-        """The bytes per second that calls reach between GPUs of a node, in one direction."""
+        """The bytes per second in one direction that communication of a GPU reaches in its node."""
         return self.inside_bytes_per_second * self.efficiency.links_inside
 
     @property
     def card_rate(self) -> float:
-        """The bytes per second that calls reach over one network card, in one direction."""
+        """The bytes per second in one direction that communication reaches on a network card."""
         return self.across_bytes_per_second * self.efficiency.links_across
 
 
@@ -128,15 +150,23 @@ _SOURCES = {
 
 
 LARGEST_GEMM_SHARES = {"a100": 0.859, "h100": 0.801}
-"""The share of the peak that the fastest GEMM reaches, by preset.
+"""The fraction of the dense bfloat16 peak that the fastest GEMM reaches, by name of the preset.
 
 Source: Bekman, Machine Learning Engineering, MAMF.
 """
 SUSTAINED_SHARE = 0.9
-"""The share of the fastest GEMM's rate that clocks sustain. It is calibrated to published runs."""
+"""The fraction of the fastest GEMM's FLOP/s that a GPU sustains in a long training.
+
+It is calibrated to published runs.
+"""
 
 
 def _preset(name: str, memory: float, memory_rate: float, nvlink: float, card: float) -> Hardware:
+    """Return the hardware of a preset.
+
+    ``memory`` is in bytes. ``memory_rate``, ``nvlink`` and ``card`` are in bytes per second, the
+    last two in one direction.
+    """
     peak = datasheet_peak({"h100": "H100 SXM5", "h800": "H100 SXM5"}.get(name, name), "bfloat16")
     assert peak is not None
     return Hardware(
@@ -158,12 +188,13 @@ PRESETS = {
     "h200": _preset("h200", 141e9, 4.8e12, 450e9, 50e9),
     "b200": _preset("b200", 180e9, 8e12, 900e9, 50e9),
 }
+"""The known hardware by name: nodes of 8 GPUs with one network card per GPU."""
 
 
 def hardware_of(text: str) -> Hardware:
-    """Return a preset, or the hardware of a ``.toml`` file with a table ``[efficiency]``.
+    """Return the preset with the name ``text``, or the hardware in the ``.toml`` file ``text``.
 
-    Raises ``UserError`` for other names.
+    The keys of the file are the fields of ``Hardware``. Raises ``UserError`` for other names.
     """
     if text.endswith(".toml"):
         path = Path(text)

@@ -13,7 +13,10 @@ from parbench.workloads.planner.search import MAX_GPUS, SearchResult, search
 
 
 def require_candidates(request: SearchRequest, hardware: Hardware, result: SearchResult) -> None:
-    """Raise ``UserError`` with the reason if a search has no step that fits."""
+    """Raise ``UserError`` with the reason if no step of a search fits in memory.
+
+    The message also names the fewest GPUs on which one fits.
+    """
     if result.runs:
         return
     step = request.step
@@ -35,7 +38,10 @@ def require_candidates(request: SearchRequest, hardware: Hardware, result: Searc
 
 
 def explain_too_large(run: DryRun) -> str:
-    """Return a message with the memory that a step lacks and a change with which the model fits."""
+    """Return the message for a step that does not fit in memory.
+
+    The message has the needed and the usable memory, and suggests a change that makes it fit.
+    """
     spec, hardware, memory = run.spec, run.hardware, run.fullest.memory
     return (
         f"{spec.name} with {spec.dims.label} needs {memory.total / GIGA:,.1f} GB on "
@@ -47,7 +53,10 @@ def explain_too_large(run: DryRun) -> str:
 
 
 def _suggest_change(spec: StepSpec, hardware: Hardware) -> str:
-    """Return a hint: recomputation, another mesh, or the fewest GPUs with which the step fits."""
+    """Return a sentence with a change that makes a too large step fit in memory.
+
+    The first change that suffices is taken: recomputation, another mesh, or more GPUs.
+    """
     for checkpointing in CHECKPOINTINGS:
         recomputing = spec.with_checkpointing(checkpointing)
         if recomputing.find_broken_rule() is None and dry_run(recomputing, hardware).fits:
@@ -62,7 +71,10 @@ def _suggest_change(spec: StepSpec, hardware: Hardware) -> str:
 
 
 def describe_fewest_gpus(request: SearchRequest, hardware: Hardware) -> str:
-    """Return a text with the smallest power of two of GPUs that fits, and the best step on them."""
+    """Return a sentence with the fewest GPUs on which a step of the request fits in memory.
+
+    Only powers of two up to ``MAX_GPUS`` are tried. The sentence has the best mesh on these GPUs.
+    """
     gpus = 1
     while gpus <= MAX_GPUS:
         # Fewer GPUs do not even hold the state once.
@@ -76,6 +88,7 @@ def describe_fewest_gpus(request: SearchRequest, hardware: Hardware) -> str:
 
 
 def _describe_state(request: SearchRequest, hardware: Hardware) -> str:
+    """Return a text with the GB of model state, and the number of GPUs with their memory."""
     state = compute_state_bytes(request.step) / GIGA
     memory = hardware.memory_bytes / GIGA
     return f"{state:,.0f} GB of state on {request.gpus} GPUs of {memory:,.0f} GB"

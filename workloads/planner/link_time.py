@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from parbench.bench.results.fit import CurveFit
 
 MESSAGES = ("unidirectional", "sendrecv", "pingpong", "bidirectional")
+"""The point-to-point benchmarks whose fits predict a message, in order of preference."""
 _SUBSTITUTES: Mapping[str, tuple[str, ...]] = {
     "all_gather": ("reduce_scatter", "all_reduce"),
     "reduce_scatter": ("all_gather", "all_reduce"),
@@ -40,41 +41,49 @@ _SUBSTITUTES: Mapping[str, tuple[str, ...]] = {
     "broadcast": ("all_gather", "all_reduce"),
     "send": (*MESSAGES, "all_gather", "all_reduce"),
 }
-"""The operations whose fit replaces a missing fit, by operation, in order of preference.
+"""The benchmarks whose fits replace the missing fit of an operation, in order of preference.
 
-Sizes are scaled to equal bytes over a link. A message without a fit takes a collective's hop.
+The keys are the operations. The size of the substitute is scaled, so that it sends as many bytes
+over a link as the replaced call. A message without a fit takes as long as a hop of a collective.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedCall:
-    """Equal communication calls of a step, with the place of their group."""
+    """Equal communication calls of a rank in a step, with the nodes that their group spans."""
 
-    axis: str
-    op: str
+    axis: str  # the axis of the mesh
+    op: str  # the operation, such as all_reduce; ``send`` for a message
     num_bytes: float  # of one call, as nccl-tests counts it
     count: float  # calls per step
     place: Place
 
     @staticmethod
     def of(call: Call, place: Place) -> "PlacedCall":
+        """Return ``call`` with the nodes that its group of ranks spans."""
         return PlacedCall(
             axis=call.axis, op=call.op, num_bytes=call.num_bytes, count=call.times, place=place
         )
 
     @property
     def sent(self) -> float:
+        """The bytes that a rank sends in all of these calls of a step, ring-optimal."""
         return self.count * sent_bytes(self.op, self.num_bytes, self.place.ranks)
 
 
 Seconds = Callable[[PlacedCall], float]
-"""A function from equal calls to the seconds of one of them."""
+"""A function that takes equal communication calls and returns the seconds of one of them."""
 
 
 def by_hardware(hardware: Hardware) -> Seconds:
-    """Return the function from calls to seconds by latency and bandwidth of declared hardware."""
+    """Return a function from a call to its seconds, which follow from the hardware's links.
+
+    The seconds of a call are its launch, the latency of its hops, and its bytes over the slowest
+    link.
+    """
 
     def seconds(call: PlacedCall) -> float:
+        """Return the seconds of one call, 0 on a group of one rank."""
         if call.place.ranks == 1:
             return 0.0
         if call.place.extents:
@@ -87,7 +96,7 @@ def by_hardware(hardware: Hardware) -> Seconds:
 
 
 def _torus_seconds(hardware: Hardware, call: PlacedCall) -> float:
-    """Return the seconds of a call on a torus without its launch.
+    """Return the seconds of one call on a torus, without the launch of the call.
 
     In an all_to_all the links of the longest axis carry most: each rank's bytes pass a quarter of a
     ring of that length, in both directions.
@@ -106,6 +115,11 @@ def _torus_seconds(hardware: Hardware, call: PlacedCall) -> float:
 
 
 def _hop_seconds(hardware: Hardware, call: PlacedCall) -> float:
+    """Return the latency in seconds of all successive hops of one call.
+
+    A message and an all_to_all have one hop. Other calls have the hops of a ring, and an all_reduce
+    has twice the hops of a ring or of a tree, whichever is faster.
+    """
     place = call.place
     if call.op in ("send", "all_to_all"):
         return hardware.inside_hop_seconds if place.inside else hardware.across_hop_seconds
@@ -118,7 +132,7 @@ def _hop_seconds(hardware: Hardware, call: PlacedCall) -> float:
 
 
 def _wire_seconds(hardware: Hardware, call: PlacedCall) -> float:
-    """Return the seconds in which the bytes of a rank pass the slowest links.
+    """Return the seconds in which the bytes that a rank sends in one call pass the slowest link.
 
     Across nodes a collective uses a network card for each of its ranks on a node, at most
     ``rails``. A message uses one card. In an all_to_all each rank sends over its own card. The
@@ -146,21 +160,22 @@ def _wire_seconds(hardware: Hardware, call: PlacedCall) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """The fit of an operation, and the ranks and sizes with which it was measured."""
+    """The fit of seconds over bytes for one benchmark on one group of ranks of a run."""
 
-    op: str
-    ranks: int
-    fit: "CurveFit"
-    smallest: int  # bytes
-    largest: int  # bytes
-    inside: bool  # True if all ranks share a node
+    op: str  # the collective such as all_reduce, or an entry of ``MESSAGES``
+    ranks: int  # in the group
+    fit: "CurveFit"  # latency and bandwidth by range of sizes
+    smallest: int  # the smallest measured size in bytes
+    largest: int  # the largest measured size in bytes
+    inside: bool  # True if all ranks of the group share a node
 
 
 def curves_of(run: Run) -> list[Curve]:
-    """Return a curve for each operation and group of ranks that a run measured.
+    """Return a fit of seconds over bytes for each operation and group of ranks that a run measured.
 
-    A curve is fitted to the medians over repetitions of blocking float32 calls. Groups are all
-    ranks, the ranks of a node, or one rank of each node.
+    The fitted seconds at each size are the median over repetitions of a blocking float32 call. A
+    group has all ranks, the ranks of a node, or one rank of each node. An operation with too few
+    sizes has no fit.
     """
     # It imports numpy and scipy, which a plan from declared hardware does not need.
     from parbench.bench.results.fit import CurvePoint, fit_curve
@@ -198,7 +213,11 @@ def curves_of(run: Run) -> list[Curve]:
 
 
 def _is_plain(record: Record) -> bool:
-    """Return True if a record is of a successful blocking call that moves bytes between ranks."""
+    """Return True if a record can be fitted.
+
+    It is a successful record of a blocking float32 collective or message between several ranks,
+    with a known size and without special parameters.
+    """
     params = record.case.params
     return (
         record.case.name.startswith(("collective.", "p2p."))
@@ -211,17 +230,20 @@ def _is_plain(record: Record) -> bool:
 
 
 def _size_of(record: Record) -> int:
+    """Return the size in bytes of the record's calls, 0 if the record has no size."""
     size = record.case.params.get("size_bytes")
     return size if isinstance(size, int) else 0
 
 
 def by_curves(curves: Sequence[Curve]) -> Seconds:
-    """Return the function from calls to seconds by the fits of runs.
+    """Return a function from a call to its seconds, which follow from fits of measured calls.
 
-    The function raises ``UserError`` for a call without a curve.
+    If the ranks of the fit differ from those of the call, the latency is scaled by the hops of a
+    ring. The function raises ``UserError`` for a call without a fit.
     """
 
     def seconds(call: PlacedCall) -> float:
+        """Return the seconds of one call, 0 on a group of one rank."""
         if call.place.ranks == 1:
             return 0.0
         curve = curve_for(call, curves)
@@ -239,15 +261,17 @@ def by_curves(curves: Sequence[Curve]) -> Seconds:
 
 
 def _count_ring_hops(op: str, ranks: int) -> int:
+    """Return the number of successive hops of an operation in a ring of ``ranks`` ranks."""
     if op == "send":
         return 1
     return (2 if op == "all_reduce" else 1) * (ranks - 1)
 
 
 def curve_for(call: PlacedCall, curves: Sequence[Curve]) -> Curve:
-    """Return the curve of a call's operation, or of the first substitute that has one.
+    """Return the fit that predicts a call: of its operation, or of the first substitute with a fit.
 
-    Curves with the same ranks are preferred. Raises ``UserError`` if there is no curve.
+    Of several fits of an operation, those whose group is inside a node, or across nodes, like that
+    of the call are preferred, then those with as many ranks. Raises ``UserError`` without a fit.
     """
     for op in (call.op, *_SUBSTITUTES.get(call.op, ())):
         candidates = [curve for curve in curves if curve.op == op]
@@ -260,12 +284,19 @@ def curve_for(call: PlacedCall, curves: Sequence[Curve]) -> Curve:
 
 
 def _rank_curve(curve: Curve, place: Place) -> tuple[bool, bool, int]:
-    """Return a sort key: curves of the same kind of group, of equal ranks, of most ranks."""
+    """Return the sort key of a fit. The fit with the smallest key predicts a call on ``place``.
+
+    The key is (True if only one of both groups is inside a node, True if the numbers of ranks
+    differ, the negative number of ranks of the fit).
+    """
     return curve.inside != place.inside, curve.ranks != place.ranks, -curve.ranks
 
 
 def beyond(calls: Sequence[PlacedCall], curves: Sequence[Curve]) -> tuple[str, ...]:
-    """Return a note for each kind of call whose size or number of ranks was not measured."""
+    """Return a note for each call whose number of ranks, operation or size was not measured.
+
+    The prediction of such a call extrapolates from ``curves``, the fits of measured calls.
+    """
     notes = []
     for call in calls:
         curve = curve_for(call, curves)
@@ -285,7 +316,7 @@ def beyond(calls: Sequence[PlacedCall], curves: Sequence[Curve]) -> tuple[str, .
 
 
 def read_peak(record: Record) -> float:
-    """Return the peak FLOP/s that was measured with a record, 0 if there is none."""
+    """Return the peak FLOP/s of a device that a record contains, 0 if it contains none."""
     peak = record.details.get("peak")
     return _read_positive(peak.get("flops_per_second")) if isinstance(peak, dict) else 0.0
 
@@ -296,7 +327,11 @@ def _read_positive(value: object) -> float:
 
 
 def hardware_of_run(run: Run, base: Hardware) -> tuple[Hardware, tuple[str, ...]]:
-    """Return the hardware of a run, and notes on the figures that it takes from ``base``."""
+    """Return the hardware on which a run was measured, with a note for each assumed figure.
+
+    Figures that the run did not measure are those of ``base``. Raises ``UserError`` if the run has
+    no records.
+    """
     if not run.records:
         raise UserError(f"{run.path} has no records to fit")
     world = max((record.world for record in run.records), key=lambda world: world.size)
@@ -318,9 +353,11 @@ def hardware_of_run(run: Run, base: Hardware) -> tuple[Hardware, tuple[str, ...]
 
 
 def _list_measured_rates(run: Run, gpus_per_node: int, *, is_cpu: bool) -> dict[str, float]:
-    """Return the values of the fields of ``Hardware`` that a run measured, by name of the field.
+    """Return the values of fields of ``Hardware`` that a run measured, by name of the field.
 
-    They are the peak FLOP/s, the memory in bytes and the memory rate of copies.
+    The fields are ``flops_per_second`` (the largest of all records), ``memory_bytes`` (a rank's
+    share of the host's memory, on CPUs only) and ``memory_bytes_per_second`` (the median rate of
+    copies). A field that was not measured is missing.
     """
     measured: dict[str, float] = {}
     peak = max(read_peak(record) for record in run.records)

@@ -20,26 +20,32 @@ from parbench.workloads.model.shapes import (
 )
 
 Mixture = Mapping[str, int]
-"""The values of parameters of ``make_moe``, by name, and the number of ``dense_layers``."""
+"""The sizes of a mixture of experts by name: ``experts``, ``top_k``, ``expert_ffn``, ``shared``
+(the number of shared experts) and ``dense_layers`` (the number of first layers without experts)."""
 
 
 class Model(NamedTuple):
-    """A model as a step without a mesh, and notes on how it was read."""
+    """A model to plan for, and sentences about assumptions in reading its config.json."""
 
-    step: StepSpec
+    step: StepSpec  # on one rank, with default settings
     notes: tuple[str, ...] = ()
 
 
 def make_model_step(name: str, shape: Shape, mixture: Mixture | None = None) -> StepSpec:
-    """Return a model as a step without a mesh and with balanced routing.
+    """Return a training step of a model on one rank, with default settings and balanced routing.
 
-    Raises ``UserError`` with the equation that the sizes do not satisfy.
+    ``mixture`` is None for a dense model. Raises ``UserError`` with the equation that the sizes do
+    not satisfy.
     """
     require_shape(shape)
     return StepSpec(name=name, shape=shape, moe=_make_moe(mixture, shape) if mixture else None)
 
 
 def _make_moe(mixture: Mixture, shape: Shape) -> Moe:
+    """Return the mixture of experts of a model, with all experts on one rank.
+
+    Raises ``UserError`` if sizes contradict each other.
+    """
     params: dict[str, Any] = {"shared": 0, "routing": BALANCED, **mixture}
     dense_layers = params.pop("dense_layers", 0)
     if dense_layers > shape.layers:
@@ -47,35 +53,39 @@ def _make_moe(mixture: Mixture, shape: Shape) -> Moe:
     return replace(make_moe(params, shape, 1), dense_layers=dense_layers)
 
 
-_ATTENTION: tuple[Bias, ...] = ("q", "k", "v", "out")
+_ATTENTION: tuple[Bias, ...] = ("q", "k", "v", "out")  # the weight matrices of attention
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Family:
-    """The architecture of one ``model_type``, and its keys in config.json."""
+    """The architecture of a ``model_type`` of Hugging Face, and its keys in config.json."""
 
-    recipe: Recipe = "llama"
+    recipe: Recipe = "llama"  # the layout of a layer, as in Llama or GPT
     keys: Mapping[str, str] = field(default_factory=dict)
-    """The key of a size in this family, by the key that Llama has for the same size."""
+    """The key of a size in config.json of this family, by Llama's key for the same size."""
     biases: tuple[Bias, ...] = ()
-    """The matrices that always have a bias."""
+    """The weight matrices that always have a bias."""
     flags: Mapping[str, tuple[Bias, ...]] = field(default_factory=dict)
-    """The matrices that have a bias if a flag is true, by the key of the flag."""
+    """The weight matrices that have a bias if a key of config.json is true, by this key."""
     tied: bool = False
-    """The default of ``tie_word_embeddings``: True if the head shares the embedding's weights."""
+    """The value of ``tie_word_embeddings`` if config.json lacks the key.
+
+    True means that the language model's head shares the weights of the embedding.
+    """
     qk_norm: bool = False
     """True if queries and keys are normalized."""
     latent: bool = False
     """True for multi-head latent attention."""
     experts: str = ""
-    """The key of the number of experts, empty for a dense model."""
+    """The key with the number of routed experts, empty for a dense model."""
     expert_ffn: str = "moe_intermediate_size"
-    """The key of the inner size of an expert."""
+    """The key with the inner (FFN) size of an expert."""
     shared: str = ""
-    """The key of the number of shared experts, empty if there are none."""
+    """The key with the number of shared experts, empty if the family has none."""
 
 
 _BIASED = {"attention_bias": _ATTENTION}
+# The keys of sizes in config.json of GPT-2, by Llama's keys.
 _GPT2 = {
     "num_hidden_layers": "n_layer",
     "hidden_size": "n_embd",
@@ -88,7 +98,7 @@ _DEEPSEEK: dict[str, Any] = {
     "experts": "n_routed_experts",
     "shared": "n_shared_experts",
 }
-# The configuration classes of transformers 4.57
+# The architectures by ``model_type``, from the configuration classes of transformers 4.57.
 _FAMILIES = {
     "llama": _Family(flags={**_BIASED, "mlp_bias": ("ffn",)}),
     "mistral": _Family(),
@@ -120,18 +130,20 @@ torch_dtype transformers_version use_cache use_sliding_window
 
 
 class _Config:
-    """The content of a config.json. It records the keys that were read."""
+    """The content of a config.json, with methods that check values and record the read keys."""
 
     def __init__(self, content: Mapping[str, Any], family: _Family) -> None:
+        """Keep the values of config.json by key, and the keys of its architecture."""
         self.content = content
         self.family = family
         self.read_keys: set[str] = set()
 
     def read_size(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """Return a whole number, or ``default`` if the key is missing or null.
+        """Return the whole number of a key, or ``default`` if the key is missing or null.
 
-        ``key`` is the name of Llama. Raises ``UserError`` if the number is below ``minimum`` or
-        above ``MAX_SIZE``, or if it is missing and ``default`` is None.
+        ``key`` is Llama's key, which is translated to that of the family. Raises ``UserError`` if
+        the number is below ``minimum`` or above ``MAX_SIZE``, or if the key is missing and
+        ``default`` is None.
         """
         key = self.family.keys.get(key, key)
         self.read_keys.add(key)
@@ -147,6 +159,10 @@ class _Config:
         return value
 
     def read_flag(self, key: str, default: bool = False) -> bool:
+        """Return the boolean of a key, or ``default`` if the key is missing.
+
+        Raises ``UserError`` if the value is not a boolean.
+        """
         self.read_keys.add(key)
         value = self.content.get(key, default)
         if not isinstance(value, bool):
@@ -154,7 +170,10 @@ class _Config:
         return value
 
     def list_ignored_keys(self) -> list[str]:
-        """Return the keys that have a value, were not read and may change the cost of a step."""
+        """Return the keys that parbench ignores although they may change the cost of a step.
+
+        These keys have a value, were not read, and are not in ``_KEYS_WITHOUT_COST``.
+        """
         ignored = self.read_keys.union(_KEYS_WITHOUT_COST.split())
         if not self.content.get("use_sliding_window", True):
             ignored |= {"sliding_window", "layer_types"}
@@ -165,9 +184,9 @@ class _Config:
 
 
 def read_model(path: Path) -> Model:
-    """Return the model of a config.json.
+    """Return the model that a config.json of Hugging Face describes.
 
-    Raises ``UserError`` with the file, the key and the allowed values.
+    Raises ``UserError`` with the file, the key and the allowed values if the model cannot be read.
     """
     text = read_text(str(path), f"model file {path}")
     with convert_read_errors(f"model file {path}", "is not JSON"):
@@ -191,6 +210,7 @@ def read_model(path: Path) -> Model:
 
 
 def _read_shape(config: _Config) -> Shape:
+    """Return the sizes of the model's layers, embedding and head."""
     family = config.family
     hidden = config.read_size("hidden_size")
     heads = config.read_size("num_attention_heads")
@@ -219,6 +239,10 @@ def _read_shape(config: _Config) -> Shape:
 
 
 def _read_latent(config: _Config) -> Latent:
+    """Return the sizes of multi-head latent attention.
+
+    The key ``head_dim``, which is not needed, is recorded as read, so that no note lists it.
+    """
     config.read_keys.add("head_dim")
     return Latent(
         q_lora_rank=config.read_size("q_lora_rank", 0),
@@ -230,6 +254,10 @@ def _read_latent(config: _Config) -> Latent:
 
 
 def _read_mixture(config: _Config) -> Mixture | None:
+    """Return the sizes of the model's mixture of experts, None for a dense model.
+
+    Raises ``UserError`` if layers without experts are not the first layers.
+    """
     family = config.family
     experts = config.read_size(family.experts, 0) if family.experts else 0
     if not experts:

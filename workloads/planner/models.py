@@ -48,7 +48,7 @@ _DENSE_MODELS = {  # recipe, layers, hidden, heads, kv_heads, ffn, sequence, voc
     # arXiv 2505.09388, table 1: trained with 4,096 tokens, then with 32,768
     "qwen3-32b": Shape("llama", 64, 5120, 64, 8, 25600, 4096, 151936, head_dim=128, qk_norm=True),
 }
-_MOE_MODELS = {
+_MOE_MODELS = {  # the sizes of a dense model, and those of its mixture of experts
     # arXiv 2401.04088, table 1
     "mixtral-8x7b": (
         Shape("llama", 32, 4096, 32, 8, 14336, 8192, 32000),
@@ -69,12 +69,14 @@ MODELS: dict[str, StepSpec] = {
     **{name: make_model_step(name, shape) for name, shape in _DENSE_MODELS.items()},
     **{name: make_model_step(name, *sizes) for name, sizes in _MOE_MODELS.items()},
 }
+"""The known models by name, each as a training step on one rank with default settings."""
 
 
 def find_model(text: str, sequence: int = 0) -> Model:
-    """Return a named model or the model of a file, with ``sequence`` tokens unless that is 0.
+    """Return the model with the name ``text``, or the model of the config.json at path ``text``.
 
-    Raises ``UserError`` with the known names.
+    ``sequence`` is the number of tokens of a sequence. 0 means the model's own. Raises
+    ``UserError`` with the known names if there is no such model.
     """
     if text.endswith(".json"):
         model = read_model(Path(text))
@@ -95,4 +97,8 @@ def find_model(text: str, sequence: int = 0) -> Model:
 
 
 def model_of(text: str, sequence: int = 0) -> StepSpec:
+    """Return the training step of the model with the name or path ``text``.
+
+    The step is that of ``find_model``, whose notes are left out.
+    """
     return find_model(text, sequence).step

@@ -16,18 +16,19 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_MAX_CACHED = 1 << 14
+_MAX_CACHED = 1 << 14  # results of a cached function
 _EXPERT_GROUPS = (("ep",), ("etp",), ("efsdp",), ("edp",))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The ranks of one group, and where they are."""
+    """The number of ranks of one group, and of those that share a node or a pod of nodes."""
 
-    ranks: int
-    on_node: int  # the ranks that share a node: the mean over nodes, rounded up
-    in_pod: int = 0  # the ranks that share a pod of nodes, 0 without pods
-    extents: tuple[int, ...] = ()  # the ranks along each axis of a torus, empty without a torus
+    ranks: int  # in the group
+    on_node: int  # ranks of the group per node that it spans: the mean, rounded up
+    in_pod: int = 0  # ranks of the group per pod of nodes, 0 if nodes are not in pods
+    extents: tuple[int, ...] = ()
+    """The ranks of the group along each axis of a torus, empty if GPUs are not on a torus."""
 
     @property
     def nodes(self) -> int:
@@ -41,11 +42,12 @@ class Place:
 
     @property
     def pods(self) -> int:
-        """The number of pods that the group spans, 1 without pods."""
+        """The number of pods that the group spans, 1 if nodes are not in pods."""
         return -(-self.ranks // self.in_pod) if self.in_pod else 1
 
     @property
     def label(self) -> str:
+        """A text such as ``inside a node`` or ``across 4 nodes, 8 a node``."""
         if self.extents:
             return f"{' x '.join(map(str, self.extents))} of the torus"
         pods = f" in {self.pods} pods" if self.pods > 1 else ""
@@ -59,9 +61,11 @@ class Place:
 def place_of(
     dims: ParallelDims, group: tuple[str, ...], gpus_per_node: int, nodes_per_pod: int = 0
 ) -> Place:
-    """Return the place of a group along some axes, or of the experts' ep, etp, efsdp or edp.
+    """Return the number of ranks that a group of a mesh has, and has on each node and pod.
 
-    ``nodes_per_pod`` 0 means that there are no pods.
+    The groups are along the axes ``group``, such as ``("dp", "cp")``, or along one axis of the
+    experts: ep, etp, efsdp or edp. The result is for the group that spans most nodes.
+    ``nodes_per_pod`` 0 means that nodes are not in pods.
     """
     place = _place(dims, group, gpus_per_node)
     if not nodes_per_pod or place.inside:
@@ -72,10 +76,11 @@ def place_of(
 
 @lru_cache(maxsize=_MAX_CACHED)
 def place_on_torus(dims: ParallelDims, group: tuple[str, ...], torus: tuple[int, ...]) -> Place:
-    """Return the place of rank 0's group on a torus, whose last axis is the innermost.
+    """Return the number of ranks that a group of a mesh has along each axis of a torus of GPUs.
 
-    All groups of an axis have the same extents if the sizes of the torus and of the mesh divide
-    each other.
+    The group is that of rank 0 along the axes ``group`` of the mesh. All groups along these axes
+    have the same extents if the sizes of torus and mesh divide each other. ``torus`` has the GPUs
+    along each axis of the torus, the innermost last.
     """
     ranks = _arrange_groups(dims, group)[0]
     extents = []
@@ -88,7 +93,10 @@ def place_on_torus(dims: ParallelDims, group: tuple[str, ...], torus: tuple[int,
 
 @lru_cache(maxsize=_MAX_CACHED)
 def _place(dims: ParallelDims, group: tuple[str, ...], gpus_per_node: int) -> Place:
-    """Return the place of the group that spans most nodes."""
+    """Return the number of ranks of a group, and of its ranks per node, without regard to pods.
+
+    Of the groups along the axes ``group``, the result is for the one that spans most nodes.
+    """
     import numpy as np  # imported late, because the command line answers without it
 
     nodes_by_group = np.sort(_arrange_groups(dims, group) // gpus_per_node, axis=1)
@@ -98,7 +106,10 @@ def _place(dims: ParallelDims, group: tuple[str, ...], gpus_per_node: int) -> Pl
 
 
 def _arrange_groups(dims: ParallelDims, group: tuple[str, ...]) -> "NDArray[np.int64]":
-    """Return an array with the ranks of each group along some axes, one group per row."""
+    """Return the ranks of all groups along the axes ``group`` of a mesh, as in ``place_of``.
+
+    The array has the shape (groups, ranks per group).
+    """
     import numpy as np
 
     order = dims.order

@@ -38,47 +38,51 @@ from parbench.workloads.planner.report.documents import (
 )
 from parbench.workloads.planner.search import search
 
-DEFAULT_HARDWARE = "h100"
+DEFAULT_HARDWARE = "h100"  # the preset without --hardware
 STATE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
-"""The bytes of an element of model state."""
+"""The bytes of an element of model state, by name of its type."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """The step of a plan as the user gives it. An empty text, 0 or None means no value."""
+    """The user's options of ``parbench plan`` for the training step.
+
+    An empty text, 0 or None means that the user gave no value.
+    """
 
     model: str  # a name or the path of a config.json
-    sequence: int = 0  # tokens; without a value, the model's own
-    precision: str = "bfloat16"
+    sequence: int = 0  # tokens of a sequence; without a value, the model's own
+    precision: str = "bfloat16"  # of weights and activations: bfloat16 or float32
     state: str = ""  # types of the model state, such as moments=bfloat16,master=none
-    microbatch: int = 0  # sequences
-    global_batch: int = 0  # sequences
-    checkpointing: str = ""
-    schedule: str = ""
+    microbatch: int = 0  # sequences of a microbatch on a data rank
+    global_batch: int = 0  # sequences per step on all GPUs
+    checkpointing: str = ""  # none, selective, full or full:K
+    schedule: str = ""  # the name of the pipeline schedule
     chunks: int = 0  # pipeline stages per rank
-    cp_method: str = ""
+    cp_method: str = ""  # the name of the method of context parallelism
     zero: int | None = None  # the stage of ZeRO, 0 to 3
-    microbatches: int = 0  # per step, only for a single mesh
+    microbatches: int = 0  # per data rank and step, only for a single mesh
     split: str = ""  # the layers of each pipeline stage, only for a single mesh
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
-    """The hardware of a plan as the user gives it."""
+    """The user's options of ``parbench plan`` for the hardware."""
 
-    hardware: str = ""  # a preset or the path of a .toml file
-    links: Path | None = None  # a run whose collectives give the time of calls
-    calibrate: tuple[Path, ...] = ()  # runs whose steps give efficiencies
+    hardware: str = ""  # a preset or the path of a .toml file, empty = the default
+    links: Path | None = None  # a run whose collectives give the seconds of calls
+    calibrate: tuple[Path, ...] = ()  # runs whose training steps give efficiencies
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedMachine:
-    """The hardware of a plan, and notes for the reader."""
+    """The hardware of a plan, and the times of communication calls if a run measured them."""
 
     hardware: Hardware
     seconds: Seconds | None = None
-    """Returns the measured seconds of a call. None if no run measured them."""
+    """A function that returns the measured seconds of a call, None if no run measured calls."""
     notes: tuple[str, ...] = ()
+    """Texts about measured and assumed figures of the hardware."""
 
 
 def answer_search(
@@ -90,7 +94,12 @@ def answer_search(
     explain: bool = False,
     is_page: bool = False,
 ) -> Document:
-    """Return the document of ranked meshes. Raises ``UserError`` if no mesh fits in memory."""
+    """Return the document of ``parbench plan search``: the best meshes for a number of GPUs.
+
+    ``top`` is the number of meshes in the table. ``explain`` adds the equations of the best mesh.
+    ``is_page``, for a written file or for figures, adds the equations and all details of that mesh.
+    Raises ``UserError`` if no mesh fits in memory.
+    """
     for name in ("microbatches", "split"):
         if getattr(options, name):
             raise UserError(f"--set {name} is for one mesh: use parbench plan mesh")
@@ -121,7 +130,12 @@ def answer_mesh(
     explain: bool = False,
     is_page: bool = False,
 ) -> Document:
-    """Return the document of one mesh. Raises ``UserError`` if the mesh breaks a rule."""
+    """Return the document of ``parbench plan mesh``: the prediction of a step on one mesh.
+
+    ``mesh`` is a text such as ``dp=2,tp=4``. ``explain`` or ``is_page`` adds the equations.
+    ``is_page`` is True for a written file or for figures. Raises ``UserError`` if the mesh breaks a
+    rule.
+    """
     spec, notes = build_step_on_mesh(options, mesh)
     machine = load_machine(machine_options)
     run = dry_run(spec, machine.hardware, seconds=machine.seconds)
@@ -129,7 +143,10 @@ def answer_mesh(
 
 
 def build_step(options: StepOptions) -> tuple[StepSpec, tuple[str, ...]]:
-    """Return the step without a mesh, and notes on how its model was read."""
+    """Return the step that the options describe, on one rank, and notes on its model and state.
+
+    Raises ``UserError`` for a value that is not allowed.
+    """
     check_options(options)
     model = find_model(options.model, options.sequence)
     pipeline = PipelineOptions(
@@ -151,9 +168,10 @@ def build_step(options: StepOptions) -> tuple[StepSpec, tuple[str, ...]]:
 
 
 def parse_widths(text: str, default: Widths) -> Widths:
-    """Return the widths of a text such as ``moments=bfloat16,master=none``.
+    """Return the bytes per element of the model state from ``moments=bfloat16,master=none``.
 
-    Raises ``UserError`` with the allowed names.
+    Components that the text does not name have the bytes of ``default``. Raises ``UserError`` with
+    the allowed names.
     """
     widths: dict[str, int] = {}
     kinds = [field.name for field in fields(Widths)]
@@ -172,9 +190,10 @@ def parse_widths(text: str, default: Widths) -> Widths:
 
 
 def build_step_on_mesh(options: StepOptions, mesh: str) -> tuple[StepSpec, tuple[str, ...]]:
-    """Return the step on a mesh.
+    """Return the step that the options describe on a mesh such as ``dp=2,tp=4``, and its notes.
 
-    By default a pipeline has four microbatches per rank, and stages as equal as possible.
+    By default a pipeline has four microbatches per rank, and stages as equal as possible. Raises
+    ``UserError`` if the mesh breaks a rule.
     """
     if options.microbatches and options.global_batch:
         raise UserError("--set microbatches and --global-batch exclude each other: leave out one")
@@ -195,7 +214,11 @@ def build_step_on_mesh(options: StepOptions, mesh: str) -> tuple[StepSpec, tuple
 
 
 def apply_zero(spec: StepSpec, stage: int | None) -> StepSpec:
-    """Return the step with a stage of ZeRO: 0 or 1 without fsdp, 2 or 3 with it."""
+    """Return the step, which is on a mesh, with the requested stage of ZeRO.
+
+    The step is unchanged if ``stage`` is None. Raises ``UserError`` for stage 0 or 1 with fsdp > 1,
+    and for stage 2 or 3 without.
+    """
     if stage is None:
         return spec
     fsdp = spec.dims.fsdp
@@ -207,6 +230,7 @@ def apply_zero(spec: StepSpec, stage: int | None) -> StepSpec:
 
 
 def check_options(options: StepOptions) -> None:
+    """Raise ``UserError`` if the schedule, the cp method or the precision is not allowed."""
     find_schedule(options.schedule or DEFAULT_SCHEDULE)
     for name, text, allowed in (
         ("set cp_method", options.cp_method or "zigzag", CONTEXT_METHODS),
@@ -217,10 +241,11 @@ def check_options(options: StepOptions) -> None:
 
 
 def load_machine(options: MachineOptions) -> PlannedMachine:
-    """Return the hardware of a plan: declared, or with the links and efficiencies of runs.
+    """Return the hardware of a plan from the user's options.
 
-    ``links`` is a run whose collectives give the time of calls. ``calibrate`` are runs whose steps
-    give efficiencies and, without the other options, also the machine and its links.
+    Without runs, it is the declared hardware. The run ``links`` replaces the seconds of calls by
+    those of its collectives. The runs ``calibrate`` replace assumed efficiencies by those of their
+    steps and, without the other options, also the machine and its links.
     """
     hardware = hardware_of(options.hardware or DEFAULT_HARDWARE)
     seconds: Seconds | None = None

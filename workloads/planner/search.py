@@ -21,50 +21,55 @@ from parbench.workloads.planner.dry_run import DryRun, dry_run, plan_ranks
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import Seconds
 
-MAX_GPUS = 1 << 17
+MAX_GPUS = 1 << 17  # of a search
 PREDICTION_ERROR = 0.10
-"""The median error of step times on published runs, rounded up (docs/concepts/planner-validation.md)."""
-SIMULATED_RUNS = 3
-SIMULATED_PASSES = 4096
-"""Pipelines with at most this number of forward passes are simulated (stages x microbatches).
+"""The median relative error of predicted step times on published runs, rounded up.
 
-Only the first ``SIMULATED_RUNS`` runs are simulated.
+See docs/concepts/planner-validation.md.
 """
-NEARLY_FULL = 0.95  # the share of usable memory
+SIMULATED_RUNS = 3
+"""The number of best meshes whose pipelines are simulated at the end of a search."""
+SIMULATED_PASSES = 4096
+"""The most forward passes (stages x microbatches) of a pipeline that is simulated."""
+NEARLY_FULL = 0.95
+"""The fraction of usable memory above which a step counts as harder to run."""
 _WEIGHTS = {"dp": 1, "fsdp": 1, "tp": 2, "ep": 2, "cp": 3, "pp": 3}
-"""The effort that each axis adds to running a mesh."""
+"""The points that each axis of a mesh adds to the effort of running it, see ``measure_effort``."""
 
 
 @dataclass(kw_only=True)
 class SearchResult:
-    """The predictions of a search, and counts and examples of the steps that it rejected."""
+    """The predicted steps of a search that fit in memory, and facts about those that do not."""
 
     runs: list[DryRun] = field(default_factory=list)
+    """The predicted steps that fit in memory, the best first once the search has ended."""
     num_considered: int = 0
     """The number of steps that satisfy all rules, whether or not they fit in memory."""
     num_too_large: int = 0
     """The number of considered steps that do not fit in memory."""
     broken_rules: dict[str, str] = field(default_factory=dict)
-    """The label of the first mesh that breaks a rule, by the text of the rule."""
+    """The label of the first mesh that breaks a rule of the step, by the text of the rule."""
     smallest: tuple[float, StepSpec] | None = None
-    """The peak bytes and the step that needs least memory of the steps that do not fit.
+    """The pair (bytes per GPU, step) of the step that needs least memory of those that do not fit.
 
     None if no step was too large.
     """
 
     @property
     def best(self) -> DryRun:
+        """The best predicted step, which is the first of ``runs``. Requires that a step fits."""
         return self.runs[0]
 
 
 def search(
     request: SearchRequest, hardware: Hardware, seconds: Seconds | None = None
 ) -> SearchResult:
-    """Return the best settings of each mesh that fits in memory, ranked by ``rank_runs``.
+    """Predict the step on every practical mesh, and return the meshes that fit, best first.
 
-    Short pipelines of the first meshes are simulated. Context parallelism may leave fewer tokens
-    per rank if nothing else fits. ``seconds`` gives the seconds of a communication call. If it is
-    None, they follow from ``hardware``.
+    Each mesh has its best settings, and ``rank_runs`` gives the order. The pipelines of the first
+    meshes are simulated if they are short. Context parallelism may leave fewer tokens per rank if
+    nothing else fits in memory. ``seconds`` returns the measured seconds of a communication call.
+    If it is None, the seconds follow from ``hardware``. Raises ``UserError`` for too many GPUs.
     """
     if not 1 <= request.gpus <= MAX_GPUS:
         raise UserError(f"--gpus({request.gpus}) is not within 1 and {MAX_GPUS}")
@@ -91,10 +96,12 @@ def predict_layout(
     seconds: Seconds | None,
     result: SearchResult,
 ) -> None:
-    """Add the predictions of a layout to the runs of ``result``.
+    """Predict a step on one mesh with several batches and schedules, and add them to ``result``.
 
-    They are of each microbatch size with each schedule that fits in memory and has a smaller bubble
-    than the simpler schedules. Rejected steps are counted in ``result``.
+    ``layout`` is the step on the mesh with a stage of ZeRO. Added are the predictions that fit in
+    memory, of each microbatch size with each schedule whose bubble is smaller than those of simpler
+    schedules that fit. ``result`` also counts the steps that do not fit. See ``search`` for
+    ``seconds``.
     """
     for step in list_batches(request, layout):
         least_bubble: float | None = None
@@ -119,7 +126,11 @@ def _predict(
     seconds: Seconds | None,
     result: SearchResult,
 ) -> DryRun | None:
-    """Return the prediction with the least recomputation that fits in memory, None if none fits."""
+    """Return the prediction of a step with the least recomputation that fits in memory.
+
+    None if the step does not fit with any checkpointing of the request. ``result`` counts the tried
+    steps and records the rules that they break.
+    """
     for checkpointing in request.checkpointings:
         spec = step.with_checkpointing(checkpointing)
         rule = spec.find_broken_rule()
@@ -138,16 +149,21 @@ def _predict(
 
 
 def rank_runs(runs: Sequence[DryRun]) -> list[DryRun]:
-    """Return the best run of each mesh, best mesh first.
+    """Return the best predicted step of each mesh, best mesh first.
 
-    Runs that tie with the fastest come first, in order of their effort. All others follow in order
-    of their step time.
+    Steps that tie with the fastest come first, those with least effort (``measure_effort``) before
+    the others. All other steps follow in order of their step time.
     """
     if not runs:
         return []
     fastest = min(run.seconds for run in runs)
 
     def order(run: DryRun) -> tuple[bool, int, float]:
+        """Return the sort key of a predicted step. The best step has the smallest key.
+
+        The key of a step that ties with the fastest is (False, its effort, its seconds). That of
+        other steps is (True, 0, its seconds).
+        """
         if is_tie(run, fastest):
             return False, measure_effort(run), run.seconds
         return True, 0, run.seconds
@@ -159,9 +175,11 @@ def rank_runs(runs: Sequence[DryRun]) -> list[DryRun]:
 
 
 def measure_effort(run: DryRun) -> int:
-    """Return the effort of running a step: the weights of its axes, its schedule, its memory.
+    """Return the effort that people have with running a step, as a number of points.
 
-    A step that nearly fills the memory needs tuning of the allocator.
+    Each axis of the mesh adds 1 to 3 points. One more point each is for a schedule other than 1F1B,
+    for FSDP inside a pipeline, and for a step that nearly fills the memory, because that needs
+    tuning of the allocator.
     """
     spec = run.spec
     effort = sum(_WEIGHTS.get(axis, 2) for axis in spec.dims.sizes)
@@ -172,5 +190,5 @@ def measure_effort(run: DryRun) -> int:
 
 
 def is_tie(run: DryRun, fastest_seconds: float) -> bool:
-    """Return True if a run is not slower than the fastest by more than the prediction error."""
+    """Return True if a predicted step is at most ``PREDICTION_ERROR`` slower than the fastest."""
     return run.seconds <= fastest_seconds * (1 + PREDICTION_ERROR)

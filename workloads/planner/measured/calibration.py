@@ -21,9 +21,10 @@ from parbench.workloads.planner.measured.validate import get_value, spec_of_reco
 
 
 def calibrated(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardware, tuple[str, ...]]:
-    """Return the hardware with the shares that runs measured, and notes on these shares.
+    """Return the hardware with the efficiencies that runs measured, and notes on all efficiencies.
 
-    Raises ``UserError`` if no step of the runs measured a share.
+    The notes state the measured values and the names of the assumed ones. Raises ``UserError`` if
+    no training step of the runs measured an efficiency.
     """
     compute_shares, overlaps = measure_shares(runs, hardware)
     if not compute_shares and not overlaps:
@@ -47,7 +48,10 @@ def calibrated(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardware, tuple
 
 
 def _replace_compute(hardware: Hardware, share: float) -> tuple[Hardware, Efficiency]:
-    """Return hardware and efficiency in which all kernels together reach ``share`` of the peak."""
+    """Return hardware and efficiency in which compute as a whole reaches ``share`` of the peak.
+
+    Launches of kernels and traffic in memory then take no time, because ``share`` includes them.
+    """
     efficiency = msgspec.structs.replace(
         hardware.efficiency,
         gemm=share,
@@ -62,10 +66,10 @@ def _replace_compute(hardware: Hardware, share: float) -> tuple[Hardware, Effici
 def measure_shares(
     runs: Sequence[Run], hardware: Hardware
 ) -> tuple[list[float], dict[str, list[float]]]:
-    """Return the shares that steps measured.
+    """Return the efficiencies that the training steps of runs measured, one for each step.
 
-    The first result has the share of the peak of each step. The second has the shares of hidden
-    communication of all steps, by axis.
+    The first result has fractions of the peak FLOP/s that compute reached. The second has fractions
+    of the communication that compute hid, by axis. A step that lacks a measurement has no entry.
     """
     compute_shares: list[float] = []
     overlaps: defaultdict[str, list[float]] = defaultdict(list)
@@ -88,6 +92,11 @@ def measure_shares(
 
 
 def _measure_compute_share(record: Record, spec: StepSpec, hardware: Hardware) -> float | None:
+    """Return the fraction of a device's peak FLOP/s that the compute of a step reached.
+
+    The peak is that of the record, otherwise that of ``hardware`` for GPUs. None if the peak or the
+    compute time is unknown, or if compute is simulated.
+    """
     seconds = get_value(record.metrics, "compute")
     peak = read_peak(record)
     if not peak and record.world.device != "cpu":
@@ -99,6 +108,10 @@ def _measure_compute_share(record: Record, spec: StepSpec, hardware: Hardware) -
 
 
 def _measure_overlap(record: Record, axis: str) -> float | None:
+    """Return the fraction (0 to 1) of an axis' communication time that compute hid in a step.
+
+    None if the seconds of communication on the axis, or the exposed ones, were not measured.
+    """
     transfer = get_value(record.metrics, f"comm_transfer.{axis}")
     exposed = get_value(record.metrics, f"exposed_comm.{axis}")
     if not transfer or exposed is None:
@@ -107,6 +120,7 @@ def _measure_overlap(record: Record, axis: str) -> float | None:
 
 
 def _describe_shares(shares: Sequence[float]) -> str:
+    """Return the median of fractions in per cent, with the number of steps and the range."""
     count = pluralize(len(shares), "step")
     if len(shares) > 1:
         count += f", {min(shares):.0%} to {max(shares):.0%}"

@@ -24,34 +24,39 @@ from parbench.workloads.planner.link_time import PlacedCall, Seconds
 
 FORWARD_SHARE = 1 / 3
 BACKWARD_SHARE = 2 / 3
-"""The shares of a layer's compute. Backward computes gradients of inputs and of weights."""
+"""The fractions of a layer's compute time in the forward and in the backward pass.
+
+The backward pass computes gradients of inputs and of weights.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """The predicted time of a step and of its communication."""
+    """The predicted time of a training step and of its communication, on one rank."""
 
     seconds: float
+    """The time of the step."""
     axis_seconds: Mapping[str, float]
-    """The seconds of all calls of an axis, by axis."""
+    """The seconds per step of all communication on an axis, hidden or not, by axis of the mesh."""
     exposed_seconds: Mapping[str, float]
-    """The seconds of calls that compute does not hide, by axis."""
+    """The seconds by which communication on an axis lengthens the step, by axis of the mesh."""
     rule: str
-    """The rule that gives ``exposed_seconds``, as text."""
+    """A text that describes how ``exposed_seconds`` is computed from ``axis_seconds``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """Gradients that one call reduces."""
+    """A bucket of gradients that DDP reduces with one all_reduce."""
 
     size_bytes: int
-    ready: float  # the share of the backward pass after which the call can start
+    ready: float  # the fraction of the backward pass after which the all_reduce can start
 
 
 def get_declared_compute(spec: StepSpec) -> float | None:
-    """Return the seconds of simulated compute in a step, None if compute is real.
+    """Return the seconds of simulated compute per step, None if a step computes for real.
 
-    A microbatch takes 3 T, or 4 T with recomputation, where T is ``simulated_seconds``.
+    A microbatch takes 3 T, or 4 T with full recomputation, where T is ``spec.simulated_seconds``,
+    the seconds of its forward pass.
     """
     if spec.simulated_seconds is None:
         return None
@@ -67,7 +72,12 @@ def predict_step_time(
     compute_seconds: float,
     backend: str = "gloo",
 ) -> StepTime:
-    """Return the time of a step in which a rank computes for ``compute_seconds``."""
+    """Return the predicted time of a step in which a rank computes for ``compute_seconds``.
+
+    ``calls`` are the communication calls of the rank in the step, and ``seconds`` returns the
+    seconds of one call. With the backend ``gloo``, messages of a pipeline wait for their receiver,
+    and FSDP hides calls only with ``spec.prefetch``.
+    """
     axis_seconds: defaultdict[str, float] = defaultdict(float)
     for call in calls:
         axis_seconds[call.axis] += call.count * seconds(call)
@@ -108,7 +118,12 @@ def _predict_pipeline(
     *,
     has_rendezvous: bool,
 ) -> StepTime:
-    """Return the time of a pipeline. Messages are exposed by the time they add to the makespan."""
+    """Return the time of a step with pipeline parallelism, whose schedule is simulated.
+
+    ``axis_seconds`` has the seconds per step of all communication by axis, and ``hop`` is the
+    seconds of a message between stages. Exposed time of ``pp`` is the time by which messages
+    lengthen the simulated schedule. With ``has_rendezvous`` a message waits for its receiver.
+    """
     blocking = sum(axis_seconds.get(axis, 0.0) for axis in BLOCKING_AXES)
     after = sum(axis_seconds.values()) - blocking - axis_seconds["pp"]
     busy = compute_seconds + blocking
@@ -128,13 +143,19 @@ def _predict_pipeline(
 def _simulate_makespan(
     spec: StepSpec, busy_seconds: float, hop_seconds: float, *, has_rendezvous: bool
 ) -> float:
-    """Return the makespan of a schedule, in seconds, if the mean rank computes ``busy_seconds``."""
+    """Return the seconds from the first to the last action of a simulated pipeline schedule.
+
+    ``busy_seconds`` is the compute of a step, as the mean over pipeline ranks. It is divided among
+    the stages by their layers. ``hop_seconds`` is the time of a message between stages. With
+    ``has_rendezvous`` a message waits for its receiver.
+    """
     order, layers_by_stage = spec.order, spec.rank_view(0).layers_by_stage
     layer = busy_seconds * order.ranks / order.microbatches / sum(layers_by_stage)
     half_backward = BACKWARD_SHARE / 2
     shares = {"F": FORWARD_SHARE, "B": BACKWARD_SHARE, "I": half_backward, "W": half_backward}
 
     def get_seconds(action: Action) -> float:
+        """Return the seconds of a pass of one stage on one microbatch, without its message."""
         return layer * layers_by_stage[action.stage] * shares[action.kind]
 
     return simulate(order, get_seconds, hop_seconds, rendezvous=has_rendezvous).makespan
@@ -147,8 +168,11 @@ def _expose_buckets(
     seconds: Seconds,
     compute_seconds: float,
 ) -> tuple[dict[str, float], str]:
-    """Return the exposed seconds by axis and the rule, for gradients that DDP reduces in buckets.
+    """Return the seconds per step of DDP's communication that compute does not hide, by axis.
 
+    The second result is a text that describes the rule for these seconds. ``reduction`` is an
+    all_reduce of gradients, whose size is ignored. ``calls`` are all calls of the step,
+    ``seconds`` returns the seconds of one call, and ``compute_seconds`` is the compute of the step.
     The broadcasts of ZeRO-1 follow the update and are fully exposed.
     """
     buckets = list_buckets(
@@ -158,6 +182,7 @@ def _expose_buckets(
     )
 
     def get_seconds(num_bytes: int) -> float:
+        """Return the seconds of an all_reduce of ``num_bytes`` bytes."""
         return seconds(replace(reduction, num_bytes=num_bytes))
 
     window = compute_seconds * BACKWARD_SHARE / spec.microbatches
@@ -170,11 +195,12 @@ def _expose_buckets(
 def list_buckets(
     parts: Sequence[ParameterPart], *, bucket_bytes: int, bytes_per_element: int
 ) -> list[Bucket]:
-    """Return DDP's buckets in the order of their reduction.
+    """Return DDP's buckets of gradients in the order of their reduction.
 
-    Torch fills buckets in the order of the backward pass, and closes a bucket that has
-    ``bucket_bytes`` or more. By default (0) the first bucket is smaller than the others. The time
-    of a layer's backward pass is proportional to the layer's elements.
+    ``parts`` are the parameters in the order of the model. Torch fills buckets in the order of the
+    backward pass, and closes a bucket that has ``bucket_bytes`` or more. 0 means torch's default,
+    in which the first bucket is smaller than the others. The time of a layer's backward pass is
+    assumed to be proportional to the number of the layer's elements.
     """
     buckets: list[Bucket] = []
     cap_bytes = bucket_bytes or DEFAULT_FIRST_BUCKET_BYTES
@@ -194,7 +220,11 @@ def list_buckets(
 def compute_exposed_seconds(
     buckets: Sequence[Bucket], seconds: Callable[[int], float], window_seconds: float
 ) -> float:
-    """Return the seconds after a backward pass of ``window_seconds`` until all buckets are reduced."""
+    """Return the seconds from the end of a backward pass until all of its buckets are reduced.
+
+    The backward pass takes ``window_seconds``. Buckets are reduced one after the other. The
+    function ``seconds`` returns the seconds of an all_reduce from its bytes.
+    """
     end = 0.0
     for bucket in buckets:
         end = max(end, bucket.ready * window_seconds) + seconds(bucket.size_bytes)
@@ -208,11 +238,14 @@ def _expose_units(
     compute_seconds: float,
     has_streams: bool,
 ) -> dict[str, float]:
-    """Return the exposed seconds of FSDP's calls by axis.
+    """Return the seconds per step of FSDP's calls that compute does not hide, by axis.
 
-    A unit is gathered while the unit before it in a pass computes. Embeddings and head compute
-    next to nothing. The first unit of forward and the first layer of each pass are therefore
-    exposed. With streams a unit's gradients are scattered while the next unit computes.
+    The axes are ``fsdp`` and, for experts, ``efsdp``. ``compute_seconds`` is the compute of a step.
+    An FSDP unit (the embeddings, a layer or the head) is gathered while the unit before it in a
+    pass computes. Embeddings and head compute next to nothing. The gathers of the first unit of
+    forward and of the first layer of each pass are therefore exposed. With ``has_streams``, as on
+    NCCL, the gradients of a unit are scattered while the next unit computes. Otherwise the
+    scattering is fully exposed.
     """
     layer = compute_seconds / spec.microbatches / spec.shape.layers
     windows = [0.0, *[layer] * spec.shape.layers, 0.0]
@@ -235,7 +268,11 @@ def _expose_units(
 
 
 def _list_unit_seconds(spec: StepSpec, call: PlacedCall, seconds: Seconds) -> list[float]:
-    """Return the seconds of an operation for each unit, in the order of a forward pass."""
+    """Return the seconds of the operation ``call.op`` on each FSDP unit.
+
+    The units are the embeddings, each layer and the head, in this order. ``call`` has the group and
+    the axis, and its size is ignored. A unit without parameters on the axis takes 0 seconds.
+    """
     units = list_units(spec.rank_view(0))
     parts_by_unit = [units.embeddings]
     for count, parts in units.layers:
@@ -253,7 +290,11 @@ def _list_unit_seconds(spec: StepSpec, call: PlacedCall, seconds: Seconds) -> li
 
 
 def _sum_excess(durations: Sequence[float], windows: Sequence[float]) -> float:
-    """Return the seconds by which durations exceed the windows that hide them."""
+    """Return the sum over calls of the seconds by which a call exceeds the compute that hides it.
+
+    ``durations`` has the seconds of each call, and ``windows`` the seconds of compute during that
+    call. The longer of both sequences is cut to the length of the other.
+    """
     excesses = [
         max(0.0, duration - window) for duration, window in zip(durations, windows, strict=False)
     ]

@@ -1,8 +1,8 @@
 """Predictions of a run's steps next to their measurements, by component.
 
-Bytes and state come from formulas, communication from the fits of collectives, and compute from the
-row's own measurement, or from its declaration if it is simulated. What is tested is how calls add up
-to a step. The host's idle time is not predicted.
+Bytes and state come from formulas, communication from the fits of collectives. Compute comes from
+the measured step itself, or from its declaration if it is simulated. A comparison therefore tests
+the rules by which calls add up to a step. The host's idle time is not predicted.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,9 +50,11 @@ _DEFINITIONS = {definition.name: definition for definition in DEFINITIONS}
 
 
 def validate(run: Run, fits: Run | None = None) -> Validation:
-    """Return the predictions for all steps of a run, by the fits of ``fits`` or of the run itself.
+    """Return a comparison of predictions and measurements for all training steps of a run.
 
-    Raises ``UserError`` if the run has no step, or if there are no fits.
+    The times of communication calls are predicted from the collectives of the run ``fits``, or of
+    the same run if it is None. Raises ``UserError`` if the run has no training step, or if too few
+    sizes of collectives were measured.
     """
     fits = fits or run
     records_by_case: dict[str, list[Record]] = {}
@@ -77,7 +79,11 @@ def validate(run: Run, fits: Run | None = None) -> Validation:
 
 
 def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck:
-    """Return the components of a step. Raises ``UserError`` if the step cannot be predicted."""
+    """Return the comparison of a step's prediction with its measurement, by component.
+
+    ``records`` are the repetitions of one training step, and ``curves`` the fits that predict the
+    seconds of calls. Raises ``UserError`` if the step was not measured or cannot be predicted.
+    """
     measured = [record for record in records if record.status == "ok"]
     if not measured:
         raise UserError(records[0].reason or records[0].status)
@@ -115,10 +121,11 @@ def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck
 
 
 def predict_torch_memory(view: RankView) -> RankMemory:
-    """Return the memory of a rank with the gathered inputs that torch's DTensor saves.
+    """Return the predicted memory of a rank whose step runs on torch's DTensor.
 
-    With sequence parallelism each block and the head save the tokens of all ranks of ``tp``.
-    ``rank_memory`` is for Megatron, which saves a rank's part and gathers it again.
+    It has more activations than ``rank_memory``, which is for Megatron. With sequence parallelism,
+    DTensor saves the gathered tokens of all ``tp`` ranks as input of each block and of the head.
+    Megatron saves the rank's part of them and gathers it again in the backward pass.
     """
     spec, memory = view.spec, rank_memory(view)
     blocks = 0
@@ -132,13 +139,19 @@ def predict_torch_memory(view: RankView) -> RankMemory:
 
 
 def get_value(metrics: Metrics, name: str) -> float | None:
+    """Return the value of a metric, None if the metric is missing or its value is unknown."""
     return metrics[name].value if name in metrics else None
 
 
 def _list_components(
     time: StepTime, calls: Sequence[Call], memories: Sequence[RankMemory], metrics: Metrics
 ) -> Iterator[ComponentCheck]:
-    """Yield the checks of seconds, of bytes by axis, and of each kind of memory (maximum rank)."""
+    """Yield each predicted component of a step next to its measurement.
+
+    The components are the step time, exposed and total seconds of communication by axis, bytes sent
+    by axis, and the memory of state and activations. Memory is the maximum over ranks. ``calls``
+    are those of the rank that sends most. ``metrics`` has the measurements by name.
+    """
     yield _check("step_time", time.seconds, "s", metrics.get("step_time"))
     for axis, seconds in time.exposed_seconds.items():
         yield _check(f"exposed.{axis}", seconds, "s", metrics.get(f"exposed_comm.{axis}"))
@@ -154,6 +167,11 @@ def _list_components(
 
 
 def _check(name: str, predicted: float, unit: str, metric: MetricValue | None) -> ComponentCheck:
+    """Return the predicted number of a component next to the measured one.
+
+    ``name`` is the component, such as ``memory.gradients``, ``unit`` that of ``predicted``, and
+    ``metric`` the measurement, None if there is none.
+    """
     measured = metric or MetricValue(value=None)
     return ComponentCheck(
         name=name,
@@ -168,9 +186,10 @@ def _check(name: str, predicted: float, unit: str, metric: MetricValue | None) -
 
 
 def spec_of_record(record: Record) -> StepSpec:
-    """Return the step of a record.
+    """Return the training step that a record measured.
 
-    Raises ``UserError`` with the reason if its bytes and memory have no formula.
+    Raises ``UserError`` with the reason if the record is not of a training step, or if the bytes
+    and the memory of the step have no formula.
     """
     name, ranks = record.case.short_name, record.world.size
     preset, definition = PRESETS.get(name), _DEFINITIONS.get(record.case.name)
@@ -191,7 +210,10 @@ def spec_of_record(record: Record) -> StepSpec:
 
 
 def make_validation_document(validation: Validation) -> Document:
-    """Return the components of all steps as a table, with the rules of their predictions."""
+    """Return the document of a validation, whose table has one row per step and component.
+
+    The notes describe the rules by which times were predicted, and the steps that were left out.
+    """
     rows: list[Row] = []
     notes = [
         "Idle time of the host is not predicted. Activations are the bytes saved for backward."
@@ -222,6 +244,7 @@ def make_validation_document(validation: Validation) -> Document:
 
 
 def _make_row(step: StepCheck, component: ComponentCheck) -> Row:
+    """Return the table row of one component of a step, with the prediction's relative error."""
     predicted = format_quantity(component.predicted, component.unit)
     measured = format_quantity(component.measured, component.unit)
     return {

@@ -10,13 +10,19 @@ from parbench.workloads.planner.dry_run import GIGA, DryRun
 def make_column(
     key: str, title: str = "", kind: ColumnKind = "text", description: str = ""
 ) -> Column:
-    """Return a column whose title is its key by default. Numbers stay in the table if all agree."""
+    """Return a table column of the planner. An empty ``title`` means ``key``.
+
+    ``kind`` is the form in which values print, and ``description`` the explanation of the column. A
+    column of text that has the same value in every row is moved out of the table. A column of
+    another kind is not.
+    """
     return Column(
         key=key, title=title or key, kind=kind, help=description, is_result=kind != "text"
     )
 
 
 def format_value(value: float, unit: str) -> str:
+    """Return a number with four digits and its unit. Numbers from 1,000 have no fraction."""
     number = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
     return f"{number} {unit}".rstrip()
 
@@ -30,7 +36,11 @@ SETTINGS = make_column("settings", description="the settings besides the mesh")
 
 
 def summarize_run(run: DryRun) -> dict[str, Any]:
-    """Return the cells of a step by key: those of the columns above and ``tokens_per_second``."""
+    """Return the table row of a predicted step, by the keys of its columns.
+
+    The keys are ``mesh``, ``settings``, ``step_seconds``, ``memory_gb`` (of the rank that holds
+    most), ``tokens_per_second`` (of all GPUs), ``mfu`` (a fraction) and ``bottleneck``.
+    """
     return {
         "mesh": run.spec.dims.label,
         "settings": describe_settings(run.spec),

@@ -49,9 +49,12 @@ from parbench.workloads.planner.search import (
     is_tie,
 )
 
-MAX_BARS = 10  # of a figure of meshes
+MAX_BARS = 10  # meshes in a figure
 MAX_DRAWN_ROUNDS = 3
-"""The most microbatches per rank in a figure. More would only repeat the middle of a pipeline."""
+"""The most microbatches in the figure of a pipeline, relative to its number of ranks.
+
+More microbatches would only repeat the middle of the pipeline.
+"""
 
 
 def search_document(
@@ -62,10 +65,11 @@ def search_document(
     *,
     explain: bool = False,
 ) -> Document:
-    """Return the document of a search: the decision path, the rule of thumb and the best meshes.
+    """Return the document of ``parbench plan search`` for a model on a number of GPUs.
 
-    ``top`` is the number of meshes. ``notes`` are added to the assumptions. ``explain`` adds the
-    equations of the first mesh.
+    Its tables have the questions that lead to a strategy, the mesh of the rule of thumb, the
+    ``top`` best meshes of the search, and the assumptions. ``notes`` are more assumptions, and
+    ``explain`` adds the equations of the best mesh.
     """
     best = result.best
     questions = list(list_questions(request, best.hardware))
@@ -85,19 +89,29 @@ def search_document(
 
 
 def dry_run_document(run: DryRun, notes: Sequence[str] = (), *, explain: bool = False) -> Document:
-    """Return the document of one step: its time, communication and memory."""
+    """Return the document of ``parbench plan mesh``: one step's time, communication and memory.
+
+    ``notes`` are added to the assumptions. ``explain`` adds the equations of the step.
+    """
     return _make_document(
         run, [_step_section(run), _assumption_section(run, notes, explain=explain)]
     )
 
 
 def add_details(document: Document, run: DryRun) -> Document:
-    """Return the document of a search with the details of ``run`` before the assumptions."""
+    """Return the document of a search with one more section, before the assumptions.
+
+    The section has the time, the communication and the memory of the predicted step ``run``.
+    """
     *sections, assumptions = document.sections
     return replace(document, sections=[*sections, _step_section(run), assumptions])
 
 
 def _make_document(run: DryRun, sections: Sequence[Section]) -> Document:
+    """Return the document of a predicted step with these sections.
+
+    Its heading and its tiles summarize the step. It states a problem if the step does not fit.
+    """
     spec, usable = run.spec, run.hardware.usable_bytes / GIGA
     memory = run.fullest.memory.total / GIGA
     return Document(
@@ -117,6 +131,7 @@ def _make_document(run: DryRun, sections: Sequence[Section]) -> Document:
 
 
 def _question_table(questions: Sequence[Question]) -> Table:
+    """Return the table of the questions that lead to a strategy, with their answers."""
     rows = [
         {
             "question": question.text,
@@ -145,7 +160,10 @@ def _question_table(questions: Sequence[Question]) -> Table:
 
 
 def _rule_table(rule: RuleOfThumb, best: DryRun) -> Table:
-    """Return a table of the mesh of the rule of thumb and the best mesh of the search."""
+    """Return a table that compares the rule of thumb's mesh with the best mesh of the search.
+
+    It has only the mesh of the search if no mesh of the rule fits.
+    """
     rows = [{"source": "search", **summarize_run(best), "difference": 0.0}]
     note = f"No mesh of the rule fits the memory and the batch: {rule.text}."
     if rule.run is not None:
@@ -175,6 +193,7 @@ def _rule_table(rule: RuleOfThumb, best: DryRun) -> Table:
 
 
 def _mesh_table(result: SearchResult, top: int) -> Table:
+    """Return the table of the ``top`` best meshes of a search, best mesh first."""
     runs = result.runs[:top]
     fastest = min(run.seconds for run in result.runs)
     num_ties = sum(is_tie(run, fastest) for run in result.runs)
@@ -214,6 +233,10 @@ def _mesh_table(result: SearchResult, top: int) -> Table:
 
 
 def _draw_meshes(runs: Sequence[DryRun]) -> Iterator[Plot]:
+    """Yield two bar charts of predicted steps: the components of step time and of memory.
+
+    Each chart has a bar for each step.
+    """
     yield StackedBars(
         title="Time of a step",
         caption="Of the rank with the most work.",
@@ -225,6 +248,7 @@ def _draw_meshes(runs: Sequence[DryRun]) -> Iterator[Plot]:
 
 
 def _step_section(run: DryRun) -> Section:
+    """Return the section with the time, the communication and the memory of a predicted step."""
     per_gpu = run.tokens_per_second / run.spec.ranks
     summary = (
         f"{run.tokens_per_second:,.0f} tokens/s, {per_gpu:,.0f} per GPU, "
@@ -237,6 +261,7 @@ def _step_section(run: DryRun) -> Section:
 
 
 def _time_table(run: DryRun) -> Table:
+    """Return the table of the seconds of each component of a step, with their sum."""
     bubble = [f"Bubble: {run.bubble_method}."] if run.spec.dims.pp > 1 else []
     parts = {**run.parts, "step": run.seconds}
     return Table(
@@ -258,7 +283,10 @@ def _time_table(run: DryRun) -> Table:
 
 
 def _draw_pipeline(run: DryRun) -> Iterator[Plot]:
-    """Yield a figure of the predicted actions, with at most ``MAX_DRAWN_ROUNDS`` rounds."""
+    """Yield a timeline of the simulated pipeline of a step, nothing for a step without pipeline.
+
+    It has at most ``MAX_DRAWN_ROUNDS`` microbatches per pipeline rank.
+    """
     all_microbatches = run.spec.microbatches
     microbatches = min(all_microbatches, MAX_DRAWN_ROUNDS * run.spec.dims.pp)
     spec = replace(run.spec, microbatches=microbatches)
@@ -274,6 +302,7 @@ def _draw_pipeline(run: DryRun) -> Iterator[Plot]:
 
 
 def _axis_tables(run: DryRun) -> list[Table]:
+    """Return one table of a step's communication by axis, or none without communication."""
     if not run.axes:
         return []
     rows = [
@@ -304,6 +333,7 @@ def _axis_tables(run: DryRun) -> list[Table]:
 
 
 def _memory_table(run: DryRun) -> Table:
+    """Return the table of memory in GB by component, one row per set of equal pipeline ranks."""
     ranks = {rank.view.label: rank for rank in run.ranks}
     rows = [
         {
@@ -330,6 +360,10 @@ def _memory_table(run: DryRun) -> Table:
 def _draw_memory(
     caption: str, ranks: Mapping[str, PlannedRank], hardware: Hardware
 ) -> Iterator[Plot]:
+    """Yield a bar chart of memory in GB by component, with a bar for each of ``ranks``.
+
+    The keys of ``ranks`` are the labels of the bars. A line marks the usable memory of a GPU.
+    """
     usable = hardware.usable_bytes / GIGA
     yield StackedBars(
         title="Memory of a rank",
@@ -341,10 +375,15 @@ def _draw_memory(
 
 
 def _memory_by_component(rank: PlannedRank) -> dict[str, float]:
+    """Return the memory of a rank in GB, by component such as ``gradients``."""
     return {name: getattr(rank.memory, name) / GIGA for name in COMPONENTS}
 
 
 def _assumption_section(run: DryRun, notes: Sequence[str], *, explain: bool) -> Section:
+    """Return the section with the assumptions about hardware and ``notes``, one per row.
+
+    ``explain`` adds a table of the equations of the step.
+    """
     tables = [formula_table(run)] if explain else []
     tables.append(
         Table(
@@ -359,7 +398,7 @@ def _assumption_section(run: DryRun, notes: Sequence[str], *, explain: bool) -> 
 
 
 def list_assumptions(hardware: Hardware) -> list[str]:
-    """Return the rates and shares of the hardware, and their source."""
+    """Return a text for each assumption about the hardware: its rates, efficiencies and source."""
     efficiency = hardware.efficiency
     inside, across = hardware.inside_bytes_per_second, hardware.across_bytes_per_second
     links = (

@@ -18,9 +18,10 @@ OWN_SOURCE = "this planner"
 
 
 def formula_table(run: DryRun) -> Table:
-    """Return a table of equations: a rank's memory, the bytes of each axis and the step time.
+    """Return the table of the equations from which the prediction of a step follows.
 
-    The rank is the one that holds most. Bytes are of the rank that sends most.
+    They are for the memory of the rank that holds most, the bytes on each axis of the rank that
+    sends most, the step time and the MFU.
     """
     return Table(
         "equations",
@@ -34,6 +35,7 @@ def formula_table(run: DryRun) -> Table:
 
 
 def _list_rows(run: DryRun) -> Iterator[Row]:
+    """Yield the rows of ``formula_table``, one for each equation."""
     view = run.fullest.view
     yield _make_row("state", state_equation(view), "B", "arXiv 1910.02054, figure 1")
     dropout = "with" if run.spec.shape.dropout else "without"
@@ -49,6 +51,7 @@ def _list_rows(run: DryRun) -> Iterator[Row]:
 
 
 def _make_row(quantity: str, equation: Equation, unit: str, source: str) -> Row:
+    """Return the row of an equation, with its symbols, its numbers, its value and its source."""
     return {
         "quantity": quantity,
         "equation": equation.text,
@@ -59,6 +62,7 @@ def _make_row(quantity: str, equation: Equation, unit: str, source: str) -> Row:
 
 
 def _mfu_equation(run: DryRun) -> Equation:
+    """Return the equation of the MFU of a predicted step, as a fraction of the dense peak."""
     shape = run.spec.shape
     return Equation(
         text="tokens_per_second * (6 * weights + 12 * layers * heads * head_size * sequence) "

@@ -28,28 +28,30 @@ SYMBOLS = (
     "microbatches of b sequences of s tokens. Per token h hidden elements, q elements of queries "
     "and results, k of keys and values."
 )
+"""The meaning of the symbols in ``Strategy.formula``, printed below the table of strategies."""
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to split a step, as a row of the guide."""
+    """A strategy of parallel training such as FSDP, and a step that uses no other strategy."""
 
     name: str
-    splits: str  # the parts of a step that ranks share
-    link: str  # the links that it needs, and how far its calls are hidden
-    formula: str  # of the bytes that ``axes`` send, in the words of ``SYMBOLS``
-    axes: str
-    spec: StepSpec
-    ease: str = "easy"
+    splits: str  # the tensors or work that ranks divide among themselves, such as "matrices"
+    link: str  # the slowest suitable links, and if compute hides the calls
+    formula: str  # of the bytes that a rank sends per step, with the symbols of ``SYMBOLS``
+    axes: str  # the axes whose calls count as the strategy's, separated by blanks
+    spec: StepSpec  # the step on a mesh of only this strategy
+    ease: str = "easy"  # of adding the strategy to a training program
     batch: str = "a sequence per rank"  # the growth of the global batch with the ranks
 
     @property
     def calls(self) -> Sequence[Call]:
-        """The calls on ``axes`` of the rank that sends most."""
+        """The communication calls per step on ``axes``, of the rank that sends most bytes."""
         return list_busiest_calls(self.spec.distinct_views, self.axes.split())
 
     @property
     def sent_bytes(self) -> float:
+        """The bytes per step that the rank that sends most sends on ``axes``."""
         return sum(call.sent for call in self.calls)
 
 
@@ -57,6 +59,7 @@ _ONCE = "any, once a step"
 _AHEAD = "across, a layer ahead"
 _TENSOR = "in a node, exposed"
 _NO_BATCH = "none"
+# The formula and the link of a strategy, by method of context parallelism.
 _CONTEXT = {
     "zigzag": ("L * b * s * k * (2 * e + 4) * r", "neighbors, hidden"),
     "allgather_kv": ("3 * L * b * s * k * e * r", _TENSOR),
@@ -65,7 +68,11 @@ _CONTEXT = {
 
 
 def list_strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]:
-    """Return the strategies that the model allows, on all ranks or on the ranks of a node."""
+    """Return the strategies of parallel training that a model allows.
+
+    The step of each is on a mesh of only this strategy. Data-parallel strategies use all ``ranks``,
+    others at most the GPUs of one node.
+    """
     strategies = [
         *_list_data_strategies(step, ranks, gpus_per_node),
         *_list_model_strategies(step, min(gpus_per_node, ranks)),
@@ -78,6 +85,7 @@ def list_strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Stra
 
 
 def _list_data_strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]:
+    """Return DDP, ZeRO-1, ZeRO-2, FSDP and HSDP, each on all ``ranks``."""
     sharded = place_step(step, ParallelDims(fsdp=ranks))
     replicated = place_step(step, ParallelDims(dp=ranks))
     zero1 = replace(replicated, zero1="distributed")
@@ -99,7 +107,10 @@ def _list_data_strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> lis
 
 
 def _list_model_strategies(step: StepSpec, node: int) -> list[Strategy]:
-    """Return the strategies that split the model, each on as many ranks of a node as possible."""
+    """Return the strategies that split the model: TP, PP, context and expert parallelism.
+
+    Each uses as many ranks of a node as the model allows. ``node`` is the number of GPUs of a node.
+    """
     tensor = _resize_axis(step, "tp", node)
     without_sp = replace(tensor, sequence_parallel=False)
     pipeline = _resize_axis(replace(step, microbatches=4 * node), "pp", node)
@@ -140,7 +151,11 @@ def _list_model_strategies(step: StepSpec, node: int) -> list[Strategy]:
 
 
 def _resize_axis(step: StepSpec, axis: str, node: int) -> StepSpec:
-    """Return the step with ``axis`` as large as the rules and the GPUs of a node allow."""
+    """Return the step on a mesh with only the axis ``axis``, as large as possible within a node.
+
+    ``node`` is the number of GPUs of a node. The size divides it and satisfies all rules of the
+    step.
+    """
     for size in reversed(list_divisors(node)):
         spec = place_step(step, ParallelDims().resize(**{axis: size}))
         spec = spec.with_pipeline(
@@ -152,7 +167,7 @@ def _resize_axis(step: StepSpec, axis: str, node: int) -> StepSpec:
 
 
 def compute_state(spec: StepSpec) -> float:
-    """Return the bytes of model state, as the maximum over ranks.
+    """Return the bytes of parameters, gradients and optimizer state of the rank that holds most.
 
     They include the parameters that ZeRO-2 keeps gathered.
     """
@@ -166,7 +181,10 @@ def compute_state(spec: StepSpec) -> float:
 
 
 def guide_document(step: StepSpec, gpus: int, hardware: Hardware) -> Document:
-    """Return the document that compares the strategies for a model on ``gpus`` GPUs."""
+    """Return the document of ``parbench plan guide`` for the model of ``step`` on ``gpus`` GPUs.
+
+    It compares the strategies, batch sizes, recomputation and pipelines in tables.
+    """
     shape = step.shape
     heading = (
         f"{step.name}: {describe_parameters(step)}, {shape.layers} layers of {shape.hidden}, "
@@ -188,6 +206,7 @@ def guide_document(step: StepSpec, gpus: int, hardware: Hardware) -> Document:
 
 
 def _strategy_table(strategies: Sequence[Strategy]) -> Table:
+    """Return the table that compares strategies: their calls, bytes, memory and ease of use."""
     return Table(
         "table",
         "Strategies",
@@ -211,6 +230,10 @@ def _strategy_table(strategies: Sequence[Strategy]) -> Table:
 
 
 def _strategy_row(strategy: Strategy) -> Row:
+    """Return the row of ``_strategy_table`` for a strategy.
+
+    Activations are those of the rank that holds most memory.
+    """
     spec = strategy.spec
     memories = [rank_memory(view) for view in spec.distinct_views]
     memory = max(memories, key=lambda memory: memory.total)
@@ -236,7 +259,11 @@ def _strategy_row(strategy: Strategy) -> Row:
 
 
 def _regime_table(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
-    """Return a table of the simplest mesh that can hide its communication, by tokens per GPU."""
+    """Return a table of communication relative to compute for FSDP and FSDP with TP.
+
+    Each row has a number of tokens per GPU, and the simplest mesh that could hide all of its
+    communication.
+    """
     token_counts = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
     return Table(
         "regimes",
@@ -254,6 +281,11 @@ def _regime_table(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
 
 
 def _regime_row(step: StepSpec, gpus: int, tokens: int, hardware: Hardware) -> Row:
+    """Return the row of ``_regime_table`` for ``tokens`` tokens per GPU.
+
+    For FSDP with TP it uses the size of TP with the smallest ratio of communication to compute. A
+    ratio is None if the model does not allow the mesh.
+    """
     ratio_by_tp: dict[int, float] = {}
     for tp in list_divisors(hardware.gpus_per_node):
         dims = ParallelDims(fsdp=gpus // tp, tp=tp)
@@ -282,9 +314,10 @@ def _regime_row(step: StepSpec, gpus: int, tokens: int, hardware: Hardware) -> R
 def _compute_comm_ratio(
     step: StepSpec, dims: ParallelDims, tokens: int, hardware: Hardware
 ) -> float | None:
-    """Return communication relative to compute, None if the model does not allow the mesh.
+    """Return the seconds of all communication of a step on a mesh, relative to those of compute.
 
-    Each data rank has one microbatch of ``tokens`` tokens.
+    Each data rank has one microbatch of ``tokens`` tokens. None if the model does not allow the
+    mesh.
     """
     sequence = min(tokens, step.shape.sequence)
     shape = replace(step.shape, sequence=sequence)
@@ -296,7 +329,10 @@ def _compute_comm_ratio(
 
 
 def _recomputation_table(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
-    """Return a table of tokens per second by recomputation and microbatch, empty if too large."""
+    """Return a table of tokens per second per GPU, by checkpointing (rows) and microbatch.
+
+    The model uses FSDP on all GPUs. A cell is empty if the step does not fit in memory.
+    """
     sizes = (1, 2, 4, 8, 16)
     rows = []
     for checkpointing in CHECKPOINTINGS:
@@ -327,7 +363,10 @@ _MODEL_SIZES = {  # layers, hidden, heads, arXiv 2205.05198, table 3
 
 
 def _activation_table() -> Table:
-    """Return a table of activations by model size (Korthikanti et al., 2022, figure 7)."""
+    """Return a table of the GB of activations that a rank saves, by size of GPT and checkpointing.
+
+    Setup and sizes are those of Korthikanti et al., 2022, figure 7.
+    """
     rows = []
     for name, (layers, hidden, heads) in _MODEL_SIZES.items():
         shape = Shape("gpt", layers, hidden, heads, heads, 4 * hidden, 2048, 51200)
@@ -354,11 +393,15 @@ def _activation_table() -> Table:
 
 
 def _compute_saved_gb(step: StepSpec, checkpointing: str) -> float:
+    """Return the GB of activations that rank 0 saves for backward in all of its layers."""
     return layers_equation(step.rank_view(0), checkpointing).value / GIGA
 
 
 def _pipeline_table() -> Table:
-    """Return a table of TFLOP/s by pipeline size and batch (Narayanan et al., 2021, figure 11)."""
+    """Return a table of TFLOP/s per GPU, by number of pipeline ranks (rows) and global batch.
+
+    The model grows with the pipeline, as in Narayanan et al., 2021, figure 11.
+    """
     batches = (8, 128)
     rows = []
     for pp in (1, 2, 4, 8):

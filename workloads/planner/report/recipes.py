@@ -10,14 +10,14 @@ from parbench.workloads.planner.report.columns import make_column
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A training run as its authors describe it."""
+    """The mesh with which a published model was trained, as its authors describe it."""
 
-    model: str
-    devices: str
-    strategy: str
-    source: str
+    model: str  # the name of the model in ``MODELS``
+    devices: str  # their number and type, "-" if not published
+    strategy: str  # the names of the parallelism strategies
+    source: str  # the publication and its section
     mesh: str = ""  # in the syntax of --mesh, empty if not published
-    sequence: int = 0  # tokens, 0 = that of the model
+    sequence: int = 0  # tokens of a sequence, 0 = the value of the model in ``MODELS``
 
 
 _LLAMA = "arXiv 2407.21783, table 4"
@@ -85,10 +85,11 @@ RECIPES = (
         mesh="dp=6,pp=64,tp=8",
     ),
 )
+"""The published meshes, the smallest model first."""
 
 
 def recipe_document() -> Document:
-    """Return the table of recipes, the smallest model first."""
+    """Return the document of ``parbench plan recipes``: published meshes, smallest model first."""
     table = Table(
         "recipes",
         "Recipes",
@@ -113,6 +114,7 @@ def recipe_document() -> Document:
 
 
 def _make_row(recipe: Recipe) -> Row:
+    """Return the table row of a recipe, with the number of parameters of its model."""
     step = MODELS[recipe.model]
     return {
         **asdict(recipe),
