@@ -26,29 +26,33 @@ from parbench.reports.run_data import RunData
 TEST_POINTS = (6, 8, 12, 16, 24)
 """The numbers of pairs after which the comparison is tested. The last one ends it."""
 MAX_PAIRS = TEST_POINTS[-1]
+"""The largest number of repetitions per side."""
 DEPENDENT_PATHS = {
     "OMP_NUM_THREADS": "torch.threads",
     "MKL_NUM_THREADS": "torch.threads",
     "GLOO_SOCKET_IFNAME": "process.interface",
 }
-"""Values of the environment that follow from a variable."""
+"""The path of the environment value that each environment variable changes."""
 RESERVED_OPTIONS = ("--repetitions", "--budget", "--out", "--format", "--quiet", "-q", "--resume")
+"""The options of ``parbench run`` that ``parbench ab`` and ``aa`` set themselves."""
 MEASURED_SHARE = 0.8  # of a session's time. The rest is for starting the commands.
 MIN_REPETITION_SECONDS = 30.0  # A repetition ends earlier once it is precise enough.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One of two settings: its letter, its environment variables, and its Python interpreter."""
+    """One of the two settings that are compared, A or B."""
 
     name: str
+    """The letter of the side: ``a`` or ``b``."""
     variables: Mapping[str, str]
+    """The environment variables that the side sets, by name."""
     python: str = ""
-    """Empty for the interpreter of this process."""
+    """The path of the Python interpreter, empty for the interpreter of this process."""
 
     @property
     def text(self) -> str:
-        """The interpreter and the variables of the side, ``unchanged`` if it has neither."""
+        """The interpreter and the variables as text, ``unchanged`` if the side has neither."""
         parts = [f"{name}={value}" for name, value in self.variables.items()]
         if self.python:
             parts.insert(0, self.python)
@@ -56,15 +60,24 @@ class Side:
 
 
 MeasureSide = Callable[[Side, float], Run]
-"""Measures one repetition of a side in at most the given number of seconds."""
+"""Measures one repetition of a side in at most the given number of seconds, and returns its run."""
 
 
 class PairedSession:
     """Measures pairs of repetitions of two sides in the order A B B A, until the budget ends.
 
-    The budget in seconds should suffice for ``planned_pairs`` and must suffice for ``min_pairs``.
-    If it is not fixed, it grows to the time of ``min_pairs``, estimated from the first pair. If a
-    fixed budget is too short, the session ends, and ``problem`` contains the reason.
+    If the budget is not fixed, it grows to the time of ``min_pairs``, estimated from the first
+    pair. If a fixed budget is too short for them, the session ends, and ``problem`` contains the
+    reason.
+
+    Args:
+        sides: the sides A and B.
+        measure: measures one repetition of a side.
+        budget_seconds: the time for the whole session.
+        min_pairs: the number of pairs for which the budget must suffice.
+        planned_pairs: the number of pairs for which the budget should suffice.
+        is_fixed_budget: True if the user set the budget.
+        clock: returns a time in seconds.
     """
 
     def __init__(
@@ -79,7 +92,9 @@ class PairedSession:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.problem = ""
+        """The reason why the budget is too short for ``min_pairs``, empty if it is long enough."""
         self.pairs: list[tuple[Run, Run]] = []
+        """The runs of each measured pair, A before B, in the order of measurement."""
         self._sides = sides
         self._measure = measure
         self._budget_seconds = budget_seconds
@@ -89,14 +104,18 @@ class PairedSession:
         self._repetition_seconds = max(
             MEASURED_SHARE * budget_seconds / (2 * planned_pairs), MIN_REPETITION_SECONDS
         )
+        """The longest time in seconds that a repetition of one side may measure."""
 
     @property
     def runs(self) -> list[Run]:
-        """The runs of all pairs, A before B in each pair."""
+        """The runs of all pairs in one list, A before B in each pair."""
         return [run for pair in self.pairs for run in pair]
 
     def measure_pairs(self, max_pairs: int) -> Iterator[int]:
-        """Measure at most ``max_pairs`` pairs, and yield the number of pairs after each one."""
+        """Measure at most ``max_pairs`` pairs, and yield their number so far after each one.
+
+        The session ends earlier if the budget does not suffice for another pair.
+        """
         start = self._clock()
         longest_pair = 0.0
         while len(self.pairs) < max_pairs:
@@ -115,16 +134,20 @@ class PairedSession:
                 return
 
     def _measure_pair(self) -> None:
-        """Measure A first in even pairs, and B first in odd ones."""
+        """Measure one repetition of each side, and append both runs to ``pairs``.
+
+        A is measured first in the first, third, ... pair, otherwise B.
+        """
         is_reversed = len(self.pairs) % 2 == 1
         order = self._sides[::-1] if is_reversed else self._sides
         first, second = (self._measure(side, self._repetition_seconds) for side in order)
         self.pairs.append((second, first) if is_reversed else (first, second))
 
     def _plan(self, pair_seconds: float) -> None:
-        """Set the length of a repetition and check the budget after the first pair.
+        """Set the time of a repetition and check the budget, after the first pair was measured.
 
-        ``pair_seconds`` is the time of the first pair.
+        ``pair_seconds`` is the time that this pair took. If it did not measure all cases, the time
+        of a repetition is increased.
         """
         verb = "took"
         cut_runs = [
@@ -145,7 +168,11 @@ class PairedSession:
             self.problem = self._describe_problem(verb, pair_seconds)
 
     def _describe_problem(self, verb: str, pair_seconds: float) -> str:
-        """Return the problem that the budget is too short, with a budget that is long enough."""
+        """Return a sentence that the budget is too short, with a budget that is long enough.
+
+        ``pair_seconds`` is the time of one pair. ``verb`` precedes it in the sentence, such as
+        ``took``.
+        """
         min_pairs = self._min_pairs
         budget = format_budget(min_pairs * pair_seconds)
         return (
@@ -157,11 +184,14 @@ class PairedSession:
 
 @dataclass(frozen=True, kw_only=True)
 class PairedResult:
-    """The comparison of B with A, and the reason why the session ended."""
+    """The result of ``parbench ab``: the comparison of B with A."""
 
     comparison: RunComparison
+    """The comparison, in which A is BASE and B is NEW."""
     num_pairs: int
+    """The number of repetitions of each side."""
     reason: str
+    """The reason why the session ended."""
     is_too_short: bool = False
     """True if the budget was too short for the minimum number of pairs."""
 
@@ -177,9 +207,20 @@ def compare_interleaved(
     intended: Sequence[str] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> PairedResult:
-    """Measure both sides in pairs until each series is decided, and compare them.
+    """Measure both sides in pairs until each case is decided, and return their comparison.
 
     The session also ends after ``max_pairs``, or with the budget.
+
+    Args:
+        sides: the sides A and B.
+        measure: measures one repetition of a side.
+        budget_seconds: the time for the whole session.
+        min_effect: the threshold as a fraction: smaller changes of the time are ignored.
+        is_fixed_budget: False if the budget may grow to the time of the fewest pairs.
+        max_pairs: the largest number of pairs, None for ``MAX_PAIRS``.
+        intended: globs for the paths of differences that are intentional, besides those of the
+            sides.
+        clock: returns a time in seconds.
     """
     limit = max_pairs or MAX_PAIRS
     test_points = sorted({*(point for point in TEST_POINTS if point < limit), limit})
@@ -219,7 +260,14 @@ def compare_pairs(
     rule: Rule,
     intended: Sequence[str] = (),
 ) -> RunComparison:
-    """Compare two sides, whose repetitions are paired in the order in which they were measured."""
+    """Compare B with A, whose repetitions are paired in the order in which they were measured.
+
+    Args:
+        pairs: the runs of A and B in each pair.
+        sides: the sides A and B.
+        rule: the threshold and the error rate.
+        intended: globs for the paths of differences that are intentional.
+    """
     base, new = (
         pool_runs([pair[i] for pair in pairs], f"{side.name.upper()} ({side.text})")
         for i, side in enumerate(sides)
@@ -228,14 +276,25 @@ def compare_pairs(
 
 
 def _find_intended_differences(sides: tuple[Side, Side]) -> list[str]:
-    """Return globs of the values that the settings change. Counts may differ as well."""
+    """Return globs for the environment values that the variables of the sides change.
+
+    All counts of calls, bytes and memory are included, because they may depend on the variables.
+    """
     names = list(dict.fromkeys([*sides[0].variables, *sides[1].variables]))
     globs = ["counts.*", *(f"variables.{name}" for name in names)]
     return globs + [DEPENDENT_PATHS[name] for name in names if name in DEPENDENT_PATHS]
 
 
 def parse_side(name: str, text: str, python: str = "") -> Side:
-    """Parse a side from ``NAME=VALUE NAME=VALUE``. Raises ``UserError`` for anything else."""
+    """Return the side with environment variables from ``NAME=VALUE NAME=VALUE``.
+
+    Raises ``UserError`` for other text.
+
+    Args:
+        name: the letter of the side.
+        text: the variables, separated by spaces. May be empty.
+        python: the Python interpreter, empty for the interpreter of this process.
+    """
     variables = {}
     for assignment in text.split():
         variable, equals, value = assignment.partition("=")
@@ -251,9 +310,16 @@ def parse_side(name: str, text: str, python: str = "") -> Side:
 def run_repetition(
     side: Side, seconds: float, *, out: Path, options: Sequence[str], log: Callable[[str], None]
 ) -> Run:
-    """Measure one repetition of a side in a child process and return its run below ``out``.
+    """Measure one repetition of a side in a child process, and return its run.
 
-    Raises ``UserError`` if there is no run, and exits with code 4 after a signal.
+    Raises ``UserError`` if there is no run, and exits with code 4 after an interrupt.
+
+    Args:
+        side: the side.
+        seconds: the time budget of the repetition.
+        out: the folder in which the runs of each side are stored, in a folder of its letter.
+        options: the arguments of ``parbench run`` that select the cases.
+        log: prints a line for the user.
     """
     folder = out / side.name
     existing = set(folder.glob("*/run.json"))
@@ -279,7 +345,11 @@ def run_repetition(
 
 
 def check_run_options(options: Sequence[str], command: str = "ab") -> None:
-    """Raise ``UserError`` for options of ``parbench run`` that the command sets itself."""
+    """Raise ``UserError`` for an option of ``parbench run`` that a paired session sets itself.
+
+    ``options`` are the arguments after ``--``. ``command`` is the name of the command in the
+    message, ``ab`` or ``aa``.
+    """
     for option in options:
         if option.partition("=")[0] in RESERVED_OPTIONS:
             raise UserError(

@@ -11,7 +11,9 @@ from parbench.bench.command_line import format_option
 from parbench.reports.options import COMPARE_FORMATS, runs_option, unknown_option
 
 AB_BUDGET = "10m"
+"""The time that ``parbench ab`` takes by default. It grows if it is too short."""
 AA_BUDGET = "20m"
+"""The time that ``parbench aa`` takes by default. It grows if it is too short."""
 _AB_EXAMPLES = """\b
 Examples:
   parbench ab --a NCCL_ALGO=Ring --b NCCL_ALGO=Tree -- all_reduce --sizes 1M:64M:x4
@@ -42,13 +44,16 @@ _run_options = click.argument(
 
 
 def _exit_without_result(reason: str, out: Path) -> NoReturn:
-    """Print the reason why there is no comparison, and exit with code 4."""
+    """Print the reason why there is no comparison, and exit with code 4.
+
+    The message also contains the folder of the runs (``out``).
+    """
     click.echo(f"No result: {reason}. The runs are in {out}.")
     click.get_current_context().exit(4)
 
 
 def _log(line: str) -> None:
-    """Print a line to standard error."""
+    """Print a line about the progress to standard error."""
     click.echo(line, err=True)
 
 

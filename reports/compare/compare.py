@@ -1,8 +1,8 @@
 """The comparison of two runs, series by series: exact counts first, then times.
 
-A series is a case on a world: the same target, parameters, ranks, nodes, backend and device. A
-difference between the environments blocks the comparison of its times, because the difference may
-be the cause.
+BASE is the reference and NEW the run that is judged. A series is a case on a world: the same
+target, parameters, ranks, nodes, backend and device. A difference between the environments blocks
+the comparison of its times, because the difference may be the cause.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,75 +48,102 @@ from parbench.reports.run_data import RunData
 from parbench.reports.stats import Effect, Repetitions
 
 MAX_NAMED_CHANGES = 3
+"""The number of environment differences that a reason names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesComparison:
-    """The comparison of one case with one world size in a base run and a new run.
+    """The comparison of one series between the runs BASE and NEW.
 
-    The result of a run without the case is None.
+    A series is a case (benchmark with parameters) on given ranks, nodes, backend and device.
     """
 
     base: CaseResult | None
+    """The result in BASE, None if BASE does not have the series."""
     new: CaseResult | None
+    """The result in NEW, None if NEW does not have the series."""
     verdict: Verdict = Verdict.UNCONFIRMED
+    """The verdict on the time, or on a failure. It is UNCONFIRMED until the times are judged."""
     reason: str = ""
+    """The reason for the verdict, empty if it needs none."""
     effect: Effect | None = None
+    """The change of the time with its interval, None if no repetition can be compared."""
     times: SeriesTimes = field(default_factory=SeriesTimes)
+    """The time of each repetition in seconds in both runs, and the threshold of the series."""
     environment_changes: tuple[EnvironmentChange, ...] = ()
+    """The differences between the environments in which the series was measured."""
     threshold: Threshold | None = None
-    """The higher of the thresholds that were measured for the two sides, if there is one."""
+    """The threshold that ``parbench aa`` measured for the series, None if it was not measured.
+
+    If it was measured for the environments of both runs, it is the higher one.
+    """
     counts: CountComparison = field(default_factory=CountComparison)
+    """The comparison of the exact counts: calls, bytes, memory and schedule."""
 
     @property
     def any_result(self) -> CaseResult:
-        """The new result, or the base result if the new run does not have the series."""
+        """The result in NEW, or the result in BASE if NEW does not have the series."""
         result = self.new or self.base
         assert result is not None, "a series is in at least one run"
         return result
 
     @property
     def case(self) -> Case:
-        """The case of the series."""
+        """The case that the series measures."""
         return self.any_result.case
 
     @property
     def world(self) -> WorldInfo:
-        """The ranks, nodes, backend and device of the series."""
+        """The ranks, nodes, backend and device on which the series was measured."""
         return self.any_result.world
 
     @property
     def kernel_change(self) -> str:
-        """NCCL's kernels in BASE and NEW, empty if they are the same or unknown."""
+        """The kernels that NCCL launched in BASE and NEW, as ``BASE -> NEW``.
+
+        Empty if they are equal or unknown.
+        """
         base, new = (side.kernel if side else None for side in (self.base, self.new))
         return f"{base} -> {new}" if base and new and base != new else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunComparison:
-    """A run compared with another one, and the environment differences between them."""
+    """The comparison of the runs BASE and NEW: the verdicts on each case and on all together."""
 
     base: RunData
+    """The results of the run BASE."""
     new: RunData
+    """The results of the run NEW."""
     rule: Rule
+    """The threshold, the error rate and the least number of repetitions."""
     overall: TimeJudgement | None
-    """The change of the median series, None if fewer than two were judged."""
+    """The verdict on the median change over cases, None if fewer than two cases were judged."""
     num_judged: int
+    """The number of cases whose times were judged."""
     series: tuple[SeriesComparison, ...]
+    """The comparison of each case, in the order of the results of BASE and then of NEW."""
     environment_changes: tuple[EnvironmentChange, ...]
+    """The differences between the environments and plans of the runs, each once."""
     limits: tuple[LimitResult, ...] = ()
+    """The results of the limits that the user set for NEW."""
     notes: tuple[str, ...] = ()
+    """Sentences about runs that were left out when several runs were pooled to BASE or NEW."""
 
     @property
     def verdicts(self) -> dict[Verdict, int]:
-        """The number of series with each verdict, and of changed counts that are not intended."""
+        """The number of times that each verdict occurs, keyed by verdict, the worst first.
+
+        It counts the verdict on each case, and on each changed count (calls, bytes, memory,
+        schedule) that is not intended.
+        """
         verdicts = [series.verdict for series in self.series]
         verdicts += [change.verdict for _, change in self.count_changes if not change.is_intended]
         return count_verdicts(verdicts)
 
     @property
     def counted_series(self) -> list[SeriesComparison]:
-        """The series with compared or changed counts."""
+        """The comparisons of cases with compared or changed counts of calls, bytes or memory."""
         return [
             series
             for series in self.series
@@ -125,17 +152,21 @@ class RunComparison:
 
     @property
     def count_changes(self) -> list[tuple[SeriesComparison, CountChange]]:
-        """All changed counts with their series: the worst first, intended ones last."""
+        """All changed counts, each with the comparison of its case.
+
+        The worst verdict comes first, and intended changes last. Counts are calls, bytes, memory
+        and the schedule of a step.
+        """
         changes = [(series, change) for series in self.series for change in series.counts.changes]
         return sorted(
             changes, key=lambda pair: (pair[1].is_intended, rank_verdict(pair[1].verdict))
         )
 
     def get_exit_code(self, *, fail_on_unknown: bool = False) -> ExitCode:
-        """Return the exit code of all verdicts and limits.
+        """Return the exit code of ``parbench compare`` for all verdicts and limits.
 
-        Undecided series count if ``fail_on_unknown`` is True, or if neither a count nor a time was
-        compared.
+        Undecided verdicts, such as UNCONFIRMED, count if ``fail_on_unknown`` is True, or if neither
+        a count nor a time was compared.
         """
         verdicts = list(self.verdicts)
         if self.overall is not None:
@@ -152,10 +183,18 @@ def compare(
     intended: Sequence[str] = (),
     thresholds: Mapping[str, Threshold] | None = None,
 ) -> RunComparison:
-    """Compare ``new`` with ``base``. Differences that match a glob of ``intended`` are intentional.
+    """Compare the run NEW with the run BASE, and return the verdict on each case.
 
-    ``thresholds`` were measured by ``parbench aa`` and are keyed by fingerprint. Raises
-    ``UserError`` if the runs have no series in common.
+    Args:
+        base: the run BASE, which is the reference.
+        new: the run NEW, which is judged.
+        rule: the threshold, the error rate and the least number of repetitions.
+        intended: globs for the paths of counts and environment values whose differences are
+            intentional.
+        thresholds: the thresholds that ``parbench aa`` measured, keyed by the fingerprint of a case
+            in its environment. None if none were measured.
+
+    Raises ``UserError`` if the runs have no case on the same ranks in common.
     """
     pairs = list(_pair_cases(base, new))
     if not any(pair.base and pair.new for pair in pairs):
@@ -191,9 +230,10 @@ def compare(
 
 
 def _apply_judgement(series: SeriesComparison, judgement: TimeJudgement) -> SeriesComparison:
-    """Return the series with the judgement of its times.
+    """Return the comparison of a case with the verdict on its times.
 
-    NO CHANGE becomes UNCONFIRMED if a count differs between the repetitions of BASE.
+    NO CHANGE becomes UNCONFIRMED if a count (calls, bytes, memory) differs between the repetitions
+    of BASE.
     """
     if judgement.verdict == Verdict.NO_CHANGE and series.counts.varying:
         reason = "a count differs between repetitions of BASE"
@@ -204,7 +244,7 @@ def _apply_judgement(series: SeriesComparison, judgement: TimeJudgement) -> Seri
 
 
 def _describe_disjoint_runs(base: RunData, new: RunData) -> str:
-    """Return the error for runs that share no series, with the cases and ranks of both."""
+    """Return the error message for runs without a common case, with the cases and ranks of both."""
     sides = []
     for name, data in (("BASE", base), ("NEW", new)):
         cases = {record.case.id for record in data.run.records if record.status != "skipped"}
@@ -219,7 +259,11 @@ def _describe_disjoint_runs(base: RunData, new: RunData) -> str:
 
 
 def _pair_cases(base: RunData, new: RunData) -> Iterator[SeriesComparison]:
-    """Yield the series of both runs, the series of BASE first."""
+    """Yield each case with its results in BASE and NEW, which are not compared yet.
+
+    The cases of BASE come first. A case that only one run has on the same ranks gets the verdict
+    MISSING or NEW.
+    """
     base_results = _select_results(base)
     new_results = _select_results(new)
     for case_id in dict.fromkeys((*base_results, *new_results)):
@@ -243,7 +287,10 @@ def _pair_cases(base: RunData, new: RunData) -> Iterator[SeriesComparison]:
 
 
 def _select_results(data: RunData) -> dict[str, CaseResult]:
-    """Return the results keyed by case id, without cases that were skipped in every repetition."""
+    """Return the results of a run, keyed by the id of the case.
+
+    Cases that were skipped in every repetition are left out.
+    """
     return {
         result.case.id: result
         for result in data.results
@@ -252,14 +299,20 @@ def _select_results(data: RunData) -> dict[str, CaseResult]:
 
 
 def _find_world(result: CaseResult) -> WorldInfo:
-    """Return the world of a result. The nodes are unknown if it was not measured."""
+    """Return the ranks, nodes, backend and device of a result.
+
+    The number of nodes is 0 (unknown) if the case was not measured.
+    """
     return result.world if result.repetitions else structs.replace(result.world, nodes=0)
 
 
 def _explain_missing(base: CaseResult, new: CaseResult | None, data: RunData) -> str:
-    """Return the reason why NEW lacks a series: another world, a skip, or the plan.
+    """Return the reason why NEW lacks a case of BASE: it ran on other ranks, or was not measured.
 
-    ``new`` is the result on another world, ``data`` the run NEW.
+    Args:
+        base: the result in BASE.
+        new: the result of the case in NEW on another number of ranks or nodes, None without one.
+        data: the run NEW.
     """
     if new is not None:
         worlds = f"{describe_world(base.world)} -> {describe_world(new.world)}"
@@ -277,9 +330,19 @@ def _explain_missing(base: CaseResult, new: CaseResult | None, data: RunData) ->
 def _examine_series(
     series: SeriesComparison, base: RunData, new: RunData, rule: Rule, intended: Sequence[str]
 ) -> SeriesComparison:
-    """Return a series with its counts, times and environment.
+    """Return the comparison of a case with its counts, times and environments.
 
-    The verdict stays UNCONFIRMED if the times decide.
+    The verdict is final if the case failed in NEW, if only one run has it, if the environments
+    differ, or if there are too few repetitions. Otherwise it stays UNCONFIRMED until the times are
+    judged.
+
+    Args:
+        series: the results of the case in both runs.
+        base: the run BASE.
+        new: the run NEW.
+        rule: the least number of repetitions and the threshold.
+        intended: globs for the paths of counts and environment values whose differences are
+            intentional.
     """
     if series.new is not None and series.new.status in ("wrong", "failed", "hang"):
         verdict = Verdict.WRONG if series.new.status == "wrong" else Verdict.FAILED
@@ -326,5 +389,8 @@ def _examine_series(
 
 
 def _collect_times(result: CaseResult) -> Repetitions:
-    """Return the times of a case in seconds, keyed by repetition. A wrong result has none."""
+    """Return the times of a case in seconds, keyed by the number of the repetition.
+
+    The result is empty if the result of the case is wrong.
+    """
     return {} if result.status == "wrong" else result.by_repetition(result.headline)

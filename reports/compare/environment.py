@@ -1,4 +1,4 @@
-"""The environment of a run: what identifies a series, and what differs between two runs.
+"""The environment of a run: the part that identifies a series, and differences between two runs.
 
 A series is a case on a world in an environment: the class of its hosts and how they are connected,
 versions and variables. Its fingerprint changes if any of these does, because times are comparable
@@ -34,9 +34,12 @@ HARMLESS_PATHS = (
     "variables.SLURM_JOB_NODELIST",  # The host names of the ranks are compared instead.
     "variables.SLURM_RESTART_COUNT",
 )
-"""Values that change between runs on one machine and do not affect its speed."""
+"""Values of the environment that change between runs on one machine and do not affect its speed."""
 NON_BLOCKING_PATHS = (*HARMLESS_PATHS, "imported.nccl")
-"""Values that do not block a comparison. Logs are often compared because of the NCCL version."""
+"""Values of the environment that do not block a comparison of times if they differ.
+
+Logs are often compared because of the NCCL version.
+"""
 EXPLANATORY_PATHS = frozenset(
     {
         "host.clock_source",
@@ -51,38 +54,51 @@ EXPLANATORY_PATHS = frozenset(
         "versions.python",
     }
 )
-"""Values that may explain a change of the time, so they do not start a new series."""
-NOT_SET = "not set"
-EnvironmentValues = Mapping[str, tuple[tuple[str, ...], ...]]
-"""The distinct values of the records, keyed by path.
+"""Values of the environment that may explain a change of the time.
 
-Each value is a tuple with the values of the ranks as text. There are several values if the
-environment changed during the run.
+They do not start a new series.
+"""
+NOT_SET = "not set"
+"""The text for an environment variable that is not set."""
+EnvironmentValues = Mapping[str, tuple[tuple[str, ...], ...]]
+"""The values of an environment during a run, keyed by path, such as ``versions.torch``.
+
+Each value is a tuple with the distinct values of the ranks as text. There are several such tuples
+if the environment changed during the run.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentChange:
-    """A value of the environment or the plan that differs between two runs, as text."""
+    """A value of the environment, or an option of the plan, that differs between BASE and NEW."""
 
     path: str
+    """The name of the value, such as ``versions.torch`` or ``plan.repetitions``."""
     base: str
+    """The value in BASE as text."""
     new: str
+    """The value in NEW as text."""
     is_blocking: bool
     """True if times must not be compared because of the difference."""
     is_intended: bool = False
-    """True if the user declared the difference intentional."""
+    """True if the user declared the difference intentional with ``--across``."""
     changed_during: str = ""
-    """The runs during which the value changed: ``BASE and NEW``. Empty if it is constant."""
+    """The runs during which the value changed: ``BASE``, ``NEW`` or ``BASE and NEW``.
+
+    Empty for none.
+    """
 
     @property
     def text(self) -> str:
-        """The change as ``path: base -> new``."""
+        """The difference as ``path: base -> new``."""
         return f"{self.path}: {self.base} -> {self.new}"
 
 
 def collect_environment(run: Run, records: Sequence[Record]) -> EnvironmentValues:
-    """Return the environment of the ranks that measured these records."""
+    """Return the environment in which some records of a run were measured.
+
+    It has the distinct values of each path over these records. ``records`` are records of ``run``.
+    """
     shared = flatten(run.info.environment or {})
     environments = [_merge_environment(shared, record.environment) for record in records]
     paths = sorted({path for environment in environments for path in environment})
@@ -96,10 +112,16 @@ def collect_environment(run: Run, records: Sequence[Record]) -> EnvironmentValue
 def find_environment_changes(
     base: EnvironmentValues, new: EnvironmentValues, intended: Sequence[str] = ()
 ) -> tuple[EnvironmentChange, ...]:
-    """Return the differences, blocking ones first.
+    """Return the values that differ between two environments, blocking ones first.
 
-    A difference does not block if it matches a glob of ``intended``, if one side does not know the
-    value, or if it is harmless.
+    A blocking difference forbids a comparison of times. A difference does not block if it matches a
+    glob of ``intended``, if one side does not know the value, or if it is harmless. A value that
+    changed during one of the runs also differs.
+
+    Args:
+        base: the environment of BASE, keyed by path.
+        new: the environment of NEW, keyed by path.
+        intended: globs for the paths of differences that are intentional.
     """
     changes = []
     for path in sorted({*base, *new}):
@@ -126,23 +148,32 @@ def find_environment_changes(
 
 
 def find_plan_changes(base: Plan, new: Plan) -> tuple[EnvironmentChange, ...]:
-    """Return the options of the plans that differ. They never block."""
+    """Return the options that differ between the plans of two runs.
+
+    They never block the comparison of times.
+    """
     changes = find_environment_changes(_collect_plan_options(base), _collect_plan_options(new))
     return tuple(replace(change, is_blocking=False) for change in changes)
 
 
 def _join_values(values: Sequence[Sequence[str]]) -> str:
-    """Return the values of ranks joined by commas, and successive values joined by ``then``."""
+    """Return the values of an environment variable or fact as one text.
+
+    Values of different ranks are joined by commas, and values that followed each other during the
+    run by ``then``.
+    """
     return " then ".join(", ".join(by_rank) for by_rank in values)
 
 
 def _merge_environment(
     shared: Mapping[str, Any], own: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the distinct values of the ranks by path.
+    """Return the distinct values of the ranks in one record as text, keyed by path.
 
-    ``shared`` has values of the run by path. ``own`` is the environment of a record: values that
-    changed since the run began, and under ``rank N`` values that the ranks do not share.
+    Args:
+        shared: the environment of the run by path.
+        own: the environment of the record: values that changed since the run began, and under
+            ``rank N`` values that the ranks do not share.
     """
     values: dict[str, list[Any]] = {path: [value] for path, value in shared.items()}
     for path, (_, value) in (own.get("changed") or {}).items():
@@ -158,7 +189,7 @@ def _merge_environment(
 
 
 def _format_value(path: str, value: Any) -> str:
-    """Return a value as one line of text. None is the default of the path."""
+    """Return a value of the environment as one line of text. None gives the default of the path."""
     return _get_default(path) if value is None else to_single_line(str(value))
 
 
@@ -170,10 +201,14 @@ def _get_default(path: str) -> str:
 _COMPARED_ELSEWHERE = frozenset(
     {"cases", "skipped", "nproc", "backend", "device", "notes", "path", "measure", "injection"}
 )
+"""The fields of a plan that are not compared as options."""
 
 
 def _collect_plan_options(plan: Plan) -> EnvironmentValues:
-    """Return the options of a plan that are not compared elsewhere, keyed by ``plan.NAME``."""
+    """Return the options of a plan in the form of an environment, keyed by ``plan.NAME``.
+
+    Options that are compared elsewhere, such as the number of ranks, are left out.
+    """
     options = msgspec.structs.asdict(plan)
     options = {name: value for name, value in options.items() if name not in _COMPARED_ELSEWHERE}
     options["measure"] = msgspec.structs.asdict(plan.measure)
@@ -184,40 +219,61 @@ def _collect_plan_options(plan: Plan) -> EnvironmentValues:
 
 
 class SeriesIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """A case on a world in an environment, whose values are text by path."""
+    """The identity of a series: a case on given ranks, nodes, backend and device in an environment.
+
+    Only times with the same identity are comparable.
+    """
 
     case: Case
+    """The benchmark and its parameters."""
     world: WorldInfo
+    """The ranks, nodes, backend and device."""
     environment: dict[str, str]
+    """The values of the environment that may affect the time, as text by path."""
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the case, the world and the environment, in 20 hexadecimal digits."""
+        """A hash of the case, its ranks, nodes, backend and device, and its environment.
+
+        It has 20 hexadecimal digits.
+        """
         content = {"case": self.case.id, "world": self.world, "environment": self.environment}
         return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()[:20]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesPoint:
-    """The result of a series in one run."""
+    """The result of one case in one environment in one run."""
 
     series: SeriesIdentity
+    """The case with its ranks and its environment."""
     status: Status
+    """The worst status of a repetition."""
     seconds: float | None
-    """The time of the case that is compared, None if nothing was measured."""
+    """The duration of the case in seconds, merged over the repetitions.
+
+    None if the case failed or was not measured.
+    """
     repetitions: int
+    """The number of repetitions that measured the case."""
     reason: str = ""
+    """The reasons for a status other than ok, empty for ok."""
     explanatory_values: Mapping[str, str]
-    """Values of the environment that do not identify the series."""
+    """Values of the environment, by path, that may explain a change of the time.
+
+    They do not identify the series.
+    """
     counts: ExactCounts
+    """The exact counts of the case (calls, bytes, memory, schedule), keyed by name."""
 
 
 def collect_points(
     run: Run, results: Iterable[CaseResult] | None = None
 ) -> tuple[SeriesPoint, ...]:
-    """Return a point for each case of a run, except cases that were skipped in every repetition.
+    """Return the results of a run for the history, one for each case in its environment.
 
-    ``results`` are those of the cases, by default of all cases of the run.
+    A case that was skipped in every repetition has none. ``results`` are the results of the cases,
+    None to merge them from the records of the run.
     """
     points = []
     for result in merge_records(run) if results is None else results:
@@ -227,7 +283,10 @@ def collect_points(
 
 
 def _build_point(run: Run, result: CaseResult) -> SeriesPoint:
-    """Return the point of a result with the identifying and the explanatory environment."""
+    """Return the result of a case for the history, with the environment in which it was measured.
+
+    The environment is divided into values that identify the series and values that explain changes.
+    """
     identifying = {}
     explanatory = {}
     for path, values in collect_environment(run, result.measured or result.records).items():

@@ -1,4 +1,4 @@
-"""A comparison as JUnit XML, which CI systems display."""
+"""The report on a comparison as JUnit XML, which CI systems display."""
 
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
@@ -19,9 +19,9 @@ TAGS = {
 
 
 def render_junit(comparison: RunComparison) -> str:
-    """Return JUnit XML by the schema of Jenkins (junit-10.xsd).
+    """Return the report on a comparison as JUnit XML by the schema of Jenkins (junit-10.xsd).
 
-    Limits, counts and times are a test suite each.
+    Limits, counts and times are a test suite each. A suite without test cases is left out.
     """
     root = Element("testsuites", name="parbench compare")
     suites = (
@@ -38,7 +38,7 @@ def render_junit(comparison: RunComparison) -> str:
 
 
 def _build_limits(comparison: RunComparison) -> Element:
-    """Return the test suite of the limits."""
+    """Return the test suite of the limits that the user set, with a test case for each limit."""
     suite = Element("testsuite", name="limits")
     for result in comparison.limits:
         name = f"{result.limit.cases} {result.limit.metric} {result.limit.text}"
@@ -48,7 +48,10 @@ def _build_limits(comparison: RunComparison) -> Element:
 
 
 def _build_counts(comparison: RunComparison) -> Element:
-    """Return the test suite of the exact counts, with a test case for each series with counts."""
+    """Return the test suite of the exact counts, with a test case for each benchmark case.
+
+    A test case fails if a count (calls, bytes, memory) changed and the change is not intended.
+    """
     suite = Element("testsuite", name="counts")
     for series in comparison.counted_series:
         failures = [change.message for change in series.counts.changes if change.fails]
@@ -63,7 +66,10 @@ def _build_counts(comparison: RunComparison) -> Element:
 
 
 def _build_times(comparison: RunComparison) -> Element:
-    """Return the test suite of the times, with a test case per series and one for all together."""
+    """Return the test suite of the times, with a test case for each benchmark case.
+
+    If several cases were judged, there is also one for their median change.
+    """
     suite = Element("testsuite", name="times")
     for series in comparison.series:
         parts = [format_effect(series.effect) if series.effect else "", series.reason]
@@ -83,7 +89,10 @@ def _build_times(comparison: RunComparison) -> Element:
 
 
 def _get_tag(verdict: Verdict) -> str:
-    """Return the element that marks a test case with this verdict, empty if it passes."""
+    """Return the XML element that marks a test case with this verdict, empty if it passes.
+
+    The elements are ``failure``, ``error`` and ``skipped``.
+    """
     # Nothing was compared with a case that only the new run has.
     return "skipped" if verdict == Verdict.NEW else TAGS.get(EXIT_CODES[verdict], "")
 
@@ -91,7 +100,16 @@ def _get_tag(verdict: Verdict) -> str:
 def _add_case(
     suite: Element, classname: str, name: str, verdict: str, tag: str, message: str
 ) -> Element:
-    """Add a test case and return it. ``tag`` marks its result and is empty if it passes."""
+    """Add a test case to a suite, and return its XML element.
+
+    Args:
+        suite: the element of the test suite.
+        classname: the group in which CI systems show the test case.
+        name: the name of the test case.
+        verdict: the verdict, which the message begins with.
+        tag: the element that marks the result, such as ``failure``. Empty if it passes.
+        message: the text for a test case that does not pass.
+    """
     case = SubElement(
         suite, "testcase", classname=to_single_line(classname), name=to_single_line(name)
     )
@@ -102,7 +120,7 @@ def _add_case(
 
 
 def _set_totals(suite: Element) -> None:
-    """Set the numbers of tests, failures, errors and skipped tests of a suite."""
+    """Set the numbers of tests, failures, errors and skipped tests in a test suite."""
     suite.set("tests", str(len(suite.findall("testcase"))))
     for total, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(total, str(len(suite.findall(f"testcase/{tag}"))))

@@ -1,4 +1,4 @@
-"""Several runs pooled into one, which has the repetitions of all runs."""
+"""Pools several runs into one, which has the repetitions of all of them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +12,14 @@ from parbench.bench.text import pluralize
 
 
 def pool_runs(runs: Sequence[Run], name: str) -> Run:
-    """Return a run with the repetitions of several, in the environment of the newest.
+    """Return one run with the repetitions of several runs, in the environment of the newest.
 
-    The runs are sorted from the oldest. Runs on other ranks, nodes or devices than the newest are
-    left out, and the exclusions of the pooled run name them.
+    Runs on other ranks, nodes or devices than the newest are left out, and the exclusions of the
+    pooled run name them. A single run is returned as it is.
+
+    Args:
+        runs: the runs, oldest first.
+        name: the id and path of the pooled run, for reports.
     """
     if len(runs) == 1:
         return runs[0]
@@ -49,13 +53,16 @@ def pool_runs(runs: Sequence[Run], name: str) -> Run:
 
 
 def describe_world(world: WorldInfo) -> str:
-    """Return the ranks, nodes, backend and device of a world as text."""
+    """Return the ranks, nodes, backend and device as text: ``8 ranks on 2 nodes, nccl, cuda``."""
     ranks = pluralize(world.size, "rank")
     return f"{ranks} on {pluralize(world.nodes, 'node')}, {world.backend}, {world.device}"
 
 
 def are_equal_worlds(world: WorldInfo, other: WorldInfo) -> bool:
-    """Return True for the same ranks, and the same nodes as far as known. 0 nodes are unknown."""
+    """Return True if two worlds have the same number of ranks and nodes, backend and device.
+
+    0 nodes stand for an unknown number, which equals every number.
+    """
     is_unknown = 0 in (world.nodes, other.nodes)
     return structs.replace(world, nodes=other.nodes) == other and (
         is_unknown or world.nodes == other.nodes
@@ -63,7 +70,10 @@ def are_equal_worlds(world: WorldInfo, other: WorldInfo) -> bool:
 
 
 def _find_world(run: Run) -> WorldInfo:
-    """Return the world of a run. The nodes are unknown if nothing was measured."""
+    """Return the ranks, nodes, backend and device of a run.
+
+    The number of nodes is 0 (unknown) if nothing was measured.
+    """
     plan = run.info.plan
     nodes = [record.world.nodes for record in run.records if record.status == "ok"]
     return WorldInfo(
@@ -72,7 +82,16 @@ def _find_world(run: Run) -> WorldInfo:
 
 
 def _move_record(record: Record, offset: int, own: RunInfo, newest: RunInfo) -> Record:
-    """Return a record with its repetition and its environment relative to the pooled run."""
+    """Return a record with the repetition number and environment that it has in the pooled run.
+
+    Args:
+        record: the record in its own run.
+        offset: the number of repetitions of earlier runs, which is added to the record's
+            repetition.
+        own: the run of the record. Values in which its environment differs from the newest run are
+            stored with the record.
+        newest: the newest run, whose environment the pooled run has.
+    """
     changed = find_differing_values(newest.environment or {}, own.environment or {})
     changed |= record.environment.get("changed") or {}
     environment = dict(record.environment)

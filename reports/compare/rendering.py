@@ -1,4 +1,4 @@
-"""The report of a comparison or a history check as terminal text, Markdown and JSON."""
+"""Renders the report on a comparison or a history check as terminal text, Markdown or JSON."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,26 +9,36 @@ from parbench.bench.results.tables import Table
 from parbench.reports.render.markdown import escaped, markdown_table
 from parbench.reports.render.terminal import Sheet, width_of
 
-SCHEMA_VERSION = 3  # of the JSON
+SCHEMA_VERSION = 3
+"""The version of the JSON report, which it contains."""
 MAX_MARKDOWN_ROWS = 150
-"""Rows per table. A GitHub comment has at most 65,536 characters."""
+"""The number of rows that a table in Markdown shows.
+
+A GitHub comment has at most 65,536 characters.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictReport:
-    """The verdicts on a run, the tables that they are based on, and explanations."""
+    """The report on a comparison or a history check, in parts that every format renders."""
 
     title: str
+    """The first line."""
     summary: Sequence[str]
+    """The sentences below the title."""
     tables: Sequence[Table]
+    """The tables that the verdicts are based on."""
     explanations: Sequence[str]
-    """The meaning of the verdicts, the method, and what to do next."""
+    """Sentences below the tables: the meaning of the verdicts, the method, and what to do next."""
     content: Mapping[str, object]
-    """The values of the JSON: times in seconds, changes as fractions, unknown values as null."""
+    """The content of the JSON by key.
+
+    Times are in seconds, changes are fractions, and unknown values are null.
+    """
 
 
 def render(report: VerdictReport, form: str) -> str:
-    """Return a report as ``tables`` for the terminal, ``markdown`` or ``json``."""
+    """Return a report as text in the format ``form``: ``tables``, ``markdown`` or ``json``."""
     if form == "json":
         return encode_json({"schema_version": SCHEMA_VERSION, **report.content}).decode()
     if form == "markdown":
@@ -37,7 +47,10 @@ def render(report: VerdictReport, form: str) -> str:
 
 
 def render_text(report: VerdictReport, width: int | None = None) -> str:
-    """Return text for a terminal of ``width`` columns. None stands for a pipe without a limit."""
+    """Return a report as text for a terminal.
+
+    ``width`` is the number of columns, None for output without a limit, such as a pipe.
+    """
     sheet = Sheet(width)
     sheet.write_text(report.title, *report.summary)
     for table in report.tables:
@@ -48,7 +61,10 @@ def render_text(report: VerdictReport, width: int | None = None) -> str:
 
 
 def render_markdown(report: VerdictReport) -> str:
-    """Return Markdown for a GitHub step summary or a comment."""
+    """Return a report as Markdown for a GitHub step summary or a comment.
+
+    A table has at most ``MAX_MARKDOWN_ROWS`` rows.
+    """
     lines = [f"## {escaped(report.title)}"]
     if report.summary:
         lines += ["", *(f"{escaped(sentence)}  " for sentence in report.summary)]

@@ -1,4 +1,4 @@
-"""A comparison as a report with tables, and as a figure."""
+"""The report on a comparison of the runs BASE and NEW, with tables, and its figure."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -31,6 +31,7 @@ from parbench.reports.limits import check_limits
 from parbench.reports.run_data import RunData
 
 HUES = {Verdict.SLOWER: "red", Verdict.FASTER: "green", Verdict.NO_CHANGE: "grey"}
+"""The color of a series in the figure by its verdict. Other verdicts are blue."""
 
 
 def compare_runs(
@@ -44,9 +45,21 @@ def compare_runs(
     limits: Path | None = None,
     figure: Path | None = None,
 ) -> tuple[str, int]:
-    """Compare two runs, and return the report and the exit code.
+    """Compare the runs BASE and NEW, and return the report as text and the exit code.
 
     The arguments are the options of ``parbench compare``.
+
+    Args:
+        base_run: the run BASE.
+        new_run: the run NEW.
+        min_effect: a percentage or a file of thresholds. None stands for the default file.
+        across: globs for the paths of differences that are intentional.
+        form: ``tables``, ``markdown``, ``json`` or ``junit``.
+        fail_on_unknown: True if undecided verdicts cause exit code 3.
+        limits: a file of limits that NEW must meet, or None.
+        figure: the file to which the changes are drawn, or None.
+
+    Raises ``UserError`` if both runs are the same or have no series in common.
     """
     if base_run.path.resolve() == new_run.path.resolve():
         raise UserError(f"BASE and NEW are the same run, {base_run.path}. Name two runs")
@@ -63,14 +76,21 @@ def compare_runs(
 
 
 def render_comparison(comparison: RunComparison, form: str, code: int) -> str:
-    """Return a comparison as ``tables``, ``markdown``, ``json`` or ``junit``."""
+    """Return the report on a comparison as text.
+
+    ``form`` is ``tables``, ``markdown``, ``json`` or ``junit``. ``code`` is the exit code of the
+    command, which the JSON contains.
+    """
     if form == "junit":
         return render_junit(comparison)
     return render(build_report(comparison, code), form)
 
 
 def build_report(comparison: RunComparison, code: int = 0) -> VerdictReport:
-    """Return the report of a comparison whose exit code is ``code``."""
+    """Return the report on a comparison with its tables.
+
+    ``code`` is the exit code of the command, which the JSON contains.
+    """
     return VerdictReport(
         title=f"Verdict: {format_verdicts(comparison.verdicts)}",
         summary=[*summarize_comparison(comparison), *describe_runs(comparison)],
@@ -81,7 +101,10 @@ def build_report(comparison: RunComparison, code: int = 0) -> VerdictReport:
 
 
 def draw_effects(comparison: RunComparison, file: Path) -> None:
-    """Draw the change of each series with its interval. Raises ``UserError`` if none is known."""
+    """Draw the change of the time of each case with its 95 % interval to a file.
+
+    Raises ``UserError`` if no case was measured in both runs.
+    """
     from parbench.reports.figures.changes import chart_effects
     from parbench.reports.figures.svg import save_chart
 
@@ -113,6 +136,7 @@ COUNT_COLUMNS = (
         help="Calls and bytes of one rank and step, as a mean over ranks. Memory is the maximum.",
     ),
 )
+"""The columns of the table of changed counts."""
 TIME_COLUMNS = (
     Column("case"),
     Column("world", "ranks"),
@@ -142,6 +166,7 @@ TIME_COLUMNS = (
     Column("repetitions", help="Repetitions that measured it in BASE and in NEW."),
     Column("reason", is_result=True),
 )
+"""The columns of the table of times, with one row per series."""
 ENVIRONMENT_COLUMNS = (
     Column("path", "value"),
     Column("base", "BASE", is_result=True),
@@ -153,10 +178,14 @@ ENVIRONMENT_COLUMNS = (
         help="Times are not compared if a difference blocks.",
     ),
 )
+"""The columns of the table of differences between environments and plans."""
 
 
 def build_tables(comparison: RunComparison) -> list[Table]:
-    """Return the tables of changed counts, times and environment differences that have rows."""
+    """Return the tables of changed counts, times and environment differences.
+
+    A table without rows is left out.
+    """
     contents = (
         ("counts", "Changed counts", COUNT_COLUMNS, _build_count_rows(comparison)),
         ("times", "Times", TIME_COLUMNS, _build_time_rows(comparison)),
@@ -175,7 +204,10 @@ def build_tables(comparison: RunComparison) -> list[Table]:
 
 
 def _build_count_rows(comparison: RunComparison) -> list[Row]:
-    """Return a row for each changed count."""
+    """Return a row for each changed count of calls, bytes or memory, keyed by column.
+
+    The worst verdict comes first, and intended changes last.
+    """
     labels = label_cases([series.any_result for series in comparison.series])
     return [
         {
@@ -188,7 +220,10 @@ def _build_count_rows(comparison: RunComparison) -> list[Row]:
 
 
 def _build_time_rows(comparison: RunComparison) -> list[Row]:
-    """Return a row for each series, the worst first and otherwise in the order of the plan."""
+    """Return a row for each case, keyed by column, the worst verdict first.
+
+    Cases with the same verdict are in the order of the plan.
+    """
     rows: list[Row] = []
     for label, series in zip(label_series(comparison.series), comparison.series, strict=True):
         effect = series.effect
@@ -214,7 +249,7 @@ def _build_time_rows(comparison: RunComparison) -> list[Row]:
 
 
 def _build_environment_row(change: EnvironmentChange) -> Row:
-    """Return the row of a difference of the environments or plans."""
+    """Return the row of a difference between environments or plans, keyed by column."""
     blocks = "yes" if change.is_blocking else "no"
     if change.is_intended:
         blocks += " (intended)"
@@ -224,7 +259,10 @@ def _build_environment_row(change: EnvironmentChange) -> Row:
 
 
 def _build_content(comparison: RunComparison, code: int) -> dict[str, object]:
-    """Return the content of the JSON report."""
+    """Return the content of the JSON report by key, without the schema version.
+
+    ``code`` is the exit code of the command.
+    """
     counted = comparison.counted_series
     return {
         "exit_code": code,
@@ -249,7 +287,7 @@ def _build_content(comparison: RunComparison, code: int) -> dict[str, object]:
 
 
 def _describe_run(run: Run) -> dict[str, str]:
-    """Return the id, folder, host, start and version of a run."""
+    """Return the id, folder, host, start and version of a run for the JSON report, by key."""
     return {
         "id": run.info.id,
         "path": str(run.path),
@@ -260,7 +298,10 @@ def _describe_run(run: Run) -> dict[str, str]:
 
 
 def _describe_series(series: SeriesComparison) -> dict[str, Any]:
-    """Return the content of the JSON report about one series."""
+    """Return the content of the JSON report about one case, by key.
+
+    Times are in seconds, keyed by repetition, and changes are fractions.
+    """
     return {
         "case": series.case,
         "world": series.world,

@@ -1,6 +1,6 @@
-"""The rule of a comparison: from the effects of several series to their verdicts.
+"""The rule of a comparison: the verdicts that follow from the changes of the times of cases.
 
-A change counts if it is larger than a threshold, and if this is significant among all series at the
+A change counts if it is larger than a threshold, and if this is significant among all cases at the
 false discovery rate (Benjamini & Hochberg 1995). A time is the same if the whole 95 % interval of
 its change lies within the threshold. Everything else is unconfirmed.
 """
@@ -23,40 +23,50 @@ from parbench.reports.stats import (
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """The threshold, the error rate and the number of repetitions of a comparison."""
+    """The settings of a comparison: the threshold, the error rate and the least repetitions."""
 
     min_effect: float = 0.03
-    """The threshold: smaller changes of the time are ignored. A fraction."""
+    """The threshold as a fraction: smaller changes of the time are ignored."""
     level: float = 0.05
-    """The false discovery rate of the series, and the significance level of the overall change."""
+    """The false discovery rate over cases, and the significance level of their median change."""
     min_repetitions: int = 5
-    """The fewest repetitions per side."""
+    """The least number of repetitions per side with which times are judged."""
     is_paired: bool = False
-    """True if repetitions with equal numbers were measured next to each other."""
+    """True if repetitions of both sides with equal numbers were measured next to each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesTimes:
-    """The median of each repetition in seconds on both sides, and the threshold of the series."""
+    """The times of one case in the runs BASE and NEW, and its threshold."""
 
     base: Repetitions = field(default_factory=dict)
+    """The median time of each repetition of BASE in seconds, keyed by repetition."""
     new: Repetitions = field(default_factory=dict)
+    """The median time of each repetition of NEW in seconds, keyed by repetition."""
     min_effect: float = 0.0
+    """The threshold of the case as a fraction: smaller changes are ignored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeJudgement:
-    """The verdict on a time, with its change if it is known and a reason if it is inconclusive."""
+    """The verdict on the change of a time between two runs."""
 
     verdict: Verdict
+    """SLOWER, FASTER, NO CHANGE, UNCONFIRMED or TOO FEW RUNS."""
     effect: Effect | None = None
+    """The change with its interval, None if no repetition can be compared."""
     reason: str = ""
+    """The reason why the judgement is inconclusive, empty if it is not."""
 
 
 def estimate_effect(times: SeriesTimes, rule: Rule, num_series: int = 1) -> Effect | None:
-    """Estimate the change of a series, None if no repetition can be compared.
+    """Return the change of a case's time, None if no repetition can be compared.
 
-    ``num_series`` corrects the minimum detectable effect for the number of series.
+    Args:
+        times: the times of the case in both runs.
+        rule: the significance level, and whether repetitions are paired.
+        num_series: the number of cases that are judged together, for which the minimum detectable
+            effect is corrected.
     """
     estimate = estimate_paired_effect if rule.is_paired else estimate_unpaired_effect
     level = rule.level / max(1, num_series)
@@ -64,7 +74,7 @@ def estimate_effect(times: SeriesTimes, rule: Rule, num_series: int = 1) -> Effe
 
 
 def judge_series(series: Sequence[SeriesTimes], rule: Rule) -> list[TimeJudgement]:
-    """Judge each series among all of them."""
+    """Return the verdict on the change of each case's time, corrected for the number of cases."""
     effects = [estimate_effect(times, rule, len(series)) for times in series]
     p_values = [effect.p_value if effect else None for effect in effects]
     discoveries = select_discoveries(p_values, rule.level)
@@ -75,7 +85,11 @@ def judge_series(series: Sequence[SeriesTimes], rule: Rule) -> list[TimeJudgemen
 
 
 def judge_overall(series: Sequence[SeriesTimes], rule: Rule) -> TimeJudgement | None:
-    """Judge the change of the median series, None for fewer than two series."""
+    """Return the verdict on the median change over cases, None for fewer than two cases.
+
+    None also stands for cases without a common repetition. The threshold is the median of the
+    thresholds of the cases.
+    """
     if len(series) < 2:
         return None
     base, new = compute_overall_times(
@@ -89,9 +103,13 @@ def judge_overall(series: Sequence[SeriesTimes], rule: Rule) -> TimeJudgement | 
 def _judge_effect(
     effect: Effect | None, min_effect: float, level: float, *, is_discovery: bool
 ) -> TimeJudgement:
-    """Return the verdict on an effect, with a reason if it is inconclusive.
+    """Return the verdict on the change of one case's time, with a reason if it is inconclusive.
 
-    ``is_discovery`` is True if it is significant after the correction for several series.
+    Args:
+        effect: the change, None if no repetition can be compared.
+        min_effect: the threshold as a fraction.
+        level: the significance level.
+        is_discovery: True if the change is significant after the correction for several cases.
     """
     if effect is None:
         reason = "no repetition was measured on both sides"

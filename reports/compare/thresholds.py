@@ -1,8 +1,8 @@
 """Thresholds measured on a machine: the same code compared with itself (A/A).
 
-The threshold of a series is the smallest one with which at most 1 % of the comparisons between its
-repetitions find a change. A file keeps it under the fingerprint of the series. Noise that did not
-occur while it was measured is not included.
+The threshold of a series is the smallest change with which at most 1 % of the comparisons between
+its repetitions are false alarms. A file keeps it under the fingerprint of the series. Noise that
+did not occur while it was measured is not included.
 """
 
 import math
@@ -37,37 +37,50 @@ from parbench.reports.stats import (
 )
 
 THRESHOLDS_FILE = Path("runs/thresholds.json")
+"""The default file, relative to the current folder."""
 SCHEMA_VERSION = 2
+"""The newest version of the file that can be read, and the version that is written."""
 Times = Sequence[float]
+"""The times of a series in seconds, one for each repetition, in the order of time."""
 FALSE_ALARM_RATE = 0.01
+"""The fraction of comparisons of equal code that may find a change."""
 MIN_REPETITIONS = 10  # Two sides of the fewest repetitions that a comparison accepts.
 
 
 class Threshold(msgspec.Struct, frozen=True, kw_only=True):
-    """The threshold of a series on the machine where it was measured."""
+    """The threshold for changes of one case's time that ``parbench aa`` measured on one machine."""
 
     series: str
+    """The label of the case."""
     host: str
+    """The name of the host."""
     measured: str
-    """The time in UTC."""
+    """The time of the measurement in UTC, in ISO format."""
     repetitions: int
+    """The number of repetitions from which the threshold was computed."""
     noise: float
-    """The standard deviation of the logarithms of the times."""
+    """The standard deviation of the natural logarithms of the times of repetitions."""
     min_effect: float
-    """Smaller changes of the time are ignored. A fraction."""
+    """The threshold as a fraction: smaller changes of the time are ignored."""
 
 
 class _ThresholdFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a file of thresholds, keyed by fingerprint."""
+    """The content of a file of thresholds."""
 
     schema_version: int
+    """The version of this format, at most ``SCHEMA_VERSION``."""
     thresholds: dict[str, Threshold]
+    """The thresholds, keyed by the fingerprint of the series."""
 
 
 def measure_thresholds(runs: Sequence[Run], rule: Rule) -> dict[str, Threshold]:
-    """Return the threshold of each series that at least ten of the runs measured, by fingerprint.
+    """Return the threshold of each case, keyed by the fingerprint of the case in its environment.
 
-    The runs have one repetition each and are sorted by time.
+    Cases that fewer than ``MIN_REPETITIONS`` of the runs measured are left out.
+
+    Args:
+        runs: runs of the same code with one repetition each, oldest first.
+        rule: the least threshold, and the least number of repetitions of a comparison.
     """
     times: dict[str, dict[int, float]] = {}
     labels: dict[str, str] = {}
@@ -92,10 +105,15 @@ def measure_thresholds(runs: Sequence[Run], rule: Rule) -> dict[str, Threshold]:
 
 
 def compute_threshold(repetitions: Repetitions, rule: Rule) -> float:
-    """Return the threshold of a series as a fraction, at least the threshold of the rule.
+    """Return the threshold of a case as a fraction, rounded up to a tenth of a percent.
 
-    The comparisons are of earlier with later repetitions, as of two runs, and of interleaved ones
-    in pairs. ``repetitions`` are in seconds. The result is rounded up to a tenth of a percent.
+    Earlier repetitions are compared with later ones, as in two runs, and interleaved repetitions in
+    pairs. At most ``FALSE_ALARM_RATE`` of the comparisons find a change larger than the threshold.
+
+    Args:
+        repetitions: the times in seconds, keyed by the number of the repetition in the order of
+            time.
+        rule: the least threshold, and the least number of repetitions of a comparison.
     """
     times = [repetitions[number] for number in sorted(repetitions)]
     required = []
@@ -112,21 +130,32 @@ def compute_threshold(repetitions: Repetitions, rule: Rule) -> float:
 
 
 def _find_required_threshold(effect: Effect | None) -> float:
-    """Return the smallest threshold that is not below the whole 95 % interval of the change."""
+    """Return the smallest threshold with which a comparison of equal code finds no change.
+
+    It is the end of the 95 % interval of the change that is nearer to no change, as a fraction. 0
+    if the interval contains no change, or if it is unknown. ``effect`` is the change with its
+    interval.
+    """
     if effect is None or effect.low is None or effect.high is None:
         return 0.0
     return max(effect.low, 1 / (1 + effect.high) - 1, 0.0)
 
 
 def _split_into_runs(times: Times, size: int) -> Iterator[tuple[Times, Times]]:
-    """Yield all pairs of disjoint parts of ``size`` consecutive repetitions, the earlier first."""
+    """Yield all pairs of disjoint parts of consecutive repetitions, the earlier part first.
+
+    Each part has ``size`` repetitions, whose times are in seconds.
+    """
     for start in range(len(times) - 2 * size + 1):
         for other in range(start + size, len(times) - size + 1):
             yield times[start : start + size], times[other : other + size]
 
 
 def _split_into_pairs(times: Times, size: int) -> Iterator[tuple[Times, Times]]:
-    """Yield both sides of consecutive repetitions in the order A B B A."""
+    """Yield the times of both sides, A and B, of repetitions that are taken as A B B A A B B A.
+
+    Each side has ``size`` of ``2 * size`` consecutive repetitions.
+    """
     for start in range(len(times) - 2 * size + 1):
         window = times[start : start + 2 * size]
         base = [seconds for i, seconds in enumerate(window) if i % 4 in (0, 3)]
@@ -135,13 +164,19 @@ def _split_into_pairs(times: Times, size: int) -> Iterator[tuple[Times, Times]]:
 
 
 def find_fingerprints(data: RunData) -> dict[str, str]:
-    """Return the fingerprints of series, keyed by the id of the case."""
+    """Return a fingerprint for each case of a run, keyed by the id of the case.
+
+    The fingerprint is a hash of the case, its ranks and its environment.
+    """
     points = collect_points(data.run, data.results)
     return {point.series.case.id: point.series.fingerprint for point in points}
 
 
 def parse_percentage(text: str) -> float:
-    """Return a percentage as a fraction: ``3%`` is 0.03."""
+    """Return the fraction for a percentage as text: 0.03 for ``3%``.
+
+    Raises ``UserError`` unless it is a number from 0 to 100 with a percent sign.
+    """
     match = re.fullmatch(r"\s*(\d*\.?\d+)\s*%\s*", text, re.ASCII)
     if match is None or float(match[1]) > 100:
         raise UserError(
@@ -151,10 +186,15 @@ def parse_percentage(text: str) -> float:
 
 
 def find_thresholds(text: str | None) -> tuple[float, dict[str, Threshold]]:
-    """Return the minimum effect as a fraction, and measured thresholds keyed by fingerprint.
+    """Return the minimum effect for all cases, and the thresholds that were measured for some.
 
-    ``text`` is a percentage that applies to all series, or a file with thresholds of its series.
-    The default applies to other series. None stands for the default file, if it exists.
+    The minimum effect is a fraction: smaller changes of the time are ignored. The thresholds are
+    keyed by the fingerprint of the case in its environment, and are empty if a percentage was
+    given.
+
+    Args:
+        text: the value of ``--min-effect``: a percentage for all cases, or a file of thresholds.
+            None stands for the default file, if it exists.
     """
     if text is None:
         file = THRESHOLDS_FILE
@@ -165,7 +205,10 @@ def find_thresholds(text: str | None) -> tuple[float, dict[str, Threshold]]:
 
 
 def read_thresholds(path: Path) -> dict[str, Threshold]:
-    """Return the thresholds in a file by fingerprint. Raises ``UserError`` if it is not valid."""
+    """Return the thresholds in a file, keyed by the fingerprint of a case in its environment.
+
+    Raises ``UserError`` if the file does not exist or is not valid.
+    """
     if not path.exists():
         raise UserError(f"no such file: {path}. Measure thresholds with parbench aa")
     with convert_read_errors(path, "does not contain thresholds as parbench aa writes them"):
@@ -179,7 +222,10 @@ def read_thresholds(path: Path) -> dict[str, Threshold]:
 
 
 def save_thresholds(path: Path, thresholds: Mapping[str, Threshold]) -> None:
-    """Write thresholds to a file. Those of other series in the file stay."""
+    """Write thresholds to a file, and keep those of other cases that it contains already.
+
+    ``thresholds`` are keyed by the fingerprint of a case in its environment.
+    """
     existing = read_thresholds(path) if path.exists() else {}
     content = _ThresholdFile(schema_version=SCHEMA_VERSION, thresholds={**existing, **thresholds})
     with convert_write_errors(path):
@@ -188,7 +234,10 @@ def save_thresholds(path: Path, thresholds: Mapping[str, Threshold]) -> None:
 
 
 def format_thresholds(thresholds: Mapping[str, Threshold]) -> str:
-    """Return a table, the noisiest series first."""
+    """Return a table of thresholds as text: noise, threshold and label of each case.
+
+    The case with the highest threshold comes first.
+    """
     rows = [("noise", "threshold", "series")]
     for threshold in sorted(thresholds.values(), key=lambda threshold: -threshold.min_effect):
         percentage = f"{100 * threshold.min_effect:.1f} %"
@@ -197,7 +246,10 @@ def format_thresholds(thresholds: Mapping[str, Threshold]) -> str:
 
 
 def describe_thresholds(thresholds: Iterable[Threshold | None]) -> list[str]:
-    """Return a sentence about the highest of the thresholds that are known, if there are any."""
+    """Return a sentence about the highest of the measured thresholds, empty if there are none.
+
+    ``thresholds`` has an element for each compared case, None if its threshold was not measured.
+    """
     known = [threshold for threshold in thresholds if threshold is not None]
     if not known:
         return []

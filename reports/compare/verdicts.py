@@ -8,7 +8,10 @@ from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 
 
 class Verdict(StrEnum):
-    """The verdict on a series or on a changed count, the worst first."""
+    """The verdict on a case or on a changed count, in order from the worst to the best.
+
+    ``MEANINGS`` defines each verdict.
+    """
 
     WRONG = "WRONG"
     COUNT_CHANGED = "COUNT CHANGED"
@@ -38,6 +41,7 @@ EXIT_CODES: Mapping[Verdict, ExitCode] = {
     Verdict.FASTER: ExitCode.OK,
     Verdict.NO_CHANGE: ExitCode.OK,
 }
+"""The exit code that each verdict causes."""
 FAILURES = (
     Verdict.WRONG,
     Verdict.COUNT_CHANGED,
@@ -45,6 +49,7 @@ FAILURES = (
     Verdict.FAILED,
     Verdict.MISSING,
 )
+"""The verdicts with which a comparison or check fails."""
 MEANINGS: Mapping[Verdict, str] = {
     Verdict.WRONG: "The result differs from the reference, so its time does not count.",
     Verdict.COUNT_CHANGED: "An exact count changed, and the change was not declared intentional.",
@@ -62,28 +67,29 @@ MEANINGS: Mapping[Verdict, str] = {
     Verdict.FASTER: "Same criterion as SLOWER, for a decrease.",
     Verdict.NO_CHANGE: "The 95 % interval of the change lies within the threshold.",
 }
+"""The definition of each verdict for reports."""
 
 
 def rank_verdict(verdict: Verdict) -> int:
-    """Return the place of a verdict, 0 for the worst."""
+    """Return the position of a verdict in the order from the worst, which is 0, to the best."""
     return list(Verdict).index(verdict)
 
 
 def count_verdicts(verdicts: Iterable[Verdict]) -> dict[Verdict, int]:
-    """Return the number of times that each verdict occurs, the worst first."""
+    """Return the number of times that each verdict occurs, keyed by verdict, the worst first."""
     counts = Counter(verdicts)
     return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
 
 
 def format_verdicts(verdicts: Mapping[Verdict, int]) -> str:
-    """Return the number of each verdict as text."""
+    """Return the number of times that each verdict occurs as text: ``1 SLOWER, 3 NO CHANGE``."""
     return ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
 
 
 def combine_verdicts(verdicts: Iterable[Verdict], *, fail_on_unknown: bool = False) -> ExitCode:
-    """Return the exit code of several verdicts.
+    """Return the exit code of a command for several verdicts.
 
-    Undecided verdicts count only if ``fail_on_unknown`` is True.
+    Undecided verdicts, such as UNCONFIRMED, count only if ``fail_on_unknown`` is True.
     """
     codes = [EXIT_CODES[verdict] for verdict in verdicts]
     if not fail_on_unknown:

@@ -1,4 +1,4 @@
-"""The sentences and numbers of the report on a comparison."""
+"""The sentences and numbers in the report on a comparison of the runs BASE and NEW."""
 
 import math
 from collections.abc import Sequence
@@ -23,10 +23,14 @@ from parbench.reports.stats import (
 )
 
 MAX_NAMED_SERIES = 3
+"""The number of slower series that a sentence names."""
 
 
 def format_effect(effect: Effect | None) -> str:
-    """Return a change with its interval: ``+5.1 % [+3.9, +6.3]``."""
+    """Return a change of the time with its 95 % interval: ``+5.1 % [+3.9, +6.3]``.
+
+    Without an interval, only the change. ``UNKNOWN`` stands for None.
+    """
     if effect is None:
         return UNKNOWN
     if effect.low is None or effect.high is None:
@@ -36,19 +40,22 @@ def format_effect(effect: Effect | None) -> str:
 
 
 def _format_signed(fraction: float) -> str:
-    """Return a fraction in percent with its sign, without the percent sign."""
+    """Return a fraction in percent with its sign, without the percent sign: ``+5.1`` for 0.051."""
     sign = "+" if fraction > 0 else ""
     return f"{sign}{format_number(100 * fraction)}"
 
 
 def label_series(series: Sequence[SeriesComparison]) -> list[str]:
-    """Return a label for each series with the parameters that distinguish it."""
+    """Return a label for each compared case, in order, with the parameters that distinguish it."""
     labels = label_cases([member.any_result for member in series])
     return [labels[member.case.id] for member in series]
 
 
 def summarize_comparison(comparison: RunComparison) -> list[str]:
-    """Return sentences about what changed: limits, counts, times, and the overall change."""
+    """Return the sentences of the summary: limits, counts, kernels, times, and the overall change.
+
+    A sentence without content is left out.
+    """
     sentences = [
         *describe_limits(comparison.limits),
         describe_counts(comparison),
@@ -60,7 +67,10 @@ def summarize_comparison(comparison: RunComparison) -> list[str]:
 
 
 def describe_counts(comparison: RunComparison) -> str:
-    """Return a sentence about changed counts, empty if nothing was counted in both runs."""
+    """Return a sentence about changed counts of calls, bytes and memory.
+
+    Empty if no count was compared.
+    """
     counted = comparison.counted_series
     if not counted:
         return ""
@@ -89,7 +99,10 @@ def describe_counts(comparison: RunComparison) -> str:
 
 
 def describe_kernels(comparison: RunComparison) -> str:
-    """Return a sentence about changed kernels of NCCL, which may be the cause of changed times."""
+    """Return a sentence about the cases in which NCCL launches other kernels, empty without any.
+
+    Another kernel may be the cause of a changed time.
+    """
     changed = [series for series in comparison.series if series.kernel_change]
     if not changed:
         return ""
@@ -104,7 +117,10 @@ def describe_kernels(comparison: RunComparison) -> str:
 
 
 def describe_times(comparison: RunComparison) -> str:
-    """Return a sentence about the series that became slower, or about unchecked times."""
+    """Return a sentence about the cases that became slower, the slowest first.
+
+    If no time was judged, the sentence has the number of cases with each verdict.
+    """
     if not comparison.num_judged:
         verdicts = count_verdicts(series.verdict for series in comparison.series)
         what = "Times were not checked" if comparison.counted_series else "Nothing was checked"
@@ -125,7 +141,7 @@ def describe_times(comparison: RunComparison) -> str:
 
 
 def describe_overall(comparison: RunComparison) -> str:
-    """Return a sentence about the change of the median series, empty for a single series."""
+    """Return a sentence about the median change of the time over cases, empty for a single case."""
     overall = comparison.overall
     if overall is None:
         return ""
@@ -140,7 +156,10 @@ def describe_overall(comparison: RunComparison) -> str:
 
 
 def describe_runs(comparison: RunComparison) -> list[str]:
-    """Return a line about each run, and one for each that was emulated."""
+    """Return a line about BASE and one about NEW: folder, host, start and repetitions.
+
+    A line follows for each of them whose nodes or links were emulated.
+    """
     lines = []
     emulated = []
     for name, run in (("BASE", comparison.base.run), ("NEW", comparison.new.run)):
@@ -152,14 +171,17 @@ def describe_runs(comparison: RunComparison) -> list[str]:
 
 
 def _describe_repetitions(run: Run) -> str:
-    """Return the planned repetitions of a run, with the measured ones if they are fewer."""
+    """Return the number of planned repetitions of a run: ``5 repetitions``.
+
+    If fewer were measured, their number comes first: ``3 of 5 repetitions``.
+    """
     planned = pluralize(run.info.plan.repetitions, "repetition")
     measured = len({record.repetition for record in run.records if record.status == "ok"})
     return planned if measured >= run.info.plan.repetitions else f"{measured} of {planned}"
 
 
 def explain_comparison(comparison: RunComparison) -> list[str]:
-    """Return the legend of the verdicts, the method, notes, and recommended actions."""
+    """Return the sentences below the tables: verdicts, method, notes, and recommended commands."""
     return [
         *(f"{verdict}: {MEANINGS[verdict]}" for verdict in comparison.verdicts),
         *_describe_method(comparison),
@@ -171,7 +193,10 @@ def explain_comparison(comparison: RunComparison) -> list[str]:
 
 
 def _describe_method(comparison: RunComparison) -> list[str]:
-    """Return sentences about the test, the threshold and drift, none if no time was compared."""
+    """Return sentences about the statistical test, the threshold and drift of the machine.
+
+    Empty if no time was judged.
+    """
     if not comparison.num_judged:
         return []
     rule = comparison.rule
@@ -197,7 +222,10 @@ def _describe_method(comparison: RunComparison) -> list[str]:
 
 
 def _describe_drift(comparison: RunComparison) -> list[str]:
-    """Return a sentence about the effect of machine drift on the change."""
+    """Return a sentence about the effect of a drift of the machine on the measured change.
+
+    Empty if both runs started at the same time.
+    """
     if comparison.rule.is_paired:
         return ["Repetitions were interleaved (ABBA), so linear machine drift cancels."]
     base_start, new_start = (
@@ -214,7 +242,10 @@ def _describe_drift(comparison: RunComparison) -> list[str]:
 
 
 def _advise_repetitions(comparison: RunComparison) -> list[str]:
-    """Return a sentence with the repetitions that decide half of the UNCONFIRMED series."""
+    """Return a sentence with the repetitions that would decide half of the UNCONFIRMED cases.
+
+    It also has the command that measures them. Empty if no case is UNCONFIRMED because of noise.
+    """
     noises = [
         series.effect.noise
         for series in comparison.series
@@ -245,7 +276,10 @@ def _advise_repetitions(comparison: RunComparison) -> list[str]:
 
 
 def _advise_missing_repetitions(comparison: RunComparison) -> list[str]:
-    """Return advice for TOO FEW RUNS: finish incomplete runs, otherwise ask for more repetitions."""
+    """Return advice for cases with the verdict TOO FEW RUNS: a way to get enough repetitions.
+
+    The ways are to import more logs, to finish incomplete runs, or to measure again.
+    """
     count = comparison.rule.min_repetitions
     if comparison.new.plan.is_imported:
         return [f"Import {count} logs per side to a folder each: parbench import LOG... --out NEW"]
@@ -262,7 +296,16 @@ def _advise_missing_repetitions(comparison: RunComparison) -> list[str]:
 def _advise_completion(
     name: str, run: Run, results: Sequence[CaseResult | None], count: int
 ) -> list[str]:
-    """Return advice for a run whose plan has enough repetitions, but whose budget ended earlier."""
+    """Return advice for a run whose budget ended before it made enough repetitions.
+
+    Empty if the plan of the run does not have enough repetitions either.
+
+    Args:
+        name: ``BASE`` or ``NEW``.
+        run: the run.
+        results: its results of the cases with the verdict TOO FEW RUNS, None where it has none.
+        count: the number of required repetitions.
+    """
     incomplete = [
         result
         for result in results
@@ -279,7 +322,10 @@ def _advise_completion(
 
 
 def _suggest_actions(comparison: RunComparison) -> list[str]:
-    """Return sentences with commands that confirm a slowdown, or declare an intended difference."""
+    """Return sentences with the commands to run next, depending on the verdicts.
+
+    They confirm a slowdown, get missing repetitions, or declare a difference intentional.
+    """
     actions = []
     verdicts = comparison.verdicts
     if (

@@ -1,7 +1,7 @@
-"""The timelines of a run as Chrome trace events, for Perfetto and HolisticTraceAnalysis (HTA).
+"""Exports the timelines of a run as Chrome trace events, for Perfetto and HTA.
 
-Ranks are processes and streams are threads. All ranks of a step have one clock, and each case
-begins at 0 us.
+HTA is HolisticTraceAnalysis. Ranks are processes and streams are threads. All ranks of a step have
+one clock, and each case begins at 0 us.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,14 +23,21 @@ from parbench.reports.analysis.timelines import (
 from parbench.reports.run_data import RunData
 
 Event = dict[str, Any]
+"""An event of the Chrome trace format: its fields by name."""
 
 
 class _StreamFormat(NamedTuple):
-    """The category of a stream's events, and the prefix by which HTA recognizes its kernels."""
+    """The form in which the events of a stream are exported.
+
+    The streams are compute, copies, communication and phases.
+    """
 
     category: str
+    """The category of the events for Perfetto."""
     hta_category: str
+    """The category of the events for HTA."""
     hta_prefix: str
+    """The prefix of event names for HTA, which recognizes the kind of a kernel by it."""
 
 
 _STREAMS = {
@@ -38,23 +45,29 @@ _STREAMS = {
     COMPUTE: _StreamFormat("kernel", "kernel", ""),
     COPY: _StreamFormat("gpu_memcpy", "gpu_memcpy", "Memcpy "),
 }
+"""The formats of all streams except communication, keyed by stream."""
 _COMM_STREAM = _StreamFormat("communication", "kernel", "ncclDevKernel_")
 
 
 class _CaseTrace(NamedTuple):
-    """The timeline of a case."""
+    """The events of one case: the timelines of all its ranks."""
 
     label: str
+    """The label of the case."""
     clock: Event
-    """The method that compared the clocks of the ranks, and the repetition."""
+    """The fields that ``_describe_clock`` returns."""
     processes: Mapping[str, Sequence[Event]]
-    """The events of each process by its name, without the process id."""
+    """The events of each rank without the process id, keyed by the name of the rank's process.
+
+    A rank of a pipeline has a second process for its predicted timeline.
+    """
 
 
 def render_trace(data: RunData) -> bytes:
-    """Return one document with every case whose ranks share a clock.
+    """Return one JSON document with the timelines of all cases whose ranks share a clock.
 
-    Raises ``UserError`` with the reason if there is none.
+    Cases without such a timeline are listed in it with the reason. Raises ``UserError`` if no case
+    has one.
     """
     traces, omissions = _list_case_traces(data)
     events: list[Event] = []
@@ -77,7 +90,11 @@ def render_trace(data: RunData) -> bytes:
 
 
 def render_for_analysis(data: RunData) -> dict[str, bytes]:
-    """Return a document for each rank and profiled step. Raises ``UserError`` if there is none."""
+    """Return a JSON document for each rank of each profiled step, keyed by file name, for HTA.
+
+    The name has a folder for each case: ``CASE/rank-0.json``. Raises ``UserError`` if the run has
+    no profiled step.
+    """
     files = {}
     for step in data.timelines:
         for rank in step.timeline.ranks if step.timeline else ():
@@ -96,7 +113,11 @@ def render_for_analysis(data: RunData) -> dict[str, bytes]:
 
 
 def _list_case_traces(data: RunData) -> tuple[list[_CaseTrace], dict[str, str]]:
-    """Return the cases with a timeline, and the reasons for cases without one, keyed by label."""
+    """Return the timelines of all cases that have one, and the reasons why other cases have none.
+
+    A timeline needs a clock that all ranks share. The reasons are keyed by the label of the case.
+    Raises ``UserError`` if no case has a timeline.
+    """
     traces = []
     omissions = {}
     for result in data.steps:
@@ -130,7 +151,11 @@ def _list_case_traces(data: RunData) -> tuple[list[_CaseTrace], dict[str, str]]:
 def _describe_clock(
     method: str | None, uncertainty_seconds: float | None, repetition: int
 ) -> Event:
-    """Return the method that compared the clocks of the ranks, its error and the repetition."""
+    """Return the method that compared the clocks of the ranks, its error and the repetition.
+
+    The keys are ``method``, ``uncertainty_seconds`` and ``repetition`` (from 1). The argument
+    ``repetition`` is the number of the exported repetition from 0.
+    """
     return {
         "method": method,
         "uncertainty_seconds": uncertainty_seconds,
@@ -141,7 +166,13 @@ def _describe_clock(
 def _number_processes(
     processes: Mapping[str, Sequence[Event]], first_pid: int, prefix: str = ""
 ) -> Iterator[Event]:
-    """Yield the events of processes with their ids, after the name of each process."""
+    """Yield the events of all processes with their ids, after events that set their names.
+
+    Args:
+        processes: the events of each process without an id, keyed by its name.
+        first_pid: the id of the first process. The others follow.
+        prefix: a text before the name of each process.
+    """
     for pid, (name, events) in enumerate(processes.items(), start=first_pid):
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"{prefix}{name}"}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
@@ -150,13 +181,17 @@ def _number_processes(
 
 
 def _name_thread(tid: int, name: str) -> Iterator[Event]:
-    """Yield the events that set the name of a thread and its place in the order of threads."""
+    """Yield the events that set the name of a thread, and sort threads by their ids."""
     yield {"ph": "M", "name": "thread_name", "tid": tid, "args": {"name": name}}
     yield {"ph": "M", "name": "thread_sort_index", "tid": tid, "args": {"sort_index": tid}}
 
 
 def _make_rank_events(rank: RankTimeline, *, is_for_hta: bool = False) -> Iterator[Event]:
-    """Yield the events of a rank in a step, in microseconds since the first rank began."""
+    """Yield the events of one rank in a step, with times in us since the first rank began the step.
+
+    Each stream is a thread. A stream with overlapping intervals becomes several threads. With
+    ``is_for_hta``, names and categories are those by which HTA recognizes kernels.
+    """
     tid = 0
     for stream, intervals in group_by_stream(rank).items():
         form = _STREAMS.get(stream, _COMM_STREAM)
@@ -186,7 +221,11 @@ def _make_rank_events(rank: RankTimeline, *, is_for_hta: bool = False) -> Iterat
 
 
 def _list_pipeline_processes(details: PipelineDetails) -> dict[str, list[Event]]:
-    """Return the actions of each rank, measured and then predicted."""
+    """Return the events of each rank's pipeline actions, keyed by the name of a process.
+
+    The measured timelines of all ranks come first (``rank 0``), then the predicted ones (``rank 0
+    (predicted)``).
+    """
     processes = {}
     for suffix, schedule in (("", details.measured), (" (predicted)", details.predicted)):
         for rank, actions in enumerate(schedule or ()):
@@ -195,7 +234,7 @@ def _list_pipeline_processes(details: PipelineDetails) -> dict[str, list[Event]]
 
 
 def _make_action_events(actions: Sequence[TimedAction]) -> Iterator[Event]:
-    """Yield an event for each action of a rank's pipeline, with times in microseconds."""
+    """Yield an event for each pipeline action of a rank, such as a forward, with times in us."""
     if actions:
         yield from _name_thread(1, "pipeline")
     for timed in actions:

@@ -1,4 +1,7 @@
-"""Text and JSON of nccl-tests and rccl-tests of all ages. Columns are found by their headings."""
+"""Imports the text and JSON of nccl-tests and rccl-tests of all ages.
+
+Columns are found by their headings.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -42,29 +45,43 @@ _REPEATED = re.compile(r"^# (in-place|out-of-place) repeats ")
 _AVERAGE = re.compile(r"^#\s*Avg bus bandwidth\s*:\s*(\S+)")
 _OUT_OF_BOUNDS = re.compile(r"^#\s*Out of bounds values\s*:\s*(\d+)")
 _MEASURED = ("time", "algbw", "busbw", "#wrong", "error")
+"""The columns that a table has for each placement."""
 _HEADINGS = {"size", "count", "type", "redop", "root", *_MEASURED}
+"""All words that may be the heading of a column."""
 _MIN_HEADINGS = 4
+"""A comment with at least this many known headings is the heading of a table."""
 _REQUIRED = ("size", "type")
+"""The columns besides the time without which a row cannot be imported."""
 _MAX_SENTENCES = 3
+"""The number of notes that the imported run shows. The others are counted."""
 _CELL = re.compile(r"-?[\d.]+(?:e[+-]?\d+)?|N/A|-?nan|inf", re.IGNORECASE)
 _NAMES = {*TYPES.values(), *REDOPS.values()}
 _MIN_CELL_SHARE = 0.6
+"""A line is a row of a table if at least this fraction of its words are cells."""
 
 
 class _TextReader:
-    """Reads the tables of a text, each with the header that precedes it."""
+    """Reads the text output of nccl-tests line by line into tables with their headers.
+
+    ``source`` is the path of the file, for messages.
+    """
 
     def __init__(self, source: str) -> None:
         self.headers: list[LogHeader] = []
-        """The headers of the tables in order."""
+        """The tables whose heading was read, in the order of the file."""
         self.notes: list[str] = []
+        """Sentences about tables whose summary contradicts their rows."""
         self.num_summaries = 0
+        """The number of tables that end with their average bus bandwidth, so they are complete."""
         self._source = source
         self._header = LogHeader()
         self._columns: list[str] = []
 
     def read(self, number: int, line: str) -> None:
-        """Read a line without prefix."""
+        """Read one line of the file, from which the prefix of a launcher was removed.
+
+        ``number`` is the number of the line for error messages, from 1.
+        """
         place = f"{self._source}, line {number}"
         cells = line.split()
         average = _AVERAGE.match(line)
@@ -87,9 +104,10 @@ class _TextReader:
             self._read_fact(line, place)
 
     def _starts_header(self, line: str) -> bool:
-        """Return True if a line begins the output of another program.
+        """Return True if a line begins the output of another program of nccl-tests.
 
-        Older versions begin with their parameters, or are preceded by the command of a shell.
+        A file may contain the output of several programs. Older versions begin with their
+        parameters, or are preceded by the command of a shell.
         """
         if line.startswith(("# nccl-tests version", "# rccl-tests version")):
             return True
@@ -100,7 +118,11 @@ class _TextReader:
         return is_command or line.startswith(("# nThread", _START)) or bool(_RANK.match(line))
 
     def _read_fact(self, line: str, place: str) -> None:
-        """Read a line outside a table: a rank, a version, a program or an option."""
+        """Read a fact from a line outside a table: a rank, a version, a program or an option.
+
+        The fact is added to the header of the next table. Other lines are ignored. ``place`` is the
+        location of the line, for error messages.
+        """
         header = self._header
         rank = _RANK.match(line)
         version = _VERSION.match(line)
@@ -131,7 +153,7 @@ class _TextReader:
             header.program = header.program or program[1]
 
     def _read_average(self, text: str) -> None:
-        """Read the average bus bandwidth below a table, if it is a number."""
+        """Read the average bus bandwidth below a table. Text such as ``N/A`` is ignored."""
         try:
             average = parse_printed(text)
         except ValueError:
@@ -142,7 +164,11 @@ class _TextReader:
             self._header.average_busbw = Number(average.value, half_step)
 
     def _check_wrong(self, num_wrong: int, place: str) -> None:
-        """Compare the sum of wrong values with the rows."""
+        """Add a note if the sum of wrong values contradicts the column ``#wrong`` of the rows.
+
+        ``num_wrong`` is the sum that is printed below the table. It contradicts the rows if only
+        one of them is 0.
+        """
         counts = self._header.list_numbers("#wrong")
         known_counts = [count.value for count in counts if count is not None]
         if known_counts and bool(num_wrong) != any(known_counts):
@@ -150,7 +176,11 @@ class _TextReader:
             self.notes.append(f"{place}: {num_wrong} values are wrong, but {rows} wrong")
 
     def _parse_row(self, cells: Sequence[str], place: str) -> Row:
-        """Return the row of a table. ``place`` is the location of the line, for errors."""
+        """Return the row of a line, whose words are ``cells``.
+
+        ``place`` is the location of the line. Raises ``UserError`` if a required column is missing
+        or a cell is not a number.
+        """
         row = parse_row(self._columns, cells, place, (*_REQUIRED, "time"))
         root = row.get("root")
         if root is not None and not root.removeprefix("-").isdecimal():
@@ -169,10 +199,11 @@ class _TextReader:
     def _list_measurements(
         self, cells: Sequence[str], place: str
     ) -> Iterator[tuple[str, dict[str, Number]]]:
-        """Yield the numbers of the out-of-place and the in-place columns of one line.
+        """Yield each placement (in or out of place) of a line with its numbers, keyed by column.
 
-        ``place`` is the location of the line, for messages. A line with one set of columns gives
-        one placement.
+        The numbers are those of ``Row.measurements``. A line with one set of columns gives one
+        placement. ``place`` is the location of the line. Raises ``UserError`` if the placements
+        have different columns.
         """
         measured = [
             (name, cell)
@@ -197,19 +228,28 @@ class _TextReader:
 
 
 def _is_heading(cells: Sequence[str]) -> bool:
-    """Return True if a comment has several headings, so that a row can name a missing one."""
+    """Return True if the words of a line are the heading of a table, which names its columns.
+
+    A heading with missing columns also counts, so that a row can name the missing one.
+    """
     num_headings = len(_HEADINGS & set(cells))
     return cells[:1] == ["#"] and num_headings >= _MIN_HEADINGS
 
 
 def _is_row(cells: Sequence[str]) -> bool:
-    """Return True if most words are cells of a table, so that a corrupt row is not skipped."""
+    """Return True if most words of a line are cells of a table, also if the row is corrupt.
+
+    A cell is a number, N/A, or the name of a data type or reduction.
+    """
     known_cells = [cell for cell in cells if _CELL.fullmatch(cell) or cell in _NAMES]
     return len(known_cells) >= max(2, _MIN_CELL_SHARE * len(cells)) and cells[0] in known_cells
 
 
 def _parse_number(cell: str, place: str) -> Number | None:
-    """Return a printed number, None if it is N/A. Raises ``UserError`` for other text."""
+    """Return the number in a cell, None if it is N/A. Raises ``UserError`` for other text.
+
+    ``place`` is the location of the line, for the error.
+    """
     try:
         return parse_printed(cell)
     except ValueError:
@@ -217,10 +257,15 @@ def _parse_number(cell: str, place: str) -> Number | None:
 
 
 def parse_nccl(text: str, source: str, nproc: int | None) -> ImportedRun:
-    """Return the results of a file, text or JSON.
+    """Return the run that the output of nccl-tests contains, as text or JSON.
 
-    Rows that contradict themselves are left out and named. Raises ``UserError`` if a row is cut
-    short, if all rows contradict themselves, or if the version of JSON is not supported.
+    Rows that contradict themselves are left out and named in the notes. Raises ``UserError`` if a
+    row is cut short, if all rows contradict themselves, or if the version of JSON is not supported.
+
+    Args:
+        text: the content of the file.
+        source: the path of the file, for messages.
+        nproc: the number of ranks, None if the file states it.
     """
     if _is_document(text):
         return _make_run([read_json(text, source)], source, nproc)
@@ -252,7 +297,14 @@ def _make_run(
     nproc: int | None,
     notes: Sequence[str] = (),
 ) -> ImportedRun:
-    """Return the run of one or more tables. Raises ``UserError`` if their ranks differ."""
+    """Return the run with the results of all tables. Raises ``UserError`` if their ranks differ.
+
+    Args:
+        headers: the tables, at least one.
+        source: the path of the file, for messages.
+        nproc: the number of ranks that the user gave, or None.
+        notes: sentences about the tables, to which more may be added.
+    """
     results: list[ImportedResult] = []
     sentences = list(notes)
     for header in headers:

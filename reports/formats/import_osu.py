@@ -1,9 +1,9 @@
-"""Results that the OSU micro-benchmarks print, of all versions.
+"""Imports the results that the OSU micro-benchmarks print, of all versions.
 
 They (mvapich.cse.ohio-state.edu/benchmarks) print a time, the mean over iterations and ranks, and
 the message size of one rank. If every rank contributes such a message (allgather, alltoall, gather,
-scatter), the size S of nccl-tests is that size times the number of ranks. Rates are computed.
-Tests of bandwidth print MB/s of one pair of ranks, from which the time of a message follows.
+scatter), the size S of nccl-tests is that size times the number of ranks. Rates are computed. Tests
+of bandwidth print MB/s of one pair of ranks, from which the time of a message follows.
 """
 
 import re
@@ -47,9 +47,14 @@ OPERATIONS = {
     "multiple bandwidth / message rate": "unidirectional",
     "bi-directional bandwidth": "bidirectional",
 }
-"""The operations, keyed by the titles of the benchmarks without the word latency."""
+"""The short name of each operation, keyed by the title of its benchmark in lower case.
+
+The titles are without the word latency.
+"""
 _POINT_TO_POINT = ("pingpong", "unidirectional", "bidirectional")
+"""The operations between two ranks."""
 _DTYPES = {"MPI_FLOAT": "float32", "MPI_DOUBLE": "float64", "MPI_INT": "int32", "MPI_CHAR": "char"}
+"""The name of each MPI data type in parbench."""
 _TITLE = re.compile(
     r"^# OSU (\w+)(?:-(\S+))? (.*?)(?: Test)?(?:\s+v(\S+)|\s+\(Version\s+(\S+)\))?$"
 )
@@ -57,34 +62,55 @@ _PAIRS = re.compile(r"^# \[ *pairs: *(\d+) *\]")
 _HEADING = re.compile(r"(?:(?:Avg|Min|Max|P\d+ Tail|Pure|Coll\.) )?[\w./]+ ?\([^)]*\)|\S+")
 _CELL = re.compile(r"[\d.]+(?:e[+-]?\d+)?|pass|fail", re.IGNORECASE)
 _LATENCIES = ("avglatency(us)", "latency(us)")
+"""The columns that contain the latency, which is used as the time of an operation."""
 _BANDWIDTHS = ("bandwidth(mb/s)", "mb/s")
+"""The columns that contain the bandwidth of one pair of ranks."""
 _MIN_CELL_SHARE = 0.5
+"""A line is a row of a table if at least this fraction of its words are cells."""
 _RATE_TOLERANCE = 0.01
-"""OSU rounds bandwidths and message rates to two decimals."""
+"""OSU rounds bandwidths (MB/s) and message rates to two decimals."""
 
 
 @dataclass(kw_only=True)
 class _Benchmark:
-    """The output of one benchmark."""
+    """The output of one OSU benchmark: the facts in its title and options, and its table."""
 
     title: str
+    """The title without the library and the device, such as ``Allreduce Latency``."""
     device: str
+    """The device that held the messages: ``cpu``, or the name in the title, such as ``cuda``."""
     version: str
+    """The version of the OSU micro-benchmarks, empty if unknown."""
     backend: str
+    """The library that communicated, such as ``mpi`` or ``nccl``."""
     operation: OperationSpec | None
+    """The equivalent operation of parbench, None if it has none."""
     dtype: str = ""
+    """The data type as OSU prints it, such as ``MPI_FLOAT``.
+
+    Empty if the output does not state it.
+    """
     num_pairs: int = 1
+    """The number of pairs of ranks that communicated at once."""
     columns: list[str] = field(default_factory=list)
+    """The headings of the table in order, in lower case without spaces: ``avglatency(us)``."""
     rows: list[tuple[str, dict[str, str]]] = field(default_factory=list)
-    """The place of each row, and its cells keyed by column."""
+    """The rows of the table: the location in the file, and the cells keyed by column."""
 
     @property
     def is_point_to_point(self) -> bool:
-        """True if the operation is between two ranks."""
+        """True if the operation is between two ranks.
+
+        False for collectives and unknown benchmarks.
+        """
         return self.operation is not None and self.operation.short_name in _POINT_TO_POINT
 
     def add_row(self, cells: Sequence[str], place: str) -> None:
-        """Add a row. Raises ``UserError`` if it does not belong to the table."""
+        """Add a row of the table, whose words are ``cells``.
+
+        ``place`` is its location, for errors. Raises ``UserError`` if the row does not fit the
+        table, or if its size does not ascend.
+        """
         if not self.columns:
             raise UserError(f"{place}: no heading names the columns of this row")
         row = parse_row(self.columns, cells, place, ("size",))
@@ -97,9 +123,15 @@ class _Benchmark:
 
 
 def parse_osu(text: str, source: str, nproc: int | None) -> ImportedRun:
-    """Return the results of a file.
+    """Return the run that the output of OSU benchmarks contains.
 
-    Raises ``UserError`` if it is cut short, or without ``nproc``, which OSU does not print.
+    Raises ``UserError`` if a row is cut short, or if ``nproc`` is missing although a benchmark is a
+    collective. OSU does not print the number of ranks.
+
+    Args:
+        text: the content of the file.
+        source: the path of the file, for messages.
+        nproc: the number of ranks, or None.
     """
     benchmarks = _read_benchmarks(text, source)
     omissions = []
@@ -137,7 +169,11 @@ def parse_osu(text: str, source: str, nproc: int | None) -> ImportedRun:
 
 
 def _read_benchmarks(text: str, source: str) -> list[_Benchmark]:
-    """Return the benchmarks of a log with their rows."""
+    """Return the benchmarks of a log with their rows, in the order of the log.
+
+    ``source`` is the path of the file, for errors. Raises ``UserError`` for a table without a
+    title.
+    """
     benchmarks: list[_Benchmark] = []
     for number, raw_line in enumerate(read_log_lines(text), start=1):
         place = f"{source}, line {number}"
@@ -154,7 +190,7 @@ def _read_benchmarks(text: str, source: str) -> list[_Benchmark]:
 
 
 def _read_title(title: re.Match[str]) -> _Benchmark:
-    """Return a benchmark without rows from a match of ``_TITLE``."""
+    """Return a benchmark without rows from the parts of its title, a match of ``_TITLE``."""
     library, device, name, version, old_version = title.groups()
     key = name.lower().removesuffix(" latency")
     return _Benchmark(
@@ -167,7 +203,10 @@ def _read_title(title: re.Match[str]) -> _Benchmark:
 
 
 def _read_line(benchmark: _Benchmark, line: str, place: str) -> None:
-    """Read a line below the title of a benchmark: an option, a heading or a row."""
+    """Read a line below the title of a benchmark into it: an option, a heading or a row.
+
+    Other lines are ignored. ``place`` is the location of the line, for errors.
+    """
     cells = line.split()
     pairs = _PAIRS.match(line)
     if pairs:
@@ -186,13 +225,25 @@ def _read_line(benchmark: _Benchmark, line: str, place: str) -> None:
 
 
 def _is_row(cells: Sequence[str]) -> bool:
-    """Return True if the first word and enough other words of a line are cells of a table."""
+    """Return True if the first word and enough other words of a line are cells of a table.
+
+    A cell is a number, ``pass`` or ``fail``.
+    """
     known_cells = [cell for cell in cells if _CELL.fullmatch(cell)]
     return cells[:1] == known_cells[:1] and len(known_cells) >= max(1, _MIN_CELL_SHARE * len(cells))
 
 
 def _check_row(row: Mapping[str, str], size: int, place: str) -> None:
-    """Compare the numbers of a row. Raises ``UserError`` if they contradict each other."""
+    """Raise ``UserError`` if the numbers of a row contradict each other.
+
+    The mean latency must lie between minimum and maximum, and the bandwidth must be the message
+    rate times the size.
+
+    Args:
+        row: the cells keyed by column.
+        size: the message size in bytes.
+        place: the location of the row.
+    """
     low, mean, high = (row.get(f"{part}latency(us)") for part in ("min", "avg", "max"))
     if low and mean and high:
         numbers = [parse_number(cell, place) for cell in (low, mean, high)]
@@ -212,9 +263,15 @@ def _check_row(row: Mapping[str, str], size: int, place: str) -> None:
 def _find_seconds(
     operation: OperationSpec, row: Mapping[str, str], size_bytes: int, place: str
 ) -> float | None:
-    """Return the time of a message in seconds, None if it is zero.
+    """Return the time of one message or operation in seconds, None if it was printed as zero.
 
-    Raises ``UserError`` if no column has a latency or a rate.
+    Args:
+        operation: the operation. The time of a bandwidth test follows from size and bandwidth.
+        row: the cells keyed by column.
+        size_bytes: the message size of the row.
+        place: the location of the row, for errors.
+
+    Raises ``UserError`` if no column has a latency or a bandwidth.
     """
     latency = next((row[name] for name in _LATENCIES if name in row), None)
     rate = next((row[name] for name in _BANDWIDTHS if name in row), None)
@@ -236,7 +293,15 @@ def _make_result(
     num_ranks: int,
     place: str,
 ) -> ImportedResult:
-    """Return the result of a row, with the size of nccl-tests and computed bandwidths."""
+    """Return the result of a row, with the size by the convention of nccl-tests and its bandwidths.
+
+    Args:
+        benchmark: the benchmark that printed the row.
+        operation: the operation of the benchmark.
+        row: the cells keyed by column.
+        num_ranks: the number of ranks of the job.
+        place: the location of the row, for errors.
+    """
     size_bytes = parse_count(row["size"], place)
     seconds = _find_seconds(operation, row, size_bytes, place)
     notes = ["OSU prints only a time: bandwidths are computed from size and time"]

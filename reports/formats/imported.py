@@ -1,4 +1,4 @@
-"""Results of another tool in the convention of nccl-tests: bytes, seconds, bytes per second."""
+"""The results of another tool in the convention of nccl-tests: bytes, seconds, bytes per second."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,38 +14,56 @@ from parbench.bench.text import UserError, format_list
 MICRO = 1e-6
 UNKNOWN = "unknown"
 OPERATIONS_BY_NAME = {spec.short_name: spec for spec in OPERATIONS}
+"""The specification of each operation, keyed by its short name: ``all_reduce``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedResult:
-    """One result, with the name and the parameters of its case."""
+    """A result that another tool printed: the metrics of one case."""
 
     name: str
+    """The name of the case, such as ``collective.all_reduce``."""
     params: Mapping[str, Value]
+    """The parameters of the case by name, with its ``size_bytes``."""
     metrics: Mapping[str, MetricValue]
+    """The metrics ``time``, ``algbw`` and ``busbw`` by name."""
     check: Check = field(default_factory=Check)
+    """The tool's check of correctness. It is empty if the tool did not check."""
     group_size: int | None = None
-    """The number of ranks of its group, None if all ranks took part."""
+    """The number of ranks of the group that communicated, None if it was all ranks of the job."""
     samples: Sequence[float] = ()
-    """The seconds of each iteration, the maximum over the ranks."""
+    """The seconds of each iteration, each the maximum over ranks.
+
+    Empty if the file has only means.
+    """
     iterations: int | None = None
+    """The number of timed iterations, None if the file does not state it."""
     printed: Mapping[str, Any] = field(default_factory=dict)
+    """The numbers of the result as the tool printed them, by column, in the units of the tool."""
     notes: Sequence[str] = ()
+    """Sentences about the result, which reports show."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRun:
-    """The results and the facts that a file of another tool contains."""
+    """The content of a file that another tool wrote: its results, and facts about the job."""
 
     version: str | None = None
-    """The version of the tool."""
+    """The version of the tool, None if unknown."""
     num_ranks: int
+    """The number of ranks of the job."""
     nodes: int | None = None
+    """The number of nodes, None if unknown."""
     backend: str = UNKNOWN
+    """The library that communicated, such as ``nccl`` or ``mpi``."""
     device: str = UNKNOWN
+    """The device that held the messages: ``cuda``, ``cpu`` or the tool's name of it."""
     results: Sequence[ImportedResult]
+    """The results in the order of the file."""
     hosts: Sequence[str] = ()
+    """The names of the hosts, as far as the file states them."""
     variables: Mapping[str, str] = field(default_factory=dict)
+    """The environment variables of the job by name."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Facts about GPUs and libraries: ``gpu``, ``nccl`` (its version), ``network``."""
     notes: Sequence[str] = ()
@@ -57,7 +75,13 @@ class ImportedRun:
 def parse_row(
     columns: Sequence[str], cells: Sequence[str], place: str, required: Sequence[str]
 ) -> dict[str, str]:
-    """Return the cells of a line, keyed by column.
+    """Return the cells of a line of a table, keyed by column.
+
+    Args:
+        columns: the names of the table's columns in order.
+        cells: the words of the line.
+        place: the location of the line, for errors: ``FILE, line N``.
+        required: the columns without which the line cannot be imported.
 
     Raises ``UserError`` if a required column is absent or the line has another number of cells.
     """
@@ -74,7 +98,10 @@ def parse_row(
 
 
 def parse_number(cell: str, place: str) -> float:
-    """Return a finite number. Raises ``UserError`` for other text."""
+    """Return the finite number in a cell. Raises ``UserError`` for other text.
+
+    ``place`` is the location of the cell, for the error: ``FILE, line N``.
+    """
     try:
         number = float(cell)
     except ValueError:
@@ -85,14 +112,22 @@ def parse_number(cell: str, place: str) -> float:
 
 
 def parse_count(cell: str, place: str) -> int:
-    """Return a whole number from 0. Raises ``UserError`` for other text."""
+    """Return the whole number in a cell, 0 or more. Raises ``UserError`` for other text.
+
+    ``place`` is the location of the cell, for the error: ``FILE, line N``.
+    """
     if not cell.isdecimal():
         raise UserError(f"{place}: {cell!r} is not a whole number from 0 up")
     return int(cell)
 
 
 def resolve_num_ranks(in_file: int | None, nproc: int | None, source: str) -> int:
-    """Return the number of ranks according to the file or to ``--nproc``.
+    """Return the number of ranks that a file or the option ``--nproc`` states.
+
+    Args:
+        in_file: the number of ranks in the file, None if the file does not state it.
+        nproc: the value of ``--nproc``, None if not given.
+        source: the name of the file or the location in it, for errors.
 
     Raises ``UserError`` if neither states it, or if they differ.
     """
@@ -115,10 +150,20 @@ def make_metrics(
     printed_rates: Mapping[str, float | None] | None = None,
     rate_resolution: float = 0.0,
 ) -> dict[str, MetricValue]:
-    """Return the time and the rates of a result.
+    """Return the time in seconds and the bandwidths in B/s of a result, keyed by metric.
 
-    A printed rate (B/s) counts if it has three significant digits, that is 100 times the
-    resolution of the printed numbers. Otherwise it is computed from size and time.
+    The keys are ``time``, ``algbw`` and ``busbw``. A printed bandwidth is used if it has three
+    significant digits, that is, at least 100 times the resolution. Otherwise it is computed from
+    size and time.
+
+    Args:
+        operation: the collective, whose factor converts algbw to busbw.
+        num_ranks: the number of ranks of a group.
+        size_bytes: the message size S of nccl-tests.
+        seconds: the time of one operation. None or 0 if unknown.
+        method: a phrase about how the tool computed the time.
+        printed_rates: the printed bandwidths in B/s, keyed by metric. None without any.
+        rate_resolution: the unit of the last digit of printed bandwidths in B/s.
     """
     algbw = size_bytes / seconds if seconds else None
     busbw = None

@@ -1,4 +1,4 @@
-"""Output of other tools as runs, so that reports and comparisons read it like measured runs."""
+"""Imports the output of other tools as runs, so that reports and comparisons can read it."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,10 @@ from parbench.reports.formats.registry import IMPORT_FORMATS, load_function
 
 
 def detect_tool(text: str, source: str) -> str:
-    """Return the tool that printed a text. Raises ``UserError`` if it is unknown."""
+    """Return the name of the tool that printed a text, a key of ``IMPORT_FORMATS``.
+
+    ``source`` is the name of the file, for the ``UserError`` about an unknown format.
+    """
     for tool, entry in IMPORT_FORMATS.items():
         if any(all(marker in text for marker in markers) for markers in entry.markers):
             return tool
@@ -39,10 +42,16 @@ def import_file(
     tool: str | None = None,
     link_bytes_per_second: float | None = None,
 ) -> Path:
-    """Write the results of a file as a new run, and return its folder.
+    """Write the results in a file of another tool as a new run, and return the run's folder.
 
-    ``nproc`` is the number of ranks, for files that do not state it. The tool is detected by
-    default. The run has one repetition. Raises ``UserError`` for a file without results.
+    The run has one repetition. Raises ``UserError`` for a file without results.
+
+    Args:
+        path: the file.
+        out: the folder in which the folder of the run is created.
+        nproc: the number of ranks, for files that do not state it.
+        tool: the name of the tool, None to detect it from the text.
+        link_bytes_per_second: the declared speed of the link in B/s, None if it was not declared.
     """
     with convert_read_errors(path, "cannot be imported"):
         text = read_file(path).decode(errors="replace")
@@ -94,7 +103,11 @@ def import_file(
 def _make_cases(
     results: Sequence[ImportedResult], tool: str
 ) -> Iterator[tuple[Case, ImportedResult]]:
-    """Yield each result with its case. A case that was measured again has a ``repeat``."""
+    """Yield the case (benchmark with parameters) of each result, and the result.
+
+    If a file has several results of a case, the later ones get the parameter ``repeat``: 2, 3 and
+    so on. ``tool`` is the name of the tool.
+    """
     counts = Counter[str]()
     for result in results:
         case = make_case(result.name, f"import:{tool}", result.params)
@@ -108,7 +121,16 @@ def _make_cases(
 def _make_record(
     case: Case, result: ImportedResult, imported: ImportedRun, source: dict[str, Any]
 ) -> Record:
-    """Return the record of an imported result."""
+    """Return the record of an imported result. Its status is ``wrong`` if the tool's check failed.
+
+    Otherwise the status is ``ok``.
+
+    Args:
+        case: the case of the result.
+        result: the result, as the tool's file contains it.
+        imported: the facts about the job in that file.
+        source: the ``tool``, its ``version`` and the ``file``, which the record stores.
+    """
     tool = source["tool"]
     version = imported.version or "version unknown"
     notes = [f"imported from {tool} ({version}); times have no interval"]

@@ -20,18 +20,22 @@ _PREFIXES = tuple(
         r"(?:DEBUG|INFO|WARN|WARNING|ERROR)\s",
     )
 )
+"""The prefixes that launchers and log collectors write before each line of a program."""
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PREFIXED_HEADING = re.compile(
     r"^(.*?[^\s#].*?)#\s+(?:size\s|Size\s|OSU |nThread |nccl-tests |Using devices)"
 )
+"""A heading of a supported tool after a prefix of any form, which is the first group."""
 _MESSAGE_KEYS = ("log", "message", "msg", "textPayload")
+"""The keys under which log collectors store a line of a program in JSON."""
 
 
 def read_log_lines(text: str) -> list[str]:
-    """Return the lines of a log, without prefixes.
+    """Return the lines of a log without prefixes such as ``[1,0]<stdout>:``.
 
-    A prefix of unknown form is recognized before a heading, and is removed where a line starts
-    with the same form. The number of lines does not change, so that messages can name a line.
+    A prefix of unknown form is recognized before the heading of a table, and is then removed from
+    each line that starts with the same form. The number of lines does not change, so that messages
+    can name a line.
     """
     lines = [_ANSI.sub("", _unwrap_json(line)).rstrip() for line in text.splitlines()]
     stripped = [_strip_known_prefixes(line) for line in lines]
@@ -42,7 +46,10 @@ def read_log_lines(text: str) -> list[str]:
 
 
 def _unwrap_json(line: str) -> str:
-    """Return the message of a line that a container runtime wrote as a JSON object."""
+    """Return the message of a line that a container runtime wrote as a JSON object.
+
+    Other lines are returned as they are.
+    """
     if not line.startswith("{") or not line.endswith("}"):
         return line
     try:
@@ -54,7 +61,10 @@ def _unwrap_json(line: str) -> str:
 
 
 def _strip_known_prefixes(line: str) -> str:
-    """Return a line without any prefixes of known form. A comment keeps what follows its ``#``."""
+    """Return a line without the prefixes of launchers and log collectors in ``_PREFIXES``.
+
+    The text from a ``#`` on is not changed, because it is a comment of the program.
+    """
     while not line.lstrip().startswith("#"):
         for prefix in _PREFIXES:
             match = prefix.match(line)
@@ -67,9 +77,10 @@ def _strip_known_prefixes(line: str) -> str:
 
 
 def _find_unknown_form(lines: list[str]) -> re.Pattern[str] | None:
-    """Return a pattern of the prefix of a heading, None without a prefixed heading.
+    """Return a pattern for prefixes of unknown form: it matches the prefix of a table's heading.
 
-    Words of the prefix may vary, other characters may not.
+    None if no heading has a prefix. In the pattern, words of the prefix may vary, other characters
+    may not.
     """
     for line in lines:
         match = _PREFIXED_HEADING.match(line)
@@ -82,7 +93,10 @@ def _find_unknown_form(lines: list[str]) -> re.Pattern[str] | None:
 
 
 def _generalize(part: str) -> str:
-    """Return a pattern for a part of a prefix: any word, any space, or the same characters."""
+    """Return a pattern for one part of a prefix.
+
+    For a word it matches any word, for space any space, otherwise only the same characters.
+    """
     if part.isspace():
         return r"\s+"
     return r"\w+" if re.fullmatch(r"\w+", part) else re.escape(part)

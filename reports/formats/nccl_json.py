@@ -1,4 +1,4 @@
-"""JSON of nccl-tests, versions 3 and 4. Sizes and rates need no conversion."""
+"""Reads the JSON of nccl-tests, versions 1 to 4. Sizes and rates need no conversion."""
 
 import json
 import math
@@ -18,7 +18,9 @@ from parbench.reports.formats.nccl_rows import (
 )
 
 _VERSIONS = (1, 2, 3, 4)
+"""The supported versions of the format."""
 _PRECISION = 1e-4
+"""The relative rounding error that is assumed for a number."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -26,16 +28,25 @@ _Number = float | str | None  # nccl-tests writes the text nan for an unknown nu
 
 
 class _Numbers(msgspec.Struct, frozen=True):
-    """The numbers of a placement, in us and GB/s."""
+    """The measured numbers of one placement: times in us, bandwidths in GB/s."""
 
     time: _Number = None
+    """The time of one operation."""
     cpu_time: _Number = None
+    """The time on the host, which replaces ``time`` where that is missing."""
     alg_bw: _Number = None
+    """The algorithm bandwidth."""
     bus_bw: _Number = None
+    """The bus bandwidth."""
     nwrong: _Number = None
+    """The number of wrong elements."""
 
     def list_finite(self) -> dict[str, Number]:
-        """Return the finite numbers, keyed by their columns in the text format."""
+        """Return the numbers of the placement that are finite, keyed by columns of the text format.
+
+        The keys are ``time``, ``algbw``, ``busbw`` and ``#wrong``. Each number has its rounding
+        error.
+        """
         numbers = {
             "time": self.cpu_time if self.time is None else self.time,
             "algbw": self.alg_bw,
@@ -50,44 +61,66 @@ class _Numbers(msgspec.Struct, frozen=True):
 
 
 class _Iterations(msgspec.Struct, frozen=True):
-    """The time of each iteration, and the number of skipped warm-up iterations."""
+    """The times of the single iterations of one placement, with those of the warm-up."""
 
     times_us: list[_Seconds] = []
+    """The time of each iteration in us, the warm-up first."""
     skipped_iterations: _Count = 0
+    """The number of iterations of the warm-up."""
 
 
 class _Result(msgspec.Struct, frozen=True):
-    """The results of one message size."""
+    """The results of one message size, in and out of place."""
 
     size: _Count
+    """The message size in bytes."""
     type: str
+    """The data type by its name in nccl-tests, such as ``float``."""
     redop: str
+    """The reduction by its name in nccl-tests, or ``none``."""
     root: str
+    """The root rank as text, ``-1`` for an operation without a root."""
     count: _Count | None = None
+    """The number of elements."""
     out_of_place: _Numbers | None = None
+    """The numbers of the out-of-place operation, None if they were not measured."""
     in_place: _Numbers | None = None
+    """The numbers of the in-place operation, None if they were not measured."""
     out_of_place_per_iter: _Iterations | None = None
+    """The times of the out-of-place iterations, None if they were not stored."""
     in_place_per_iter: _Iterations | None = None
+    """The times of the in-place iterations, None if they were not stored."""
     actual_iterations: _Count | None = None
+    """The number of timed iterations."""
 
 
 class _Device(msgspec.Struct, frozen=True):
-    """The rank and the host of a device."""
+    """A device that nccl-tests used."""
 
     rank: int | None = None
+    """The rank that uses it."""
     hostname: str | None = None
+    """The host that has it."""
 
 
 class _RunConfig(msgspec.Struct, frozen=True):
-    """The options and the processes of nccl-tests."""
+    """The options of nccl-tests and the devices that it used."""
 
     devices: list[_Device] = []
+    """The devices, in the order of ranks."""
     nthreads: int = 1
+    """The number of threads per process."""
     ngpus: int = 1
+    """The number of GPUs per thread."""
     blocking_collectives: str = "false"
+    """``true`` or ``false``, which nccl-tests writes as text."""
 
     def list_hosts(self) -> list[str]:
-        """Return the host of each rank. A process may list one of its devices, or all of them."""
+        """Return the name of the host of each rank, in the order of ranks, or ``unknown``.
+
+        A process may list one of its devices, or all of them. With one, it stands for all ranks of
+        the process.
+        """
         ranks = [device.rank for device in self.devices]
         is_complete = len(ranks) > 1 and ranks == list(range(len(ranks)))
         num_ranks = 1 if is_complete else self.nthreads * self.ngpus
@@ -95,20 +128,27 @@ class _RunConfig(msgspec.Struct, frozen=True):
 
 
 class _Document(msgspec.Struct, frozen=True):
-    """The content of a file. ``nccl_version`` is a number, such as 22809 for 2.28.9."""
+    """The content of a JSON file of nccl-tests."""
 
     version: int
+    """The version of the format, one of ``_VERSIONS``."""
     config: _RunConfig
+    """The options and the devices."""
     results: list[_Result]
+    """The results, one for each message size."""
     args: list[str] = []
+    """The command line of nccl-tests, first the path of the program."""
     env: list[str] = []
+    """The environment variables as ``NAME=VALUE``."""
     nccl_version: int = 0
+    """The version of NCCL as its headers encode it: 22809 for 2.28.9, 0 if unknown."""
 
 
 def read_json(text: str, source: str) -> LogHeader:
-    """Return the header with the rows of a document.
+    """Return the table in the JSON of nccl-tests, with the facts about the job.
 
-    Raises ``UserError`` if its version is not supported, because fields may have moved.
+    ``source`` is the name of the file, for errors. Raises ``UserError`` if the text is cut short,
+    or if its version is not supported, because fields may have moved.
     """
     document = _decode_document(text, source)
     config = document.config
@@ -132,7 +172,7 @@ def read_json(text: str, source: str) -> LogHeader:
 def _decode_document(text: str, source: str) -> _Document:
     """Return the content of a JSON file. Raises ``UserError`` for other text.
 
-    ``source`` is named in the error.
+    ``source`` is the name of the file, for the error.
     """
     try:
         content = json.loads(text)
@@ -151,7 +191,10 @@ def _decode_document(text: str, source: str) -> _Document:
 
 
 def _convert_result(result: _Result, place: str) -> Row:
-    """Return the row of a message size. ``place`` is the location of the result, for errors."""
+    """Return the row of one message size.
+
+    ``place`` is the location of the result, for errors: ``FILE, result N``.
+    """
     root = result.root.strip()
     if not root.removeprefix("-").isdecimal():
         raise UserError(f"{place}: root {root!r} is not a whole number")

@@ -1,4 +1,4 @@
-"""Rows of nccl-tests become results, after checks that their numbers agree with each other."""
+"""Checks that the numbers of nccl-tests agree with each other, and converts its rows to results."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,98 +24,157 @@ from parbench.reports.formats.imported import (
 from parbench.reports.formats.nccl_tests import PROGRAMS, REDOPS, TYPES
 
 PLACEMENTS = (OUT_OF_PLACE, IN_PLACE)
+"""The placements in the order of the columns of nccl-tests."""
 RATES = ("algbw", "busbw")
+"""The columns of a row that are bandwidths, in GB/s."""
 REBUILD_HINT = "If mpirun started several ranks, build nccl-tests with: make MPI=1"
 _OPERATIONS = {program: name for name, program in PROGRAMS.items()}
+"""The operation, such as ``all_reduce``, keyed by program, such as ``all_reduce_perf``."""
 _DTYPES = {nccl_type: dtype for dtype, nccl_type in TYPES.items()}
+"""The torch dtype of each type, keyed by the name in nccl-tests: ``half`` is ``float16``."""
 _REDOPS = {nccl_redop: redop for redop, nccl_redop in REDOPS.items()}
+"""The reduction of each redop, keyed by the name in nccl-tests: ``prod`` is ``product``."""
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
+"""The operations for which nccl-tests prints a root rank."""
 _EXPORT_FACTS = ("parbench", "mode", "backend", "device", "nodes", "world")
+"""The fields of a parbench export that describe the run and are not parameters of a case."""
 _MAX_ERRORS = {"half": 1e-2, "bfloat16": 1e-2, "float": 1e-5, "double": 1e-12}
-"""The largest errors that nccl-tests accepted before version 2.13, 0 for other types."""
+"""The largest absolute error that nccl-tests accepted before version 2.13, keyed by type.
+
+Types that are not listed must have no error.
+"""
 _RATE_TOLERANCE = 1e-4
+"""The relative error that is allowed between a printed bandwidth and size over time."""
 _MAX_GUESSED_RANKS = 1024
+"""Numbers of ranks from 2 to below this limit are compared with the printed bandwidths."""
 
 
 class Number(NamedTuple):
-    """A printed number, and half of the step of its last digit."""
+    """A printed number with its rounding error."""
 
     value: float
+    """The number as printed."""
     half_step: float
+    """Half a unit of the last printed digit: 0.05 for ``12.3``."""
 
     @property
     def low(self) -> float:
-        """The least value that rounds to this number."""
+        """The least exact value that rounds to the printed number, at least 0."""
         return max(self.value - self.half_step, 0.0)
 
     @property
     def high(self) -> float:
-        """The greatest value that rounds to this number."""
+        """The greatest exact value that rounds to the printed number."""
         return self.value + self.half_step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The results of one message size in bytes. None stands for a column that the table lacks."""
+    """One line of a table of nccl-tests: the results of one message size, in and out of place.
+
+    None stands for a column that the table lacks.
+    """
 
     place: str
+    """The location of the line for error messages: ``FILE, line N`` or ``FILE, result N``."""
     size: int
+    """The message size in bytes."""
     type: str
+    """The data type by its name in nccl-tests, such as ``float``."""
     count: int | None = None
+    """The number of elements."""
     redop: str | None = None
+    """The reduction by its name in nccl-tests, such as ``sum``, or ``none``."""
     root: int | None = None
+    """The root rank, -1 for an operation without a root."""
     measurements: Mapping[str, Mapping[str, Number]]
-    """The numbers of each placement by column: us, GB/s, wrong values or the largest error."""
+    """The printed numbers, keyed by placement (``out_of_place``, ``in_place``) and by column.
+
+    The columns are ``time`` in us, ``algbw`` and ``busbw`` in GB/s, and ``#wrong`` (the number of
+    wrong elements) or, in old versions, ``error`` (the largest absolute error). A number that was
+    printed as N/A is left out.
+    """
     samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """The time of each iteration in us by placement, without warm-up."""
+    """The time of each iteration in us without warm-up, keyed by placement.
+
+    Only JSON has these times.
+    """
     num_skipped: int = 0
-    """The number of iterations of warm-up."""
+    """The number of warm-up iterations that are not in ``samples``."""
     iterations: int | None = None
+    """The number of timed iterations."""
 
 
 class RankLine(NamedTuple):
-    """The line of a rank before a table."""
+    """A line above a table in which nccl-tests lists one rank and its GPU."""
 
     place: str
+    """The location of the line for error messages: ``FILE, line N``, in JSON the file."""
     rank: int
+    """The number of the rank: global, or within its group if several groups have a rank 0."""
     group: int
+    """The number of the group by ``NCCL_TESTS_SPLIT``, 0 without groups."""
     pid: str
+    """The id of the process as text, empty in JSON."""
     host: str
+    """The name of the host, or ``unknown``."""
     gpu: str
+    """The model of the GPU, empty if the line does not state it."""
 
 
 @dataclass(kw_only=True)
 class LogHeader:
-    """The facts that nccl-tests prints before its table, and the rows of the table."""
+    """A table of nccl-tests: the facts that are printed above it, its rows and its average."""
 
     program: str = ""
+    """The program of nccl-tests, such as ``all_reduce_perf``.
+
+    Empty if the file does not name it.
+    """
     version: str | None = None
+    """The version of nccl-tests, None if unknown."""
     nccl: str | None = None
+    """The version of NCCL, such as ``2.28.9``. None if unknown."""
     mode: str = "pipelined"
+    """The mode of the cases: ``pipelined`` or ``blocking``.
+
+    A parbench export can state another mode.
+    """
     repeated_placement: str = ""
-    """A placement whose numbers were not measured, in an export of parbench."""
+    """The placement whose columns only repeat the other placement, in an export of parbench.
+
+    It was not measured, so it is not imported. Empty if both placements were measured.
+    """
     is_reversed: bool = False
     """True if the in-place columns come before the out-of-place columns."""
     rank_lines: list[RankLine] = field(default_factory=list)
+    """The lines that list the ranks, in the order of the file. Empty if the file lists none."""
     export_fields: dict[str, str] = field(default_factory=dict)
-    """The facts and parameters that parbench adds to its export."""
+    """The facts and parameters that parbench adds to its export, by name. Empty for other files."""
     variables: Mapping[str, str] = field(default_factory=dict)
+    """The environment variables of the job by name, which only JSON contains."""
     rows: list[Row] = field(default_factory=list)
+    """The rows of the table in the order of the file."""
     average_busbw: Number | None = None
+    """The average bus bandwidth in GB/s that is printed below the table, None if it is missing."""
 
     def list_numbers(self, column: str) -> list[Number | None]:
-        """Return the numbers of a column for each row and placement, None if it is not there."""
+        """Return the numbers of a column of the table, in the order of rows and then of placements.
+
+        ``column`` is a key of ``Row.measurements``, such as ``busbw``. The number is None where a
+        row does not have it.
+        """
         return [numbers.get(column) for row in self.rows for numbers in row.measurements.values()]
 
     @property
     def hosts(self) -> list[str]:
-        """The names of the known hosts, each once."""
+        """The names of the hosts that the ranks ran on, each once. ``unknown`` is left out."""
         names = dict.fromkeys(line.host for line in self.rank_lines)
         return [host for host in names if host != UNKNOWN]
 
     @property
     def environment(self) -> dict[str, str]:
-        """The GPUs and the version of NCCL, as far as they are known."""
+        """The models of the GPUs (``gpu``) and the version of NCCL (``nccl``), as far as known."""
         gpus = ", ".join(dict.fromkeys(line.gpu for line in self.rank_lines))
         is_on_gpus = self.export_fields.get("device", "cuda") == "cuda"
         facts = {"gpu": gpus if is_on_gpus else "", "nccl": self.nccl}
@@ -123,22 +182,24 @@ class LogHeader:
 
     @property
     def world_size(self) -> int | None:
-        """The number of all ranks, of which a group may be a part. None if unknown."""
+        """The number of ranks of the job, None if unknown. A group may be only a part of them."""
         world = self.export_fields.get("world", "")
         return int(world) if world.isdecimal() else len(self.rank_lines) or None
 
     @property
     def method(self) -> str:
-        """The method by which times were computed."""
+        """A phrase about how the printed times were computed, for the metrics of the results."""
         if self.export_fields:
             return f"exported by parbench {self.export_fields['parbench']}"
         version = self.version or "of unknown version"
         return f"mean over iterations and ranks, nccl-tests {version}"
 
     def list_groups(self) -> list[list[int]]:
-        """Return the sorted ranks of each group, in the order of the groups of NCCL_TESTS_SPLIT.
+        """Return the ranks of each group of ``NCCL_TESTS_SPLIT``, in the order of group numbers.
 
-        Raises ``UserError`` if a rank occurs twice or is missing, or if groups differ in size.
+        The ranks of a group are sorted. A job without groups gives one list, and the result is
+        empty if the file lists no ranks. Raises ``UserError`` if a rank occurs twice or is missing,
+        or if groups differ in size.
         """
         self._check_ranks()
         groups: dict[int, list[int]] = {}
@@ -152,9 +213,10 @@ class LogHeader:
         return [sorted(groups[number]) for number in sorted(groups)]
 
     def _check_ranks(self) -> None:
-        """Raise ``UserError`` if a rank occurs twice or is missing.
+        """Raise ``UserError`` if a rank is listed twice, or if a rank below the highest is missing.
 
-        Ranks are numbered per group if several ranks 0 are in different groups.
+        A rank may occur once per group if the ranks are numbered within their groups, which is so
+        if each rank 0 is in another group.
         """
         numbers = [line.rank for line in self.rank_lines]
         is_per_group = len(set(numbers)) < len(numbers) and 0 < len(
@@ -178,7 +240,7 @@ class LogHeader:
 
 
 def parse_printed(text: str) -> Number | None:
-    """Return a printed number, None for N/A, NaN and infinity.
+    """Return a printed number with its rounding error, None for N/A, NaN and infinity.
 
     Raises ``ValueError`` for other text.
     """
@@ -194,10 +256,16 @@ def parse_printed(text: str) -> Number | None:
 def convert_table(
     header: LogHeader, source: str, nproc: int | None
 ) -> tuple[list[ImportedResult], list[str]]:
-    """Return the results of a table, and sentences about inconsistencies.
+    """Return the results of a table, and sentences about its inconsistencies.
 
-    ``nproc`` is the number of ranks that the user gave. Raises ``UserError`` if the operation or
-    the number of ranks is unknown, or if no row is consistent.
+    The sentences become notes of the run. A row whose numbers contradict each other is left out and
+    named in a sentence. Raises ``UserError`` if the operation or the number of ranks is unknown, or
+    if no row is consistent.
+
+    Args:
+        header: the table with the facts above it. It has at least one row.
+        source: the path of the file, for messages and to recognize the operation.
+        nproc: the number of ranks that the user gave with ``--nproc``, None if not given.
     """
     groups = header.list_groups()
     place = header.rows[0].place
@@ -231,7 +299,11 @@ def convert_table(
 
 
 def _describe_unknown_ranks(header: LogHeader, source: str, place: str) -> str:
-    """Return the error for a table without ranks, with the number that the rows imply, if any."""
+    """Return the error message for a table that does not list its ranks, if ``--nproc`` is missing.
+
+    If the bandwidths of the rows agree with only one number of ranks, the message suggests it.
+    ``place`` is the location of the table.
+    """
     problem = f"{place}: {source} does not state the number of ranks: add --nproc N"
     operation = OPERATIONS_BY_NAME.get(_OPERATIONS.get(header.program, ""))
     if operation is None:
@@ -245,7 +317,12 @@ def _describe_unknown_ranks(header: LogHeader, source: str, place: str) -> str:
 def _find_operation(
     header: LogHeader, source: str, num_ranks: int, notes: list[str]
 ) -> OperationSpec:
-    """Return the operation by the program's name, otherwise the only one that explains the rows."""
+    """Return the operation of a table, by the program that the file names.
+
+    Without a program, it is the operation that agrees with all rows on ``num_ranks`` ranks. If
+    several agree, the name of the file (``source``) decides. Then a sentence about this is added to
+    ``notes``. Raises ``UserError`` for an unknown program, or if not exactly one operation remains.
+    """
     if header.program:
         operation = OPERATIONS_BY_NAME.get(_OPERATIONS.get(header.program, ""))
         if operation is None:
@@ -278,7 +355,11 @@ def _find_operation(
 
 
 def _explains_rows(operation: OperationSpec, rows: Sequence[Row], num_ranks: int) -> bool:
-    """Return True if an operation has the columns of the rows and agrees with their numbers."""
+    """Return True if an operation can have printed these rows.
+
+    The columns root and redop must fit the operation, and the bandwidths must agree with the sizes
+    and times for ``num_ranks`` ranks.
+    """
     is_rooted = operation.short_name in _ROOTED
     for row in rows:
         has_root = row.root is not None and row.root >= 0
@@ -291,7 +372,10 @@ def _explains_rows(operation: OperationSpec, rows: Sequence[Row], num_ranks: int
 
 
 def list_fitting_ranks(rows: Sequence[Row], operation: OperationSpec) -> list[int]:
-    """Return each number of ranks, from 2 on, with which the bandwidths of all rows agree."""
+    """Return each number of ranks, from 2 on, with which the bandwidths of all rows agree.
+
+    The printed ratio of busbw to algbw depends on the number of ranks.
+    """
     return [
         num_ranks
         for num_ranks in range(2, _MAX_GUESSED_RANKS)
@@ -302,8 +386,11 @@ def list_fitting_ranks(rows: Sequence[Row], operation: OperationSpec) -> list[in
 def _check_num_ranks(num_ranks: int, num_fitting: int) -> Iterator[str]:
     """Yield a sentence if one rank is listed, or if the rows confirm no number of ranks.
 
-    The rows confirm none if they fit every possible number. ``num_fitting`` is the length of the
-    list that ``list_fitting_ranks`` returned.
+    The rows confirm none if their bandwidths agree with every possible number of ranks.
+
+    Args:
+        num_ranks: the number of ranks that the file lists, or that the user gave.
+        num_fitting: the length of the list that ``list_fitting_ranks`` returned.
     """
     if num_ranks == 1:
         yield f"1 rank transfers nothing, so bus bandwidths are 0. {REBUILD_HINT}"
@@ -312,7 +399,12 @@ def _check_num_ranks(num_ranks: int, num_fitting: int) -> Iterator[str]:
 
 
 def _describe_other_world(num_ranks: int, fitting_ranks: Sequence[int]) -> str:
-    """Return a sentence for bandwidths that fit another number of ranks than ``num_ranks``."""
+    """Return the end of a message: the bandwidths of all rows imply another number of ranks.
+
+    Args:
+        num_ranks: the number of ranks that the file lists.
+        fitting_ranks: the numbers of ranks with which the bandwidths agree, ascending.
+    """
     fitting = f"{fitting_ranks[0]} ranks"
     if len(fitting_ranks) > 1:
         fitting = f"{fitting_ranks[0]} to {fitting_ranks[-1]} ranks"
@@ -323,14 +415,22 @@ def _describe_other_world(num_ranks: int, fitting_ranks: Sequence[int]) -> str:
 
 
 def find_contradiction(row: Row, operation: OperationSpec, num_ranks: int) -> str | None:
-    """Return a sentence about numbers of a row that contradict each other, None if they agree."""
+    """Return a sentence about numbers of a row that contradict each other, None if they agree.
+
+    The redop must fit the operation, the number of elements must fit the bytes, and bandwidths must
+    fit size and time for ``num_ranks`` ranks.
+    """
     if row.redop == "none" and operation.is_reduction:
         return f"redop {row.redop!r} contradicts {operation.short_name}, which is a reduction"
     return _check_count(row, operation, num_ranks) or _check_rates(row, operation, num_ranks)
 
 
 def _check_count(row: Row, operation: OperationSpec, num_ranks: int) -> str | None:
-    """Return a sentence if the number of elements contradicts the bytes, otherwise None."""
+    """Return a sentence if the number of elements of a row contradicts its bytes, otherwise None.
+
+    The bytes of a sharded operation, such as all_gather, are those of all ranks, but the elements
+    are those of one rank.
+    """
     dtype = DTYPES.get(_DTYPES.get(row.type, ""))
     if row.count is None or dtype is None or operation.short_name == "all_to_all_v":
         return None
@@ -345,7 +445,11 @@ def _check_count(row: Row, operation: OperationSpec, num_ranks: int) -> str | No
 
 
 def _check_rates(row: Row, operation: OperationSpec, num_ranks: int) -> str | None:
-    """Return a sentence about a bandwidth that does not match size and time, None if all match."""
+    """Return a sentence about a bandwidth that contradicts size and time, None if all agree.
+
+    Numbers within the rounding error of the printed ones agree. The expected busbw is for
+    ``num_ranks`` ranks.
+    """
     factor = operation.busbw.compute(num_ranks) if operation.busbw else 1.0
     for placement, numbers in row.measurements.items():
         time, algbw, busbw = map(numbers.get, ("time", *RATES))
@@ -372,14 +476,14 @@ def _check_rates(row: Row, operation: OperationSpec, num_ranks: int) -> str | No
 
 
 def _overlaps(printed: Number, low: float, high: float) -> bool:
-    """Return True if a printed number may be a rounded value from ``low`` to ``high``."""
+    """Return True if the exact value of a printed number may lie between ``low`` and ``high``."""
     return printed.high >= low * (1 - _RATE_TOLERANCE) and printed.low <= high * (
         1 + _RATE_TOLERANCE
     )
 
 
 def _check_average(header: LogHeader) -> Iterator[str]:
-    """Yield a sentence if the printed average bus bandwidth differs from the mean of the rows."""
+    """Yield a sentence if the printed average bus bandwidth differs from the mean over all rows."""
     average = header.average_busbw
     rates = header.list_numbers("busbw")
     if average is None or not rates or None in rates or header.export_fields:
@@ -394,7 +498,11 @@ def _check_average(header: LogHeader) -> Iterator[str]:
 
 
 def _describe_groups(groups: Sequence[Sequence[int]]) -> dict[str, Value]:
-    """Return the parameters of groups that ran at once."""
+    """Return the parameters of cases whose groups communicated at the same time.
+
+    ``concurrent`` is True. ``group`` is the layout of the ranks, such as ``strided:4``, and is left
+    out if the groups have another layout.
+    """
     num_ranks = sum(map(len, groups))
     size = len(groups[0])
     for text in (f"strided:{size}", f"contiguous:{size}"):
@@ -411,9 +519,16 @@ def _make_results(
     group_params: Mapping[str, Value],
     is_other_world: bool,
 ) -> Iterator[ImportedResult]:
-    """Yield the results of a row by placement.
+    """Yield a result for each placement that was measured in a row.
 
-    If ``is_other_world``, bus bandwidths are as printed, because the number of ranks is in doubt.
+    Args:
+        header: the table with the facts above it.
+        row: the row, whose numbers were checked.
+        operation: the operation of the table.
+        num_ranks: the number of ranks of a group.
+        group_params: the parameters about groups, by name. Empty without groups.
+        is_other_world: True if the bandwidths imply another number of ranks than ``num_ranks``.
+            Then busbw is copied as printed, not computed.
     """
     params = {**_make_params(header, row, operation), **group_params}
     for placement, numbers in row.measurements.items():
@@ -454,7 +569,11 @@ def _make_results(
 
 
 def _make_check(row: Row, printed: Mapping[str, float]) -> Check:
-    """Return the result of the correctness check, from the wrong values or the largest error."""
+    """Return the result of the correctness check of a placement, empty if nothing was checked.
+
+    ``printed`` has the numbers of the placement by column. The check passes without wrong elements
+    or, in old versions, if the largest error is small enough for the data type.
+    """
     if "#wrong" in printed:
         num_wrong = int(printed["#wrong"])
         return Check(passed=num_wrong == 0, wrong=num_wrong)
@@ -464,7 +583,10 @@ def _make_check(row: Row, printed: Mapping[str, float]) -> Check:
 
 
 def _make_params(header: LogHeader, row: Row, operation: OperationSpec) -> dict[str, Value]:
-    """Return the parameters of a row's case, without its placement and groups."""
+    """Return the parameters of a row's case by name, such as ``size_bytes`` and ``dtype``.
+
+    The placement (in or out of place) and parameters about groups of ranks are added later.
+    """
     params: dict[str, Value] = {
         "size_bytes": row.size,
         "dtype": _DTYPES.get(row.type, row.type),
@@ -481,7 +603,7 @@ def _make_params(header: LogHeader, row: Row, operation: OperationSpec) -> dict[
 
 
 def _make_notes(row: Row) -> list[str]:
-    """Return sentences about a size of 0 and about iterations that were skipped."""
+    """Return sentences about a message size of 0 and about iterations skipped as warm-up."""
     notes = []
     if row.size == 0:
         notes.append("size 0: nccl-tests rounds the share of each rank down to 16 bytes")

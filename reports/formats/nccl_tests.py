@@ -1,7 +1,8 @@
 """The collectives of a run as nccl-tests prints them: a table for each operation and mode.
 
 The layout, the names and the meaning of ``count`` are those of nccl-tests 2.19.6 (its src/util.cu
-and src/common.cu). A line has a size and its two placements. Times are in us, bandwidths in 1e9 B/s.
+and src/common.cu). A line has a size and its two placements (in and out of place). Times are in us,
+bandwidths in 1e9 B/s.
 """
 
 import re
@@ -20,6 +21,7 @@ from parbench.reports.formats.imported import MICRO, OPERATIONS_BY_NAME, UNKNOWN
 from parbench.reports.run_data import RunData
 
 VERSION = "2.19.6"
+"""The version of nccl-tests whose layout the export has."""
 PROGRAMS = {
     "all_reduce": "all_reduce_perf",
     "all_gather": "all_gather_perf",
@@ -32,6 +34,7 @@ PROGRAMS = {
     "scatter": "scatter_perf",
     "sendrecv": "sendrecv_perf",
 }
+"""The program of nccl-tests for each operation, keyed by the short name of the operation."""
 TYPES = {
     "bfloat16": "bfloat16",
     "int8": "int8",
@@ -44,6 +47,7 @@ TYPES = {
     "float8_e4m3fn": "f8e4m3",
     "float8_e5m2": "f8e5m2",
 }
+"""The name of each torch dtype in nccl-tests, keyed by dtype."""
 REDOPS = {
     "sum": "sum",
     "avg": "avg",
@@ -52,14 +56,17 @@ REDOPS = {
     "product": "prod",
     "none": "none",
 }
+"""The name of each reduction in nccl-tests."""
 _PLACEMENTS = (OUT_OF_PLACE, IN_PLACE)
 _GRAPH_OPTION = {"pipelined": 0, "graph": 1}  # The modes of nccl-tests, by its option -G.
+"""The modes that nccl-tests can measure, each with the value of its option ``-G``."""
 _COLUMNS = ("size_bytes", "dtype", "redop", "root", "placement")
+"""The parameters of a case that have columns in a table, so that one table has all their values."""
 _LINE_WIDTHS = "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}"
 
 
 def render_text(data: RunData) -> bytes:
-    """Return the collectives of a run in the layout of nccl-tests.
+    """Return the collectives of a run as encoded text in the layout of nccl-tests.
 
     Cases that no table can show are named in comments at the end. If torch has only one placement
     of an operation, its numbers are repeated in the columns of the other, because readers expect
@@ -80,9 +87,10 @@ def render_text(data: RunData) -> bytes:
 
 
 def _select_results(results: Sequence[CaseResult]) -> tuple[list[CaseResult], list[str]]:
-    """Return the results that tables can show, and a comment about each other result.
+    """Return the results that tables can show, and a comment about each result that is left out.
 
-    On CUDA a mode that nccl-tests does not have is left out if one that it has was measured.
+    If an operation was measured on CUDA in several modes, such as pipelined and blocking, only the
+    modes that nccl-tests also has are shown.
     """
     comments: list[str] = []
     series: dict[object, list[CaseResult]] = {}
@@ -108,25 +116,31 @@ def _select_results(results: Sequence[CaseResult]) -> tuple[list[CaseResult], li
 
 
 def _is_comparable(result: CaseResult) -> bool:
-    """Return True for a measured result on CUDA, of a mode that nccl-tests has."""
+    """Return True for a result on CUDA that has a time, in a mode that nccl-tests has."""
     is_measured = result.world.device == "cuda" and not _explain_omission(result)
     return is_measured and _get_mode(result) in _GRAPH_OPTION
 
 
 def _get_mode(result: CaseResult) -> str:
-    """Return the mode of a result, or ``UNKNOWN``."""
+    """Return the mode in which a result was measured, such as ``pipelined``, or ``UNKNOWN``."""
     return str(result.case.params.get("mode", UNKNOWN))
 
 
 def _make_key(result: CaseResult, without: Sequence[str]) -> tuple[object, ...]:
-    """Return the operation, the world, and the parameters of a result except ``without``."""
+    """Return the operation, ranks, nodes and parameters of a result, except ``without``.
+
+    ``without`` names parameters. Results with equal keys belong together, for example to one table.
+    """
     params = _complete_params(result.case).items()
     values = tuple((name, value) for name, value in params if name not in without)
     return result.case.name, result.world.size, result.world.nodes, values
 
 
 def _complete_params(case: Case) -> dict[str, Any]:
-    """Return the parameters of a case with the defaults of the columns."""
+    """Return the parameters of a case by name, with the values that nccl-tests prints by default.
+
+    The defaults are for mode, redop, root and placement.
+    """
     operation = _get_operation(case)
     return {
         "mode": UNKNOWN,
@@ -138,12 +152,12 @@ def _complete_params(case: Case) -> dict[str, Any]:
 
 
 def _get_operation(case: Case) -> OperationSpec:
-    """Return the operation of a case."""
+    """Return the specification of the collective that a case measures."""
     return OPERATIONS_BY_NAME[case.short_name]
 
 
 def _find_missing_counterpart(case: Case) -> str | None:
-    """Return the reason why no table of nccl-tests can show a case."""
+    """Return the reason why no table of nccl-tests can show a case, None if a table can show it."""
     operation = OPERATIONS_BY_NAME.get(case.short_name)
     if operation is None or operation.name != case.name or case.short_name not in PROGRAMS:
         return "no nccl-tests equivalent"
@@ -159,7 +173,7 @@ def _find_missing_counterpart(case: Case) -> str | None:
 
 
 def _explain_omission(result: CaseResult) -> str | None:
-    """Return the reason why a result has no numbers."""
+    """Return the reason why a result has no numbers for a table, None if it has a time."""
     if result.status != "ok":
         reasons = to_single_line("; ".join(result.reasons))
         return f"{result.status}: {reasons or 'no reason is known'}"
@@ -167,7 +181,10 @@ def _explain_omission(result: CaseResult) -> str | None:
 
 
 def _render_table(run: Run, results: Sequence[CaseResult]) -> Iterator[str]:
-    """Yield the lines of a table, with its header and its summary."""
+    """Yield the lines of a table of nccl-tests, from its header to the average bus bandwidth.
+
+    All ``results`` are of one operation and mode. Results without a time become comments.
+    """
     case = results[0].case
     operation = _get_operation(case)
     mode = _get_mode(results[0])
@@ -225,7 +242,7 @@ def _render_table(run: Run, results: Sequence[CaseResult]) -> Iterator[str]:
 
 
 def _describe_differences(results: Sequence[CaseResult]) -> Iterator[str]:
-    """Yield comments about what times mean, where nccl-tests times otherwise."""
+    """Yield comments on times of results that are measured differently than in nccl-tests."""
     on_gpus = [result for result in results if result.world.device == "cuda"]
     if on_gpus:
         yield "# One buffer is used again, which caches may hold, and only graphs register it"
@@ -239,20 +256,28 @@ def _describe_differences(results: Sequence[CaseResult]) -> Iterator[str]:
 
 
 def _get_time(result: CaseResult) -> float | None:
-    """Return the mean time over ranks in seconds, as nccl-tests reports it, None if unknown."""
+    """Return the time of a result in seconds: the mean over ranks, as nccl-tests reports it.
+
+    If that mean was not recorded, it is the maximum over ranks. None if no time is known.
+    """
     return result.value("rank_mean_time") or result.value(result.headline)
 
 
 def _get_rate(result: CaseResult, name: str) -> float | None:
-    """Return a bandwidth in B/s for the printed time."""
+    """Return a bandwidth in B/s that fits the printed time, None if it is unknown.
+
+    ``name`` is ``algbw`` or ``busbw``. The recorded bandwidth is for the maximum time over ranks,
+    so it is converted to the mean over ranks.
+    """
     rate, time = result.value(name), _get_time(result)
     return rate * result.seconds / time if rate is not None and result.seconds and time else rate
 
 
 def _arrange_lines(results: Sequence[CaseResult]) -> list[dict[str, CaseResult]]:
-    """Return, for each line of the table, its results keyed by placement.
+    """Return the results of each line of a table, keyed by placement (in or out of place).
 
-    Sizes ascend within each type, redop and root.
+    A line is a message size. Lines with the same type, redop and root follow each other in
+    ascending order of size.
     """
     blocks: dict[object, dict[int, dict[str, CaseResult]]] = {}
     for result in results:
@@ -265,7 +290,11 @@ def _arrange_lines(results: Sequence[CaseResult]) -> list[dict[str, CaseResult]]
 def _find_repeated_placement(
     operation: OperationSpec, lines: Sequence[Mapping[str, CaseResult]]
 ) -> str | None:
-    """Return the placement that torch does not have, None if torch has both."""
+    """Return the placement (in or out of place) that torch lacks for an operation.
+
+    Its columns repeat the other placement. None if torch has both placements, or if both were
+    measured. ``lines`` are the results of each line, keyed by placement.
+    """
     measured = {placement for line in lines for placement in line}
     if len(operation.placements) > 1 or len(measured) != 1:
         return None
@@ -283,13 +312,20 @@ def _encode_nccl_version(run: Run) -> int:
 
 
 def _get_environment(run: Run, name: str) -> Mapping[str, Any]:
-    """Return a group of a run's environment, empty if the run does not have it."""
+    """Return the values of one part of a run's environment by name, such as ``torch`` or ``host``.
+
+    Empty if the run does not have that part.
+    """
     group = (run.info.environment or {}).get(name)
     return group if isinstance(group, Mapping) else {}
 
 
 def _format_facts(result: CaseResult, ranks: int) -> str:
-    """Return the facts without a column as ``name=value`` words, which the importer reads."""
+    """Return the facts that have no column as ``name=value`` words, which the importer reads.
+
+    These are mode, backend, device, nodes, and the parameters of the case. ``ranks`` is the number
+    of ranks of the table, and ``world`` is added if the job has more ranks.
+    """
     params = _complete_params(result.case)
     world = result.world
     facts = {
@@ -305,7 +341,11 @@ def _format_facts(result: CaseResult, ranks: int) -> str:
 
 
 def _render_devices(run: Run, result: CaseResult, ranks: int) -> Iterator[str]:
-    """Yield a line for each rank. The host is known only on one node, the devices never are."""
+    """Yield the line of each rank that nccl-tests prints above a table.
+
+    Only a run on one node states its host. Process and device ids were not recorded, so they are
+    -1. ``ranks`` is the number of ranks to list.
+    """
     host = _get_environment(run, "host")
     name = host.get("name") or run.info.host
     if result.world.nodes != 1:
@@ -319,9 +359,12 @@ def _render_devices(run: Run, result: CaseResult, ranks: int) -> Iterator[str]:
 
 
 def _render_line(line: Mapping[str, CaseResult], repeated: str | None) -> str:
-    """Return the line of a message size. ``line`` is keyed by placement.
+    """Return the line of a message size in a table of nccl-tests.
 
-    ``repeated`` is a placement that was not measured and repeats the numbers of the other one.
+    Args:
+        line: the results of this size, keyed by placement (in or out of place).
+        repeated: the placement that was not measured and repeats the numbers of the other one, or
+            None.
     """
     result = next(iter(line.values()))
     params = _complete_params(result.case)
@@ -341,7 +384,10 @@ def _render_line(line: Mapping[str, CaseResult], repeated: str | None) -> str:
 
 
 def _render_numbers(result: CaseResult, *, is_checked: bool) -> str:
-    """Return time, algbw, busbw and #wrong in their columns."""
+    """Return the columns time (us), algbw (GB/s), busbw (GB/s) and #wrong of one result.
+
+    ``is_checked`` is False if the result was not compared with a reference. Then #wrong is N/A.
+    """
     time = _fit_number(_get_time(result), MICRO, 7)
     algbw = _fit_number(_get_rate(result, "algbw"), GIGA, 6)
     busbw = _fit_number(_get_rate(result, "busbw"), GIGA, 6)
@@ -351,7 +397,10 @@ def _render_numbers(result: CaseResult, *, is_checked: bool) -> str:
 
 
 def _fit_number(value: float | None, unit: float, width: int) -> str:
-    """Return ``value / unit`` with at most two decimals, as many as ``width`` permits."""
+    """Return ``value / unit`` as text of ``width`` characters, ``N/A`` for None.
+
+    It has at most two decimals, or fewer if the number is long.
+    """
     if value is None:
         return f"{'N/A':>{width}}"
     number = value / unit

@@ -12,25 +12,41 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class ImportFormat:
-    """The output of another tool."""
+    """A format of another tool's output that ``parbench import`` reads."""
 
     name: str
+    """The name of the tool for the option ``--from``."""
     title: str
+    """The name of the tool in texts."""
     markers: tuple[tuple[str, ...], ...]
-    """A file has this format if it contains all texts of one of these tuples."""
+    """The texts by which a file is recognized, as alternatives.
+
+    A file has this format if it contains all texts of one of these tuples.
+    """
     parser: str
-    """``module:function`` from (text, source, number of ranks) to ``ImportedRun``."""
+    """The function that parses a file, as ``module:function``.
+
+    Its arguments are the text, the name of the file and the number of ranks or None. It returns an
+    ``ImportedRun``.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportFormat:
-    """A format that a run can be written in, as one file or as a folder of files."""
+    """A format in which ``parbench export`` writes a run."""
 
     name: str
+    """The name of the format for the option ``--format``."""
     help: str
+    """A phrase about the content, for the help of the command."""
     renderer: str
-    """``module:function`` from a run to bytes, for a folder to bytes keyed by file name."""
+    """The function that renders a run, as ``module:function``.
+
+    It returns the bytes of the file. For a folder, it returns the bytes of each file, keyed by
+    name.
+    """
     is_folder: bool = False
+    """True if the format is a folder of files, False if it is one file."""
 
 
 IMPORT_FORMATS = {
@@ -79,18 +95,28 @@ EXPORT_FORMATS = {
 
 
 def render_export(name: str, data: Any) -> Any:
-    """Return a run in a format as bytes, or as the bytes of its files, keyed by file name."""
+    """Return the content of a run in an export format: the bytes of the file.
+
+    For a format that is a folder, they are the bytes of each file, keyed by name.
+
+    Args:
+        name: the name of the format, a key of ``EXPORT_FORMATS``.
+        data: the ``RunData`` of the run.
+    """
     return load_function(EXPORT_FORMATS[name].renderer)(data)
 
 
 def load_function(path: str) -> Callable[..., Any]:
-    """Return the function at a ``module:function`` of this package."""
+    """Return the function that the text ``path`` names, such as ``csv_export:render_csv``.
+
+    The module before the colon is in this package.
+    """
     module, _, function = path.partition(":")
     loaded: Callable[..., Any] = getattr(import_module(f"{__package__}.{module}"), function)
     return loaded
 
 
 def describe_exports() -> str:
-    """Return a line for each export format, aligned for the help of a command."""
+    """Return the help text on the export formats: a line for each, with its name and its help."""
     width = max(map(len, EXPORT_FORMATS))
     return "\n".join(f"{name:{width}}  {entry.help}" for name, entry in EXPORT_FORMATS.items())

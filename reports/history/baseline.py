@@ -1,4 +1,4 @@
-"""The verdict of the history on a new run, for the last page of the run."""
+"""Judges a new run by the history, for the verdicts at the end of the report on the run."""
 
 import os
 from pathlib import Path
@@ -10,9 +10,11 @@ from parbench.reports.run_data import RunData
 
 
 def judge_by_history(data: RunData) -> ReportVerdict:
-    """Compare a run with earlier runs of its preset. The run is not added, and never fails.
+    """Return the verdict on a new run, compared with earlier runs of its preset in the history.
 
-    The history is ``$PARBENCH_HISTORY``, or the default of ``parbench history add``.
+    The run is not added to the history. The worst level of the verdict is ``doubtful``, so it does
+    not change the exit code. Without earlier runs, the verdict is NO BASELINE. The history is
+    ``$PARBENCH_HISTORY``, or the default of ``parbench history add``.
     """
     file = Path(os.environ.get("PARBENCH_HISTORY") or HISTORY_FILE)
     if not file.exists():
@@ -24,7 +26,10 @@ def judge_by_history(data: RunData) -> ReportVerdict:
 
 
 def _judge(data: RunData, file: Path) -> ReportVerdict:
-    """Return the verdict by the newest branch with a run of the same preset."""
+    """Return the verdict on a run, compared with the branch that last ran the same preset.
+
+    ``file`` is the file of the history.
+    """
     # These modules load numpy and SQLite, which runs without a history do not need.
     from parbench.reports.compare.thresholds import find_thresholds
     from parbench.reports.compare.verdicts import Verdict
@@ -54,6 +59,9 @@ def _judge(data: RunData, file: Path) -> ReportVerdict:
 
 
 def _report_no_baseline(problem: str, data: RunData) -> ReportVerdict:
-    """Return the verdict NO BASELINE with the reason and the command that adds the run."""
+    """Return the verdict NO BASELINE on a run, with the command that adds the run to the history.
+
+    ``problem`` is the reason why the run cannot be compared.
+    """
     hint = f"Try: parbench history add {data.run.path}"
     return ReportVerdict(word="NO BASELINE", level="doubtful", message=problem, hint=hint)

@@ -1,7 +1,7 @@
 """Changes of series over runs: steps to a new level, drifts, and rises of the newest run.
 
-The logarithms of the times of a series are modelled as a level, a change and noise. Slopes vary
-between series, with variance 0 if nothing drifts.
+A series is the times of one case over runs. Their logarithms are modelled as a level, a change and
+noise. Slopes vary between series, with variance 0 if nothing drifts.
 
 1. Series and columns are multiplied by the inverse Cholesky factor of the covariance of noise and
    slopes, so that noise is independent (generalized least squares).
@@ -35,52 +35,76 @@ from parbench.reports.history.noise import Array, RunNoise, estimate_correlation
 from parbench.reports.stats import select_discoveries
 
 FALSE_DISCOVERY_RATE = 0.01
+"""The accepted fraction of false alarms among the reported changes."""
 MIN_SIMULATIONS = 4000
+"""The least number of simulated series without a change from which p-values are computed."""
 MIN_RUNS_BEFORE_STEP = 5
+"""A step is tested only at runs that follow at least this many others."""
 STRONG_EVIDENCE = 6.0
+"""The difference of Schwarz's criterion from which levels are preferred to a line."""
 NORMAL_MEDIAN = NormalDist().inv_cdf(0.75)  # of the absolute values of a normal distribution
 
 ChangeKind = Literal["step", "drift", "rise"]
+"""The form of a change: to a new level, gradually over all runs, or only in the newest run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LevelChange:
-    """The change of the newest runs as a fraction, with its 95 % interval.
+    """The change of a case's time in the newest runs of the history, as a fraction of the time.
 
-    A step is the change to the newest level, a drift the change over all runs, and a rise the
-    change of the newest run alone.
+    A step is the change to the newest level (runs that differ only by noise), a drift the change
+    over all runs, and a rise the change of the newest run only.
     """
 
     kind: ChangeKind
-    start: int  # the first run of the newest level
+    """``step``, ``drift`` or ``rise``."""
+    start: int
+    """The index of the first run of the newest level: 0 for a drift, the newest run for a rise."""
     change: float
+    """The change of the time: 0.05 is 5 % slower."""
     low: float
+    """The lower end of the 95 % interval of ``change``."""
     high: float
+    """The upper end of the 95 % interval of ``change``."""
     p_value: float
-    """The probability of such a change in a series that does not change."""
+    """The probability of a change that is at least as large in a series that does not change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Design:
-    """Columns of a linear model, of shape (runs, columns), of which one of ``tested`` is used."""
+    """A linear model of a case's times over runs, in which one of several columns is tested.
+
+    The column with the best fit is tested.
+    """
 
     base: Array
+    """The columns that are always fitted, of shape (runs, columns)."""
     tested: Array
+    """The columns that may describe the change, of shape (runs, columns).
+
+    Only the best one is fitted.
+    """
     has_slopes: bool = True
-    """True if the slopes of series are part of their noise."""
+    """True if the noise of the model includes the small slopes that unchanged series have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Fit:
-    """The estimate of the best tested column for each series, with its standard error."""
+    """The result of fitting a model to the times of one or more cases over runs.
+
+    Each array has one value for each case: that of the best tested column.
+    """
 
     estimate: Array
+    """The coefficient: the change of the logarithm of the time."""
     error: Array
+    """The standard error of each estimate."""
     df: float
+    """The degrees of freedom of the standard errors."""
 
     @property
     def statistic(self) -> Array:
-        """The absolute estimate divided by its standard error."""
+        """The absolute value of each estimate divided by its standard error."""
         return np.abs(self.estimate) / self.error
 
 
@@ -91,10 +115,17 @@ def judge_series(
     newest_is_candidate: bool = False,
     rho: float | None = None,
 ) -> list[LevelChange | None]:
-    """Return the significant change of each series, from the logarithms of its times, oldest first.
+    """Return the significant change of the time of each case over runs, None for an unchanged case.
 
-    A candidate is a run that is not part of the history, so only its rise counts. ``rho`` is the
-    correlation of consecutive runs, which is estimated if it is None.
+    It is a step to a new level, otherwise a gradual drift over all runs, otherwise a rise of only
+    the newest run. The false discovery rate is controlled over all cases.
+
+    Args:
+        series: the logarithms of the times of each case, oldest run first.
+        rules: the smallest change that counts for each case.
+        newest_is_candidate: True if the newest run is not part of the history. Then only a rise in
+            this run counts.
+        rho: the correlation of consecutive runs. None to estimate it from the series.
     """
     if not series:
         return []
@@ -120,10 +151,16 @@ def judge_series(
 def judge_median(
     logs: Array, rule: LevelRule, *, newest_is_candidate: bool = False
 ) -> LevelChange | None:
-    """Return the significant change of the median of several series, each relative to its median.
+    """Return the significant change over runs of the median time of all cases, None without one.
 
-    ``logs`` has the shape (series, runs), with NaN where a run did not measure a series. Runs that
-    measured less than half of the series are left out.
+    The times of each case are taken relative to the median of the case. Runs that measured less
+    than half of the cases are left out.
+
+    Args:
+        logs: the logarithms of the times, of shape (cases, runs), with NaN where a run did not
+            measure a case.
+        rule: the smallest change that counts.
+        newest_is_candidate: True if the newest run is not part of the history.
     """
     rho = estimate_correlation([row[np.isfinite(row)] for row in logs])
     logs = logs[:, np.isfinite(logs).mean(axis=0) > 0.5]
@@ -133,44 +170,70 @@ def judge_median(
 
 
 def _select_discoveries(changes: Sequence[LevelChange | None]) -> list[LevelChange | None]:
-    """Return the significant changes. A series without one counts as tested."""
+    """Return each change that is significant at the false discovery rate, otherwise None.
+
+    The list has an element for each case. A case whose change is None counts as tested, with a
+    p-value of 1.
+    """
     p_values = [1.0 if change is None else change.p_value for change in changes]
     is_significant = select_discoveries(p_values, FALSE_DISCOVERY_RATE)
     return [change if ok else None for change, ok in zip(changes, is_significant, strict=True)]
 
 
 def _exceeds_last_run(logs: Array, rule: LevelRule) -> bool:
-    """Return True if the newest run is slower than the run before it, which may start a level."""
+    """Return True if the newest run is slower than the previous run by more than the threshold.
+
+    A run that is not part of the history must also exceed the previous run, because that run may be
+    the first one of a new level. ``logs`` are the logarithms of a case's times, oldest first.
+    """
     return bool(logs[-1] - logs[-2] > math.log1p(rule.min_effect))
 
 
 class _ChangeTester:
-    """Tests series for changes, with the noise that they have in common."""
+    """Tests the times of cases over runs for changes, with noise estimated from all cases together.
+
+    ``series`` are the logarithms of the times of each case, oldest run first. ``rho`` is the
+    correlation of consecutive runs, None to estimate it.
+    """
 
     def __init__(self, series: Sequence[Array], rho: float | None) -> None:
         self.noise = RunNoise(series, rho)
+        """The variance and the correlation of runs without a change."""
         # So many simulations that a change of one series can be significant.
         self._num_simulations = max(MIN_SIMULATIONS, round(len(series) / FALSE_DISCOVERY_RATE))
         self._simulations: dict[tuple[bytes, bytes], list[Array]] = {}
+        """The sorted statistics of simulated series without a change, keyed by model.
+
+        There is an array for each kind of noise. The key has the columns of the model.
+        """
         # The newest runs may be the start of a level, so they are not deviations.
         self._deviations = np.concatenate(
             [self._standardize(logs)[:-MIN_LEVEL_RUNS] for logs in series]
         )
+        """The deviations of runs from the levels of their cases, in standard deviations of a run.
+
+        Simulated noise is drawn from them.
+        """
         self._slope_variance = 0.0  # of the change over all runs, relative to the variance of a run
         excess = [self._estimate_slope_variance(logs) for logs in series]
         self._slope_variance = max(0.0, float(np.median(excess)))
 
     def _standardize(self, logs: Array) -> Array:
-        """Return the deviations from the levels of a series, in standard deviations."""
+        """Return the deviation of each run from its level, in standard deviations of a run.
+
+        ``logs`` are the logarithms of the times of one case. A level is the median of successive
+        runs that differ only by noise. The newest runs are included.
+        """
         [variance], _ = self.noise.estimate_variances(logs[None])
         levels = find_levels(logs, self.noise)
         return np.asarray(get_deviations(logs, levels) / math.sqrt(variance))
 
     def _estimate_slope_variance(self, logs: Array) -> float:
-        """Return the excess of the squared slope of a series over that of its noise.
+        """Return the squared slope of a case's times over runs, minus the square that noise causes.
 
         Both are relative to the variance of a run. Division by the square of the normal median
-        makes the median over series that of their variance, whatever the few that changed.
+        makes the median over cases that of their variance, whatever the few that changed. ``logs``
+        are the logarithms of the times.
         """
         fit = self._fit(logs[None], _make_drift_design(len(logs)))
         [variance], _ = self.noise.estimate_variances(logs[None])
@@ -178,10 +241,15 @@ class _ChangeTester:
         return float((square - fit.error[0] ** 2) / variance)
 
     def find_step(self, logs: Array, rule: LevelRule) -> LevelChange | None:
-        """Return the step to the newest level, None without earlier levels or if it is small.
+        """Return the step of a case's time to its newest level, None without earlier levels.
 
-        The step is from the fastest earlier level, or from the last one if the newest level is the
-        fastest. At least three runs must be nearer to the newest level.
+        None also stands for a step that is smaller than the rule's threshold. The step is from the
+        fastest earlier level, or from the last one if the newest level is the fastest. At least
+        three runs must be nearer to the newest level. The step need not be significant.
+
+        Args:
+            logs: the logarithms of the times of the case, oldest first.
+            rule: the smallest step that counts, and the least number of runs.
         """
         *earlier, newest = levels = find_levels(logs, self.noise)
         if not earlier or self._is_line(logs, levels):
@@ -202,14 +270,22 @@ class _ChangeTester:
         return _build_change("step", newest.start, fit, p_value, rule)
 
     def find_drift(self, logs: Array, rule: LevelRule) -> LevelChange | None:
-        """Return the change along a line over all runs, None if it is small or levels fit better."""
+        """Return the change of a case's time along a line over all runs, with its p-value.
+
+        None stands for a change that is smaller than the rule's threshold, and for times that
+        levels fit better than a line. ``logs`` are the logarithms of the times, oldest first.
+        """
         if not self._is_line(logs, find_levels(logs, self.noise)):
             return None
         fit, p_value = self._test(logs, _make_drift_design(len(logs)))
         return _build_change("drift", 0, fit, p_value, rule)
 
     def _is_line(self, logs: Array, levels: Sequence[Level]) -> bool:
-        """Return True unless the levels fit a series better than a line."""
+        """Return True if a line describes a case's times over runs as well as levels do.
+
+        Levels must be better by ``STRONG_EVIDENCE`` in Schwarz's criterion to be preferred.
+        ``logs`` are the logarithms of the times.
+        """
         n = len(logs)
         line = np.linspace(-0.5, 0.5, n)
         deviations = logs - logs.mean() - line * (logs @ line) / (line @ line)
@@ -223,9 +299,14 @@ class _ChangeTester:
     def find_rise(
         self, logs: Array, step: LevelChange | None, rule: LevelRule
     ) -> LevelChange | None:
-        """Return the change of the newest run from the level before it, None if it is small.
+        """Return the rise of the newest run above the level before it, None if it is not above it.
 
-        ``step`` is the step to that level.
+        None also stands for a rise that is smaller than the rule's threshold.
+
+        Args:
+            logs: the logarithms of the times of a case, oldest first.
+            step: the significant step to that level, None without a step.
+            rule: the smallest rise that counts.
         """
         n = len(logs)
         columns = [np.ones(n)]
@@ -237,7 +318,11 @@ class _ChangeTester:
         return change if change and change.change > 0 else None
 
     def _test(self, logs: Array, design: _Design) -> tuple[_Fit, float]:
-        """Return the fit of a series, and the p-value of its best column."""
+        """Return the fit of a model to one case's times, and the p-value of the change.
+
+        The p-value is the share of simulated unchanged cases whose estimate, divided by its
+        standard error, is as large. ``logs`` are the logarithms of the times.
+        """
         fit = self._fit(logs[None], design)
         key = (design.base.tobytes(), design.tested.tobytes())
         if key not in self._simulations:
@@ -249,7 +334,11 @@ class _ChangeTester:
         return fit, (num_larger + 1) / (self._num_simulations + 1)
 
     def _simulate_statistics(self, design: _Design) -> list[Array]:
-        """Return the sorted statistics of series without a change, for both kinds of noise."""
+        """Return the sorted test statistics of simulated cases whose time does not change.
+
+        There is an array for normal noise, and one for noise drawn from the deviations of all
+        measured cases.
+        """
         num_runs = len(design.base)
         random = np.random.default_rng(num_runs)
         shape = (self._num_simulations, num_runs)
@@ -259,7 +348,14 @@ class _ChangeTester:
         return [np.sort(fit.statistic) for fit in fits]
 
     def _fit(self, logs: Array, design: _Design, prior_variance: float | None = None) -> _Fit:
-        """Fit series of shape (series, runs). ``prior_variance`` is for series in other units."""
+        """Fit a model to the times of cases over runs, with the best tested column of each case.
+
+        Args:
+            logs: the logarithms of the times, of shape (cases, runs).
+            design: the model.
+            prior_variance: the variance of a run that is expected without data, for simulated
+                times. None for the one that was estimated from measured times.
+        """
         whiten = np.linalg.inv(self._factor_covariance(logs.shape[1], design.has_slopes))
         base, _ = np.linalg.qr(whiten @ design.base)
         columns = whiten @ design.tested
@@ -272,7 +368,11 @@ class _ChangeTester:
         return _Fit(estimate=estimate, error=np.sqrt(variances) / norms[best], df=df)
 
     def _factor_covariance(self, num_runs: int, has_slopes: bool) -> Array:
-        """Return the Cholesky factor of the covariance of runs, relative to their variance."""
+        """Return the Cholesky factor of the covariance of runs, relative to the variance of a run.
+
+        The shape is (runs, runs). ``has_slopes`` adds the variance of the slopes of unchanged
+        cases.
+        """
         covariance = self.noise.make_covariance(num_runs)
         if has_slopes:
             line = np.linspace(-0.5, 0.5, num_runs)
@@ -281,14 +381,17 @@ class _ChangeTester:
 
 
 def _make_step_design(num_runs: int) -> _Design:
-    """Return a level with a step at any run that leaves enough runs on both sides."""
+    """Return the model of a level with a step to another one, with a column for each possible step.
+
+    The step may start at any run that leaves enough runs on both sides.
+    """
     starts = np.arange(MIN_RUNS_BEFORE_STEP, num_runs - MIN_LEVEL_RUNS + 1)
     steps = (np.arange(num_runs)[:, None] >= starts).astype(float)
     return _Design(base=np.ones((num_runs, 1)), tested=steps)
 
 
 def _make_drift_design(num_runs: int) -> _Design:
-    """Return a level with a line that rises by 1 over all runs."""
+    """Return the model of a level with a line that rises by 1 from the first to the last run."""
     line = np.linspace(-0.5, 0.5, num_runs)[:, None]
     return _Design(base=np.ones((num_runs, 1)), tested=line, has_slopes=False)
 
@@ -296,7 +399,15 @@ def _make_drift_design(num_runs: int) -> _Design:
 def _build_change(
     kind: ChangeKind, start: int, fit: _Fit, p_value: float, rule: LevelRule
 ) -> LevelChange | None:
-    """Return the estimated change of a single series, None if it is smaller than the rule's."""
+    """Return the change that a fit estimates, None if it is not larger than the rule's threshold.
+
+    Args:
+        kind: the form of the change.
+        start: the index of the first run of the newest level.
+        fit: the fit of a single case.
+        p_value: the p-value of the change.
+        rule: the smallest change that counts.
+    """
     log_change = float(fit.estimate[0])
     if abs(log_change) <= math.log1p(rule.min_effect):
         return None

@@ -1,6 +1,7 @@
-"""The check of a run against the earlier runs of a branch.
+"""The check of a run against the earlier runs of a branch: which series became slower, since when.
 
-A run of the history is checked for level changes: which series became slower, since which run. A
+A series is a case on a number of ranks in one environment. Its level is the time from which
+successive runs differ only by noise. A run of the history is checked for changes of the level. A
 candidate, such as the run of a pull request, is not part of the history. It is compared with the
 newest level of the branch, so one run decides.
 """
@@ -30,79 +31,106 @@ from parbench.reports.history.levels import LevelRule
 from parbench.reports.history.noise import MIN_POOLED_SERIES
 from parbench.reports.run_data import RunData
 
-NUM_SIMILAR_RUNS = 3  # A case is missing if one of so many similar earlier runs measured it.
+NUM_SIMILAR_RUNS = 3
+"""A case is missing if one of this many similar earlier runs measured it.
+
+Similar runs have the preset of the checked run, and a case in common with it.
+"""
 
 SeriesRuns = list[tuple[StoredRun, SeriesPoint]]
-"""Points of a series with their runs, oldest first."""
+"""The results of a series, each with its run, oldest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Window:
-    """The point of the checked run, and the newest earlier points of its series."""
+    """The times and counts of one case in the checked run and in the newest earlier runs."""
 
     point: SeriesPoint
+    """The result in the checked run."""
     earlier: SeriesRuns
+    """The results in earlier runs since the last annotation, at most as many as the rule uses."""
     timed: SeriesRuns
-    """The points of ``earlier`` and then ``point``, without those that have no time."""
+    """The results in ``earlier`` and then ``point``, without those that have no time."""
     has_enough_runs: bool
+    """True if the checked run has a time and there are enough earlier times to judge it."""
 
     @property
     def seconds(self) -> list[float]:
-        """The times in ``timed``, in seconds."""
+        """The times of the results in ``timed`` in seconds, oldest first."""
         return [point.seconds for _, point in self.timed if point.seconds is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesCheck:
-    """The verdict on a series, with the runs, the change and the counts that led to it."""
+    """The verdict on one case in one environment, with the measurements that led to it."""
 
     series: SeriesIdentity
+    """The case with its ranks and its environment."""
     verdict: Verdict
+    """The worst of the verdicts on the time and on the exact counts."""
     reason: str = ""
+    """The observation that led to the verdict, empty for NO CHANGE."""
     runs: Sequence[str] = ()
-    """The ids of the runs in the window that have a time."""
+    """The ids of the runs whose times were used, oldest first.
+
+    The checked run is the last one, if it has a time.
+    """
     seconds: Sequence[float] = ()
-    """The times of ``runs``."""
+    """The times of ``runs`` in seconds."""
     change: LevelChange | None = None
+    """The significant change of the time, None if there is none."""
     threshold: Threshold | None = None
-    """The measured threshold of the series, None if it was not measured."""
+    """The threshold that ``parbench aa`` measured for the series, None if it was not measured."""
     num_counts: int = 0
-    """The number of exact counts that were compared."""
+    """The number of exact counts (calls, bytes, memory, schedule) that were compared."""
     count_changes: Sequence[str] = ()
-    """A sentence for each count that changed."""
+    """A sentence for each exact count that changed."""
 
     @property
     def first_run(self) -> str | None:
-        """The id of the run that began the newest level."""
+        """The id of the run with which the newest level of the time began.
+
+        None without a significant change.
+        """
         return self.runs[self.change.start] if self.change else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryCheck:
-    """The result of a run, the worst series first."""
+    """The verdicts of a history check on all series of a run.
+
+    A series is a case on a number of ranks in one environment.
+    """
 
     run: StoredRun
+    """The checked run."""
     rule: LevelRule
+    """The smallest change that counts, and the numbers of runs that the check needs and uses."""
     num_earlier_runs: int
-    """The number of earlier runs of the series that has most."""
+    """The number of earlier runs of the series that has the most."""
     series: Sequence[SeriesCheck]
+    """The verdicts on series, the worst first, also on series that the run lacks."""
     overall: LevelChange | None
-    """The significant change of the median series, which may show what no single series shows."""
+    """The significant change of the median over all series, None if there is none.
+
+    It may be significant although the change of no single series is.
+    """
 
     @property
     def verdicts(self) -> dict[Verdict, int]:
-        """The number of series with each verdict, the worst first."""
+        """The number of series with each verdict, keyed by verdict, the worst first."""
         return count_verdicts(result.verdict for result in self.series)
 
     @property
     def overall_verdict(self) -> Verdict:
-        """The verdict on the median series."""
+        """The verdict on the median over all series."""
         return _decide(self.overall, is_candidate=self.run.is_candidate)
 
     def compute_exit_code(self, *, fail_on_unknown: bool = False) -> ExitCode:
-        """Return the exit code of all verdicts.
+        """Return the exit code of ``parbench history check`` for the verdicts of this check.
 
-        Undecided series count only if ``fail_on_unknown`` is True.
+        It is for the verdicts on all series and on their median. Undecided verdicts, such as
+        UNCONFIRMED, count only if ``fail_on_unknown`` is True.
         """
         verdicts = [*self.verdicts, self.overall_verdict]
         return combine_verdicts(verdicts, fail_on_unknown=fail_on_unknown)
@@ -123,10 +151,16 @@ def check_stored_run(
     rule: LevelRule,
     thresholds: Mapping[str, Threshold] | None = None,
 ) -> HistoryCheck:
-    """Check a run of the history against the earlier runs of its branch.
+    """Check a run of the history against the earlier runs of its branch, case by case.
 
-    ``thresholds`` were measured by ``parbench aa`` and are keyed by fingerprint. They only raise
-    the threshold of the rule.
+    Args:
+        history: the history that contains the run.
+        run: the run to check.
+        rule: the smallest change that counts, and the numbers of runs that the check needs and
+            uses.
+        thresholds: the thresholds that ``parbench aa`` measured, keyed by the fingerprint of a case
+            in its environment. They only raise the threshold of the rule. None if none were
+            measured.
     """
     return _Checker(history, run, rule, thresholds or {}).check(history.read_points(run))
 
@@ -138,7 +172,17 @@ def check_candidate(
     rule: LevelRule,
     thresholds: Mapping[str, Threshold] | None = None,
 ) -> HistoryCheck:
-    """Compare a run with the runs of a branch. The run is not added."""
+    """Compare a run that is not part of the history with the runs of a branch, without adding it.
+
+    Args:
+        file: the file of the history. A missing file counts as an empty history.
+        data: the run.
+        branch: the branch to compare it with.
+        rule: the smallest change that counts, and the numbers of runs that the check needs and
+            uses.
+        thresholds: the thresholds that ``parbench aa`` measured, keyed by the fingerprint of a case
+            in its environment. None if none were measured.
+    """
     info = data.run.info
     candidate = StoredRun(
         number=CANDIDATE,
@@ -157,7 +201,11 @@ def check_candidate(
 
 
 class _Checker:
-    """Checks one run against the earlier runs of its branch."""
+    """Checks one run, of the history or a candidate, against the earlier runs of its branch.
+
+    A candidate, such as the run of a pull request, is not part of the history. A series is a case
+    on a number of ranks in one environment.
+    """
 
     def __init__(
         self,
@@ -170,20 +218,27 @@ class _Checker:
         self.run = run
         self.rule = rule
         self.thresholds = thresholds
+        """The thresholds that ``parbench aa`` measured, keyed by the fingerprint of the series."""
         self.is_candidate = run.is_candidate
+        """True if the run is not part of the history."""
         self.earlier_runs = [
             other
             for other in history.list_runs(run.branch)
             if other.id != run.id and other.started <= run.started
         ]
+        """The other runs of the branch that did not start later, oldest first."""
         self.annotations = [
             note
             for note in history.list_annotations()
             if note.branch == run.branch and note.started <= run.started
         ]
+        """The intended changes of the branch at runs that did not start later."""
 
     def check(self, points: Sequence[SeriesPoint]) -> HistoryCheck:
-        """Return the verdicts of the checked run on its points, and on series that it lacks."""
+        """Return the verdicts on all cases of the checked run, and on cases that it lacks.
+
+        ``points`` are its results, one for each case.
+        """
         similar_runs = self._find_similar_runs(points)
         windows = [self._read_window(point) for point in points]
         changes = self._find_changes(windows)
@@ -209,7 +264,12 @@ class _Checker:
         )
 
     def _read_window(self, point: SeriesPoint) -> _Window:
-        """Return the newest points of the series of ``point`` since its last annotation."""
+        """Return the result of a case, and its results in the newest earlier runs of the branch.
+
+        Only runs in the same environment count. ``point`` is the result in the checked run. Runs
+        before the last annotation of the case are left out, because the annotation declares a
+        change intended.
+        """
         label = point.series.case.label
         matching = [note for note in self.annotations if fnmatchcase(label, note.series)]
         newest = max((note.started for note in matching), default="")
@@ -226,9 +286,11 @@ class _Checker:
         )
 
     def _find_changes(self, windows: Sequence[_Window]) -> dict[str, LevelChange | None]:
-        """Return the significant change of each series with enough runs, by fingerprint.
+        """Return the significant change of the time of each case with enough runs.
 
-        The series are judged together, because they share the noise of runs.
+        The key is the fingerprint of the case in its environment, and None stands for an unchanged
+        time. The cases are judged together, because they share the noise of runs and the false
+        discovery rate.
         """
         judged = [window for window in windows if window.has_enough_runs]
         fingerprints = [window.point.series.fingerprint for window in judged]
@@ -242,7 +304,10 @@ class _Checker:
         return dict(zip(fingerprints, changes, strict=True))
 
     def _find_overall_change(self, windows: Sequence[_Window]) -> LevelChange | None:
-        """Return the significant change of the median series, None if there are few series."""
+        """Return the significant change of the median time of all cases that have enough runs.
+
+        None stands for an unchanged median, and for fewer than ``MIN_POOLED_SERIES`` cases.
+        """
         import pandas as pd
 
         judged = [window for window in windows if window.has_enough_runs]
@@ -259,7 +324,11 @@ class _Checker:
         return judge_median(logs.to_numpy().T, self.rule, newest_is_candidate=self.is_candidate)
 
     def _describe_times(self, window: _Window, change: LevelChange | None) -> SeriesCheck:
-        """Return the verdict on the times of a series, with its reason."""
+        """Return the verdict on the time of a case with its reason.
+
+        Exact counts are not compared yet. ``window`` has the times in earlier runs. ``change`` is
+        the significant change of the time, None if there is none.
+        """
         timed = window.timed
         series = window.point.series
         result = SeriesCheck(
@@ -283,9 +352,16 @@ class _Checker:
         return replace(result, verdict=verdict, reason=", ".join(parts))
 
     def _add_counts(self, result: SeriesCheck, window: _Window) -> SeriesCheck:
-        """Return ``result`` with the counts that changed, and the worst of the verdicts.
+        """Return the verdict on a case after its exact counts were compared with an earlier run.
 
-        Counts are compared with the first run of the window, or for a candidate with the last one.
+        Exact counts are calls, bytes, memory and the schedule. The earlier run is the first one of
+        the window, or for a candidate the last one. The worst of the verdicts on the time and the
+        counts remains. The reason names each changed count and, unless the run is a candidate, the
+        run since which the count is changed.
+
+        Args:
+            result: the verdict on the time of the case.
+            window: its results in the checked run and in earlier runs.
         """
         new_counts = window.point.counts
         counted = [(run, earlier.counts) for run, earlier in window.earlier if earlier.counts]
@@ -315,9 +391,12 @@ class _Checker:
         )
 
     def _find_similar_runs(self, points: Sequence[SeriesPoint]) -> list[list[SeriesIdentity]]:
-        """Return the series of the newest earlier runs that share a case with this run.
+        """Return the cases of each similar run: an earlier one that measured one of the same cases.
 
-        If this run has no case, all runs of its preset are similar.
+        Each case comes with its ranks and environment. Similar runs have the same preset. There is
+        a list for each of the newest ``NUM_SIMILAR_RUNS`` of them, newest first. If the checked run
+        measured nothing, all runs of its preset are similar. ``points`` are the results of the
+        checked run.
         """
         measured = {_get_benchmark(point.series) for point in points}
         similar = []
@@ -332,7 +411,11 @@ class _Checker:
 
 
 def _get_benchmark(series: SeriesIdentity) -> tuple[object, ...]:
-    """Return the benchmark of a series: the case, the ranks, the backend and the device."""
+    """Return the id of a case, its number of ranks, its backend and its device.
+
+    ``series`` is the case with its environment. Unlike it, these stay the same if the environment
+    changes.
+    """
     world = series.world
     return (series.case.id, world.size, world.backend, world.device)
 
@@ -340,7 +423,12 @@ def _get_benchmark(series: SeriesIdentity) -> tuple[object, ...]:
 def _find_missing(
     points: Sequence[SeriesPoint], similar_runs: Sequence[Sequence[SeriesIdentity]]
 ) -> list[SeriesCheck]:
-    """Return a result with verdict MISSING for each series that only the similar runs measured."""
+    """Return the verdict MISSING for each case that similar earlier runs measured, not this run.
+
+    Args:
+        points: the results of the checked run.
+        similar_runs: the cases of each similar earlier run, as ``_find_similar_runs`` returns them.
+    """
     measured = {_get_benchmark(point.series) for point in points}
     missing = {
         _get_benchmark(series): series for identities in similar_runs for series in identities
@@ -355,9 +443,14 @@ def _find_missing(
 
 
 def _explain_new_series(result: SeriesCheck, previous: Sequence[SeriesIdentity]) -> SeriesCheck:
-    """Return ``result`` with the differences from the previous similar run, as the reason.
+    """Return the verdict ENVIRONMENT CHANGED on a case that an earlier run measured elsewhere.
 
-    It stays as it is unless that run measured the case only in another environment.
+    The reason lists the differences between the environments. If that run measured the case in the
+    same environment or not at all, ``result`` is returned as it is.
+
+    Args:
+        result: the verdict TOO FEW RUNS on the case.
+        previous: the cases of the newest similar run, with their environments.
     """
     series = result.series
     same_case = [other for other in previous if other.case.id == series.case.id]
@@ -369,7 +462,11 @@ def _explain_new_series(result: SeriesCheck, previous: Sequence[SeriesIdentity])
 
 
 def _decide(change: LevelChange | None, *, is_candidate: bool) -> Verdict:
-    """Return the verdict on the significant change of a series."""
+    """Return the verdict on a case from the significant change of its time, NO CHANGE for None.
+
+    An increase in only the newest run is SLOWER if ``is_candidate`` (the run is not part of the
+    history), otherwise UNCONFIRMED. A gradual increase is DRIFT.
+    """
     if change is None:
         return Verdict.NO_CHANGE
     if change.change < 0:
@@ -380,7 +477,10 @@ def _decide(change: LevelChange | None, *, is_candidate: bool) -> Verdict:
 
 
 def describe_change(change: LevelChange, num_runs: int) -> str:
-    """Return a phrase with the change in percent, its duration in runs and its interval."""
+    """Return a phrase with the change of a time in percent, its duration and its 95 % interval.
+
+    ``num_runs`` is the number of runs in which the change was searched for.
+    """
     percent = f"{100 * change.change:+.1f} %"
     interval = f"95 % CI {100 * change.low:+.1f} to {100 * change.high:+.1f} %"
     duration = {
@@ -394,9 +494,10 @@ def describe_change(change: LevelChange, num_runs: int) -> str:
 def _describe_environments(
     before: tuple[StoredRun, SeriesPoint], after: tuple[StoredRun, SeriesPoint]
 ) -> tuple[str, ...]:
-    """Return the changes between the runs before and after a level step, as ``path: old -> new``.
+    """Return the differences between the environments before and after a step of a case's time.
 
-    The changes of the environment and of the commit may explain the step.
+    They are texts of the form ``path: old -> new``. The commit is included, and each of them may
+    explain the step. Each argument is a run and the result of the case in it.
     """
     values = [
         {**point.explanatory_values, "commit": run.commit or UNKNOWN}
@@ -406,7 +507,10 @@ def _describe_environments(
 
 
 def format_differences(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the values that differ, as ``path: old -> new``."""
+    """Return the values that differ between two environments, as ``path: old -> new``.
+
+    Both arguments are keyed by path, such as ``versions.torch``.
+    """
     pairs = {path: (base.get(path, UNKNOWN), new.get(path, UNKNOWN)) for path in {**base, **new}}
     return tuple(
         f"{path}: {old} -> {current}"

@@ -1,4 +1,4 @@
-"""The report of a check: its result in one sentence, its table, and explanations."""
+"""The report of a history check: its result in one sentence, its table, and explanations."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,8 +13,11 @@ from parbench.reports.history.check import HistoryCheck, SeriesCheck, describe_c
 from parbench.reports.history.levels import MIN_LEVEL_RUNS
 
 MAX_NAMED_SERIES = 3
+"""The number of failed series that a sentence names."""
 NOT_COMPARED = (Verdict.ENVIRONMENT_CHANGED, Verdict.TOO_FEW_RUNS)
+"""The verdicts on series whose times were not compared."""
 UNDECIDED = (Verdict.UNCONFIRMED, Verdict.DRIFT, *NOT_COMPARED)
+"""The verdicts on series for which the check does not decide whether they became slower."""
 COLUMNS = (
     Column(key="verdict", title="verdict", is_result=True),
     Column(key="series", title="series", is_result=True),
@@ -22,10 +25,14 @@ COLUMNS = (
     Column(key="first_run", title="since run", is_result=True),
     Column(key="reason", title="observation", is_result=True),
 )
+"""The columns of the table of series."""
 
 
 def build_report(check: HistoryCheck, exit_code: int = 0) -> VerdictReport:
-    """Return the report of a check that ends with this exit code."""
+    """Return the report of a history check.
+
+    ``exit_code`` is the exit code of the command, which the JSON contains.
+    """
     summary = summarize_check(check)
     table = build_table(check)
     return VerdictReport(
@@ -46,7 +53,7 @@ def build_report(check: HistoryCheck, exit_code: int = 0) -> VerdictReport:
 
 
 def summarize_check(check: HistoryCheck) -> str:
-    """Return the result in one sentence: pass, fail, or not enough history."""
+    """Return the result of a history check in one sentence: PASS, FAIL, or not enough history."""
     if all(verdict in NOT_COMPARED for verdict in check.verdicts):
         number = max((_count_runs(check, result) for result in check.series), default=0)
         text = f"Not enough history: {number} of {check.rule.min_runs} runs on {check.run.branch}"
@@ -56,7 +63,11 @@ def summarize_check(check: HistoryCheck) -> str:
 
 
 def describe_result(check: HistoryCheck) -> str:
-    """Return a phrase with the number of series that failed, or whether times increased."""
+    """Return a phrase with the number of cases that failed the check, or about none being slower.
+
+    It names the earlier runs that were compared. If cases are undecided, the phrase has their
+    number.
+    """
     runs = f"the last {pluralize(check.num_earlier_runs, 'run')} on {check.run.branch}"
     total = f"{len(check.series)} series"
     failures = _format_verdicts(check, FAILURES)
@@ -70,7 +81,10 @@ def describe_result(check: HistoryCheck) -> str:
 
 
 def name_failures(check: HistoryCheck) -> str:
-    """Return the labels of the failed series with their changes, empty if none failed."""
+    """Return the labels of the cases that failed, each with its change. Empty if none failed.
+
+    At most ``MAX_NAMED_SERIES`` are named, and the others are counted.
+    """
     failures = [result for result in check.series if result.verdict in FAILURES]
     named = ", ".join(map(_describe_failure, failures[:MAX_NAMED_SERIES]))
     num_hidden = len(failures) - MAX_NAMED_SERIES
@@ -78,7 +92,11 @@ def name_failures(check: HistoryCheck) -> str:
 
 
 def _describe_failure(result: SeriesCheck) -> str:
-    """Return the label of a failed series with its changed count, its change or its verdict."""
+    """Return the label of a failed case with its first changed count: calls, bytes or memory.
+
+    If no count changed, it is followed by the change of the time in percent, otherwise by the
+    verdict.
+    """
     label = label_communication(result.series.case)
     if result.count_changes:
         return f"{label}: {result.count_changes[0]}"
@@ -88,26 +106,35 @@ def _describe_failure(result: SeriesCheck) -> str:
 
 
 def _count_runs(check: HistoryCheck, result: SeriesCheck) -> int:
-    """Return the number of runs on the branch that measured a series."""
+    """Return the number of runs whose times of a case were used, without a candidate.
+
+    ``result`` is the verdict on the case. A candidate is a run that is not part of the history.
+    """
     return sum(run_id != check.run.id or not check.run.is_candidate for run_id in result.runs)
 
 
 def _format_verdicts(check: HistoryCheck, verdicts: Iterable[Verdict]) -> str:
-    """Return the numbers of series with these verdicts as text, empty if there are none."""
+    """Return the number of cases with each of these verdicts as text: ``2 SLOWER, 1 DRIFT``.
+
+    Empty if there are none.
+    """
     return format_verdicts({name: num for name, num in check.verdicts.items() if name in verdicts})
 
 
 def _summarize_counts(check: HistoryCheck) -> str:
-    """Return a sentence with the number of changed counts, empty if no count was compared."""
+    """Return a sentence with the number of exact counts that changed. Empty if none was compared.
+
+    Exact counts are calls, bytes, memory and the schedule of a step.
+    """
     num_counts = sum(result.num_counts for result in check.series)
     num_changes = sum(len(result.count_changes) for result in check.series)
     return f"{num_changes} of {num_counts} exact counts changed." if num_counts else ""
 
 
 def build_table(check: HistoryCheck) -> Table:
-    """Return a row for each series that is not NO CHANGE.
+    """Return the table of verdicts, with a row for each case whose verdict is not NO CHANGE.
 
-    Series that are not compared for the same reason share a row.
+    Cases that are missing or not compared for the same reason share a row.
     """
     groups: dict[tuple[str, str, str], list[SeriesCheck]] = {}
     for result in check.series:
@@ -120,9 +147,10 @@ def build_table(check: HistoryCheck) -> Table:
 
 
 def _build_row(group: Sequence[SeriesCheck], is_candidate: bool) -> Row:
-    """Return the row of a series, or of several with the same verdict and reason.
+    """Return the row of a case, keyed by column, or of several with the same verdict and reason.
 
-    The change of a candidate began with the candidate itself, so its row names no first run.
+    If ``is_candidate`` is True, the checked run is not part of the history. Its change began with
+    itself, so the row names no first run.
     """
     first = group[0]
     row = {"verdict": first.verdict, "reason": first.reason}
@@ -138,7 +166,7 @@ def _build_row(group: Sequence[SeriesCheck], is_candidate: bool) -> Row:
 
 
 def explain_check(check: HistoryCheck) -> list[str]:
-    """Return sentences on the check, the meaning of its verdicts and the next command."""
+    """Return the sentences below the table of a check: meanings of verdicts and next commands."""
     rule, branch, verdicts = check.rule, check.run.branch, check.verdicts
     numbers = format_verdicts(verdicts) or "no series"
     relation = "compared with" if check.run.is_candidate else "of"
@@ -171,7 +199,7 @@ def explain_check(check: HistoryCheck) -> list[str]:
 
 
 def _describe_overall(check: HistoryCheck) -> str:
-    """Return a sentence about the change of the median series, empty if there is none."""
+    """Return a sentence about the change of the median over all cases, empty without a change."""
     if check.overall is None:
         return ""
     verdict = check.overall_verdict
@@ -183,7 +211,7 @@ def _describe_overall(check: HistoryCheck) -> str:
 
 
 def _define_slower(check: HistoryCheck) -> str:
-    """Return the definition of SLOWER with the threshold and the test of this check."""
+    """Return the definition of the verdict SLOWER, with the threshold and test of this check."""
     rule = check.rule
     threshold = f"{100 * rule.min_effect:g} %"
     test = f"significant at a false discovery rate of {100 * FALSE_DISCOVERY_RATE:g} %"

@@ -1,4 +1,8 @@
-"""The history: an SQLite file with every run once, and a point for each of its series."""
+"""The history: an SQLite file with the results of many runs, by which changes are found.
+
+It contains each run once, and a result for each series: a case on a number of ranks in one
+environment.
+"""
 
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -16,11 +20,15 @@ from parbench.bench.text import UserError
 from parbench.reports.compare.environment import SeriesIdentity, SeriesPoint
 
 AddResult = Literal["added", "updated", "unchanged"]
+"""The outcome for a run that is added: new, changed since it was added, or as before."""
 SCHEMA_VERSION = 3
+"""The version of the tables, which the file stores."""
 APPLICATION_ID = 0x70627268  # "pbrh", which distinguishes SQLite files
 RESERVED_BRANCH = "last"
+"""The name that stands for all branches in selectors such as ``last:10``."""
 CANDIDATE = -1  # the number of a run that is not part of the history
 _WAIT_SECONDS = 60.0
+"""The longest wait for another process that has locked the file."""
 _TABLES = """
 CREATE TABLE run (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, started TEXT NOT NULL, host TEXT NOT NULL,
@@ -50,58 +58,88 @@ _POINT_COLUMNS = "run, identity, status, seconds, repetitions, reason, environme
 
 @dataclass(frozen=True, kw_only=True)
 class RunEntry:
-    """A run to add. The digest of its records differs once the run has grown."""
+    """A run to add to the history, with the results of its cases."""
 
     info: RunInfo
+    """The id, start, host and plan of the run."""
     path: Path
+    """The absolute path of the folder of the run."""
     digest: str
+    """A SHA-256 of the records of the run, by which a run that has grown is recognized."""
     branch: str
+    """The branch of the measured code."""
     commit: str = ""
+    """The commit of the measured code, empty if unknown."""
     points: tuple[SeriesPoint, ...]
+    """The results of the run, one for each case."""
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run of the history, or one that is only compared with it."""
+    """A run of the history, or a candidate that is only compared with it."""
 
     number: int
+    """The key of the run in the tables, ``CANDIDATE`` for a candidate."""
     id: str
+    """The id of the run, which is the name of its folder."""
     started: str
+    """The time of its start in UTC, in ISO format."""
     host: str
+    """The name of the host that started the run."""
     preset: str
+    """The preset of its cases, empty for a run without one."""
     branch: str
+    """The branch of the measured code."""
     commit: str
+    """The commit of the measured code, empty if unknown."""
     path: str
+    """The absolute path of its folder, which may no longer exist."""
 
     @property
     def is_candidate(self) -> bool:
-        """True if the run is only compared with the history, not part of it."""
+        """True if the run is not part of the history, only compared with it."""
         return self.number == CANDIDATE
 
 
 @dataclass(frozen=True)
 class Annotation:
-    """An intended change at a run, on its branch, of the series whose label matches a glob."""
+    """A declaration that times or counts of cases changed intentionally, from a run on."""
 
     run_id: str
+    """The id of the run with which the change began."""
     started: str
+    """The start of that run in UTC, in ISO format."""
     branch: str
+    """The branch of that run."""
     series: str
+    """A glob for the labels of the cases that changed."""
     note: str
+    """The reason of the change."""
 
 
 class History:
-    """An open history. Every change is one transaction, also if the process is killed."""
+    """An open history file, which contains the results of many runs.
+
+    Each method that changes it makes one transaction. So the file stays valid if the process is
+    killed.
+    """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
         self._path = path
         self._documents: dict[int, Any] = {}
+        """The documents (environments and counts) that were read, keyed by number."""
 
     def add(self, entry: RunEntry, explicit: Iterable[str] = ()) -> AddResult:
-        """Add a run, or update it if it has grown or its folder, branch or commit changed.
+        """Add a run, or update it if its records, folder, branch or commit changed.
 
-        A run that exists keeps its branch and commit unless ``explicit`` contains these names.
+        Args:
+            entry: the run with its results.
+            explicit: the fields that the user gave: ``branch``, ``commit`` or both. A run that
+                exists keeps the other ones.
+
+        Returns ``added``, ``updated`` or ``unchanged``. Raises ``UserError`` if the name of the
+        branch cannot be used in selectors such as ``main~1``.
         """
         if entry.branch in ("", RESERVED_BRANCH) or set(entry.branch) & set("~: \t\n"):
             hint = f"a branch is not {RESERVED_BRANCH!r} and contains no space, ~ or :"
@@ -122,7 +160,10 @@ class History:
         return "updated" if rows else "added"
 
     def _insert_run(self, entry: RunEntry) -> None:
-        """Insert a run with its series and points. Equal documents are stored once."""
+        """Insert a run with its results into the tables.
+
+        Equal environments and equal counts of several results are stored once.
+        """
         info = entry.info
         row = (info.id, info.started, info.host, info.plan.preset, entry.branch, entry.commit)
         query = "INSERT INTO run VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -143,7 +184,7 @@ class History:
             self._execute(query, fingerprint, number, *result, environment, counts)
 
     def list_runs(self, branch: str | None = None) -> tuple[StoredRun, ...]:
-        """Return the runs of a branch, or of all branches, in the order of time."""
+        """Return the runs of a branch, or of all branches for None, oldest first."""
         columns = "number, id, started, host, preset, branch, commit_id, path"
         order = "branch = coalesce(?, branch) ORDER BY started, number"
         rows = self._execute(f"SELECT {columns} FROM run WHERE {order}", branch)
@@ -158,7 +199,10 @@ class History:
         raise UserError(f"{self._path} does not contain run {run_id!r}: {hint}")
 
     def load_run(self, stored: StoredRun) -> Run:
-        """Load a run with its records from its folder."""
+        """Load a run of the history with its records from its folder.
+
+        Raises ``UserError`` if the folder does not exist, or if a record cannot be read.
+        """
         path = Path(stored.path)
         if not (path / "run.json").exists():
             reason = "the history stores only metrics, and a comparison requires the records"
@@ -166,18 +210,25 @@ class History:
         return require_complete(load_run(path))
 
     def read_points(self, run: StoredRun) -> list[SeriesPoint]:
-        """Return the points of a run."""
+        """Return the results of a run, one for each case."""
         return [point for _, point in self._select_points("run = ?", run.number)]
 
     def read_series(
         self, fingerprint: str, runs: Iterable[StoredRun]
     ) -> list[tuple[StoredRun, SeriesPoint]]:
-        """Return the points of a series in some of these runs, in the order of the runs."""
+        """Return the results of one case in one environment, each with its run.
+
+        Only the given runs that measured the case are included, in their order. ``fingerprint``
+        identifies the case with its ranks and environment.
+        """
         by_run = dict(self._select_points("fingerprint = ?", fingerprint))
         return [(run, by_run[run.number]) for run in runs if run.number in by_run]
 
     def list_series(self, run: StoredRun | None = None) -> list[SeriesIdentity]:
-        """Return the series of a run, or of all runs if ``run`` is None."""
+        """Return each case with the ranks and environment in which a run measured it.
+
+        If ``run`` is None, the cases of all runs are returned, each environment of a case once.
+        """
         condition = "? IS NULL OR number IN (SELECT series FROM point WHERE run = ?)"
         query = f"SELECT identity FROM series WHERE {condition} ORDER BY number"
         number = None if run is None else run.number
@@ -186,26 +237,42 @@ class History:
             return [msgspec.json.decode(identity, type=SeriesIdentity) for (identity,) in rows]
 
     def count_series(self) -> dict[int, tuple[int, int]]:
-        """Return the numbers of series and of wrong or failed series, keyed by run number."""
+        """Return the number of cases of each run, and the number of its cases that failed.
+
+        The key is the number of the run. Wrong and hung cases also count as failed.
+        """
         failed = "sum(status IN ('wrong', 'failed', 'hang'))"
         rows = self._execute(f"SELECT run, count(*), {failed} FROM point GROUP BY run")
         return {run: (num_series, num_failed) for run, num_series, num_failed in rows}
 
     def read_times(self) -> list[tuple[int, str, float]]:
-        """Return the run number, the fingerprint and the seconds of each point with a time."""
+        """Return the time of each case in each run that measured it.
+
+        An element is the number of the run, the fingerprint of the case in its environment, and the
+        time in seconds.
+        """
         tables = "point JOIN series ON series = number"
         query = f"SELECT run, fingerprint, seconds FROM {tables} WHERE seconds > 0"
         return self._connection.execute(query).fetchall()
 
     def annotate(self, run_id: str, series: str, note: str) -> None:
-        """Mark a change at a run as intended. A second identical annotation changes nothing."""
+        """Store the declaration that cases changed intentionally in a run.
+
+        A second identical declaration changes nothing.
+
+        Args:
+            run_id: the run with which the change began. ``UserError`` is raised if it does not
+                exist.
+            series: a glob for the labels of the cases that changed.
+            note: the reason of the change.
+        """
         run = self.find_run(run_id)
         row = (run_id, run.started, run.branch, series, note)
         with _transaction(self._connection):
             self._execute("INSERT OR IGNORE INTO annotation VALUES (?, ?, ?, ?, ?)", *row)
 
     def list_annotations(self) -> tuple[Annotation, ...]:
-        """Return all annotations in the order of the start of their runs."""
+        """Return all declarations of intended changes, in the order of the start of their runs."""
         columns = "run_id, started, branch, series, note"
         rows = self._execute(f"SELECT {columns} FROM annotation ORDER BY started, note")
         return tuple(Annotation(*row) for row in rows)
@@ -213,7 +280,7 @@ class History:
     def prune(self, keep: int) -> tuple[str, ...]:
         """Delete all but the newest ``keep`` runs of each branch and preset.
 
-        Annotations stay. The ids of the deleted runs are returned.
+        The ids of the deleted runs are returned. Annotations stay.
         """
         window = "PARTITION BY branch, preset ORDER BY started DESC, number DESC"
         ranked = f"SELECT number, id, row_number() OVER ({window}) AS place FROM run"
@@ -228,11 +295,14 @@ class History:
         return tuple(run_id for _, run_id in rows)
 
     def _execute(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """Execute a query with values for its placeholders, and return all rows."""
+        """Execute an SQL query with values for its placeholders, and return all rows."""
         return self._connection.execute(query, values).fetchall()
 
     def _select_points(self, condition: str, value: object) -> list[tuple[int, SeriesPoint]]:
-        """Return the points that meet an SQL condition, each with the number of its run."""
+        """Return the results that meet an SQL condition, each with the number of its run.
+
+        ``value`` is for the placeholder of the condition: ``run = ?``.
+        """
         tables = "point JOIN series ON series = series.number"
         query = f"SELECT {_POINT_COLUMNS} FROM {tables} WHERE {condition}"
         points = []
@@ -254,7 +324,11 @@ class History:
         return points
 
     def _read_document(self, number: int, kind: Any) -> Any:
-        """Return the document with a number, decoded as ``kind``. Each document is read once."""
+        """Return the environment or the exact counts that a row of the table ``document`` contains.
+
+        ``number`` is the key of the row, and ``kind`` the type of its content, which is stored as
+        JSON. Each row is read from the file once.
+        """
         if number not in self._documents:
             query = "SELECT content FROM document WHERE number = ?"
             [(content,)] = self._execute(query, number)
@@ -265,10 +339,10 @@ class History:
 
 @contextmanager
 def open_history(path: Path, *, create: bool = False) -> Iterator[History]:
-    """Open the history in a file.
+    """Open the history in a file, and close it at the end of the ``with`` block.
 
-    Raises ``UserError`` if the file does not exist, is damaged or locked, or is not a history of
-    this schema.
+    If ``create`` is True, a missing file is created. Otherwise ``UserError`` is raised for it. It
+    is also raised for a file that is damaged or locked, and for another schema version.
     """
     if path.is_dir():
         raise UserError(f"{path} is a folder: name the file of the history with --history FILE")
@@ -289,7 +363,7 @@ def open_history(path: Path, *, create: bool = False) -> Iterator[History]:
 
 
 def _describe_error(error: sqlite3.Error) -> str:
-    """Return the end of a sentence about a file that SQLite cannot use."""
+    """Return the end of a sentence that begins with a file: the reason why SQLite cannot use it."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return f"was locked by another process for {_WAIT_SECONDS:.0f} s: try again later"
@@ -299,13 +373,14 @@ def _describe_error(error: sqlite3.Error) -> str:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, *, create: bool) -> None:
-    """Create the tables of a new file, and check the schema version of an existing one.
+    """Create the tables of a new file if ``create`` is True, and check the version of other files.
 
-    The journal is a rollback journal. A write-ahead log would be a second file, which a copy of
-    the history would lack.
+    The journal is a rollback journal. A write-ahead log would be a second file, which a copy of the
+    history would lack. Raises ``UserError`` for another version, or a file of another program.
     """
 
     def read_number(query: str) -> int:
+        """Return the number that an SQL query gives."""
         return int(connection.execute(query).fetchone()[0])
 
     connection.execute("PRAGMA foreign_keys = ON")
@@ -330,7 +405,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, create: bool) -> Non
 
 @contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Make a block one transaction, which waits for other writers first."""
+    """Make a ``with`` block one transaction, which waits for other writers first."""
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         yield

@@ -1,4 +1,4 @@
-"""Levels of a series over runs: successive runs in which its time does not change."""
+"""Levels of a case's time over the runs of a history: successive runs that differ only by noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,40 +10,51 @@ import numpy as np
 from parbench.reports.history.noise import Array, RunNoise
 
 MIN_LEVEL_RUNS = 3
+"""The least number of runs of a level."""
 LEVEL_SIGNIFICANCE = 0.01
+"""The probability of a change of level in a case whose time does not change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LevelRule:
-    """The smallest change that counts, and the numbers of runs that a check needs and uses."""
+    """The settings of a history check: the smallest change that counts, and the numbers of runs."""
 
-    min_effect: float = 0.03  # a fraction
+    min_effect: float = 0.03
+    """The threshold: smaller changes of the time are ignored. A fraction."""
     min_runs: int = 8
+    """The number of runs of a case from which its times are checked."""
     window: int = 30
-    """The number of newest runs that are used."""
+    """The number of newest runs of a case that are used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """Runs ``start`` to ``stop`` (exclusive) and the median of their logarithms."""
+    """Successive runs of a case whose times differ only by noise."""
 
     start: int
+    """The index of the first run, in the runs of the case."""
     stop: int
+    """The index after the last run, in the runs of the case."""
     log: float
+    """The median of the logarithms of the times (natural, of seconds)."""
 
     @property
     def num_runs(self) -> int:
-        """The number of runs on the level."""
+        """The number of runs from ``start`` to ``stop``."""
         return self.stop - self.start
 
 
 def find_levels(logs: Array, noise: RunNoise | None = None) -> list[Level]:
-    """Return the levels in order, from the logarithms of the times, oldest first.
+    """Return the levels of a case's time over runs, oldest first.
 
-    They minimize the sum of squares with a penalty for each change (PELT, Killick et al. 2012).
-    A change of level must reduce the sum of squares by more than z^2 times the variance of a run
-    with its autocorrelation. z is the normal quantile of the significance divided by the number of
-    runs (Bonferroni).
+    A level is successive runs whose times differ only by noise. Levels minimize the sum of squares
+    with a penalty for each change (PELT, Killick et al. 2012). A change of level must reduce the
+    sum of squares by more than z^2 times the variance of a run with its autocorrelation. z is the
+    normal quantile of the significance divided by the number of runs (Bonferroni).
+
+    Args:
+        logs: the logarithms of the times, oldest run first.
+        noise: the variance and correlation of runs, None to estimate them from these times.
     """
     n = len(logs)
     if not n:
@@ -65,6 +76,9 @@ def find_levels(logs: Array, noise: RunNoise | None = None) -> list[Level]:
 
 
 def get_deviations(logs: Array, levels: Sequence[Level]) -> Array:
-    """Return the logarithms relative to the level of each run."""
+    """Return the logarithm of each run's time minus the median logarithm of its level.
+
+    ``logs`` has one value per run. ``levels`` cover all runs in order.
+    """
     num_runs = [level.num_runs for level in levels]
     return np.asarray(logs - np.repeat([level.log for level in levels], num_runs))

@@ -1,4 +1,4 @@
-"""The variation of series between runs.
+"""The noise of series: the variation of their times between runs without a change.
 
 Model: the logarithm of the time of a run is a level plus noise. Consecutive runs correlate by rho
 (AR(1)), which all series share.
@@ -20,20 +20,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+"""An array of floats."""
 
 MIN_POOLED_SERIES = 5  # Fewer series do not estimate how runs vary in general.
 MAX_PRIOR_DF = 40.0
+"""The largest weight of the prior variance, in degrees of freedom."""
 MIN_VARIANCE = 1e-8
+"""The least variance of a logarithm: a standard deviation of 0.01 % of the time."""
 NORMAL_QUARTILE = NormalDist().inv_cdf(0.875)  # the third quartile of absolute normal values
 
 
 class RunNoise:
-    """The noise that series have in common, from the logarithms of their times."""
+    """The noise of times between runs: its variance, and the correlation of consecutive runs.
+
+    Both are estimated from several cases together. ``series`` are the logarithms of the times of
+    each case, oldest run first. ``rho`` is the correlation of consecutive runs, None to estimate
+    it.
+    """
 
     def __init__(self, series: Sequence[Array], rho: float | None = None) -> None:
         self.rho = estimate_correlation(series) if rho is None else rho
+        """The correlation of the noise of consecutive runs."""
         self.prior_variance = 1.0
+        """The variance of the logarithm of a time that is expected of a case without data."""
         self.prior_df = 0.0
+        """The weight of the prior variance in degrees of freedom, 0 if it was not estimated."""
         if len(series) >= MIN_POOLED_SERIES:
             rows = [self.estimate_variances(logs[None]) for logs in series]
             variances = np.concatenate([variances for variances, _ in rows])
@@ -43,10 +54,15 @@ class RunNoise:
     def estimate_variances(
         self, logs: Array, prior_variance: float | None = None
     ) -> tuple[Array, float]:
-        """Return the variance of a run of each series, and its degrees of freedom.
+        """Return the variance between runs for each case, and the degrees of freedom.
 
-        ``logs`` has the shape (series, runs). ``prior_variance`` replaces that of the noise for
-        series in other units.
+        A variance is that of the logarithm of the time. It is a weighted mean of the one in the
+        data and the prior variance.
+
+        Args:
+            logs: the logarithms of the times, of shape (cases, runs).
+            prior_variance: the variance that is expected without data. None for the one of this
+                noise, another one for times in other units.
         """
         if prior_variance is None:
             prior_variance = self.prior_variance
@@ -57,13 +73,20 @@ class RunNoise:
         return np.maximum(shrunk, MIN_VARIANCE), total_df
 
     def make_covariance(self, num_runs: int) -> Array:
-        """Return the covariance of consecutive runs, relative to the variance of a run."""
+        """Return the covariance matrix of consecutive runs, relative to the variance of a run.
+
+        It has the shape (``num_runs``, ``num_runs``).
+        """
         runs = np.arange(num_runs)
         return np.asarray(self.rho ** np.abs(np.subtract.outer(runs, runs)))
 
 
 def estimate_correlation(series: Sequence[Array]) -> float:
-    """Return the correlation of consecutive runs, 0 if it is not significant or series are few."""
+    """Return the correlation of a case's times in consecutive runs, which all cases share.
+
+    It is 0 if it is not significant, or if there are fewer than ``MIN_POOLED_SERIES`` cases.
+    ``series`` are the logarithms of the times of each case, oldest run first.
+    """
     squares = [[_mean_square_difference(logs[None], lag)[0] for lag in (1, 2)] for logs in series]
     first, second = np.array(squares).reshape(-1, 2).T
     is_varying = first > 0
@@ -77,9 +100,10 @@ def estimate_correlation(series: Sequence[Array]) -> float:
 
 
 def _estimate_prior(variances: Array, df: float) -> tuple[float, float]:
-    """Return the prior variance and its degrees of freedom.
+    """Return the variance that is expected of a case without data, and its degrees of freedom.
 
-    Each of ``variances`` has ``df`` degrees of freedom.
+    The degrees of freedom are its weight. ``variances`` are estimated for each case, each with
+    ``df`` degrees of freedom.
     """
     logs = np.log(variances)
     prior = math.exp(float(logs.mean()) + 1 / df + 1 / (3 * df**2))
@@ -90,10 +114,10 @@ def _estimate_prior(variances: Array, df: float) -> tuple[float, float]:
 
 
 def _mean_square_difference(logs: Array, lag: int) -> Array:
-    """Return the mean square difference of runs ``lag`` apart of each series, without outliers.
+    """Return the mean square difference between runs ``lag`` apart for each case, without outliers.
 
-    Outliers are beyond 3 standard deviations, estimated from the third quartile of the absolute
-    differences.
+    ``logs`` are the logarithms of the times, of shape (cases, runs). Outliers are beyond 3 standard
+    deviations, estimated from the third quartile of the absolute differences.
     """
     differences = np.abs(logs[:, lag:] - logs[:, :-lag])
     limits = 3 * np.quantile(differences, 0.75, axis=1, keepdims=True) / NORMAL_QUARTILE

@@ -1,4 +1,4 @@
-"""Runs that are added to a history, and runs that a text selects: ``main~1``, ``last:10``."""
+"""Adds runs to a history, and finds the runs that a text such as ``main~1`` selects."""
 
 import hashlib
 import re
@@ -20,6 +20,7 @@ from parbench.reports.history.database import (
 from parbench.reports.sweeps import expand_folders
 
 _SELECTOR = re.compile(r"(?P<branch>[^~:\s]+)(?:~(?P<back>\d{1,9})|:(?P<count>\d{1,9}))?")
+"""``BRANCH``, ``BRANCH~N`` or ``BRANCH:N``."""
 _SELECTOR_HELP = (
     "write a branch, BRANCH~1 for the run before its newest, BRANCH:10 for its newest ten runs, "
     "last:10 for the newest ten runs of all branches, or the id of a run"
@@ -27,7 +28,15 @@ _SELECTOR_HELP = (
 
 
 def read_entry(path: Path, branch: str, commit: str = "") -> RunEntry:
-    """Read the run in a folder. Raises ``UserError`` if a line of its records cannot be read."""
+    """Return the run in a folder as an entry that can be added to a history.
+
+    Raises ``UserError`` if a line of its records cannot be read.
+
+    Args:
+        path: the folder.
+        branch: the branch of the measured code.
+        commit: the commit of the measured code, empty if unknown.
+    """
     run = require_complete(load_run(path))
     with convert_read_errors(path):
         records = (path / "records.jsonl").read_bytes()
@@ -50,9 +59,17 @@ def add_folders(
     commit: str,
     explicit: Collection[str] = (),
 ) -> Iterator[tuple[str, AddResult]]:
-    """Add all runs of these folders, and yield the id and the result of each run.
+    """Add all runs of these folders to a history, and yield the id of each run and the outcome.
 
-    ``explicit`` names the options that the user gave. Only these also change runs that exist.
+    The outcome is ``added``, ``updated`` or ``unchanged``.
+
+    Args:
+        file: the file of the history, which is created if it does not exist.
+        paths: folders of runs, or folders that contain such folders.
+        branch: the branch of the runs.
+        commit: the commit of the measured code, empty if unknown.
+        explicit: the options that the user gave: ``branch``, ``commit`` or both. Only these also
+            change runs that the history contains.
     """
     folders: dict[Path, None] = {}
     for path in paths:
@@ -64,7 +81,10 @@ def add_folders(
 
 
 def _list_run_folders(path: Path) -> list[Path]:
-    """Return a run's folder, or the runs in a folder. Raises ``UserError`` if there is no run."""
+    """Return the folder of a run itself, or the folders of the runs in a folder.
+
+    Raises ``UserError`` if there is no run.
+    """
     with convert_read_errors(path):
         folders = [path] if (path / "run.json").exists() else list_runs(path)
     if folders:
@@ -79,7 +99,12 @@ def _list_run_folders(path: Path) -> list[Path]:
 def find_run(text: str, history: Path | None = None, *, excluded: str = "") -> Run:
     """Load the run that a text names: a folder, a folder of runs, or runs of the history.
 
-    Several runs are pooled, without the run whose id is ``excluded``.
+    Several runs are pooled into one, which has the repetitions of all of them.
+
+    Args:
+        text: a path, the id of a run, a branch, or a selector such as ``main~1`` or ``last:10``.
+        history: the file of the history, None to accept only paths.
+        excluded: the id of a run that is left out of several runs.
     """
     is_path = Path(text).exists()
     if history is not None and not is_path and (_is_selector(text) or history.exists()):
@@ -100,9 +125,13 @@ def _is_selector(text: str) -> bool:
 def select_runs(
     runs: Sequence[StoredRun], text: str, *, excluded: str = ""
 ) -> tuple[StoredRun, ...]:
-    """Return the runs that a text selects. Raises ``UserError`` if it selects none.
+    """Return the runs of the history that a text selects. Raises ``UserError`` if it selects none.
 
-    ``runs`` are in the order of time. ``BRANCH:N`` does not count the run with the id ``excluded``.
+    Args:
+        runs: the runs of the history, oldest first.
+        text: the id of a run, ``BRANCH`` (its newest run), ``BRANCH~N`` (N runs before its newest),
+            or ``BRANCH:N`` (its newest N runs). The branch ``last`` stands for all branches.
+        excluded: the id of a run that ``BRANCH:N`` does not count. Empty for none.
     """
     with_id = tuple(run for run in runs if run.id == text)
     if with_id:

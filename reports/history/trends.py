@@ -1,4 +1,4 @@
-"""Series over runs: their levels as text, a trend figure, and CSV."""
+"""The times of series over the runs of a history: as text, as a figure, and as CSV."""
 
 import math
 from collections.abc import Sequence
@@ -20,14 +20,23 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MAX_DIFFERENCES = 3
+"""The number of environment values in the label of a series."""
 
 
 def find_trends(
     history: History, pattern: str, runs: Sequence[StoredRun], rule: LevelRule
 ) -> list[HistorySeries]:
-    """Return the times of each series by index in ``runs``, and the levels of its newest runs.
+    """Return the times of each case over runs, and the levels of its newest runs.
 
-    ``pattern`` is a glob for labels or names. Raises ``UserError`` if no series matches.
+    Times are keyed by the index in ``runs``. A level is successive runs that differ only by noise.
+    A case that was measured in several environments has several results. Raises ``UserError`` if no
+    case matches.
+
+    Args:
+        history: the open history.
+        pattern: a glob for labels or names of cases.
+        runs: the runs whose times are used, oldest first.
+        rule: the number of newest runs in which levels are searched for.
     """
     identities = history.list_series()
     labels = label_series(identities)
@@ -54,7 +63,12 @@ def find_trends(
 
 
 def read_time_table(history: History, runs: Sequence[StoredRun]) -> "DataFrame":
-    """Return the seconds of all series with a time: a row per run, a column per fingerprint."""
+    """Return the times of all cases in seconds: a row per run, a column per fingerprint.
+
+    A fingerprint identifies a case in one environment. Rows are in the order of ``runs`` and are
+    numbered from 0. A time is NaN where a run did not measure a case. A case without any time has
+    no column.
+    """
     import pandas as pd
 
     numbers = [run.number for run in runs]
@@ -66,7 +80,11 @@ def read_time_table(history: History, runs: Sequence[StoredRun]) -> "DataFrame":
 
 
 def build_export_table(history: History, branch: str | None) -> "DataFrame":
-    """Return the seconds of all series with their labels, and the time and commit of each run."""
+    """Return the times of all cases in seconds: a row per run, a column per label of a case.
+
+    The first columns are the start (``time``), ``commit`` and ``id`` of the run. ``branch`` selects
+    the runs, None for all branches.
+    """
     runs = history.list_runs(branch)
     table = read_time_table(history, runs)
     table = table.rename(columns=label_series(history.list_series()))
@@ -77,9 +95,10 @@ def build_export_table(history: History, branch: str | None) -> "DataFrame":
 
 
 def label_series(identities: Sequence[SeriesIdentity]) -> dict[str, str]:
-    """Return a distinct label for each series, keyed by fingerprint.
+    """Return a distinct label for each case in one environment, keyed by its fingerprint.
 
-    Labels of the same case and world also contain the values of the environment that differ.
+    The label contains the case and the ranks. If labels differ only in their environments, they
+    also contain the values that differ.
     """
     groups: dict[str, list[SeriesIdentity]] = {}
     for series in identities:
@@ -99,12 +118,19 @@ def label_series(identities: Sequence[SeriesIdentity]) -> dict[str, str]:
 
 
 def _differs(path: str, environments: Sequence[dict[str, str]]) -> bool:
-    """Return True if the value at a path is not the same in all environments."""
+    """Return True if environments do not all have the same value at a path.
+
+    ``path`` is a key such as ``versions.torch``.
+    """
     return len({environment.get(path, UNKNOWN) for environment in environments}) > 1
 
 
 def render_trends(trends: Sequence[HistorySeries], runs: Sequence[StoredRun]) -> str:
-    """Return the levels of each series as text: time, first run and number of runs."""
+    """Return the levels of each case as text: time, first run and number of runs.
+
+    A level is successive runs that differ only by noise. ``runs`` are the runs to which the indices
+    in ``trends`` refer.
+    """
     lines = []
     for trend in trends:
         seconds = trend.seconds_by_place.values()
@@ -118,7 +144,11 @@ def render_trends(trends: Sequence[HistorySeries], runs: Sequence[StoredRun]) ->
 
 
 def draw_trends(trends: Sequence[HistorySeries], runs: Sequence[StoredRun], file: Path) -> None:
-    """Draw the times of each series over the runs, with the levels of its newest runs."""
+    """Draw the times of each case over the runs to a file, with the levels of its newest runs.
+
+    A level is successive runs that differ only by noise. ``runs`` are the runs to which the indices
+    in ``trends`` refer.
+    """
     from parbench.reports.figures.svg import save_chart
 
     names = [f"{run.started[:10]}\n{run.started[11:19]} {run.commit[:8]}" for run in runs]

@@ -31,8 +31,9 @@ from parbench.reports.traces.rank_trace import TracedRank
 from parbench.reports.traces.trace_evidence import PredictSeconds, collect_evidence
 
 MAX_RANK_ROWS = 16
+"""The number of ranks that a table shows."""
 MAX_BOXES = 4000
-"""The boxes that the timeline draws."""
+"""The number of spans that the timeline draws."""
 RANK_COLUMNS = (
     Column("rank", kind="count", help="global rank"),
     Column("step", kind="s", help="time of a step"),
@@ -57,6 +58,7 @@ RANK_COLUMNS = (
         help="hidden share of communication",
     ),
 )
+"""The columns of the table of step times, with one row per rank."""
 CALL_COLUMNS = (
     Column("call", help="operation and process group"),
     Column("size", help="bytes by the convention of nccl-tests, in powers of two"),
@@ -68,6 +70,7 @@ CALL_COLUMNS = (
     Column("busbw", "busbw GB/s", kind="B/s", help="bus bandwidth of the median transfer"),
     Column("of_fit", "of the fit", kind="percent", help="time by the fit over the transfer"),
 )
+"""The columns of the table of communication, with a row per operation, group and size."""
 WAIT_COLUMNS = (
     Column("rank", kind="count", help="global rank"),
     Column("last", kind="percent", help="share of collectives where it arrives last"),
@@ -78,12 +81,16 @@ WAIT_COLUMNS = (
         help="time per step in which the others only wait for it",
     ),
 )
+"""The columns of the table of late ranks, with one row per rank."""
 
 
 def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
-    """Return the report on a job's traces, or on dumps of the flight recorder.
+    """Return the report on the traces of a job, or on dumps of torch's flight recorder.
 
-    ``against`` is a run whose fits collectives are compared with.
+    Args:
+        paths: the trace files or dumps, or folders that contain them.
+        against: the folder of a run. Collectives are compared with the latency-bandwidth models
+            that are fitted to its measurements. None compares them with nothing.
     """
     dumps = list_dumps(paths)
     if dumps:
@@ -114,7 +121,7 @@ def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
 
 
 def _chart_median_step(job: TracedJob) -> Chart:
-    """Return the timeline of the median step of a job."""
+    """Return the timeline of all ranks in one step of median duration as a figure."""
     caption = "Waiting is hatched or empty."
     return chart_timeline(
         "step", "Profiled step", caption, build_timeline(job), max_boxes=MAX_BOXES
@@ -122,9 +129,11 @@ def _chart_median_step(job: TracedJob) -> Chart:
 
 
 def make_predictor(run: Run) -> PredictSeconds:
-    """Return a function that predicts the time of a collective in seconds by the fits of a run.
+    """Return a function that predicts the time of a collective in seconds from a run.
 
-    The fits are of blocking operations on the same number of ranks without other settings.
+    It uses the fits of the run: latency-bandwidth models, each of one operation on one number of
+    ranks. Only blocking operations without special parameters are used. The function returns None
+    if the run has no fit for the operation and number of ranks, or if the bytes are unknown.
     """
     fits: dict[tuple[str, int], CurveFit] = {}
     for curve in RunData(run).curves:
@@ -134,6 +143,7 @@ def make_predictor(run: Run) -> PredictSeconds:
             fits.setdefault((first.case.short_name, first.num_ranks), curve.fit)
 
     def predict(shared: SharedCall) -> float | None:
+        """Return the predicted seconds of a collective, None if it has no fit or unknown bytes."""
         facts = shared.call.facts
         fit = fits.get((facts.op, facts.size or 0))
         if fit is None or facts.num_bytes is None:
@@ -144,7 +154,10 @@ def make_predictor(run: Run) -> PredictSeconds:
 
 
 def _judge_completeness(job: TracedJob) -> ReportVerdict:
-    """Return the verdict PARTIAL if ranks or events are missing, otherwise COMPLETE."""
+    """Return the verdict on the traces of a job: PARTIAL if ranks or events are missing.
+
+    Otherwise it is COMPLETE.
+    """
     num_ranks = len(job.ranks)
     world_size = max(rank.world_size or num_ranks for rank in job.ranks)
     message = f"{num_ranks} of {world_size} ranks, {pluralize(job.num_steps, 'step')} each"
@@ -155,7 +168,10 @@ def _judge_completeness(job: TracedJob) -> ReportVerdict:
 
 
 def _make_rank_table(job: TracedJob) -> Table:
-    """Return the parts of the step of each rank."""
+    """Return the table with the parts of the step time of each rank, the slowest rank first.
+
+    The median over steps is shown for each part.
+    """
     rows = [_make_rank_row(rank) for rank in job.ranks]
     rows.sort(key=lambda row: row["step"], reverse=True)
     num_omitted = len(rows) - MAX_RANK_ROWS
@@ -171,7 +187,11 @@ def _make_rank_table(job: TracedJob) -> Table:
 
 
 def _make_rank_row(rank: TracedRank) -> Row:
-    """Return the median step time of a rank in seconds, and the shares of the parts of a step."""
+    """Return the row of a rank, keyed by column: the step time in seconds and its parts.
+
+    The parts are fractions of the step time. All values are medians over steps, except ``overlap``:
+    the hidden fraction of the communication of all steps, None without communication.
+    """
     parts = [step.parts for step in rank.steps]
     hidden = sum(part.hidden_comm_seconds for part in parts)
     comm = hidden + sum(part.exposed_seconds for part in parts)
@@ -187,7 +207,12 @@ def _make_rank_row(rank: TracedRank) -> Row:
 
 
 def _make_call_table(job: TracedJob, predict: PredictSeconds | None) -> Table:
-    """Return the calls of the rank whose communication is exposed least, by operation and size."""
+    """Return the table of one rank's communication, with a row for each operation, group and size.
+
+    The rank is the one whose communication is exposed least, so it waits least. Rows are sorted by
+    exposed time. ``predict`` gives the time of a collective by the latency-bandwidth model of a
+    run, and adds the comparison with it.
+    """
     shared_calls: dict[tuple[str, str], list[SharedCall]] = defaultdict(list)
     for shared in job.shared_calls:
         # A call that ends before the previous one on its group has no transfer time of its own.
@@ -235,9 +260,11 @@ def _make_call_table(job: TracedJob, predict: PredictSeconds | None) -> Table:
 def _summarize_transfers(
     calls: Sequence[SharedCall], predict: PredictSeconds | None
 ) -> dict[str, float | None]:
-    """Return the median seconds and bandwidth of transfers, and predicted over measured seconds.
+    """Return the median transfer time and bandwidth of calls, and the ratio to predicted times.
 
-    Unknown values are None.
+    The keys are ``transfer`` in seconds, ``busbw`` in B/s, and ``of_fit``: the predicted over the
+    measured time, median over calls. Unknown values are None. ``predict`` gives the time of a
+    collective by the latency-bandwidth model of a run.
     """
     bandwidths = [shared.busbw for shared in calls if shared.busbw]
     ratios = []
@@ -253,14 +280,20 @@ def _summarize_transfers(
 
 
 def _round_size(num_bytes: int | None) -> str:
-    """Return the text of a size rounded down to a power of two, ``UNKNOWN`` for None."""
+    """Return a number of bytes as text, rounded down to a power of two: ``64K``.
+
+    ``UNKNOWN`` stands for None.
+    """
     if num_bytes is None:
         return UNKNOWN
     return format_size(1 << (num_bytes.bit_length() - 1)) if num_bytes else "0"
 
 
 def _make_wait_table(job: TracedJob) -> Table:
-    """Return the table of the time that the other ranks wait for each rank."""
+    """Return the table of the seconds per step that the other ranks wait for each rank.
+
+    The rank that is waited for longest comes first. Seconds are medians over steps.
+    """
     rows: list[Row] = []
     for rank, seconds in compute_waits(job).items():
         last = fmean(shared.last_rank == rank for shared in job.shared_calls)

@@ -1,4 +1,4 @@
-"""Dumps of torch's flight recorder: the collectives that do not finish, and who is missing in them.
+"""Dumps of torch's flight recorder: collectives that do not finish, and the ranks missing in them.
 
 torch writes a dump of each rank when a collective times out (``TORCH_NCCL_DUMP_ON_TIMEOUT``), and
 ``torch._C._distributed_c10d._dump_nccl_trace()`` returns one, pickled or as JSON.
@@ -24,9 +24,14 @@ from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.report import Report
 
 _PICKLE_START = b"\x80"
+"""The first byte of a pickle."""
 _HEAD_BYTES = 4096
+"""The number of bytes at the start of a file by which a dump is recognized."""
 _NOW_NS = 2**63 - 1
-"""No work may still be on its way: a dump is read after its job has ended."""
+"""A time after all records, so that no work counts as still arriving.
+
+A dump is read after its job has ended.
+"""
 _COLUMNS = (
     Column("collective", help="operation and its number within the group"),
     Column("group", help="name of the process group"),
@@ -38,59 +43,75 @@ _COLUMNS = (
 
 
 class _Frame(msgspec.Struct):
-    """A frame of the Python stack of a call."""
+    """A frame of the Python stack at which a collective was called."""
 
     filename: str = ""
+    """The path of the source file."""
     line: int = 0
+    """The number of the line."""
 
 
 class _Call(msgspec.Struct):
-    """A call in a dump. ``process_group`` is the name and the description of the group."""
+    """A collective call in a dump of torch's flight recorder."""
 
     process_group: tuple[str, str]
+    """The name and the description of the process group, such as ``("1", "mesh_dp")``."""
     collective_seq_id: int
+    """The number of the collective within its process group, from 1."""
     profiling_name: str
+    """The backend and the operation, such as ``nccl:all_reduce``."""
     frames: list[_Frame] = []
+    """The stack of the call, the innermost frame first."""
 
 
 class _GroupConfig(msgspec.Struct):
-    """The configuration of a process group, with its ranks as text."""
+    """The configuration of a process group in a dump of torch's flight recorder."""
 
     ranks: str = ""
+    """The global ranks of the group as text, such as ``[0, 1]``."""
 
 
 class _DumpDocument(msgspec.Struct):
-    """The content of a dump. ``pg_config`` is keyed by the name of the process group."""
+    """The content of a dump of torch's flight recorder, without the fields that are not used."""
 
     version: str
+    """The version of the format of dumps."""
     pg_config: dict[str, _GroupConfig]
+    """The configuration of each process group, keyed by the name of the group."""
     entries: list[_Call]
+    """The recorded calls of the rank, oldest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankDump:
-    """The work of one rank on its process groups.
-
-    The mappings are keyed by the name of the group.
-    """
+    """A dump of torch's flight recorder: the last collectives of one rank on each process group."""
 
     rank: int
+    """The global rank."""
     groups: Mapping[str, GroupState]
+    """The enqueued and the pending collective of each process group, keyed by name of the group."""
     group_descriptions: Mapping[str, str]
+    """The description of each process group, such as ``mesh_dp``, keyed by name of the group."""
     last_call: str
-    """The last collective with its place in the user's code."""
+    """The last collective with its number and its line in the user's code, or ``none``."""
 
 
 class _DataUnpickler(pickle.Unpickler):
-    """Reads dictionaries, lists, texts and numbers. Code in a pickle is never run."""
+    """Unpickles only dictionaries, lists, texts and numbers. Code in a pickle is never run."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        """Refuse every class and function with ``UnpicklingError``."""
+        """Raise ``UnpicklingError`` for every class and function that a pickle refers to.
+
+        The method of ``pickle.Unpickler`` would import it.
+        """
         raise pickle.UnpicklingError(f"it contains {module}.{name}")
 
 
 def list_dumps(paths: Sequence[Path]) -> list[Path]:
-    """Return the dumps of the flight recorder among the given files and in the given folders."""
+    """Return the dumps of the flight recorder among the given files and in the given folders.
+
+    Files of other kinds, such as traces of the profiler, are left out.
+    """
     files: list[Path] = []
     for path in paths:
         with convert_read_errors(path):
@@ -109,7 +130,8 @@ def _is_dump(path: Path) -> bool:
 def read_dump(path: Path) -> RankDump:
     """Read the dump of a rank, whose number is the last one in the file's name.
 
-    Raises ``UserError`` if the file is not a dump of torch 2.4 or later.
+    Raises ``UserError`` if the file is not a dump of torch 2.4 or later, or if its name has no
+    number.
     """
     with convert_read_errors(path, "is not a dump of the flight recorder"):
         content = read_file(path)
@@ -138,7 +160,10 @@ def read_dump(path: Path) -> RankDump:
 
 
 def _describe_last_call(calls: Sequence[_Call]) -> str:
-    """Return the last call with its number and its place in the user's code, or ``none``."""
+    """Return the last call of a rank as ``OPERATION NUMBER at FILE:LINE``, ``none`` without calls.
+
+    The line is the innermost one outside torch, and is left out if the dump has no such line.
+    """
     if not calls:
         return "none"
     call = calls[-1]
@@ -148,7 +173,10 @@ def _describe_last_call(calls: Sequence[_Call]) -> str:
 
 
 def _convert_pickle(content: bytes, path: Path) -> bytes:
-    """Return a pickled dump as JSON. ``path`` is named in the ``UserError`` for other content."""
+    """Return the content of a pickled dump as JSON.
+
+    Raises ``UserError`` for other content, whose ``path`` the message names.
+    """
     try:
         return json.dumps(_DataUnpickler(BytesIO(content)).load()).encode()
     except (pickle.UnpicklingError, EOFError, ValueError, TypeError, IndexError) as error:
@@ -156,7 +184,10 @@ def _convert_pickle(content: bytes, path: Path) -> bytes:
 
 
 def explain_dumps(paths: Sequence[Path]) -> Report:
-    """Return the report on the dumps of a job: which rank is missing in which collective."""
+    """Return the report on the dumps of a job: collectives that do not finish, and missing ranks.
+
+    Raises ``UserError`` if a file is not a dump, or if two files are of the same rank.
+    """
     dumps: dict[int, RankDump] = {}
     for path in paths:
         dump = read_dump(path)
@@ -177,7 +208,13 @@ def explain_dumps(paths: Sequence[Path]) -> Report:
 
 
 def _list_pending(dumps: Mapping[int, RankDump]) -> Iterator[Row]:
-    """Yield a row for the first collective of each group that a rank waits in."""
+    """Yield a row about each process group whose ranks wait in a collective, keyed by column.
+
+    It is about the first collective that a rank of the group has enqueued and that is not done. The
+    columns are ``collective``, ``group``, ``waiting``, ``missing``, ``unknown`` and ``last``.
+    Another key, ``is_mismatch``, is True if ranks called different operations. ``dumps`` is keyed
+    by rank.
+    """
     names = dict.fromkeys(name for dump in dumps.values() for name in dump.groups)
     for name in names:
         members = {rank: dump.groups[name] for rank, dump in dumps.items() if name in dump.groups}
@@ -209,12 +246,16 @@ def _list_pending(dumps: Mapping[int, RankDump]) -> Iterator[Row]:
 
 
 def _format_ranks(ranks: Sequence[int]) -> str | None:
-    """Return ranks separated by commas, None if there are none."""
+    """Return the numbers of ranks separated by commas, None if there are none."""
     return ",".join(map(str, ranks)) or None
 
 
 def _judge(row: Mapping[str, Any]) -> ReportVerdict:
-    """Return the verdict on the first pending collective. An empty row stands for none."""
+    """Return the verdict on a job from a pending collective: COMPLETE, MISMATCH or HANG.
+
+    ``row`` is the first row of ``_list_pending``. An empty row stands for a job without pending
+    collectives, which is COMPLETE.
+    """
     if not row:
         return ReportVerdict("COMPLETE", "good", "no collective is pending")
     place = f"{row['collective']} of {row['group']}"
@@ -231,7 +272,10 @@ def _judge(row: Mapping[str, Any]) -> ReportVerdict:
 
 
 def _describe_culprits(dumps: Mapping[int, RankDump]) -> list[str]:
-    """Return a sentence about each rank that others wait for and that waits for nobody."""
+    """Return a sentence about each rank that others wait for and that waits for none itself.
+
+    ``dumps`` is keyed by rank.
+    """
     waits = find_waits({rank: dump.groups for rank, dump in dumps.items()})
     awaited_ranks = set().union(*waits.values())
     return [

@@ -1,4 +1,4 @@
-"""The traced steps of a job: the time of each rank and the collectives that ranks share.
+"""The profiled steps of a job: the time of each rank and the collectives that ranks share.
 
 The clocks of hosts are aligned by collectives, which end at about the same time on all their ranks.
 """
@@ -27,20 +27,25 @@ from parbench.reports.traces.rank_trace import (
 )
 
 _CallKey = tuple[int, str, tuple[int, ...] | str, int]
-"""The step, the operation and the group of a call, and its number among such calls."""
+"""Identifies a collective on all ranks: step, operation, group, and number among equal calls.
+
+The step is an index. The group is its ranks or, if they are unknown, its name. The number counts
+the calls of this operation in this group and step from 0.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedCall:
-    """A collective with its span on each of its ranks."""
+    """A collective with its start and end on each of its ranks that have a trace."""
 
     call: TracedCall
-    """The call of one of the ranks."""
+    """The call of one of the ranks, for its operation, group and bytes."""
     step: int
+    """The index of the step among the steps that all ranks traced."""
     spans: Mapping[int, Span]
-    """The span of each rank, on the common clock of the job."""
+    """The start and end in ns on the common clock of the job, keyed by rank."""
     transfer_ns: int
-    """The time of the transfer in nanoseconds: the shortest time of the call on any rank.
+    """The time of the transfer in ns: the shortest duration of the call on any rank.
 
     On other ranks, the rest of the call is waiting. The time in which a call is queued behind the
     previous one of its group does not count.
@@ -48,12 +53,16 @@ class SharedCall:
 
     @property
     def last_rank(self) -> int:
-        """The rank that arrives last."""
+        """The global rank that starts the call last, so that the others wait for it."""
         return max(self.spans, key=lambda rank: self.spans[rank][0])
 
     @property
     def busbw(self) -> float | None:
-        """The bus bandwidth in B/s by the convention of nccl-tests."""
+        """The bus bandwidth of the transfer in B/s by the convention of nccl-tests.
+
+        None if the operation has no bus bandwidth, or if the bytes, ranks or transfer time are
+        unknown.
+        """
         facts = self.call.facts
         factor = get_busbw_factor(facts.op, facts.size) if facts.size else None
         if factor is None or facts.num_bytes is None or self.transfer_ns <= 0:
@@ -63,28 +72,41 @@ class SharedCall:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedJob:
-    """The traces of all ranks of a job."""
+    """The profiled steps of the ranks of a job that have traces, and their common collectives."""
 
     ranks: tuple[TracedRank, ...]
+    """The traced ranks in ascending order, each with the steps that all of them traced."""
     shared_calls: tuple[SharedCall, ...]
+    """The collectives that several traced ranks made, on their common clock. Empty without one."""
     offsets_ns: Mapping[int, int]
-    """The common clock minus the clock of each rank, keyed by rank. Empty if unknown."""
+    """The common clock minus the clock of each rank in ns, keyed by rank.
+
+    Empty if the clocks of the hosts cannot be aligned.
+    """
     clock_error_ns: int | None
-    """The uncertainty of the common clock, None if the clocks cannot be aligned."""
+    """The uncertainty of the common clock in ns, None if the clocks cannot be aligned."""
     notes: tuple[str, ...]
+    """Sentences about what the traces lack and how clocks were aligned."""
 
     @property
     def num_steps(self) -> int:
-        """The number of traced steps of each rank."""
+        """The number of steps that each rank has."""
         return len(self.ranks[0].steps)
 
     @property
     def hosts(self) -> dict[int, str | None]:
-        """The host of each traced rank."""
+        """The name of the host of each traced rank, keyed by rank.
+
+        None if the trace does not state it.
+        """
         return {rank.rank: rank.host for rank in self.ranks}
 
     def find_reach(self, call: TracedCall) -> str | None:
-        """Return the reach of a call, within a node or between nodes. None if it is unknown."""
+        """Return ``within a node`` or ``between nodes`` by the hosts of a call's ranks.
+
+        None if the ranks are unknown, or if the known ranks share a host and another host is
+        unknown.
+        """
         hosts = {self.hosts.get(rank) for rank in call.facts.ranks or ()}
         if len(hosts - {None}) > 1:
             return "between nodes"
@@ -92,7 +114,10 @@ class TracedJob:
 
     @property
     def step_seconds(self) -> float:
-        """The median over steps of the slowest rank's step time in seconds."""
+        """The step time of the job in seconds, as the median over steps.
+
+        The time of a step is that of the slowest rank.
+        """
         return median(
             max(rank.steps[step].parts.wall_seconds for rank in self.ranks)
             for step in range(self.num_steps)
@@ -100,9 +125,10 @@ class TracedJob:
 
 
 def read_job(paths: Sequence[Path]) -> TracedJob:
-    """Read the files of a job's ranks, in parallel on all cores.
+    """Read the trace files of the ranks of one job, in parallel on all cores.
 
-    Raises ``UserError`` if a file is not a trace, or if two files are of the same rank.
+    ``paths`` are files and folders. Raises ``UserError`` if a file is not a trace, if two files are
+    of the same rank, or if the ranks have no step in common.
     """
     files = list_trace_files(paths)
     num_readers = min(len(files), count_available_cores())
@@ -113,9 +139,9 @@ def read_job(paths: Sequence[Path]) -> TracedJob:
 
 
 def join_ranks(ranks: Sequence[TracedRank]) -> TracedJob:
-    """Return the job of these ranks, with the steps that all of them traced.
+    """Return the job that these ranks form, with only the steps that all of them traced.
 
-    Raises ``UserError`` if two files are of the same rank, or if there is no common step.
+    Raises ``UserError`` if two files are of the same rank, or if the ranks have no step in common.
     """
     ranks = sorted(ranks, key=lambda rank: rank.rank)
     for first, second in pairwise(ranks):
@@ -139,9 +165,12 @@ def join_ranks(ranks: Sequence[TracedRank]) -> TracedJob:
 
 
 def compute_waits(job: TracedJob) -> dict[int, list[float]]:
-    """Return the seconds in which the other ranks only wait for a rank, by rank and then by step.
+    """Return the seconds that the other ranks only wait for each rank, keyed by the awaited rank.
 
-    A value is the median over the other ranks of the time in which they have nothing else to do.
+    There is a value for each step in order. It is the median over the other ranks of the time
+    between their arrival at a collective and the arrival of this rank as the last one, summed over
+    collectives. Time in which they compute or copy does not count. Empty for a single rank, or
+    without collectives on a common clock.
     """
     spans: dict[tuple[int, int, int], list[Span]] = defaultdict(list)
     for shared in job.shared_calls:
@@ -166,7 +195,10 @@ def compute_waits(job: TracedJob) -> dict[int, list[float]]:
 
 
 def build_timeline(job: TracedJob) -> Timeline:
-    """Return the timeline of all ranks in the first rank's step of median duration."""
+    """Return the timeline of all ranks in one step, which is of median duration on the first rank.
+
+    Without a common clock, all ranks start at 0.
+    """
     step_number = job.ranks[0].median_step
     starts = {}
     for rank in job.ranks:
@@ -191,7 +223,10 @@ def build_timeline(job: TracedJob) -> Timeline:
 
 
 def _keep_common_steps(ranks: Sequence[TracedRank]) -> list[TracedRank]:
-    """Return the ranks with only the steps that all of them traced."""
+    """Return the ranks with only the steps that all of them traced, by the names of steps.
+
+    Raises ``UserError`` if the ranks have no step in common.
+    """
     names_by_rank = {rank.rank: [step.name for step in rank.steps] for rank in ranks}
     common = set.intersection(*map(set, names_by_rank.values()))
     if not common:
@@ -209,10 +244,11 @@ def _keep_common_steps(ranks: Sequence[TracedRank]) -> list[TracedRank]:
 
 
 def _match_calls(ranks: Sequence[TracedRank]) -> list[SharedCall]:
-    """Return the calls that all traced ranks of a group made, on each rank's own clock.
+    """Return the collectives that all traced ranks of a group made, on each rank's own clock.
 
     The ranks of a group make the same calls in the same order, so the k-th call of a step on one
-    rank is the k-th on another.
+    rank is the k-th on another. Calls whose group is unknown are left out, as are sends and
+    receives.
     """
     calls: dict[_CallKey, dict[int, TracedCall]] = defaultdict(dict)
     transfers_ns: dict[_CallKey, list[int]] = defaultdict(list)
@@ -251,10 +287,12 @@ def _match_calls(ranks: Sequence[TracedRank]) -> list[SharedCall]:
 def _align_clocks(
     ranks: Sequence[TracedRank], shared_calls: Sequence[SharedCall]
 ) -> tuple[dict[int, int], int | None]:
-    """Return the offset of each rank's clock and the error of the common clock, in nanoseconds.
+    """Return the offset of each rank's clock, keyed by rank, and the error of the common clock.
 
-    Hosts are joined by the median difference between the ends of their collectives. There are no
-    offsets and the error is None if a host shares no collective with the other hosts.
+    Both are in ns. An offset is added to a time of the rank to get the time on the common clock.
+    Hosts are joined by the median difference between the ends of their collectives. The error is
+    the largest of the median absolute deviations from these medians. There are no offsets and the
+    error is None if a host shares no collective with the other hosts.
     """
     hosts = {rank.rank: rank.host or str(rank.rank) for rank in ranks}
     bases = {rank.rank: rank.base_ns for rank in ranks}
@@ -283,7 +321,10 @@ def _align_clocks(
 
 
 def _shift_clock(shared: SharedCall, offsets_ns: Mapping[int, int]) -> SharedCall:
-    """Return a collective with its spans on the common clock of the job."""
+    """Return a collective with its times moved from the clock of each rank to the common clock.
+
+    ``offsets_ns`` is keyed by rank.
+    """
     spans = {}
     for rank, (start, stop) in shared.spans.items():
         spans[rank] = start + offsets_ns[rank], stop + offsets_ns[rank]
@@ -291,12 +332,19 @@ def _shift_clock(shared: SharedCall, offsets_ns: Mapping[int, int]) -> SharedCal
 
 
 def _compute_idle_wait(step: TracedStep, waits: Sequence[Span]) -> float:
-    """Return the seconds of waits within a step in which the rank is not busy."""
+    """Return the seconds of a rank's waits within a step in which it neither computes nor copies.
+
+    ``waits`` are spans in ns on the clock of this rank.
+    """
     return length(difference(intersection(waits, [step.step]), step.busy)) / 1e9
 
 
 def _describe_limits(ranks: Sequence[TracedRank], error_ns: int | None) -> list[str]:
-    """Return notes about what the traces lack."""
+    """Return sentences about missing ranks, unknown groups, and the accuracy of the common clock.
+
+    They begin with the notes on each rank's file. ``error_ns`` is the error of the common clock,
+    None if the clocks of the hosts cannot be aligned.
+    """
     notes = [f"rank {rank.rank}: {note}" for rank in ranks for note in rank.notes]
     world_size = max(rank.world_size or 0 for rank in ranks)
     if world_size > len(ranks):

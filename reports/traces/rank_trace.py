@@ -1,4 +1,4 @@
-"""The traced steps of one rank: the spans of computation, communication and copies of each."""
+"""The profiled steps of one rank, read from its trace: computation, communication and copies."""
 
 import re
 from bisect import bisect_left
@@ -31,80 +31,111 @@ from parbench.reports.traces.kineto import (
 )
 
 TRACE_SUFFIXES = (".json", ".json.gz")
+"""The ends of the names of trace files."""
 POINT_TO_POINT = {"send", "recv", "sendrecv"}
+"""The operations between two ranks, which are not collectives."""
 _PROFILER_STEP = re.compile(r"ProfilerStep#\d+")
+"""The names of the ranges that ``torch.profiler.profile.step`` records."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracedCall:
-    """A call of communication on one rank, with its span on the clock of this rank."""
+    """A communication call of one rank, with its start and end on the clock of this rank."""
 
     facts: CallFacts
+    """The operation, the process group and the bytes of the call, as far as the trace has them."""
     span: Span
+    """The start and end of the call in ns.
+
+    On a GPU, these are the start and end of its kernel, otherwise its issue and its end.
+    """
 
     @property
     def label(self) -> str:
-        """The operation and the group of ranks."""
+        """The operation and its process group, such as ``all_reduce mesh_dp``.
+
+        Without the name of the group, its number of ranks: ``all_reduce 4 ranks``.
+        """
         group = self.facts.group or (f"{self.facts.size} ranks" if self.facts.size else "")
         return f"{self.facts.op} {group}".strip()
 
     @property
     def is_point_to_point(self) -> bool:
-        """True for sends and receives."""
+        """True for sends and receives, False for collectives."""
         return self.facts.op in POINT_TO_POINT
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracedStep(StepTrace):
-    """A step of one rank, with its calls and the breakdown of its time."""
+    """A profiled step of one rank, with its communication calls and the breakdown of its time."""
 
     name: str
+    """The name of the range that marks the step, such as ``ProfilerStep#5``.
+
+    ``all`` without marks.
+    """
     calls: list[TracedCall]
+    """The communication calls that start within the step, in the order of the trace."""
     parts: Breakdown
+    """The seconds of the step by computation, communication, copies and idle time."""
 
     @property
     def busy(self) -> list[Span]:
-        """The spans of computation and copies, which hide communication."""
+        """The spans of computation and copies in ns, which hide communication at the same time."""
         return [*self.compute, *self.copies]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracedRank:
-    """The trace of one rank with its steps in order."""
+    """The profiled steps of one rank, in the order of time, and facts about its trace file."""
 
     path: Path
+    """The trace file."""
     rank: int
     """The global rank."""
     world_size: int | None
+    """The number of ranks of the job, None if the file does not state it."""
     host: str | None
+    """The name of the rank's host, None if the file does not state it."""
     has_device: bool
+    """True if the trace has kernels of a GPU. Otherwise its spans are those of the host."""
     has_pipeline_ranges: bool
+    """True if a schedule of torch.distributed.pipelining recorded its ranges."""
     base_ns: int
-    """The origin of the file's clock in nanoseconds."""
+    """The origin of the file's clock in ns since 1970, to which times of events are relative."""
     notes: tuple[str, ...]
-    """The information that the file lacks."""
+    """Sentences about information that the file lacks."""
     steps: tuple[TracedStep, ...]
+    """The steps, oldest first."""
 
     @property
     def calls(self) -> Iterator[TracedCall]:
-        """The communication calls of all steps of this rank."""
+        """The communication calls of all steps of this rank, in the order of time."""
         return (call for step in self.steps for call in step.calls)
 
     @property
     def median_step(self) -> int:
-        """The index of the step of median duration."""
+        """The index in ``steps`` of the step of median duration.
+
+        With an even number of steps, it is the shorter of the two in the middle.
+        """
         order = sorted(range(len(self.steps)), key=lambda step: self.steps[step].parts.wall_seconds)
         return order[(len(order) - 1) // 2]
 
     def compute_median(self, get_part: Callable[[Breakdown], float]) -> float:
-        """Return the median over steps of a part of the breakdown."""
+        """Return the median over the rank's steps of one part of the step time.
+
+        ``get_part`` selects the part of a breakdown in seconds.
+        """
         return median(get_part(step.parts) for step in self.steps)
 
 
 def list_trace_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the given files, and the traces in the given folders in the order of their names.
+    """Return the trace files that the user named, and the traces in folders that the user named.
 
-    A folder without traces may contain a single folder that has some.
+    The traces of a folder are sorted by name. A folder without traces may contain a single folder
+    that has some. Raises ``UserError`` for a folder without traces, and for one with several
+    folders of them.
     """
     files: list[Path] = []
     for path in paths:
@@ -114,7 +145,11 @@ def list_trace_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _list_folder(folder: Path) -> list[Path]:
-    """Return the traces of a folder, or of the only folder in it that has some."""
+    """Return the trace files of a folder, or of the only folder in it that has some.
+
+    They are sorted by name. Raises ``UserError`` if there are none, or if several folders have
+    traces.
+    """
     traces = [path for path in sorted(folder.rglob("*")) if path.name.endswith(TRACE_SUFFIXES)]
     folders = list(dict.fromkeys(path.parent for path in traces))
     if folder in folders:
@@ -129,7 +164,11 @@ def _list_folder(folder: Path) -> list[Path]:
 
 
 def read_rank(path: Path) -> TracedRank:
-    """Read one rank's file. If it does not state its rank, that is the last number in its name."""
+    """Read the trace file of one rank.
+
+    If it does not state its rank, the rank is the last number in its name, or 0. Raises
+    ``UserError`` if the file is not a trace of torch's profiler with operators or kernels.
+    """
     with convert_read_errors(path, "is not a trace of PyTorch's profiler"):
         if path.exists() and not path.is_file():
             raise UserError(f"{path} is not a regular file")
@@ -146,7 +185,10 @@ def read_rank(path: Path) -> TracedRank:
 
 
 def _build_rank(path: Path, file: TraceFile) -> TracedRank:
-    """Return the steps of a rank, with notes on missing steps and ranks."""
+    """Return the steps of a rank, with notes on missing steps and ranks.
+
+    ``path`` is named in the error for a trace in which all events have no duration.
+    """
     events = file.events
     notes = list(file.notes)
     has_device = any(event.is_device and not event.is_annotation for event in events)
@@ -185,17 +227,18 @@ def _build_rank(path: Path, file: TraceFile) -> TracedRank:
 
 
 def _is_step_mark(event: TraceEvent) -> bool:
-    """Return True if an event marks a step."""
+    """Return True if an event is a range that marks a step of parbench or of torch's profiler."""
     if not event.is_annotation:
         return False
     return event.name == STEP or _PROFILER_STEP.fullmatch(event.name) is not None
 
 
 def _find_steps(events: Sequence[TraceEvent], *, has_device: bool) -> dict[str, Span]:
-    """Return the spans of steps by name, in order. Each step lasts until the next one starts.
+    """Return the start and end of each step in ns, keyed by its name, in order.
 
-    A step on a device starts with its first kernel, and the last step ends with the last kernel. A
-    device has a mark on each of its streams.
+    Each step lasts until the next one starts. If ``has_device`` is True, a step starts with its
+    first kernel on the GPU, and the last step ends with the last kernel. The profiler repeats the
+    mark of a step on each stream of the GPU, and the first of them counts.
     """
     marks = [event for event in events if _is_step_mark(event)]
     on_device = [event for event in marks if event.is_device]
@@ -214,7 +257,11 @@ def _find_steps(events: Sequence[TraceEvent], *, has_device: bool) -> dict[str, 
 def _divide_recording(
     events: Sequence[TraceEvent], windows: Sequence[Span], *, has_device: bool
 ) -> StepTrace:
-    """Return the trace from the first to the last step, as if it were a single step."""
+    """Return the computation, communication and copies of all steps together, as one long step.
+
+    ``windows`` are the spans of the steps in order. ``has_device`` selects whether the spans are
+    taken from the kernels of a GPU or from the operators on the host.
+    """
     start, stop = windows[0][0], windows[-1][1]
     recording = TraceEvent(
         name=STEP,
@@ -235,7 +282,15 @@ def _divide_recording(
 def _build_step(
     name: str, window: Span, trace: StepTrace, all_calls: Sequence[TracedCall]
 ) -> TracedStep:
-    """Return a step of a rank, with the parts of its trace within the window."""
+    """Return one step of a rank: the parts of the whole recording that are within its window.
+
+    Args:
+        name: the name of the step.
+        window: its start and end in ns.
+        trace: the computation, copies and phases of all steps of the rank.
+        all_calls: the communication calls of all steps. A call belongs to the step in which it
+            starts.
+    """
     start, stop = window
     calls = [call for call in all_calls if start <= call.span[0] < stop]
     compute = intersection(_select_near(trace.compute, window), [window])
@@ -257,13 +312,16 @@ def _build_step(
 
 
 def _select_near(spans: Sequence[Span], window: Span) -> Sequence[Span]:
-    """Return the sorted, disjoint spans that may overlap a window."""
+    """Return the spans that may overlap a window, so that only these need be clipped to it.
+
+    ``spans`` are sorted and disjoint.
+    """
     first = max(bisect_left(spans, (window[0], window[0])) - 1, 0)
     return spans[first : bisect_left(spans, (window[1], window[1]))]
 
 
 def _find_main_thread(events: Sequence[TraceEvent]) -> int:
-    """Return the id of the thread that marks steps, otherwise of the thread with most events."""
+    """Return the id of the host thread that marks steps, otherwise of the one with most events."""
     for event in events:
         if _is_step_mark(event) and not event.is_device:
             return event.thread
@@ -272,7 +330,11 @@ def _find_main_thread(events: Sequence[TraceEvent]) -> int:
 
 
 def _find_single_group(distributed: DistributedInfo) -> tuple[int, ...] | None:
-    """Return the ranks of the only group of a job. Calls of gloo do not record their group."""
+    """Return the ranks of the process group of a job that has only one, otherwise None.
+
+    The calls of gloo do not record their group. With a single group, it is known. Groups of one
+    rank do not count.
+    """
     try:
         groups = msgspec.convert(distributed.pg_config, list[ProcessGroup])
     except msgspec.ValidationError:
@@ -282,7 +344,10 @@ def _find_single_group(distributed: DistributedInfo) -> tuple[int, ...] | None:
 
 
 def _add_ranks(call: CallFacts, ranks: tuple[int, ...]) -> CallFacts:
-    """Return a call with its ranks. The bytes of all_gather become those of all ranks."""
+    """Return the facts about a call of gloo, completed with the ranks of its group.
+
+    The bytes of all_gather become those of all ranks, by the convention of nccl-tests.
+    """
     num_bytes = call.num_bytes
     if call.op == "all_gather" and num_bytes is not None:
         num_bytes *= len(ranks)

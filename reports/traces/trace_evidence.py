@@ -1,4 +1,7 @@
-"""Evidence for findings from the traces of a job."""
+"""Derives the evidence for findings from the traces of a job.
+
+A finding is a likely cause of lost time. Evidence is the measured times that findings follow from.
+"""
 
 import re
 from collections import defaultdict
@@ -22,22 +25,29 @@ from parbench.reports.traces.job import SharedCall, TracedJob, compute_waits
 from parbench.reports.traces.rank_trace import TracedCall, TracedRank, TracedStep
 
 PredictSeconds = Callable[[SharedCall], float | None]
-"""Returns the time of a collective by the fits of a run, None if there is no such fit."""
+"""Predicts the time of a collective in seconds by the fits of a run, None without a suitable fit.
+
+A fit is the latency-bandwidth model of an operation that ``parbench run`` measured.
+"""
 
 GATHERS = {"all_gather"}
+"""The operations that fetch parameters before computation needs them."""
 REDUCTIONS = {"all_reduce", "reduce_scatter"}
+"""The operations that sum gradients."""
 MIN_HIDEABLE_SHARE = 0.5
-"""The share of exposed time from which an earlier start is worth a finding."""
+"""The fraction of exposed time that an earlier start must be able to hide to be worth a finding."""
 MIN_HOST_GAP_NS = 1_000_000
-"""Shorter gaps between operators on a host are the time of Python itself."""
+"""Shorter gaps between operators on a host are not idle time, but the time of Python itself."""
 PIPELINE_GROUP = re.compile(r"(^|[^a-z])(pp|pipe[a-z]*)([^a-z]|$)", re.IGNORECASE)
 """The names of process groups of pipelines: ``mesh_pp``, ``PIPELINE_MODEL_PARALLEL_GROUP``."""
 
 
 def collect_evidence(job: TracedJob, predict: PredictSeconds | None = None) -> CollectedEvidence:
-    """Return the evidence for findings in the traces of a job.
+    """Return the measured times of a job from which findings (likely causes of lost time) follow.
 
-    With ``predict``, it also contains the comparison of each call with its predicted seconds.
+    They are exposed communication, copies, idle time, late ranks and, with ``predict``, collectives
+    that are slower than predicted. ``predict`` gives the time of a collective by the
+    latency-bandwidth model of a run.
     """
     exposed = compute_exposed_seconds(job)
     pipeline_labels = _find_pipeline_labels(job)
@@ -65,9 +75,12 @@ def collect_evidence(job: TracedJob, predict: PredictSeconds | None = None) -> C
 
 
 def compute_exposed_seconds(job: TracedJob) -> dict[str, tuple[TracedRank, float]]:
-    """Return the least exposed rank and its exposed seconds per step, keyed by kind of call.
+    """Return the exposed seconds per step of each kind of call, on the rank where they are least.
 
-    The least exposed rank is the one that waits least for the others.
+    The keys are labels of calls: operation and process group. A value is the rank and its exposed
+    time, the median over steps. Exposed time is communication that neither computation nor copies
+    hide. The rank with the least waits least for other ranks, so its time is nearest to the time of
+    the communication itself.
     """
     exposed: dict[str, tuple[TracedRank, float]] = {}
     for rank in job.ranks:
@@ -79,10 +92,11 @@ def compute_exposed_seconds(job: TracedJob) -> dict[str, tuple[TracedRank, float
 
 
 def _compute_exposed_of_rank(rank: TracedRank) -> dict[str, list[float]]:
-    """Return the exposed seconds of each kind of call by step.
+    """Return the exposed seconds of a rank in each step in order, keyed by the label of the calls.
 
-    Exposed time that a gathering shares with other calls counts for the gathering: computation
-    continues as soon as the parameters are there, and would hide the other calls.
+    Exposed time is communication that neither computation nor copies hide. Time that an all_gather
+    shares with other calls counts only for the all_gather: computation continues as soon as the
+    parameters are there, and would hide the other calls.
     """
     ops = {call.label: call.facts.op for call in rank.calls}
     exposed: dict[str, list[float]] = {label: [] for label in ops}
@@ -97,7 +111,15 @@ def _compute_exposed_of_rank(rank: TracedRank) -> dict[str, list[float]]:
 
 
 def _make_communication(label: str, rank: TracedRank, exposed_seconds: float) -> Communication:
-    """Return the calls with this label in the median step of a rank as evidence."""
+    """Return the evidence about one kind of call: its exposed time, bytes and hideable time.
+
+    The bytes and the hideable time are those of the median step of the rank.
+
+    Args:
+        label: the operation and the process group of the calls.
+        rank: the rank on which these calls are least exposed.
+        exposed_seconds: the exposed seconds of these calls per step on this rank.
+    """
     step = rank.steps[rank.median_step]
     calls = [call for call in step.calls if call.label == label]
     ops = {call.facts.op for call in calls}
@@ -117,9 +139,10 @@ def _make_communication(label: str, rank: TracedRank, exposed_seconds: float) ->
 
 
 def _measure_earlier_compute(step: TracedStep, calls: Sequence[TracedCall]) -> float:
-    """Return the seconds of computation before calls in which no communication was running.
+    """Return the seconds of calls in a step that would be hidden if the calls started earlier.
 
-    The part that counts for a call is at most the exposed time of the call.
+    For each call, it is the computation since the previous call during which no communication was
+    running, at most the exposed time of the call. ``calls`` are some of the calls of the step.
     """
     unused = difference(step.busy, [call.span for call in step.calls])
     total_ns = 0
@@ -134,7 +157,10 @@ def _measure_earlier_compute(step: TracedStep, calls: Sequence[TracedCall]) -> f
 
 
 def _measure_idle(rank: TracedRank) -> float:
-    """Return the median over steps of the seconds in which nothing runs."""
+    """Return the idle seconds per step of a rank, the median over steps.
+
+    Nothing runs in idle time. On a host, gaps shorter than ``MIN_HOST_GAP_NS`` do not count.
+    """
     min_ns = 0 if rank.has_device else MIN_HOST_GAP_NS
     idle_ns = []
     for step in rank.steps:
@@ -145,12 +171,12 @@ def _measure_idle(rank: TracedRank) -> float:
 
 
 def _compute_seconds(rank: TracedRank) -> float:
-    """Return the median seconds of computation per step."""
+    """Return the seconds per step in which a rank computes, the median over steps."""
     return rank.compute_median(lambda parts: parts.compute_seconds)
 
 
 def _find_pipeline_labels(job: TracedJob) -> list[str]:
-    """Return the labels of point-to-point calls between pipeline stages.
+    """Return the labels of sends and receives between pipeline stages, each once.
 
     Ring attention, halo exchange and expert dispatch also send from rank to rank. So the group must
     have the name of a pipeline, or torch's pipeline schedule must have recorded its ranges.
@@ -166,7 +192,12 @@ def _find_pipeline_labels(job: TracedJob) -> list[str]:
 
 
 def _measure_pipeline(job: TracedJob, message_seconds: Sequence[float]) -> PipelineIdle | None:
-    """Return the idle time of a pipeline from the exposed time of the messages between stages."""
+    """Return the idle seconds per step of a pipeline by cause: bubble and uneven stages.
+
+    None without messages between stages or with one rank. ``message_seconds`` has the exposed
+    seconds per step of each kind of message between stages. Their sum counts as the bubble, because
+    a stage waits in its receives.
+    """
     if not message_seconds or len(job.ranks) < 2:
         return None
     slowest = max(job.ranks, key=_compute_seconds)
@@ -180,7 +211,11 @@ def _measure_pipeline(job: TracedJob, message_seconds: Sequence[float]) -> Pipel
 
 
 def _find_stragglers(job: TracedJob) -> Iterator[StragglerEvidence]:
-    """Yield the rank that others wait for at least twice as long as for any other rank."""
+    """Yield the rank that others wait for at least twice as long as for any other rank.
+
+    There is at most one. The wait must also exceed the error of the common clock. The evidence
+    states whether the rank computes longer or its host is idle.
+    """
     waits = {rank: median(seconds) for rank, seconds in compute_waits(job).items()}
     if len(waits) < 2:
         return
@@ -208,7 +243,7 @@ def _find_stragglers(job: TracedJob) -> Iterator[StragglerEvidence]:
 def _compare_rank(
     job: TracedJob, rank_number: int, measure: Callable[[TracedRank], float]
 ) -> tuple[float, float]:
-    """Return the result of ``measure`` for a rank, and its median over the other ranks."""
+    """Return the seconds that ``measure`` gives for one rank, and the median of the others."""
     values = {rank.rank: measure(rank) for rank in job.ranks}
     own_value = values.pop(rank_number)
     return own_value, median(values.values())
@@ -217,7 +252,14 @@ def _compare_rank(
 def _compare_with_fits(
     job: TracedJob, exposed: Mapping[str, tuple[TracedRank, float]], predict: PredictSeconds
 ) -> Iterator[TimeComparison]:
-    """Compare the transfer times of each kind of collective with the fits of a run."""
+    """Yield a comparison of measured and predicted transfer times for each kind of collective.
+
+    Args:
+        job: the job with its collectives.
+        exposed: the exposed seconds per step, keyed by label, as ``compute_exposed_seconds``
+            returns them.
+        predict: gives the time of a collective by the latency-bandwidth model of a run.
+    """
     calls: dict[str, list[SharedCall]] = defaultdict(list)
     for shared in job.shared_calls:
         if shared.transfer_ns > 0 and predict(shared):
