@@ -109,8 +109,6 @@ class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """The id of the job, empty outside of Slurm."""
     nodes: tuple[str, ...] = ()
     """The names of the nodes of the run, empty if the run did not begin."""
-    seconds: float = 0.0
-    """This field is unused and always 0."""
     reason: str = ""
     """The reason why the point is not complete, empty if it is complete or still running."""
     is_running: bool = False
