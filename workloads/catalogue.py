@@ -38,20 +38,21 @@ EXPERT_TP = Param("tp", "int", 1, "ranks that split attention", minimum=1, optio
 EXPERT_FSDP = Param("fsdp", "bool", False, "shard parameters with FSDP2", optional=True)
 TP = Param("tp", "int", 2, "ranks that split a layer", minimum=1)
 GLOO_ON_GPUS = ("ddp", "zero1", "ep_dispatch")
-"""The steps that gloo carries on GPUs, next to ``cp`` without a ring.
+"""The names of the steps that can run on GPUs with gloo, next to ``cp`` without a ring.
 
-The others send from rank to rank, or gather by DTensor, whose coalesced all_gather needs tensors on
-the CPU.
+The other steps send from rank to rank, or gather by DTensor, whose coalesced all_gather needs
+tensors on the CPU.
 """
 
 
 def _common(microbatches: int) -> tuple[Param, ...]:
-    """Return the parameters of every step, with a default number of ``microbatches``."""
+    """Return the parameters that all steps have, with a default for the number of microbatches."""
     default = replace(MICROBATCHES, default=microbatches)
     return tuple(default if param is MICROBATCHES else param for param in COMMON)
 
 
 def _runs_on_gloo_with_gpus(name: str, params: Params) -> bool:
+    """Return True if gloo can send the CUDA tensors of a step with this name and parameters."""
     if name == "cp":
         return not find_context_method(str(params["cp_method"])).is_ring
     return name in GLOO_ON_GPUS
@@ -67,10 +68,18 @@ def _step(
     expand: Callable[[Params, WorldSpec], Iterable[Params]] = keep_params,
     tags: tuple[str, ...] = (),
 ) -> BenchmarkDefinition:
-    """Return the definition of a training-step benchmark with ``common`` and ``more``."""
+    """Return the definition of the benchmark of a training step, ``workload.<name>``.
+
+    Its parameters are ``common`` and ``more``. ``target`` is ``module:function`` within
+    ``parbench.workloads``, and empty means the function ``name`` of ``step.train_step``. ``preset``
+    builds the step from parameters and the number of ranks, and raises ``UserError`` if it cannot
+    run. None means the preset with the name. ``expand`` returns the parameters of each case.
+    ``tags`` are the presets of ``parbench run`` that include the benchmark.
+    """
     build: Callable[[Params, int], object] = preset or PRESETS[name]
 
     def refuse(params: Mapping[str, Value], world: WorldSpec) -> str | None:
+        """Return the reason why a case cannot run in ``world``, None if it can run."""
         try:
             build(params, world.nproc)
         except UserError as error:
@@ -92,7 +101,7 @@ def _step(
 
 
 ONE_OF_EACH_KIND = ("smoke", "node")
-"""The tags of the steps that the default run measures: one of each kind of parallelism."""
+"""The tags of the steps that represent a kind of parallelism in the default run."""
 
 # fmt: off
 DEFINITIONS = (

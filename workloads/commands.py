@@ -30,15 +30,21 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
 
 
 def _format_examples(*examples: str, settings: str = "") -> str:
+    """Return the end of a command's help: ``settings``, examples and exit codes.
+
+    ``examples`` are arguments of ``parbench plan``, one command each. ``settings`` is the help of
+    ``--set``, empty for commands without it.
+    """
     lines = [f"  parbench plan {example}" for example in examples]
     texts = [settings, "\n".join(["\b", "Examples:", *lines, ""]), _EXIT_CODES]
     return "\n".join(text for text in texts if text)
 
 
 def _combine(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Return a decorator that adds several options in their order."""
+    """Return a decorator that applies several click options, first option first in the help."""
 
     def decorate(function: Command) -> Command:
+        """Return the command with all options."""
         for decorator in reversed(decorators):
             function = decorator(function)
         return function
@@ -70,6 +76,7 @@ _SETTINGS: dict[str, "click.ParamType[Any]"] = {
     "zero": click.IntRange(0, 3),
     "state": click.STRING,
 }
+"""The types of the values of ``--set NAME=VALUE``, keyed by name."""
 _SETTINGS_HELP = """\b
 Names of --set:
   schedule=NAME         order of a pipeline: 1f1b, interleaved, zb_h1, ...
@@ -87,14 +94,17 @@ Names of --set:
 
 
 class SettingType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
-    """A setting of the step as ``NAME=VALUE``, converted by the type of the name."""
+    """The type of ``--set NAME=VALUE``, which sets a parameter of the planned training step."""
 
     name = "NAME=VALUE"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, Any]:
-        """Return the name and the converted value."""
+        """Return the name and the value of ``NAME=VALUE``, converted to the type of the name.
+
+        Other texts are an error of the command line.
+        """
         name, equals, text = value.partition("=")
         if not equals or name not in _SETTINGS:
             self.fail(f"{value!r} is not NAME=VALUE. Names: {', '.join(_SETTINGS)}.", param, ctx)
@@ -148,6 +158,7 @@ _MACHINE_OPTIONS = _combine(
     ),
 )
 _FORMATS = {".html": "html", ".md": "markdown", ".json": "json"}
+"""The format of a document by the ending of its file."""
 _OUTPUT_OPTIONS = _combine(
     click.option(
         "--format",
@@ -321,7 +332,11 @@ def recipes(context: click.Context, /, **options: Any) -> None:
 
 
 def _split_options(options: dict[str, Any]) -> "tuple[StepOptions, MachineOptions]":
-    """Remove the options of the step and of the machine, and return them."""
+    """Remove the options of the step and of the machine from ``options``, and return them.
+
+    ``options`` has the values of the command line by name, with ``settings`` of ``--set``. Options
+    that the user does not give have the defaults of the two classes.
+    """
     from dataclasses import fields
 
     from parbench.workloads.planner.plan_command import MachineOptions, StepOptions
@@ -329,6 +344,7 @@ def _split_options(options: dict[str, Any]) -> "tuple[StepOptions, MachineOption
     options.update(options.pop("settings"))
 
     def pop_fields(kind: type[Any]) -> Any:
+        """Remove the options that are fields of a class, and return an object of the class."""
         values = {field.name: options.pop(field.name, None) for field in fields(kind)}
         # Options that are not given have the default of the class.
         return kind(**{name: value for name, value in values.items() if value is not None})
@@ -337,11 +353,17 @@ def _split_options(options: dict[str, Any]) -> "tuple[StepOptions, MachineOption
 
 
 class _Output:
-    """The file and the form in which a document is written, and the folder of its figures."""
+    """The destination and the format of a document, and the folder of its figures."""
 
     def __init__(
         self, path: Path | None, form: str | None, figures: Path | None, formats: Sequence[str]
     ) -> None:
+        """Choose the destination and the format from the options of a command.
+
+        A ``path`` of None is standard output. A ``form`` of None is the format of the ending of
+        ``path``, otherwise tables. ``figures`` is the folder of figures, None for none, and
+        ``formats`` are their file formats. Raises ``UserError`` if ``path`` has another ending.
+        """
         from parbench.bench.text import UserError, format_list
 
         if path and form is None and path.suffix not in _FORMATS:
@@ -354,11 +376,15 @@ class _Output:
 
     @property
     def is_page(self) -> bool:
-        """True if a document needs the tables and figures of a page."""
+        """True if a document goes to a file or has figures, so that it needs all its details."""
         return self.path is not None or self.figures is not None
 
     def write(self, context: click.Context, document: "Document") -> None:
-        """Write or print the document. A problem ends the command with code 2."""
+        """Write the figures, and write the document to the file or to standard output.
+
+        A problem of the document, such as a step that does not fit into memory, ends the command
+        with exit code 2.
+        """
         from parbench.bench.files import write_output
         from parbench.bench.text import format_error
 
@@ -377,7 +403,10 @@ class _Output:
 
 
 def _pop_output(options: dict[str, Any]) -> _Output:
-    """Remove the options of the output, and return them."""
+    """Remove the options of the output from ``options``, and return them.
+
+    ``options`` has the values of the command line by name.
+    """
     return _Output(
         options.pop("output"),
         options.pop("form"),

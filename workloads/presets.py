@@ -1,4 +1,4 @@
-"""The named training steps: each is a mesh and a few settings of one description. Pure.
+"""The named training steps: each is a mesh and a few parameters of ``StepSpec``. Pure.
 
 A preset is a function of a case's parameters and the number of ranks. It raises ``UserError`` with
 the equation that does not hold if the step cannot run there.
@@ -27,18 +27,22 @@ from parbench.workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELIN
 from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 
 Preset = Callable[[Params, int], StepSpec]
-"""A function from a case's parameters and the number of ranks to the step."""
+"""A function from the values of parameters and the number of ranks to a training step.
+
+It raises ``UserError`` if the step cannot run on these ranks.
+"""
 
 DEFAULT_EXPERTS = 8
+"""The number of routed experts per layer if only the mesh of a step requires experts."""
 
 
 def _switch(name: str, default: bool, help_text: str) -> Param:
-    """Return a parameter that is true or false."""
+    """Return an optional parameter whose value is true or false."""
     return Param(name, "bool", default, help_text, optional=True)
 
 
 def _mesh(default: str) -> Param:
-    """Return the parameter ``mesh`` with the default that its help names."""
+    """Return the parameter ``mesh``. ``default`` is the text of the help for an empty value."""
     axes = "dp, fsdp, pp, cp, tp; ep and etp lie inside others"
     help_text = f"ranks of each axis, outermost first: {axes}; empty = {default}"
     return Param("mesh", "mesh", "", help_text)
@@ -89,11 +93,15 @@ HYBRID = (
         optional=True,
     ),
 )
-"""The parameters of ``hybrid`` that not every step has."""
+"""The parameters of the step ``hybrid``, without those that all steps have."""
 
 
 def build_step(params: Params, dims: ParallelDims) -> StepSpec:
-    """Return the step of some parameters on a mesh. Missing parameters have their defaults."""
+    """Return the training step that parameters describe, on a mesh, without experts.
+
+    ``params`` has values by parameter name. Missing parameters have their defaults. The step is not
+    checked.
+    """
     defaults = {param.name: param.default for param in (*COMMON, *HYBRID)}
     values: dict[str, Value] = {**defaults, **params}
     checkpointing, every = parse_checkpointing(str(values["checkpointing"]))
@@ -123,12 +131,18 @@ def build_step(params: Params, dims: ParallelDims) -> StepSpec:
 
 
 def _place(params: Params, ranks: int, **sizes: int) -> StepSpec:
-    """Return the step on axes with these sizes. Raises ``UserError`` if it cannot run there."""
+    """Return the training step on a mesh with these ``sizes`` of axes, and 1 for other axes.
+
+    Raises ``UserError`` if it cannot run on ``ranks`` ranks.
+    """
     return _checked(build_step(params, ParallelDims().resize(**sizes)), ranks)
 
 
 def _checked(spec: StepSpec, ranks: int) -> StepSpec:
-    """Return the step if it can run on ``ranks`` ranks. Raises ``UserError`` otherwise."""
+    """Return ``spec`` if the step can run on ``ranks`` ranks.
+
+    Raises ``UserError`` with the equation that does not hold otherwise.
+    """
     rule = spec.find_broken_rule(ranks)
     if rule is not None:
         raise UserError(rule)
@@ -136,21 +150,29 @@ def _checked(spec: StepSpec, ranks: int) -> StepSpec:
 
 
 def _span_ranks(axis: str, **fixed: Value) -> Preset:
-    """Return the preset of one axis over all ranks. ``fixed`` are further parameters."""
+    """Return the preset of a step in which one axis has all ranks.
+
+    ``fixed`` are values of parameters that the user cannot change.
+    """
 
     def build(params: Params, ranks: int) -> StepSpec:
+        """Return the step on ``ranks`` ranks."""
         return _place({**params, **fixed}, ranks, **{axis: ranks})
 
     return build
 
 
 def zero1(params: Params, ranks: int) -> StepSpec:
-    """Return a step with DDP and ZeRO-1 over all ranks."""
+    """Return the step with ZeRO-1 over all ranks, by default with the distributed optimizer."""
     return _place({OPTIMIZER.name: OPTIMIZER.default, **params}, ranks, dp=ranks)
 
 
 def hsdp(params: Params, ranks: int) -> StepSpec:
-    """Return a step with FSDP within replicas, by default two, and all_reduce between them."""
+    """Return the step with FSDP within replicas, and all_reduces of gradients between them.
+
+    The parameter ``mesh`` sets ``dp`` and ``fsdp``. By default there are two replicas, or one with
+    fewer than four ranks.
+    """
     replicas = 2 if ranks >= 4 else 1
     text = str(params.get("mesh", "")) or f"dp={replicas},fsdp={ranks // replicas}"
     dims = ParallelDims.parse(text)
@@ -160,18 +182,24 @@ def hsdp(params: Params, ranks: int) -> StepSpec:
 
 
 def tp_fsdp(params: Params, ranks: int) -> StepSpec:
+    """Return the step with tensor parallelism over ``tp`` ranks inside FSDP over the others."""
     tp_ranks = int(params.get("tp", 2))
     return _place(params, ranks, fsdp=max(1, ranks // tp_ranks), tp=tp_ranks)
 
 
 def pp(params: Params, ranks: int) -> StepSpec:
+    """Return the step with one pipeline over all ranks, at least two."""
     if ranks == 1:
         raise UserError("ranks(1) < 2: one rank is not a pipeline")
     return _place(params, ranks, pp=ranks)
 
 
 def ep_step(params: Params, ranks: int) -> StepSpec:
-    """Return a step with expert parallelism inside data parallelism. ``tp`` may split attention."""
+    """Return the step with expert parallelism inside data parallelism.
+
+    The parameter ``tp`` is the number of ranks that split attention. The parameter ``fsdp`` shards
+    parameters over data ranks.
+    """
     tp_ranks = int(params.get("tp", 1))
     axis = "fsdp" if params.get("fsdp") else "dp"
     dims = ParallelDims.from_sizes({axis: max(1, ranks // tp_ranks), "tp": tp_ranks})
@@ -179,12 +207,19 @@ def ep_step(params: Params, ranks: int) -> StepSpec:
 
 
 def ep_layer(params: Params, ranks: int) -> StepSpec:
-    """Return a step with one MoE layer. Neighboring ranks that split an expert are ``tp`` ranks."""
+    """Return the step whose mesh and experts the benchmarks of one MoE layer use.
+
+    ``tp`` equals ``etp``, because the ranks that split an expert are neighbors along ``tp``.
+    """
     return ep_step({**params, "tp": max(1, int(params.get("etp", 1)))}, ranks)
 
 
 def hybrid(params: Params, ranks: int) -> StepSpec:
-    """Return a step on any mesh. ``etp`` is by default ``tp`` if ranks and experts allow."""
+    """Return the step on the mesh that the parameter ``mesh`` describes.
+
+    An empty ``mesh`` means ``dp`` over all ranks. If it has no ``etp``, this axis has as many ranks
+    as ``tp`` where ranks and experts allow, otherwise 1.
+    """
     text = str(params.get("mesh", ""))
     dims = ParallelDims.parse(text, ranks)
     if not int(params.get("experts", 0)):
@@ -194,14 +229,18 @@ def hybrid(params: Params, ranks: int) -> StepSpec:
 
 
 def _select(params: Params, names: Iterable[Param]) -> dict[str, Value]:
-    """Return the values of the named parameters that are set, by name."""
+    """Return the values of the parameters ``names`` that ``params`` contains, keyed by name."""
     return {param.name: params[param.name] for param in names if param.name in params}
 
 
 def _expert_step(
     params: Params, dims: ParallelDims, ranks: int, settings: Mapping[str, Value]
 ) -> StepSpec:
-    """Return a step with experts. ``settings`` has the parameters of experts by name."""
+    """Return the training step with experts on a mesh.
+
+    ``settings`` has the values of parameters of experts by name, which also set ``ep`` and ``etp``
+    of the mesh. Raises ``UserError`` if the step cannot run on ``ranks`` ranks.
+    """
     spec = build_step(params, dims)
     batch: dict[str, Value] = {
         "microbatch": spec.microbatch,
@@ -214,7 +253,11 @@ def _expert_step(
 
 
 def add_experts(params: Params, world: WorldSpec) -> Iterable[Params]:
-    """Yield the parameters, with experts added if the mesh has ``ep`` or ``etp`` and sets none."""
+    """Return the parameters of a case of ``hybrid``, as a list with one element.
+
+    If the mesh has ``ep`` or ``etp`` and the user sets no ``experts``, ``DEFAULT_EXPERTS`` is
+    added.
+    """
     dims = ParallelDims.parse(str(params.get("mesh", "")))
     if dims.size("ep", "etp") > 1 and "experts" not in params:
         return [{**params, "experts": DEFAULT_EXPERTS}]
@@ -234,3 +277,4 @@ PRESETS: Mapping[str, Preset] = {
     "ep_step": ep_step,
     "hybrid": hybrid,
 }
+"""The presets of the training steps, keyed by the step's name without its kind."""

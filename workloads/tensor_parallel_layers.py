@@ -33,7 +33,10 @@ CLAIM = "one layer, forward and backward, without a model or an optimizer"
 
 
 class TpLayerBenchmark(LayerBenchmark):
-    """One layer, whose inputs are the same tokens on all ranks."""
+    """The benchmark of one tensor-parallel layer's forward and backward pass, without a model.
+
+    All ranks have the same tokens, which are new in each step.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,11 @@ class TpLayerBenchmark(LayerBenchmark):
         world: World,
         **params: Value,
     ) -> None:
+        """Make the layer on all ranks of ``world``.
+
+        ``make_layer(case)`` returns the full layer. ``split_layer(layer, mesh, case)`` splits its
+        parameters over the mesh. ``params`` are values of the benchmark's parameters by name.
+        """
         self.case = make_tp_layer(params, world.size)
         super().__init__(world, DTYPES[self.case.bytes_per_element])
         self._make_layer = make_layer
@@ -54,13 +62,14 @@ class TpLayerBenchmark(LayerBenchmark):
         self._draw()
 
     def _initialize_layer(self) -> nn.Module:
-        """Return the full layer with the weights of the seed."""
+        """Return the full layer on the device, with the weights that belong to the seed."""
         with torch.device(self._world.device):
             layer = self._make_layer(self.case).to(self._dtype)
         set_weights(layer, self._world.seed)
         return layer
 
     def _draw(self) -> None:
+        """Draw the input and the output gradient of the next step, and keep this rank's parts."""
         case = self.case
         tokens = (case.microbatch, case.shape.sequence)
         self._full_x = self._draw_tensor("tokens", *tokens, case.input_features)
@@ -69,13 +78,20 @@ class TpLayerBenchmark(LayerBenchmark):
         self.output_gradient = self._take_part(self._full_gradient, case.style.has_sharded_output)
 
     def _take_part(self, full: Tensor, is_sharded: bool) -> Tensor:
-        """Return this rank's features of a tensor, or the full tensor if it is not sharded."""
+        """Return a copy of this rank's part of the features of ``full``, the last dimension.
+
+        If ``is_sharded`` is False, it is a copy of all features.
+        """
         if not is_sharded:
             return full.clone()
         return full.chunk(self._world.size, dim=-1)[self._world.rank].contiguous()
 
     def _run_reference(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return this rank's part of output and input gradient, and all weight gradients."""
+        """Return the output and gradients of the full layer on one process, by tensor name.
+
+        The names are those of ``collect_tensors``, and all tensors are in ``dtype``. The output and
+        the input gradient have only this rank's part if they are sharded over ranks.
+        """
         layer = self._initialize_layer().to(dtype)
         x = self._full_x.detach().to(dtype).requires_grad_()
         output = layer(x)
@@ -89,6 +105,7 @@ class TpLayerBenchmark(LayerBenchmark):
         return tensors
 
     def describe(self) -> Description:
+        """Return the tokens of a step as its work, with analytical bytes and FLOPs as details."""
         case = self.case
         weights = sum(parameter.numel() for parameter in self.layer.parameters())
         details = {
@@ -105,6 +122,10 @@ class TpLayerBenchmark(LayerBenchmark):
         )
 
     def explain_step(self, reset: Callable[[], None], budget_seconds: float) -> Explanation:
+        """Measure sent bytes, overlap and memory in further steps.
+
+        ``reset`` is called before each step. The steps take about ``budget_seconds``.
+        """
         groups = {"tp": self._group}
         probes: list[Probe[Any]] = [
             CommBytesProbe(groups, lambda: {"tp": self.case.compute_sent_bytes()}),
@@ -123,27 +144,35 @@ class TpLayerBenchmark(LayerBenchmark):
         return run_probes(self._world, probes, self.step, reset, budget_seconds)
 
     def close(self) -> None:
+        """Destroy the process group. All ranks must call this method."""
         destroy_groups([self._group])
 
 
 def make_linear(case: TpLayerCase) -> nn.Module:
-    """Return a Linear: hidden to ffn if it is split by columns, ffn to hidden if by rows."""
+    """Return the full Linear of a case, without bias.
+
+    It maps hidden to ffn if it is split by columns, and ffn to hidden if by rows.
+    """
     return nn.Linear(case.input_features, case.output_features, bias=False)
 
 
 def split_linear(layer: nn.Module, mesh: DeviceMesh, case: TpLayerCase) -> None:
-    """Split a Linear by columns or by rows over ``tp``."""
+    """Split the weight of a Linear over the mesh, by columns or by rows as the case says."""
     style = ColwiseParallel() if case.style is COLUMN else RowwiseParallel()
     parallelize_module(layer, mesh, style)
 
 
 def make_ffn(case: TpLayerCase) -> nn.Module:
-    """Return the full FFN of a case."""
+    """Return the full FFN of a case, before it is split."""
     return Ffn(case.shape)
 
 
 def split_ffn(layer: nn.Module, mesh: DeviceMesh, case: TpLayerCase) -> None:
-    """Split an FFN's matrices over ``tp``. Both first matrices share one sum of input gradients."""
+    """Split the matrices of an FFN over the mesh in the style of the case.
+
+    The first matrices, ``up`` and for llama also ``gate``, share one all_reduce of the gradients of
+    their input.
+    """
     styles: dict[str, ParallelStyle] = {"down": RowwiseParallel()}
     first_style = ColwiseParallel()
     if case.style.has_gathers:
@@ -160,4 +189,6 @@ def split_ffn(layer: nn.Module, mesh: DeviceMesh, case: TpLayerCase) -> None:
 
 
 tp_linear = partial(TpLayerBenchmark, make_linear, split_linear)
+"""Prepares the benchmark of a Linear, from a world and values of parameters."""
 tp_ffn = partial(TpLayerBenchmark, make_ffn, split_ffn)
+"""Prepares the benchmark of an FFN, from a world and values of parameters."""

@@ -34,13 +34,18 @@ ATTENTIONS = frozenset(
         "cudnn_attention",
     )
 )
-"""The operators that implement scaled_dot_product_attention."""
+"""The operators by which torch implements scaled_dot_product_attention."""
 _EVENT_SECONDS = 0.05
+"""The seconds for which a profile waits for the last events of other threads."""
 
 
 @contextmanager
 def profiling(device: torch.device, *, memory: bool = False) -> Iterator[profile]:
-    """Profile the host, and on CUDA the device. With ``memory``, record allocations too."""
+    """Profile the body of the ``with`` statement, on the host and on CUDA also on the device.
+
+    Yield torch's profiler, whose events exist after the body. With ``memory``, allocations are
+    recorded too.
+    """
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(accelerator.PROFILER_ACTIVITY)
@@ -61,14 +66,21 @@ def profiling(device: torch.device, *, memory: bool = False) -> Iterator[profile
 
 
 def _list_events(profiler: profile) -> list[Any]:
-    """Return the events of a finished profile. ``profiler.events()`` is a hundred times slower."""
+    """Return the raw Kineto events of a finished profile.
+
+    ``profiler.events()`` returns them as Python objects, which is a hundred times slower.
+    """
     results = None if profiler.profiler is None else profiler.profiler.kineto_results
     assert results is not None, "the profile is finished"
     return list(results.events())
 
 
 def list_allocations(profiler: profile, device: torch.device) -> list[tuple[int, int]]:
-    """Return the time in ns and the bytes of each allocation on a device, negative if freed."""
+    """Return each allocation and release of memory on a device, in the order of time.
+
+    An element is the time in ns of the profiler's clock and the number of bytes, which is negative
+    for a release. ``profiler`` is a finished profile with ``memory``.
+    """
     kind = accelerator.PROFILER_DEVICE if device.type == "cuda" else DeviceType.CPU
     allocations = []
     for event in _list_events(profiler):
@@ -78,7 +90,7 @@ def list_allocations(profiler: profile, device: torch.device) -> list[tuple[int,
 
 
 def trace_events(profiler: profile) -> list[TraceEvent]:
-    """Return the events of a finished profile as trace events."""
+    """Return all events of a finished profile, of the host and the device, as ``TraceEvent``."""
     return [
         TraceEvent(
             name=event.name(),
@@ -96,9 +108,9 @@ def trace_events(profiler: profile) -> list[TraceEvent]:
 
 
 def make_fake_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return a group of the same ranks on torch's fake backend, which sends nothing.
+    """Return a new process group of the same ranks, whose collectives send nothing.
 
-    All ranks of the group must call this function.
+    It uses torch's fake backend. All ranks of the group must call this function.
     """
     importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
     ranks = dist.get_process_group_ranks(group)
@@ -107,26 +119,39 @@ def make_fake_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 def find_group(name: str) -> dist.ProcessGroup:
-    """Return the process group with a name. Raises ``RuntimeError`` for an unknown name."""
+    """Return the process group to which torch gave this name.
+
+    Functional collectives have such names as arguments. Raises ``RuntimeError`` for an unknown
+    name.
+    """
     return distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
 
 
 def unbox_group(argument: object) -> dist.ProcessGroup | None:
-    """Return the process group in an argument of a c10d operator, None for other arguments."""
+    """Return the process group that an argument of a c10d operator contains.
+
+    The result is None if the argument is not a process group.
+    """
     if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
         return dist.ProcessGroup.unbox(argument)
     return None
 
 
 def make_finished_work(tensors: Tensor | list[Tensor]) -> object:
-    """Return a c10d work object that is finished and whose future has these tensors."""
+    """Return the result of a c10d operator that has already finished: a boxed work object.
+
+    The value of its future is the list of ``tensors``.
+    """
     future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
     future.set_result([tensors] if isinstance(tensors, Tensor) else list(tensors))
     return _distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined]
 
 
 def load_zero_redundancy_optimizer() -> Callable[..., torch.optim.Optimizer]:
-    """Import and return ZeroRedundancyOptimizer, which takes a second and warns."""
+    """Return the class ZeroRedundancyOptimizer of torch.
+
+    It is imported only here, without its warning, because the import takes a second.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -134,10 +159,11 @@ def load_zero_redundancy_optimizer() -> Callable[..., torch.optim.Optimizer]:
 
 
 def forget_meshes() -> None:
-    """Clear the caches of DTensor, which keep meshes, their groups and the groups' threads alive.
+    """Clear the caches of DTensor, so that destroyed process groups and their threads are freed.
 
-    To DTensor, meshes of the same ranks and names are equal, whatever their groups. Torch 2.11
-    keeps some meshes after a sum or a detach, from which destroyed groups are removed.
+    The caches keep device meshes alive, and these keep their groups alive. To DTensor, meshes of
+    the same ranks and names are equal, whatever their groups. Torch 2.11 keeps some meshes after a
+    sum or a detach. Destroyed groups are removed from these meshes.
     """
     redistribute = importlib.import_module("torch.distributed.tensor._redistribute")
     redistribute.clear_redistribute_planner_cache()
@@ -156,7 +182,7 @@ def forget_meshes() -> None:
 
 
 def _remove_destroyed_groups(mesh: DeviceMesh) -> None:
-    """Remove process groups that no longer exist from a mesh."""
+    """Remove the process groups that were destroyed from the registry of a device mesh."""
     groups = vars(mesh).get("_pg_registry") or {}
     for name, group in list(groups.items()):
         if group not in distributed_c10d._world.pg_map:
@@ -171,10 +197,11 @@ def _run_in_backward(function: Callable[[], None], device: torch.device) -> None
 
 
 def with_checkpointing(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Return a function that recomputes its activations in backward.
+    """Return ``function`` with activation checkpointing: it recomputes activations in backward.
 
-    Options such as ``context_fn`` can save some activations, which saved-tensor hooks do not see.
-    The state of random generators is not saved, because on CUDA that would wait for the device.
+    ``options`` are those of torch's ``checkpoint``. With ``context_fn``, some activations can be
+    saved, which saved-tensor hooks do not see. The state of random generators is not saved, because
+    on CUDA that would wait for the device.
     """
     if torch.__version__ >= "2.14":
         # Since then torch warns if hooks meet a policy, unless they explicitly see nothing.

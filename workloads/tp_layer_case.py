@@ -11,16 +11,22 @@ from parbench.workloads.model.shapes import PRECISIONS, Shape, num_ffn_matrices,
 
 @dataclass(frozen=True, kw_only=True)
 class TpStyle:
-    """A way to split the matrices of a layer over ranks."""
+    """A way to split the matrices of a layer over the ranks of tensor parallelism."""
 
     name: str
     label: str
+    """A phrase that describes the split in reports."""
     sums: int
-    """The number of all_reduces of hidden states, or of their gradients, in a step."""
+    """The number of all_reduces of activations of size hidden, or of their gradients, in a step.
+
+    A step is one forward and one backward pass.
+    """
     has_gathers: bool = False
-    """True if the output of each matrix is gathered before the next one."""
-    has_sharded_input: bool = False  # True if each rank has a part of the input features
-    has_sharded_output: bool = False  # True if each rank has a part of the output features
+    """True if the output of each matrix is all-gathered before the next matrix."""
+    has_sharded_input: bool = False
+    """True if each rank has only a part of the features of the layer's input."""
+    has_sharded_output: bool = False
+    """True if each rank has only a part of the features of the layer's output."""
 
 
 COLUMN = TpStyle(name="column", label="output features split", sums=1, has_sharded_output=True)
@@ -39,25 +45,30 @@ FFN_STYLE = choice(
 
 @dataclass(frozen=True, kw_only=True)
 class TpLayerCase:
-    """One layer on ``tp`` ranks, which have the same tokens."""
+    """The benchmark of one layer, split over ``tp`` ranks that have the same tokens."""
 
     style: TpStyle
     shape: Shape
-    microbatch: int  # sequences
+    microbatch: int
+    """The number of sequences in a step."""
     bytes_per_element: int
+    """The bytes of an element of weights and activations."""
     tp: int
+    """The number of ranks that split the layer."""
 
     @property
     def tokens(self) -> int:
-        """The number of tokens in a microbatch."""
+        """The number of tokens in a step, the same on each rank."""
         return self.microbatch * self.shape.sequence
 
     @property
     def input_features(self) -> int:
+        """The number of features of the layer's input, before it is split."""
         return self.shape.ffn if self.style is ROW else self.shape.hidden
 
     @property
     def output_features(self) -> int:
+        """The number of features of the layer's output, before it is split."""
         return self.shape.ffn if self.style is COLUMN else self.shape.hidden
 
     @property
@@ -66,7 +77,10 @@ class TpLayerCase:
         return num_ffn_matrices(self.shape) - 1
 
     def compute_sent_bytes(self) -> float:
-        """Return the bytes that a rank sends in a forward and backward pass, ring-optimal."""
+        """Return the bytes that a rank sends in one forward and one backward pass.
+
+        Collectives are counted with the bytes that optimal ring algorithms send.
+        """
         token_bytes = self.tokens * self.bytes_per_element
         hidden_bytes = token_bytes * self.shape.hidden
         total = self.style.sums * sent_bytes("all_reduce", hidden_bytes, self.tp)
@@ -79,7 +93,7 @@ class TpLayerCase:
         return total
 
     def compute_saved_bytes(self) -> float:
-        """Return the bytes of activations that a rank saves for backward.
+        """Return the bytes of activations that a rank saves in one forward pass for backward.
 
         They are the input, and in an FFN also the output and the activation of each first matrix.
         """
@@ -91,7 +105,11 @@ class TpLayerCase:
 
 
 def make_tp_layer(params: Mapping[str, Value], ranks: int) -> TpLayerCase:
-    """Return the case that parameters describe. Raises ``UserError`` if ranks do not divide it."""
+    """Return the layer that parameters describe, split over ``ranks`` ranks.
+
+    ``params`` has values by parameter name. Raises ``UserError`` if ``ranks`` do not divide the
+    sizes of the matrices.
+    """
     shape = shape_of(params)
     for name, size in (("ffn", shape.ffn), ("hidden", shape.hidden)):
         if size % ranks:

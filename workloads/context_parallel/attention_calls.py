@@ -6,12 +6,14 @@ from parbench.workloads.costs.layer_call import LayerCall
 from parbench.workloads.model.shapes import Shape
 
 Calls = tuple[LayerCall, ...]
+"""The communication of one attention layer for one microbatch."""
 
 
 def format_key_value_elements(shape: Shape) -> str:
-    """Return the text of an equation for the elements of keys and values, before tp divides them.
+    """Return an equation, as text, for the elements of keys and values of a rank's microbatch.
 
-    Latent attention (MLA) has keys and values of every query head.
+    The elements are those before ``tp`` divides the heads. Latent attention (MLA) has keys and
+    values for every query head.
     """
     if shape.latent is None:
         return "2 * tokens * kv_heads * head_size"
@@ -19,9 +21,10 @@ def format_key_value_elements(shape: Shape) -> str:
 
 
 def list_ring_calls(shape: Shape, axis: str, ranks: int) -> Calls:
-    """Return the sends of ring attention: keys and values in both passes, gradients in backward.
+    """Return the sends of ring attention on an axis with ``ranks`` ranks.
 
-    A pass has a send for each hop, which is one less than the ranks. Gradients are in float32.
+    A forward and a backward pass each have ``ranks`` - 1 hops. In each hop, a rank sends a block of
+    keys and values. Backward also sends the block's gradients in each hop, in float32.
     """
     send = partial(LayerCall, axis, ranks, "send")
     elements = format_key_value_elements(shape)
@@ -34,7 +37,11 @@ def list_ring_calls(shape: Shape, axis: str, ranks: int) -> Calls:
 
 
 def list_gather_calls(shape: Shape, axis: str, ranks: int) -> Calls:
-    """Return the all_gather of keys and values in both passes and the gradients' reduce_scatter."""
+    """Return the collectives of attention that gathers all keys, on an axis with ``ranks`` ranks.
+
+    Forward and backward each have an all_gather of keys and values. Backward also has a
+    reduce_scatter of their gradients.
+    """
     call = partial(LayerCall, axis, ranks)
     size = f"{format_key_value_elements(shape)} * bytes_per_element * cp / tp"
     return (
@@ -44,10 +51,11 @@ def list_gather_calls(shape: Shape, axis: str, ranks: int) -> Calls:
 
 
 def list_head_calls(shape: Shape, axis: str, ranks: int) -> Calls:
-    """Return the all_to_alls of Ulysses, each with the equation of its bytes.
+    """Return the two all_to_alls of Ulysses on an axis with ``ranks`` ranks.
 
-    One moves queries, keys and values from shards of tokens to shards of heads. The other moves the
-    results back. Each is called once in forward and once in backward.
+    The first exchanges tokens for heads: a rank sends queries, keys and values of its tokens, and
+    receives those of its heads for all tokens. The second exchanges the results back. Each is
+    called once in forward and once in backward.
     """
     exchange = partial(LayerCall, axis, ranks, "all_to_all", forward=1, backward=1)
     inputs = f"(tokens * heads * head_size + {format_key_value_elements(shape)})"

@@ -23,39 +23,50 @@ from parbench.workloads.model.simulated_compute import SimulatedCompute
 _aten = torch.ops.aten
 
 Gradients = tuple[Tensor, Tensor, Tensor]
-"""Gradients of queries, keys and values."""
+"""The gradients of queries, keys and values, each with the shape of its tensor."""
 
 
 class SavedQueries(NamedTuple):
-    """Queries (b, a, r, d) with their output and log-sum-exp over all blocks, for backward."""
+    """Some queries with the results of their attention over all keys, which backward needs."""
 
     q: Tensor
+    """The queries (batch, heads, rows, head size)."""
     output: Tensor
+    """The attention over all keys, with the shape of ``q``."""
     lse: Tensor
+    """The log-sum-exp of the scores over all keys, (batch, heads, rows) in float32."""
     output_gradient: Tensor
+    """The gradient of ``output``."""
 
 
 class Kernel(Protocol):
-    """Attention of queries over one block of keys and values.
+    """A kernel that computes the attention of queries over one block of keys and values.
 
-    A causal block is square, and query i attends to the first i + 1 keys.
+    Queries are (batch, heads, rows, head size), keys and values (batch, kv_heads, keys, head size).
+    If the block is causal, it has as many keys as queries, and query i (from 0) attends to the
+    first i + 1 keys.
     """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
-        """Return the output and the log-sum-exp of q over the keys k and values v."""
+        """Return the attention output and the log-sum-exp of the scores over this block's keys.
+
+        The output has the shape of ``q``, and the log-sum-exp is (batch, heads, rows) in float32.
+        """
 
     def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
-        """Return the gradients of q, k and v for one block."""
+        """Return the gradients of q, k and v that come from this block's keys."""
 
 
 class CpuFlash:
-    """Torch's fused kernel for CPUs. Keys and values may have fewer heads."""
+    """The kernel on CPUs: torch's flash attention. Keys may have fewer heads than queries."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+        """Return output and log-sum-exp over one block of keys, as ``Kernel.forward``."""
         output, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal)
         return output, lse
 
     def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
+        """Return the gradients of q, k and v for one block, as ``Kernel.backward``."""
         dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             saved.output_gradient, saved.q, k, v, saved.output, saved.lse, 0.0, is_causal
         )
@@ -63,16 +74,18 @@ class CpuFlash:
 
 
 class CudaFlash:
-    """FlashAttention on CUDA, in 16 bits.
+    """The kernel on CUDA for bfloat16 and float16: FlashAttention.
 
-    Head sizes are multiples of 8 up to 256. The compute capability is 8.0 or above.
+    It requires head sizes that are multiples of 8 up to 256, and compute capability 8.0 or above.
     """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+        """Return output and log-sum-exp over one block of keys, as ``Kernel.forward``."""
         output, lse, *_ = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)
         return output, lse
 
     def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
+        """Return the gradients of q, k and v for one block, as ``Kernel.backward``."""
         no_dropout = torch.zeros(2, dtype=torch.uint64, device=k.device)
         lengths = (None, None, saved.q.shape[2], k.shape[2])
         dq, dk, dv = _aten._scaled_dot_product_flash_attention_backward(
@@ -92,15 +105,16 @@ class CudaFlash:
 
 
 class CudaEfficient:
-    """Memory-efficient attention on CUDA: float32, older GPUs, and other head sizes.
+    """The kernel on CUDA for float32, older GPUs and other head sizes: memory-efficient attention.
 
-    The kernel needs as many heads of keys as of queries. It pads the log-sum-exp to a multiple of
-    32 rows with infinity, so that the probabilities of padded rows are zero. Its backward pass
-    reads the output and its gradient as if they were stored as (b, s, a, d), as forward writes the
-    output, whatever their strides are.
+    Torch's operator needs as many heads of keys as of queries. It pads the log-sum-exp to a
+    multiple of 32 rows with infinity, so that the probabilities of padded rows are zero. Its
+    forward pass stores the output as (batch, rows, heads, size). Its backward pass reads the output
+    and the output's gradient in this order, whatever their strides are.
     """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+        """Return output and log-sum-exp over one block of keys, as ``Kernel.forward``."""
         keys, values = _repeat_heads(k, q), _repeat_heads(v, q)
         output, lse, *_ = _aten._scaled_dot_product_efficient_attention(
             q, keys, values, None, True, 0.0, is_causal
@@ -108,6 +122,7 @@ class CudaEfficient:
         return output, lse[:, :, : q.shape[2]]
 
     def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
+        """Return the gradients of q, k and v for one block, as ``Kernel.backward``."""
         q = saved.q
         no_dropout = torch.zeros((), dtype=torch.int64, device=q.device)
         padded_lse = F.pad(saved.lse, (0, -q.shape[2] % 32), value=torch.inf)
@@ -130,45 +145,59 @@ class CudaEfficient:
 
 
 def _repeat_heads(x: Tensor, queries: Tensor) -> Tensor:
-    """Return keys or values repeated to as many heads as the queries have."""
+    """Return keys or values (batch, kv_heads, ...), each head repeated for its query heads.
+
+    The result has as many heads as ``queries``.
+    """
     return x.repeat_interleave(queries.shape[1] // x.shape[1], dim=1)
 
 
 def _sum_repeated_heads(gradient: Tensor, x: Tensor) -> Tensor:
-    """Return a gradient of repeated heads summed to the heads of ``x``."""
+    """Return the gradient of ``x`` from the gradient of the result of ``_repeat_heads``.
+
+    The gradients of the repetitions of each head are summed.
+    """
     batch, heads, rows, size = x.shape
     return gradient.reshape(batch, heads, -1, rows, size).sum(dim=2)
 
 
 def _store_by_position(x: Tensor) -> Tensor:
-    """Return (b, a, s, d) that is stored as (b, s, a, d)."""
+    """Return a tensor (batch, heads, rows, size) with memory in (batch, rows, heads, size) order.
+
+    The shape and the values do not change.
+    """
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 class SimulatedAttention:
-    """A kernel that takes time for each pair of query and key and returns zeros.
+    """A kernel that waits for a time in proportion to its work, and returns zeros.
 
-    The backward pass takes twice as long as the forward pass.
+    The work is the number of pairs of a query and a key. The backward pass takes twice as long as
+    the forward pass.
     """
 
     def __init__(self, compute: SimulatedCompute, seconds_per_pair: float) -> None:
+        """Make a kernel that takes ``seconds_per_pair`` for each pair in the forward pass."""
         self._compute = compute
         self.seconds_per_pair = seconds_per_pair
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+        """Take the simulated time of a block, and return zeros as output and log-sum-exp."""
         with self._compute.taking(self.seconds_per_pair * count_pairs(q, k, is_causal)):
             return torch.zeros_like(q), q.new_zeros(q.shape[:3], dtype=torch.float32)
 
     def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
+        """Take twice the simulated time of a block, and return zero gradients of q, k and v."""
         pairs = count_pairs(saved.q, k, is_causal)
         with self._compute.taking(2 * self.seconds_per_pair * pairs):
             return torch.zeros_like(saved.q), torch.zeros_like(k), torch.zeros_like(v)
 
 
 def choose_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> Kernel:
-    """Return the fused kernel for a device, a type and a head size.
+    """Return the fused attention kernel for a device, data type and head size.
 
-    On CUDA it is FlashAttention if the three allow that, and otherwise memory-efficient attention.
+    On CUDA it is FlashAttention if that supports all three, and otherwise memory-efficient
+    attention.
     """
     if device.type == "cpu":
         return CpuFlash()
@@ -180,21 +209,28 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> K
 
 
 def count_pairs(q: Tensor, k: Tensor, is_causal: bool) -> int:
-    """Return the number of pairs of query and key in a block, over batch and query heads."""
+    """Return the number of pairs of a query and a key in a block, summed over batch and heads.
+
+    The heads are those of the queries.
+    """
     batch, heads, rows, _ = q.shape
     pairs = rows * (rows + 1) // 2 if is_causal else rows * k.shape[2]
     return batch * heads * pairs
 
 
 class OnlineSoftmax:
-    """Attention of queries (b, a, s, d) over all blocks so far, in float32.
+    """The attention of queries over several blocks of keys, accumulated block by block in float32.
 
-    Outputs o and log-sum-exps l of two blocks become l' = log(e^l1 + e^l2) and
-    o' = e^(l1 - l') o1 + e^(l2 - l') o2 (arXiv 1805.02867, FlashAttention, arXiv 2205.14135).
-    Queries without a block have output 0 and log-sum-exp -inf.
+    ``add`` merges a block into the result. Outputs o and log-sum-exps l of two blocks become
+    l' = log(e^l1 + e^l2) and o' = e^(l1 - l') o1 + e^(l2 - l') o2 (arXiv 1805.02867,
+    FlashAttention, arXiv 2205.14135). Queries without a block have output 0 and log-sum-exp -inf.
     """
 
     def __init__(self, queries: Tensor) -> None:
+        """Start without a block. Only shape, data type and device of ``queries`` are used.
+
+        They are (batch, heads, rows, head size).
+        """
         self._dtype = queries.dtype
         batch, heads, rows, size = queries.shape
         # Stored as (b, s, a, d), so that the output projection saves no copy of it.
@@ -205,9 +241,14 @@ class OnlineSoftmax:
         self.lse = torch.full(
             queries.shape[:3], -torch.inf, dtype=torch.float32, device=queries.device
         )
+        """The log-sum-exp of the scores over all blocks so far, (batch, heads, rows)."""
 
     def add(self, rows: slice, output: Tensor, lse: Tensor) -> None:
-        """Add a block's output (b, a, r, d) and finite log-sum-exp (b, a, r) of some rows."""
+        """Add the attention of the queries ``rows`` over a further block of keys.
+
+        ``output`` (batch, heads, rows, head size) and the finite ``lse`` (batch, heads, rows) are
+        the results of a kernel for these queries and the block.
+        """
         old_lse = self.lse[:, :, rows]
         new_lse = torch.logaddexp(old_lse, lse.float())
         old_scale = (old_lse - new_lse).exp().unsqueeze(-1)
@@ -218,15 +259,16 @@ class OnlineSoftmax:
         self.lse[:, :, rows] = new_lse
 
     def output(self) -> Tensor:
-        """The attention over all blocks added so far."""
+        """Return the attention over all blocks so far, with the shape and type of the queries."""
         return self._output.to(self._dtype)
 
 
 class BlockAttention(ABC):
-    """Attention of a rank's q, k and v (b, a, s/c, d) over the keys of all ranks.
+    """The attention of a rank's queries over the keys and values of all ranks of ``cp``.
 
-    A rank saves only its own q, k, v, output and log-sum-exp for the backward pass. The keys and
-    values of other ranks are sent again. ``rank`` is the number of the rank in the split.
+    It is called with this rank's q, k and v, (batch, heads, tokens, head size), and returns the
+    attention output with the shape of q. A rank saves only its own q, k, v, output and log-sum-exp
+    for the backward pass. The keys and values of other ranks are sent again.
     """
 
     def __init__(
@@ -237,27 +279,46 @@ class BlockAttention(ABC):
         rank: int,
         device: torch.device,
     ) -> None:
+        """Make the attention of one rank.
+
+        ``group`` are the ranks that exchange keys and values, None if this rank has all keys.
+        ``rank`` is the index of this rank in ``split``, that is along ``cp``.
+        """
         self.group = group
         self.kernel = kernel
         self.split = split
         self.tiles = split.list_tiles(rank)
+        """The tiles of this rank's queries for each block of keys, in the order of computation."""
         self.own_halves = split.list_own_halves(rank)
+        """The tiles of this rank's own keys for the first and the second half of its queries."""
         self.device = device
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the attention of q over the keys of all ranks, with gradients in backward."""
         output: Tensor = _BlockAttention.apply(q, k, v, self)  # type: ignore[no-untyped-call]
         return output
 
     @abstractmethod
     def forward(self, q: Tensor, kv: Tensor) -> OnlineSoftmax:
-        """Return the attention of this rank's q. ``kv`` is this rank's (2, b, a_kv, s/c, d)."""
+        """Return the attention of this rank's queries over the keys of all ranks.
+
+        ``kv`` are the keys and values of this rank, (2, batch, kv_heads, tokens, head size).
+        """
 
     @abstractmethod
     def backward(self, saved: SavedQueries, kv: Tensor, dq: Tensor) -> Tensor:
-        """Return the gradients of ``kv``, and add the queries' gradients to ``dq`` in float32."""
+        """Return the gradients of this rank's ``kv`` from the queries of all ranks.
+
+        Also add the gradients of this rank's queries to ``dq``, which is in float32. ``saved`` has
+        this rank's queries and their results of the forward pass.
+        """
 
     def add_block(self, block: int, q: Tensor, kv: Tensor, softmax: OnlineSoftmax) -> None:
-        """Add the attention of q over a block of ``kv`` (2, b, a_kv, t, d) to ``softmax``."""
+        """Add the attention of q over one block of keys and values to ``softmax``.
+
+        ``block`` is the index of the block in the order of computation, and ``kv`` its keys and
+        values, (2, batch, kv_heads, keys, head size).
+        """
         for tile in self.tiles[block]:
             queries = q[:, :, tile.rows]
             keys, values = kv[:, :, :, tile.columns]
@@ -267,7 +328,11 @@ class BlockAttention(ABC):
     def compute_gradients(
         self, tiles: Sequence[Tile], saved: SavedQueries, kv: Tensor, dq: Tensor
     ) -> Tensor:
-        """Return a block's gradients of ``kv`` in float32, and add those of queries to ``dq``."""
+        """Return the gradients of a block's ``kv`` in float32 that come from this rank's queries.
+
+        Also add the gradients of these queries to ``dq``. ``tiles`` are the rank's tiles of the
+        block. ``saved`` has the queries and their results of the forward pass.
+        """
         d_kv = torch.zeros(kv.shape, dtype=torch.float32, device=kv.device)
         for tile in tiles:
             saved_rows = SavedQueries(*(tensor[:, :, tile.rows] for tensor in saved))
@@ -280,10 +345,11 @@ class BlockAttention(ABC):
 
 
 class _BlockAttention(torch.autograd.Function):
-    """Connects a ``BlockAttention`` to autograd."""
+    """Runs the forward and backward pass of a ``BlockAttention`` as one operator of autograd."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, attention: BlockAttention) -> Tensor:
+        """Return the attention of this rank's q over all keys, and save tensors for backward."""
         softmax = attention.forward(q, torch.stack((k, v)))
         output = softmax.output()
         ctx.save_for_backward(q, k, v, output, softmax.lse)
@@ -292,6 +358,7 @@ class _BlockAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """Return the gradients of this rank's q, k and v, and None for ``attention``."""
         q, k, v, output, lse = ctx.saved_tensors
         dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         saved = SavedQueries(q, output, lse, gradients[0])

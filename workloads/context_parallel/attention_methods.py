@@ -24,10 +24,11 @@ GRADIENTS = 2
 
 
 def start_hop(group: dist.ProcessGroup, block: Tensor, tag: int) -> Callable[[], Tensor]:
-    """Start to send a block to the next rank in a circle, and one from the previous rank to here.
+    """Start to send a block to the next rank in a circle, and to receive the previous rank's.
 
-    The result waits for the hop and returns the received block. The sent block may be changed only
-    after this.
+    Return a function that waits for both and returns the received block, of the same shape. The
+    sent block may be changed only after this wait. ``tag`` separates messages that are in flight
+    at the same time.
     """
     sent = block.contiguous()
     received = torch.empty_like(block, memory_format=torch.contiguous_format)
@@ -40,6 +41,7 @@ def start_hop(group: dist.ProcessGroup, block: Tensor, tag: int) -> Callable[[],
     works = dist.batch_isend_irecv(hop)
 
     def wait() -> Tensor:
+        """Wait for the send and the receive, and return the received block."""
         for work in works:
             work.wait()
         hop.clear()  # until here it holds the sent block
@@ -49,15 +51,20 @@ def start_hop(group: dist.ProcessGroup, block: Tensor, tag: int) -> Callable[[],
 
 
 class RingAttention(BlockAttention):
-    """Attention in which keys and values travel around the ranks (arXiv 2310.01889).
+    """Ring attention: each rank's keys and values (a block) are sent around a ring of ranks.
 
-    Without a group, this rank computes the only block. The backward pass sends the blocks around
-    again. Each block is followed by the sum of its gradients, to which every rank adds its part. In
-    forward, a rank's own block comes first. In backward, half of it comes first, during the first
-    hop of keys, and half comes last, during the last hop of gradients.
+    A rank computes with one block while it sends this block to the next rank (arXiv 2310.01889).
+    The backward pass sends the blocks around again. Each block is followed by the sum of its
+    gradients, to which every rank adds its part. In forward, a rank starts with its own block. In
+    backward, it computes half of its own block during the first hop of keys, and the other half
+    during the last hop of gradients. Without a group, this rank computes the only block.
     """
 
     def forward(self, q: Tensor, kv: Tensor) -> OnlineSoftmax:
+        """Return the attention of this rank's q, and send ``kv`` around the ranks meanwhile.
+
+        ``kv`` are the keys and values of this rank, (2, batch, kv_heads, tokens, head size).
+        """
         softmax = OnlineSoftmax(q)
         last_block = self.split.parts - 1
         for block in range(last_block):
@@ -68,6 +75,10 @@ class RingAttention(BlockAttention):
         return softmax
 
     def backward(self, saved: SavedQueries, kv: Tensor, dq: Tensor) -> Tensor:
+        """Return the gradients of this rank's ``kv``, which were summed around the ring.
+
+        Also add the gradients of this rank's queries to ``dq``.
+        """
         last_block = self.split.parts - 1
         if last_block == 0:
             return self.compute_gradients(self.tiles[0], saved, kv, dq)
@@ -90,12 +101,13 @@ class RingAttention(BlockAttention):
         return own_d_kv
 
     def _start_hop(self, block: Tensor, tag: int) -> Callable[[], Tensor]:
+        """Start a hop of a block in this ring, and return the function that waits for it."""
         assert self.group is not None, "a ring has several ranks"
         return start_hop(self.group, block, tag)
 
 
 class AllGatherAttention(BlockAttention):
-    """Each rank gathers all keys, and scatters the sums of their gradients.
+    """Attention in which each rank gathers all keys and values, and reduce-scatters gradients.
 
     This is the method of Llama 3 (arXiv 2407.21783, section 3.3.2). The backward pass gathers
     again, so that no rank saves all keys.
@@ -103,21 +115,26 @@ class AllGatherAttention(BlockAttention):
 
     @cached_property
     def _positions(self) -> Tensor:
-        """The positions of all ranks' tokens, rank by rank."""
+        """The position in the sequence of each gathered token, in rank order."""
         tokens_by_rank = [self.split.list_tokens(rank) for rank in range(self.split.ranks)]
         return torch.tensor(tokens_by_rank, device=self.device).flatten()
 
     @cached_property
     def _sequence_order(self) -> Tensor:
-        """The indices that sort the gathered tokens by position in the sequence."""
+        """The indices that sort gathered tokens by position in the sequence."""
         return self._positions.argsort()
 
     def forward(self, q: Tensor, kv: Tensor) -> OnlineSoftmax:
+        """Gather the keys and values of all ranks, and return the attention of this rank's q."""
         softmax = OnlineSoftmax(q)
         self.add_block(0, q, self._gather(kv), softmax)
         return softmax
 
     def backward(self, saved: SavedQueries, kv: Tensor, dq: Tensor) -> Tensor:
+        """Return the gradients of this rank's ``kv``, summed over ranks by a reduce_scatter.
+
+        Also add the gradients of this rank's queries to ``dq``.
+        """
         assert self.group is not None
         d_kv = self.compute_gradients(self.tiles[0], saved, self._gather(kv), dq)
         by_rank = d_kv.index_select(3, self._positions).chunk(self.group.size(), dim=3)
@@ -127,7 +144,10 @@ class AllGatherAttention(BlockAttention):
         return reduced[0]
 
     def _gather(self, kv: Tensor) -> Tensor:
-        """Return all keys and values (2, b, a_kv, s, d) in the order of the sequence."""
+        """Return the keys and values of all ranks, in the order of the sequence.
+
+        ``kv`` has those of this rank, (2, batch, kv_heads, tokens, head size).
+        """
         assert self.group is not None
         parts = kv.new_empty(self.group.size(), *kv.shape)
         all_gather_single(parts, kv.contiguous().unsqueeze(0), self.group)
@@ -135,17 +155,24 @@ class AllGatherAttention(BlockAttention):
 
 
 class UlyssesAttention:
-    """Ranks exchange parts of the sequence for heads before attention, and back afterwards.
+    """Attention in which ranks first exchange tokens for heads, and afterwards exchange back.
 
-    The inputs are q, k and v (b, a, s/u, d). ``attention`` is of (b, a/u, s, d) (arXiv 2309.14509).
-    USP (arXiv 2405.07719) has a ring of other ranks as its ``attention``.
+    It is called with this rank's q, k and v, (batch, heads, tokens, head size). A rank then
+    computes attention for its part of the heads and the tokens of all ranks of the group (Ulysses,
+    arXiv 2309.14509).
     """
 
     def __init__(self, group: dist.ProcessGroup, attention: Core) -> None:
+        """Make attention over a group of ranks that exchange tokens for heads.
+
+        ``attention(q, k, v)`` computes the attention of this rank's heads. In USP (arXiv
+        2405.07719) it is a ring of other ranks.
+        """
         self._group = group
         self._attention = attention
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the attention of all heads for this rank's tokens, with the shape of ``q``."""
         ranks = self._group.size()
         heads_by_rank = [_split_dim(x, 1, ranks) for x in (q, k, v)]
         heads = self._exchange(torch.cat(heads_by_rank, dim=2).movedim(1, 0))
@@ -156,18 +183,24 @@ class UlyssesAttention:
         return tokens.movedim(0, 1).flatten(1, 2)
 
     def _exchange(self, by_rank: Tensor) -> Tensor:
-        """Return the parts (u, ...) from all ranks, and exchange gradients back in backward."""
+        """Send part i of ``by_rank`` to rank i, and return the parts that all ranks sent here.
+
+        Both are (ranks of the group, ...). Backward exchanges the gradients back.
+        """
         exchange = partial(_all_to_all, self._group)
         return communicate(by_rank, exchange, exchange)
 
 
 def _split_dim(x: Tensor, dim: int, parts: int) -> Tensor:
-    """Return a view in which a dimension is two: the parts, and the elements of each part."""
+    """Return ``x`` with dimension ``dim`` split into two: the parts, and the elements of a part."""
     return x.reshape(*x.shape[:dim], parts, -1, *x.shape[dim + 1 :])
 
 
 def _all_to_all(group: dist.ProcessGroup, by_rank: Tensor) -> Tensor:
-    """Send part i of ``by_rank`` (u, ...) to rank i, and return the parts of all ranks (u, ...)."""
+    """Send part i of ``by_rank`` to rank i, and return the parts that all ranks sent here.
+
+    Both are (ranks of the group, ...). The result has no gradient.
+    """
     received = torch.empty_like(by_rank, memory_format=torch.contiguous_format)
     dist.all_to_all_single(received, by_rank.contiguous(), group=group)
     return received
@@ -180,9 +213,10 @@ def build_attention(
     groups: Mapping[str, dist.ProcessGroup],
     kernel: Kernel,
 ) -> Core:
-    """Return the attention of a rank of cp.
+    """Return the function (q, k, v) -> output that computes attention over the ranks of ``cp``.
 
-    ``groups`` has this rank's group of each axis of ``ContextMethod.list_axis_groups``.
+    ``rank`` is this rank's index along ``cp``. ``groups`` has this rank's process group for each
+    axis of ``ContextMethod.list_axis_groups``. ``kernel`` computes single blocks.
     """
     method = split.method
     part_group = groups[method.part_axis] if split.parts > 1 else None
@@ -195,9 +229,10 @@ def build_attention(
 
 
 def install_attention(model: nn.Module, attention: Core | None, positions: Tensor) -> None:
-    """Let every layer use an attention, and rotate its tokens by their positions (s) in a sequence.
+    """Let every layer of a model use a function for attention, and positions for rotation (RoPE).
 
-    None leaves each layer's own attention.
+    ``attention(q, k, v)`` replaces that of the layers. None keeps each layer's own. ``positions``
+    (tokens,) are the positions in the sequence of this rank's tokens.
     """
     for module in model.modules():
         if isinstance(module, Attention):

@@ -1,8 +1,9 @@
 """All methods of context parallelism. To add one, add it to ``_ALL_METHODS``. Pure.
 
 A method is an order of tokens, a way to reach the keys of other parts of the sequence, and a number
-of ranks that exchange tokens for heads within a part. A part is contiguous, or in a zigzag it is
-two chunks, one from the front and one from the back, so that all parts have about as much work.
+of ranks that exchange tokens for heads within a part (Ulysses). A part is contiguous, or in a
+zigzag it is two chunks, one from the front and one from the back, so that all parts have about as
+much work.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,29 +23,48 @@ from parbench.workloads.model.shapes import Shape
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ContextMethod:
-    """A way to compute attention over a sequence that several ranks share."""
+    """A way to compute attention over a sequence that the ranks of ``cp`` share.
+
+    The sequence is split into parts. One rank holds a part, or several ranks that exchange tokens
+    for heads in attention (Ulysses).
+    """
 
     name: str
     is_zigzag: bool = False
+    """True if a part is two ranges of tokens, one from the front and one from the back."""
     keys: Literal["ring", "gather", "local"] = "ring"
-    """The way in which queries reach the keys of other parts. ``local`` means a single part."""
+    """The way in which a rank gets the keys and values of other parts.
+
+    They are sent around a ring of ranks, or gathered. ``local`` means that there is only one part.
+    """
     head_axis: str = "cp"
-    """The name of the axis on which ranks exchange tokens for heads."""
+    """The name of the axis on which ranks exchange tokens for heads.
+
+    If it equals ``part_axis``, only one of the two exchanges is used.
+    """
     part_axis: str = "cp"
-    """The name of the axis on which ranks exchange keys and values of parts."""
+    """The name of the axis on which ranks exchange the keys and values of parts."""
 
     @property
     def is_ring(self) -> bool:
-        """True if ranks send directly to each other, which gloo cannot do with CUDA tensors."""
+        """True if keys and values are sent around a ring of ranks.
+
+        Such sends from rank to rank are not possible with gloo and CUDA tensors.
+        """
         return self.keys == "ring"
 
     @property
     def hides_communication(self) -> bool:
-        """True if all communication runs during the computation of another block."""
+        """True if all communication of attention can run during computation on other keys."""
         return self.is_ring and self.head_axis == self.part_axis
 
     def compute_ulysses(self, ranks: int, requested: int) -> int:
-        """Return the number of ranks that exchange tokens for heads. 0 requests the default."""
+        """Return the number of ranks that exchange tokens for heads (Ulysses), 1 for none.
+
+        ``ranks`` is the size of ``cp``. The result is all of them if there is a single part. With
+        both exchanges (``usp``) it is ``requested``, the number that the user sets, where 0 means
+        half of ``ranks``.
+        """
         if self.keys == "local":
             return ranks
         if self.head_axis == self.part_axis:
@@ -52,7 +72,11 @@ class ContextMethod:
         return requested or max(1, ranks // 2)
 
     def list_calls(self, shape: Shape, ranks: int, ulysses: int) -> Calls:
-        """Return the communication of one layer and microbatch on ``ranks`` ranks."""
+        """Return the communication calls of one attention layer and microbatch.
+
+        ``ranks`` is the size of ``cp``, and ``ulysses`` the number of ranks that exchange tokens
+        for heads.
+        """
         calls: Calls = ()
         if ulysses > 1:
             calls = list_head_calls(shape, self.head_axis, ulysses)
@@ -62,9 +86,11 @@ class ContextMethod:
         return (*calls, *list_key_calls(shape, self.part_axis, ranks // ulysses))
 
     def list_axis_groups(self, ranks: Sequence[int], ulysses: int) -> dict[str, list[list[int]]]:
-        """Return the groups of ranks within one ``cp`` group, keyed by axis of attention.
+        """Return the groups into which one ``cp`` group is split, keyed by name of the axis.
 
-        ``ulysses`` is the number of ranks that exchange heads.
+        ``ranks`` are the global ranks of the ``cp`` group in order, and ``ulysses`` is the number
+        of ranks that exchange tokens for heads. The keys are ``head_axis`` and ``part_axis``. Each
+        value is a list of groups, which together contain all of ``ranks``.
         """
         if self.head_axis == self.part_axis:
             return {self.part_axis: [list(ranks)]}
@@ -73,9 +99,10 @@ class ContextMethod:
         return {self.head_axis: rows, self.part_axis: columns}
 
     def find_broken_rule(self, shape: Shape, *, ranks: int, ulysses: int = 0, tp: int = 1) -> str:
-        """Return the equation that a shape or the ranks do not satisfy, otherwise empty.
+        """Return the equation that a model's shape or the ranks do not satisfy, otherwise empty.
 
-        ``ulysses`` 0 means the default. ``tp`` is the number of ranks that split the heads first.
+        ``ranks`` is the size of ``cp``. ``ulysses`` is the number of ranks that exchange tokens for
+        heads, and 0 means the default. ``tp`` is the number of ranks that split the heads first.
         """
         head_ranks = self.compute_ulysses(ranks, ulysses)
         if ulysses not in (0, head_ranks):
@@ -109,6 +136,7 @@ _ALL_METHODS = (
     ContextMethod(name="usp", is_zigzag=True, head_axis="ulysses", part_axis="ring"),
 )
 CONTEXT_METHODS: Mapping[str, ContextMethod] = {method.name: method for method in _ALL_METHODS}
+"""All methods of context parallelism by name."""
 
 CP_METHOD = choice("cp_method", "context-parallel algorithm", *CONTEXT_METHODS)
 ULYSSES = Param(
@@ -122,7 +150,10 @@ ULYSSES = Param(
 
 
 def find_context_method(name: str) -> ContextMethod:
-    """Return the method with a name. Raises ``UserError`` with the allowed names."""
+    """Return the method of context parallelism with a name.
+
+    Raises ``UserError`` with the allowed names.
+    """
     if name not in CONTEXT_METHODS:
         allowed = format_choices(tuple(CONTEXT_METHODS), name)
         raise UserError(f"cp_method({name}) is not {allowed}")

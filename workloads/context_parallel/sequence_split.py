@@ -12,16 +12,19 @@ from parbench.workloads.model.shapes import Shape
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceSplit:
-    """One sequence on the ranks of cp, under a causal mask.
+    """The distribution of the tokens of one sequence over the ranks of ``cp``, with a causal mask.
 
-    The sequence has ``ranks / ulysses`` parts. ``ulysses`` neighboring ranks share a part: each has
-    some of its tokens, and in attention some of its heads.
+    The sequence has ``ranks / ulysses`` parts. ``ulysses`` neighboring ranks share a part. Each of
+    them holds some of the tokens of the part, and in attention some heads of all its tokens.
     """
 
     method: ContextMethod
     sequence: int
+    """The number of tokens in the sequence."""
     ranks: int
+    """The number of ranks that share the sequence, the size of ``cp``."""
     ulysses: int
+    """The number of ranks that exchange tokens for heads within a part."""
 
     @property
     def parts(self) -> int:
@@ -30,18 +33,29 @@ class SequenceSplit:
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks of keys that a rank computes on, one after the other."""
+        """The number of blocks of keys with which a rank computes attention, one after the other.
+
+        It is one block of all keys if keys are gathered, and otherwise one block for each part of
+        the sequence.
+        """
         return 1 if self.method.keys == "gather" else self.parts
 
     def list_tokens(self, rank: int) -> list[int]:
-        """Return the positions in the sequence of the tokens that a rank holds."""
+        """Return the positions in the sequence of the tokens that a rank of ``cp`` holds.
+
+        They are in the order in which the rank stores the tokens.
+        """
         part = list(chain.from_iterable(self._list_part(rank // self.ulysses)))
         size = len(part) // self.ulysses
         start = rank % self.ulysses * size
         return part[start : start + size]
 
     def _list_part(self, part: int) -> Chunks:
-        """Return the chunks of a part. In a zigzag, one is the mirror image of the other."""
+        """Return the ranges of positions in the part with index ``part``.
+
+        A part is one range. In a zigzag it is two, of which the second is as far from the end of
+        the sequence as the first is from the start.
+        """
         numbers = [part]
         if self.method.is_zigzag:
             numbers = [part, 2 * self.parts - 1 - part]
@@ -49,13 +63,20 @@ class SequenceSplit:
         return [range(number * size, (number + 1) * size) for number in numbers]
 
     def _list_keys(self, rank: int, block: int) -> Chunks:
-        """Return the keys of a block: all keys, or the keys of the part ``block`` parts before."""
+        """Return the positions of the keys in the block with index ``block`` on a rank of ``cp``.
+
+        If keys are gathered, they are all positions. Otherwise they are those of the part that is
+        ``block`` parts before the rank's own part, in a circle.
+        """
         if self.method.keys == "gather":
             return [range(self.sequence)]
         return self._list_part((rank // self.ulysses - block) % self.parts)
 
     def list_tiles(self, rank: int) -> list[list[Tile]]:
-        """Return, for each block of keys that a rank computes on, its tiles."""
+        """Return, for each block of keys, the tiles of the attention of a rank's queries.
+
+        Blocks are in the order in which the rank computes, ``num_blocks`` in number.
+        """
         queries = self._list_part(rank // self.ulysses)
         return [
             list_causal_tiles(queries, self._list_keys(rank, block))
@@ -63,7 +84,11 @@ class SequenceSplit:
         ]
 
     def list_own_halves(self, rank: int) -> tuple[Sequence[Tile], Sequence[Tile]]:
-        """Return the tiles of a rank's own block for each half of its queries."""
+        """Return the tiles of a rank's queries and its own keys, split by halves of the queries.
+
+        The first element has the tiles of the first half of the queries, the second those of the
+        second half.
+        """
         chunks = self._list_part(rank // self.ulysses)
         if len(chunks) == 1:
             [chunk] = chunks
@@ -76,14 +101,16 @@ class SequenceSplit:
 
     @property
     def num_pairs(self) -> int:
-        """The number of pairs of query and key of the full sequence that the mask allows."""
+        """The number of pairs of a query and a key in the sequence that the causal mask allows."""
         return self.sequence * (self.sequence + 1) // 2
 
     def compute_load_balance(self) -> float:
-        """Return the mean work of the ranks divided by the work of the slowest rank, 1 if equal.
+        """Return the mean work of the ranks divided by the maximum work, between 0 and 1.
 
-        The slowest rank is taken for each block, because ranks wait for each other after each block
-        of a ring.
+        Work is the number of pairs of a query and a key that a rank computes. The maximum over
+        ranks is taken for each block of keys, and these maxima are added. The reason is that the
+        ranks of a ring wait for each other after each block. The result is 1 if ranks have equal
+        work.
         """
         slowest = 0
         total = 0
@@ -98,9 +125,11 @@ class SequenceSplit:
 def split_sequence(
     method_name: str, shape: Shape, *, ranks: int, ulysses: int = 0, tp: int = 1
 ) -> SequenceSplit:
-    """Return the split of a shape's sequence. ``ulysses`` 0 means the method's default.
+    """Return the distribution of a model's sequence over ``ranks`` ranks of ``cp``.
 
-    Raises ``UserError`` with the equation that the shape or the ranks do not satisfy.
+    ``ulysses`` is the number of ranks that exchange tokens for heads, and 0 means the default of
+    the method. ``tp`` is the number of ranks that split the heads first. Raises ``UserError`` with
+    the equation that the shape or the ranks do not satisfy.
     """
     method = find_context_method(method_name)
     broken_rule = method.find_broken_rule(shape, ranks=ranks, ulysses=ulysses, tp=tp)

@@ -1,4 +1,4 @@
-"""Tiles: the rectangles and causal squares of queries and keys that a fused kernel computes. Pure."""
+"""Tiles: rectangles and causal squares of queries and keys that a fused kernel computes. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,18 +6,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tile:
-    """A block of queries (rows) and keys (columns), by index.
+    """A rectangle of a rank's attention matrix that a fused kernel computes in one call.
 
-    A causal tile is square: its i-th query attends to its first i + 1 keys.
+    Rows are queries and columns are keys.
     """
 
     rows: slice
+    """The queries of the tile, as indices into the queries of the rank."""
     columns: slice
+    """The keys of the tile, as indices into the block of keys that the rank has at this time."""
     is_causal: bool = False
+    """True for a square tile whose i-th query (from 0) attends to its first i + 1 keys.
+
+    Otherwise every query attends to every key.
+    """
 
     @property
     def num_pairs(self) -> int:
-        """The pairs of a query and a key that the tile computes."""
+        """The number of pairs of a query and a key that the tile computes."""
         rows: int = self.rows.stop - self.rows.start
         columns: int = self.columns.stop - self.columns.start
         if self.is_causal:
@@ -26,13 +32,15 @@ class Tile:
 
 
 Chunks = Sequence[range]
-"""Ascending positions of a sequence, as runs of neighbors."""
+"""Positions in a sequence, as ranges of neighboring positions in ascending order."""
 
 
 def list_causal_tiles(queries: Chunks, keys: Chunks) -> list[Tile]:
-    """Return tiles in which every query attends to the keys that are not later.
+    """Return the tiles in which each query attends to all keys at its own or an earlier position.
 
-    A chunk of queries lies within a chunk of keys, or keys have none of its positions.
+    ``queries`` and ``keys`` are the positions of a rank's queries and of a block of keys. Tiles are
+    in the order of their queries. Each range of queries must lie within one range of keys, or have
+    none of the positions of the keys.
     """
     tiles: list[Tile] = []
     row = 0
@@ -51,6 +59,6 @@ def list_causal_tiles(queries: Chunks, keys: Chunks) -> list[Tile]:
 
 
 def count_earlier(keys: Chunks, position: int) -> int:
-    """Return the number of keys before a position."""
+    """Return the number of keys whose position in the sequence is less than ``position``."""
     earlier_keys = [range(chunk.start, min(chunk.stop, position)) for chunk in keys]
     return sum(map(len, earlier_keys))

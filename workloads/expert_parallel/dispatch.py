@@ -1,8 +1,10 @@
 """Dispatch of tokens to the ranks of their experts, and the combination of the results.
 
-A plan lists the pairs of token and expert. An expert with a capacity takes its first pairs of each
-source and microbatch, and drops the others without changing their tokens' other weights. Received
-buffers are zeroed first, because communication may be disabled to measure its cost.
+Each token chooses k experts, so that there are k pairs of token and expert for each token. A plan
+lists the pairs of a rank in the order in which they are sent. An expert with a capacity takes the
+first pairs of each rank and microbatch, and drops the others. The weights of a token's other
+experts do not change. Receive buffers are zeroed first, because communication may be disabled to
+measure its cost.
 """
 
 from functools import partial
@@ -18,19 +20,28 @@ from parbench.workloads.expert_parallel.routing import NO_EXPERT
 
 
 class DispatchPlan(NamedTuple):
-    """The order in which a rank sends its pairs of token and expert."""
+    """The order in which a rank sends its pairs of token and expert in one microbatch.
+
+    A rank has ``tokens`` tokens, each of which chose ``top_k`` experts.
+    """
 
     pairs: Tensor
-    """T k numbers, token * k + choice, ordered by expert and token, after the dropped pairs."""
-    counts: Tensor  # (E,), the pairs of each expert
-    expert_ids: Tensor  # (T, k), NO_EXPERT in place of dropped pairs
+    """The index of each pair (tokens * top_k,): token * top_k + position among its experts.
+
+    Dropped pairs come first. The others follow in the order of their expert, and then of their
+    token.
+    """
+    counts: Tensor
+    """The number of pairs of each expert that are not dropped, (experts,)."""
+    expert_ids: Tensor
+    """The experts of each token (tokens, top_k), with ``NO_EXPERT`` for dropped pairs."""
     num_pairs: int | None = None
     """The number of pairs that are not dropped. None if only the device has this number."""
 
     def trim(self) -> Tensor:
-        """Return the pairs of the plan without dropped ones.
+        """Return ``pairs`` without the dropped ones.
 
-        The host waits for the device if the number of kept pairs is unknown.
+        The host waits for the device if ``num_pairs`` is None.
         """
         num_pairs = int(self.counts.sum()) if self.num_pairs is None else self.num_pairs
         return self.pairs[len(self.pairs) - num_pairs :]
@@ -39,10 +50,12 @@ class DispatchPlan(NamedTuple):
 def plan_dispatch(
     expert_ids: Tensor, experts: int, slots: int | None = None, num_pairs: int | None = None
 ) -> DispatchPlan:
-    """Return the plan of a routing (T, k) in which each expert takes at most ``slots`` pairs.
+    """Return the order in which a rank sends its pairs of token and expert in one microbatch.
 
-    ``slots`` of None is no limit.
-    ``num_pairs`` is the number of pairs that are not dropped, None if the host does not have it.
+    ``expert_ids`` (tokens, top_k) are the experts that each token chose, out of ``experts`` experts
+    on all ranks. An expert takes its first ``slots`` pairs, and the others are dropped. None means
+    all pairs. ``num_pairs`` is the number of pairs that are not dropped, None if only the device
+    has this number.
     """
     flat_ids = expert_ids.flatten()
     if slots is not None:
@@ -56,9 +69,10 @@ def plan_dispatch(
 
 
 def drop_over_capacity(flat_ids: Tensor, slots: int) -> Tensor:
-    """Replace expert ids beyond the first ``slots`` of an expert by ``NO_EXPERT``.
+    """Return expert ids in which all but the first ``slots`` pairs of an expert are dropped.
 
-    ``flat_ids`` has the expert ids of all pairs, in the order of tokens.
+    ``flat_ids`` (pairs,) has the expert id of each pair of token and expert, in the order of
+    tokens. The result has ``NO_EXPERT`` in place of dropped pairs.
     """
     sorted_ids, order = torch.sort(flat_ids, stable=True)
     first_of_expert = torch.searchsorted(sorted_ids, sorted_ids)
@@ -68,9 +82,10 @@ def drop_over_capacity(flat_ids: Tensor, slots: int) -> Tensor:
 
 
 def count_pairs(expert_ids: Tensor, experts: int) -> Tensor:
-    """Return the number of pairs of each expert, (E,), without NO_EXPERT.
+    """Return the number of pairs of each expert in ``expert_ids``, as a tensor (experts,).
 
-    ``torch.bincount`` would let the host wait for the device.
+    Entries of ``NO_EXPERT`` do not count. Unlike ``torch.bincount``, this function does not let the
+    host wait for the device.
     """
     bins = expert_ids.flatten() + 1
     counts = bins.new_zeros(experts + 1)
@@ -78,58 +93,87 @@ def count_pairs(expert_ids: Tensor, experts: int) -> Tensor:
 
 
 class ExpertRows(NamedTuple):
-    """Tokens (rows, h) ordered by local expert, and the number of rows of each (local experts,)."""
+    """The tokens that a rank received for its experts.
+
+    There is one row for each pair of a token and an expert of this rank that the token chose.
+    """
 
     tokens: Tensor
+    """The activations (rows, hidden), ordered by the expert of this rank that takes them."""
     counts: Tensor
+    """The number of rows of each expert of this rank, (local experts,)."""
 
 
 class TokenExchange:
-    """Dispatch and combine of tokens (T, h) with weights (T, k).
+    """The dispatch of one microbatch's tokens to their experts, and the combination of the results.
 
-    This base class has all experts on this rank. Subclasses send tokens to other ranks.
+    This base class is for a rank that holds all experts. Subclasses send tokens to other ranks.
+    ``dispatch`` runs its phases in the order exchange_metadata, pack, transfer, unpack. Then
+    ``combine`` takes the results of the experts.
     """
 
     def __init__(
         self, x: Tensor, weights: Tensor, plan: DispatchPlan, group: dist.ProcessGroup | None
     ) -> None:
+        """Make an exchange of this rank's tokens ``x`` (tokens, hidden).
+
+        ``weights`` (tokens, top_k) are the factors of the experts' results, ``plan`` the order in
+        which pairs are sent, and ``group`` the ranks with different experts.
+        """
         self.x = x
         self.weights = weights
         self.plan = plan
         self.group: Any = group
 
     def dispatch(self) -> ExpertRows:
-        """Run all phases of dispatch, and return the rows for this rank's experts."""
+        """Run all phases of dispatch, and return the received tokens by expert of this rank."""
         self.exchange_metadata()
         return self.unpack(self.transfer(self.pack()))
 
     def exchange_metadata(self) -> None:
-        """Exchange the counts or indices that the other phases of dispatch need."""
+        """Exchange the counts of pairs or the expert ids that the other phases need.
+
+        The base class, which has all experts on this rank, exchanges nothing.
+        """
 
     def pack(self) -> Tensor:
-        """Return the tokens in the order of the plan's pairs (pairs, h)."""
+        """Return a copy of the token of each pair (pairs, hidden), in the order of the plan."""
         self.pairs = self.plan.trim()
         self.tokens = self.pairs // self.weights.shape[1]
         return self.x[self.tokens]
 
     def transfer(self, rows: Tensor) -> Tensor:
-        """Send packed rows (rows, h) to their experts' ranks, and return the received rows."""
+        """Send packed rows to the ranks of their experts, and return the received rows.
+
+        Both are (rows, hidden). The base class returns the packed rows.
+        """
         return rows
 
     def unpack(self, rows: Tensor) -> ExpertRows:
-        """Return the received rows in the order of this rank's experts."""
+        """Return the received rows (rows, hidden), ordered by expert of this rank.
+
+        In the base class they already have this order.
+        """
         return ExpertRows(tokens=rows, counts=self.plan.counts)
 
     def combine(self, results: Tensor) -> Tensor:
-        """Return the weighted sum of each token's results (T, h), from results (pairs, h)."""
+        """Return the weighted sum of the results of each of this rank's tokens, (tokens, hidden).
+
+        ``results`` (rows, hidden) are those of this rank's experts, in the order of ``unpack``. The
+        sum over dropped pairs is 0.
+        """
         weighted = results * self.weights.flatten()[self.pairs].unsqueeze(1)
         return torch.zeros_like(self.x).index_add(0, self.tokens, weighted)
 
 
 class AllToAllExchange(TokenExchange):
-    """Sends a row for each pair to the rank of its expert. The host reads the device once."""
+    """Sends the token of each pair to the rank of its expert by an uneven all_to_all.
+
+    The host reads the numbers of pairs from the device once.
+    """
 
     def exchange_metadata(self) -> None:
+        """Exchange the number of pairs of each expert, and read the sizes of the all_to_all."""
         sent = self.plan.counts.view(self.group.size(), -1)
         received = _exchange_evenly(sent, self.group)
         sizes = torch.stack((sent.sum(1), received.sum(1))).tolist()
@@ -138,10 +182,14 @@ class AllToAllExchange(TokenExchange):
         self.plan = self.plan._replace(num_pairs=sum(self.num_sent))
 
     def transfer(self, rows: Tensor) -> Tensor:
+        """Send packed rows (rows, hidden) by an all_to_all, and return the received rows."""
         return self._exchange(rows, self.num_received, self.num_sent)
 
     def unpack(self, rows: Tensor) -> ExpertRows:
-        """Return the received rows ordered by expert. They arrive by source and then by expert."""
+        """Return the received rows (rows, hidden), ordered by expert of this rank.
+
+        They arrive ordered by the rank that sent them, and then by expert.
+        """
         received = self.received_counts
         expert = torch.arange(received.shape[1], device=rows.device).repeat(len(received))
         expert_of_row = expert.repeat_interleave(received.flatten(), output_size=len(rows))
@@ -149,11 +197,19 @@ class AllToAllExchange(TokenExchange):
         return ExpertRows(tokens=rows[self.order], counts=received.sum(0))
 
     def combine(self, results: Tensor) -> Tensor:
+        """Send results back to the ranks of their tokens, and return the weighted sum of each.
+
+        ``results`` are (rows, hidden) in the order of ``unpack``, the sums (tokens, hidden).
+        """
         by_source = results[torch.argsort(self.order)]
         return super().combine(self._exchange(by_source, self.num_sent, self.num_received))
 
     def _exchange(self, rows: Tensor, num_received: list[int], num_sent: list[int]) -> Tensor:
-        """Return the rows that this rank receives. Backward returns their gradients."""
+        """Send rows by an all_to_all and return the received rows. Backward reverses the exchange.
+
+        ``num_received`` and ``num_sent`` are the numbers of rows from and to each rank of the
+        group.
+        """
         return communicate(
             rows,
             partial(_all_to_all, self.group, num_received, num_sent),
@@ -162,22 +218,30 @@ class AllToAllExchange(TokenExchange):
 
 
 class AllgatherExchange(TokenExchange):
-    """Gathers the tokens of all ranks on every rank, and sums the results of all ranks' experts."""
+    """Gathers the tokens of all ranks on every rank, and sums the results of all ranks' experts.
+
+    The gather is an all_gather, and the sum a reduce_scatter.
+    """
 
     def exchange_metadata(self) -> None:
+        """Gather the expert ids of the tokens of all ranks."""
         self.expert_ids = _gather(self.plan.expert_ids.int(), self.group).long()
 
     def pack(self) -> Tensor:
-        """Return the tokens as they are, because all ranks receive all of them."""
+        """Return this rank's tokens (tokens, hidden) unchanged, because all ranks receive them."""
         return self.x
 
     def transfer(self, rows: Tensor) -> Tensor:
+        """Gather the tokens and weights of all ranks, and return the tokens in rank order."""
         self.x = gather_rows(rows, self.group)
         self.weights = gather_rows(self.weights, self.group)
         return self.x
 
     def unpack(self, rows: Tensor) -> ExpertRows:
-        """Return the rows of this rank's experts, selected from the tokens of all ranks."""
+        """Return the rows for this rank's experts, selected from the tokens of all ranks.
+
+        ``rows`` (ranks * tokens, hidden) are already in ``self.x``, from which rows are taken.
+        """
         local_experts = len(self.plan.counts) // self.group.size()
         local_ids = self.expert_ids - local_experts * self.group.rank()
         is_local = (local_ids >= 0) & (local_ids < local_experts)
@@ -185,6 +249,11 @@ class AllgatherExchange(TokenExchange):
         return ExpertRows(tokens=super().pack(), counts=self.plan.counts)
 
     def combine(self, results: Tensor) -> Tensor:
+        """Return the sum over all ranks' experts of the results of this rank's tokens.
+
+        Results (rows, hidden) are weighted and summed on the rank of the expert, for the tokens of
+        all ranks. The reduce_scatter then returns (tokens, hidden).
+        """
         return reduce_scatter_rows(super().combine(results), self.group)
 
 
@@ -192,7 +261,7 @@ EXCHANGES: dict[str, type[TokenExchange]] = {
     "all_to_all": AllToAllExchange,
     "allgather": AllgatherExchange,
 }
-"""The execution of each dispatcher of ``dispatchers.py``."""
+"""The class that executes a dispatcher of ``dispatchers.py``, by the dispatcher's name."""
 
 
 def make_exchange(
@@ -202,7 +271,12 @@ def make_exchange(
     plan: DispatchPlan,
     group: dist.ProcessGroup | None,
 ) -> TokenExchange:
-    """Return the exchange of a plan's pairs over a group. With None, this rank has all experts."""
+    """Return the exchange of a microbatch's tokens over a process group.
+
+    ``dispatcher`` is a name in ``EXCHANGES``, ``x`` has this rank's tokens (tokens, hidden), and
+    ``weights`` (tokens, top_k) are the factors of the experts' results. With a ``group`` of None,
+    this rank holds all experts and the name is not used.
+    """
     kind = TokenExchange if group is None else EXCHANGES[dispatcher]
     return kind(x, weights, plan, group)
 
@@ -210,45 +284,70 @@ def make_exchange(
 def _all_to_all(
     group: dist.ProcessGroup, num_received: list[int], num_sent: list[int], rows: Tensor
 ) -> Tensor:
-    """Send ``num_sent[j]`` rows to rank j and return ``num_received[j]`` rows from each rank j."""
+    """Send ``num_sent[j]`` rows to each rank j and return ``num_received[j]`` rows from each.
+
+    Sent and received rows are ordered by rank j of the group.
+    """
     received = rows.new_zeros(sum(num_received), *rows.shape[1:])
     dist.all_to_all_single(received, rows.contiguous(), num_received, num_sent, group=group)
     return received
 
 
 def _exchange_evenly(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the rows of an even all_to_all, or this rank's rows without communication."""
+    """Send an equal part of the rows to each rank, and return the parts that this rank receives.
+
+    The received rows (as many as ``rows``) are ordered by the rank that sent them. If communication
+    is disabled to measure its cost, the result is a copy of ``rows``.
+    """
     received = rows.clone()
     dist.all_to_all_single(received, rows.contiguous(), group=group)
     return received
 
 
 def _gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the rows of all ranks (ranks n, ...), in rank order."""
+    """All-gather a tensor (n, ...) and return the rows of all ranks (ranks * n, ...) in rank order.
+
+    The result has no gradient.
+    """
     gathered = x.new_zeros(group.size() * len(x), *x.shape[1:])
     all_gather_single(gathered, x.contiguous(), group)
     return gathered
 
 
 def _reduce_scatter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Sum a tensor (ranks * n, ...) over ranks, and return this rank's rows of the sum (n, ...).
+
+    The result has no gradient.
+    """
     summed = x.new_zeros(len(x) // group.size(), *x.shape[1:])
     reduce_scatter_single(summed, x.contiguous(), group)
     return summed
 
 
 def gather_rows(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the rows of all ranks (ranks n, ...). Backward sums gradients of this rank's rows."""
+    """All-gather ``x`` (n, ...) and return the rows of all ranks (ranks * n, ...) in rank order.
+
+    Backward is a reduce_scatter: it sums over ranks the gradients of this rank's rows.
+    """
     return communicate(x, partial(_gather, group=group), partial(_reduce_scatter, group=group))
 
 
 def gather_routing(
     x: Tensor, weights: Tensor, plan: DispatchPlan, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens (T, h), weights (T, k) and expert ids (T, k) of all ranks."""
+    """Gather over a group the tokens, the weights and the expert ids of all ranks, in rank order.
+
+    The arguments and the first two results are ``x`` (tokens, hidden) and ``weights``
+    (tokens, top_k). The third result is the expert ids (tokens, top_k) of the plans, with
+    ``NO_EXPERT`` for dropped pairs. In the results, ``tokens`` counts the tokens of all ranks.
+    """
     expert_ids = _gather(plan.expert_ids.int(), group).long()
     return gather_rows(x, group), gather_rows(weights, group), expert_ids
 
 
 def reduce_scatter_rows(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return this rank's rows (n, ...) of the sum over ranks. Backward gathers their gradients."""
+    """Sum ``x`` (ranks * n, ...) over ranks, and return this rank's rows of the sum (n, ...).
+
+    Backward is an all_gather of the gradients of all ranks' rows.
+    """
     return communicate(x, partial(_reduce_scatter, group=group), partial(_gather, group=group))

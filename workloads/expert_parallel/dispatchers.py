@@ -10,14 +10,20 @@ from functools import partial
 from parbench.workloads.costs.layer_call import LayerCall
 
 COUNT_BYTES = 8
-"""Bytes of a number of tokens, int64."""
+"""The bytes of one count of tokens, which is sent as int64."""
 INDEX_BYTES = 4
-"""Bytes of the index of an expert, int32."""
+"""The bytes of one expert id, which is sent as int32."""
 Calls = tuple[LayerCall, ...]
+"""The communication of one MoE layer and microbatch."""
 
 
 def list_all_to_all_calls(axis: str, ranks: int, tokens: str) -> Calls:
-    """Return uneven exchanges with a row for each pair of token and expert (arXiv 2006.16668)."""
+    """Return the calls of a dispatcher that sends a token to each of its experts by all_to_all.
+
+    ``axis`` is the name of the axis with ``ranks`` ranks. ``tokens`` is an equation, as text, for
+    the number of a rank's tokens in a microbatch. The calls are the exchange of counts, the tokens
+    and the results (GShard, arXiv 2006.16668).
+    """
     exchange = partial(LayerCall, axis, ranks, "all_to_all", forward=1)
     rows = f"{tokens} * top_k * hidden * bytes_per_element"
     return (
@@ -28,7 +34,11 @@ def list_all_to_all_calls(axis: str, ranks: int, tokens: str) -> Calls:
 
 
 def list_allgather_calls(axis: str, ranks: int, tokens: str) -> Calls:
-    """Return the gathers of all tokens and the sums of results, as in Megatron Core's AllGather."""
+    """Return the calls of a dispatcher that gathers all tokens on all ranks and sums results.
+
+    ``axis`` is the name of the axis with ``ranks`` ranks. ``tokens`` is an equation, as text, for
+    the number of a rank's tokens in a microbatch. Megatron Core has the same dispatcher, AllGather.
+    """
     gather = partial(LayerCall, axis, ranks, "all_gather", forward=1)
     scatter = partial(LayerCall, axis, ranks, "reduce_scatter", backward=1)
     all_tokens = f"{axis} * {tokens}"
@@ -47,8 +57,8 @@ DISPATCHERS: Mapping[str, Callable[[str, int, str], Calls]] = {
     "all_to_all": list_all_to_all_calls,
     "allgather": list_allgather_calls,
 }
-"""The function that lists the calls of a dispatcher, by its name.
+"""The function that lists the calls of a token dispatcher, by the dispatcher's name.
 
-Its arguments are the axis, the number of its ranks, and the tokens of a rank as the text of an
-equation.
+Its arguments are the name of an axis, the number of ranks of that axis, and an equation, as text,
+for the number of a rank's tokens in a microbatch.
 """

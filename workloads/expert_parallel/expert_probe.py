@@ -30,39 +30,65 @@ from parbench.workloads.step.sent_bytes import record_calls
 from parbench.workloads.step.turns import compare_turns, slowest
 
 _REPEATS = 3
+"""The number of times that an exchange of tokens is timed."""
 
 Run = Callable[[], object]
+"""A function that executes one phase of an exchange of tokens."""
 
 
 RoundTrip = Mapping[str, float]
-"""The seconds or sent bytes of a microbatch's forward pass, by ``PHASES``."""
+"""The seconds, or the bytes that this rank sends, of each of ``PHASES``, by the phase's name.
+
+They are those of the dispatch and combination of one microbatch in one MoE layer, forward.
+"""
 PHASES = ("dispatch", "dispatch_packing", "dispatch_transfer", "combine")
-"""Dispatch is its packing, which permutes tokens, and its transfer of tokens and counts."""
+"""The phases of an exchange of tokens. ``dispatch`` is the sum of its packing and its transfer.
+
+Packing permutes tokens on a rank. The transfer sends tokens and their counts or expert ids.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertSample:
-    """The routing and the times of one rank."""
+    """The measurements of one rank: its routing, its exchanges of tokens, and its step times."""
 
     counts: RoutingCounts
+    """The numbers of pairs of token and expert in a step with the routing of the case."""
     sent_bytes: RoundTrip
+    """The bytes that the rank sends in each phase, empty without ``ep``."""
     round_trip_seconds: Sequence[RoundTrip]
-    step_seconds: Sequence[float]  # interleaved with ``balanced_step_seconds``
-    balanced_step_seconds: Sequence[float]  # of steps with balanced routing
+    """The seconds of each phase, once for each repetition. Empty without ``ep``."""
+    step_seconds: Sequence[float]
+    """The seconds of steps with the routing of the case, empty if this is balanced.
+
+    These steps alternate with the steps of ``balanced_step_seconds``.
+    """
+    balanced_step_seconds: Sequence[float]
+    """The seconds of steps with balanced routing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertProbe:
-    """Measures the routing, dispatch and load imbalance of the MoE layers of a step."""
+    """Measures the expert load, the exchange of tokens, and the time lost to imbalance."""
 
     world: World
     spec: StepSpec
-    layers: Mapping[int, MoeLayer]  # of this rank, by layer number
+    layers: Mapping[int, MoeLayer]
+    """The MoE layers of this rank by layer number."""
     routing: StepRouting
+    """Chooses the experts of each step. The probe switches it between routings."""
     ep_group: dist.ProcessGroup | None
+    """The ranks that exchange tokens, None without ``ep``."""
     share: float = 1.0
+    """The weight of this probe in the time budget."""
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> ExpertSample:
+        """Return this rank's expert load, times of exchanges, and times of steps.
+
+        Exchanges are measured a fixed number of times. Then steps with the routing of the case
+        alternate with steps with balanced routing, as often as the budget allows. ``reset`` is
+        called before each ``step``. All ranks take part.
+        """
         counts = count_routing(self.layers)
         sent_bytes: RoundTrip = {}
         round_trips: list[RoundTrip] = []
@@ -73,6 +99,7 @@ class ExpertProbe:
         seconds: dict[str, list[float]] = {routing: [], BALANCED: []}
 
         def measure_both() -> None:
+            """Run a step with each of the two routings, in alternating order."""
             names = [routing, BALANCED]
             if len(seconds[BALANCED]) % 2 == 1:
                 names.reverse()  # so that drift affects both alike
@@ -93,9 +120,10 @@ class ExpertProbe:
         )
 
     def _measure_round_trip(self, measure: Callable[[Run], float]) -> RoundTrip:
-        """Return the result of ``measure`` for each phase of the first MoE layer's first microbatch.
+        """Run the exchange of one microbatch's tokens, and return ``measure(phase)`` by phase.
 
-        The phases run one after the other.
+        ``measure`` runs a phase and returns its seconds or its sent bytes. The tokens are routed as
+        the first microbatch of this rank's first MoE layer in the last step.
         """
         layer = next(iter(self.layers.values()))
         expert_ids = next(iter(layer.expert_ids.values()))
@@ -120,7 +148,7 @@ class ExpertProbe:
         return dict(zip(PHASES, phases, strict=True))
 
     def _time(self, run: Run) -> float:
-        """Return the seconds of a phase from a barrier until the device has finished."""
+        """Run a phase after a barrier, and return its seconds until the device has finished."""
         self.world.barrier()
         start = time.perf_counter()
         run()
@@ -128,12 +156,16 @@ class ExpertProbe:
         return time.perf_counter() - start
 
     def _count_sent(self, run: Run) -> float:
-        """Return the bytes that this rank sends over ``ep`` in a phase."""
+        """Run a phase, and return the bytes that this rank sends over ``ep`` in it."""
         assert self.ep_group is not None
         calls = record_calls(run, {"ep": self.ep_group})
         return bytes_by_axis(calls, ("ep",))["ep"]
 
     def summarize(self, samples: Sequence[ExpertSample]) -> Explanation:
+        """Return metrics of expert load, exchanges and imbalance, with the loads as details.
+
+        ``samples`` has the sample of every rank, in rank order.
+        """
         traffic = ExpertTraffic(self.spec, [sample.counts for sample in samples])
         metrics = make_load_metrics(traffic)
         if self.ep_group is not None:
@@ -147,7 +179,13 @@ class ExpertProbe:
 
 
 def make_dispatch_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricValue]:
-    """Return bytes of dispatch, times of its phases and of combine, and bandwidths."""
+    """Return metrics of the exchange of one microbatch's tokens, by metric name.
+
+    They are ``<phase>_time`` in seconds for each of ``PHASES``, ``dispatch_bytes``, and
+    ``dispatch_bandwidth.wire`` and ``combine_bandwidth.wire`` in bytes per second. A time is the
+    mean over repetitions of the maximum over ranks. Bytes are those of the rank that sends most.
+    ``samples`` has the sample of every rank.
+    """
     values: dict[str, Estimate] = {}
     for phase in PHASES:
         seconds = slowest(
@@ -166,7 +204,12 @@ def make_dispatch_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricVa
 
 
 def make_imbalance_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricValue]:
-    """Return metrics of the slowdown relative to steps with balanced routing, turn by turn."""
+    """Return metrics of the slowdown relative to steps with balanced routing, by metric name.
+
+    ``imbalance_time`` is the difference in seconds per step, and ``imbalance_slowdown`` the factor.
+    Both are means over pairs of steps that ran one after the other. A step's time is the maximum
+    over ranks. If the routing is balanced, only ``imbalance_time`` is returned, with value 0.
+    """
     if not samples[0].step_seconds:
         return {"imbalance_time": make_value("imbalance_time", 0.0, "routing is balanced")}
     seconds = slowest([sample.step_seconds for sample in samples])
@@ -182,7 +225,13 @@ def make_imbalance_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricV
 
 
 def make_load_metrics(traffic: ExpertTraffic) -> dict[str, MetricValue]:
-    """Return imbalances, each of the most imbalanced layer, and the drop rate over all layers."""
+    """Return metrics of the load of experts and ranks in one step, by metric name.
+
+    ``imbalance.expert`` is the number of tokens that chose an expert, as the maximum divided by the
+    mean over experts. ``imbalance.rank`` is the number of pairs of token and expert that a rank
+    computes, as the maximum divided by the mean over ranks. Both are of the layer with the largest
+    value. ``drop_rate`` is the fraction of the pairs of all layers and ranks that were dropped.
+    """
     selected = sum(int(counts.selected.sum()) for counts in traffic.counts)
     dispatched = sum(int(counts.dispatched.sum()) for counts in traffic.counts)
     return make_values(
@@ -195,6 +244,10 @@ def make_load_metrics(traffic: ExpertTraffic) -> dict[str, MetricValue]:
 
 
 def _find_worst(loads_by_layer: Iterable[Sequence[int]]) -> float | None:
-    """Return the imbalance (max / mean load) of the most imbalanced layer, None without load."""
+    """Return the largest imbalance of any layer, None if all loads are 0.
+
+    A layer's imbalance is its maximum load divided by its mean load. ``loads_by_layer`` has, for
+    each layer, the load of each expert or of each rank, as a number of tokens.
+    """
     imbalances = [compute_imbalance(loads) for loads in loads_by_layer]
     return max((value for value in imbalances if value is not None), default=None)

@@ -18,15 +18,24 @@ from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 
 
 class RoutingCounts(NamedTuple):
-    """The number of pairs of token and expert of one rank in a step."""
+    """The number of pairs of token and expert of one rank's tokens in a step.
 
-    layers: tuple[int, ...]  # the number of each layer in the model
-    selected: Tensor  # (layers, experts)
-    dispatched: Tensor  # (layers, experts), without dropped pairs
+    Pairs are counted over all microbatches of the rank, for each MoE layer and expert.
+    """
+
+    layers: tuple[int, ...]
+    """The numbers in the model of the rank's MoE layers."""
+    selected: Tensor
+    """The pairs that the router or the generator chose, (layers, experts)."""
+    dispatched: Tensor
+    """The pairs that remain without the dropped ones, (layers, experts)."""
 
 
 def count_routing(layers: Mapping[int, MoeLayer]) -> RoutingCounts:
-    """Return the counts of this rank's pairs in the last step, as tensors on the CPU."""
+    """Return the counts of this rank's pairs of token and expert in the last step, on the CPU.
+
+    ``layers`` has the MoE layers of this rank by layer number.
+    """
     selected = []
     dispatched = []
     for layer in layers.values():
@@ -42,20 +51,24 @@ def count_routing(layers: Mapping[int, MoeLayer]) -> RoutingCounts:
 
 
 class ExpertTraffic:
-    """The number of pairs that each rank sends and computes in a step, by layer (L,).
+    """The numbers of pairs of token and expert that each rank sends and computes in a step.
 
-    Ranks that split experts gather each other's tokens first. Each of them dispatches all tokens.
+    The ranks of ``etp``, which split experts, first gather each other's tokens. Then each of them
+    dispatches the tokens of all.
     """
 
     def __init__(self, spec: StepSpec, counts: Sequence[RoutingCounts]) -> None:
-        """Count the traffic of a step from the ``counts`` of all ranks, in rank order."""
+        """Count the traffic of a step from the ``counts`` of every rank, in rank order."""
         assert spec.moe is not None
         self.counts = counts
         self._spec = spec
         self._moe = spec.moe
-        self.sent = self._make_zeros()  # to the experts of other ranks
-        self.received = self._make_zeros()  # from other ranks
+        self.sent = self._make_zeros()
+        """By rank, the pairs that it sends to the experts of other ranks, (its MoE layers,)."""
+        self.received = self._make_zeros()
+        """By rank, the pairs that it receives from other ranks, (its MoE layers,)."""
         self.computed = self._make_zeros()
+        """By rank, the pairs that its experts compute, (its MoE layers,)."""
         for group in spec.dims.expert_groups("etp"):
             dispatched = torch.stack([counts[rank].dispatched for rank in group]).sum(0)
             by_target = dispatched.view(len(dispatched), self._moe.ep, -1).sum(2)
@@ -63,14 +76,18 @@ class ExpertTraffic:
                 self._add_pairs(source, by_target)
 
     def _make_zeros(self) -> dict[int, Tensor]:
-        """Return, by rank, a zero for each MoE layer of the rank."""
+        """Return, by rank, a tensor of zeros with one count for each MoE layer of the rank."""
         return {
             rank: torch.zeros(len(counts.layers), dtype=torch.int64)
             for rank, counts in enumerate(self.counts)
         }
 
     def _add_pairs(self, source: int, by_target: Tensor) -> None:
-        """Add the pairs that a rank sends, as counts (layers, ep) by layer and target."""
+        """Add the pairs that the rank ``source`` sends to ``sent``, ``received`` and ``computed``.
+
+        ``by_target`` has the number of pairs for each MoE layer and each rank of ``ep``,
+        (layers, ep). Pairs for the rank's own experts count only as computed.
+        """
         [ep_group] = [group for group in self._spec.dims.expert_groups("ep") if source in group]
         for target, pairs in zip(ep_group, by_target.unbind(1), strict=True):
             self.computed[target] += pairs
@@ -79,7 +96,11 @@ class ExpertTraffic:
                 self.received[target] += pairs
 
     def list_expert_loads(self) -> list[list[int]]:
-        """Return, by layer, the number of tokens that chose each expert, dropped pairs included."""
+        """Return, for each MoE layer, the number of tokens in a step that chose each expert.
+
+        Layers are ordered by layer number, and experts by expert id. Tokens of all ranks count,
+        also if their pair with the expert was dropped.
+        """
         loads: defaultdict[int, list[Tensor]] = defaultdict(list)
         for counts in self.counts:
             for layer, selected in zip(counts.layers, counts.selected, strict=True):
@@ -87,10 +108,11 @@ class ExpertTraffic:
         return [torch.stack(loads[layer]).sum(0).tolist() for layer in sorted(loads)]
 
     def list_rank_loads(self) -> list[list[int]]:
-        """Return, by layer, the number of pairs that each rank computes.
+        """Return, for each MoE layer, the number of pairs in a step that each rank computes.
 
-        Ranks that split the same experts compute the same pairs, so that only the first of them is
-        listed.
+        Layers are ordered by layer number, and ranks by rank number. A pair is a token with one of
+        its experts, without dropped pairs. Ranks of one ``etp`` group compute the same pairs, so
+        that only the first of them is listed.
         """
         loads: defaultdict[int, list[int]] = defaultdict(list)
         for rank in sorted(group[0] for group in self._spec.dims.expert_groups("etp")):
@@ -100,7 +122,11 @@ class ExpertTraffic:
         return [loads[layer] for layer in sorted(loads)]
 
     def compute_bytes(self, rank: int, *, has_backward: bool = True) -> dict[str, float]:
-        """Return the bytes that a rank sends in a step, keyed by the axes ``ep`` and ``etp``."""
+        """Return the bytes that a rank sends in a step over ``ep`` and ``etp``, keyed by axis.
+
+        Recomputed layers of full checkpointing count. Axes with one rank are not in the result.
+        Without ``has_backward``, only the calls of the forward pass count.
+        """
         has_recomputation = self._spec.checkpointing == "full"
         layers = torch.tensor(self.counts[rank].layers)
         is_recomputed = layers % self._spec.checkpoint_every == 0
@@ -114,7 +140,10 @@ class ExpertTraffic:
         return dict(sent)
 
     def _list_call_bytes(self, rank: int, call: LayerCall) -> Tensor:
-        """Return the bytes that a rank sends in a call, over all microbatches, by layer."""
+        """Return the bytes that a rank sends in a call, for each of its MoE layers, (layers,).
+
+        The bytes are summed over all microbatches of a step.
+        """
         if call.pairs is not None:
             pairs = self.sent if call.pairs == "sent" else self.received
             row_bytes = self._spec.shape.hidden * self._spec.bytes_per_element
@@ -127,6 +156,10 @@ class ExpertTraffic:
 def compute_expert_bytes(
     world: World, spec: StepSpec, layers: Mapping[int, MoeLayer], *, has_backward: bool = True
 ) -> dict[str, float]:
-    """Return the bytes of this rank's last step by axis, ``ep`` and ``etp``. All ranks call it."""
+    """Return the bytes that this rank sent in its last step over ``ep`` and ``etp``, keyed by axis.
+
+    All ranks call this function, each with its own MoE layers by layer number. Without
+    ``has_backward``, the step has no backward pass.
+    """
     traffic = ExpertTraffic(spec, world.gather(count_routing(layers)))
     return traffic.compute_bytes(world.rank, has_backward=has_backward)

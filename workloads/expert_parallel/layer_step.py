@@ -37,14 +37,20 @@ DISPATCH_CLAIM = "forward dispatch and combine, without a layer, a step or overl
 
 
 class MoeLayerBenchmark(LayerBenchmark):
-    """One MoE layer with new tokens (b, s, h) of each rank in each step.
+    """The benchmark of one MoE layer's forward and backward pass, without a model.
 
-    Gradients of routed experts are sums over the sources of one replica of the experts.
+    In each step, every rank has new random tokens, (sequences, positions, hidden). Gradients are
+    not reduced. Those of a routed expert are sums over all tokens that the expert gets.
     """
 
     has_backward = True
+    """True if the timed step has a backward pass."""
 
     def __init__(self, world: World, **params: Value) -> None:
+        """Make the layer on all ranks of ``world``.
+
+        ``params`` are the values of the benchmark's parameters by name.
+        """
         # Every rank has its own tokens, also those that split an expert.
         self.spec = replace(ep_layer(params, world.size), sequence_parallel=False)
         super().__init__(world, get_dtype(self.spec))
@@ -58,10 +64,12 @@ class MoeLayerBenchmark(LayerBenchmark):
         self._draw()
 
     def _initialize(self, layer: MoeLayer, dtype: torch.dtype) -> None:
+        """Move a layer to the device and to ``dtype``, and set the weights of the seed."""
         layer.to(device=self._world.device, dtype=dtype)
         set_weights(layer, self._world.seed)
 
     def _draw(self) -> None:
+        """Draw this rank's tokens, output gradients and experts for the next step."""
         rank = self._world.rank
         self.x = self._draw_hidden("tokens", rank).requires_grad_()
         self.output_gradient = self._draw_hidden("gradients", rank)
@@ -69,16 +77,21 @@ class MoeLayerBenchmark(LayerBenchmark):
         self._routing.assign({0: self.layer}, rank)
 
     def _draw_hidden(self, name: str, rank: int) -> Tensor:
-        """Return random activations (b, s, h) of a rank, which depend on ``name`` and the step."""
+        """Return random activations of a rank, (sequences, positions, hidden).
+
+        They depend on the seed, the step, the ``rank``, and ``name``, such as "tokens".
+        """
         shape = self.spec.shape
         return self._draw_tensor(
             f"{name} {rank}", self.spec.microbatch, shape.sequence, shape.hidden
         )
 
     def _run_reference(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return output and gradients of one process, by the names of ``collect_tensors``.
+        """Return the output and the gradients of a single process, by tensor name.
 
-        Gradients of routed experts are sums over all sources of this replica.
+        The names are those of ``collect_tensors``. All tensors are in ``dtype``. Output and other
+        gradients are those of this rank's tokens. Gradients of routed experts are sums over the
+        tokens of all ranks that send to the same replica of the experts.
         """
         layer = ReferenceMoeLayer(self.spec.shape, self.moe.on_one_rank())
         self._initialize(layer, dtype)
@@ -100,7 +113,10 @@ class MoeLayerBenchmark(LayerBenchmark):
         return tensors
 
     def _find_sources(self) -> list[int]:
-        """Return the ranks whose tokens the experts of this rank's replica take."""
+        """Return the ranks that send tokens to the same replica of the experts as this rank.
+
+        The result includes this rank. Ranks of one ``etp`` group are neighbors in the list.
+        """
         dims = self.spec.dims
         [ep_group] = [group for group in dims.expert_groups("ep") if self._world.rank in group]
         sources = []
@@ -110,6 +126,7 @@ class MoeLayerBenchmark(LayerBenchmark):
         return sources
 
     def describe(self) -> Description:
+        """Return the tokens of a step over all ranks as its work, and the sizes as details."""
         axes = {axis: {"ranks": group.size()} for axis, group in self._list_groups().items()}
         details: dict[str, Any] = {
             "tokens_per_rank": self._num_tokens,
@@ -130,15 +147,23 @@ class MoeLayerBenchmark(LayerBenchmark):
         )
 
     def _list_groups(self) -> dict[str, dist.ProcessGroup]:
-        """Return the groups that dispatch tokens, by axis."""
+        """Return this rank's process groups that exchange tokens, keyed by axis: ``ep``, ``etp``.
+
+        An axis with one rank has no group.
+        """
         groups = self._mesh.groups
         return {axis: groups[axis] for axis in ("ep", "etp") if axis in groups}
 
     def explain_step(self, reset: Callable[[], None], budget_seconds: float) -> Explanation:
+        """Measure bytes, expert load, exchanges of tokens and overlap in further steps.
+
+        ``reset`` is called before each step. The steps take about ``budget_seconds``.
+        """
         groups = self._list_groups()
         layers = {0: self.layer}
 
         def compute_expected() -> dict[str, float]:
+            """Return the bytes that this rank must have sent in the last step, keyed by axis."""
             return compute_expert_bytes(
                 self._world, self.spec, layers, has_backward=self.has_backward
             )
@@ -158,19 +183,24 @@ class MoeLayerBenchmark(LayerBenchmark):
         return run_probes(self._world, probes, self.step, reset, budget_seconds)
 
     def close(self) -> None:
+        """Destroy the process groups. All ranks must call this method."""
         self._mesh.close()
 
 
 class DispatchBenchmark(MoeLayerBenchmark):
-    """Dispatch and combine of the forward pass. Experts return their tokens.
+    """The benchmark of dispatch and combine in forward, with experts that return their tokens.
 
-    Experts are selected before the timed step.
+    The experts of tokens are selected before the timed step.
     """
 
     has_backward = False
 
     @torch.no_grad()
     def _draw(self) -> None:
+        """Draw tokens, and compute the experts and weights that the next step uses.
+
+        The experts are replaced by ``ScalingExperts``, and the last output by NaN.
+        """
         super()._draw()
         self._tokens = self.x.flatten(0, 1)
         scores = self.layer.router(self._tokens)
@@ -182,10 +212,15 @@ class DispatchBenchmark(MoeLayerBenchmark):
 
     @torch.no_grad()
     def step(self) -> None:
+        """Dispatch this rank's tokens and combine the results, without a backward pass."""
         self.output = self.layer.run_experts(self._tokens, self._weights, self._expert_ids)
 
     def check(self) -> int:
-        """Return the number of wrong elements of the last step and of a step with other experts."""
+        """Return the number of wrong output elements of the last step and of one further step.
+
+        In the last step experts return their tokens. In the further step, each expert multiplies
+        its tokens by another factor, so that a token at a wrong expert is found.
+        """
         wrong = self._count_wrong(self.output, torch.ones(self.moe.experts))
         group = self._mesh.groups.get("ep")
         first = (0 if group is None else group.rank()) * self.moe.experts_per_rank
@@ -196,13 +231,17 @@ class DispatchBenchmark(MoeLayerBenchmark):
         return wrong + self._count_wrong(self.output, factors)
 
     def _set_experts(self, factors: Tensor | None) -> None:
-        """Let experts return their tokens, times ``factors`` (experts) if not None."""
+        """Let this rank's experts multiply their tokens by ``factors``, (local experts,).
+
+        With None, experts return their tokens unchanged.
+        """
         self.layer.experts = ScalingExperts(self.moe.etp, factors)  # type: ignore[assignment]
 
     def _count_wrong(self, output: Tensor, factors: Tensor) -> int:
-        """Return the number of elements of ``output`` that differ from the expected combination.
+        """Return the number of elements of ``output`` that differ from a single process's result.
 
-        ``factors`` has the factor by which each expert multiplies its tokens.
+        ``output`` are the combined results (tokens, hidden) of this rank. ``factors`` has the
+        factor by which each expert of all ranks multiplies its tokens, (experts,).
         """
         expected = combine_by_expert(
             self._tokens.float(),
@@ -216,23 +255,27 @@ class DispatchBenchmark(MoeLayerBenchmark):
         return int((~is_right).sum())
 
     def describe(self) -> Description:
+        """Return the description of the layer, with pairs of token and expert as the work."""
         pairs = self._num_tokens * self.moe.top_k * self._world.size
         work = (Work(name="pairs_per_second", amount=pairs),)
         return replace(super().describe(), work=work, notes=(DISPATCH_CLAIM,))
 
 
 class ScalingExperts(nn.Module):
-    """Experts of this rank that return their tokens, times factors (experts) if there are any.
+    """Experts of this rank that return their tokens, multiplied by a factor of each expert.
 
-    Each of the ``etp`` ranks that split an expert returns an equal part of the result.
+    Each of the ``etp`` ranks that split an expert returns 1 / ``etp`` of the result, because these
+    ranks sum their results.
     """
 
     def __init__(self, etp: int, factors: Tensor | None) -> None:
+        """Make experts with ``factors`` (local experts,). None means that all factors are 1."""
         super().__init__()
         self._etp = etp
         self._factors = factors
 
     def forward(self, rows: ExpertRows) -> Tensor:
+        """Return the result (rows, hidden) of an expert for each of its received tokens."""
         results = rows.tokens
         if self._factors is not None:
             factors = self._factors.to(results).repeat_interleave(rows.counts)
@@ -241,4 +284,6 @@ class ScalingExperts(nn.Module):
 
 
 prepare = MoeLayerBenchmark
+"""Prepares the benchmark ``ep_layer``, from a world and values of parameters."""
 prepare_dispatch = DispatchBenchmark
+"""Prepares the benchmark ``ep_dispatch``, from a world and values of parameters."""

@@ -14,7 +14,10 @@ from parbench.workloads.expert_parallel.routing import BALANCED, ROUTINGS
 from parbench.workloads.model.shapes import Shape, num_ffn_matrices
 
 _ROW_ELEMENTS = 8
-"""torch's grouped_mm requires rows of whole 16 bytes, which are 8 elements of 2 bytes."""
+"""The number of elements of which a row of an expert's matrices must be a multiple.
+
+torch's grouped_mm requires rows of whole 16 bytes, which are 8 elements of 2 bytes.
+"""
 
 _EXPERT_FFN = "hidden size of an expert; 0 = ffn / top_k, rounded down to a multiple of 8 * etp"
 _RENORMALIZE = "softmax over the scores of the chosen experts only; no effect with top_k=1"
@@ -34,52 +37,72 @@ MOE_PARAMS = (
     _optional_int(name="etp", default=0, help="ranks that split each expert; 0 = tp if it divides"),
     _factor(name="aux", optional=True, help="weight of the load-balancing loss"),
 )
+"""The parameters of the experts of a training step."""
 LAYER_PARAMS = tuple(
     replace(param, default=BALANCED) if param.name == "routing" else param
     for param in MOE_PARAMS
     if param.name != "aux"
 )
+"""The parameters of the benchmarks of one MoE layer, where balanced routing is the default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moe:
-    """A mixture of experts in place of an FFN, over ``ep * etp`` ranks."""
+    """The settings of a mixture of experts (MoE), which replaces FFNs on ``ep * etp`` ranks."""
 
-    ep: int  # ranks that hold different experts
-    etp: int  # ranks that hold parts of the same experts
+    ep: int
+    """The number of ranks that hold different experts."""
+    etp: int
+    """The number of ranks that hold parts of the same experts."""
     experts: int
+    """The number of routed experts in a layer, over all ranks."""
     top_k: int
-    expert_ffn: int  # hidden size of one expert, before it is split
-    shared: int  # the number of shared experts
-    capacity: float  # relative to an expert's share of pairs; 0 drops no pair
-    renormalize: bool  # True if the weights of a token's experts sum to 1
-    aux: float  # the weight of the load-balancing loss
-    variant: str  # name of the dispatcher
+    """The number of routed experts of each token."""
+    expert_ffn: int
+    """The size of an expert's hidden layer, before ``etp`` splits it."""
+    shared: int
+    """The number of shared experts, which every token takes."""
+    capacity: float
+    """The maximum number of pairs that an expert takes, relative to the mean number over experts.
+
+    A pair is a token with one of its experts. 0 means unlimited.
+    """
+    renormalize: bool
+    """True if the weights of a token's routed experts sum to 1."""
+    aux: float
+    """The factor of the load-balancing loss, 0 for none."""
+    variant: str
+    """The name of the token dispatcher, one of ``DISPATCHERS``."""
     routing: str
-    dense_layers: int = 0  # first layers without experts, only in the planner
-    shared_gate: bool = False  # a gate of the shared experts, only in the planner
+    """The name of the way in which experts are selected, one of ``ROUTINGS``."""
+    dense_layers: int = 0
+    """The number of first layers with an FFN in place of experts. Only the planner sets it."""
+    shared_gate: bool = False
+    """True if a gate scales the shared experts. Only the planner sets it."""
 
     @property
     def experts_per_rank(self) -> int:
-        """The number of routed experts on each rank of ``ep``."""
+        """The number of routed experts of a layer on each rank of ``ep``."""
         return self.experts // self.ep
 
     def on_one_rank(self) -> "Moe":
-        """Return the mixture of a single process, which has all experts."""
+        """Return the same mixture of experts on a single process, which holds all of them."""
         return replace(self, ep=1, etp=1)
 
     def is_recomputed(self, call: LayerCall) -> bool:
-        """Return True if full checkpointing repeats a call of this layer.
+        """Return True if the recomputation of full checkpointing repeats a communication call.
 
-        Torch stops a recomputation when it has the last tensor that backward needs.
+        Torch stops a recomputation when it has the last tensor that backward needs. So the call
+        that ends a layer's forward pass is repeated only if shared experts follow it.
         """
         return self.shared > 0 or not call.ends_forward
 
     def slots(self, tokens: int) -> int | None:
-        """Return the maximum number of pairs that an expert takes per source and microbatch.
+        """Return the maximum number of tokens that an expert takes from one rank's microbatch.
 
-        The result is None without a limit, and otherwise ceil(capacity * k * T / E) (arXiv
-        2101.03961, section 2.2).
+        The result is None without a limit. Otherwise it is ceil(capacity * top_k * tokens /
+        experts), as in arXiv 2101.03961, section 2.2. ``tokens`` is the number of the rank's tokens
+        in the microbatch.
         """
         if not self.capacity:
             return None
@@ -88,11 +111,13 @@ class Moe:
 
 
 def make_moe(params: Mapping[str, Value], shape: Shape, ranks: int, tp: int = 1) -> Moe:
-    """Return the mixture of a case on the ranks of one pipeline stage.
+    """Return the mixture of experts that parameters describe.
 
-    ``etp=0`` means ``tp`` if that divides ranks and expert width, as in Megatron Core, otherwise
-    1.
-    Raises ``UserError`` with the equation that does not hold.
+    ``params`` has values of ``MOE_PARAMS`` by name, and defaults apply to missing ones. ``ranks``
+    is the number of ranks of one pipeline stage. A value of 0 for ``etp`` means ``tp`` if that
+    divides the ranks and the expert width, as in Megatron Core, and otherwise 1. A value of 0 for
+    ``ep`` means ``ranks`` divided by ``etp``. Raises ``UserError`` with the equation that does not
+    hold.
     """
     values: dict[str, Any] = {param.name: param.default for param in MOE_PARAMS}
     values |= params
@@ -118,17 +143,20 @@ def make_moe(params: Mapping[str, Value], shape: Shape, ranks: int, tp: int = 1)
 
 
 def _default_etp(values: Mapping[str, Any], ranks: int, tp: int) -> int:
-    """Return ``tp`` if it divides the ranks and the expert width, otherwise 1."""
+    """Return the default of ``etp``: ``tp`` if it divides ranks and expert width, otherwise 1.
+
+    ``values`` has the values of ``MOE_PARAMS`` by name, and ``ranks`` counts the ranks of a stage.
+    """
     divides_ranks = ranks % (max(1, values["ep"]) * tp) == 0
     divides_experts = values["expert_ffn"] % (_ROW_ELEMENTS * tp) == 0
     return tp if divides_ranks and divides_experts else 1
 
 
 def list_exchange_calls(moe: Moe) -> list[LayerCall]:
-    """Return the calls of the token exchanges of a layer for one microbatch.
+    """Return the communication calls over ``etp`` and ``ep`` of one MoE layer and microbatch.
 
-    Ranks that split experts (``etp``) first gather each other's tokens, so that each dispatches
-    all.
+    The ranks of ``etp``, which split experts, first gather each other's tokens. Then each of them
+    dispatches the tokens of all over ``ep``. The list is empty if both axes have one rank.
     """
     calls: list[LayerCall] = []
     if moe.etp > 1:
@@ -139,5 +167,5 @@ def list_exchange_calls(moe: Moe) -> list[LayerCall]:
 
 
 def count_expert_parameters(shape: Shape, moe: Moe) -> int:
-    """Return the elements of one routed expert, which has no biases."""
+    """Return the number of parameters of one routed expert, which has no biases."""
     return num_ffn_matrices(shape) * shape.hidden * moe.expert_ffn

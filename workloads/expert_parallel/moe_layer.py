@@ -1,7 +1,7 @@
 """A mixture of experts (MoE) in place of a layer's FFN: router, routed experts, shared experts.
 
-A token's output is the sum of its k experts' results, times their weights, and of the results of the
-shared experts. A token whose experts are all full keeps the residual and the shared experts.
+A token's output is the sum of the results of its k experts, times their weights, and of the results
+of the shared experts. A token whose experts are all full keeps the residual and the shared experts.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,22 +25,29 @@ from parbench.workloads.parallel.mesh import Mesh, get_local_tensor
 
 
 class Router(nn.Module):
-    """Scores (T, E) of tokens (T, h) in float32: the softmax over experts."""
+    """The linear layer without bias that scores all experts for each token."""
 
     def __init__(self, shape: Shape, moe: Moe) -> None:
+        """Make a router with an uninitialized weight (experts, hidden)."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(moe.experts, shape.hidden))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the scores (tokens, experts) of tokens (tokens, hidden): a softmax in float32.
+
+        The scores of a token sum to 1 over all experts.
+        """
         return F.linear(x.float(), self.weight.float()).softmax(-1)
 
 
 def weigh_experts(moe: Moe, scores: Tensor, expert_ids: Tensor) -> Tensor:
-    """Return the weights (T, k) of each token's experts from the token's scores (T, E).
+    """Return the factors (tokens, top_k) that multiply the results of each token's experts.
 
-    Renormalized scores are the softmax over the logits of the chosen experts, as in Mixtral, arXiv
-    2401.04088, section 2.1. With one expert per token, scores are not renormalized, because the
-    weight would be constant.
+    A factor is the token's score of that expert, out of ``scores`` (tokens, experts). The experts
+    are ``expert_ids`` (tokens, top_k). With ``moe.renormalize`` and several experts per token, the
+    factors of a token are divided by their sum. This equals the softmax over the logits of the
+    chosen experts, as in Mixtral, arXiv 2401.04088, section 2.1. With one expert per token the
+    factor would then always be 1, so that the score is kept.
     """
     weights = scores.gather(1, expert_ids)
     if moe.renormalize and moe.top_k > 1:
@@ -49,12 +56,20 @@ def weigh_experts(moe: Moe, scores: Tensor, expert_ids: Tensor) -> Tensor:
 
 
 class Experts(nn.Module):
-    """FFNs without biases of this rank's experts, as one grouped GEMM for each of their matrices.
+    """The routed experts of this rank: FFNs without biases, which run as grouped GEMMs.
 
-    Simulated experts wait instead. Their results and all gradients are zeros.
+    There is one grouped GEMM for each of the matrices ``gate`` (only with SwiGLU), ``up`` and
+    ``down``. Each stacks the matrices of all experts of this rank, (experts, inputs, outputs).
+    After ``simulate_experts`` the module waits instead of computing. Its results and all gradients
+    are then zeros.
     """
 
     def __init__(self, shape: Shape, moe: Moe, mesh: DeviceMesh | None) -> None:
+        """Make uninitialized experts.
+
+        Parameters are DTensors over ``mesh``, which has those of the axes ``ep`` and ``etp`` that
+        have several ranks. None means that this rank holds all experts in plain tensors.
+        """
         super().__init__()
         ffn = moe.expert_ffn // moe.etp
         size_in = (moe.experts_per_rank, shape.hidden, ffn)
@@ -63,10 +78,18 @@ class Experts(nn.Module):
         self.up = _make_parameter(size_in, mesh, 2)
         self.down = _make_parameter(size_out, mesh, 1)
         self.waiter: SimulatedCompute | None = None
-        self.seconds_per_row = 0.0  # of simulated experts: forward, and each of two gradients
+        """The simulated compute that takes the place of the GEMMs, None for real compute."""
+        self.seconds_per_row = 0.0
+        """The simulated seconds of one row's forward pass. Its backward pass takes twice as long.
+
+        A row is a token at one of its experts.
+        """
 
     def forward(self, rows: ExpertRows) -> Tensor:
-        """Return the results of the experts, or of this rank's part of them, (rows, h)."""
+        """Return the result (rows, hidden) of an expert for each of its received tokens.
+
+        With ``etp`` > 1 a result is the term of this rank. The sum over ``etp`` is the full result.
+        """
         x = rows.tokens
         if self.waiter is not None:
             results: Tensor = _SimulatedExperts.apply(
@@ -84,7 +107,11 @@ class Experts(nn.Module):
 def _make_parameter(
     size: tuple[int, int, int], mesh: DeviceMesh | None, etp_dim: int
 ) -> nn.Parameter:
-    """Return the matrices of this rank's experts. ``etp`` splits dimension ``etp_dim``."""
+    """Return the uninitialized matrices of this rank's experts as one parameter.
+
+    ``size`` is the shape (experts, inputs, outputs) on this rank. With a mesh the parameter is a
+    DTensor of the matrices of all ranks: ``ep`` splits dimension 0, and ``etp`` ``etp_dim``.
+    """
     weights = torch.empty(size)
     if mesh is None:
         return nn.Parameter(weights)
@@ -94,14 +121,18 @@ def _make_parameter(
 
 
 def _activate(hidden: Tensor, gate: Tensor | None) -> Tensor:
-    """Return GELU of ``hidden``, or with a gate SwiGLU."""
+    """Return the activation of an expert's FFN: GELU of ``hidden``, or SwiGLU with a gate.
+
+    SwiGLU is silu(``gate``) * ``hidden``. Both tensors are (tokens, ffn).
+    """
     return F.gelu(hidden) if gate is None else F.silu(gate) * hidden
 
 
 def list_kernel_notes(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
-    """Return a note if torch does not group the experts' GEMMs on a GPU.
+    """Return one sentence if torch does not group the experts' GEMMs on this GPU, otherwise empty.
 
-    Source: torch 2.11 and 2.13, aten/src/ATen/native/cuda/GroupedBlas.cpp, _grouped_mm_cuda.
+    Without grouping, torch runs one GEMM per expert. Nothing is reported for a CPU. Source: torch
+    2.11 and 2.13, aten/src/ATen/native/cuda/GroupedBlas.cpp, _grouped_mm_cuda.
     """
     if device.type != "cuda":
         return ()
@@ -116,13 +147,15 @@ def list_kernel_notes(device: torch.device, dtype: torch.dtype) -> tuple[str, ..
 
 
 class MoeLayer(nn.Module):
-    """Router, experts and shared experts for one source's microbatch, (b, s, h) -> (b, s, h).
+    """An MoE layer: a router, routed experts spread over ranks, and shared experts of every token.
 
-    The ranks of the mesh's ``ep`` group hold different experts. The ranks of its ``etp`` group hold
-    different parts of each expert. Without a mesh, this rank holds all experts.
+    It maps this rank's activations of a microbatch, (batch, sequence, hidden), to a tensor of the
+    same shape. The ranks of the mesh's ``ep`` group hold different experts. The ranks of its
+    ``etp`` group hold different parts of each expert. Without a mesh, this rank holds all experts.
     """
 
     def __init__(self, shape: Shape, moe: Moe, mesh: Mesh | None = None) -> None:
+        """Make a layer with uninitialized parameters, as ``moe`` describes it."""
         super().__init__()
         self.moe = moe
         self._ep_group = mesh.groups.get("ep") if mesh else None
@@ -132,15 +165,22 @@ class MoeLayer(nn.Module):
         shared_shape = replace(shape, ffn=moe.shared * moe.expert_ffn)
         self.shared = Ffn(shared_shape) if moe.shared else None
         self.assigned_ids: Tensor | None = None
-        """Expert ids (T, k) to take, None if the router selects experts."""
+        """The experts (tokens, top_k) of the next microbatch, None if the router selects them."""
         self.microbatch = 0
-        """The number of the next microbatch."""
+        """The index in the step of the microbatch that the next forward pass gets."""
         self.expert_ids: dict[int, Tensor] = {}
-        """The expert ids taken, by microbatch."""
+        """The experts (tokens, top_k) that the last forward pass of each microbatch took.
+
+        The keys are the indices of the microbatches in the step. Dropped pairs are included.
+        """
         self.aux_weight = 0.0
-        """The factor of the load-balancing loss in the gradients of a step."""
+        """The factor of a microbatch's load-balancing loss in the gradients of a step."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the weighted sum of each token's experts plus the shared experts, shaped as ``x``.
+
+        ``x`` is (batch, sequence, hidden). The chosen experts are recorded in ``expert_ids``.
+        """
         tokens = x.flatten(0, 1)
         scores = self.router(tokens)
         expert_ids = self.select_experts(scores.detach())
@@ -152,34 +192,41 @@ class MoeLayer(nn.Module):
         return self.add_balance_loss(output, scores, expert_ids) if self.moe.aux else output
 
     def select_experts(self, scores: Tensor) -> Tensor:
-        """Return the expert ids (T, k) of tokens from their scores (T, E).
+        """Return the experts (tokens, top_k) that tokens take, given scores (tokens, experts).
 
-        Assigned ids, which a case may fix, replace the experts with the best scores.
+        They are ``assigned_ids`` if these are set, and otherwise the experts with the best scores.
         """
         if self.assigned_ids is not None:
             return self.assigned_ids
         return scores.topk(self.moe.top_k).indices
 
     def add_balance_loss(self, output: Tensor, scores: Tensor, expert_ids: Tensor) -> Tensor:
-        """Return ``output`` with the load-balancing loss attached to its backward pass.
+        """Return ``output`` unchanged, and add the gradient of the load-balancing loss in backward.
 
-        The loss is attached to the activations, as in Megatron Core, because in a pipeline this
-        rank may not compute the loss of the model.
+        The loss is a function of the router's ``scores`` (tokens, experts) and of ``expert_ids``
+        (tokens, top_k). It is attached to the activations, as in Megatron Core, because in a
+        pipeline this rank may not compute the loss of the model.
         """
         loss = self.aux_weight * compute_balance_loss(scores, expert_ids)
         added: Tensor = _AddLoss.apply(output, loss)  # type: ignore[no-untyped-call]
         return added
 
     def plan_dispatch(self, expert_ids: Tensor) -> DispatchPlan:
-        """Return the plan of one source's pairs of token and expert."""
+        """Return the order in which this rank's pairs of token and expert are sent.
+
+        ``expert_ids`` (tokens, top_k) are the experts of this rank's tokens of one microbatch.
+        Pairs beyond the capacity of an expert are dropped.
+        """
         slots = self.moe.slots(len(expert_ids))
         num_pairs = expert_ids.numel() if slots is None else None
         return dispatch.plan_dispatch(expert_ids, self.moe.experts, slots, num_pairs)
 
     def run_experts(self, tokens: Tensor, weights: Tensor, expert_ids: Tensor) -> Tensor:
-        """Return the weighted sum of each token's experts, (T, h).
+        """Return the weighted sum of each token's routed experts, (tokens, hidden).
 
-        Ranks that split experts gather each other's tokens and sum their parts of the results.
+        ``tokens`` are (tokens, hidden), ``weights`` and ``expert_ids`` (tokens, top_k). Tokens are
+        dispatched over ``ep``. Ranks of ``etp`` first gather each other's tokens, and in the end
+        sum their terms of the results by a reduce_scatter.
         """
         plan = self.plan_dispatch(expert_ids)
         group = self._etp_group
@@ -191,42 +238,62 @@ class MoeLayer(nn.Module):
         return dispatch.reduce_scatter_rows(self._exchange(tokens, weights, plan), group)
 
     def _exchange(self, tokens: Tensor, weights: Tensor, plan: DispatchPlan) -> Tensor:
-        """Dispatch tokens to their experts, compute, and combine the results."""
+        """Return the weighted sum of each token's experts, (tokens, hidden).
+
+        Tokens are dispatched to the ranks of ``ep`` that hold their experts. The experts run there,
+        and their results are sent back and combined. ``weights`` are (tokens, top_k).
+        """
         exchange = dispatch.make_exchange(self.moe.variant, tokens, weights, plan, self._ep_group)
         return exchange.combine(self.experts(exchange.dispatch()))
 
 
 class _AddLoss(torch.autograd.Function):
-    """Returns a tensor unchanged, and gives the loss a gradient of 1 in backward."""
+    """Returns a tensor unchanged, and in backward gives a scalar loss a gradient of 1."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
+        """Return a view of ``x``, whose backward pass then includes ``loss``."""
         ctx.loss_dtype = loss.dtype
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradient of the output as that of ``x``, and 1 as that of ``loss``."""
         return gradients[0], gradients[0].new_ones((), dtype=ctx.loss_dtype)
 
 
 NEAR_SCORES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-"""The difference of scores, by dtype, below which rounding may change their order."""
+"""The difference of two router scores up to which rounding may change their order.
+
+The key is the data type of the router's weight. Scores are between 0 and 1.
+"""
 
 
 class ReferenceMoeLayer(MoeLayer):
-    """The same layer in one process, computed expert by expert, to verify ``MoeLayer``.
+    """An MoE layer that one process computes expert by expert, to verify ``MoeLayer``.
 
-    Each part of a sequence that a rank holds is a source with its own capacity and balance.
-    ``positions_by_source`` has the positions of each part. None means one source.
+    It takes complete sequences. As in ``MoeLayer``, the capacity of experts and the load-balancing
+    loss apply separately to the part of the sequences that each rank holds.
     """
 
     positions_by_source: Sequence[Sequence[int]] | None = None
+    """For each rank that shares the sequences, the positions of its tokens in a sequence.
+
+    None means that one rank holds complete sequences.
+    """
     num_misrouted = 0
-    """The number of tokens whose assigned experts differ from the router's selection."""
+    """The number of tokens of the last forward pass that the router would send elsewhere.
+
+    The experts that such a token takes do not have its best scores.
+    """
     aux_loss: Tensor | None = None
-    """The weighted load-balancing loss of the last forward pass."""
+    """The load-balancing loss of the last forward pass times ``moe.aux``, as a scalar.
+
+    It is the mean over the ranks that share the sequences, None if ``moe.aux`` is 0.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the output of the layer for complete sequences (batch, sequence, hidden)."""
         batch, sequence, _ = x.shape
         token_numbers = torch.arange(batch * sequence, device=x.device).view(batch, sequence)
         sources = self.positions_by_source or [range(sequence)]
@@ -234,12 +301,14 @@ class ReferenceMoeLayer(MoeLayer):
         return super().forward(x)
 
     def select_experts(self, scores: Tensor) -> Tensor:
+        """Select experts as ``MoeLayer`` does, and set ``num_misrouted``."""
         expert_ids = super().select_experts(scores)
         tolerance = NEAR_SCORES[self.router.weight.dtype]
         self.num_misrouted = count_misrouted(scores, expert_ids, tolerance)
         return expert_ids
 
     def add_balance_loss(self, output: Tensor, scores: Tensor, expert_ids: Tensor) -> Tensor:
+        """Set ``aux_loss`` and return ``output`` unchanged, without a gradient of the loss."""
         losses = [
             compute_balance_loss(scores[tokens], expert_ids[tokens])
             for tokens in self._tokens_by_source
@@ -248,6 +317,11 @@ class ReferenceMoeLayer(MoeLayer):
         return output
 
     def run_experts(self, tokens: Tensor, weights: Tensor, expert_ids: Tensor) -> Tensor:
+        """Return the weighted sum of each token's routed experts, (tokens, hidden).
+
+        Other than in ``MoeLayer``, all experts run in this process, one after the other. Capacity
+        applies to the tokens of each rank of ``positions_by_source`` separately.
+        """
         output = torch.zeros_like(tokens)
         for source in self._tokens_by_source:
             slots = self.moe.slots(len(source))
@@ -258,7 +332,10 @@ class ReferenceMoeLayer(MoeLayer):
         return output
 
     def _run_expert(self, x: Tensor, expert: int) -> Tensor:
-        """Return the result of one expert for its tokens."""
+        """Return the results (tokens, hidden) of the expert with index ``expert`` for tokens ``x``.
+
+        ``x`` has the same shape.
+        """
         gates = self.experts.gate
         gate = None if gates is None else x @ gates[expert]
         return _activate(x @ self.experts.up[expert], gate) @ self.experts.down[expert]
@@ -271,9 +348,13 @@ def combine_by_expert(
     slots: int | None,
     run_expert: Callable[[Tensor, int], Tensor],
 ) -> Tensor:
-    """Return the weighted sum of each token's experts, (T, h), computed expert by expert.
+    """Return the weighted sum of each token's experts, (tokens, hidden).
 
-    An expert takes its first ``slots`` tokens, or all tokens if it is None.
+    It is computed one expert after the other, without communication. ``tokens`` are (tokens,
+    hidden), ``weights`` and ``expert_ids`` (tokens, top_k). ``run_expert(x, expert)`` returns an
+    expert's results for its tokens ``x``. An expert takes the first ``slots`` of the tokens that
+    chose it, and its results for the other tokens are left out. With ``slots`` of None it takes all
+    of them.
     """
     output = torch.zeros_like(tokens)
     for expert in sorted(set(expert_ids.flatten().tolist())):
@@ -286,9 +367,11 @@ def combine_by_expert(
 
 
 def count_misrouted(scores: Tensor, expert_ids: Tensor, tolerance: float) -> int:
-    """Return the number of tokens whose experts (T, k) do not have the best scores (T, E).
+    """Return the number of tokens that do not take the experts with their best scores.
 
-    A score may be worse by ``tolerance``. A token that takes an expert twice counts too.
+    ``scores`` are (tokens, experts), and ``expert_ids`` (tokens, top_k) the experts that tokens
+    take. A token counts if another expert's score is better than one of these by more than
+    ``tolerance``. A token that takes an expert twice counts too.
     """
     worst_taken = scores.gather(1, expert_ids).amin(1)
     best_other = scores.scatter(1, expert_ids, -1.0).amax(1)
@@ -297,10 +380,12 @@ def count_misrouted(scores: Tensor, expert_ids: Tensor, tolerance: float) -> int
 
 
 def compute_balance_loss(scores: Tensor, expert_ids: Tensor) -> Tensor:
-    """Return E sum_e f_e P_e (arXiv 2101.03961, eq. 4), of scores (T, E) and expert ids (T, k).
+    """Return the load-balancing loss of a router, a scalar: E sum_e f_e P_e.
 
-    f is an expert's share of all pairs, and P its mean share of scores. Only P has gradients.
-    The loss is 1 if both are balanced.
+    The formula is that of arXiv 2101.03961, eq. 4, with E experts. f_e is the fraction of the pairs
+    of token and expert that have expert e, from ``expert_ids`` (tokens, top_k). P_e is the mean
+    over tokens of the score of e, from ``scores`` (tokens, experts). Only P has gradients. The loss
+    is 1 if all f and P are 1/E.
     """
     experts = scores.shape[1]
     pair_shares = dispatch.count_pairs(expert_ids, experts) / expert_ids.numel()
@@ -315,7 +400,11 @@ def replace_ffns_with_moe(
     mesh: Mesh | None = None,
     kind: type[MoeLayer] = MoeLayer,
 ) -> None:
-    """Replace each layer's FFN by a mixture of experts on the meta device."""
+    """Replace the FFN of each layer of ``model`` by an MoE layer on the meta device.
+
+    The MoE layers are of class ``kind`` and have the data type of the model's parameters. ``mesh``
+    has the ranks that share the experts. None means that this rank holds all experts.
+    """
     dtype = next(model.parameters()).dtype
     for layer in model.layers.values():
         with torch.device("meta"):
@@ -323,7 +412,7 @@ def replace_ffns_with_moe(
 
 
 def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
-    """Return the MoE layers in a model, in the order of its modules."""
+    """Return all MoE layers in a model, in the order of ``model.modules()``."""
     return [module for module in model.modules() if isinstance(module, MoeLayer)]
 
 
@@ -333,10 +422,12 @@ def simulate_experts(
     tokens: int,
     waiter: SimulatedCompute,
 ) -> None:
-    """Replace the compute of experts by waits: all of them take ``expert_seconds`` in forward.
+    """Let the routed experts of all MoE layers in a model wait instead of computing.
 
-    Backward takes twice as long. The time is for ``tokens`` tokens of each rank with balanced
-    routing, and a wait is proportional to the expert's rows.
+    With balanced routing and ``tokens`` tokens on each rank, the forward passes of one microbatch
+    through all MoE layers of the model together wait ``expert_seconds``. Backward passes wait twice
+    as long. With other routing, a wait is proportional to the number of pairs of token and expert
+    that the rank receives. ``waiter`` takes the time.
     """
     layers = find_moe_layers(model)
     for layer in layers:
@@ -350,6 +441,11 @@ class _SimulatedExperts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, experts: Any, *weights: Tensor) -> Tensor:
+        """Wait ``experts.seconds_per_row`` for each row of ``x``, and return zeros shaped as ``x``.
+
+        ``experts`` is an ``Experts`` module, and ``weights`` are the local tensors of its
+        parameters.
+        """
         ctx.experts = experts
         ctx.sizes = [weight.shape for weight in weights]
         with experts.waiter.taking(len(x) * experts.seconds_per_row):
@@ -357,6 +453,10 @@ class _SimulatedExperts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Wait twice the time of the forward pass, and return zero gradients of ``x`` and weights.
+
+        The order is that of the arguments of ``forward``, with None for ``experts``.
+        """
         experts = ctx.experts
         gradient = gradients[0]
         with experts.waiter.taking(2 * len(gradient) * experts.seconds_per_row):

@@ -1,4 +1,4 @@
-"""Synthetic expert routing: how popular each expert is among the tokens. Pure."""
+"""Synthetic expert routing: how often each expert is chosen relative to the others. Pure."""
 
 import random
 from collections.abc import Sequence
@@ -8,18 +8,23 @@ NO_EXPERT = -1
 ROUTER = "router"
 """The routing in which the trained router selects experts."""
 BALANCED = "balanced"
+"""The routing in which all experts take as equal numbers of tokens as possible."""
 ZIPF = "zipf"
+"""The routing in which the popularity of experts follows Zipf's law."""
 HOT_RANK = "hot_rank"
+"""The routing in which the experts of one rank are more popular than all others."""
 ROUTINGS = (ROUTER, BALANCED, ZIPF, HOT_RANK)
 HOT_FACTOR = 3.0
-"""The popularity of hot experts relative to others."""
+"""The popularity of the experts of the hot rank. Other experts have popularity 1."""
 
 
 def compute_popularity(routing: str, experts: int, *, ranks: int, seed: int) -> list[float]:
-    """Return the popularity of each expert relative to others.
+    """Return the popularity of each expert, in the order of expert ids.
 
-    With ``zipf``, the r-th expert in a random order has the popularity 1 / r. The hot experts of
-    ``hot_rank`` are the first of ``ranks`` equal blocks of experts.
+    A token chooses an expert with a probability proportional to the expert's popularity. With
+    ``zipf``, the r-th expert in a random order of ``seed`` has the popularity 1 / r. With
+    ``hot_rank``, the experts of the first rank have ``HOT_FACTOR``, if ``experts`` are spread
+    evenly over ``ranks`` ranks (at least two). All other popularities are 1.
     """
     if routing == ZIPF:
         order = random.Random(f"popularity {seed}").sample(range(1, experts + 1), experts)
@@ -32,6 +37,9 @@ def compute_popularity(routing: str, experts: int, *, ranks: int, seed: int) -> 
 
 
 def compute_imbalance(loads: Sequence[float]) -> float | None:
-    """Return the maximum load relative to the mean, None if all loads are 0."""
+    """Return the maximum load divided by the mean load, at least 1, or None if all loads are 0.
+
+    A load is the number of tokens that an expert or a rank takes.
+    """
     total = sum(loads)
     return max(loads) * len(loads) / total if total else None

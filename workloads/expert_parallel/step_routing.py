@@ -37,14 +37,19 @@ from parbench.workloads.model.transformer import (
 )
 
 RecordedIds = Mapping[int, Mapping[int, Tensor]]
-"""Expert ids (b, s, k) by microbatch and layer."""
+"""The experts that tokens took, (sequences, positions, top_k), by microbatch, then by layer.
+
+The keys are the index of the microbatch in the global batch and the number of the layer.
+"""
 
 
 def draw_experts(moe: Moe, tokens: int, *, seed: int, ranks: int, purpose: object) -> Tensor:
-    """Return k different experts of each token (T, k), which depend on the seed and the purpose.
+    """Return ``top_k`` different random experts of each token, (tokens, top_k), on the CPU.
 
-    Balanced experts take turns in a random order. With other routings, a token's experts are drawn
-    by popularity without replacement.
+    The same ``seed`` and ``purpose`` give the same experts. ``purpose`` is text that separates
+    draws, such as that of each microbatch. With balanced routing, pairs take all experts one after
+    the other, in a random order. With other routings, a token's experts are drawn by
+    ``compute_popularity`` for ``ranks`` ranks, without replacement.
     """
     generator = make_generator(seed, purpose)
     if moe.routing == BALANCED:
@@ -57,11 +62,7 @@ def draw_experts(moe: Moe, tokens: int, *, seed: int, ranks: int, purpose: objec
 
 
 class StepRouting:
-    """The expert ids of a step for the positions of each sequence that this rank has.
-
-    ``positions_by_source`` has the positions of all ranks that share a sequence, each with its own
-    capacity. None is one rank with the whole sequence.
-    """
+    """Chooses the experts of this rank's tokens for each step, and verifies a router's choice."""
 
     def __init__(
         self,
@@ -70,12 +71,19 @@ class StepRouting:
         positions: Sequence[int],
         positions_by_source: Sequence[Sequence[int]] | None = None,
     ) -> None:
+        """Make the routing of a step that has experts, ``spec.moe``.
+
+        ``positions`` are the positions in each sequence of this rank's tokens.
+        ``positions_by_source`` has the positions of every rank that shares the sequence, because
+        the capacity of experts applies to each of these ranks. None means that one rank has
+        complete sequences.
+        """
         assert spec.moe is not None
         self._world = world
         self._spec = spec
         self._moe = spec.moe
         self.name = spec.moe.routing
-        """The routing from the next step on, one of ``ROUTINGS``."""
+        """The name of the routing from the next step on, one of ``ROUTINGS``."""
         self._positions = list(positions)
         self._positions_by_source = positions_by_source
         self._recorded: RecordedIds | None = None  # taken instead of all others, if present
@@ -84,7 +92,11 @@ class StepRouting:
         self._drawn: dict[int, Tensor] = {}
 
     def draw(self, step: int, microbatches: Iterable[int]) -> None:
-        """Draw the expert ids of this rank's microbatches, outside the timed step."""
+        """Draw the experts of this rank's tokens for a step, before it is timed.
+
+        ``step`` is the number of the step, and ``microbatches`` are the indices in the global batch
+        of this rank's microbatches. With the routing ``router`` nothing is drawn.
+        """
         self._step = step
         self._drawn = {}
         if self.name != ROUTER:
@@ -93,7 +105,11 @@ class StepRouting:
                 self._drawn[microbatch] = ids.flatten(0, 1)
 
     def _draw_microbatch(self, microbatch: int) -> Tensor:
-        """Return the generator's expert ids (b, s, k) for all positions."""
+        """Return random experts of a microbatch, (sequences, positions, top_k), on the device.
+
+        They cover all positions of its sequences, also those of other ranks. ``microbatch`` is an
+        index in the global batch.
+        """
         batch = self._spec.microbatch
         sequence = self._spec.shape.sequence
         ids = draw_experts(
@@ -108,9 +124,12 @@ class StepRouting:
     def assign(
         self, layers: Mapping[int, MoeLayer], microbatch: int, *, is_reference: bool = False
     ) -> None:
-        """Assign a microbatch's expert ids to layers, by layer number.
+        """Set the experts that MoE layers take in the next forward pass of a microbatch.
 
-        A reference takes the ids of all positions, other layers the ids of this rank's positions.
+        ``layers`` has the MoE layers by layer number, and ``microbatch`` is an index in the global
+        batch. Layers of a reference, ``is_reference``, take the experts of all positions of the
+        sequences, and other layers those of this rank's positions. With the routing ``router``, the
+        layers' routers choose, except while ``count_wrong`` repeats the choice of the ranks.
         """
         for number, layer in layers.items():
             layer.microbatch = microbatch
@@ -125,7 +144,10 @@ class StepRouting:
                 layer.assigned_ids = self._drawn[microbatch]
 
     def make_reference_model(self, dtype: torch.dtype) -> nn.Module:
-        """Return the single-process model on the meta device."""
+        """Return the model of a single process with all experts, on the meta device.
+
+        Its MoE layers are ``ReferenceMoeLayer``.
+        """
         model = make_meta_model(self._spec.shape, dtype)
         moe = self._moe.on_one_rank()
         replace_ffns_with_moe(model, self._spec.shape, moe, kind=ReferenceMoeLayer)
@@ -136,10 +158,12 @@ class StepRouting:
     def compute_reference_loss(
         self, model: nn.Module, tokens: Tensor, microbatch: int, weight: float = 1.0
     ) -> Tensor:
-        """Return the loss of one microbatch (b, s + 1) of the global batch.
+        """Return the loss of the single-process ``model`` for one microbatch, as a scalar.
 
-        ``weight`` multiplies the mean over tokens. The layers' load-balancing losses have
-        gradients but do not change the value, because no rank of a pipeline knows all of them.
+        ``tokens`` (sequences, positions + 1) has inputs and targets, and ``microbatch`` is the
+        index in the global batch. The value is ``weight`` times the mean cross-entropy over tokens.
+        The layers' load-balancing losses have gradients but do not change the value, because no
+        rank of a pipeline has all of them.
         """
         layers = dict(enumerate(find_moe_layers(model)))
         self.assign(layers, microbatch, is_reference=True)
@@ -154,10 +178,13 @@ class StepRouting:
     def count_wrong(
         self, layers: Mapping[int, MoeLayer], batch: Tensor, check: Callable[[], int]
     ) -> int:
-        """Return the result of ``check`` plus the tokens that the reference would route elsewhere.
+        """Return the number of wrong results of ``check``, plus the number of misrouted tokens.
 
-        ``layers`` are this rank's, by layer number. ``check`` runs with the expert ids that the
-        ranks took. The router is compared once, because the reference has the seed's weights.
+        With the routing ``router``, ``check`` runs with the experts that the ranks took in the last
+        step. A token is misrouted in a layer if the router of a single process would choose other
+        experts. Misrouted tokens are counted only at the first call, because the single process has
+        the initial weights. With other routings there are none. ``layers`` has this rank's MoE
+        layers by layer number, and ``batch`` is the global batch (sequences, positions + 1).
         """
         if self.name != ROUTER:
             return check()
@@ -168,6 +195,11 @@ class StepRouting:
             self._recorded = None
 
     def _gather_expert_ids(self, layers: Mapping[int, MoeLayer]) -> RecordedIds:
+        """Return the experts that the tokens of all ranks took in the last step.
+
+        All ranks call this function, each with its own MoE layers by layer number. Positions that
+        no rank recorded have ``NO_EXPERT``.
+        """
         size = (self._spec.microbatch, self._spec.shape.sequence, self._moe.top_k)
         local_ids = []
         for number, layer in layers.items():
@@ -183,9 +215,11 @@ class StepRouting:
         return recorded
 
     def _count_misrouted(self, batch: Tensor) -> int:
-        """Return the number of tokens that the reference's router would send to other experts.
+        """Return the number of tokens that a single process would send to other experts.
 
-        Tokens count in each layer. The routers are compared only in the first check.
+        A token counts once for each layer in which the router of the single process, with the
+        initial weights, would choose other experts than the ranks took. The result is 0 after the
+        first call, and if the single process does not fit into memory.
         """
         if self._has_checked_router or not self._spec.reference_fits:
             return 0
@@ -201,5 +235,5 @@ class StepRouting:
 
 
 def _find_reference_layers(model: nn.Module) -> list[ReferenceMoeLayer]:
-    """Return the reference MoE layers in a model, in the order of its modules."""
+    """Return all MoE layers of a single-process model, in the order of ``model.modules()``."""
     return [module for module in model.modules() if isinstance(module, ReferenceMoeLayer)]

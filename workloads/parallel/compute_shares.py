@@ -1,4 +1,4 @@
-"""Shares of a rank's simulated compute by kind of multiplication. Pure."""
+"""Fractions of a rank's simulated compute time by kind of multiplication. Pure."""
 
 from dataclasses import dataclass
 
@@ -9,19 +9,25 @@ from parbench.workloads.model.shapes import Shape, num_ffn_matrices
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeShares:
-    """Shares of a forward pass of linear layers, routed experts and attention. Their sum is 1."""
+    """The fractions of the time of a forward pass that kinds of multiplications take.
+
+    They are those of linear layers, of routed experts, and of attention. Their sum is 1.
+    """
 
     linear: float
+    """The fraction of linear layers, with shared experts."""
     experts: float
+    """The fraction of routed experts, 0 for a dense model."""
     attention: float
+    """The fraction of the multiplications of queries, keys and values in attention."""
 
 
 def compute_shares(shape: Shape, moe: Moe | None, *, keys_per_query: float) -> ComputeShares:
-    """Return the share of linear layers, experts and attention in a forward pass's multiply-adds.
+    """Return the fractions of the multiply-adds of a forward pass, by kind of multiplication.
 
-    Attention has 2 h multiply-adds per query and key: q k^T and the weighted sum of values.
-    ``keys_per_query`` 0 leaves attention out, because only attention of context parallelism is
-    simulated.
+    ``keys_per_query`` is the mean number of keys to which a query attends. Attention has 2 * hidden
+    multiply-adds per query and key: q k^T and the weighted sum of values. 0 leaves attention out,
+    because only attention of context parallelism is simulated. ``moe`` is None for a dense model.
     """
     linear = count_matmul_weights(shape)
     experts = 0.0

@@ -22,9 +22,10 @@ def wrap_in_ddp(
     bucket_bytes: int,
     reduce_dtype: torch.dtype,
 ) -> DistributedDataParallel:
-    """Return the model under DDP, with gradients that are views of the buckets.
+    """Return the model wrapped in torch's DDP, with gradients that are views of the buckets.
 
-    ``bucket_bytes`` of 0 is torch's default: 1 MiB for the first bucket, 25 MiB for the others.
+    Gradients are averaged over ``group`` in ``reduce_dtype``. ``bucket_bytes`` is the size of a
+    gradient bucket, and 0 is torch's default: 1 MiB for the first bucket, 25 MiB for the others.
     """
     ddp = DistributedDataParallel(
         model,
@@ -41,15 +42,20 @@ def wrap_in_ddp(
 def make_reduce_hook(
     dtype: torch.dtype,
 ) -> Callable[[dist.ProcessGroup, GradBucket], torch.futures.Future[Tensor]]:
-    """Return a communication hook of DDP that averages gradients in ``dtype``."""
+    """Return a communication hook for DDP that all-reduces buckets of gradients in ``dtype``.
+
+    Gradients are divided by the number of ranks before the sum, and copied back in their own type.
+    """
 
     def reduce(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Start the all_reduce of a bucket, and return the future of its mean over ranks."""
         gradients = bucket.buffer()
         reduced = gradients.to(dtype).div_(group.size())
         work = dist.all_reduce(reduced, group=group, async_op=True)
         assert work is not None
 
         def copy_back(future: torch.futures.Future[Any]) -> Tensor:
+            """Write the mean into the bucket, and return the bucket."""
             return gradients.copy_(future.value()[0])
 
         future: torch.futures.Future[Tensor] = work.get_future().then(copy_back)
@@ -66,7 +72,12 @@ def shard_modules(
     reduce_dtype: torch.dtype,
     ignored: Iterable[nn.Parameter] = (),
 ) -> FSDPModule:
-    """Make some modules one FSDP unit, whose parameters are gathered and reduced together."""
+    """Make modules one FSDP2 unit, whose parameters are gathered and reduced together.
+
+    ``mesh`` has the ranks that shard the parameters, after the ranks that replicate them, if any.
+    ``reshard`` frees gathered parameters after forward. Gradients are reduced in ``reduce_dtype``.
+    ``ignored`` parameters stay as they are. Return the first module, as an ``FSDPModule``.
+    """
     # Split logits are a view of a DTensor, and no operation changes them in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
     unit = fully_shard(
@@ -82,9 +93,11 @@ def shard_modules(
 
 
 def prefetch_units(root: FSDPModule, units: list[list[FSDPModule]], device_type: str) -> None:
-    """Let FSDP gather the parameters of each unit while the previous unit computes.
+    """Let FSDP gather the parameters of each unit while the unit before it computes.
 
-    A unit may be several FSDP modules: a layer and its experts.
+    This is done in forward, and in the opposite order in backward. ``root`` is the FSDP module that
+    contains all units. ``units`` are in the order of forward. A unit is a list of FSDP modules,
+    such as a layer and its experts. ``device_type`` is "cpu" or "cuda".
     """
     if device_type == "cpu":
         # On CUDA this would give up FSDP's own streams.

@@ -24,32 +24,52 @@ EXPERT_AXES = ("dp", "fsdp", "cp", "tp")
 """The axes whose ranks share the experts of a stage."""
 
 Groups = list[list[int]]
+"""Disjoint groups of global ranks, which together contain every rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelDims:
-    """The size of each axis, and the order of the axes that multiply."""
+    """The mesh of a training step: the number of ranks along each axis, and the axes' order.
+
+    The sizes of ``dp`` to ``tp`` multiply to the number of ranks. ``ep`` and ``etp`` lie inside
+    these axes.
+    """
 
     dp: int = 1
+    """The number of replicas of parameters, or with FSDP of their shards."""
     fsdp: int = 1
+    """The number of data ranks that shard parameters with FSDP, 1 without FSDP.
+
+    With FSDP, the ranks of ``cp`` shard parameters too.
+    """
     pp: int = 1
+    """The number of pipeline ranks."""
     cp: int = 1
+    """The number of ranks that share a sequence (context parallelism)."""
     tp: int = 1
+    """The number of ranks that split the matrices of a layer (tensor parallelism)."""
     ep: int = 1
+    """The number of ranks that hold different experts."""
     etp: int = 1
-    order: tuple[str, ...] = AXES  # all of AXES, outermost first
+    """The number of ranks that split each expert."""
+    order: tuple[str, ...] = AXES
+    """All of ``AXES``, outermost first. Neighboring ranks differ in the last axis."""
 
     @staticmethod
     def parse(text: str, ranks: int = 1) -> "ParallelDims":
-        """Return the axes of a text such as ``dp=2,tp=2``. An empty text is ``dp`` over all ranks.
+        """Return the mesh that a text such as ``dp=2,tp=2`` describes, outermost axis first.
 
+        An empty text means ``dp`` over all ``ranks``. Otherwise ``ranks`` is not used or checked.
         Raises ``UserError`` if an axis is not known.
         """
         return ParallelDims.from_sizes(parse_mesh(text) if text else {"dp": ranks})
 
     @staticmethod
     def from_sizes(sizes: Mapping[str, int]) -> "ParallelDims":
-        """Return axes with these sizes, outermost first. Axes that are missing have one rank."""
+        """Return the mesh with these sizes, keyed by name of the axis, outermost axis first.
+
+        Missing axes have size 1 and are innermost. Raises ``UserError`` if an axis is not known.
+        """
         for name in sizes:
             if name not in (*AXES, *INSIDE):
                 raise UserError(
@@ -60,7 +80,10 @@ class ParallelDims:
         return ParallelDims(order=order).resize(**sizes)
 
     def resize(self, **changes: Any) -> "ParallelDims":
-        """Return a copy with the axis sizes or the ``order`` in ``changes``."""
+        """Return a copy of the mesh in which ``changes`` replaces axis sizes or the ``order``.
+
+        The keys are names of fields.
+        """
         return replace(self, **changes)
 
     @property
@@ -69,7 +92,7 @@ class ParallelDims:
         return self.dp * self.fsdp * self.pp * self.cp * self.tp
 
     def size(self, *axes: str) -> int:
-        """Return the product of the sizes of some axes."""
+        """Return the product of the sizes of the named axes, 1 without axes."""
         product = 1
         for axis in axes:
             product *= getattr(self, axis)
@@ -77,13 +100,19 @@ class ParallelDims:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes above 1 by axis, outermost axis first, then ``ep`` and ``etp``."""
+        """The sizes of the axes with more than one rank, keyed by name of the axis.
+
+        The outermost axis comes first, and ``ep`` and ``etp`` come last.
+        """
         every = {name: self.size(name) for name in (*self.order, *INSIDE)}
         return {name: size for name, size in every.items() if size > 1}
 
     @property
     def label(self) -> str:
-        """The mesh as users write it, without axes of one rank."""
+        """The mesh as text that users write, such as ``dp=2,tp=4``, without axes of one rank.
+
+        For a single rank it is ``dp=1``.
+        """
         return ",".join(f"{name}={size}" for name, size in (self.sizes or {"dp": 1}).items())
 
     @property
@@ -93,43 +122,58 @@ class ParallelDims:
 
     @property
     def shard_axes(self) -> tuple[str, ...]:
-        """The axes over which FSDP shards parameters. Ranks of ``cp`` hold the same parameters."""
+        """The axes over which FSDP shards parameters, empty without FSDP.
+
+        ``cp`` is one of them, because its ranks use the same parameters.
+        """
         return ("fsdp", "cp") if self.is_sharded else ()
 
     @property
     def shard_size(self) -> int:
-        """The number of ranks that shard each parameter."""
+        """The number of ranks that shard each parameter outside of experts, 1 without FSDP."""
         return self.size(*self.shard_axes)
 
     @property
     def replica_axes(self) -> tuple[str, ...]:
-        """The axes over which gradients are all-reduced."""
+        """The axes over which gradients outside of experts are all-reduced.
+
+        With FSDP, a reduce_scatter over ``shard_axes`` precedes the all_reduce.
+        """
         return ("dp",) if self.is_sharded else ("dp", "cp")
 
     @property
     def data_ranks(self) -> int:
-        """The number of ranks over which the loss is averaged."""
+        """The number of ranks with different tokens of the batch, over which the loss is averaged.
+
+        Ranks of ``tp`` do not count.
+        """
         return self.dp * self.fsdp * self.cp
 
     @property
     def expert_replicas(self) -> int:
-        """The number of ranks that have the same experts of a stage."""
+        """The number of ranks that have the same parts of the same experts (``edp``)."""
         return self.size(*EXPERT_AXES) // (self.ep * self.etp)
 
     @property
     def expert_shards(self) -> int:
-        """The number of ranks over which FSDP shards an expert: ``efsdp``."""
+        """The number of ranks over which FSDP shards an expert (``efsdp``), 1 without FSDP."""
         return self.expert_replicas // self.dp if self.is_sharded else 1
 
     def coordinate(self, rank: int) -> dict[str, int]:
-        """Return the position of a rank on each axis except ``ep`` and ``etp``, keyed by axis."""
+        """Return the index of a global rank along each axis except ``ep`` and ``etp``.
+
+        The keys are the names of the axes, and indices start at 0.
+        """
         coordinate = {}
         for name in reversed(self.order):
             rank, coordinate[name] = divmod(rank, self.size(name))
         return coordinate
 
     def index(self, rank: int, *axes: str) -> int:
-        """Return the position of a rank in its group along some axes, the last of them fastest."""
+        """Return the index of a global rank in its group along the named axes, from 0.
+
+        The group has the ranks that differ only on these axes. The last axis varies fastest.
+        """
         coordinate = self.coordinate(rank)
         index = 0
         for axis in axes:
@@ -137,22 +181,28 @@ class ParallelDims:
         return index
 
     def groups(self, *axes: str) -> Groups:
-        """Return the groups of ranks that differ only on some axes, each sorted by ``index``."""
+        """Return the groups of global ranks that differ only on the named axes.
+
+        The ranks of a group are sorted by their ``index`` along these axes.
+        """
         others = [name for name in self.order if name not in axes]
         groups = self._group(lambda rank: (self.index(rank, *others),))
         return [sorted(ranks, key=lambda rank: self.index(rank, *axes)) for ranks in groups]
 
     def expert_position(self, rank: int) -> "ExpertPosition":
-        """Return the stage, the replica, the ``ep`` rank and the ``etp`` rank of a global rank."""
+        """Return the position of a global rank among the ranks that share the experts."""
         index, etp = divmod(self.index(rank, *EXPERT_AXES), self.etp)
         edp, ep = divmod(index, self.ep)
         return ExpertPosition(self.index(rank, "pp"), edp, ep, etp)
 
     def expert_groups(self, axis: str) -> Groups:
-        """Return the groups of ranks along ``ep``, ``etp``, ``edp`` or ``efsdp``.
+        """Return the groups of global ranks along ``ep``, ``etp``, ``edp`` or ``efsdp``.
 
-        Along ``ep`` ranks have other experts, along ``etp`` other parts of them. Along ``edp``
-        they have the same, ordered by dp and then ``efsdp``.
+        The ranks of an ``ep`` group have different experts. Those of an ``etp`` group have
+        different parts of the same experts. The ranks of an ``edp`` group have the same parts of
+        the same experts, ordered by their index along dp and then along ``efsdp``. An ``efsdp``
+        group has the ranks of an ``edp`` group over which FSDP shards the experts. Without FSDP,
+        each of its groups has one rank.
         """
         if axis == "efsdp":
             shards = self.expert_shards
@@ -165,17 +215,20 @@ class ParallelDims:
         return [sorted(ranks, key=self.expert_position) for ranks in groups]
 
     def _group(self, key: Callable[[int], tuple[int, ...]]) -> Groups:
-        """Return groups of ranks. Ranks with equal ``key(rank)`` are one group."""
+        """Return groups of all global ranks, in which ranks with equal ``key(rank)`` are together.
+
+        Groups and their ranks are in ascending order of ranks.
+        """
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.ranks):
             groups.setdefault(key(rank), []).append(rank)
         return list(groups.values())
 
     def find_broken_rule(self, ranks: int, experts: int = 0) -> str | None:
-        """Return the first equation that the axes do not satisfy, None if they satisfy all.
+        """Return the first condition that the mesh does not satisfy, None if it satisfies all.
 
-        ``ranks`` is the world size. ``experts`` is the number of routed experts, 0 for a dense
-        model.
+        The result is an equation with the sizes, such as ``experts(8) % ep(3) != 0``. ``ranks`` is
+        the world size. ``experts`` is the number of routed experts in a layer, 0 for a dense model.
         """
         if self.ranks != ranks:
             axes = [name for name in self.order if self.size(name) > 1]
@@ -194,30 +247,41 @@ class ParallelDims:
         return None
 
     def _find_unused_expert_axis(self) -> str | None:
-        """Return the rule that ``ep`` or ``etp`` breaks without experts, otherwise None."""
+        """Return an error message if a model without experts has ``ep`` or ``etp`` above 1.
+
+        Otherwise the result is None.
+        """
         for axis in INSIDE:
             if self.size(axis) > 1:
                 return f"{axis}({self.size(axis)}) > 1 without experts: set experts=N"
         return None
 
     def _format_product(self, axes: Iterable[str]) -> str:
-        """Return the product of axis sizes as text, such as ``dp(2) * tp(4)``."""
+        """Return the product of the sizes of ``axes`` as text, such as ``dp(2) * tp(4)``."""
         return " * ".join(f"{axis}({self.size(axis)})" for axis in axes)
 
 
 def compute_chunk_size(size: int, ranks: int, index: int) -> int:
-    """Return the size of chunk ``index`` if a size is split over ranks as ``torch.chunk`` does.
+    """Return the number of elements on the rank ``index`` if ``torch.chunk`` splits a dimension.
 
-    The last chunks may be smaller than the others, or empty.
+    ``size`` is the number of elements of the dimension, which is split over ``ranks`` ranks. The
+    last ranks may have fewer elements than the others, or none.
     """
     largest = -(-size // ranks)
     return max(0, min(largest, size - index * largest))
 
 
 class ExpertPosition(NamedTuple):
-    """The position of a rank among the ranks of its pipeline stage that share the experts."""
+    """The position of a rank among the ranks of its pipeline stage, which share the experts.
 
-    stage: int  # the position along pp
-    edp: int  # the replica: the position along dp, then along efsdp
+    All fields are indices from 0.
+    """
+
+    stage: int
+    """The index along ``pp``."""
+    edp: int
+    """The replica of the experts, among the ranks with the same parts of the same experts."""
     ep: int
+    """The index among the ranks with different experts."""
     etp: int
+    """The index among the ranks that split the same experts."""

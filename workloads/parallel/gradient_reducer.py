@@ -16,17 +16,23 @@ from parbench.workloads.parallel.mesh import get_local_tensor
 
 
 class BucketTracker:
-    """Calls ``start(index)`` for each bucket whose parameters all have their gradients.
+    """Starts the reduction of a bucket of gradients as soon as backward has computed all of them.
 
-    A parameter may be in several buckets. Gradients count while the tracker is active.
+    Hooks of autograd count the gradients between ``activate`` and ``start_remaining``. A parameter
+    may be in several buckets.
     """
 
     def __init__(
         self, buckets: Sequence[Sequence[nn.Parameter]], start: Callable[[int], None]
     ) -> None:
+        """Register the hooks of all parameters.
+
+        ``start(index)`` is called when all parameters of ``buckets[index]`` have their gradients.
+        """
         self._start = start
         self._sizes = [len(parameters) for parameters in buckets]
         self._missing: list[int] = []
+        """By index of the bucket, the number of gradients that are still missing in this pass."""
         self.is_active = False
         self._hooks: list[RemovableHandle] = []
         indices: dict[nn.Parameter, list[int]] = {}
@@ -38,19 +44,22 @@ class BucketTracker:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        """Remove the hooks, whose cycles the garbage collector does not find."""
+        """Remove the hooks from the parameters.
+
+        The garbage collector does not find their reference cycles.
+        """
         for hook in self._hooks:
             hook.remove()
 
     def activate(self) -> None:
-        """Count the gradients of the following backward pass, the last one before an update."""
+        """Start to count gradients, before a backward pass after which gradients are reduced."""
         self._missing = list(self._sizes)
         self.is_active = True
 
     def start_remaining(self) -> None:
-        """Start the reduction of each bucket that has not started, and end the pass.
+        """Start the reduction of each bucket that has not started, and stop counting gradients.
 
-        Buckets remain if gradients were written without autograd's hooks.
+        Some buckets remain if gradients were written without autograd's hooks.
         """
         for index, missing in enumerate(self._missing):
             if missing:
@@ -59,7 +68,10 @@ class BucketTracker:
         self.is_active = False
 
     def _count(self, touched: Sequence[int], _: Tensor) -> None:
-        """Count a gradient in each bucket of ``touched``, and start complete buckets."""
+        """Count one gradient in the buckets with the indices ``touched``, and start complete ones.
+
+        It does nothing while the tracker is not active. The unnamed argument is the parameter.
+        """
         if not self.is_active:
             return
         for index in touched:
@@ -69,11 +81,7 @@ class BucketTracker:
 
 
 class GradientReducer:
-    """Divides gradients and sums them over a group by asynchronous all_reduces of buckets.
-
-    Without a group it only divides. ``bucket_bytes`` of 0 is torch's default for DDP: 1 MiB for the
-    first bucket, 25 MiB for the others.
-    """
+    """Averages gradients over data ranks by asynchronous all_reduces of buckets during backward."""
 
     def __init__(
         self,
@@ -84,6 +92,12 @@ class GradientReducer:
         dtype: torch.dtype,
         bucket_bytes: int = 0,
     ) -> None:
+        """Make a reducer that divides gradients by ``divisor`` and sums them over ``group``.
+
+        Both are done in ``dtype``. Without a group, gradients are only divided. ``parameters`` are
+        in the order of forward. ``bucket_bytes`` is the size of a bucket, and 0 is torch's default
+        for DDP: 1 MiB for the first bucket, 25 MiB for the others.
+        """
         self._group = group
         self._divisor = divisor
         self._dtype = dtype
@@ -93,10 +107,11 @@ class GradientReducer:
         self._reductions: list[tuple[int, Tensor, dist.Work | None]] = []
 
     def wait(self, *, is_last: bool = True) -> None:
-        """Wait until all gradients are reduced.
+        """Wait until all gradients are reduced, and write the results into the ``grad`` tensors.
 
-        If ``is_last`` is False, the reduction of the next microbatch includes these gradients
-        again. They are scaled in advance, so that it does not change their values.
+        ``is_last`` is True for the last reduction of a step. Otherwise the reduction of the next
+        microbatch includes these gradients again. They are scaled in advance, so that the next
+        reduction does not change their values.
         """
         scale = self._divisor / (1 if self._group is None else self._group.size())
         for index, flat, work in self._reductions:
@@ -108,7 +123,7 @@ class GradientReducer:
         self._reductions.clear()
 
     def _reduce(self, index: int) -> None:
-        """Start the reduction of the bucket with number ``index``."""
+        """Start the all_reduce of the bucket with number ``index``."""
         flat = flatten_gradients(self._buckets[index], self._dtype)
         flat /= self._divisor
         work = None
@@ -129,9 +144,10 @@ def sum_gradients(
 def split_buckets(
     parameters: Iterable[nn.Parameter], bucket_bytes: int
 ) -> list[list[nn.Parameter]]:
-    """Return parameters in buckets. A parameter that makes a bucket reach its size closes it.
+    """Return parameters split into buckets for the reduction of gradients, in their order.
 
-    ``bucket_bytes`` of 0 means torch's default sizes, with a smaller first bucket.
+    A bucket is full as soon as the local parts of its parameters have ``bucket_bytes`` bytes. 0
+    means the default of torch's DDP: 1 MiB for the first bucket, 25 MiB for the others.
     """
     buckets: list[list[nn.Parameter]] = []
     bucket: list[nn.Parameter] = []
@@ -150,7 +166,10 @@ def split_buckets(
 
 
 def flatten_gradients(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> Tensor:
-    """Return a new tensor with this rank's parts of gradients, one after the other."""
+    """Return a new one-dimensional tensor with the gradients of all parameters, in their order.
+
+    Of a DTensor, it has this rank's part. All gradients are converted to ``dtype``.
+    """
     parts = []
     for parameter in parameters:
         assert parameter.grad is not None, "every parameter has a gradient in every step"
@@ -159,7 +178,10 @@ def flatten_gradients(parameters: Iterable[nn.Parameter], dtype: torch.dtype) ->
 
 
 def unflatten_gradients(parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
-    """Write a tensor of ``flatten_gradients`` back into the gradients."""
+    """Copy the elements of ``flat`` into the gradients of parameters.
+
+    ``flat`` is a result of ``flatten_gradients`` for the same parameters.
+    """
     gradients = []
     for parameter in parameters:
         assert parameter.grad is not None

@@ -14,31 +14,42 @@ from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.torch_internals import forget_meshes
 
 Partition = Sequence[Sequence[int]]
-"""Disjoint groups that together contain every rank."""
+"""Disjoint groups of global ranks, which together contain every rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """The process groups and device meshes of a rank, by axis.
+    """The process groups and device meshes of this rank, for the axes of a training step.
 
-    An axis never shares the group of the world, because bytes are counted by group.
+    An axis never shares the process group of the world, because sent bytes are counted by group.
     """
 
     dims: ParallelDims
     groups: Mapping[str, dist.ProcessGroup]
-    """This rank's group of each axis that communicates: dp, fsdp, pp, tp, ep, etp, edp or efsdp,
-    and cp, or ulysses and ring."""
+    """This rank's process group of each axis with more than one rank, keyed by name of the axis.
+
+    The names are dp, fsdp, pp, tp, ep, etp, edp or efsdp, and cp, or ulysses and ring.
+    """
     shards: DeviceMesh | None
-    """The mesh (dp, fsdp), or (fsdp), over which FSDP shards parameters, None without FSDP."""
+    """The mesh over which FSDP shards parameters, with axes (dp, fsdp) or (fsdp).
+
+    It is None without FSDP.
+    """
     tensor: DeviceMesh | None
-    """The mesh (tp), None with one ``tp`` rank."""
+    """The mesh of tensor parallelism with the axis (tp), None with one ``tp`` rank."""
     experts: DeviceMesh | None
-    """The mesh (ep, etp), (ep) or (etp), over which experts are distributed, or None."""
+    """The mesh over which experts are distributed, with axes (ep, etp), (ep) or (etp).
+
+    It is None if every rank holds all experts, or without experts.
+    """
     expert_shards: DeviceMesh | None
-    """The mesh (dp, efsdp), or (efsdp), that FSDP shards experts over, None if it does not."""
+    """The mesh over which FSDP shards experts, with axes (dp, efsdp) or (efsdp).
+
+    It is None if FSDP does not shard experts.
+    """
 
     def close(self) -> None:
-        """Destroy the groups. Every rank must call this method."""
+        """Destroy the process groups. Every rank must call this method."""
         destroy_groups(self.groups.values())
 
 
@@ -52,8 +63,10 @@ def build_mesh(
 ) -> Mesh:
     """Create the process groups and device meshes of all axes, in the same order on every rank.
 
-    ``context_groups`` are the groups of context parallelism by axis. ``unused_axes`` get no group,
-    because a group without communication costs memory and start-up time of NCCL.
+    Every rank must call this function. ``has_experts`` includes the axes of experts.
+    ``context_groups`` are the groups of all ranks along the axes of context parallelism, keyed by
+    axis. ``unused_axes`` get no group, because a group without communication costs memory and
+    start-up time of NCCL.
     """
     partitions = {**_list_partitions(dims, has_experts=has_experts), **(context_groups or {})}
     partitions = {axis: parts for axis, parts in partitions.items() if axis not in unused_axes}
@@ -74,7 +87,10 @@ def build_mesh(
 
 
 def _list_partitions(dims: ParallelDims, *, has_experts: bool) -> dict[str, Partition]:
-    """Return the groups of all ranks, keyed by axis, for each axis with more than one rank."""
+    """Return the groups of all ranks along each axis with more than one rank, keyed by axis.
+
+    With ``has_experts``, the axes of experts are included.
+    """
     partitions: dict[str, Partition] = {
         "dp": dims.groups(*dims.replica_axes),
         "fsdp": dims.groups(*dims.shard_axes),
@@ -89,18 +105,22 @@ def _list_partitions(dims: ParallelDims, *, has_experts: bool) -> dict[str, Part
 
 @dataclass(frozen=True)
 class _MeshTable:
-    """Builds device meshes of this rank's stage from groups that exist."""
+    """Builds device meshes over the ranks of this rank's pipeline stage, from existing groups."""
 
     world: World
     partitions: Mapping[str, Partition]
+    """The groups of all ranks along each axis, keyed by axis."""
     groups: Mapping[str, dist.ProcessGroup]
+    """This rank's process group along each axis, keyed by axis."""
 
     def build_pair(
         self, sharding: str, inner: Sequence[str]
     ) -> tuple[DeviceMesh | None, DeviceMesh | None]:
-        """Return the mesh of dp and a ``sharding`` axis, and the mesh of ``inner`` axes.
+        """Return the mesh with the axes (dp, ``sharding``), and the mesh with the ``inner`` axes.
 
-        Both are slices of one mesh if parameters are sharded. A mesh without ranks is None.
+        ``sharding`` is the axis over which FSDP shards parameters. Axes with one rank are left out.
+        If FSDP shards parameters, both are slices of one mesh. Otherwise the first is None. The
+        second is None if all of its axes have one rank.
         """
         inner = [axis for axis in inner if axis in self.groups]
         if sharding not in self.groups:
@@ -110,7 +130,10 @@ class _MeshTable:
         return root[tuple(outer)], (root[tuple(inner)] if inner else None)
 
     def _build(self, axes: Sequence[str]) -> DeviceMesh:
-        """Return the device mesh over some axes that contains this rank."""
+        """Return the device mesh with the named axes that contains this rank.
+
+        Each axis uses the existing process group.
+        """
         ranks = {self.world.rank}
         for axis in axes:
             parts = self.partitions[axis]
@@ -125,16 +148,19 @@ class _MeshTable:
         )
 
     def _index(self, rank: int, axis: str) -> int:
-        """Return the position of a rank in its group of an axis. Torch sorts a group's ranks."""
+        """Return the index of a global rank in its group along an axis.
+
+        Ranks are counted in ascending order, because torch sorts the ranks of a group.
+        """
         [ranks] = [part for part in self.partitions[axis] if rank in part]
         return sorted(ranks).index(rank)
 
 
 def destroy_groups(groups: Collection[dist.ProcessGroup]) -> None:
-    """Destroy groups and make DTensor forget their meshes.
+    """Destroy process groups, and remove their device meshes from the caches of DTensor.
 
-    For DTensor, meshes of the same ranks and names are equal, so that a later mesh would get the
-    destroyed groups.
+    Every rank must call this function. For DTensor, meshes of the same ranks and names are
+    equal, so that a later mesh would get the destroyed groups.
     """
     for group in groups:
         dist.destroy_process_group(group)
@@ -143,13 +169,13 @@ def destroy_groups(groups: Collection[dist.ProcessGroup]) -> None:
 
 
 def get_full_tensor(tensor: Tensor) -> Tensor:
-    """Gather a DTensor on every rank of its mesh and return the full tensor.
+    """Gather a DTensor on every rank of its mesh, and return the full tensor.
 
-    Other tensors are returned as they are.
+    All ranks of the mesh must call this function. Other tensors are returned as they are.
     """
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def get_local_tensor(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, and other tensors as they are."""
+    """Return this rank's part of a DTensor, or another tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

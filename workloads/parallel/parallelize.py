@@ -44,22 +44,28 @@ from parbench.workloads.parallel.zero1 import DistributedOptimizer
 
 @dataclass(kw_only=True)
 class ParallelPart:
-    """The model part of one pipeline stage after ``parallelize``, with its reducers."""
+    """The distributed layers of one pipeline stage, with the objects that reduce gradients.
+
+    Without a pipeline, the stage is the complete model.
+    """
 
     part: Transformer
+    """The layers of the stage on this rank, with embedding or head where the stage has them."""
     module: nn.Module
-    """The module to call: the part, or DDP around it."""
+    """The module to call in a forward pass: ``part``, or DDP around it."""
     mesh: Mesh
     reduce_dtype: torch.dtype
+    """The data type in which gradients are reduced."""
     logits_width: int
-    """The size of the vocabulary of this rank's logits."""
+    """The number of entries of the vocabulary for which this rank computes logits."""
     partial_parameters: list[nn.Parameter]
     """The parameters whose gradients are summed over ``tp`` once per step."""
     reducers: list[GradientReducer | DistributedOptimizer] = field(default_factory=list)
+    """The objects that reduce gradients during backward, if neither DDP nor FSDP does it."""
 
     @property
     def moe_layers(self) -> Mapping[int, MoeLayer]:
-        """The MoE layers by number of the layer."""
+        """The MoE layers of the stage, keyed by number of the layer in the model."""
         return {
             int(name): layer.ffn
             for name, layer in self.part.layers.items()
@@ -67,7 +73,11 @@ class ParallelPart:
         }
 
     def sync_gradients(self, *, is_synced: bool) -> AbstractContextManager[object]:
-        """Return the context of a microbatch, whose backward reduces gradients if ``is_synced``."""
+        """Return the context manager in which forward and backward of a microbatch must run.
+
+        With ``is_synced``, backward also reduces gradients. Otherwise gradients are only added up
+        on this rank.
+        """
         if isinstance(self.part, FSDPModule):
             self.part.set_requires_gradient_sync(is_synced)
         if isinstance(self.module, DistributedDataParallel) and not is_synced:
@@ -78,13 +88,20 @@ class ParallelPart:
         return nullcontext()
 
     def finish_microbatch(self) -> None:
-        """Reduce the gradients so far. The next microbatch adds to the reduced gradients."""
+        """Reduce the gradients of the microbatches so far, before further ones of the same step.
+
+        The next microbatch adds its gradients to the reduced gradients.
+        """
         for reducer in self.reducers:
             reducer.tracker.start_remaining()
             reducer.wait(is_last=False)
 
     def finish_gradients(self) -> None:
-        """Wait until all gradients of a step are reduced to those of the mean loss."""
+        """Wait until all gradients of a step are reduced, after the last microbatch.
+
+        They are then the gradients of the mean loss. The gradients of ``partial_parameters`` are
+        summed over ``tp`` here.
+        """
         for reducer in self.reducers:
             reducer.tracker.start_remaining()
             reducer.wait()
@@ -93,13 +110,17 @@ class ParallelPart:
             sum_gradients(self.partial_parameters, group, self.reduce_dtype)
 
     def close(self) -> None:
-        """Remove the hooks of the reducers."""
+        """Remove the hooks by which ``reducers`` observe the backward pass."""
         for reducer in self.reducers:
             reducer.tracker.close()
 
 
 def build_parts(view: RankView, seed: int, mesh: Mesh) -> dict[int, Transformer]:
-    """Return this rank's part of the model for each of its stages, on the meta device."""
+    """Return this rank's layers for each of its pipeline stages, keyed by number of the stage.
+
+    They are on the meta device. Only the experts are already distributed over the ``mesh``.
+    ``seed`` is not used, because weights are initialized later.
+    """
     spec = view.spec
     parts = {}
     for stage in view.stages:
@@ -113,7 +134,7 @@ def build_parts(view: RankView, seed: int, mesh: Mesh) -> dict[int, Transformer]
         )
         if spec.moe is not None:
             replace_ffns_with_moe(part, spec.shape, spec.moe, mesh=mesh)
-            # Gradients of routers are summed over microbatches and tp, and averaged over data ranks.
+            # Router gradients are summed over microbatches and tp, and averaged over data ranks.
             parts_of_sum = spec.shape.layers * spec.microbatches * spec.dims.tp
             for layer in find_moe_layers(part):
                 layer.aux_weight = spec.moe.aux / parts_of_sum
@@ -129,9 +150,11 @@ def parallelize(
     positions: TokenPositions,
     attention: Core | None,
 ) -> ParallelPart:
-    """Distribute a part of the model over the mesh and initialize its weights.
+    """Distribute the layers of one pipeline stage over the mesh, and initialize their weights.
 
-    ``attention`` is the attention over the ranks of ``cp``. With None, each layer has its own.
+    ``part`` is on the meta device and is changed. ``positions`` are the positions of this rank's
+    tokens. ``attention(q, k, v)`` computes attention over the ranks of ``cp``. With None, each
+    layer has its own. Weights depend only on ``world.seed``, not on the mesh.
     """
     dims = spec.dims
     part.positions = torch.tensor(positions.between_blocks, device=world.device)
@@ -165,11 +188,11 @@ def parallelize(
 
 
 def list_partial_names(part: Transformer) -> set[str]:
-    """Return the names of parameters that ``tp`` does not split, as before FSDP shards them.
+    """Return the names of the parameters outside of routed experts that ``tp`` does not split.
 
-    The parameters are norms, learned positions, routers and shared experts, but not routed experts.
-    Their gradients are summed over ``tp``, because each rank has the gradients of its part of the
-    sequence.
+    Call it before FSDP makes all parameters DTensors. The parameters are norms, learned
+    positions, routers and shared experts. Their gradients are summed over ``tp``, because each rank
+    has the gradients of its part of the sequence.
     """
     experts = set(list_experts(part))
     return {
@@ -180,22 +203,26 @@ def list_partial_names(part: Transformer) -> set[str]:
 
 
 def list_experts(part: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of routed experts."""
+    """Return the parameters of the routed experts of all MoE layers in a part of the model."""
     return [p for layer in find_moe_layers(part) for p in layer.experts.parameters()]
 
 
 def split_experts(part: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the parameters outside of routed experts, and those of routed experts."""
+    """Return the parameters of a part of the model in two lists.
+
+    The first has the parameters outside of routed experts, and the second those of routed experts.
+    """
     experts = list_experts(part)
     expert_set = set(experts)
     return [p for p in part.parameters() if p not in expert_set], experts
 
 
 def apply_fsdp(part: Transformer, mesh: Mesh, spec: StepSpec) -> None:
-    """Shard the embeddings, each layer, each layer's experts, and the norm with the head.
+    """Shard a part of the model with FSDP2, in units that are gathered and reduced together.
 
+    The units are the embeddings, each layer, each layer's experts, and the last norm with the head.
     The norm and the head stay gathered until their backward pass, which follows at once. In a
-    pipeline all parameters stay gathered until the end of the step.
+    pipeline, all parameters stay gathered until the end of the step.
     """
     assert mesh.shards is not None
     reduce_dtype = DTYPES[spec.reduce_bytes]
@@ -207,6 +234,7 @@ def apply_fsdp(part: Transformer, mesh: Mesh, spec: StepSpec) -> None:
     ignored = list_experts(part) if mesh.expert_shards is None else []
 
     def shard(modules: list[nn.Module], mesh: DeviceMesh, *, reshard: bool) -> FSDPModule:
+        """Make modules one FSDP unit over a mesh, and return its first module."""
         return data_parallel.shard_modules(
             modules, mesh, reshard=reshard, reduce_dtype=reduce_dtype, ignored=ignored
         )
@@ -230,15 +258,15 @@ def apply_fsdp(part: Transformer, mesh: Mesh, spec: StepSpec) -> None:
 
 
 def keep_modules(*modules: nn.Module | None) -> list[nn.Module]:
-    """Return the modules that a part of the model has."""
+    """Return the modules that are not None, in their order."""
     return [module for module in modules if module is not None]
 
 
 def apply_replication(parallel_part: ParallelPart, spec: StepSpec, device: torch.device) -> None:
-    """Average over data ranks the gradients that FSDP does not reduce.
+    """Set up the reduction of the gradients that FSDP does not reduce, as means over data ranks.
 
-    DDP averages the gradients of a dense model without ``tp`` and ``pp``, gradient reducers average
-    all others.
+    For a dense model without ``tp`` and ``pp``, ``parallel_part.module`` becomes DDP. Otherwise
+    gradient reducers are added to ``parallel_part.reducers``.
     """
     part, mesh = parallel_part.part, parallel_part.mesh
     dims = mesh.dims

@@ -1,4 +1,4 @@
-"""The tokens of a rank: its positions of each sequence, in attention and between blocks.
+"""The tokens of a rank: their positions in each sequence, in attention and between blocks.
 
 ``cp`` splits a sequence for attention, and with sequence parallelism ``tp`` splits what remains
 between blocks.
@@ -27,20 +27,27 @@ from parbench.workloads.parallel.mesh import Partition
 
 @dataclass(frozen=True)
 class TokenPositions:
-    """The positions in the sequence of the tokens that a rank holds, at each point of a layer."""
+    """The positions in a sequence of the tokens that a rank holds, inside and outside of blocks.
+
+    A block is the attention or the FFN of a layer. Outside of blocks, sequence parallelism over
+    ``tp`` splits the tokens further.
+    """
 
     split: SequenceSplit | None
-    """The split of a sequence over ``cp``, None for one rank."""
+    """The distribution of a sequence over ``cp``, None with one ``cp`` rank."""
     attended: list[int]
-    """Positions of the tokens whose queries attention computes on this rank."""
+    """The positions of the tokens that this rank holds at the input and output of attention."""
     between_blocks: list[int]
-    """Positions of the tokens that this rank has between blocks."""
+    """The positions of the tokens that this rank holds outside of blocks."""
     by_source: list[list[int]]
-    """The positions between blocks of every rank that shares the sequence."""
+    """For each rank that shares the sequence, its positions outside of blocks.
+
+    The ranks are those of ``cp``, and with sequence parallelism of ``tp``, where ``tp`` is fastest.
+    """
 
     @staticmethod
     def of(spec: StepSpec, rank: int) -> "TokenPositions":
-        """Return the token positions of a global rank in a step."""
+        """Return the token positions of the global rank ``rank`` in a training step."""
         dims = spec.dims
         split = None
         attended = [list(range(spec.shape.sequence))]
@@ -71,11 +78,17 @@ class TokenPositions:
 
     @property
     def keys_per_query(self) -> float:
-        """The mean number of keys per query with context parallelism, 0 with one ``cp`` rank."""
+        """The mean number of keys to which a query attends under the causal mask.
+
+        It is 0 with one ``cp`` rank.
+        """
         return 0.0 if self.split is None else self.split.num_pairs / self.split.sequence
 
     def list_context_groups(self, dims: ParallelDims) -> dict[str, Partition]:
-        """Return the groups of all ranks, keyed by axis of context parallelism."""
+        """Return the groups of all global ranks that exchange data in attention, keyed by axis.
+
+        The axes are ``cp``, or ``ulysses`` and ``ring``. The result is empty with one ``cp`` rank.
+        """
         partitions: dict[str, list[list[int]]] = {}
         if self.split is None:
             return {}
@@ -92,7 +105,11 @@ class TokenPositions:
         groups: Mapping[str, dist.ProcessGroup],
         compute: SimulatedCompute,
     ) -> Core | None:
-        """Return attention over the ranks of ``cp``, None if there is only one ``cp`` rank."""
+        """Return the function (q, k, v) -> output for attention over the ranks of ``cp``.
+
+        The result is None with one ``cp`` rank. ``groups`` has this rank's process groups by axis.
+        If the step simulates compute, ``compute`` takes the time of attention.
+        """
         if self.split is None:
             return None
         dims = spec.dims

@@ -1,9 +1,10 @@
 """Tensor parallelism by torch's styles: matrices split by columns and rows, and the vocabulary.
 
-Blocks take and give plain tensors. With sequence parallelism a rank has its part of the sequence
-between blocks: they gather it before their columns and scatter the sums of their rows. Parameters
-outside of blocks then see only these positions, so that their gradients are summed over ``tp``
-once per step (Korthikanti et al., arXiv 2205.05198, section 4.2).
+Blocks are attention and FFN. They take and return plain tensors. With sequence parallelism, a rank
+has its part of the sequence between blocks. Blocks gather the sequence before their columns, and
+scatter the sums of their rows. Parameters outside of blocks then see only the rank's positions, so
+that their gradients are summed over ``tp`` once per step (Korthikanti et al., arXiv 2205.05198,
+section 4.2).
 """
 
 from collections.abc import Callable, Iterable
@@ -34,11 +35,18 @@ from parbench.workloads.model.transformer import (
 from parbench.workloads.parallel.mesh import get_local_tensor
 
 _SEQUENCE = Shard(1)
+"""The placement of activations (batch, positions, hidden) that are split by positions."""
 _VOCABULARY = Shard(-1)
+"""The placement of logits (batch, positions, vocabulary) that are split by vocabulary."""
 
 
 def split_model(part: Transformer, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
-    """Split layers by heads and columns, and the token embedding and the head by vocabulary."""
+    """Split the layers of a part of the model, and its embedding and head, over a ``tp`` mesh.
+
+    Attention is split by heads, FFNs by columns and then rows, and the token embedding and the head
+    by vocabulary. With ``sequence_parallel``, activations between blocks are split by positions.
+    Otherwise every rank has all of them. The parameters become DTensors.
+    """
     outside: Placement = _SEQUENCE if sequence_parallel else Replicate()
     for layer in part.layers.values():
         assert isinstance(layer, Layer)
@@ -54,7 +62,10 @@ def split_model(part: Transformer, mesh: DeviceMesh, *, sequence_parallel: bool)
 
 
 def _split_layer(layer: Layer, mesh: DeviceMesh, outside: Placement) -> None:
-    """Split attention by heads and the FFN by columns; a mixture of experts is not split."""
+    """Split the attention of a layer by heads and its FFN by columns. An MoE layer is not split.
+
+    ``outside`` is the placement of activations between blocks.
+    """
     styles = _split_block("attention", ["q", "k", "v"], "out", outside)
     if isinstance(layer.ffn, Ffn):
         columns = ["up"] if layer.ffn.gate is None else ["gate", "up"]
@@ -63,10 +74,11 @@ def _split_layer(layer: Layer, mesh: DeviceMesh, outside: Placement) -> None:
 
 
 def split_embedding_gradient(embedding: nn.Embedding) -> None:
-    """Let each rank keep only the gradient of its part of the vocabulary.
+    """Let each rank keep only the gradient of its part of the embedding's vocabulary.
 
-    Without this hook every rank has the gradient of the full vocabulary. FSDP needs no hook,
-    because it takes its part itself.
+    ``embedding`` is already split over ``tp``. Without this hook every rank has the gradient of the
+    full vocabulary. Do not call this function with FSDP, which takes its part of the gradient
+    itself.
     """
     weight = embedding.weight
     assert isinstance(weight, DTensor)
@@ -77,6 +89,12 @@ def split_embedding_gradient(embedding: nn.Embedding) -> None:
 def _split_block(
     block: str, columns: Iterable[str], rows: str, outside: Placement
 ) -> dict[str, ParallelStyle]:
+    """Return the parallel styles of a block (attention or FFN), keyed by module name.
+
+    ``block`` is the name of the block in its layer. ``columns`` are the names of its first
+    matrices, which are split by columns, and ``rows`` is the name of its last matrix. ``outside``
+    is the placement of activations between blocks.
+    """
     styles: dict[str, ParallelStyle] = {
         block: PrepareModuleInput(input_layouts=(outside,), desired_input_layouts=(Replicate(),)),
         f"{block}.{rows}": RowwiseParallel(output_layouts=outside),
@@ -89,17 +107,18 @@ def _split_block(
 def make_loss(
     mesh: DeviceMesh | None, vocabulary: int, *, is_sum: bool
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function from logits (b, s, vocabulary) and targets (b, s) to the cross-entropy.
+    """Return ``compute_loss(logits, targets)``, which returns the cross-entropy as a scalar.
 
-    The cross-entropy is the mean, or with ``is_sum`` the sum, over tokens that are not padding.
-
-    On a mesh, logits are this rank's part of the vocabulary (b, s, part), and no rank gathers
-    them. The loss and its backward pass belong within ``use_loss``.
+    Logits are (sequences, positions, vocabulary), and targets (sequences, positions). The result is
+    the mean, or with ``is_sum`` the sum, over tokens that are not padding. ``vocabulary`` is the
+    full size. With a ``mesh`` of ``tp`` ranks, logits have this rank's part of the vocabulary, and
+    no rank gathers them. The loss and its backward pass must then run within ``use_loss``.
     """
     if mesh is None:
         return partial(cross_entropy, is_sum=is_sum)
 
     def compute_loss(logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the cross-entropy of logits that are split by vocabulary over the mesh."""
         tokens = logits.flatten(0, 1).float()
         size = torch.Size((len(tokens), vocabulary))
         distributed = DTensor.from_local(
@@ -115,9 +134,9 @@ def make_loss(
 
 
 def use_loss(mesh: DeviceMesh | None) -> AbstractContextManager[None]:
-    """Return the context in which forward and backward passes with a loss must run.
+    """Return the context manager in which the loss of ``make_loss`` and its backward must run.
 
-    On a mesh it is torch's ``loss_parallel``, for logits that are split by vocabulary. Without a
-    mesh it does nothing.
+    With a mesh of ``tp`` ranks it is torch's ``loss_parallel``, for logits that are split by
+    vocabulary. Without a mesh it does nothing.
     """
     return nullcontext() if mesh is None else loss_parallel()

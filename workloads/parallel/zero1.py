@@ -1,4 +1,4 @@
-"""ZeRO-1: every rank has all parameters and gradients, and the optimizer's state of its part.
+"""ZeRO-1: every rank has all parameters and gradients, and a part of the optimizer's state.
 
 ``DistributedOptimizer`` follows the literature (ZeRO, arXiv 1910.02054, section 5; Megatron's
 distributed optimizer): buckets of gradients are reduce-scattered during backward, and the updated
@@ -20,10 +20,11 @@ from parbench.workloads.torch_internals import load_zero_redundancy_optimizer
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """AdamW with ZeRO-1, in which rank r updates the r-th part of each gradient bucket.
+    """AdamW with ZeRO-1, in which each rank updates an equal part of each bucket of parameters.
 
-    Parameters and gradients are views of two buffers in the order of backward, padded at the end to
-    a multiple of the ranks.
+    All parameters are views of one buffer, and all gradients of another. Both are in the order of
+    backward, and padded at the end to a multiple of the number of ranks. Buckets are consecutive
+    parts of the buffers. Rank r updates the r-th part of each bucket.
     """
 
     def __init__(
@@ -35,6 +36,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         reduce_dtype: torch.dtype,
         is_simulated: bool = False,
     ) -> None:
+        """Move the parameters of ``model`` into a buffer that is split over ``group``.
+
+        ``bucket_bytes`` is the size of a bucket, and 0 is the default of torch's DDP, 25 MiB.
+        Gradients are averaged in ``reduce_dtype``. With ``is_simulated``, parameters keep their
+        values, as in a step with simulated compute.
+        """
         self._group = group
         self._dtype = reduce_dtype
         ranks = group.size()
@@ -69,9 +76,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.zero_grad()
 
     def wait(self, *, is_last: bool = True) -> None:
-        """Wait until this rank's parts of the gradients are reduced, once per step.
+        """Wait until this rank's parts of the gradients are reduced, and give them to AdamW.
 
-        ``is_last`` must be True.
+        This happens once per step, so that ``is_last`` must be True.
         """
         assert is_last, "a distributed optimizer reduces once per step"
         for index, shard, work in self._reductions:
@@ -81,7 +88,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._reductions.clear()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set gradients to zero. The parameters' gradients stay views of the buffer."""
+        """Set all gradients to zero. Other than in torch, they stay views of the buffer.
+
+        ``set_to_none`` applies to the gradients of this rank's parts.
+        """
         self._gradients.zero_()
         self.optim.zero_grad(set_to_none)
         for parameter, gradient in self._views:
@@ -89,7 +99,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update this rank's parts of the parameters, and gather the parts of all ranks."""
+        """Update this rank's parts of the parameters, and all-gather the parts of all ranks.
+
+        ``closure`` is not used.
+        """
         self.optim.step()
         works = [
             all_gather_single(bucket, shard.detach(), self._group, async_op=True)
@@ -100,13 +113,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 work.wait()
 
     def gather_gradients(self) -> None:
-        """Gather the reduced gradients of all ranks on every rank, as only a check requires."""
+        """All-gather the reduced gradients, so that every rank has those of all parameters.
+
+        Only the numerical check of a step requires it.
+        """
         for bucket, shard in zip(self._gradient_buckets, self._shards, strict=True):
             assert shard.grad is not None, "gradients are gathered after a backward pass"
             all_gather_single(bucket, shard.grad, self._group)
 
     def _reduce(self, index: int) -> None:
-        """Start the reduce_scatter of a bucket of gradients."""
+        """Start the reduce_scatter of the gradients in the bucket with number ``index``."""
         # A new tensor where the type differs, the buffer itself otherwise.
         gradients = self._gradient_buckets[index].to(self._dtype)
         gradients /= self._group.size()
@@ -118,7 +134,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 def make_zero_redundancy_optimizer(
     model: nn.Module, group: dist.ProcessGroup, dtype: torch.dtype, *, is_simulated: bool = False
 ) -> torch.optim.Optimizer:
-    """Return torch's ZeroRedundancyOptimizer of AdamW."""
+    """Return torch's ZeroRedundancyOptimizer, which shards AdamW's state over ``group``.
+
+    ``dtype`` is the data type of the parameters. With ``is_simulated``, parameters keep their
+    values, as in a step with simulated compute.
+    """
     return load_zero_redundancy_optimizer()(
         model.parameters(),
         optimizer_class=choose_optimizer(dtype, is_simulated=is_simulated),

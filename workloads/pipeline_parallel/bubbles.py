@@ -30,16 +30,24 @@ from parbench.workloads.pipeline_parallel.simulation import Latency, SimulatedTi
 
 Key = TypeVar("Key", bound=Hashable)
 EQUAL_PASSES = PassSeconds(1.0, 1.0, 1.0)
+"""Passes that take equal times: forward, input gradient and weight gradient one second each."""
 
 
 def bubble_fraction(timeline: SimulatedTimeline) -> float:
-    """Return the idle time of all ranks relative to the makespan times the number of ranks."""
+    """Return the fraction of the ranks' time in which they run no action, between 0 and 1.
+
+    The time of each rank is the makespan: from the first start to the last stop of all ranks. The
+    result is 0 if the makespan is 0.
+    """
     total = timeline.ranks * timeline.makespan
     return timeline.idle / total if total else 0.0
 
 
 def make_details(pipeline: Pipeline) -> PipelineDetails:
-    """Return the schedule, its size and the stages of each rank, as rows record them."""
+    """Return the schedule, the size and the stages of a pipeline for the record of a step.
+
+    Measured and simulated times are not set.
+    """
     size = pipeline.size
     return PipelineDetails(
         schedule=pipeline.schedule.name,
@@ -52,9 +60,14 @@ def make_details(pipeline: Pipeline) -> PipelineDetails:
 
 
 def make_detail_rows(timeline: SimulatedTimeline) -> PipelineTimeline:
-    """Return the actions of each rank in microseconds since the first start."""
+    """Return the actions of each rank, with start and stop in microseconds, for a record.
+
+    Ranks are in order, and the actions of a rank in the order of their start. Time 0 is the first
+    start of all ranks.
+    """
 
     def to_microseconds(seconds: float) -> int:
+        """Return the microseconds from the first start to a time in seconds."""
         return round((seconds - timeline.first_start) * 1e6)
 
     rows = []
@@ -70,16 +83,19 @@ def make_detail_rows(timeline: SimulatedTimeline) -> PipelineTimeline:
 def split_idle(
     measured: SimulatedTimeline, order: PipelineOrder, latency: Latency
 ) -> dict[IdleCause, float]:
-    """Return the measured idle seconds by cause, mean per rank, which add up to all idle time.
+    """Split the measured idle time of a step by cause, in seconds as the mean over ranks.
 
-    Each cause is the idle time that one simulation has more than the simulation before.
-    "schedule" simulates the mean time of each kind of action, "imbalance" the mean time of each
-    stage and kind, and "p2p" adds ``latency``. "rest" is the remaining idle time, such as jitter.
-    A cause is negative if it shortens the waits.
+    The keys are ``IDLE_CAUSES``, and the values add up to the measured idle time. Each value is the
+    difference in idle time between one simulation of the schedule and the simulation before.
+    "schedule" is simulated with the mean time of each kind of action (F, B, I or W), "imbalance"
+    with the mean time of each stage and kind, and "p2p" with ``latency`` for messages in addition.
+    "rest" is the difference to the measured step, such as jitter. A value is negative if its cause
+    shortens the waits.
     """
     means = _compute_means(measured.actions, lambda action: (action.stage, action.kind))
 
     def seconds_of_stage(action: Action) -> float:
+        """Return the mean measured seconds of the action's kind in its stage."""
         return means[action.stage, action.kind]
 
     timelines = (
@@ -98,25 +114,33 @@ def split_idle(
 
 
 def simulate_mean_actions(measured: SimulatedTimeline, order: PipelineOrder) -> SimulatedTimeline:
-    """Return the simulated timeline with the measured mean time of each kind, without latency."""
+    """Simulate a step in which all actions of a kind take their mean time of a measured step.
+
+    The kinds are F, B, I and W, and the mean is over stages and microbatches. Ranks run the actions
+    of ``order``. Messages take no time.
+    """
     return simulate_kinds(order, compute_kind_seconds([measured]))
 
 
 def simulate_kinds(
     order: PipelineOrder, seconds_by_kind: Mapping[ActionKind, float], latency: float = 0.0
 ) -> SimulatedTimeline:
-    """Return the simulated timeline of an order in which a kind takes equal seconds on all stages.
+    """Simulate a step in which all actions of a kind take the same time, on every stage.
 
-    ``latency`` is the seconds of a message.
+    Ranks run the actions of ``order``. ``seconds_by_kind`` has the seconds of one action by kind
+    (F, B, I or W), and ``latency`` is the seconds of a message between ranks.
     """
     return simulate(order, lambda action: seconds_by_kind[action.kind], latency)
 
 
 def compute_kind_seconds(timelines: Sequence[SimulatedTimeline]) -> dict[ActionKind, float]:
-    """Return the mean seconds of the actions of each kind.
+    """Return the mean seconds of one action of each kind, keyed by F, B, I and W.
 
-    Of split backward passes, torch's first stage does not count: its input gradient takes no time,
-    and its weight gradient takes the time of both.
+    An action is the forward pass (F), full backward pass (B), input gradient (I) or weight gradient
+    (W) of one stage and microbatch. The mean is over all actions of the steps in ``timelines``.
+    Split backward passes of the pipeline's first stage count only if other stages have none. In
+    torch's first stage, the input gradient takes no time, and the weight gradient takes the time of
+    both.
     """
     actions = list(chain.from_iterable(timeline.actions for timeline in timelines))
     comparable = [timed for timed in actions if timed.action.stage or timed.action.kind in "FB"]
@@ -129,7 +153,7 @@ def compute_kind_seconds(timelines: Sequence[SimulatedTimeline]) -> dict[ActionK
 def _compute_means(
     actions: Iterable[simulation.SimulatedAction], key: Callable[[Action], Key]
 ) -> dict[Key, float]:
-    """Return the mean seconds of actions, grouped by ``key(action)``."""
+    """Return the mean seconds of the actions in each group, keyed by ``key(action)``."""
     seconds: defaultdict[Key, list[float]] = defaultdict(list)
     for timed in actions:
         seconds[key(timed.action)].append(timed.seconds)
@@ -139,10 +163,12 @@ def _compute_means(
 def measure_latency(
     timelines: Sequence[SimulatedTimeline], order: PipelineOrder
 ) -> dict[tuple[int, int], float]:
-    """Return the seconds of messages by sender and receiver. The ranks' clocks must agree.
+    """Return the seconds of a message between two ranks, keyed by (sending rank, receiving rank).
 
-    A link's seconds are the median time from the sender's stop to the receiver's start, over the
-    messages for which an idle rank waited. They are 0 if no rank waited for a message of the link.
+    The value is the median time from the end of the action that sends to the start of the action
+    that needs the message. It is taken over the messages of all ``timelines`` for which an idle
+    rank waited. Pairs of ranks without such a message are not in the result. The timelines are of
+    steps that ran ``order``, with all times on one clock.
     """
     waits: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     for timeline in timelines:
@@ -159,9 +185,10 @@ def measure_latency(
 
 
 def measure_passes(timelines: Sequence[SimulatedTimeline], stages_per_rank: int) -> PassSeconds:
-    """Return the mean seconds of a rank's forward, input-gradient and weight-gradient passes.
+    """Return the mean seconds of a rank's passes for one microbatch, over all steps and ranks.
 
-    If the backward pass is not split, both gradients are taken to be half of it.
+    A pass runs through all ``stages_per_rank`` stages of the rank. If backward passes are not
+    split, the input gradient and the weight gradient are each taken to be half of them.
     """
     means = compute_kind_seconds(timelines)
     half_seconds = means.get("B", 0.0) / 2
@@ -181,11 +208,14 @@ def compare_schedules(
     latency: float,
     outside_seconds: float,
 ) -> tuple[SimulatedSchedule, ...]:
-    """Simulate each schedule that can run, and return them sorted by step time.
+    """Simulate every schedule that can run on the same ranks, and sort them by time of a step.
 
-    The ranks and microbatches are those of ``order``. ``layer_bytes`` are the activations of a
-    layer, ``latency`` the seconds of a message, and ``outside_seconds`` the part of a step before
-    and after the pipeline.
+    The fastest comes first. The numbers of ranks and microbatches are those of the measured
+    ``order``. ``passes`` has the seconds of a rank for one microbatch. ``layers`` is the number of
+    layers of the model, ``layer_bytes`` the bytes of activations of one layer and microbatch, and
+    ``latency`` the seconds of a message between ranks. ``outside_seconds`` is the part of a step
+    before and after the pipeline, such as the optimizer. Schedules that cannot run with these
+    ranks, microbatches or layers are left out.
     """
     rows = []
     for schedule in SCHEDULES.values():

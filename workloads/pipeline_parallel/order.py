@@ -7,19 +7,31 @@ from typing import Literal
 from parbench.bench.results.details import Action
 
 Actions = tuple[Action, ...]
+"""The actions of one rank in a step, in the order in which the rank runs them."""
 Output = tuple[int, Literal["F", "I", "W"], int]
-"""The product of an action, by stage and microbatch: the output of the stage ("F"), the gradient of
-its input ("I") or the gradient of its weights ("W")."""
+"""A tensor that an action computes: its stage, its kind, and its microbatch.
+
+The kind is the output of the stage ("F"), the gradient of the stage's input ("I"), or the gradient
+of the stage's weights ("W").
+"""
 
 
 def get_output(action: Action) -> Output:
-    """Return the output of an action that others wait for. B produces an input gradient, like I."""
+    """Return the tensor that an action computes and for which other actions wait.
+
+    For a full backward pass (B) it is the input gradient, as for I.
+    """
     kind = "I" if action.kind == "B" else action.kind
     return action.stage, kind, action.microbatch
 
 
 def get_received(action: Action, num_stages: int) -> Output | None:
-    """Return the output of a neighboring stage that an action needs, None if it needs none."""
+    """Return the tensor that an action receives from a neighboring stage, None if there is none.
+
+    A forward pass receives the activations of the stage before. A backward pass or an input
+    gradient receives the gradient from the stage after. ``num_stages`` counts the stages of all
+    ranks.
+    """
     if action.kind == "F" and action.stage > 0:
         return action.stage - 1, "F", action.microbatch
     if action.kind in ("B", "I") and action.stage < num_stages - 1:
@@ -28,7 +40,11 @@ def get_received(action: Action, num_stages: int) -> Output | None:
 
 
 def list_inputs(action: Action, num_stages: int) -> list[Output]:
-    """Return all outputs that an action needs, of its own stage and of a neighboring stage."""
+    """Return all tensors that must be computed before an action can start.
+
+    They are one of the same stage, and one of a neighboring stage, as far as the action needs them.
+    ``num_stages`` counts the stages of all ranks.
+    """
     inputs: list[Output] = []
     if action.kind == "W":
         inputs.append((action.stage, "I", action.microbatch))
@@ -42,15 +58,23 @@ def list_inputs(action: Action, num_stages: int) -> list[Output]:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineOrder:
-    """The actions of all ranks. Torch's runtime runs the same order that is simulated."""
+    """The actions that each rank of a pipeline runs in one step, in their order.
+
+    An action is a pass of one stage for one microbatch. Torch's pipeline runtime executes the
+    same order that ``simulate`` simulates.
+    """
 
     name: str
+    """The name of the schedule."""
     actions_by_rank: tuple[Actions, ...]
+    """The actions of each rank of the pipeline, first rank first."""
     microbatches: int
+    """The number of microbatches in a step."""
     stages_per_rank: int
 
     @property
     def ranks(self) -> int:
+        """The number of ranks of the pipeline."""
         return len(self.actions_by_rank)
 
     @property
@@ -60,11 +84,12 @@ class PipelineOrder:
 
 
 def find_peak_held(actions: Iterable[Action], held_by_stage: Callable[[int], float]) -> float:
-    """Return the maximum amount that a rank holds at once for backward.
+    """Return the maximum amount of saved activations that a rank holds at once for backward.
 
-    A microbatch of a stage holds the amount ``held_by_stage(stage)``, such as bytes, from its
-    forward pass to the end of its backward pass. If the backward pass is split, that is the end of
-    the weight gradient.
+    ``actions`` are those of one rank, in order. ``held_by_stage(stage)`` is the amount of one
+    microbatch in a stage, such as its bytes, or 1 to count microbatches. It is held from the
+    forward pass to the end of the backward pass. If the backward pass is split, it is held to the
+    end of the weight gradient.
     """
     total = 0.0
     peak = 0.0

@@ -40,18 +40,23 @@ PARAMS = (
         help="layers of each stage, such as 2+1+1+2; empty = equal",
     ),
 )
+"""The parameters of a pipeline that a user can set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineOptions:
-    """The options of a user for a pipeline."""
+    """The schedule and the stages that a user chooses, before they are checked."""
 
     schedule: str = DEFAULT_SCHEDULE
-    stages_per_rank: int = 0  # 0 = the schedule's default
-    split: str = ""  # layers of each stage, such as 2+1+1+2; empty = equal
+    """The name of a schedule in ``SCHEDULES``."""
+    stages_per_rank: int = 0
+    """The number of stages on each rank. 0 means the schedule's default."""
+    split: str = ""
+    """The number of layers of each stage, such as 2+1+1+2. Empty means equal numbers."""
 
     @staticmethod
     def from_params(params: Mapping[str, Value]) -> "PipelineOptions":
+        """Return the options in the values of ``PARAMS``, keyed by parameter name."""
         return PipelineOptions(
             schedule=str(params["schedule"]),
             stages_per_rank=int(params["chunks"]),
@@ -59,12 +64,19 @@ class PipelineOptions:
         )
 
     def get_size(self, ranks: int, microbatches: int) -> PipelineSize:
-        """Return the size of a pipeline of the schedule, without a check that it is possible."""
+        """Return the size of a pipeline with these options.
+
+        The size is not checked, so that the schedule may not be able to run with it.
+        """
         stages_per_rank = self.stages_per_rank or find_schedule(self.schedule).stages_per_rank
         return PipelineSize(ranks, microbatches, stages_per_rank)
 
     def build(self, ranks: int, microbatches: int, layers: int) -> "Pipeline":
-        """Return the pipeline. Raises ``UserError`` with the rule that it breaks."""
+        """Return the pipeline of a model with ``layers`` layers on ``ranks`` ranks.
+
+        ``microbatches`` is their number in a step. Raises ``UserError`` with the condition that the
+        sizes do not satisfy.
+        """
         schedule = find_schedule(self.schedule)
         size = schedule.size(ranks, microbatches, self.stages_per_rank)
         if layers < size.num_stages:
@@ -75,23 +87,28 @@ class PipelineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """The stages of a step and the order of their actions."""
+    """A pipeline that can run: its schedule, its size, and the layers of its stages."""
 
     schedule: Schedule
     size: PipelineSize
     layers_by_stage: tuple[int, ...]
+    """The number of layers of each stage, first stage first."""
 
     @cached_property
     def order(self) -> PipelineOrder:
-        """The actions of all ranks."""
+        """The actions of all ranks in the order in which each rank runs them."""
         return self.schedule.make_order(self.size)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Return the stages of a rank."""
+        """Return the indices of the stages on a rank of the pipeline, in ascending order."""
         return self.schedule.stages_of(rank, self.size)
 
 
 def format_checkpointing_refusal(schedule: str, checkpointing: str) -> str:
+    """Return the error message for checkpointing with a schedule that splits backward passes.
+
+    ``schedule`` and ``checkpointing`` are the names that the user chose.
+    """
     return (
         f"checkpointing = {checkpointing} is not allowed with schedule = {schedule}, which splits "
         "the backward pass: layers would be recomputed for the input gradient and once more for "
@@ -101,9 +118,11 @@ def format_checkpointing_refusal(schedule: str, checkpointing: str) -> str:
 
 @lru_cache(maxsize=4096)
 def split_layers(layers: int, num_stages: int, split: str = "") -> tuple[int, ...]:
-    """Return the number of layers of each stage: by ``split``, such as 1+2+1+1, or equal if empty.
+    """Return the number of layers of each stage, first stage first.
 
-    Raises ``UserError`` if layers do not divide, or if the split does not match.
+    ``split`` is the numbers as text, such as 1+2+1+1. If it is empty, all stages have equal
+    numbers. Raises ``UserError`` if the layers do not divide equally, or if ``split`` cannot be
+    read or does not have ``num_stages`` numbers with the sum ``layers``.
     """
     if not split:
         if layers % num_stages:

@@ -31,6 +31,7 @@ from parbench.workloads.pipeline_parallel.stages import ActionRecorder
 from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget, time_step
 
 MAX_TIMELINE_ACTIONS = 20_000
+"""The maximum number of actions in a step, over all ranks, of a timeline that is recorded."""
 SHARED_NOTE = (
     "functional only: ranks share cores or a GPU, so that their compute cannot show a bubble"
 )
@@ -45,60 +46,79 @@ HALVES_NOTE = (
 
 
 class RankStep(NamedTuple):
-    """One measured step of a rank."""
+    """One measured step of a rank of the pipeline."""
 
     actions: list[tuple[Action, float, float]]
-    """Actions with start and stop in seconds of the rank's clock."""
+    """Each action with its start and stop, in seconds of the rank's ``time.perf_counter``."""
     clock_offset: float
-    """Seconds by which the clock of the rank is ahead of rank 0's."""
+    """The seconds by which the clock of the rank is ahead of the clock of rank 0."""
     wall_seconds: float
+    """The seconds of the complete step on the rank, with the optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSteps:
-    """The measured steps of all ranks of a pipeline."""
+    """The measured steps of all ranks of one pipeline."""
 
     timelines: tuple[SimulatedTimeline, ...]
+    """The actions of each step with their times, in the order of the steps."""
     outside_seconds: tuple[float, ...]
-    """The time of each step before and after the pipeline, such as the optimizer's."""
+    """The seconds of each step before and after the pipeline, such as those of the optimizer.
+
+    They are the longest step time of a rank minus the makespan.
+    """
 
     @property
     def median(self) -> SimulatedTimeline:
-        """The step of median makespan, which reports show."""
+        """The step with the median makespan, which reports show.
+
+        The makespan is the time from the first start to the last stop of an action on any rank.
+        """
         by_makespan = sorted(self.timelines, key=lambda timeline: timeline.makespan)
         return by_makespan[(len(by_makespan) - 1) // 2]
 
     @property
     def mean_makespan(self) -> float:
+        """The mean makespan of the steps, in seconds."""
         return fmean(timeline.makespan for timeline in self.timelines)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BubbleProbe:
-    """Measures the bubble of one or several pipelines that take the same step.
+    """Measures the idle time (bubble) of the pipelines of a step, and simulates other schedules.
 
-    The metrics are those of the pipeline with the longest mean makespan.
+    If a step also has other parallelisms, it has several equal pipelines. The metrics are those of
+    the pipeline with the longest mean makespan, which is the time from the first start to the last
+    stop of an action.
     """
 
     world: World
     pipeline: Pipeline
+    """The schedule, size and layers of each pipeline."""
     pipeline_ranks: Sequence[Sequence[int]]
-    """The ranks of each pipeline, first stage first."""
+    """The global ranks of each pipeline, that of the first stage first."""
     recorder: ActionRecorder
+    """The recorder of this rank's stages."""
     layer_bytes: float
-    """Bytes of the activations of one layer and microbatch, for the comparison of schedules."""
+    """The bytes of activations of one layer and microbatch, to estimate other schedules' memory."""
     simulated_seconds: float | None
-    """The time of a rank's forward pass in simulated compute, None in real compute."""
+    """The simulated seconds of a rank's forward pass of one microbatch, None for real compute."""
     share = 1.0
+    """The weight of this probe in the time budget."""
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> list[RankStep] | None:
-        """Run as many steps as the budget allows. Return None if ranks cannot show a bubble."""
+        """Run steps as often as the budget allows, and return this rank's times of each step.
+
+        ``reset`` is called before each ``step``. All ranks take part. The result is None if ranks
+        share cores or a GPU, so that their times would not show the bubble.
+        """
         if not can_measure_bubble(self.world, self.simulated_seconds):
             return None
         steps: list[RankStep] = []
         clock_offset = self.world.clock.offsets_ns[self.world.global_rank] / 1e9
 
         def run_step() -> None:
+            """Run one step, and add its times to ``steps``."""
             reset()
             wall_seconds = time_step(step, self.world)
             steps.append(RankStep(self.recorder.read(), clock_offset, wall_seconds))
@@ -107,6 +127,11 @@ class BubbleProbe:
         return steps
 
     def summarize(self, samples: Sequence[list[RankStep] | None]) -> Explanation:
+        """Return metrics of the bubble, with timelines and other schedules as details.
+
+        ``samples`` has the steps of every global rank, in rank order. If they are None, the metrics
+        are only those that the schedule determines, and a note gives the reason.
+        """
         order = self.pipeline.order
         schedule, size = self.pipeline.schedule, self.pipeline.size
         in_flight = max(schedule.microbatches_in_flight(rank, size) for rank in range(size.ranks))
@@ -145,10 +170,12 @@ class BubbleProbe:
 
 
 def can_measure_bubble(world: World, simulated_seconds: float | None) -> bool:
-    """Return True unless ranks share a GPU, or cores for real compute. All ranks take part.
+    """Return True if all ranks can compute at the same time, so that idle times show the bubble.
 
+    The result is False if ranks share a GPU, or if they share CPU cores and compute is real.
     Simulated compute on a GPU is a kernel, and kernels of several ranks run one after the other. On
-    a CPU simulated compute needs no core.
+    a CPU, simulated compute needs no core. ``simulated_seconds`` is None for real compute. All
+    ranks must call this function.
     """
     if world.device.type == "cuda":
         gpus = world.gather(accelerator.get_properties(world.device).uuid)
@@ -157,9 +184,10 @@ def can_measure_bubble(world: World, simulated_seconds: float | None) -> bool:
 
 
 def has_shared_cores(world: World) -> bool:
-    """Return True if any machine runs more ranks than it has cores for them.
+    """Return True if any machine runs more ranks than it has CPU cores for them.
 
-    Emulated hosts are one machine.
+    The cores of a machine are those to which its ranks are bound. Hosts that parbench emulates on
+    one machine count as one. All ranks must call this function.
     """
     machine = "emulated" if get_emulation(os.environ) else socket.gethostname()
     num_ranks: Counter[str] = Counter()
@@ -171,7 +199,10 @@ def has_shared_cores(world: World) -> bool:
 
 
 def merge_steps(steps_by_rank: Sequence[Sequence[RankStep]]) -> PipelineSteps:
-    """Return the steps of the ranks of one pipeline, with times on rank 0's clock."""
+    """Combine the steps of the ranks of one pipeline, with all times on the clock of rank 0.
+
+    ``steps_by_rank`` has the steps of each rank, first stage first, in the order of execution.
+    """
     timelines = []
     outside_seconds = []
     for steps in zip(*steps_by_rank, strict=True):
@@ -194,7 +225,15 @@ def merge_steps(steps_by_rank: Sequence[Sequence[RankStep]]) -> PipelineSteps:
 def summarize_bubble(
     steps: PipelineSteps, pipeline: Pipeline, latency: Latency, simulated_seconds: float | None
 ) -> dict[str, MetricValue]:
-    """Return the measured, simulated and analytical bubble, and idle time by cause."""
+    """Return the metrics of the bubble that measured steps show, by metric name.
+
+    ``bubble_fraction`` is the mean over steps of the fraction of the ranks' time without an action.
+    The others are of the step with the median makespan: ``bubble_fraction_simulated``,
+    ``bubble_fraction_formula``, ``idle_<cause>`` in seconds as the mean over ranks, and
+    ``makespan`` in seconds. ``latency`` is the seconds of a message between ranks.
+    ``simulated_seconds`` is the time of a rank's forward pass of one microbatch, None for real
+    compute.
+    """
     order = pipeline.order
     timeline = steps.median
     fractions = list(map(bubbles.bubble_fraction, steps.timelines))
@@ -217,9 +256,11 @@ def summarize_bubble(
 def _compute_analytical_bubble(
     timeline: SimulatedTimeline, pipeline: Pipeline, simulated_seconds: float | None
 ) -> dict[str, MetricValue]:
-    """Return the analytical bubble of the mean times, or of the times that simulated compute has.
+    """Return the metric of the bubble fraction by the schedule's formula, empty without a formula.
 
-    Some formulas require equal times, which measured times of simulated compute never have.
+    The formula gets the mean measured times of passes. For simulated compute it gets the requested
+    times instead, because some formulas require equal times. ``simulated_seconds`` is the requested
+    time of a rank's forward pass of one microbatch, None for real compute.
     """
     if simulated_seconds is None:
         times = "mean times"
@@ -238,7 +279,11 @@ def _compute_analytical_bubble(
 def add_timelines(
     facts: PipelineDetails, timeline: SimulatedTimeline, order: PipelineOrder
 ) -> PipelineDetails:
-    """Return details with the measured and the simulated timeline, unless these are too long."""
+    """Return a copy of ``facts`` with the measured timeline and its simulation.
+
+    The simulation gives each kind of action of ``order`` its mean measured time. ``facts`` are
+    returned unchanged if the step has more than ``MAX_TIMELINE_ACTIONS`` actions.
+    """
     if len(timeline.actions) > MAX_TIMELINE_ACTIONS:
         return facts
     simulated = bubbles.simulate_mean_actions(timeline, order)

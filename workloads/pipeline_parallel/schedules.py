@@ -21,7 +21,10 @@ from parbench.workloads.pipeline_parallel.schedule import (
 
 
 def list_breadth_first(rank: int, size: PipelineSize) -> list[Action]:
-    """Return a rank's actions: forward passes stage by stage, then backward in reverse order."""
+    """Return a rank's actions: all forward passes stage by stage, then backward in reverse order.
+
+    A stage runs all its microbatches before the next stage of the rank runs.
+    """
     passes = [
         (stage, microbatch)
         for stage in range(rank, size.num_stages, size.ranks)
@@ -33,12 +36,20 @@ def list_breadth_first(rank: int, size: PipelineSize) -> list[Action]:
 
 
 def get_round_size(size: PipelineSize) -> int:
-    """Return the microbatches of a stage before the rank's next stage runs: P to 2P - 1."""
+    """Return the number of microbatches that a stage runs before the rank's next stage runs.
+
+    It is as close to P, the number of ranks, as equal rounds allow: from P to 2P - 1. With fewer
+    than P microbatches it is all of them.
+    """
     return size.microbatches // max(1, size.microbatches // size.ranks)
 
 
 def find_partial_round(size: PipelineSize) -> str:
-    """Return the unmet rule if microbatches do not divide into equal rounds, otherwise empty."""
+    """Return the condition that fails if microbatches do not form equal rounds, otherwise empty.
+
+    The condition is an equation with its numbers. A round is the microbatches that a stage runs
+    before the rank's next stage runs. There are microbatches // ranks rounds, and at least one.
+    """
     rounds = max(1, size.microbatches // size.ranks)
     if size.microbatches % rounds == 0:
         return ""
@@ -50,11 +61,12 @@ def find_partial_round(size: PipelineSize) -> str:
 def alternate_passes(
     rank: int, size: PipelineSize, warmup: int, weight_delay: int | None = None
 ) -> list[Action]:
-    """Return a rank's actions: ``warmup`` forward passes, then forward and backward in turns.
+    """Return a rank's actions: a warm-up of forward passes, then one forward, one backward.
 
-    After the last forward pass, the remaining backward passes follow. If ``weight_delay`` is not
-    None, each backward pass is split: the weight gradient comes ``weight_delay`` input gradients
-    after the input gradient of the same microbatch.
+    ``warmup`` is the number of forward passes before the first pair. After the last forward pass,
+    the remaining backward passes follow. With a ``weight_delay`` of None, backward passes are not
+    split. Otherwise each is an input gradient (I) and a weight gradient (W), and ``weight_delay``
+    is the number of further input gradients between the I and the W of a microbatch.
     """
     stages = range(rank, size.num_stages, size.ranks)
     round_size = get_round_size(size)
@@ -81,22 +93,29 @@ def alternate_passes(
 
 
 def list_1f1b(rank: int, size: PipelineSize) -> list[Action]:
-    """Return a rank's actions: a warm-up of forward passes, then forward and backward in turns."""
+    """Return a rank's actions in 1F1B: a warm-up, then one forward and one backward pass in turn.
+
+    The warm-up is one forward pass for each later rank.
+    """
     return alternate_passes(rank, size, warmup=size.ranks - 1 - rank)
 
 
 def list_interleaved(rank: int, size: PipelineSize) -> list[Action]:
-    """Return a rank's actions: 1F1B with several stages per rank (arXiv 2104.04473)."""
+    """Return a rank's actions in interleaved 1F1B, with several stages per rank.
+
+    The source is Megatron-LM, arXiv 2104.04473.
+    """
     other_stages = (size.stages_per_rank - 1) * get_round_size(size)
     return alternate_passes(rank, size, warmup=other_stages + 2 * (size.ranks - 1 - rank))
 
 
 def list_zero_bubble(rank: int, size: PipelineSize, delay: int = 1) -> list[Action]:
-    """Return a rank's actions: 1F1B with split backward passes (arXiv 2401.10241).
+    """Return a rank's actions in ZB-H1 or ZB-H2: 1F1B with split backward passes.
 
-    ZB-H1 (``delay`` 1) has the warm-up and the memory of 1F1B. Delayed weight gradients fill the
-    last bubbles of 1F1B. ZB-H2 (2) has twice the warm-up and twice the delay, which also fills the
-    first bubbles, with more microbatches in flight.
+    ``delay`` 1 is ZB-H1, which has the warm-up and the memory of 1F1B. Delayed weight gradients
+    fill the last bubbles of 1F1B. ``delay`` 2 is ZB-H2, which has twice the warm-up and twice the
+    delay of weight gradients. This also fills the first bubbles, with more microbatches in flight.
+    The source is arXiv 2401.10241. Several stages per rank interleave as in Megatron-LM.
     """
     other_stages = (size.stages_per_rank - 1) * get_round_size(size)
     warmup = other_stages + delay * (size.ranks - 1 - rank)
@@ -104,15 +123,26 @@ def list_zero_bubble(rank: int, size: PipelineSize, delay: int = 1) -> list[Acti
 
 
 class ActionWriter:
-    """Appends actions. Each gets the next microbatch of its stage and direction."""
+    """Builds the list of a rank's actions, and assigns microbatches in ascending order.
+
+    Each forward pass of a stage gets the next microbatch of the stage. Backward passes and input
+    gradients of a stage are numbered together in the same way.
+    """
 
     def __init__(self) -> None:
+        """Make a writer without actions."""
         self.actions: list[Action] = []
-        self._pending_weights: list[tuple[int, int]] = []  # stage, microbatch
-        self._next_microbatch: Counter[tuple[int, bool]] = Counter()  # by stage and direction
+        """The actions so far, in the order in which the rank runs them."""
+        self._pending_weights: list[tuple[int, int]] = []
+        """The weight gradients whose input gradient is in the list: stage and microbatch."""
+        self._next_microbatch: Counter[tuple[int, bool]] = Counter()
+        """The next microbatch by stage, and by True for forward or False for backward."""
 
     def add(self, stage: int, kinds: str) -> None:
-        """Append actions of a stage, such as "FIW"."""
+        """Append one action of a stage for each letter of ``kinds``, such as "FIW".
+
+        F is a forward pass, B a full backward pass, I an input gradient, and W a weight gradient.
+        """
         for kind in kinds:
             if kind == "W":
                 self.add_weights(stage)
@@ -124,7 +154,12 @@ class ActionWriter:
                 self._pending_weights.append((stage, microbatch))
 
     def add_weights(self, stage: int | None = None) -> None:
-        """Append the oldest pending weight gradient of a stage, or of any stage if it is None."""
+        """Append the oldest weight gradient that is due and not yet in the list.
+
+        A weight gradient is due once the input gradient of its stage and microbatch is in the list.
+        ``stage`` selects a stage, and None allows all stages of the rank. If none is due, nothing
+        is appended.
+        """
         for pending in self._pending_weights:
             if stage in (None, pending[0]):
                 self._pending_weights.remove(pending)
@@ -133,10 +168,10 @@ class ActionWriter:
 
 
 def list_zb_v(rank: int, size: PipelineSize) -> list[Action]:
-    """Return a rank's actions: forward passes and both gradients of its two stages in turns.
+    """Return a rank's actions in ZB-V, with two stages per rank and split backward passes.
 
-    The order is the one for at least 2P - 1 microbatches. With fewer microbatches, the actions of
-    the missing ones are left out.
+    The order is that for at least 2P - 1 microbatches on P ranks. With fewer microbatches, the
+    actions of the missing microbatches are left out. The source is arXiv 2401.10241, section 6.
     """
     ranks = size.ranks
     first, second = rank, 2 * ranks - 1 - rank
@@ -162,9 +197,10 @@ def list_zb_v(rank: int, size: PipelineSize) -> list[Action]:
 
 
 def list_dualpipe_v(rank: int, size: PipelineSize) -> list[Action]:
-    """Return a rank's actions: the eight steps of DualPipeV.
+    """Return a rank's actions in DualPipeV, with two stages per rank, in its eight steps.
 
-    A forward and a backward pass that DualPipeV overlaps run one after the other.
+    Where DualPipeV overlaps a forward and a backward pass, they run here one after the other. The
+    source is github.com/deepseek-ai/DualPipe.
     """
     first, second = rank, 2 * size.ranks - 1 - rank
     later_ranks = size.ranks - 1 - rank
@@ -192,17 +228,22 @@ def list_dualpipe_v(rank: int, size: PipelineSize) -> list[Action]:
 
 
 def find_broken_microbatch_rule(size: PipelineSize) -> str:
-    """Return the unmet rule if there are fewer microbatches than stages, otherwise empty."""
+    """Return the condition that fails with fewer microbatches than stages, otherwise empty.
+
+    The condition is an equation with its numbers.
+    """
     if size.microbatches >= size.num_stages:
         return ""
     return f"microbatches({size.microbatches}) >= stages({size.num_stages})"
 
 
 def bubble_of_filling(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble:
-    """Return the bubble (P-1)(F+B)/v, as in arXiv 2104.04473.
+    """Return the idle seconds of each rank while the pipeline fills and drains: (P-1)(F+B)/v.
 
-    If microbatches do not fill the ranks (M < P), each further stage of a rank waits P - M passes
-    more. The term for M < P was derived with the simulator.
+    P are the ranks and v the stages per rank. F and B are the seconds of a rank's forward and
+    backward pass of one microbatch through all its stages, from ``seconds``. The formula is that of
+    arXiv 2104.04473. With M < P microbatches, each further stage of a rank waits P - M passes more.
+    This term was derived with the simulator.
     """
     chunks = size.stages_per_rank
     unfilled = max(0, size.ranks - size.microbatches) if chunks > 1 else 0
@@ -215,11 +256,13 @@ def bubble_of_filling(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBub
 def bubble_of_zero_bubble(
     size: PipelineSize, seconds: PassSeconds, delay: int = 1
 ) -> AnalyticalBubble | None:
-    """Return the bubble of ZB-H1 or, with ``delay`` 2, of ZB-H2. None for too few microbatches.
+    """Return the idle seconds of each rank in ZB-H1 (``delay`` 1) or ZB-H2 (``delay`` 2).
 
-    Where W is not longer than F and I, it is (P-1)(F+I-W) or (P-1)(F+I-2W), as in arXiv
-    2401.10241, table 2. The maxima extend the formulas to all times and were derived with the
-    simulator.
+    F, I and W are the seconds of a rank's forward pass, input gradient and weight gradient of one
+    microbatch, from ``seconds``, and P are the ranks. Where W is not longer than F and I, the
+    bubble is (P-1)(F+I-W) or (P-1)(F+I-2W), as in arXiv 2401.10241, table 2. The maxima extend
+    these formulas to all times and were derived with the simulator. The result is None unless there
+    are more than ``delay`` (P-1) microbatches.
     """
     steps = size.ranks - 1
     if size.microbatches <= delay * steps:
@@ -236,7 +279,12 @@ def bubble_of_zero_bubble(
 
 
 def bubble_of_zb_v(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
-    """Return the bubble (P-1)F/2, None unless F = I = W and M >= 2P - 1."""
+    """Return the idle seconds of each rank in ZB-V: (P-1)F/2.
+
+    P are the ranks, and F, I and W the seconds of a rank's forward pass, input gradient and weight
+    gradient of one microbatch. The result is None unless F = I = W and there are at least 2P - 1
+    microbatches.
+    """
     if size.microbatches < 2 * size.ranks - 1 or not seconds.is_equal:
         return None
     idle = (size.ranks - 1) * seconds.forward / 2
@@ -244,10 +292,12 @@ def bubble_of_zb_v(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble
 
 
 def bubble_of_dualpipe_v(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
-    """Return the bubble (P-1)F/2, None unless F = I = W.
+    """Return the idle seconds of each rank in DualPipeV without overlap of passes: (P-1)F/2.
 
-    It is half of the bubble (P-1)(F&B + B - 3W), where F&B is the time of a forward and a backward
-    pass that start and end as one.
+    P are the ranks, and F, I and W the seconds of a rank's forward pass, input gradient and weight
+    gradient of one microbatch. The result is None unless F = I = W. DeepSeek's formula is
+    (P-1)(F&B + B - 3W) / 2, where F&B is the time of a forward and a backward pass that start and
+    end as one.
     """
     if not seconds.is_equal:
         return None
@@ -339,10 +389,12 @@ _ALL_SCHEDULES = (
     ),
 )
 SCHEDULES: Mapping[str, Schedule] = {schedule.name: schedule for schedule in _ALL_SCHEDULES}
+"""All pipeline schedules by name."""
 DEFAULT_SCHEDULE = "1f1b"
 
 
 def find_schedule(name: str) -> Schedule:
+    """Return the schedule with a name. Raises ``UserError`` with the allowed names."""
     if name not in SCHEDULES:
         raise UserError(f"schedule({name}) is not {format_choices(tuple(SCHEDULES), name)}")
     return SCHEDULES[name]

@@ -15,29 +15,40 @@ from parbench.workloads.pipeline_parallel.order import (
 )
 
 Latency = float | Mapping[tuple[int, int], float]
-"""The seconds of a message: one number, or by the ranks of sender and receiver."""
+"""The seconds of a message between two ranks.
+
+It is one number for all messages, or a mapping from (sending rank, receiving rank).
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedAction:
-    """An action of a rank, with its start and stop in seconds."""
+    """An action of a rank with its start and stop, simulated or measured.
+
+    An action is a pass of one stage for one microbatch. Times are in seconds of one clock for all
+    ranks.
+    """
 
     rank: int
+    """The rank within the pipeline."""
     action: Action
     start: float
     stop: float
 
     @property
     def seconds(self) -> float:
+        """The duration of the action."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedTimeline:
-    """All actions of one step, measured or simulated."""
+    """All actions of one step of a pipeline with their times, measured or simulated."""
 
     actions: tuple[SimulatedAction, ...]
-    ranks: int  # of the pipeline
+    """The actions of all ranks, in any order."""
+    ranks: int
+    """The number of ranks of the pipeline."""
 
     def actions_of(self, rank: int) -> tuple[SimulatedAction, ...]:
         """Return the actions of a rank in order of their start."""
@@ -45,11 +56,12 @@ class SimulatedTimeline:
 
     @cached_property
     def first_start(self) -> float:
+        """The earliest start of an action on any rank, in seconds. It is 0 without actions."""
         return min((timed.start for timed in self.actions), default=0.0)
 
     @cached_property
     def makespan(self) -> float:
-        """Seconds from the first start to the last stop of all ranks."""
+        """The seconds from the first start to the last stop of an action on any rank."""
         return max((timed.stop for timed in self.actions), default=0.0) - self.first_start
 
     def busy(self, rank: int) -> float:
@@ -63,11 +75,12 @@ class SimulatedTimeline:
 
     @cached_property
     def idle(self) -> float:
-        """Seconds within the makespan in which ranks run no action, summed over ranks."""
+        """The seconds within the makespan in which a rank runs no action, summed over ranks."""
         return self.ranks * self.makespan - sum(map(self.busy, range(self.ranks)))
 
     @cached_property
     def _actions_by_rank(self) -> list[tuple[SimulatedAction, ...]]:
+        """The actions of each rank in the order of their start, by index of the rank."""
         rows: list[list[SimulatedAction]] = [[] for _ in range(self.ranks)]
         for timed in self.actions:
             rows[timed.rank].append(timed)
@@ -81,11 +94,12 @@ def simulate(
     *,
     rendezvous: bool = False,
 ) -> SimulatedTimeline:
-    """Return the timeline of an order in which each action starts as early as possible.
+    """Simulate one step of a pipeline in which each action starts as early as possible.
 
-    An action starts once its rank is free and its inputs have arrived. A message from another rank
-    arrives ``latency`` seconds after the end of the action that sends it. Links do not queue. With
-    ``rendezvous``, as on gloo, a message leaves only when its receiver is free. Raises
+    ``action_seconds(action)`` is the duration of an action. An action starts once its rank is free
+    and its inputs have arrived. A message from another rank arrives ``latency`` seconds after the
+    end of the action that sends it. Messages do not wait for each other. With ``rendezvous``, as on
+    gloo, a message leaves only when its receiver is free. Time 0 is the start of all ranks. Raises
     ``ValueError`` for a deadlock.
     """
     queues = [deque(actions) for actions in order.actions_by_rank]
@@ -93,6 +107,7 @@ def simulate(
     producers: dict[Output, SimulatedAction] = {}
 
     def compute_arrival(source: SimulatedAction, rank: int) -> float:
+        """Return the time at which the output of ``source`` arrives on a rank."""
         if source.rank == rank:
             return source.stop
         departure = max(source.stop, free_times[rank]) if rendezvous else source.stop
@@ -101,6 +116,7 @@ def simulate(
         return departure + latency
 
     def run(rank: int, action: Action) -> None:
+        """Simulate an action whose inputs have all been computed."""
         start = free_times[rank]
         received = get_received(action, order.num_stages)
         if received is not None:

@@ -32,13 +32,18 @@ from parbench.workloads.step.probe import Moment, make_moment_clock, record_mome
 
 
 class ActionRecorder:
-    """Records the start and stop of each action in a step.
+    """Records the start and stop of each action that this rank runs in a step.
 
-    On CUDA it records events in the stream, which do not delay the host.
+    An action is a pass of one stage for one microbatch. On CUDA, times are events in the current
+    stream, which do not delay the host.
     """
 
     def __init__(self, device: torch.device, prepare: Callable[[Action], None]) -> None:
-        """Make a recorder that calls ``prepare`` before each action, outside of its time."""
+        """Make a recorder without actions.
+
+        ``prepare(action)`` is called before the start of each action, so that its time is not part
+        of the action.
+        """
         self._device = device
         self._prepare = prepare
         self._moments: list[tuple[Action, Moment, Moment]] = []
@@ -49,21 +54,25 @@ class ActionRecorder:
 
     @contextmanager
     def running(self, action: Action) -> Iterator[None]:
-        """Record the start and stop of an action around the body of the context."""
+        """Record the start and stop of an action that the body of the ``with`` statement runs."""
         self._prepare(action)
         start = record_moment(self._device)
         yield
         self._moments.append((action, start, record_moment(self._device)))
 
     def extend(self) -> None:
-        """Add the time until now to the last action, such as the loss to the last forward pass."""
+        """Set the stop of the last recorded action to now.
+
+        So the computation of the loss becomes part of the last stage's forward pass.
+        """
         action, start, _ = self._moments[-1]
         self._moments[-1] = (action, start, record_moment(self._device))
 
     def read(self) -> list[tuple[Action, float, float]]:
-        """Return the actions with start and stop in seconds of ``time.perf_counter``.
+        """Return each recorded action with its start and stop, in the order of execution.
 
-        On CUDA it waits for the device.
+        Times are in seconds of this process's ``time.perf_counter``. On CUDA, this call waits for
+        the device.
         """
         to_seconds = make_moment_clock(self._device)
         return [
@@ -72,9 +81,10 @@ class ActionRecorder:
 
 
 class Stage(PipelineStage):
-    """One stage of this rank, which records its actions and starts the reduction of gradients.
+    """A stage of torch's pipeline runtime that also records its actions and reduces gradients.
 
-    It has one input and one output, whose meta tensors torch need not derive.
+    It has one input and one output tensor. Their shapes are given as meta tensors, so that torch
+    need not exchange them at the first step.
     """
 
     def __init__(
@@ -86,6 +96,11 @@ class Stage(PipelineStage):
         output_meta: Tensor,
         **options: Any,
     ) -> None:
+        """Make stage number ``index`` of the pipeline from its part of the model.
+
+        ``input_meta`` and ``output_meta`` are meta tensors like the stage's input and output for
+        one microbatch. ``options`` are further arguments of torch's ``PipelineStage``.
+        """
         if "output_grads" in inspect.signature(PipelineStage).parameters:
             has_gradient = input_meta.is_floating_point()
             options["input_grads"] = (input_meta if has_gradient else None,)
@@ -95,9 +110,13 @@ class Stage(PipelineStage):
         self._recorder = recorder
         self._reducers = parallel_part.reducers
         self._graphs: dict[int, list[Any]] = {}
-        """Edges that keep the nodes of a graph alive until the weight gradient."""
+        """Edges of autograd's graph by microbatch, between input gradient and weight gradient.
+
+        They keep the nodes of the graph alive, which torch before 2.13 may free too early.
+        """
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Run torch's forward pass of a microbatch, and record it as an action."""
         with self._running("F", fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
@@ -108,6 +127,11 @@ class Stage(PipelineStage):
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> None:
+        """Run torch's backward pass of a microbatch, and record it as an action.
+
+        It is a full backward pass, or the input gradient if ``full_backward`` is False. During the
+        ``last_backward`` of a step, the reduction of gradients starts bucket by bucket.
+        """
         if last_backward:
             for reducer in self._reducers:
                 reducer.tracker.activate()
@@ -121,6 +145,10 @@ class Stage(PipelineStage):
                 reducer.tracker.start_remaining()
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """Run torch's weight gradient of a microbatch, and record it as an action.
+
+        After the last one of a step, the reduction of all gradients starts.
+        """
         with self._running("W", bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         self._graphs.pop(bwd_chunk_id, None)
@@ -131,10 +159,15 @@ class Stage(PipelineStage):
                 reducer.tracker.start_remaining()
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """Return an empty list, so that torch sends no messages before the first step.
+
+        Torch's own method returns a send or a receive for each neighbor, to connect the ranks.
+        ``make_runtime`` connects them by an all_reduce instead.
+        """
         return []
 
     def _running(self, kind: ActionKind, microbatch: int) -> AbstractContextManager[None]:
-        """Return the context that records an action of this stage."""
+        """Return the context manager that records an action of this stage for a microbatch."""
         return self._recorder.running(Action(self.stage_index, kind, microbatch))
 
 
@@ -145,7 +178,11 @@ def make_stages(
     world: World,
     group: dist.ProcessGroup,
 ) -> list[Stage]:
-    """Return this rank's stages in a pipeline over ``group``, from its parts by stage."""
+    """Return this rank's stages for torch's runtime, in the order of ``parts``.
+
+    ``parts`` has the rank's parts of the model by number of the stage, and ``group`` the ranks of
+    the pipeline.
+    """
     assert spec.pipeline is not None
     num_stages = spec.pipeline.size.num_stages
     tokens = spec.shape.sequence // spec.dims.cp
@@ -153,6 +190,7 @@ def make_stages(
     sharded_tokens = spec.sharded_tokens // spec.microbatch
 
     def make_meta(*size: int) -> Tensor:
+        """Return a meta tensor (sequences of a microbatch, *size) that requires a gradient."""
         return torch.empty(
             spec.microbatch, *size, dtype=get_dtype(spec), device="meta", requires_grad=True
         )
@@ -178,7 +216,10 @@ def make_stages(
 
 
 def list_notes(schedule: Schedule, world: World) -> tuple[str, ...]:
-    """Return notes on the limits of the bubble that is measured in this world."""
+    """Return sentences about what limits the measured bubble in this world.
+
+    They are the note of the schedule, if it has one, and one about messages on NCCL.
+    """
     notes = []
     if schedule.note:
         notes.append(f"{schedule.name}: {schedule.note}")
@@ -195,10 +236,12 @@ def make_runtime(
     order: PipelineOrder,
     loss: Callable[[Tensor, Tensor], Tensor],
 ) -> Any:
-    """Return torch's pipeline runtime with the actions of an order.
+    """Return torch's pipeline runtime, which runs this rank's actions of an order.
 
-    Gradients are summed, so that ``loss`` is a microbatch's part of the mean. All ranks of the
-    group take part: batched sends and receives require a group whose ranks have all used it.
+    ``stages`` are this rank's. ``loss(logits, targets)`` must be the microbatch's part of the mean
+    loss of a step, because gradients are summed over microbatches. All ranks of the pipeline call
+    this function. It runs an all_reduce, because batched sends and receives require a group whose
+    ranks have all used it.
     """
     module = importlib.import_module("torch.distributed.pipelining.schedules")
     runtime = module._PipelineScheduleRuntime(
@@ -220,18 +263,22 @@ def make_train(
     recorder: ActionRecorder,
     loss: Callable[[Tensor, Tensor], Tensor],
 ) -> Callable[[Tensor, Tensor], Tensor | None]:
-    """Return ``train(tokens, targets)``, which computes the gradients of all microbatches.
+    """Return ``train(tokens, targets)``, which runs one step of the pipeline on this rank.
 
-    It returns the sum of ``loss(logits, targets)`` over microbatches on the rank of the last stage,
-    and None on other ranks.
+    The function computes the gradients of all microbatches, without an update. ``tokens`` and
+    ``targets`` hold all microbatches of the step, (sequences, positions of this rank). On the rank
+    of the last stage it returns the sum of ``loss(logits, targets)`` over microbatches, and None on
+    other ranks.
     """
 
     def compute_timed_loss(logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss, and count its time as part of the last forward pass."""
         value = loss(logits, targets)
         recorder.extend()
         return value
 
     def train(tokens: Tensor, targets: Tensor) -> Tensor | None:
+        """Run all actions of this rank in one step, and return the loss on the last stage."""
         inputs = [tokens] if any(stage.is_first for stage in stages) else []
         losses: list[Tensor] = []
         runtime.step(
@@ -245,9 +292,10 @@ def make_train(
 
 
 def list_gradient_order(order: PipelineOrder, rank: int) -> tuple[int, ...]:
-    """Return the microbatches in the order in which each stage of a rank sums their gradients.
+    """Return the microbatches of a step in the order in which a rank adds up their gradients.
 
-    A single process that sums in this order has the same bits.
+    The order is that of the rank's first stage, which equals that of its other stages. A single
+    process that adds gradients in this order gets the same bits.
     """
     actions = order.actions_by_rank[rank]
     stage = actions[0].stage
