@@ -115,11 +115,11 @@ class ParallelPart:
             reducer.tracker.close()
 
 
-def build_parts(view: RankView, seed: int, mesh: Mesh) -> dict[int, Transformer]:
+def build_parts(view: RankView, mesh: Mesh) -> dict[int, Transformer]:
     """Return this rank's layers for each of its pipeline stages, keyed by number of the stage.
 
-    They are on the meta device. Only the experts are already distributed over the ``mesh``.
-    ``seed`` is not used, because weights are initialized later.
+    They are on the meta device, and have no weights yet. Only the experts are already distributed
+    over the ``mesh``.
     """
     spec = view.spec
     parts = {}

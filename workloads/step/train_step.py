@@ -289,7 +289,7 @@ class TrainStep(Benchmark):
 
         Without a pipeline, stage 0 is the full model.
         """
-        parts = build_parts(self._view, self._world.seed, self.mesh)
+        parts = build_parts(self._view, self.mesh)
         attention = self._positions.make_attention(
             self.spec, self._world, self.mesh.groups, self._attention_compute
         )
