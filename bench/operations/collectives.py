@@ -1,7 +1,8 @@
 """Collectives as benchmarks, each with its call, its input and output, and its reference.
 
 Sizes and bus bandwidth follow nccl-tests (doc/PERFORMANCE.md): n ranks, S = ``size_bytes``, and
-shards of s = S / n bytes.
+shards of s = S / n bytes. Each function prepares a benchmark on a rank: it allocates the buffers
+and returns the operation, which communicates only in its ``step``. Every rank calls it.
 """
 
 import time
@@ -25,6 +26,7 @@ from parbench.bench.world.torch_compat import (
 from parbench.bench.world.world import World
 
 _COPIED_NOTE = "out of place: torch copies the input, and the result is copied once more"
+"""The note of an out-of-place all-reduce about copies that its time includes."""
 
 
 def all_reduce(
@@ -35,7 +37,10 @@ def all_reduce(
     redop: str = "sum",
     placement: str = IN_PLACE,
 ) -> Operation:
-    """Reduce every rank's buffer of S bytes, with the result on every rank."""
+    """Return the benchmark of an all-reduce of a buffer of ``size_bytes`` on every rank.
+
+    ``redop`` is the reduction. With ``placement`` ``in_place`` the result overwrites the input.
+    """
     pattern = make_pattern(world, dtype, redop)
     count = size_bytes // pattern.itemsize
     buffer = pattern.allocate(count)
@@ -44,6 +49,7 @@ def all_reduce(
     reduce_buffer = partial(dist.all_reduce, buffer, op=REDUCE_OPS[redop], group=world.group)
 
     def reduce_copy() -> None:
+        """Reduce out of place, and copy the result to the buffer that is checked."""
         buffer.copy_(all_reduce_out_of_place(source, world.group, redop))
 
     return Operation(
@@ -68,13 +74,18 @@ def all_reduce_two_step(
     dtype: str,
     redop: str = "sum",
 ) -> Operation:
-    """Reduce S bytes by a reduce-scatter and an all-gather."""
+    """Return the benchmark of a reduce-scatter and an all-gather that together are an all-reduce.
+
+    The buffer has ``size_bytes`` on every rank, and ``redop`` is the reduction. The result
+    overwrites the input.
+    """
     pattern = make_pattern(world, dtype, redop)
     count = size_bytes // pattern.itemsize
     buffer = pattern.allocate(count)
     shard = pattern.allocate(count // world.size)
 
     def reduce_and_gather() -> None:
+        """Reduce-scatter the buffer to the shard, and gather the shards into the buffer."""
         reduce_scatter_single(shard, buffer, world.group, redop)
         all_gather_single(buffer, shard, world.group)
 
@@ -94,9 +105,9 @@ def all_gather(
     dtype: str,
     placement: str = OUT_OF_PLACE,
 ) -> Operation:
-    """Gather shards of s bytes into S bytes on every rank.
+    """Return the benchmark of an all-gather of equal shards into ``size_bytes`` on every rank.
 
-    In place, the shard of a rank is part of the output.
+    With ``placement`` ``in_place`` the shard of a rank is a part of its output buffer.
     """
     pattern = make_pattern(world, dtype)
     count = size_bytes // pattern.itemsize // world.size
@@ -106,6 +117,7 @@ def all_gather(
     shard = own_part if placement == IN_PLACE else source
 
     def restore() -> None:
+        """Fill the output with a wrong number and, in place, write this rank's shard to it."""
         poison(gathered)
         if placement == IN_PLACE:
             shard.copy_(source)
@@ -133,9 +145,10 @@ def reduce_scatter(
     redop: str = "sum",
     placement: str = OUT_OF_PLACE,
 ) -> Operation:
-    """Reduce inputs of S bytes, with a shard of s bytes on each rank.
+    """Return the benchmark of a reduce-scatter of ``size_bytes`` on every rank to equal shards.
 
-    In place, the shard is part of the input.
+    ``redop`` is the reduction. With ``placement`` ``in_place`` the shard of a rank is a part of its
+    input buffer.
     """
     pattern = make_pattern(world, dtype, redop)
     count = size_bytes // pattern.itemsize // world.size
@@ -159,7 +172,10 @@ def reduce_scatter(
 
 
 def all_to_all(world: World, *, size_bytes: int, dtype: str) -> Operation:
-    """Send a different shard of s bytes of every rank's S bytes to each rank."""
+    """Return the benchmark of an all-to-all, in which every rank sends an equal shard to each rank.
+
+    The shards that a rank sends have ``size_bytes`` together.
+    """
     pattern = make_pattern(world, dtype)
     count = size_bytes // pattern.itemsize // world.size
     source = pattern.compute_values(world.rank, 0, world.size * count)
@@ -179,10 +195,11 @@ def all_to_all_v(
     dtype: str,
     skew: float = 0.0,
 ) -> Operation:
-    """Send uneven shards.
+    """Return the benchmark of an all-to-all with uneven shards, the largest of them for rank 0.
 
-    Every rank sends ``size_bytes``, and S is the larger of the bytes sent and received.
-    ``skew`` is the extra share of the bytes that goes to rank 0.
+    Every rank sends ``size_bytes``. The fraction ``skew`` of them goes only to rank 0, the rest
+    equally to all ranks. The bandwidth is computed from the bytes that a rank sends, or from the
+    bytes that rank 0 receives if these are more.
     """
     pattern = make_pattern(world, dtype)
     rank = world.rank
@@ -215,7 +232,10 @@ def all_to_all_v(
 
 
 def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0) -> Operation:
-    """Gather uneven shards, rank 0's larger by a share ``skew`` of S, into S on every rank."""
+    """Return the benchmark of an all-gather of uneven shards into ``size_bytes`` on every rank.
+
+    The fraction ``skew`` of the bytes comes only from rank 0, the rest equally from all ranks.
+    """
     pattern = make_pattern(world, dtype)
     counts = split_with_skew(world.size, skew, size_bytes // pattern.itemsize)
     source = pattern.compute_values(world.rank, 0, counts[world.rank])
@@ -225,6 +245,7 @@ def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0
 
     # torch's all_gather on NCCL does this for uneven shards, and copies even ones once more.
     def broadcast_parts(*, async_op: bool = False) -> list[dist.Work]:
+        """Broadcast every rank's shard to all, and return works to wait for with ``async_op``."""
         parts[world.rank].copy_(source)
         works = []
         device = None if on_gloo else world.device
@@ -259,7 +280,7 @@ def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0
 
 
 def broadcast(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
-    """Send the root's buffer of S bytes to every rank."""
+    """Return the benchmark of a broadcast of ``size_bytes`` from the rank ``root`` to all ranks."""
     pattern = make_pattern(world, dtype)
     buffer = pattern.allocate(size_bytes // pattern.itemsize)
     return Operation(
@@ -279,7 +300,11 @@ def reduce(
     redop: str = "sum",
     root: int = 0,
 ) -> Operation:
-    """Reduce every rank's buffer of S bytes into the root's. Other buffers become undefined."""
+    """Return the benchmark of reducing every rank's buffer of ``size_bytes`` to the rank ``root``.
+
+    ``redop`` is the reduction. The operation is in place, and buffers of other ranks than the root
+    become undefined.
+    """
     pattern = make_pattern(world, dtype, redop)
     buffer = pattern.allocate(size_bytes // pattern.itemsize)
     result = buffer if world.rank == root else buffer[:0]
@@ -299,7 +324,7 @@ def reduce(
 
 
 def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
-    """Gather shards of s bytes from every rank into S bytes on the root."""
+    """Return the benchmark of a gather of equal shards into ``size_bytes`` on the rank ``root``."""
     pattern = make_pattern(world, dtype)
     count = size_bytes // pattern.itemsize // world.size
     source = pattern.compute_values(world.rank, 0, count)
@@ -317,7 +342,7 @@ def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Opera
 
 
 def scatter(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
-    """Send a different shard of s bytes of the root's S bytes to each rank."""
+    """Return the benchmark of a scatter of ``size_bytes`` on the rank ``root`` in equal shards."""
     pattern = make_pattern(world, dtype)
     count = size_bytes // pattern.itemsize // world.size
     shard = pattern.allocate(count)
@@ -346,16 +371,22 @@ class Barrier(Benchmark):
         self.reset()
 
     def step(self) -> None:
+        """Wait in a barrier of the measured group, and store the times of arrival and leaving."""
         self._enter_ns = time.perf_counter_ns()
         dist.barrier(group=self._world.group)
         self._leave_ns = time.perf_counter_ns()
 
     def reset(self) -> None:
+        """Forget the times of the last step."""
         self._enter_ns = 0
         self._leave_ns = 0
 
     def check(self) -> int:
-        """Return 1 if this rank left too early by more than the uncertainty of the clocks."""
+        """Return 1 if the last step is wrong on this rank, otherwise 0. Every rank calls it.
+
+        A step is wrong if it did not happen, or if this rank left before the last rank arrived, by
+        more than the uncertainty of the clocks.
+        """
         self._world.recalibrate_stale_clock()
         clock = self._world.clock
         offset_ns = clock.offsets_ns[self._world.global_rank]
@@ -366,10 +397,11 @@ class Barrier(Benchmark):
         return int(not has_stepped or self._leave_ns - offset_ns < earliest_leave_ns)
 
     def corrupt(self) -> None:
-        """Pretend that this rank left before any rank arrived."""
+        """Set the time of leaving so that this rank seems to have left before any rank arrived."""
         self._leave_ns = 1
 
     def describe(self) -> Description:
+        """Return a description without bytes, because a barrier moves no data."""
         return Description(details={"convention": "time only"})
 
 

@@ -21,24 +21,35 @@ PERIOD = 65_521
 ``PERIOD`` and ``PERIOD - _SHIFT`` are prime numbers.
 """
 _SHIFT = 72
+"""The number of table elements by which each repetition begins later than the one before."""
 _NUM_SHIFTS = 1024
-"""Repetition r begins at element (r mod _NUM_SHIFTS) * _SHIFT of the table."""
+"""The number of repetitions after which the beginning returns to the first element.
+
+Repetition r begins at element (r mod _NUM_SHIFTS) * _SHIFT of the table.
+"""
 _MAX_VALUE = 1 << 24
+"""The largest number in the data that is moved or reduced by min or max."""
 _MIN_TERMS = 4
-"""The least number of different terms of a sum."""
+"""The least number of different terms that a rank contributes to a sum."""
 _MAX_EXPONENT = 16
+"""The limit of the exponents of 2 in the data of an average."""
 _COMPARED_ELEMENTS = 1 << 22
+"""The approximate number of elements that are compared at once."""
 
 Codes = npt.NDArray[np.int64]
+"""Test data or indices as integers, before the conversion to a dtype of torch."""
 Mask = npt.NDArray[np.bool_]
 Table = npt.NDArray[np.int64 | np.float64]
+"""The numbers that the data of a rank, or the result of a reduction, repeats."""
 
 
 class DataPattern:
-    """The data of ``num_ranks`` ranks in one dtype, to be moved or to be reduced by ``redop``.
+    """The generator of the test data of ``num_ranks`` ranks, and of the expected results.
 
-    Moved data differs between any two ranks at every index, and all of the first n elements of
-    n ranks differ, as far as the dtype has enough values. Reductions are exact in any order:
+    The data is for an operation that only moves data (empty ``redop``), or for a reduction by
+    ``redop``. Moved data differs between any two ranks at every index, and the first n elements of
+    n ranks are all different, as far as the dtype has enough values. Results of reductions are
+    exact in any order:
 
     * sum: terms are positive, and the largest sum is an integer that the dtype represents.
     * product: factors are 1 or 2.
@@ -66,27 +77,33 @@ class DataPattern:
         self.itemsize = self._dtype.itemsize
 
     def allocate(self, count: int) -> torch.Tensor:
-        """Return an uninitialized buffer of ``count`` elements."""
+        """Return an uninitialized buffer of ``count`` elements on the device."""
         return torch.empty(count, dtype=self._dtype, device=self._device)
 
     def compute_values(self, rank: int, start: int, count: int) -> torch.Tensor:
-        """Return elements ``start`` to ``start + count`` of a rank's data."""
+        """Return elements ``start`` to ``start + count`` (exclusive) of a rank's data."""
         return self._repeat(
             self._compute_codes(rank, _compute_table_length(start + count)), start, count
         )
 
     def compute_shards(self, start: int, counts: Sequence[int]) -> torch.Tensor:
-        """Return ``counts[rank]`` elements of each rank from ``start`` on, in order of rank."""
+        """Return the concatenated shards of all ranks, such as the result of an all-gather.
+
+        The shard of a rank is elements ``start`` to ``start + counts[rank]`` of its data.
+        """
         shards = [self.compute_values(rank, start, count) for rank, count in enumerate(counts)]
         return torch.cat(shards)
 
     def make_filler(self, buffer: torch.Tensor, rank: int) -> Callable[[], None]:
-        """Return a function that fills ``buffer`` with the first elements of a rank's data."""
+        """Return a function that fills ``buffer`` with the data of a rank, from element 0 on."""
         table = self._compute_codes(rank, _compute_table_length(len(buffer)))
         return self._make_copier(buffer, table, 0)
 
     def compute_reduction(self, start: int, count: int) -> torch.Tensor:
-        """Return elements ``start`` to ``start + count`` of the reduction over all ranks."""
+        """Return the expected result of reducing the data of all ranks by ``redop``.
+
+        The result has elements ``start`` to ``start + count`` (exclusive) of the data.
+        """
         joins: dict[str, np.ufunc] = {"min": np.minimum, "max": np.maximum, "product": np.multiply}
         join = joins.get(self._redop, np.add)
         length = _compute_table_length(start + count)
@@ -100,13 +117,19 @@ class DataPattern:
         return self._repeat(table, start, count)
 
     def _repeat(self, table: Table, start: int, count: int) -> torch.Tensor:
-        """Return elements ``start`` to ``start + count`` (exclusive) of the data of a table."""
+        """Return elements ``start`` to ``start + count`` of the data that repeats a table.
+
+        The end is exclusive.
+        """
         buffer = self.allocate(count)
         self._make_copier(buffer, table, start)()
         return buffer
 
     def _make_copier(self, buffer: torch.Tensor, table: Table, start: int) -> Callable[[], None]:
-        """Return a function that fills ``buffer`` with the data of a table from ``start`` on."""
+        """Return a function that fills ``buffer`` with the data that repeats a table.
+
+        ``start`` is the index in the data of the first element of the buffer.
+        """
         codes = torch.from_numpy(table).to(self._device, self._dtype)
         pairs = []
         position = 0
@@ -129,13 +152,14 @@ class DataPattern:
             position += length
 
         def copy() -> None:
+            """Copy each part of the data from the table to the buffer."""
             for target, source in pairs:
                 target.copy_(source)
 
         return copy
 
     def _compute_codes(self, rank: int, length: int) -> Codes:
-        """Return the first ``length`` numbers of a rank's table as integers."""
+        """Return the first ``length`` numbers of a rank's table, which depend on ``redop``."""
         index = np.arange(length, dtype=np.int64)
         match self._redop:
             case "":
@@ -153,9 +177,11 @@ class DataPattern:
                 return 2 * self._half_range + 1 - self._compute_maxima(rank, index)
 
     def _compute_moved_values(self, rank: int, index: Codes) -> Codes:
-        """Return a rank's data to be moved, a permutation of the pairs of rank and index.
+        """Return the data of a rank for an operation that only moves data, at these indices.
 
-        Each block of indices, as large as the dtype allows, is permuted by itself.
+        The numbers are a permutation of the pairs of rank and index, so that all are different.
+        Where the dtype has too few numbers, each block of as many indices as possible has its own
+        permutation.
         """
         num_bits = min(self._exact_up_to, _MAX_VALUE).bit_length() - 1
         rank_bits = (self._num_ranks - 1).bit_length()
@@ -165,7 +191,10 @@ class DataPattern:
         return _permute(number, num_bits, key) + 1
 
     def _compute_terms(self, rank: int, index: Codes) -> Codes:
-        """Return the terms of a sum that a rank contributes."""
+        """Return the terms that a rank contributes to a sum at these indices.
+
+        They are positive, or 0 where the dtype is so small that ranks take turns by index.
+        """
         limit = min(self._exact_up_to, _MAX_VALUE * self._num_ranks)
         num_turns = max(1, _divide_up(self._num_ranks * _MIN_TERMS, limit))
         max_term = max(1, limit // _divide_up(self._num_ranks, num_turns))
@@ -173,7 +202,7 @@ class DataPattern:
         return np.where(self._is_on_turn(rank, index, num_turns), terms, 0)
 
     def _compute_product_inputs(self, rank: int, index: Codes) -> Codes:
-        """Return the factors of a product that a rank contributes, 1 or 2."""
+        """Return the factors, 1 or 2, that a rank contributes to a product at these indices."""
         num_turns = _divide_up(self._num_ranks, self._largest_power)
         # Every rank has a factor of 2 among the first elements.
         is_two = (index < self._num_ranks) & self._is_own(rank, index)
@@ -181,9 +210,9 @@ class DataPattern:
         return np.where(self._is_on_turn(rank, index, num_turns) & is_two, 2, 1)
 
     def _compute_maxima(self, rank: int, index: Codes) -> Codes:
-        """Return the inputs of a maximum that a rank contributes.
+        """Return the numbers that a rank contributes to a maximum at these indices.
 
-        At each index one rank holds the largest number of all ranks.
+        At each index the numbers of all ranks except one are in the lower half of the range.
         """
         is_extreme = self._is_own(rank, index)
         half = self._half_range
@@ -191,40 +220,51 @@ class DataPattern:
 
     @property
     def _half_range(self) -> int:
-        """Half of the numbers of a minimum or maximum, which begin with 1."""
+        """Half of the largest number that a rank contributes to a minimum or maximum."""
         return min(self._exact_up_to, _MAX_VALUE) // 2
 
     @property
     def _largest_power(self) -> int:
-        """The exponent of the largest power of 2 in the dtype."""
+        """The exponent of the largest power of 2 that the dtype represents."""
         if self._dtype.is_floating_point:
             return int(torch.finfo(self._dtype).max).bit_length() - 1
         return self._exact_up_to.bit_length() - 1
 
     def _is_own(self, rank: int, index: Codes) -> Mask:
-        """Return True for each index at which this rank holds the extreme or the only nonzero."""
+        """Return True for each index that belongs to this rank, which is each n-th for n ranks.
+
+        There the rank holds the extreme of a minimum or maximum, the only number of an average
+        other than 0, or a factor 2 of a product.
+        """
         is_own: Mask = index % self._num_ranks == rank
         return is_own
 
     def _is_on_turn(self, rank: int, index: Codes, num_turns: int) -> Mask:
-        """Return True for each index at which this rank contributes, if ranks take turns."""
+        """Return True for each index at which this rank contributes to a sum or product.
+
+        At each index one of ``num_turns`` ranks contributes. The others hold the neutral element.
+        """
         is_on_turn: Mask = (index % self._num_ranks - rank) % num_turns == 0
         return is_on_turn
 
 
 def get_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype of this name."""
+    """Return the torch dtype with this name, such as ``bfloat16``."""
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), name
     return dtype
 
 
 def _divide_up(dividend: int, divisor: int) -> int:
+    """Return the quotient, rounded up."""
     return -(-dividend // divisor)
 
 
 def _hash(seed: int, index: Codes) -> Codes:
-    """Return 62 random bits for each index: the output function of SplitMix64 (Steele 2014)."""
+    """Return a pseudorandom number of 62 bits for each index, which depends on index and seed.
+
+    The function is the output function of SplitMix64 (Steele 2014).
+    """
     bits = index.astype(np.uint64) + np.uint64(seed << 32)
     bits *= np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -234,9 +274,9 @@ def _hash(seed: int, index: Codes) -> Codes:
 
 
 def _permute(number: Codes, num_bits: int, key: Codes) -> Codes:
-    """Permute the numbers of ``num_bits`` bits, in a different way for each key.
+    """Map each number below 2^num_bits to another one, by a permutation that depends on its key.
 
-    Larger numbers are first taken modulo 2^num_bits.
+    ``number`` and ``key`` have equal shapes. Larger numbers are first taken modulo 2^num_bits.
     """
     mask = (1 << num_bits) - 1
     first_factor = (key & mask) | 1
@@ -248,7 +288,7 @@ def _permute(number: Codes, num_bits: int, key: Codes) -> Codes:
 
 
 def _compute_table_length(count: int) -> int:
-    """Return the length of the part of a rank's table that ``count`` data elements come from."""
+    """Return the number of table elements that the first ``count`` elements of data are made of."""
     if count <= PERIOD:
         return count
     num_repetitions = _divide_up(count, PERIOD)
@@ -256,14 +296,20 @@ def _compute_table_length(count: int) -> int:
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:
-    """Fill a tensor with NaN or the smallest integer, which no result contains, and return it."""
+    """Fill a tensor with a number that no result contains, and return the tensor.
+
+    The number is NaN for floating-point types and the smallest integer for integers.
+    """
     if tensor.dtype.is_floating_point:
         return tensor.fill_(float("nan"))
     return tensor.fill_(torch.iinfo(tensor.dtype).min)
 
 
 def count_wrong(result: torch.Tensor, expected: torch.Tensor) -> int:
-    """Return the number of elements that differ. NaN differs from every number."""
+    """Return the number of elements in which two tensors of one shape and dtype differ.
+
+    NaN differs from every number.
+    """
     # Few devices compare float8.
     is_float8 = result.itemsize == 1 and result.dtype.is_floating_point
     # Counting takes ten times as long as comparing.

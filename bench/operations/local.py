@@ -20,12 +20,16 @@ from parbench.bench.world.torch_compat import all_gather_single
 from parbench.bench.world.world import World
 
 _NUM_ROWS = 5
+"""The number of different rows of the first matrix of Gemm."""
 _NUM_COLUMNS = 7
+"""The number of different columns of the second matrix of Gemm."""
 _NUM_UNPAIRED = 8
+"""The number of terms of each dot product in Gemm that no other term cancels."""
 _MAX_FACTORS = (4, 6)
 """The largest numbers in the two matrices of Gemm."""
 _LOAD_PRODUCTS = 10  # between two looks at the clock
 _MIN_ROUND_MS = 5.0
+"""The least duration of a round of a background load on a device, after the first rounds."""
 _MAX_REPEATS = 1024
 """The largest number of repeats of a load in a round on a device.
 
@@ -34,16 +38,17 @@ A round is so long that the agreement of ranks to continue takes a small part of
 
 
 class Gemm(Benchmark):
-    """C = A B of square matrices: 2 m^3 floating-point operations a step, all products checked.
+    """A benchmark of the product C = A B of m x m matrices, with 2 m^3 FLOPs per step.
 
-    A has five different rows and B seven different columns of random integers up to 4 and 6, so
-    that C repeats a small table. All but the first eight terms of a sum cancel in pairs: partial
-    sums are integers of at most 240, exact in any dtype, order and splitting. Therefore a single
-    wrong bit in any of the products is detected.
+    Every C is compared with the expected matrix. A has five different rows of random integers from
+    1 to 4, and B seven different columns of random integers from -6 to 6. So C repeats a table of
+    5 x 7 numbers. In each dot product, all terms except eight cancel in pairs. Partial sums are
+    integers of at most 240 and exact in any dtype, order and splitting, so a single wrong bit in
+    C is detected.
 
-    Products of such numbers need less power than others. With ``load_seconds`` the matrices are
-    normal random numbers, and all products are compared with the first one. Products are computed
-    for ``load_seconds`` before any product is timed.
+    GPUs need less power for these numbers than for random ones. With ``load_seconds`` above 0, A
+    and B are normal random numbers, C is compared with the first result, and products are computed
+    for ``load_seconds`` before the first timed step.
     """
 
     def __init__(
@@ -78,7 +83,7 @@ class Gemm(Benchmark):
             self._load(world, load_seconds)
 
     def _load(self, world: World, seconds: float) -> None:
-        """Compute and check products for ``seconds``, which heats the device."""
+        """Multiply the matrices and check C repeatedly for ``seconds``, which heats the device."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for _ in range(_LOAD_PRODUCTS):
@@ -87,21 +92,26 @@ class Gemm(Benchmark):
             world.sync()
 
     def step(self) -> None:
+        """Multiply the matrices once."""
         torch.mm(self._a, self._b, out=self._c)
         self._is_unchecked = True
 
     def reset(self) -> None:
+        """Compare the last C with the expected matrix, and fill C with NaN."""
         self._compare()
         self._c.fill_(float("nan"))
 
     def _compare(self) -> None:
-        """Count the wrong elements of C on the device, without waiting for the device."""
+        """Add the wrong elements of a C that was not compared yet to the count on the device.
+
+        This does not wait for the device.
+        """
         if self._is_unchecked:
             self._num_wrong += (self._c != self._reference).sum()
         self._is_unchecked = False
 
     def check(self) -> int:
-        """Return the number of wrong elements in all products since the last check."""
+        """Return the number of wrong elements of C in all steps since the last check."""
         # C is compared even if no step wrote it, because then a reset has left NaN.
         self._is_unchecked = True
         self._compare()
@@ -110,9 +120,11 @@ class Gemm(Benchmark):
         return num_wrong
 
     def corrupt(self) -> None:
+        """Add 1 to the last element of C, which makes this element wrong."""
         self._c[-1, -1] += 1
 
     def describe(self) -> Description:
+        """Return the floating-point operations of a step, the size and the dtype."""
         m = len(self._c)
         flops = Work(name="flops", amount=2 * m**3)
         return Description(work=(flops,), details={"m": m, "dtype": self._dtype})
@@ -122,7 +134,10 @@ gemm = Gemm
 
 
 def copy(world: World, *, size_bytes: int, dtype: str) -> Operation:
-    """Copy a buffer of ``size_bytes`` on every rank; algbw counts each byte once."""
+    """Return the benchmark of copying ``size_bytes`` within the device's memory, on every rank.
+
+    Its algbw counts each copied byte once, although it is read and written.
+    """
     pattern = make_pattern(world, dtype)
     source = pattern.compute_values(world.rank, 0, size_bytes // pattern.itemsize)
     details = {"read_bytes": size_bytes, "written_bytes": size_bytes}
@@ -130,17 +145,26 @@ def copy(world: World, *, size_bytes: int, dtype: str) -> Operation:
 
 
 def to_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
-    """Copy ``size_bytes`` from page-locked host memory to the device, on every rank."""
+    """Return the benchmark of copying ``size_bytes`` from page-locked host memory to the device.
+
+    Every rank copies at the same time.
+    """
     return _make_host_copy(world, size_bytes, dtype, to_device=True)
 
 
 def from_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
-    """Copy ``size_bytes`` from the device to page-locked host memory, on every rank."""
+    """Return the benchmark of copying ``size_bytes`` from the device to page-locked host memory.
+
+    Every rank copies at the same time.
+    """
     return _make_host_copy(world, size_bytes, dtype, to_device=False)
 
 
 def _make_host_copy(world: World, size_bytes: int, dtype: str, *, to_device: bool) -> Operation:
-    """Return the operation that copies between page-locked host memory and the device."""
+    """Return the benchmark of copying ``size_bytes`` between page-locked host memory and a device.
+
+    ``to_device`` is the direction. On a CPU the copy is within the memory of the host.
+    """
     pattern = make_pattern(world, dtype)
     on_device = pattern.compute_values(world.rank, 0, size_bytes // pattern.itemsize)
     on_host = torch.empty_like(on_device, device="cpu", pin_memory=world.device.type == "cuda")
@@ -166,9 +190,14 @@ def _make_copy(
     details: dict[str, int],
     notes: tuple[str, ...] = (),
 ) -> Operation:
-    """Return the operation that copies this rank's data from ``source`` to ``target``."""
+    """Return the benchmark of copying this rank's data from ``source`` to ``target``.
+
+    ``pattern`` computes the expected data. The bandwidth is that of ``size_bytes``. ``details`` and
+    ``notes`` are facts and sentences for the record.
+    """
 
     def compute_expected() -> torch.Tensor:
+        """Return the data of this rank, on the device of the target."""
         return pattern.compute_values(world.rank, 0, len(target)).to(target.device)
 
     return Operation(
@@ -185,9 +214,11 @@ def _make_copy(
 
 @contextmanager
 def background_load(kind: str, world: World) -> Iterator[list[float]]:
-    """Run a load on every rank during the block. Every rank of the world enters the block.
+    """Run a background load on every rank during the block, which every rank enters.
 
-    Yields a list to which the duration (ms) of each round of the load is added, on a device only.
+    ``kind`` is ``nothing``, ``gemm`` or a collective such as ``all_reduce``. The load runs in a
+    thread and repeats in rounds of some milliseconds. Yields a list to which the duration (ms) of
+    each round is appended. It stays empty on a CPU.
     """
     rounds_ms: list[float] = []
     if kind == NO_LOAD:
@@ -205,6 +236,7 @@ def background_load(kind: str, world: World) -> Iterator[list[float]]:
         world.sync()
 
     def repeat_load() -> None:
+        """Repeat the load in rounds until all ranks have ended their blocks."""
         run = _make_stream_runner(load, world.device) if on_device else None
         repeats = 1
         state = torch.zeros(2)
@@ -231,9 +263,10 @@ def background_load(kind: str, world: World) -> Iterator[list[float]]:
 
 
 def _make_stream_runner(load: Callable[[], object], device: torch.device) -> Callable[[int], float]:
-    """Return a function that runs the load a number of times on a new stream.
+    """Return a function that runs a load a number of times on a new CUDA stream.
 
-    It returns the time in ms that the device took.
+    The function takes the number, waits for the device, and returns the time in ms that the device
+    took for all of them.
     """
     accelerator.select_device(device.index)  # a new thread starts with the first device
     stream = accelerator.make_stream(device)
@@ -241,6 +274,7 @@ def _make_stream_runner(load: Callable[[], object], device: torch.device) -> Cal
     end = accelerator.make_event(blocking=True)
 
     def run(repeats: int) -> float:
+        """Run the load ``repeats`` times and return the total time in ms on the device."""
         with stream:
             start.record()
             for _ in range(repeats):
@@ -258,7 +292,11 @@ def _make_load(
     group: dist.ProcessGroup,
     on_device: bool,
 ) -> Callable[[], object]:
-    """Return a function that starts about a millisecond of work on a CPU, or more on a device."""
+    """Return a function that starts one unit of a background load of this kind.
+
+    ``kind`` is ``gemm`` or a collective, ``group`` the process group of the collective. A unit
+    takes about a millisecond on a CPU. On a device it has more work.
+    """
     if kind == "gemm":
         return Gemm(world, m=4096 if on_device else 384).step
     num_ranks = len(world.hosts)

@@ -16,25 +16,27 @@ from parbench.bench.world.world import World
 
 @dataclass(frozen=True, kw_only=True)
 class Operation(Benchmark):
-    """An operation whose whole output buffer is compared with the expected result."""
+    """A benchmark of one operation, whose whole output is compared with the expected result."""
 
     call: Callable[..., Any]
     """Runs the operation once. With ``async_op=True``, the call returns works to wait for."""
     output: torch.Tensor
     """The buffer to which the operation writes its result."""
     expected: Callable[[], torch.Tensor]
-    """Computes the expected content of ``output``."""
+    """Computes the content that ``output`` must have after a step."""
     description: Description
+    """The bytes of a step and other facts for the record."""
     restore: Callable[[], object] | None = None
-    """Refills the buffers before each call. None poisons the output instead."""
+    """Refills the buffers before each step. If it is None, the output is poisoned instead."""
     has_batched_call: bool = False
-    """True if torch has one call for many tensors, which it uses for coalesced calls."""
+    """True if torch turns coalesced calls of the operation into one call for many tensors."""
 
     def step(self) -> None:
+        """Run the operation once."""
         self.call()
 
     def issue(self) -> Sequence[dist.Work]:
-        """Start the communication without waiting, and return the works to wait for.
+        """Start the operation without waiting for its end, and return the works to wait for.
 
         The catalogue refuses mode async for an operation whose call does not take ``async_op``.
         """
@@ -44,16 +46,19 @@ class Operation(Benchmark):
         return works if isinstance(works, list) else [works]
 
     def reset(self) -> None:
+        """Refill the buffers, or poison the output, so that an old result counts as wrong."""
         if self.restore is None:
             poison(self.output)
         else:
             self.restore()
 
     def check(self) -> int:
+        """Return the number of wrong elements in the output buffer of this rank."""
         return count_wrong(self.output, self._reference)
 
     @cached_property
     def _reference(self) -> torch.Tensor:
+        """The expected content of ``output``, which is computed at the first check."""
         return self.expected()
 
     def corrupt(self) -> None:
@@ -61,14 +66,15 @@ class Operation(Benchmark):
         self.output[-1:].zero_()
 
     def describe(self) -> Description:
+        """Return the bytes of a step and other facts for the record."""
         return self.description
 
 
 def make_pattern(world: World, dtype: str, redop: str = "") -> DataPattern:
-    """Return the test data of the ranks of a world for one dtype.
+    """Return the generator of the test data of all ranks in a world, for elements of one dtype.
 
-    The data is for a reduction by ``redop``, or for an operation that only moves data if ``redop``
-    is empty.
+    The data is for a reduction by ``redop``, such as ``sum``. If ``redop`` is empty, the data is
+    for an operation that only moves data.
     """
     return DataPattern(dtype, world.size, world.device, redop)
 
@@ -83,11 +89,12 @@ def describe_operation(
     factor: float | None = None,
     **fields: Any,
 ) -> Description:
-    """Return the description of an operation, with algbw = size / t and busbw = algbw * factor.
+    """Return the facts about an operation for its records, with the work of a step.
 
-    ``send_bytes`` and ``recv_bytes`` are the bytes that one rank sends and receives, by default
-    ``size_bytes``. ``factor`` is by default the factor in the catalogue. ``fields`` are other
-    fields of the description.
+    The bandwidths are algbw = ``size_bytes`` / time and busbw = algbw * ``factor``. ``factor`` is
+    by default that of the operation ``name`` in the catalogue. ``send_bytes`` and ``recv_bytes``
+    are the bytes that one rank sends and receives, by default ``size_bytes``. ``fields`` are other
+    fields of ``Description``.
     """
     if factor is None:
         factor = get_busbw_factor(name, num_ranks)

@@ -11,7 +11,11 @@ from parbench.bench.world.world import World
 
 
 def sendrecv(world: World, *, size_bytes: int, dtype: str) -> Operation:
-    """Send S = ``size_bytes`` bytes to the next rank and receive S bytes from the previous one."""
+    """Return the benchmark of a ring: each rank sends ``size_bytes`` to the next rank.
+
+    At the same time each rank receives as much from the previous one. Raises ``UserError`` if there
+    is only one rank.
+    """
     if world.size < 2:
         raise UserError(f"sendrecv needs a neighbour: size({world.size}) < 2 ranks")
     target = (world.rank + 1) % world.size
@@ -22,7 +26,10 @@ def sendrecv(world: World, *, size_bytes: int, dtype: str) -> Operation:
 def unidirectional(
     world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1
 ) -> Operation:
-    """Send S bytes from rank ``source`` to rank ``target``."""
+    """Return the benchmark of sending ``size_bytes`` from rank ``source`` to rank ``target``.
+
+    Other ranks are idle.
+    """
     send_to = target if world.rank == source else None
     recv_from = source if world.rank == target else None
     return _exchange(world, size_bytes, dtype, send_to, recv_from)
@@ -31,7 +38,10 @@ def unidirectional(
 def bidirectional(
     world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1
 ) -> Operation:
-    """Send S bytes from ``source`` to ``target`` and S bytes back at the same time."""
+    """Return the benchmark of two ranks that send ``size_bytes`` to each other at the same time.
+
+    The two ranks are ``source`` and ``target``. Other ranks are idle.
+    """
     peer = {source: target, target: source}.get(world.rank)
     return _exchange(world, size_bytes, dtype, peer, peer)
 
@@ -39,7 +49,11 @@ def bidirectional(
 def pingpong(
     world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1
 ) -> Operation:
-    """Send S bytes from ``source`` to ``target`` and back. The time is half the round trip."""
+    """Return the benchmark of sending ``size_bytes`` from one rank to another and then back.
+
+    The two ranks are ``source`` and ``target``. The recorded time is half of the round trip. Other
+    ranks are idle.
+    """
     peer = {source: target, target: source}.get(world.rank)
     return _exchange(world, size_bytes, dtype, peer, peer, in_turn=True)
 
@@ -54,11 +68,13 @@ def round_of_pairs(
     direction: str = "at_once",
     repeat: int = 0,
 ) -> Operation:
-    """Send S bytes each way between the two ranks of every pair of a round, all pairs at once.
+    """Return the benchmark of pairs of ranks that exchange ``size_bytes``, all pairs at once.
 
-    The rounds are a round-robin tournament unless ``pairs`` are given. A rank without a pair is
-    idle. Each rank's own samples are its pair's. ``direction`` is at_once or in_turn. ``repeat``
-    only distinguishes measurements of the same round.
+    The pairs are those of round ``round`` of a round-robin tournament of all ranks, or those of the
+    text ``pairs``, such as ``0-3 1-2``. A rank without a partner is idle. With ``direction``
+    ``at_once`` both ranks of a pair send at the same time, with ``in_turn`` one after the other.
+    ``repeat`` has no effect except that the same round can be measured as several cases. The
+    samples of a rank show the time of its pair.
     """
     if world.size < 2:
         raise UserError(f"a round needs a pair: size({world.size}) < 2 ranks")
@@ -83,16 +99,19 @@ def _exchange(
     *,
     in_turn: bool = False,
 ) -> Operation:
-    """Return the operation that sends S bytes to one rank and receives S bytes from another.
+    """Return the benchmark in which this rank sends ``size_bytes`` and receives as many.
 
-    None stands for no rank. With ``in_turn`` the smaller of two ranks sends first and then
-    receives, and the time is half the round trip.
+    ``target`` is the rank to which it sends, None if it does not send. ``source`` is the rank from
+    which it receives, None if it does not receive. Without ``in_turn``, it sends and receives at
+    once. With ``in_turn``, ``target`` and ``source`` are one rank, the smaller of the two ranks
+    sends first, the other answers, and the recorded time is half of the round trip.
     """
     pattern = make_pattern(world, dtype)
     sent = pattern.compute_values(world.rank, 0, size_bytes // pattern.itemsize)
     received = pattern.allocate(0 if source is None else len(sent))
 
     def there_and_back() -> None:
+        """Send to the partner and then receive, or receive and then send on the larger rank."""
         if target is None:
             return
         if world.rank < target:
@@ -102,6 +121,7 @@ def _exchange(
             dist.send(sent, group=world.group, group_dst=target)
 
     def at_once(*, async_op: bool = False) -> list[dist.Work]:
+        """Send and receive at once, and return the works to wait for with ``async_op``."""
         ops = []
         if target is not None:
             ops.append(dist.P2POp(dist.isend, sent, group=world.group, group_peer=target))

@@ -18,46 +18,50 @@ from parbench.bench.plan.params import Param, Value, is_variable, refuse_unknown
 from parbench.bench.text import UserError, suggest_similar
 
 EXPLAINER = "parbench.workloads.step.user_step:ExplainedUserStep"
-"""The target that explains a custom step."""
+"""The class that profiles a custom step and breaks down its time, as ``package.module:class``."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """A benchmark with the values of its parameters."""
+    """One measurement to make: a benchmark, such as all-reduce, with values of its parameters."""
 
     id: str
-    """A hash of name, target and ``params`` in canonical JSON."""
+    """The first 12 hex digits of the SHA-256 of name, target and ``params`` in canonical JSON."""
     name: str
-    """The name with its kind, such as ``collective.all_reduce``."""
+    """The name of the benchmark with its kind, such as ``collective.all_reduce``."""
     target: str
     """The function that prepares the benchmark, as ``package.module:function``."""
     params: dict[str, ParamValue]
-    """The values of the parameters by name, without optional parameters at their default."""
+    """The values of parameters by name, without optional parameters that have their default."""
     defaults: dict[str, ParamValue] = {}
-    """The values of the optional parameters at their default, by name."""
+    """The optional parameters that have their default, with this value, by name."""
 
     @property
     def all_params(self) -> dict[str, Value]:
-        """The required and the optional parameters by name, with their values."""
+        """The values of all parameters by name, ``defaults`` included."""
         return {**self.defaults, **self.params}
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables with which all ranks of the case must be started."""
+        """The values of environment variables with which all ranks must be started, by name."""
         return {name: str(value) for name, value in self.params.items() if is_variable(name)}
 
     @property
     def kind(self) -> str:
-        """The first part of the name, such as ``collective``."""
+        """The kind of benchmark, which is the part of the name before the dot.
+
+        It is ``collective``, ``p2p``, ``compute``, ``memory``, ``workload`` (a training step) or
+        ``custom`` (a function of the user).
+        """
         return self.name.partition(".")[0]
 
     @property
     def is_custom(self) -> bool:
-        """True for a custom step, from ``module:function``."""
+        """True if the benchmark is a function of the user, written ``module:function``."""
         return self.kind == "custom"
 
     @property
     def is_step(self) -> bool:
-        """True for a training step, also a custom one."""
+        """True if the benchmark is a training step of parbench or a function of the user."""
         return self.kind in ("workload", "custom")
 
     @property
@@ -67,16 +71,20 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """The name with all parameters that are not defaults, as text."""
+        """The benchmark and ``params`` as text: ``collective.all_reduce size_bytes=1024 ...``."""
         params = [f"{name}={value}" for name, value in self.params.items()]
         return " ".join([self.name, *params])
 
 
 Params = Mapping[str, Value]
+"""The values of parameters by the name of the parameter."""
 
 
 def make_case(name: str, target: str, params: Params, defaults: Params | None = None) -> Case:
-    """Return the case. Its id is a hash of its name, target and ``params``."""
+    """Return the case with these fields. Its id is a hash of its name, target and ``params``.
+
+    ``defaults`` are the optional parameters that have their default.
+    """
     identity = {"name": name, "target": target, "params": params}
     digest = hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()
     return Case(
@@ -89,9 +97,9 @@ def make_case(name: str, target: str, params: Params, defaults: Params | None = 
 
 
 def group_by_variables(cases: Iterable[Case]) -> list[list[Case]]:
-    """Return groups of cases with equal environment variables.
+    """Return the cases in groups, within which all cases set the same environment variables.
 
-    Each group needs ranks of its own.
+    The ranks must be started once for each group, because libraries read variables at the start.
     """
     groups: dict[tuple[tuple[str, str], ...], list[Case]] = {}
     for case in cases:
@@ -100,11 +108,13 @@ def group_by_variables(cases: Iterable[Case]) -> list[list[Case]]:
 
 
 Refusal = Callable[[Params, WorldSpec], str | None]
+"""Returns the reason why a case with these parameters cannot run on the ranks, None if it can."""
 Expansion = Callable[[Params, WorldSpec], Iterable[Params]]
+"""Returns the parameters of the cases that follow from a user's parameters on the ranks."""
 
 
 def keep_params(params: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Return the parameters unchanged, as the only case."""
+    """Return a list with only ``params``, the default expansion of a user's parameters to cases."""
     return [params]
 
 
@@ -115,20 +125,22 @@ class BenchmarkDefinition:
     name: str
     """The name with its kind, such as ``collective.all_reduce``."""
     target: str
-    """The function that prepares the benchmark, as ``package.module:function``."""
+    """The function that prepares the benchmark on a rank, as ``package.module:function``."""
     help: str
+    """A phrase about the benchmark for ``parbench list`` and the documentation."""
     params: tuple[Param, ...]
+    """The declarations of the parameters, in the order in which they are listed."""
     tags: tuple[str, ...] = ()
-    """The tags by which presets select it. The name of a preset is also a tag."""
+    """Words by which presets select the benchmark, for example the names of presets."""
     refusal: Refusal | None = None
-    """Returns the reason why a case cannot run in a world, None if it can run."""
+    """A check of a case before the run, None if every case can run on any ranks."""
     expand: Expansion = keep_params
-    """Returns the parameters of each case, such as one case for each group of ranks."""
+    """Returns the parameters of each case to measure, such as one for each process group."""
 
     def refuse(self, params: Params, spec: WorldSpec) -> str | None:
-        """Return the reason why a case cannot run in a world, None if it can run.
+        """Return a sentence with the reason why the benchmark cannot run, None if it can.
 
-        ``params`` holds all parameters of the case.
+        ``params`` holds the values of all its parameters, ``spec`` describes the ranks.
         """
         return None if self.refusal is None else self.refusal(params, spec)
 
@@ -138,9 +150,10 @@ class BenchmarkDefinition:
         return self.name.partition(".")[2]
 
     def complete(self, values: Mapping[str, object]) -> dict[str, Value]:
-        """Return the values of all parameters in declared order, with defaults for missing ones.
+        """Return the values of all parameters by name, in the order of their declaration.
 
-        Raises ``UserError`` for an unknown name or a value that is not allowed.
+        ``values`` holds some values by parameter name, as texts or parsed. Missing ones are
+        defaults. Raises ``UserError`` for an unknown name or a value that is not allowed.
         """
         refuse_unknown(values, [param.name for param in self.params], self.name)
         return {
@@ -148,7 +161,10 @@ class BenchmarkDefinition:
         }
 
     def build_case(self, values: Mapping[str, object]) -> Case:
-        """Return the case with these values and the defaults of other parameters."""
+        """Return this benchmark with these parameter values, and defaults for other parameters.
+
+        Raises ``UserError`` for an unknown name or a value that is not allowed.
+        """
         params = self.complete(values)
         defaults = {}
         for param in self.params:
@@ -158,15 +174,15 @@ class BenchmarkDefinition:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Return True if the glob ``pattern`` matches the name of a case.
+    """Return True if the glob ``pattern`` matches the name of a benchmark.
 
-    A pattern without a dot is compared with the name without its kind.
+    A pattern without a dot is compared with the part of the name after the dot.
     """
     return fnmatchcase(name if "." in pattern else name.rpartition(".")[2], pattern)
 
 
 def load_catalogue(modules: Iterable[str]) -> tuple[BenchmarkDefinition, ...]:
-    """Import the modules and return the definitions of their benchmarks."""
+    """Import the modules and return the benchmarks in their ``DEFINITIONS``."""
     definitions: list[BenchmarkDefinition] = []
     for name in modules:
         definitions += importlib.import_module(name).DEFINITIONS
@@ -178,7 +194,7 @@ def select_definitions(
 ) -> tuple[BenchmarkDefinition, ...]:
     """Return the definitions whose name matches any pattern, or all if there is no pattern.
 
-    Raises ``UserError`` if a pattern matches none.
+    The order is that of the catalogue. Raises ``UserError`` if a pattern matches no definition.
     """
     if not patterns:
         return tuple(catalogue)

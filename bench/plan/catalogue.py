@@ -17,10 +17,12 @@ from parbench.bench.text import UserError, format_size
 
 
 class Dtype(NamedTuple):
-    """The size of an element type in bytes, and its range of exact integers."""
+    """The size of an element type, and the range of integers that the type stores exactly."""
 
     itemsize: int
-    exact_up_to: int  # Every integer up to this one is exact in the type.
+    """The bytes of one element."""
+    exact_up_to: int
+    """The largest n for which the type represents every integer from 0 to n exactly."""
 
 
 DTYPES = {
@@ -38,14 +40,15 @@ DTYPES = {
 
 
 class Factor(NamedTuple):
-    """The factor by which bus bandwidth exceeds algorithm bandwidth, as in nccl-tests."""
+    """The ratio busbw / algbw of an operation, as nccl-tests defines it."""
 
     text: str
-    """The formula, in which n is the number of ranks."""
+    """The formula of the ratio as text, such as ``2(n-1)/n``, in which n is the number of ranks."""
     compute: Callable[[int], float]
-    """Computes the factor from the number of ranks."""
+    """Computes the ratio from the number of ranks."""
 
 
+# The ratios busbw / algbw of nccl-tests.
 TWICE_RING = Factor(text="2(n-1)/n", compute=lambda n: 2 * (n - 1) / n)
 RING = Factor(text="(n-1)/n", compute=lambda n: (n - 1) / n)
 ONE = Factor(text="1", compute=lambda n: 1.0)
@@ -53,35 +56,43 @@ ONE = Factor(text="1", compute=lambda n: 1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class OperationSpec(BenchmarkDefinition):
-    """The definition of an operation, with the facts that decide whether it can run."""
+    """The definition of a collective, a point-to-point operation, a copy or a matrix product.
+
+    Its fields decide on which ranks and in which modes the operation can run.
+    """
 
     busbw: Factor | None = None
-    """The factor of the bus bandwidth, None if the operation moves nothing between ranks."""
+    """The ratio busbw / algbw, None if the operation moves no data between ranks."""
     sharded: bool = False
-    """True if the size consists of an equal shard for each rank."""
+    """True if ``size_bytes`` consists of an equal shard for each rank, as in an all-gather."""
     in_place: bool = False
-    """True if the result is written to the buffer of the input by default."""
+    """True if the result overwrites the input buffer by default."""
     asynchronous: bool = True
-    """True if the operation can be issued without waiting for its end."""
+    """True if torch can issue the operation with ``async_op=True`` and wait for its end later."""
     coalesced: tuple[str, ...] = ()
-    """The backends that can launch several such operations at once."""
+    """The backends that can launch several calls of the operation as one: ``nccl``, ``gloo``."""
 
     @property
     def is_reduction(self) -> bool:
+        """True if the operation combines values of ranks and so has a parameter ``redop``."""
         return REDOP in self.params
 
     @property
     def placements(self) -> tuple[str, ...]:
-        """The allowed placements of the result. The first one is the default."""
+        """The allowed values of ``placement``, which are ``in_place`` and ``out_of_place``.
+
+        The first one is the default. An operation without this parameter has only one placement.
+        """
         for param in self.params:
             if param.name == "placement":
                 return tuple(map(str, param.choices))
         return (IN_PLACE if self.in_place else OUT_OF_PLACE,)
 
     def refuse(self, params: Params, spec: WorldSpec) -> str | None:
-        """Return the reason why the operation cannot run with these parameters, None if it can.
+        """Return a sentence with the reason why the operation cannot run, None if it can.
 
-        Raises ``UserError`` if the groups cannot be formed.
+        ``params`` contains all parameters of the case, ``spec`` describes the ranks. Raises
+        ``UserError`` if the process groups in ``params`` cannot be formed.
         """
         case = CaseInWorld(self, params, spec, _count_ranks(params, spec))
         for rule in RULES:
@@ -125,7 +136,9 @@ REPEAT = Param("repeat", "int", 0, "a number for repeated cases", minimum=0, opt
 SKEW_HELP = "share of the bytes that goes to rank 0; in all_gather_v, that rank 0 contributes"
 SKEW = Param("skew", "float", 0.0, SKEW_HELP, minimum=0, maximum=1, optional=True)
 COLLECTIVE_LOADS = ("all_reduce", "all_gather", "all_to_all")
+"""The collectives that can run in the background of a measurement."""
 NO_LOAD = "nothing"
+"""The value of the parameter ``background`` for a measurement without a background load."""
 LOADS = (NO_LOAD, "gemm", *COLLECTIVE_LOADS)
 BACKGROUND = choice("background", "what runs at the same time on every rank", *LOADS)
 REGISTER = Param(
@@ -146,25 +159,30 @@ GEMM_LOAD = Param(
 # Parameters that the runner handles. They are not passed to `prepare`.
 RUNNER_PARAMS = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name, REGISTER.name)
 
-# --- Rules: each returns the reason why a case cannot run, None if it can run ---
+# --- Rules: each returns a sentence with the reason why a case cannot run, None if it can run ---
 
 GLOO_HINT = "use --backend nccl with a GPU for each rank, or --device cpu"
 QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""The environment variable with the number of hardware queues of a GPU."""
 
 
 class CaseInWorld(NamedTuple):
-    """An operation with all its parameters and the world in which it is to run."""
+    """An operation with the values of its parameters and the ranks on which it is to run."""
 
     operation: OperationSpec
     params: Params
+    """The value of every parameter by name, with defaults."""
     spec: WorldSpec
-    num_ranks: int  # the number of ranks in the measured group
+    """All ranks of the run."""
+    num_ranks: int
+    """The number of ranks in the process group that is measured."""
 
 
 def _count_ranks(params: Params, spec: WorldSpec) -> int:
-    """Return the number of ranks in the group that is measured.
+    """Return the number of ranks in the group that ``group`` and ``group_index`` select.
 
-    Raises ``UserError`` if the group does not exist.
+    Without these parameters all ranks are measured. Raises ``UserError`` if the group does not
+    exist.
     """
     if "group" not in params:
         return spec.nproc
@@ -176,6 +194,10 @@ def _count_ranks(params: Params, spec: WorldSpec) -> int:
 
 
 def _refuse_single_rank(case: CaseInWorld) -> str | None:
+    """Return an error message if an operation between ranks has a group of one rank.
+
+    A world of one rank is allowed.
+    """
     group = case.params.get("group", "world")
     is_local = case.operation.name.startswith(("compute.", "memory."))
     if case.num_ranks < 2 and group != "world" and not is_local:
@@ -184,6 +206,7 @@ def _refuse_single_rank(case: CaseInWorld) -> str | None:
 
 
 def _refuse_dtype(case: CaseInWorld) -> str | None:
+    """Return an error message if the backend does not support the element type: float8 on gloo."""
     dtype = str(case.params.get("dtype"))
     backend = case.spec.backend
     if backend == "gloo" and dtype.startswith("float8"):
@@ -192,6 +215,10 @@ def _refuse_dtype(case: CaseInWorld) -> str | None:
 
 
 def _refuse_average(case: CaseInWorld) -> str | None:
+    """Return an error message if an average over the ranks cannot be checked in this dtype.
+
+    The check compares exact numbers, and it must notice that a rank is missing or counted twice.
+    """
     if case.params.get("redop") != "avg":
         return None
     n = case.num_ranks
@@ -211,12 +238,17 @@ def _refuse_average(case: CaseInWorld) -> str | None:
 
 
 def _round_share(n: int, exact_up_to: int) -> float:
-    """Return 1/n rounded to a type that represents integers exactly up to ``exact_up_to``."""
+    """Return 1/n, rounded to a floating-point type with exact integers up to ``exact_up_to``."""
     mantissa, exponent = math.frexp(1 / n)
     return math.ldexp(round(mantissa * exact_up_to), exponent)
 
 
 def _refuse_size(case: CaseInWorld) -> str | None:
+    """Return an error message if ``size_bytes`` has a remainder or needs too much memory.
+
+    A size must be a multiple of the bytes of an element, or of an element on each rank if the
+    operation is sharded.
+    """
     params = case.params
     if "size_bytes" not in params:
         return None
@@ -239,15 +271,20 @@ def _refuse_size(case: CaseInWorld) -> str | None:
 
 
 def estimate_needed_bytes(size: int) -> int:
-    """Return the bytes that the largest operation of this size needs on a rank.
+    """Return an upper bound of the memory (bytes) that any operation needs on a rank.
 
-    It needs input, output, reference and copies of a library. The two-step all-reduce takes up to
-    7.5 sizes on gloo, which may keep the copies of the previous step's two calls.
+    ``size`` is the parameter ``size_bytes``. An operation needs input, output, reference result and
+    the copies that torch and the backend make. The largest known need is 7.5 times ``size``, of
+    the two-step all-reduce on gloo, which may keep the copies of the previous step's two calls.
     """
     return 8 * size
 
 
 def _refuse_ranks(case: CaseInWorld) -> str | None:
+    """Return an error message if a rank or a pairing of ranks in the parameters does not exist.
+
+    It checks root, source, target, round and pairs.
+    """
     params, n = case.params, case.num_ranks
     for name in ("root", "source", "target"):
         if int(params.get(name, 0)) >= n:
@@ -263,12 +300,14 @@ def _refuse_ranks(case: CaseInWorld) -> str | None:
 
 
 def _refuse_sends_of_gloo(case: CaseInWorld) -> str | None:
+    """Return an error message for point-to-point operations if gloo carries CUDA tensors."""
     if case.spec.gloo_on_gpus and case.operation.name.startswith("p2p."):
         return f"gloo sends no CUDA tensors from one rank to another: {GLOO_HINT}"
     return None
 
 
 def _refuse_register(case: CaseInWorld) -> str | None:
+    """Return an error message if buffers are to be registered and the backend is not NCCL."""
     backend = case.spec.backend
     if case.params.get("register") and backend != "nccl":
         return f"register=true is for NCCL, and the backend is {backend}: use register=false"
@@ -276,6 +315,10 @@ def _refuse_register(case: CaseInWorld) -> str | None:
 
 
 def _refuse_background(case: CaseInWorld) -> str | None:
+    """Return an error message if a background collective on NCCL can deadlock with the operation.
+
+    A deadlock is possible if CUDA_DEVICE_MAX_CONNECTIONS=1 gives all kernels one hardware queue.
+    """
     background, spec = case.params.get("background"), case.spec
     has_one_queue = os.environ.get(QUEUES_VARIABLE) == "1"
     if background in COLLECTIVE_LOADS and spec.backend == "nccl" and has_one_queue:
@@ -285,6 +328,7 @@ def _refuse_background(case: CaseInWorld) -> str | None:
 
 
 def _refuse_graph(case: CaseInWorld) -> str | None:
+    """Return an error message if mode ``graph`` is set and the case cannot be a CUDA graph."""
     params, spec = case.params, case.spec
     if params.get("mode") != "graph":
         return None
@@ -301,6 +345,7 @@ def _refuse_graph(case: CaseInWorld) -> str | None:
 
 
 def _refuse_async(case: CaseInWorld) -> str | None:
+    """Return an error message if mode ``async`` is set and torch has no asynchronous call."""
     operation, params = case.operation, case.params
     if params.get("mode") != "async":
         return None
@@ -312,6 +357,10 @@ def _refuse_async(case: CaseInWorld) -> str | None:
 
 
 def _refuse_coalesced(case: CaseInWorld) -> str | None:
+    """Return an error message if mode ``coalesced`` is set and the backend cannot do it.
+
+    In this mode several calls of the operation are launched as one.
+    """
     operation, spec = case.operation, case.spec
     if case.params.get("mode") != "coalesced":
         return None
@@ -324,7 +373,10 @@ def _refuse_coalesced(case: CaseInWorld) -> str | None:
 
 
 def _must_copy_input(case: CaseInWorld) -> bool:
-    """Return True if the input is copied first, because torch has only the in-place form."""
+    """Return True if the result is out of place, but torch has only the in-place form.
+
+    Then a step includes a copy of the input.
+    """
     return case.operation.in_place and case.params.get("placement") == OUT_OF_PLACE
 
 
@@ -341,12 +393,18 @@ RULES = (
     _refuse_async,
     _refuse_coalesced,
 )
+"""The checks of a case before a run. The first reason against the case is reported."""
 
-# --- Expansions: from the parameters of a user to those of each case ---
+# --- Expansions: each returns the parameters of all cases that follow from a user's parameters ---
 
 
 def expand_groups(params: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Return the parameters of a case for every group, measured alone and with other groups."""
+    """Return the parameters of each case to measure, two for every group of the user's ``group``.
+
+    In one case only this process group runs, in the other all groups run at once (``concurrent``).
+    The value of ``group_index`` or ``concurrent`` is kept if ``params`` has it. The group ``world``
+    makes only one case.
+    """
     text = str(params.get("group", "world"))
     num_groups = len(form_groups(text, spec.nproc, spec.hosts))
     if text == "world":
@@ -360,7 +418,10 @@ def expand_groups(params: Params, spec: WorldSpec) -> Iterable[Params]:
 
 
 def expand_pairs(params: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Return the parameters of a case for every ordered pair of different ranks."""
+    """Return the parameters of each case to measure, one for every ordered pair of two ranks.
+
+    The value of ``source`` or ``target`` is kept if ``params`` has it.
+    """
     ranks = range(spec.nproc)
     sources = [int(params["source"])] if "source" in params else ranks
     targets = [int(params["target"])] if "target" in params else ranks
@@ -371,7 +432,11 @@ def expand_pairs(params: Params, spec: WorldSpec) -> Iterable[Params]:
 
 
 def expand_rounds(params: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Return the parameters of a case for every round of a tournament of pairs of ranks."""
+    """Return the parameters of each case to measure, one for every round of a tournament of ranks.
+
+    In a round each rank has one partner, and over all rounds it meets every other rank. If
+    ``params`` has ``round`` or ``pairs``, there is only one case.
+    """
     if "round" in params or params.get("pairs"):
         return [params]
     return [{**params, "round": index} for index in range(count_rounds(spec.nproc))]
@@ -380,6 +445,7 @@ def expand_rounds(params: Params, spec: WorldSpec) -> Iterable[Params]:
 # --- The table ---
 
 _MODULES = {"collective": "collectives", "p2p": "p2p", "compute": "local", "memory": "local"}
+"""The module with the functions of operations, by the part of their names before the dot."""
 
 
 def _declare_operation(
@@ -392,9 +458,10 @@ def _declare_operation(
     sharded: bool = False,
     **fields: Any,
 ) -> OperationSpec:
-    """Return the definition of an operation, whose function has the same name by default.
+    """Return the definition of the operation ``name``, such as ``collective.all_reduce``.
 
-    ``fields`` are other fields of the definition.
+    ``function`` names the function that prepares it, by default the part of ``name`` after the dot.
+    ``fields`` are other fields of ``OperationSpec``.
     """
     kind, _, short_name = name.partition(".")
     return OperationSpec(
@@ -528,10 +595,15 @@ OPERATIONS = (
 )
 # fmt: on
 DEFINITIONS: tuple[BenchmarkDefinition, ...] = OPERATIONS
+"""The benchmarks that this module adds to the catalogue."""
 
 
 def get_busbw_factor(operation: str, n: int) -> float | None:
-    """Return busbw / algbw of an operation on ``n`` ranks, None if it has no bus bandwidth."""
+    """Return the ratio busbw / algbw of an operation on ``n`` ranks.
+
+    ``operation`` is a name without its kind, such as ``all_reduce``. Returns None if the
+    operation has no bus bandwidth.
+    """
     for spec in OPERATIONS:
         if spec.short_name == operation and spec.busbw is not None:
             return spec.busbw.compute(n)
@@ -539,7 +611,10 @@ def get_busbw_factor(operation: str, n: int) -> float | None:
 
 
 def describe_busbw_factors() -> str:
-    """Return a text about the factors of the bus bandwidth and the operations that have them."""
+    """Return a phrase with each formula of busbw / algbw and the operations that have it.
+
+    For example ``2(n-1)/n for all_reduce, ..., and 1 for all others that move data``.
+    """
     parts = []
     for factor in (TWICE_RING, RING):
         names = [spec.short_name for spec in OPERATIONS if spec.busbw is factor]

@@ -16,13 +16,14 @@ from parbench.bench.plan.params import Kind, Param, is_variable
 from parbench.bench.text import UserError, format_list
 
 _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
+"""The type that a parameter of a custom step declares, by the Python type of its default."""
 
 
 def define_custom_step(target: str, folder: Path) -> BenchmarkDefinition:
-    """Import the function ``package.module:function`` and return the definition of its cases.
+    """Import a user's function ``package.module:function`` and declare it as a benchmark.
 
-    Modules in ``folder`` can be imported too. Raises ``UserError`` if the import fails or a
-    parameter cannot be set.
+    Its parameters after ``world`` become parameters of the benchmark. Modules in ``folder`` can be
+    imported too. Raises ``UserError`` if the import fails or a parameter has no usable default.
     """
     from parbench.bench.rank.runner import load_target  # Other runs start without torch.
 
@@ -50,7 +51,10 @@ def define_custom_step(target: str, folder: Path) -> BenchmarkDefinition:
 
 
 def hash_source(target: str, folder: Path) -> str:
-    """Return the SHA-256 of the file of ``package.module:function``, empty if there is none."""
+    """Return the SHA-256, in hex, of the file that defines ``package.module:function``.
+
+    Modules in ``folder`` are found too. Returns an empty text if there is no such file.
+    """
     _add_to_path(folder)
     try:
         spec = importlib.util.find_spec(target.partition(":")[0])
@@ -62,21 +66,27 @@ def hash_source(target: str, folder: Path) -> str:
 
 
 def _add_to_path(folder: Path) -> None:
+    """Append a folder to ``sys.path`` if it is not there, so that its modules can be imported."""
     if str(folder) not in sys.path:
         # At the end, so that no module of the folder shadows one of Python's.
         sys.path.append(str(folder))
 
 
 def list_params(prepare: Callable[..., object]) -> tuple[Param, ...]:
-    """Return the parameters of ``prepare`` after ``world``.
+    """Return declarations of the parameters of a user's function, except the first, ``world``.
 
-    Raises ``UserError`` if one has no default, or a default that a record cannot hold.
+    Raises ``UserError`` if a parameter has no default, or a default that is not a bool, int, float
+    or str.
     """
     _, *parameters = inspect.signature(prepare).parameters.values()
     return tuple(_make_param(parameter.name, parameter.default) for parameter in parameters)
 
 
 def _make_param(name: str, default: Any) -> Param:
+    """Return the declaration of a user function's parameter, with a type from its default.
+
+    Raises ``UserError`` if the name is reserved or the default is missing or not allowed.
+    """
     if name in RUNNER_PARAMS:
         names = format_list(RUNNER_PARAMS)
         raise UserError(f"parameter {name!r} is parbench's own, as are {names}: rename it")

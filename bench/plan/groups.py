@@ -12,18 +12,26 @@ from collections.abc import Sequence
 from parbench.bench.text import UserError, format_list, suggest_similar
 
 Ranks = tuple[int, ...]
+"""The ranks of a process group."""
 Pair = tuple[int, int]
+"""Two ranks that exchange messages."""
 
 MOST_RANKS = 1 << 17
+"""The largest number of ranks that a mesh may have."""
 # Axes of a step's mesh that lie inside others and do not multiply the number of ranks.
 INSIDE = ("ep", "etp")
 FORMS = (
     "world, node, across, contiguous:K, strided:K, pairs, or an axis of a mesh such as dp=2,tp=4:tp"
 )
+"""The texts that describe groups of ranks, for help and error messages."""
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Return the sizes of the axes of a mesh such as ``dp=2,tp=4`` by name, outermost first."""
+    """Return the number of ranks along each axis of a mesh such as ``dp=2,tp=4``.
+
+    The keys are the names of the axes, outermost first. Raises ``UserError`` if the text is not a
+    mesh or the mesh has too many ranks.
+    """
     axes: dict[str, int] = {}
     for part in text.replace(",", " ").split():
         match = re.fullmatch(r"([a-zA-Z]\w*)=(\d{1,9})", part, re.ASCII)
@@ -39,15 +47,19 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def join_mesh_axes(groups: str) -> str:
-    """Return the text with blanks between the axes of each mesh, because commas separate groups."""
+    """Return the text of ``--group`` with blanks instead of commas between the axes of a mesh.
+
+    The remaining commas separate groups: ``dp=2,tp=4:tp,node`` becomes ``dp=2 tp=4:tp,node``.
+    """
     return re.sub(r"(?<==)(\d+),(?=\w+=)", r"\1 ", groups)
 
 
 def form_groups(text: str, size: int, hosts: Sequence[str] | None = None) -> tuple[Ranks, ...]:
-    """Return the groups that ``text`` describes in a world of ``size`` ranks.
+    """Return the disjoint groups that ``text`` makes of ``size`` ranks, each a tuple of ranks.
 
-    ``hosts`` holds the host of each rank. Without it all ranks are on one node. Raises
-    ``UserError`` if the groups cannot be formed.
+    ``text`` is one of ``FORMS``, for example ``node``: one group for each node. ``hosts`` holds the
+    host of each rank. Without it all ranks are on one node. Raises ``UserError`` if the groups
+    cannot be formed.
     """
     if text == "world":
         return (tuple(range(size)),)
@@ -70,7 +82,11 @@ def form_groups(text: str, size: int, hosts: Sequence[str] | None = None) -> tup
 
 
 def _form_groups_across(nodes: Sequence[Ranks]) -> tuple[Ranks, ...]:
-    """Return groups that each have one rank of every node."""
+    """Return groups with one rank of every node: the first ranks of all nodes, the second, ...
+
+    ``nodes`` holds the ranks of each node. Raises ``UserError`` if there is one node, or if the
+    nodes differ in their number of ranks.
+    """
     if len(nodes) < 2:
         raise UserError("group 'across' needs ranks on at least 2 nodes; all are on one")
     sizes = {len(node) for node in nodes}
@@ -81,7 +97,10 @@ def _form_groups_across(nodes: Sequence[Ranks]) -> tuple[Ranks, ...]:
 
 
 def _group_by_key(keys: Sequence[object]) -> tuple[Ranks, ...]:
-    """Return the groups of ranks with equal keys, in order of their first rank."""
+    """Return the groups of ranks whose keys are equal, in order of their first rank.
+
+    ``keys`` holds the key of each rank, such as the name of its host.
+    """
     members: dict[object, list[int]] = {}
     for rank, key in enumerate(keys):
         members.setdefault(key, []).append(rank)
@@ -89,9 +108,10 @@ def _group_by_key(keys: Sequence[object]) -> tuple[Ranks, ...]:
 
 
 def _form_groups_along_axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
-    """Return the groups of ranks that differ only in their coordinate on this axis of the mesh.
+    """Return the groups of ranks that differ only in their coordinate on one axis of a mesh.
 
-    The innermost axis of the mesh varies fastest.
+    ``mesh`` is a text such as ``dp=2,tp=4`` and ``axis`` one of its names. The mesh must contain
+    all ``size`` ranks, in row-major order: the last axis varies fastest.
     """
     axes = parse_mesh(mesh)
     if math.prod(axes.values()) != size:
@@ -108,19 +128,21 @@ def _form_groups_along_axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...
 
 
 def count_rounds(n: int) -> int:
-    """Return the number of rounds in which each of ``n`` ranks meets every other.
+    """Return the number of rounds of a round-robin tournament of ``n`` ranks.
 
-    It is n - 1, or n if n is odd.
+    In each round a rank has at most one partner, and over all rounds it meets every other rank. The
+    number is n - 1, or n if n is odd.
     """
     return max(n - 1 + n % 2, 1)
 
 
 def list_round_pairs(n: int, index: int) -> tuple[Pair, ...]:
-    """Return the pairs of a round of ``n`` ranks, the smaller rank first.
+    """Return the pairs of ranks in round ``index`` of a round-robin tournament of ``n`` ranks.
 
-    If n is odd, one rank has no partner. This is the circle method of round-robin tournaments:
-    the last rank stays and the others rotate around it. The numbers of two partners add up to
-    twice the round, modulo the number of rounds.
+    Pairs are sorted, each with the smaller rank first. If n is odd, one rank has no partner. This
+    is the circle method: the last rank stays and the others rotate around it. The numbers of two
+    partners add up to twice the index of the round, modulo the number of rounds. Raises
+    ``UserError`` if there is no round ``index``.
     """
     rounds = count_rounds(n)
     if not 0 <= index < rounds:
@@ -137,9 +159,9 @@ def list_round_pairs(n: int, index: int) -> tuple[Pair, ...]:
 
 
 def parse_pairs(text: str, n: int) -> tuple[Pair, ...]:
-    """Return the pairs of a text such as ``0-3 1-2``.
+    """Return the pairs of ranks in a text such as ``0-3 1-2``, each with the smaller rank first.
 
-    Raises ``UserError`` if a rank occurs twice or is not one of ``n``.
+    ``n`` is the number of ranks. Raises ``UserError`` if a rank occurs twice or is not below ``n``.
     """
     pairs: list[Pair] = []
     paired_ranks: set[int] = set()
@@ -162,19 +184,23 @@ def parse_pairs(text: str, n: int) -> tuple[Pair, ...]:
 
 
 def format_pairs(pairs: tuple[Pair, ...]) -> str:
-    """Return pairs as text such as ``0-3 1-2``, which ``parse_pairs`` reads."""
+    """Return pairs of ranks as text such as ``0-3 1-2``, which ``parse_pairs`` reads."""
     return " ".join(f"{first}-{second}" for first, second in pairs)
 
 
 def choose_pairs(n: int, index: int, text: str) -> tuple[Pair, ...]:
-    """Return the pairs in ``text``, or the pairs of round ``index`` if ``text`` is empty."""
+    """Return the pairs of ranks in ``text``, or the pairs of round ``index`` if it is empty.
+
+    ``n`` is the number of ranks. Raises ``UserError`` if the pairs or the round do not exist.
+    """
     return parse_pairs(text, n) if text.strip() else list_round_pairs(n, index)
 
 
 def split_with_skew(num_ranks: int, skew: float, count: int) -> tuple[int, ...]:
-    """Return the number of elements, of ``count``, that each rank gets.
+    """Return the number of elements that each rank gets of ``count`` elements, by rank.
 
-    Rank 0 gets a share ``skew`` of all elements in addition to an equal part, and the remainder.
+    ``skew`` is the fraction of the elements that only rank 0 gets. The rest is divided equally over
+    all ranks, and rank 0 also gets the remainder.
     """
     even = int((1 - skew) * count / num_ranks + 1e-9)
     return (count - even * (num_ranks - 1), *[even] * (num_ranks - 1))

@@ -11,11 +11,15 @@ from parbench.bench.text import format_size
 
 
 def _get_kind(definition: BenchmarkDefinition) -> str:
+    """Return the part of the name before the dot, such as ``collective``."""
     return definition.name.partition(".")[0]
 
 
 def render_names(definitions: Sequence[BenchmarkDefinition]) -> str:
-    """Return a line of at most 80 columns for each name, by kind, and for each preset."""
+    """Return the text of ``parbench list``: a line for each benchmark and for each preset.
+
+    Lines have at most 80 columns. Benchmarks are grouped by the part of the name before the dot.
+    """
     lines = []
     for kind, members in groupby(sorted(definitions, key=_get_kind), _get_kind):
         lines.append(f"{kind}.*")
@@ -29,7 +33,11 @@ def render_names(definitions: Sequence[BenchmarkDefinition]) -> str:
 
 
 def render_details(definitions: Sequence[BenchmarkDefinition], width: int) -> str:
-    """Return the help of each name, and the parameters with the names that have them."""
+    """Return the text of ``parbench list NAME``: help, presets and parameters of the benchmarks.
+
+    Each parameter is listed once, with the benchmarks that have it. ``width`` is the number of
+    columns to which lines are wrapped.
+    """
     lines = []
     for definition in definitions:
         text = f"{definition.name}: {definition.help}; presets: {_list_presets(definition)}"
@@ -48,7 +56,7 @@ def render_details(definitions: Sequence[BenchmarkDefinition], width: int) -> st
 
 
 def render_markdown(definitions: Sequence[BenchmarkDefinition]) -> str:
-    """Return a table of the names and one of their parameters."""
+    """Return two Markdown tables: the benchmarks with their help, and their parameters."""
     lines = ["| name | what it is | presets |", "| --- | --- | --- |"]
     for definition in definitions:
         lines.append(_join(f"`{definition.name}`", definition.help, _list_presets(definition)))
@@ -63,15 +71,21 @@ def render_markdown(definitions: Sequence[BenchmarkDefinition]) -> str:
 
 
 def _join(*cells: str) -> str:
+    """Return a row of a Markdown table with these cells."""
     return f"| {' | '.join(cells)} |"
 
 
 def _list_presets(definition: BenchmarkDefinition) -> str:
+    """Return the names of the presets that contain the benchmark, separated by commas."""
     return ", ".join(name for name in PRESETS if name == "full" or name in definition.tags)
 
 
 def _list_params(definitions: Sequence[BenchmarkDefinition]) -> Iterable[tuple[Param, str]]:
-    """Yield each parameter once, with the names that have it if not all do."""
+    """Yield each distinct parameter with a phrase about the benchmarks that have it.
+
+    The phrase is a list of names, or ``all but`` and the names of the others if these are fewer. It
+    is empty if all benchmarks have the parameter.
+    """
     owners: dict[Param, list[str]] = {}
     for definition in definitions:
         for param in definition.params:
@@ -85,12 +99,17 @@ def _list_params(definitions: Sequence[BenchmarkDefinition]) -> Iterable[tuple[P
 
 
 def _format_default(param: Param) -> str:
+    """Return the default of a parameter as a user types it, such as ``1M`` or ``false``."""
     if param.kind == "size":
         return format_size(int(param.default))
     return "false" if param.default is False else str(param.default)
 
 
 def _format_allowed(param: Param) -> str:
+    """Return the allowed values of a parameter as a phrase, empty if any text is allowed.
+
+    The phrase lists the choices, gives the bounds of a number, or shows an example.
+    """
     if param.choices:
         return ", ".join(str(choice) for choice in param.choices if choice != "")
     if param.kind in ("int", "float"):

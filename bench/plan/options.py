@@ -60,57 +60,78 @@ from parbench.bench.text import UserError, format_choices, parse_duration, parse
 
 _MAX_ITEMSIZE = max(dtype.itemsize for dtype in DTYPES.values())
 Candidate = tuple[Case, str | None]
-"""A case, and the reason why it cannot run here, None if it can run."""
+"""A case, and a sentence with the reason why it cannot run here, None if it can run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of ``parbench run``. An option that is not given is None.
+    """The command-line options of ``parbench run``, before they are checked.
 
-    An option that needs parsing is text.
+    None means that the user did not give the option. Durations, meshes, groups, faults and link
+    speeds are texts that are parsed later.
     """
 
     preset: str | None = None
+    """The name of a preset: ``smoke``, ``node`` or ``full``."""
     names: tuple[str, ...] = ()
-    """The names and globs of cases."""
+    """The names and globs of the benchmarks to run, empty if the preset selects them."""
     targets: tuple[str, ...] = ()
     """The functions of custom steps, as ``package.module:function``."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """The texts of ``--set`` and ``--env`` by the name of the parameter."""
+    """The values of ``--set`` and ``--env`` as texts, by the name of the parameter or variable."""
     preset_overrides: Mapping[str, str] = field(default_factory=dict)
-    """The settings that the output format needs, by the name of the parameter.
+    """The parameter values that the output format requires, as texts by parameter name.
 
-    They take precedence over the preset, but not over the user's settings.
+    They take precedence over the preset, but not over ``settings``.
     """
     entries: tuple[Entry, ...] = ()
-    """The cases of a file, which replace the cases of the preset. Empty without such cases."""
+    """The cases of ``cases_file``, which replace the cases of the preset. Empty without any."""
     nproc: int | None = None
+    """The number of ranks on each node, or of all ranks if another launcher has started them."""
     backend: str | None = None
+    """``gloo`` or ``nccl``."""
     device: str | None = None
+    """``cpu`` or ``cuda``."""
     repetitions: int | None = None
+    """The number of times that all ranks are started and measure all cases."""
     budget: str | None = None
+    """The time budget of the whole run, such as ``90s``."""
     timeout: str | None = None
+    """The time after which a case counts as hung, such as ``60s``."""
     mesh: str | None = None
+    """The mesh of training steps, such as ``dp=2,tp=2``, or several meshes separated by ``;``."""
     group: str | None = None
+    """The kinds of process groups that are measured, such as ``pairs`` or ``dp=2,tp=4:tp``."""
     inject: str | None = None
+    """A fault that disturbs one rank on purpose, such as ``late:1:3ms``."""
     link: str | None = None
+    """The nominal speed of the links in one direction, such as ``400Gbit``."""
     cases_file: Path | None = None
+    """A plan file, whose cases and options are used."""
     launcher: str = "local"
+    """``local`` starts the ranks on this machine, ``srun`` in a Slurm allocation."""
     nodes: int | None = None
+    """The number of nodes that srun uses."""
     distribution: str | None = None
+    """The order of ranks on the nodes of srun: ``block`` or ``cyclic``."""
     nodelist: str | None = None
+    """The names of the nodes that srun uses, in Slurm's notation, such as ``n1,n[3-4]``."""
 
     @property
     def has_named_cases(self) -> bool:
-        """True if the options name cases, so that the preset does not select them."""
+        """True if the user names benchmarks or custom steps, or gives a file of cases.
+
+        Otherwise the preset selects the cases.
+        """
         return bool(self.names or self.entries or self.targets)
 
 
 def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) -> Plan:
     """Choose the ranks and cases of a run from the options and this machine, and return the plan.
 
-    ``joined`` describes ranks that another launcher has started. Raises ``UserError`` if the run is
-    not possible here.
+    ``modules`` are the modules whose ``DEFINITIONS`` are the benchmarks of the catalogue.
+    ``joined`` describes ranks that another launcher has started, None if parbench starts them.
+    Raises ``UserError`` if the run is not possible here.
     """
     folder = Path.cwd()
     catalogue = load_catalogue(modules)
@@ -142,7 +163,11 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
 
 
 def _parse_fault_for(plan: Plan, text: str | None) -> FaultSpec | None:
-    """Return the fault to inject, None without one. Raises ``UserError`` if a case excludes it."""
+    """Return the fault that the text of ``--inject`` describes, None without the option.
+
+    Raises ``UserError`` if the text is not valid or if a case of the plan cannot run with the
+    fault.
+    """
     if text is None:
         return None
     fault = parse_fault(text, plan.nproc)
@@ -156,7 +181,9 @@ def _parse_fault_for(plan: Plan, text: str | None) -> FaultSpec | None:
 def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: WorldSpec) -> Plan:
     """Return the plan of the cases that the options select, for the ranks of ``spec``.
 
-    Raises ``UserError`` if the options name a case that does not exist or cannot run here.
+    ``catalogue`` holds the definitions of all benchmarks. The plan lists selected cases that cannot
+    run here as skipped. Raises ``UserError`` if the options name a benchmark or preset that does
+    not exist, if no case can run, or if no case can run with one of the user's parameter values.
     """
     name = options.preset or "node"
     if name not in PRESETS:
@@ -196,7 +223,11 @@ def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: 
 def _choose_duration(
     options: Options, preset: Preset, cases: Sequence[Case]
 ) -> tuple[int, float, Measure]:
-    """Return the number of repetitions, the time budget in seconds, and the stopping rule."""
+    """Return the number of repetitions, the time budget of the run (s), and the sampling settings.
+
+    If the user names cases and neither a preset nor a budget, they follow from the number of cases.
+    Otherwise they are those of the preset, except for the user's options.
+    """
     if options.budget is not None:
         repetitions = options.repetitions or preset.repetitions
         return repetitions, parse_duration(options.budget), preset.measure
@@ -219,7 +250,8 @@ def _select_definitions(
 ) -> list[BenchmarkDefinition]:
     """Return the definitions that the command line, the file of cases or the preset selects.
 
-    Raises ``UserError`` if there are none, or if none has a parameter that is set.
+    Environment variables of ``--env`` become parameters of each definition. Raises ``UserError`` if
+    no definition is selected, or if a parameter is set that none of them has.
     """
     named = select_definitions(catalogue, options.names)
     in_file = select_definitions(catalogue, [entry.name for entry in options.entries])
@@ -242,7 +274,10 @@ def _select_definitions(
 def _check_settings(
     settings: Mapping[str, object], definitions: Sequence[BenchmarkDefinition]
 ) -> None:
-    """Raise ``UserError`` for a setting that is a parameter of none of the definitions."""
+    """Raise ``UserError`` if a key of ``settings`` is a parameter of none of the definitions.
+
+    ``settings`` holds the values of parameters by name.
+    """
     declared = {param.name for definition in definitions for param in definition.params}
     is_single = len(definitions) == 1
     owner = definitions[0].name if is_single else f"the {len(definitions)} chosen cases"
@@ -255,7 +290,11 @@ def _check_settings(
 def _list_candidates(
     definition: BenchmarkDefinition, options: Options, preset: Preset, spec: WorldSpec
 ) -> Iterator[Candidate]:
-    """Yield a case, or several, for every combination of the parameter values that are selected."""
+    """Yield the cases of one benchmark, each with the reason why it cannot run or None.
+
+    There is at least one case for every combination of the selected parameter values. The values
+    of the user replace those of a plan file, and both replace the values of the preset.
+    """
     has_preset_sizes = not options.entries and "size_bytes" not in options.settings
     params_by_name = {param.name: param for param in definition.params}
     entries = options.entries or preset.entries
@@ -282,9 +321,10 @@ def _list_candidates(
 
 
 def _adapt_sizes(sizes: Sequence[Value], spec: WorldSpec) -> tuple[Value, ...]:
-    """Return the sizes of a preset, each as a multiple of the number of ranks.
+    """Return the sizes (bytes) of a preset, rounded up so that every rank gets whole elements.
 
-    On GPUs, sizes beyond their cache are added, and to long lists those up to the highest bandwidth.
+    On GPUs, larger sizes are appended: if the preset reaches ``LARGE_BYTES``, sizes beyond the last
+    level of cache, and if it reaches ``PLATEAU_BYTES``, sizes at which the bandwidth is highest.
     """
     num_bytes = [int(size) for size in sizes]
     max_bytes = max(num_bytes) if spec.device == "cuda" else 0
@@ -300,7 +340,10 @@ def _adapt_sizes(sizes: Sequence[Value], spec: WorldSpec) -> tuple[Value, ...]:
 def _expand(
     definition: BenchmarkDefinition, params: Params, spec: WorldSpec
 ) -> Iterator[Candidate]:
-    """Yield each case of these parameters, with the reason why it cannot run or None."""
+    """Yield the cases of one combination of parameter values, such as one for each process group.
+
+    Each case comes with the reason why it cannot run here, None if it can run.
+    """
     try:
         cases = [definition.build_case(expanded) for expanded in definition.expand(params, spec)]
     except UserError as error:
@@ -311,7 +354,11 @@ def _expand(
 
 
 def _check_possible(candidates: Sequence[Candidate], options: Options) -> None:
-    """Raise ``UserError`` if no case can run, or if no case with one of the user's values can."""
+    """Raise ``UserError`` if no case can run here.
+
+    Also raise it if all cases with one of the user's parameter values cannot run, although cases
+    with other values can.
+    """
     names = {*options.settings, *(name for entry in options.entries for name in entry.set)}
     possible: set[tuple[str, Value]] = set()
     for case, reason in candidates:
@@ -327,9 +374,10 @@ def _check_possible(candidates: Sequence[Candidate], options: Options) -> None:
 
 
 def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, NodeLayout | None]:
-    """Return the ranks of the run and their layout on nodes.
+    """Return the description of the run's ranks, and their layout on the nodes of an allocation.
 
-    The layout is None if srun does not start the ranks.
+    ``joined`` describes ranks that another launcher has started. The layout is None if srun does
+    not start the ranks.
     """
     allocation = _find_allocation(options, joined)
     if allocation is not None:
@@ -348,7 +396,12 @@ def _choose_world(
     has_other_ranks: bool = False,
     one_gpu_options: str = "--nproc 1 --device cuda",
 ) -> WorldSpec:
-    """Return the ranks on this machine. One rank needs ``--nproc 1``, or other ranks elsewhere."""
+    """Return the description of the ranks on this machine, with defaults for missing options.
+
+    ``nproc`` is their number, None for the default. A single rank is allowed only if the user sets
+    ``--nproc 1`` or if ``has_other_ranks``: other machines have ranks of the run too.
+    ``one_gpu_options`` are the options that the error message proposes on a machine with one GPU.
+    """
     return choose_world(
         machine,
         nproc=nproc,
@@ -360,9 +413,9 @@ def _choose_world(
 
 
 def _choose_joined_ranks(options: Options, joined: Joined, machine: Machine) -> WorldSpec:
-    """Return the ranks that another launcher has started.
+    """Return the description of the ranks that another launcher, such as torchrun, has started.
 
-    Raises ``UserError`` if they cannot run.
+    Raises ``UserError`` if the options do not fit these ranks or this machine.
     """
     if options.nproc not in (None, joined.size):
         problem = f"{joined.size} ranks are there already (WORLD_SIZE)"
@@ -375,7 +428,7 @@ def _choose_joined_ranks(options: Options, joined: Joined, machine: Machine) -> 
 
 
 def _choose_srun_ranks(options: Options, allocation: Allocation) -> tuple[WorldSpec, NodeLayout]:
-    """Return the ranks that srun starts in the allocation, and their layout on its nodes."""
+    """Return the description of the ranks that srun is to start, and their layout on the nodes."""
     machine = inspect_rank_machine(os.environ, allocation)
     has_several_nodes = allocation.nodes > 1
     ntasks_per_node = allocation.ntasks_per_node if options.nproc is None else options.nproc
@@ -409,7 +462,11 @@ def _choose_srun_ranks(options: Options, allocation: Allocation) -> tuple[WorldS
 
 
 def _find_allocation(options: Options, joined: Joined | None) -> Allocation | None:
-    """Return the allocation in which srun starts the ranks, None for another launcher."""
+    """Return the Slurm allocation in which srun starts the ranks, None without ``--launcher srun``.
+
+    Raises ``UserError`` if options require srun but the launcher is another, if this process is
+    itself a rank, or if this process is not in an allocation.
+    """
     if options.launcher != "srun":
         values = {
             "--nodes": options.nodelist or options.nodes,
@@ -426,7 +483,10 @@ def _find_allocation(options: Options, joined: Joined | None) -> Allocation | No
 
 
 def _apply_cases_file(options: Options) -> Options:
-    """Return the options completed by the file of cases. The command line takes precedence."""
+    """Return the options, completed by the cases and options of the file of ``--cases``.
+
+    Options of the command line take precedence over options of the file.
+    """
     if options.cases_file is None:
         return options
     file = read_plan_file(options.cases_file)
@@ -439,10 +499,10 @@ def _apply_cases_file(options: Options) -> Options:
 
 
 def _apply_mesh(options: Options, joined: Joined | None) -> Options:
-    """Return the options with ``--mesh`` and ``--group`` as settings of parameters.
+    """Return the options with ``--mesh`` and ``--group`` as values of parameters in ``settings``.
 
-    The mesh of the training steps also sets the number of ranks on this node, if all meshes have
-    the same number.
+    ``--mesh`` also sets ``nproc`` if the user did not, if parbench starts the ranks on this
+    machine, and if all given meshes have the same number of ranks.
     """
     mesh, settings = options.mesh, options.settings
     if options.group is not None:
@@ -462,6 +522,9 @@ def _apply_mesh(options: Options, joined: Joined | None) -> Options:
 
 
 def _count_mesh_ranks(text: str) -> int:
-    """Return the number of ranks of a mesh such as ``dp=2,tp=4``."""
+    """Return the product of the axis sizes of a mesh such as ``dp=2,tp=4``.
+
+    The axes ``ep`` and ``etp`` do not count, because they lie inside the other axes.
+    """
     axes = parse_mesh(text)
     return math.prod(size for axis, size in axes.items() if axis not in INSIDE)

@@ -21,8 +21,9 @@ from parbench.bench.text import (
 
 Value = bool | int | float | str
 Setting = Value | list[Value]
-"""The values of a parameter, as text of ``--set`` or as a plan file contains them."""
+"""One or several values of a parameter: text of ``--set``, or a value or list in a plan file."""
 Kind = Literal["int", "float", "str", "bool", "size", "mesh"]
+"""The type of a parameter. ``size`` is a number of bytes, ``mesh`` a text such as ``dp=2,tp=4``."""
 
 _TYPES: dict[str, Any] = {"int": Int64, "size": Int64, "float": float, "bool": bool}
 _DESCRIPTIONS = {
@@ -39,25 +40,30 @@ _VARIABLE = re.compile("[A-Z_][A-Z0-9_]*", re.ASCII)
 
 @dataclass(frozen=True)
 class Param:
-    """The declaration of a parameter: its kind, default, help and allowed values."""
+    """The declaration of a benchmark's parameter: its type, default, help and allowed values."""
 
     name: str
+    """The name that ``--set`` takes, or the name of an environment variable."""
     kind: Kind
+    """The type of the values."""
     default: Value
     help: str
+    """A phrase about the meaning of the parameter, for ``parbench list``."""
     _: KW_ONLY
     choices: tuple[Value, ...] = ()
-    """The allowed values, empty if every value of the kind is allowed."""
-    minimum: float = -MAX_FLOAT  # inclusive
-    maximum: float = MAX_FLOAT  # inclusive
+    """The allowed values, empty if every value of the kind from minimum to maximum is allowed."""
+    minimum: float = -MAX_FLOAT
+    """The least allowed number."""
+    maximum: float = MAX_FLOAT
+    """The largest allowed number."""
     optional: bool = False
-    """True if the value is part of a case's id only if it differs from the default.
+    """True if a case's id depends on the value only where it differs from the default.
 
-    So a new optional parameter changes no id.
+    So the ids of earlier runs stay valid when an optional parameter is added to a benchmark.
     """
 
     def describe_allowed(self) -> str:
-        """Return a text about the allowed values."""
+        """Return a phrase about the allowed values, such as ``a finite number of at least 0``."""
         if self.choices:
             return format_list(self.choices)
         bounds = []
@@ -69,9 +75,9 @@ class Param:
         return f"{description} of {' and '.join(bounds)}" if bounds else description
 
     def parse(self, raw: object) -> Value:
-        """Convert a text or a value from a file to the kind of this parameter.
+        """Convert a text, or a value from a plan file, to the type of this parameter.
 
-        Raises ``UserError`` if the value is not allowed.
+        Raises ``UserError`` if it cannot be converted or is not one of the allowed values.
         """
         value = _convert(self.kind, raw)
         if value is None or not self._is_allowed(value):
@@ -81,14 +87,16 @@ class Param:
         return value
 
     def _is_allowed(self, value: Value) -> bool:
+        """Return True if a value of the right type is one of the choices or within the bounds."""
         if self.choices:
             return value in self.choices
         return isinstance(value, str) or self.minimum <= value <= self.maximum
 
     def parse_many(self, setting: Setting) -> tuple[Value, ...]:
-        """Return the distinct values in a text or list.
+        """Return the distinct values in a text or list, in its order.
 
-        Sizes may be ranges such as ``1K:64M:x4``.
+        Commas separate the values in a text, semicolons separate meshes. Sizes may be ranges such
+        as ``1K:64M:x4``. Raises ``UserError`` if a value is not allowed.
         """
         separator = ";" if self.kind == "mesh" else ","  # Meshes contain commas.
         values: list[Value] = []
@@ -102,22 +110,31 @@ class Param:
 
 
 def choice(name: str, help_text: str, *choices: str, optional: bool = True) -> Param:
-    """Declare a parameter with these choices, of which the first is the default."""
+    """Return a text parameter with these allowed values, of which the first is the default."""
     return Param(name, "str", choices[0], help_text, choices=choices, optional=optional)
 
 
 def is_variable(name: str) -> bool:
-    """Return True if the name is an environment variable: capital letters, digits, underscores."""
+    """Return True if a parameter's name is that of an environment variable.
+
+    It then consists of capital letters, digits and underscores.
+    """
     return _VARIABLE.fullmatch(name) is not None
 
 
 def declare_variable(name: str) -> Param:
-    """Return an environment variable as a parameter. An empty value removes the variable."""
+    """Return a parameter that sets the environment variable ``name`` of all ranks.
+
+    An empty value, the default, removes the variable.
+    """
     return Param(name, "str", "", "environment variable of all ranks")
 
 
 def _convert(kind: Kind, raw: object) -> Value | None:
-    """Convert a text or a value from a file to a kind. Return None if this is not possible."""
+    """Convert a text, or a value from a plan file, to the type of parameter ``kind``.
+
+    Returns None if this is not possible. Raises ``UserError`` for a bad size or mesh.
+    """
     if isinstance(raw, str):
         raw = raw.strip()
     if isinstance(raw, str) and raw:
@@ -134,9 +151,9 @@ def _convert(kind: Kind, raw: object) -> Value | None:
 
 
 def refuse_unknown(names: Iterable[str], declared: Iterable[str], owner: str) -> None:
-    """Raise ``UserError`` if a name is not declared.
+    """Raise ``UserError`` if one of ``names`` is not among the ``declared`` parameter names.
 
-    ``owner`` is a noun for the case that declares parameters, for the message.
+    ``owner`` names the benchmarks that declare the parameters, in the message.
     """
     declared_names = sorted(declared)
     for name in names:

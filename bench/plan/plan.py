@@ -19,18 +19,24 @@ from parbench.bench.text import UserError, parse_duration
 
 
 class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault of ``--inject``, which disturbs one rank."""
+    """A fault of ``--inject``, which disturbs one rank on purpose."""
 
     kind: Literal["late", "slow", "corrupt"]
+    """``late`` delays each step, ``slow`` lengthens each step, ``corrupt`` makes results wrong."""
     rank: Rank
+    """The global rank that is disturbed."""
     amount: NonNegative = 0.0
-    """The seconds of ``late``, the fraction of a step of ``slow``, 0 for ``corrupt``."""
+    """The delay in seconds of ``late``, the added fraction of a step's time of ``slow``, or 0."""
     text: str
     """The fault as it was given to ``--inject``."""
 
 
 def parse_fault(text: str, nproc: int) -> FaultSpec:
-    """Return the fault in the text of ``--inject``. Raises ``UserError`` if it is not valid."""
+    """Return the fault in the text of ``--inject``, such as ``late:1:3ms``.
+
+    ``nproc`` is the number of ranks of the run. Raises ``UserError`` if the text is not valid or
+    names a rank that does not exist.
+    """
     pattern = r"(late|slow|corrupt):(\d{1,9})(?::(.+))?"
     match = re.fullmatch(pattern, text.strip(), re.ASCII)
     if match is None or (match[3] is None) != (match[1] == "corrupt"):
@@ -53,93 +59,117 @@ def parse_fault(text: str, nproc: int) -> FaultSpec:
 
 
 class SkippedCase(msgspec.Struct, frozen=True, kw_only=True):
-    """A case of the plan that cannot run here, with the reason."""
+    """A benchmark with parameter values that was selected but cannot run on these ranks."""
 
     case: Case
     reason: str
+    """A sentence that says why the case cannot run, and what to change."""
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that decide how many samples of a case are taken."""
+    """The settings that decide how many timed samples of each case a repetition takes.
+
+    A repetition is one start of all ranks. It takes the samples of a case in several blocks,
+    between which it runs other cases.
+    """
 
     warmup: Count = 5
     """The number of untimed steps before the first sample."""
     min_iterations: Count = 6
+    """The number of samples of the first batch if a repetition takes all samples in one block."""
     max_iterations: Count = 1000
+    """The largest number of samples of a case in a repetition."""
     precision: NonNegative = 0.025
-    """The required half-width of the interval, relative to the median."""
+    """The half-width of the median's 95 % interval, over the median, at which sampling ends."""
     seed: int = 0
+    """The seed of the random order of blocks and of the test data."""
     more_blocks: Count = 0
     """The number of extra blocks of an imprecise case, if a repetition has time left."""
     seconds_per_case: NonNegative | None = None
-    """The time for the samples of a case of weight 1 in one repetition.
+    """The seconds for the samples of one collective in one repetition, other cases in proportion.
 
-    None if only the time budget limits the samples.
+    ``get_case_weight`` defines the proportion. None if only the time budget limits the samples.
     """
 
     def extend_to_budget(self) -> "Measure":
-        """Return settings with which a run uses all of a time budget that the user has set."""
+        """Return settings with more samples and blocks, so that a run uses all of its time budget.
+
+        They are for a budget that the user has set.
+        """
         return msgspec.structs.replace(
             self, max_iterations=max(self.max_iterations, 2000), more_blocks=10
         )
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a run measures: its cases, its ranks and its time."""
+    """Everything that a run is to measure: its cases, its ranks and its time."""
 
     preset: str
+    """The name of the preset, or ``import:TOOL`` for results of another tool."""
     cases: tuple[Case, ...]
+    """The cases to measure."""
     skipped: tuple[SkippedCase, ...]
+    """The selected cases that cannot run here."""
     nproc: NumRanks
+    """The number of ranks on all nodes together."""
     backend: str
+    """``gloo`` or ``nccl``."""
     device: str
+    """``cpu`` or ``cuda``."""
     repetitions: NumRepetitions
+    """The number of times that all ranks are started and measure all cases."""
     budget_seconds: NonNegative
     """The time budget of the whole run."""
     timeout_seconds: NonNegative
-    """The time after which a block of a case counts as hung."""
+    """The time after which a case counts as hung if it has not finished a block of samples."""
     measure: Measure = Measure()
     emulation: str = ""
-    """A text about nodes or links that are not real, empty if all are real."""
+    """A phrase about nodes or links that are emulated, empty if all are real."""
     notes: tuple[str, ...] = ()
     """Sentences about limits of the results of the run."""
     injection: FaultSpec | None = None
     """The fault to inject, None without a fault."""
     link_bytes_per_second: NonNegative | None = None
-    """The speed of the links in one direction, None if the user has not stated a speed."""
+    """The nominal speed of the links in one direction, None if the user has not stated a speed."""
     path: str | None = None
-    """A folder from which ranks import targets. All other folders take precedence."""
+    """A folder from which ranks import custom steps, None for a run without custom steps.
+
+    It is the last folder of ``sys.path``.
+    """
     sources: dict[str, str] = {}
-    """The SHA-256 of the file of each custom step, by target."""
+    """The SHA-256 of the file of each custom step, by its target ``package.module:function``."""
     spread: NodeLayout | None = None
     """The layout of the ranks on nodes, None if srun does not start the ranks."""
 
     @property
     def is_imported(self) -> bool:
-        """True for the plan of a log of another tool, which cannot be measured again."""
+        """True if the results come from a log of another tool, so that they cannot be repeated."""
         return self.preset.startswith("import:")
 
     @property
     def limitations(self) -> tuple[str, ...]:
-        """The notes of the plan, preceded by a note about emulated nodes or links if any are."""
+        """Sentences about limits of the results: a note about emulation, if any, and ``notes``."""
         emulated = [describe_emulation(self.emulation)] if self.emulation else []
         return (*emulated, *self.notes)
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A glob that selects cases by name, and the values of their parameters."""
+    """An entry of a preset or a plan file, which selects benchmarks and sets their parameters."""
 
     name: str
+    """A glob of names of benchmarks."""
     set: Mapping[str, Setting] = {}
+    """The values of parameters by name. Several values of a parameter make several cases."""
 
 
 _CASE_WEIGHTS = {"workload": 20.0, "custom": 10.0}
+"""The weights of training steps and of custom steps. All other cases have the weight 1."""
 
 
 def get_case_weight(case: Case) -> float:
-    """Return the time that a case gets, relative to the time of a collective operation.
+    """Return the share of the sampling time that a case gets, as a multiple of a collective's.
 
-    A training step with its explanation takes about as long as 20 collectives.
+    A training step has the weight 20, because it is also profiled. A custom step has 10.
     """
     return _CASE_WEIGHTS.get(case.kind, 1.0)
 
@@ -147,13 +177,15 @@ def get_case_weight(case: Case) -> float:
 SHORT_REPETITIONS = 3
 """The repetitions of a run of named cases, which is the least number for an interval."""
 FEW_OPERATIONS = 4
+"""The largest total weight of the cases of a run that counts as a run of few operations."""
 FEW_OPERATIONS_REPETITIONS = 5
-"""The repetitions of a run of a few named operations; the intervals of three are twice as wide."""
+"""The repetitions of a run of few operations. Intervals of three repetitions are twice as wide."""
 SHORT_SECONDS_PER_CASE = 0.3
+"""The sampling time, per repetition, of a case of weight 1 in a run of named cases."""
 
 
 def compute_sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
-    """Return the seconds of one repetition for samples of these cases.
+    """Return the seconds that one repetition may spend on samples of all these cases together.
 
     The result is infinite if only the time budget limits the samples.
     """
@@ -163,9 +195,10 @@ def compute_sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
 
 
 def compute_short_budget(cases: Sequence[Case], measure: Measure, repetitions: int) -> float:
-    """Return a time budget in seconds for a run of named cases.
+    """Return a generous time budget (seconds) for a whole run of named cases.
 
-    Only a slow or busy machine reaches it.
+    It contains the import of torch, the starts of the ranks, and three times the sampling time, so
+    that only a slow or busy machine reaches it.
     """
     import_seconds, start_seconds = 30.0, 10.0
     startup_seconds = start_seconds * len(group_by_variables(cases))
@@ -174,44 +207,61 @@ def compute_short_budget(cases: Sequence[Case], measure: Measure, repetitions: i
 
 
 MIN_RANKS_OF_GROUPS = 4
+"""The least number of ranks with which a preset measures process groups of some of the ranks."""
 
 BEYOND_CACHE = (256 << 20, 1 << 30)
-"""The sizes that CUDA adds to presets with ``LARGE_BYTES``: 8 times a GPU's last-level cache."""
-LARGE_BYTES = 16 << 20
-PLATEAU = (4 << 30, 8 << 30)
-"""The sizes that CUDA adds to presets with ``PLATEAU_BYTES``, if the GPU has the memory.
+"""The sizes (bytes) that a run on GPUs adds to a list of sizes that reaches ``LARGE_BYTES``.
 
-Eight GPUs with NVLink SHARP reach their highest bandwidth only there.
+They are larger than the last level of a GPU's cache.
+"""
+LARGE_BYTES = 16 << 20
+"""The largest size of a preset from which on ``BEYOND_CACHE`` is added on GPUs."""
+PLATEAU = (4 << 30, 8 << 30)
+"""The sizes (bytes) that a run on GPUs adds to a list of sizes that reaches ``PLATEAU_BYTES``.
+
+They are added only if the GPU has the memory. Eight GPUs with NVLink SHARP reach their highest
+bandwidth only at these sizes.
 """
 PLATEAU_BYTES = 64 << 20
+"""The largest size of a preset from which on ``PLATEAU`` is added on GPUs."""
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
-    """A selection of cases, and the time to measure them."""
+    """A named selection of benchmarks with parameter values, and the time to measure them."""
 
     help: str
+    """A phrase about the purpose of the preset for ``parbench list``."""
     lasts: str
-    """A text about the duration of a run on two cores."""
+    """The duration of a run on two cores, such as ``about 90 s``."""
     entries: tuple[Entry, ...]
+    """The parameter values of benchmarks. Several entries of a benchmark make several cases."""
     entries_of_groups: tuple[Entry, ...] = ()
-    """The entries that are added for at least MIN_RANKS_OF_GROUPS ranks if no cases are named."""
+    """More entries, for process groups of some of the ranks.
+
+    They are added if there are at least MIN_RANKS_OF_GROUPS ranks and the user names no cases.
+    """
     other_settings: Mapping[str, Setting] = {}
-    """The parameters by name of cases without an entry, if no cases are named."""
+    """The parameter values, by name, of benchmarks without an entry, if the user names no cases."""
     repetitions: int
+    """The number of times that all ranks are started and measure all cases."""
     budget_seconds: float
-    """The time of a run with the start of the ranks, but without the report."""
+    """The time budget of a run with the start of the ranks, but without the report."""
     # Eight ranks on two cores take half of this time to explain a step of a hybrid mesh.
     timeout_seconds: float = 60
+    """The time after which a case counts as hung if it has not finished a block of samples."""
     measure: Measure = Measure()
     seconds_per_case: float | None = None
-    """The time for the samples of a case of weight 1 if no cases are named.
+    """The value of ``Measure.seconds_per_case`` if the user names no cases.
 
-    It is so short that all repetitions fit. None if only the time budget limits the samples.
+    It is so short that all repetitions fit into the time budget.
     """
 
 
 def _make_entries_for_tag(tag: str, **settings: str) -> tuple[Entry, ...]:
-    """Return entries for all benchmarks that have the tag, with these settings."""
+    """Return an entry for each operation that has the tag, all with the same parameter values.
+
+    ``settings`` are values by the name of the parameter, as text of ``--set``.
+    """
     return tuple(
         Entry(name=spec.short_name, set=settings) for spec in OPERATIONS if tag in spec.tags
     )
@@ -283,24 +333,35 @@ PRESETS = {
 class PlanFile(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """The content of a plan file.
+    """The content of a file of ``--cases``: cases to measure, and options of ``parbench run``.
 
-    The command line takes precedence over the file, and the file over the preset.
+    An option that the file does not set is None. The command line takes precedence over the file,
+    and the file over the preset.
     """
 
     OPTIONS: ClassVar = ("preset", "nproc", "backend", "device", "repetitions", "budget", "timeout")
+    """The fields that are options, with the names that they have on the command line."""
     preset: str | None = None
+    """The name of a preset."""
     nproc: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """The number of ranks on each node."""
     backend: str | None = None
     device: str | None = None
     repetitions: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """The number of times that all ranks are started and measure all cases."""
     budget: str | float | None = None
+    """The time budget of the run, as text such as ``90s`` or a number of seconds."""
     timeout: str | float | None = None
+    """The time after which a case counts as hung, as text or a number of seconds."""
     case: tuple[Entry, ...] = ()
+    """The cases to measure, which replace those of the preset."""
 
 
 def read_plan_file(path: Path) -> PlanFile:
-    """Read a plan file: JSON if its name ends in ``.json``, otherwise TOML."""
+    """Read and return a file of ``--cases``: JSON if its name ends in ``.json``, otherwise TOML.
+
+    Raises ``UserError`` if the file cannot be read or is not a plan.
+    """
     if path.suffix != ".json":
         return read_toml(path, "plan file", PlanFile)
     with convert_read_errors(f"plan file {path}", "is not a plan"):

@@ -14,32 +14,40 @@ from parbench.bench.results.records import Record
 from parbench.bench.text import UserError
 
 STATE_COMPONENTS = ("parameters", "gradients", "optimizer")
+"""The components of a training step's memory that outlive the step."""
 COMPONENTS = (*STATE_COMPONENTS, "activations", "buffers")
-"""The components of the memory of a step."""
+"""All components of the memory of a training step."""
 
 ActionKind = Literal["F", "B", "I", "W"]
 """Forward, full backward, gradient of the input, gradient of the weights."""
 IdleCause = Literal["schedule", "imbalance", "p2p", "rest"]
+"""The cause of idle time in a pipeline.
+
+It is the schedule, unequal stages, the latency of messages between stages, or anything else.
+"""
 IDLE_CAUSES: tuple[IdleCause, ...] = get_args(IdleCause)
+"""All causes of idle time, in the order in which simulations add them."""
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True):
-    """A typed view of some keys of ``Record.details``, or of the value of one key.
+    """Base class of typed facts that are stored in the dictionary ``Record.details``.
 
-    If ``key`` is a field of the class, the fields are keys of the details. Otherwise the fields are
-    in the value of that key. A record without the key has no such details.
+    If ``key`` is one of the fields of a subclass, each field is a key of the dictionary. Otherwise
+    the dictionary has the key ``key``, whose value holds all fields. A record without ``key`` does
+    not have these facts.
     """
 
     key: ClassVar[str]
+    """The key of ``Record.details`` that shows that a record has these facts."""
 
     @classmethod
     def _is_flat(cls) -> bool:
-        """Return True if the fields are keys of the record's details."""
+        """Return True if each field is a key of ``Record.details``, False if ``key`` holds all."""
         return cls.key in cls.__struct_fields__
 
     @property
     def as_details(self) -> dict[str, Any]:
-        """The details in the form of ``Record.details``, with values that JSON can hold."""
+        """The fields as a dictionary to merge into ``Record.details``, with values of JSON."""
         fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return fields if self._is_flat() else {self.key: fields}
 
@@ -48,9 +56,9 @@ T = TypeVar("T", bound=Details)
 
 
 def read_details(record: Record, kind: type[T]) -> T | str | None:
-    """Return the details of this kind from a record, None if it has none.
+    """Return the details of class ``kind`` from a record, None if the record has no such details.
 
-    Returns an error message if they cannot be read.
+    Returns an error message as a text if they do not have the fields of the class.
     """
     value = record.details.get(kind.key)
     if value is None:
@@ -63,18 +71,28 @@ def read_details(record: Record, kind: type[T]) -> T | str | None:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Action:
-    """One kind of work of one stage on one microbatch, written as in torch: ``2F0``."""
+    """The forward or backward pass of one pipeline stage for one microbatch.
+
+    It is written as in torch: ``2F0`` is the forward pass of stage 2 for microbatch 0.
+    """
 
     stage: int
+    """The index of the stage in the whole pipeline, from 0."""
     kind: ActionKind
+    """``F`` (forward), ``B`` (full backward), ``I`` (input gradient) or ``W`` (weight gradient)."""
     microbatch: int
+    """The index of the microbatch in the step, from 0."""
 
     def __str__(self) -> str:
+        """Return the action in torch's notation, such as ``2F0``."""
         return f"{self.stage}{self.kind}{self.microbatch}"
 
     @classmethod
     def parse(cls, text: str) -> "Action":
-        """Return the action in a text such as ``2F0``."""
+        """Return the action that a text in torch's notation, such as ``2F0``, describes.
+
+        Raises ``UserError`` if the text is not an action.
+        """
         match = re.fullmatch("([0-9]+)([FBIW])([0-9]+)", text.strip())
         if match is None:
             allowed = "it is a stage, F, B, I or W, and a microbatch, such as 2F0, or empty"
@@ -83,41 +101,53 @@ class Action:
 
 
 class TimedAction(msgspec.Struct, frozen=True, array_like=True):
-    """An action that ran on a rank, with its start and end in microseconds."""
+    """A pipeline action on a rank, with its start and end.
+
+    The times are in microseconds since the first action of the step on any rank.
+    """
 
     name: str
+    """The action in torch's notation, such as ``2F0``."""
     start_us: int
     stop_us: int
 
     @property
     def action(self) -> Action:
+        """The stage, the kind and the microbatch that ``name`` describes."""
         return Action.parse(self.name)
 
 
 PipelineTimeline = tuple[tuple[TimedAction, ...], ...]
-"""The actions of each rank in the order of time."""
+"""The actions of each rank of a pipeline in the order of time, by rank."""
 
 
 class SimulatedSchedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A schedule that was simulated with the measured times of a step."""
+    """The result of simulating a pipeline schedule with the measured times of a step's actions.
+
+    None means unknown.
+    """
 
     schedule: str
     """The name of the schedule, such as ``1F1B``."""
     chunks: int
     """The number of stages on each rank."""
     measured: bool
-    """True for the schedule with which the step was measured."""
+    """True if the step was measured with this schedule."""
     step_seconds: float | None = None
+    """The simulated time of a step."""
     bubble_fraction: float | None = None
-    """The idle share of the time of all ranks."""
+    """The fraction of the pipeline's makespan in which ranks are idle, mean over ranks."""
     in_flight: float | None = None
-    """The largest number of microbatches whose activations a rank holds."""
+    """The number of microbatches whose activations a rank holds at once, maximum over ranks."""
     activation_bytes: float | None = None
-    """The memory of these activations."""
+    """The memory of the activations of ``in_flight`` microbatches on a rank."""
 
 
 class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
-    """The pipeline schedule of a step, as measured and as predicted. None means unknown."""
+    """The pipeline schedule of a training step, and its actions as measured and as predicted.
+
+    None means unknown.
+    """
 
     key = "pipeline"
     schedule: str
@@ -125,34 +155,43 @@ class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
     ranks: int
     """The number of ranks of the pipeline."""
     microbatches: int
+    """The number of microbatches of a step."""
     chunks: int
     """The number of stages on each rank."""
     layers_by_stage: tuple[int, ...] | None = None
-    """The number of layers of each stage."""
+    """The number of transformer layers of each stage, by stage."""
     stages_by_rank: tuple[tuple[int, ...], ...]
-    """The indices of the stages on each rank."""
+    """The indices of the stages on each rank of the pipeline, by rank."""
     measured: PipelineTimeline | None = None
+    """The actions of one measured step."""
     why_not_measured: str = ""
-    """The reason why there is no measured timeline, empty if there is one."""
+    """A sentence with the reason why ``measured`` is None, empty if it is not."""
     predicted: PipelineTimeline | None = None
+    """The actions of a simulated step."""
     comparison: tuple[SimulatedSchedule, ...] | None = None
-    """Several schedules, simulated with the measured times of this step."""
+    """This and other schedules, simulated with the measured times of this step's actions."""
     clock: str | None = None
-    """A phrase about how the clocks of the ranks were compared."""
+    """A phrase about the method by which the clocks of the ranks were compared."""
     clock_uncertainty_seconds: float | None = None
+    """The uncertainty of the comparison of two ranks' clocks."""
 
 
 class AttentionDetails(Details, frozen=True, kw_only=True):
-    """The attention method of ranks that share a sequence."""
+    """The context parallelism of a step: the method of attention of ranks that share a sequence."""
 
     key = "crossover_ranks"
     method: str
+    """The name of the method, such as ``ring`` or ``ulysses``."""
     sequence: int
+    """The number of tokens of a sequence on all ranks together."""
     tokens_per_rank: int
+    """The number of tokens of a sequence on one rank."""
     crossover_ranks: float
+    """The number of ranks above which Ulysses sends fewer bytes in the forward pass than a ring."""
     crossover: str = (
         "Ulysses sends less forward than a ring above 1 + 1/g ranks, g = kv_heads / heads"
     )
+    """The formula of ``crossover_ranks`` as a sentence."""
 
 
 class MeshDetails(Details, frozen=True, kw_only=True):
@@ -160,78 +199,98 @@ class MeshDetails(Details, frozen=True, kw_only=True):
 
     key = "axes"
     axes: dict[str, dict[str, int]]
+    """By the name of the axis, a dictionary whose ``ranks`` is the number of ranks along it."""
 
 
 class BytesFormulaDetails(Details, frozen=True, kw_only=True):
-    """The bytes that rank 0 sends on each axis in a step, as the text of an equation."""
+    """Formulas, as text, of the bytes that rank 0 sends in a step."""
 
     key = "bytes_formula"
     bytes_formula: dict[str, str]
-    """The equation by the name of the axis."""
+    """An equation by the name of the mesh axis on which the bytes are sent."""
 
 
 class ExpertLoadDetails(Details, frozen=True, kw_only=True):
-    """The number of tokens that each expert and each rank gets."""
+    """The distribution of tokens over experts, and over the ranks that hold the experts."""
 
     key = "expert_load"
     expert_load: list[list[int]]
-    """By layer, the number of tokens that chose each expert."""
+    """For each MoE layer, the number of tokens that chose each expert, dropped ones included."""
     rank_load: list[list[int]]
-    """By layer, the number of pairs of token and expert that each rank got."""
+    """For each MoE layer, the number of pairs of token and expert that each rank computes.
+
+    Of ranks that split the same experts only the first is listed.
+    """
 
 
 class CountedCall(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes": "bytes"}):
-    """The calls of one step that have the same axis, operation, size and number of ranks."""
+    """Equal communication calls of rank 0 in a step, which have one axis, operation and size."""
 
     axis: str
+    """The name of the mesh axis."""
     op: str
+    """The operation, such as ``all_gather``."""
     num_bytes: int
     """The size of one call as nccl-tests counts it."""
     ranks: int
     """The number of ranks in the process group."""
     count: int
-    """The number of such calls in a step."""
+    """The number of these calls in a step of rank 0."""
 
     @property
     def description(self) -> str:
+        """Axis, operation and group size as text, such as ``tp: all_reduce on 4 ranks``."""
         return f"{self.axis}: {self.op} on {self.ranks} ranks"
 
 
 class CommunicationDetails(Details, frozen=True, kw_only=True):
-    """All communication calls of a step, counted by axis, operation, size and number of ranks."""
+    """All communication calls of rank 0 in a step, counted by axis, operation, size and ranks."""
 
     key = "comm_calls"
     comm_calls: tuple[CountedCall, ...]
+    """An element for each combination of axis, operation, size and number of ranks."""
 
 
 PLAN_FILE = "plan.json"
+"""The name of the file, in the folder of a run, that compares the run with predictions."""
 PLAN_SCHEMA = 1
+"""The version of the format of the file."""
 
 
 class ComponentCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """A predicted number next to the measured one. None means unknown."""
+    """One quantity of a training step, such as its time on an axis, as predicted and measured."""
 
     name: str
+    """The name of the quantity, such as ``step_time`` or ``exposed.dp``."""
     predicted: float
+    """The predicted number in ``unit``."""
     measured: float | None
+    """The measured number in ``unit``, None if it is unknown."""
     unit: str
+    """A unit such as ``s`` or ``B``."""
     low: float | None = None
-    """The lower bound of the 95 % interval of the measured number."""
+    """The lower bound of the 95 % interval of ``measured``, None without an interval."""
     high: float | None = None
-    """The upper bound of the same interval."""
+    """The upper bound of the 95 % interval of ``measured``, None without an interval."""
     method: str = ""
-    """The method of the measured number."""
+    """A phrase about the statistic of ``measured`` and its interval."""
     is_within_repetition: bool = False
     """True if the interval is within a single repetition, False if it is over repetitions."""
 
     @property
     def error(self) -> float | None:
-        """The relative error of the prediction: predicted over measured, less 1."""
+        """The relative error of the prediction, which is predicted / measured - 1.
+
+        None if nothing was measured or the measured number is 0.
+        """
         return self.predicted / self.measured - 1 if self.measured else None
 
     @property
     def error_text(self) -> str:
-        """The error, and whether the prediction is within the interval of the measurement."""
+        """The error as text, such as ``+3.2%``, or ``-`` if it is unknown.
+
+        A note follows if the prediction is within the 95 % interval of the measurement.
+        """
         if self.error is None:
             return "-"
         text = f"{self.error:+.1%}"
@@ -242,29 +301,38 @@ class ComponentCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """The comparison of one step of a run with its prediction."""
+    """The comparison of one training step of a run with its prediction."""
 
     case: str
     """The id of the case."""
     label: str
+    """The name and parameters of the case as text."""
     ranks: int
     """The number of ranks of the step."""
     rule: str
-    """A sentence about how the times of its calls add up."""
+    """A phrase about the overlap in the prediction, such as ``nothing hides communication``."""
     compute: Literal["measured", "declared"]
-    """The source of the time of its arithmetic."""
+    """The source of the compute time in the prediction.
+
+    It is ``measured`` in this run, or ``declared`` if the step only simulates its compute.
+    """
     components: list[ComponentCheck]
+    """The quantities that are compared."""
     notes: list[str] = []
+    """Sentences about limits of the prediction."""
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of ``plan.json``: the steps of a run as predicted and as measured."""
+    """The content of ``plan.json``: the training steps of a run as predicted and as measured."""
 
     kind: Literal["validation"] = "validation"
     schema: int = PLAN_SCHEMA
+    """The version of the format of the file."""
     run: str
+    """The id of the run with the training steps."""
     fits: str
-    """The run whose collectives the predictions follow from."""
+    """The id of the run whose collectives the predictions follow from."""
     rows: list[StepCheck]
+    """The training steps that were compared."""
     left_out: dict[str, str]
-    """The reason why a step was not compared, by the label of the step."""
+    """The reason why a training step was not compared, by the label of its case."""

@@ -31,38 +31,49 @@ METHOD = (
 MIN_SIZES = 3
 """The number of sizes that a line needs at least."""
 MAX_LINES = 3
+"""The largest number of lines of a curve."""
 MIN_NOISE = 0.01
-"""The least relative error that times are taken to have."""
+"""The least relative standard error that a measured time is assumed to have."""
 SIGNIFICANCE = 0.01
+"""The p-value below which one more line is accepted."""
 MIN_OUTLIER_ERROR = 0.20
+"""The least relative error of an outlier."""
 OUTLIER_SIGMAS = 4
+"""The least error of an outlier in robust standard deviations of the errors of the curve."""
 _MAX_BREAKPOINT_PLACES = 24  # so that a curve of a thousand sizes takes seconds
 _T_FREEDOM = 4
+"""The degrees of freedom of Student's t distribution of the errors."""
 _MAX_ITERATIONS = 30
 _TOLERANCE = 1e-6
+"""The relative change of the fitted times below which the search for a line ends."""
 _NORMAL_VARIANCE = 1.622
-"""The variance of normal errors over their weighted mean square with these weights."""
-_SIGMA_OF_MAD = 1.4826  # of normal errors
+"""The variance of normal errors over their mean square with Student-t weights."""
+_SIGMA_OF_MAD = 1.4826
+"""The standard deviation of normal errors over their median absolute deviation."""
 
 _Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurvePoint:
-    """The time of a case with one size."""
+    """The measured time of a collective with messages of one size."""
 
     size_bytes: int
     seconds: float
+    """The time of one call, merged over the repetitions."""
     low: float | None = None
-    """The lower bound in seconds of the 95 % interval within a single repetition."""
+    """The lower bound (s) of the 95 % interval of ``seconds``, None if it is unknown."""
     high: float | None = None
-    """The upper bound of the same interval."""
+    """The upper bound (s) of this interval, None if it is unknown."""
     repetitions: Mapping[int, float] = field(default_factory=dict)
-    """The time in seconds of each repetition, by the number of the repetition."""
+    """The time (s) of one call in each repetition, by the number of the repetition."""
 
     @property
     def variance(self) -> float | None:
-        """The square of the relative standard error of the time, None if it is not known."""
+        """The square of the relative standard error of ``seconds``, None if it is unknown.
+
+        It follows from the variation over repetitions, otherwise from the interval.
+        """
         n = len(self.repetitions)
         if n > 1:
             of_mean = variance(map(math.log, self.repetitions.values())) / n
@@ -75,17 +86,23 @@ class CurvePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """One line of a fit with its 95 % intervals, which are ``low`` and ``high`` fields."""
+    """A line time = latency + size / bandwidth, fitted to a range of message sizes.
+
+    The ``low`` and ``high`` fields are the bounds of 95 % intervals.
+    """
 
     first_bytes: int
     """The smallest size that the line was fitted to."""
     last_bytes: int
     """The largest size that the line was fitted to."""
     latency_seconds: float
+    """The time of the line at size 0."""
     latency_low: float
+    """The lower bound of the latency in seconds."""
     latency_high: float
+    """The upper bound of the latency in seconds."""
     bytes_per_second: float | None
-    """The bandwidth, None if the line is flat within the noise."""
+    """The asymptotic bandwidth, None if the time does not grow with the size beyond the noise."""
     bytes_per_second_low: float | None
     """The lower bound of the bandwidth, None if the noise does not determine a bound."""
     bytes_per_second_high: float | None
@@ -93,38 +110,51 @@ class Segment:
 
     @property
     def seconds_per_byte(self) -> float:
+        """The slope of the line, 0 if the line is flat."""
         return 1 / self.bytes_per_second if self.bytes_per_second else 0.0
 
     @property
     def half_bandwidth_bytes(self) -> float | None:
-        """The size n_1/2 (Hockney) in bytes, latency times bandwidth. None if the line is flat."""
+        """The message size n_1/2 (Hockney) that reaches half of the asymptotic bandwidth.
+
+        It is latency times bandwidth, None if the line is flat.
+        """
         if self.bytes_per_second is None:
             return None
         return self.latency_seconds * self.bytes_per_second
 
     def predict(self, size_bytes: float) -> float:
-        """Return the seconds for a size in bytes."""
+        """Return the time (s) of the line for a message of ``size_bytes``."""
         return self.latency_seconds + size_bytes * self.seconds_per_byte
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurveFit:
-    """A piecewise linear fit of time over size. The segments are in the order of size."""
+    """A piecewise linear fit of the time of a collective over its message size."""
 
     segments: tuple[Segment, ...]
+    """The lines in the order of size."""
     outliers: tuple[tuple[int, float], ...]
-    """Sizes far from the curve with their relative errors, which are time over model less 1."""
+    """The sizes in bytes whose times are far from the curve, each with its relative error.
+
+    The relative error is the measured time over the fitted time, less 1.
+    """
     residual: float
-    """The median of the absolute relative errors of all sizes."""
+    """The median over all sizes of the absolute relative error, as a fraction."""
     repetitions: int
-    """The number of repetitions of the intervals, 1 for intervals within a repetition."""
+    """The number of repetitions that the intervals follow from.
+
+    It is 1 for intervals within a single repetition.
+    """
     method: str
+    """A phrase about the fit, its intervals and the number of sizes."""
 
     @property
     def breakpoints(self) -> tuple[float, ...]:
-        """The sizes in bytes at which one line ends and the next begins.
+        """The sizes in bytes at which one line ends and the next begins, in increasing order.
 
-        They are where the lines cross, otherwise in the middle between the sizes.
+        A breakpoint is the size at which the two lines cross. If they do not cross between their
+        sizes, it is the geometric mean of the last size of one and the first size of the other.
         """
         sizes = []
         for left, right in pairwise(self.segments):
@@ -133,15 +163,16 @@ class CurveFit:
         return tuple(sizes)
 
     def predict(self, size_bytes: int) -> float:
-        """Return the seconds for a size in bytes."""
+        """Return the time (s) of the curve for a message of ``size_bytes``."""
         index = bisect_left(self.breakpoints, size_bytes)
         return self.segments[index].predict(size_bytes)
 
 
 def fit_curve(points: Sequence[CurvePoint]) -> CurveFit | None:
-    """Fit lines of latency and bandwidth to times by size. None with fewer than three sizes.
+    """Fit a piecewise linear curve of time over size, and return None for fewer than MIN_SIZES.
 
-    Sizes and times must be above zero, and no two points may have the same size.
+    The points may have any order. Sizes and times must be above zero, and no two points may have
+    the same size.
     """
     assert all(point.size_bytes > 0 and point.seconds > 0 for point in points)
     curve = sorted(points, key=lambda point: point.size_bytes)
@@ -183,7 +214,11 @@ def fit_curve(points: Sequence[CurvePoint]) -> CurveFit | None:
 
 
 def describe_intervals(repetitions: int) -> str:
-    """Return a phrase about the intervals of a fit over so many repetitions."""
+    """Return a phrase about the method of a fit's 95 % intervals.
+
+    ``repetitions`` is the number of repetitions. With fewer than two, the intervals are those
+    within a repetition.
+    """
     if repetitions < 2:
         return f"95 % t intervals from the fit's covariance, {WITHIN_REPETITION}"
     freedom = f"{repetitions - 1} degree{'s' if repetitions > 2 else ''} of freedom"
@@ -191,14 +226,25 @@ def describe_intervals(repetitions: int) -> str:
 
 
 def _estimate_noise(curve: Sequence[CurvePoint]) -> float:
-    """Return the relative standard error of a time, from the intervals or the repetitions."""
+    """Return the median over the sizes of the relative standard error of a time.
+
+    The result is at least MIN_NOISE, also if no standard error is known.
+    """
     variances = [point.variance for point in curve]
     known = [variance for variance in variances if variance is not None]
     return max(MIN_NOISE, math.sqrt(median(known)) if known else 0.0)
 
 
 class _Line:
-    """A line through successive sizes of a curve, and its relative errors there."""
+    """A line time = latency + slope * size for successive sizes of a curve, and its errors there.
+
+    Attributes:
+        sizes: the sizes in bytes, in increasing order.
+        times: the measured times in seconds, one for each size.
+        fitted: the times of the line at these sizes.
+        errors: the relative errors, which are ``times / fitted - 1``.
+
+    """
 
     def __init__(self, sizes: _Array, times: _Array, latency: float, slope: float) -> None:
         self.sizes = sizes
@@ -211,14 +257,19 @@ class _Line:
         self.errors = times / self.fitted - 1
 
     def compute_weights(self, scale: float) -> _Array:
-        """Return the weights of the times for a further least-squares fit."""
+        """Return the weight (1/s^2) of each time in the next iteration of a least-squares fit.
+
+        The weights make errors relative and outliers light. ``scale`` is the relative error to
+        which Student's t distribution is scaled.
+        """
         return _get_weights(self.errors, scale) / self.fitted**2
 
 
 def _choose_lines(sizes: _Array, times: _Array, noise: float) -> list[_Line]:
-    """Return the smallest number of lines that explains the times.
+    """Return the fitted lines of a curve, in order of size and as few as explain the times.
 
-    A further line is accepted if an F test rejects the fit without the further line.
+    One more line is accepted only if an F test rejects the fit without it. ``sizes`` (bytes) and
+    ``times`` (s) have the order of size, ``noise`` is the relative standard error of a time.
     """
     chosen = [_fit_line(sizes, times, noise)]
     for count in range(2, min(MAX_LINES, len(sizes) // MIN_SIZES) + 1):
@@ -230,10 +281,10 @@ def _choose_lines(sizes: _Array, times: _Array, noise: float) -> list[_Line]:
 
 
 def _list_partitions(length: int, count: int) -> list[tuple[int, ...]]:
-    """Return the ways to split ``length`` sizes into ``count`` lines of at least MIN_SIZES sizes.
+    """Return the ways to split ``length`` sizes into ``count`` ranges of at least MIN_SIZES sizes.
 
-    Each is the indices (0, breaks, ``length``) at which lines begin and end. For long curves only
-    every n-th index is a break.
+    Each way is a tuple of ``count`` + 1 indices, from 0 to ``length``, at which ranges begin and
+    end. For long curves only every n-th index is tried as a border.
     """
     places = range(MIN_SIZES, length - MIN_SIZES + 1)
     step = max(1, math.ceil(len(places) / _MAX_BREAKPOINT_PLACES))
@@ -248,22 +299,25 @@ def _list_partitions(length: int, count: int) -> list[tuple[int, ...]]:
 def _fit_best_partition(
     sizes: _Array, times: _Array, partitions: Sequence[tuple[int, ...]], scale: float
 ) -> list[_Line]:
-    """Return the lines of the most likely partition of a curve.
+    """Return the fitted lines of the most likely partition of a curve into ranges of sizes.
 
     ``partitions`` are index tuples from ``_list_partitions``. ``scale`` is the relative error to
-    which Student's t distribution is scaled. The cost of a partition is -2 log likelihood, less
-    log(number of sizes) for each crossing of two adjacent lines between their sizes, because such a
-    crossing saves a parameter.
+    which Student's t distribution is scaled. The cost of a partition is -2 log likelihood. It is
+    reduced by log(number of sizes) for each two adjacent lines that cross between their sizes,
+    because a continuous curve has one parameter less.
     """
 
     @cache
     def fit_span(start: int, stop: int) -> _Line:
+        """Return the line through the sizes with indices ``start`` to ``stop`` (exclusive)."""
         return _fit_line(sizes[start:stop], times[start:stop], scale)
 
     def fit_partition(ends: tuple[int, ...]) -> list[_Line]:
+        """Return a line for each range of sizes, whose borders are the indices ``ends``."""
         return [fit_span(start, stop) for start, stop in pairwise(ends)]
 
     def compute_cost(ends: tuple[int, ...]) -> float:
+        """Return the cost of a partition, which is lower the more likely its lines are."""
         lines = fit_partition(ends)
         crossings = [_find_crossing(left, right) for left, right in pairwise(lines)]
         num_meeting = sum(crossing is not None for crossing in crossings)
@@ -279,10 +333,12 @@ def _rejects_fewer_lines(
     num_partitions: int,
     noise: float,
 ) -> bool:
-    """Return True if an F test rejects the fewer lines.
+    """Return True if an F test rejects the fit ``fewer`` in favor of the fit ``more``.
 
-    The lines of ``more`` are the best of so many partitions. The worst tenth of the errors does not
-    count, so that one or two outliers do not justify a line.
+    ``fewer`` and ``more`` are lines for the same sizes. ``more`` is the best of ``num_partitions``
+    fits, by which the significance level is divided. ``noise`` is the least scale of the relative
+    errors. The tenth of the sizes with the largest errors of ``fewer`` is left out, so that one or
+    two outliers do not justify a line.
     """
     fewer_errors = _get_errors(fewer)
     more_errors = _get_errors(more)
@@ -300,21 +356,26 @@ def _rejects_fewer_lines(
 
 
 def _get_errors(lines: Sequence[_Line]) -> _Array:
-    """Return the relative errors of all lines in one array."""
+    """Return the relative errors of all lines in one array, in the order of the sizes."""
     return np.concatenate([line.errors for line in lines])
 
 
 def _compute_log_mean_square(errors: _Array, noise: float) -> float:
-    """Return the logarithm of the mean square of errors, by the likelihood of Student's t.
+    """Return the logarithm of a robust mean square of relative errors.
 
-    ``noise`` is the least scale of the errors.
+    It is -2 log likelihood of Student's t, divided by the number of errors. A normal distribution
+    would give the logarithm of the mean square. ``noise`` is the least scale of the errors.
     """
     scale = _fit_scale(errors, noise)
     return 2 * math.log(scale) + _compute_deviance(errors, scale) / len(errors)
 
 
 def _fit_scale(errors: _Array, min_scale: float) -> float:
-    """Return the likeliest scale of Student's t, by fixed-point iteration."""
+    """Return the most likely scale of Student's t for relative errors, at least ``min_scale``.
+
+    The scale corresponds to a standard deviation without outliers. The method is a fixed-point
+    iteration.
+    """
     scale = max(min_scale, math.sqrt(np.mean(errors**2)))
     for _ in range(_MAX_ITERATIONS):
         weighted = np.mean(_get_weights(errors, scale) * errors**2)
@@ -323,20 +384,27 @@ def _fit_scale(errors: _Array, min_scale: float) -> float:
 
 
 def _get_weights(errors: _Array, scale: float) -> _Array:
-    """Return the weights of Student's t for relative errors, at most 1."""
+    """Return the Student-t weight of each relative error: 1 for an error of 0, least for outliers.
+
+    ``scale`` is the relative error to which the distribution is scaled.
+    """
     return _T_FREEDOM / (_T_FREEDOM + (errors / scale) ** 2)
 
 
 def _compute_deviance(errors: _Array, scale: float) -> float:
-    """Return -2 log likelihood of Student's t without its constants."""
+    """Return -2 log likelihood of relative errors for Student's t with this scale.
+
+    Terms that do not depend on the errors are left out.
+    """
     return float((_T_FREEDOM + 1) * np.log1p((errors / scale) ** 2 / _T_FREEDOM).sum())
 
 
 def _fit_line(sizes: _Array, times: _Array, scale: float) -> _Line:
-    """Return the line with the likeliest relative errors, by iteratively reweighted least squares.
+    """Return the most likely line through times (s) by size, by reweighted least squares.
 
-    An outlier can mislead the search. So there are two searches, which begin with errors relative
-    to the times and to running medians of three times. The more likely line is returned.
+    The relative errors have Student's t distribution with this ``scale``. An outlier can mislead
+    the search. So there are two searches: the first weights begin with the measured times, or with
+    running medians of three times. The line with the higher likelihood is returned.
     """
     n = len(times)
     windows = np.clip(np.arange(n) - 1, 0, n - 3)[:, None] + np.arange(3)
@@ -346,7 +414,11 @@ def _fit_line(sizes: _Array, times: _Array, scale: float) -> _Line:
 
 
 def _search_line(sizes: _Array, times: _Array, start: _Array, scale: float) -> _Line:
-    """Return the line with likeliest errors, starting from errors relative to ``start``."""
+    """Return the line to which iteratively reweighted least squares converge.
+
+    ``start`` holds a time (s) for each size. The errors in the first iteration are relative to it.
+    ``scale`` is the relative error to which Student's t distribution is scaled.
+    """
     line = _fit_least_squares(sizes, times, 1 / start**2)
     for _ in range(_MAX_ITERATIONS):
         previous = line
@@ -357,14 +429,20 @@ def _search_line(sizes: _Array, times: _Array, start: _Array, scale: float) -> _
 
 
 def _compute_moments(sizes: _Array, weights: _Array) -> tuple[float, float, float]:
-    """Return the total weight, the weighted mean size, and the weighted sum of squares about it."""
+    """Return three weighted moments of the sizes.
+
+    They are the sum of the weights, the mean size, and the sum of squared deviations from the mean.
+    """
     total = float(weights.sum())
     mean = float(weights @ sizes) / total
     return total, mean, float(weights @ (sizes - mean) ** 2)
 
 
 def _fit_least_squares(sizes: _Array, times: _Array, weights: _Array) -> _Line:
-    """Return the line of least weighted squares with latency and slope not below zero."""
+    """Return the line with the least weighted sum of squared errors of the times.
+
+    Its latency and its slope are not negative: the one that would be is set to 0.
+    """
     total, mean_size, squares = _compute_moments(sizes, weights)
     mean_time = float(weights @ times) / total
     slope = float(weights @ ((sizes - mean_size) * times)) / squares
@@ -377,7 +455,11 @@ def _fit_least_squares(sizes: _Array, times: _Array, weights: _Array) -> _Line:
 
 
 def _find_crossing(left: _Line | Segment, right: _Line | Segment) -> float | None:
-    """Return the size between two lines at which they cross, None if they do not."""
+    """Return the size (bytes) at which two adjacent lines cross.
+
+    Returns None if they do not cross between the last size of the left and the first size of the
+    right line.
+    """
     if left.seconds_per_byte == right.seconds_per_byte:
         return None
     difference = right.latency_seconds - left.latency_seconds
@@ -392,15 +474,16 @@ def _make_segment(
     freedom: int,
     repetition_times: _Array,
 ) -> Segment:
-    """Return a line with its intervals.
+    """Return the latency and bandwidth of a fitted line with their 95 % intervals.
 
     Args:
         line: the line that was fitted.
-        weights: the weights of the times on the line.
+        weights: the weight of each time on the line in the fit.
         time_error: the relative standard error of a time.
-        freedom: the degrees of freedom of the fit.
-        repetition_times: the times of each repetition in a row. Intervals are over repetitions if
-            there are several, otherwise they follow from the covariance of the fit.
+        freedom: the degrees of freedom of the whole curve's fit.
+        repetition_times: the times in seconds, with a row for each repetition and a column for each
+            size. Intervals are over repetitions if there are several rows. Otherwise they follow
+            from the covariance of the fit.
 
     """
     total, mean_size, squares = _compute_moments(line.sizes, weights)
@@ -442,10 +525,11 @@ def _make_segment(
 
 
 def _compute_interval_around(center: float, values: _Array) -> tuple[float, float]:
-    """Return the bounds of Student's t interval with this center, from the deviation of the values.
+    """Return the bounds (low, high) of a 95 % Student's t interval around ``center``.
 
-    The interval is on logarithms if the center and all values are above zero. Its bounds are never
-    below zero.
+    The width follows from the standard deviation of ``values``, such as the latency of each
+    repetition. The interval is on logarithms if the center and all values are above zero. Its
+    bounds are never below zero.
     """
     n = len(values)
     factor = t_quantile(0.5 + CONFIDENCE / 2, n - 1) / math.sqrt(n)

@@ -8,8 +8,9 @@ from parbench.bench.results.metrics import MetricValue
 from parbench.bench.text import escape_unprintable, format_size
 
 _ROUNDING_SECONDS = 1e-12
-"""A smaller difference of sums is a rounding error."""
+"""The largest difference of two sums of seconds that counts as a rounding error."""
 UNKNOWN = "-"
+"""The text of an unknown value."""
 GIGA = 1e9
 _SCALES = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")),
@@ -32,9 +33,10 @@ def format_number(value: float | None) -> str:
 
 
 def format_quantity(value: float | None, unit: str) -> str:
-    """Return a number with its unit, ``-`` for None, NaN and infinity.
+    """Return a number with its unit as text, such as ``12.3 us``.
 
-    Seconds and bytes are printed in a suitable unit, bandwidths in GB/s = 1e9 B/s.
+    ``unit`` is the unit of ``value``. Seconds and bytes are converted to a unit that suits the
+    number, such as us or MiB, and B/s to GB/s = 1e9 B/s. Returns ``-`` for None, NaN and infinity.
     """
     if value is None or not math.isfinite(value):
         return UNKNOWN
@@ -43,9 +45,9 @@ def format_quantity(value: float | None, unit: str) -> str:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Return a duration in s, ms or us, ``-`` if it is unknown.
+    """Return a duration as text in s, ms or us, ``-`` if it is unknown.
 
-    A difference so small that it is a rounding error is printed as 0.
+    A duration of at most 1e-12 s gives 0, because it is a rounding error of a difference.
     """
     if seconds is not None and abs(seconds) <= _ROUNDING_SECONDS:
         seconds = 0.0
@@ -53,31 +55,34 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def format_gigabytes(bytes_per_second: float | None) -> str:
-    """Return a bandwidth in GB/s = 1e9 B/s without the unit, ``-`` if it is unknown."""
+    """Return a bandwidth as text in GB/s = 1e9 B/s without the unit, ``-`` if it is unknown."""
     if bytes_per_second is None:
         return UNKNOWN
     return format_number(bytes_per_second / GIGA)
 
 
 def format_percent(fraction: float | None) -> str:
-    """Return a fraction in per cent, such as ``12.3 %`` for 0.123, ``-`` if it is unknown."""
+    """Return a fraction as text in per cent: ``12.3 %`` for 0.123, ``-`` if it is unknown."""
     if fraction is None or not math.isfinite(fraction):
         return UNKNOWN
     return f"{format_number(100 * fraction)} %"
 
 
 def format_bytes(value: float | None) -> str:
-    """Return a number of bytes in B, KiB, MiB, GiB or TiB, ``-`` if it is unknown."""
+    """Return a number of bytes as text in B, KiB, MiB, GiB or TiB, ``-`` if it is unknown."""
     return format_quantity(value, "B")
 
 
 def format_count(value: float | None) -> str:
-    """Return a number without decimals, ``-`` if it is unknown."""
+    """Return a number as text without decimals, ``-`` if it is unknown."""
     return UNKNOWN if value is None else f"{value:.0f}"
 
 
 def format_case_size(value: object) -> str:
-    """Return a size in bytes as text such as ``64K``, ``-`` if ``value`` is not a number."""
+    """Return a size as ``--set size_bytes`` takes it, such as ``64K`` for 65536 bytes.
+
+    Returns ``-`` if ``value`` is not a number.
+    """
     if not isinstance(value, Real):
         return UNKNOWN
     return format_size(round(float(value)))
@@ -86,10 +91,10 @@ def format_case_size(value: object) -> str:
 def format_measurement(
     metric: MetricValue | None, format_value: Callable[[float], str] | None = None
 ) -> str:
-    """Return a value, with its 95 % interval if it has one: ``12.3 us [11.9, 12.8]``.
+    """Return a metric as text, with its 95 % interval if it has one: ``12.3 us [11.9, 12.8]``.
 
-    By default, and if the unit is seconds or bytes, an interval has the unit that suits its largest
-    number. Otherwise ``format_value`` prints each number. Returns ``-`` for an unknown value.
+    ``format_value`` formats each number. In an interval of seconds or bytes, all numbers have the
+    unit that suits the largest, also without ``format_value``. Returns ``-`` for an unknown value.
     """
     if metric is None or metric.value is None:
         return UNKNOWN
@@ -105,17 +110,24 @@ def format_measurement(
 
 
 def to_single_line(text: str) -> str:
-    """Return ``text`` on one line, with control characters escaped."""
+    """Return ``text`` on one line: white space becomes blanks, control characters are escaped."""
     return escape_unprintable(" ".join(text.split()))
 
 
 def format_word_counts(pairs: Sequence[tuple[str, int]]) -> str:
-    """Return words with their counts as text: ``precision x4, budget``, or ``-`` without words."""
+    """Return words with their counts as text, such as ``precision x4, budget``.
+
+    ``pairs`` holds each word with its count. A count of 1 is left out. Returns ``-`` without words.
+    """
     return ", ".join(word if count == 1 else f"{word} x{count}" for word, count in pairs) or UNKNOWN
 
 
 def _choose_scale(value: float, unit: str) -> tuple[float, str]:
-    """Return the divisor and the name of the largest unit that is at most the rounded ``value``."""
+    """Return the unit in which a value is printed, as its size in ``unit`` and its name.
+
+    It is the largest unit that the value, rounded to three digits, reaches. For example, 0.005 s
+    gives (1e-3, ``ms``).
+    """
     if unit == "B/s":
         return GIGA, "GB/s"
     scales = _SCALES.get(unit, ((1.0, unit),))

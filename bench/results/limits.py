@@ -22,26 +22,33 @@ OPERATORS = (
 )  # the longer ones first, as the pattern tries them in order
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
 _LIMIT = re.compile(rf"\s*({'|'.join(OPERATORS)})\s*{_NUMBER}\s*([A-Za-z%/]*)\s*", re.ASCII)
+"""Matches a limit such as ``<= 10%``. Its groups are the operator, the number and the unit."""
 _UNIT_FACTORS: Mapping[str, Mapping[str, float]] = {
     "": {"%": 0.01, "": 1.0},
     "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6},
     "B": {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30},
     "B/s": {"GB/s": 1e9},
 }
-"""The units that a limit may have, by the unit of its metric. Some may be left out."""
+"""The units that a limit may have, with their size, by the unit of the metric.
+
+Where an empty unit is listed, a limit may have no unit.
+"""
 _EXAMPLE = """"workload.ddp" = { exposed_fraction = "<10%", bytes_ratio = "==1" }"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricLimit:
-    """A limit of one metric that some cases must meet, such as ``exposed_fraction <= 10%``."""
+    """A user's limit for a metric of some benchmarks, such as ``exposed_fraction <= 10%``."""
 
     cases: str
-    """A glob of names or labels."""
+    """A glob that is compared with the name and the label of each case."""
     metric: str
-    """A metric without its axis or component, such as ``bytes_ratio``, stands for all of them."""
+    """The name of the metric. Without axis or component, it stands for the metric on all of them.
+
+    For example, ``bytes_ratio`` limits ``bytes_ratio.dp`` and ``bytes_ratio.tp``.
+    """
     text: str
-    """The limit as it is written in the file."""
+    """The limit as it is written in the file, such as ``<10%``."""
     operator: str
     """One of ``OPERATORS``."""
     number: float
@@ -52,7 +59,10 @@ class MetricLimit:
         return matches(case.name, self.cases) or fnmatchcase(case.label, self.cases)
 
     def is_met(self, value: float) -> bool:
-        """Return True if the value is within the limit."""
+        """Return True if a value of the metric, in its unit, is within the limit.
+
+        A value that differs from the limit by less than 1e-9 of it counts as equal.
+        """
         if isclose(value, self.number, rel_tol=1e-9):
             return "=" in self.operator
         direction = "<" if value < self.number else ">"
@@ -64,10 +74,11 @@ def read_limits(
     cases: Sequence[Case],
     skipped: Sequence[SkippedCase] = (),
 ) -> tuple[MetricLimit, ...]:
-    """Return the limits in the file of ``--limits``.
+    """Read and return the limits in the file of ``--limits``.
 
-    Raises ``UserError`` if there are none, if a metric is unknown, or if a glob matches none of the
-    ``cases``.
+    ``cases`` are the cases of the run, ``skipped`` the selected cases that it cannot measure.
+    Raises ``UserError`` if the file has no limits, if a metric is unknown, or if a glob matches
+    none of the ``cases``.
     """
     limits = []
     for pattern, texts in read_toml(path, "limits", dict[str, dict[str, str]]).items():
@@ -84,9 +95,9 @@ def read_limits(
 def _describe_unused(
     limit: MetricLimit, cases: Sequence[Case], skipped: Sequence[SkippedCase]
 ) -> str:
-    """Return a clause about a limit that applies to no case.
+    """Return a clause for an error message about a limit that applies to none of ``cases``.
 
-    Its cases are skipped, or its pattern matches no case.
+    It says that the glob of the limit matches only skipped cases, or that it matches no case.
     """
     for skip in skipped:
         if limit.applies_to(skip.case):
@@ -97,7 +108,7 @@ def _describe_unused(
 
 
 def resolve_metric(name: str) -> Metric | None:
-    """Return the declaration of a metric, None if there is none.
+    """Return the declaration of the metric that a limit names, None if the metric is unknown.
 
     The name may leave out the axis or the component, as in ``bytes_ratio``.
     """
@@ -112,7 +123,11 @@ def resolve_metric(name: str) -> Metric | None:
 
 
 def _parse_limit(path: Path, cases: str, name: str, text: str) -> MetricLimit:
-    """Return the limit in a text such as ``<10%``. Raises ``UserError`` if it is not valid."""
+    """Return the limit that ``text``, such as ``<10%``, sets for the metric ``name``.
+
+    ``cases`` is the glob of the cases that must meet it. ``path`` is the file, for error messages.
+    Raises ``UserError`` if the metric is unknown or the text is not valid.
+    """
     place = f"limits {path}: {name} of {cases!r}"
     metric = resolve_metric(name)
     if metric is None:

@@ -21,59 +21,74 @@ from parbench.bench.results.stats import (
 )
 
 Better = Literal["lower", "higher"]
+"""The direction in which a metric improves."""
 T = TypeVar("T")
 _ANY_WORD = re.compile("[A-Z]{2,}")
 
 
 class MetricValue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A number with its unit and its 95 % interval. None means unknown."""
+    """The value of one metric of a benchmark, with its unit and its 95 % confidence interval."""
 
     value: float | None
+    """The number in ``unit``, None if it is unknown. Its statistic is in ``method``."""
     unit: str = ""
+    """A unit such as ``s``, ``B`` or ``B/s``, empty for a fraction, ratio or count."""
     better: Better | None = None
-    """The better direction, None for a fact that is neither good nor bad."""
+    """The direction in which the metric improves, None if it is neither good nor bad."""
     low: float | None = None
-    """The lower bound of the interval."""
+    """The lower bound of the interval in ``unit``, None if there is no interval."""
     high: float | None = None
-    """The upper bound of the interval."""
+    """The upper bound of the interval in ``unit``, None if there is no interval."""
     method: str = ""
-    """A phrase about how the value and its interval were computed."""
+    """A phrase about the statistic of the value and the method of its interval."""
     is_within_repetition: bool = False
-    """True for an interval of a single repetition, in results that are merged over repetitions."""
+    """True if ``low`` and ``high`` are those of a single repetition, after merging repetitions.
+
+    A repetition is one start of all ranks. Only one of several had a value.
+    """
 
 
 @dataclass(frozen=True)
 class Metric:
-    """The declaration of a metric: its unit, its direction, and its texts."""
+    """The declaration of a metric, or of all metrics whose names follow one pattern."""
 
     name: str
+    """The name. A word in capitals stands for any word, such as the axis in ``bytes_sent.AXIS``."""
     unit: str
+    """A unit such as ``s``, ``B`` or ``B/s``, empty for a fraction, ratio or count."""
     better: Better | None
+    """The direction in which the metric improves, None if it is neither good nor bad."""
     title: str
-    """The heading of its column."""
+    """The heading of the metric's column in tables."""
     help: str
+    """A phrase that defines the metric for glossary and documentation."""
     formula: str = ""
+    """The formula or the method of the metric as a phrase, empty if ``help`` says enough."""
     tables: tuple[str, ...] = ()
-    """The tables of steps that show it."""
+    """The tables of training steps that show the metric, such as ``times`` or ``experts``."""
     number_format: str = ""
-    """The format of a number without unit. If it is empty, the number is a percentage."""
+    """A format such as ``{:.3f}`` for a value without unit. If empty, the value prints as %."""
     kind: ValueKind = "amount"
     """The range of the values, which decides how repetitions are merged.
 
-    Differences, factors and excesses are shown with their intervals.
+    Metrics of kind difference, factor and excess are shown with their intervals.
     """
     is_exact: bool = False
-    """True for a count, which is the same in all runs of a step: any change matters."""
+    """True for a count that must be the same in all runs of a step, so that any change matters."""
 
     @cached_property
     def pattern(self) -> str:
-        """A regular expression for the names that this declaration covers."""
+        """A regular expression that matches the names that this declaration covers.
+
+        It has a group for each word in capitals.
+        """
         return _ANY_WORD.sub("(.+)", re.escape(self.name))
 
     def specialize(self, name: str) -> "Metric | None":
-        """Return the declaration for a metric with this name, None if it does not cover the name.
+        """Return the declaration with the name of one metric, None if it does not cover the name.
 
-        The words of the name replace the words in capitals in title and help.
+        The words of ``name`` also replace the words in capitals in title and help: with
+        ``bytes_sent.dp``, ``bytes sent on AXIS`` becomes ``bytes sent on dp``.
         """
         match = re.fullmatch(self.pattern, name)
         if match is None:
@@ -82,6 +97,7 @@ class Metric:
             return self
 
         def fill(text: str) -> str:
+            """Return the text with its words in capitals replaced by words of the name."""
             words = iter(match.groups())
             return _ANY_WORD.sub(lambda capitals: next(words, capitals[0]), text)
 
@@ -265,12 +281,20 @@ METRICS = (
 
 @cache
 def find_metric(name: str) -> Metric | None:
-    """Return the first declaration that covers a name, None for a custom metric."""
+    """Return the first declaration that covers the name of a metric.
+
+    Returns None if no declaration does, for example for a metric that a user's benchmark defines.
+    """
     return next((metric for metric in METRICS if metric.specialize(name) is not None), None)
 
 
 def make_value(name: str, number: float | Estimate | None, method: str = "") -> MetricValue:
-    """Return the value of a declared metric. An estimate adds its interval and its method."""
+    """Return ``number`` as a value of the metric ``name``, with the unit that METRICS declares.
+
+    None stands for an unknown number. An ``Estimate`` adds its interval and its method. ``method``
+    is a phrase about the source of the number. Raises ``LookupError`` if METRICS has no such
+    metric.
+    """
     metric = find_metric(name)
     if metric is None:
         raise LookupError(f"metric {name} is not declared in {__name__}")
@@ -284,9 +308,11 @@ def make_values(
     numbers: Mapping[str, float | Estimate | None],
     method: str = "",
 ) -> dict[str, MetricValue]:
-    """Return the values of declared metrics by name.
+    """Return numbers as values of metrics, with the units that METRICS declares, by name.
 
-    The method of each value begins with the formula of the metric.
+    ``numbers`` holds the numbers by the name of the metric. The method of each value is the formula
+    of its metric, followed by the phrase ``method``. Raises ``LookupError`` if METRICS lacks one of
+    the metrics.
     """
     values = {}
     for name, number in numbers.items():
@@ -302,7 +328,10 @@ def _join_phrases(*phrases: str, separator: str = ", ") -> str:
 
 
 def _replace_number(metric: MetricValue, estimate: Estimate | None, method: str) -> MetricValue:
-    """Return the metric with the number and interval of the estimate, unknown for None."""
+    """Return a copy of ``metric`` with the number and interval of the estimate, and this method.
+
+    Its number and interval become None if the estimate is None.
+    """
     return msgspec.structs.replace(
         metric,
         value=None if estimate is None else estimate.value,
@@ -313,7 +342,10 @@ def _replace_number(metric: MetricValue, estimate: Estimate | None, method: str)
 
 
 def collect_by_name(mappings: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
-    """Return for each name the list of its values in all mappings that have the name."""
+    """Return a mapping from each name to the list of its values, in the order of the mappings.
+
+    A mapping without the name adds no value to the list.
+    """
     collected: dict[str, list[T]] = {}
     for mapping in mappings:
         for name, item in mapping.items():
@@ -322,15 +354,22 @@ def collect_by_name(mappings: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
 
 
 def merge_metrics(repetitions: Sequence[Mapping[str, MetricValue]]) -> dict[str, MetricValue]:
-    """Return the metrics by name, each merged over the repetitions that have it."""
+    """Merge the metrics that a benchmark had in several starts of all ranks (repetitions).
+
+    ``repetitions`` holds the metrics of each repetition by name. A merged metric is the mean over
+    the repetitions that have it, with its 95 % interval. The result has the merged metrics by name.
+    """
     by_name = collect_by_name(repetitions)
     return {name: _merge(name, metrics) for name, metrics in by_name.items()}
 
 
 def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
-    """Return the mean over the repetitions with a known value, with its t interval over them.
+    """Return the mean of one metric over the repetitions with a known value, with its t interval.
 
-    An undeclared metric is an amount if it is a rate, otherwise a difference.
+    ``metrics`` holds the value of each repetition. The kind of the metric decides between a
+    geometric and an arithmetic mean. An undeclared metric is an amount if its unit is a rate,
+    otherwise a difference. If only one repetition has a value, the result keeps its interval. If no
+    mean exists, the value is None and the method says why.
     """
     first = metrics[0]
     if first.low is None and all(metric == first for metric in metrics):
@@ -358,9 +397,10 @@ def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
 
 
 def _mark_within_repetition(metric: MetricValue, gap: str) -> MetricValue:
-    """Return the metric of the only repetition that has it, with a note about its interval.
+    """Return a copy of the only known value of a metric, marked as that of one repetition.
 
-    The interval is within this repetition. ``gap`` is a phrase about the other repetitions.
+    The method then says that the interval, if any, is within this repetition. ``gap`` is a phrase
+    about the repetitions without a value, empty if there are none. It becomes part of the method.
     """
     method = _join_phrases(metric.method, gap, separator="; ")
     if metric.low is None or metric.is_within_repetition:
@@ -370,7 +410,11 @@ def _mark_within_repetition(metric: MetricValue, gap: str) -> MetricValue:
 
 
 def _name_repetition_values(name: str, kind: ValueKind) -> str:
-    """Return a noun for the values of repetitions, such as ``repetition medians``."""
+    """Return a plural noun for the values of a metric in the repetitions.
+
+    It is ``repetition medians``, ``repetition 99th percentiles``, ``repetition 10th percentiles``
+    or ``repetitions``.
+    """
     if name.endswith("_p99"):
         return "repetition 99th percentiles"
     if name.endswith("_q10"):

@@ -1,4 +1,7 @@
-"""Records: one JSON line for each case and repetition."""
+"""Records: one JSON line for each case and repetition.
+
+A case is a benchmark with values of its parameters. A repetition is one start of all ranks.
+"""
 
 import enum
 import gzip
@@ -30,23 +33,24 @@ from parbench.bench.results.stats import (
 from parbench.bench.text import UserError
 
 SCHEMA = 2
+"""The version of the format of ``run.json`` and ``records.jsonl``."""
 
 
 class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranks that most often arrive last at an iteration and leave it last."""
+    """The rank that most often begins a timed step last, and the rank that finishes it last."""
 
     method: str
-    """A phrase about how the clocks of the ranks were compared."""
+    """A phrase about the method by which the clocks of the ranks were compared."""
     uncertainty: NonNegative
-    """The uncertainty of the clocks in seconds."""
+    """The uncertainty (s) of the comparison of two ranks' clocks."""
     late_rank: Rank | None
-    """None if no skew of arrivals exceeds the uncertainty."""
+    """The rank that most often arrives last, by more than the uncertainty. None if none does."""
     share: NonNegative | None
-    """The share of iterations at which ``late_rank`` arrives last, by more than the uncertainty."""
+    """The fraction of all timed samples at which ``late_rank`` arrives so late."""
     last_out_rank: Rank | None
-    """The rank that most often leaves last, None without iterations."""
+    """The rank that most often finishes last, None without samples."""
     last_out_share: NonNegative | None
-    """The share of iterations that ``last_out_rank`` leaves last."""
+    """The fraction of all timed samples that ``last_out_rank`` finishes last."""
 
 
 def find_stragglers(
@@ -56,11 +60,12 @@ def find_stragglers(
     method: str,
     uncertainty: float,
 ) -> Stragglers:
-    """Find the rank that most often arrives last and the rank that most often leaves last.
+    """Find the rank that most often arrives last and the rank that most often finishes last.
 
-    ``last_arrivals`` and ``last_exits`` hold the last rank of each iteration. ``skew_seconds``
-    holds the time between the first and the last arrival of each iteration. ``method`` is a phrase
-    about the comparison of clocks. ``uncertainty`` is the uncertainty of clocks in seconds.
+    The sequences have an element for each timed sample. ``last_arrivals`` holds the rank that
+    arrived last, ``last_exits`` the rank that finished last, and ``skew_seconds`` the time between
+    the first and the last arrival. ``method`` is a phrase about the comparison of the ranks'
+    clocks, and ``uncertainty`` its uncertainty in seconds.
     """
     skews = zip(last_arrivals, skew_seconds, strict=True)
     late_ranks = [rank for rank, skew in skews if skew > uncertainty]
@@ -77,7 +82,10 @@ def find_stragglers(
 
 
 def _find_most_common(ranks: Sequence[int], total: int) -> tuple[int | None, float | None]:
-    """Return the most common rank and its share of ``total``, None for both without ranks."""
+    """Return the most frequent rank in ``ranks``, and its count divided by ``total``.
+
+    Both are None if ``ranks`` is empty.
+    """
     if not ranks:
         return None, None
     [(rank, count)] = Counter(ranks).most_common(1)
@@ -89,119 +97,152 @@ COMPUTE, COPY, PHASE, COMM = "compute", "copy", "phase", "comm"
 
 
 class Interval(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of work on one stream of a rank.
+    """A piece of work in the timeline of a step, such as a collective or a range of compute.
 
     Its times are in microseconds since the first rank began the step.
     """
 
     stream: str
+    """The row of the timeline: ``compute``, ``copy``, ``phase``, or ``comm AXIS``."""
     name: str
+    """The operation of a communication call, the name of a phase, otherwise the stream."""
     start_us: float
     stop_us: float
     num_bytes: int | None = None
-    """The size of a call of communication as nccl-tests counts it, None if it is unknown."""
+    """The size of a communication call as nccl-tests counts it, None if unknown or other work."""
 
 
 class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """The step of one rank. Only communication intervals of a stream may overlap."""
+    """The work of one rank in one training step.
+
+    Intervals of a stream do not overlap, except on streams of communication.
+    """
 
     rank: Rank
     start_us: float
     """The start of the step in microseconds since the first rank began the step."""
     stop_us: float
-    """The end of the step on the same clock."""
+    """The end of the step in microseconds since the first rank began the step."""
     intervals: tuple[Interval, ...]
+    """The pieces of work of all streams."""
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """The intervals of work in one step of all ranks."""
+    """The work of all ranks in one training step, from a profile."""
 
     clock: str
-    """A phrase about how the clocks of the ranks were compared."""
+    """A phrase about the method by which the clocks of the ranks were compared."""
     uncertainty_seconds: NonNegative
+    """The uncertainty of the comparison of two ranks' clocks."""
     ranks: tuple[RankTimeline, ...]
 
 
 def encode_timeline(timeline: Timeline) -> bytes:
-    """Return compressed JSON, which has the same bytes for equal timelines."""
+    """Return the timeline as JSON compressed by gzip. Equal timelines have equal bytes."""
     return gzip.compress(msgspec.json.encode(timeline), mtime=0)
 
 
 MIN_HIDDEN = 0.9
-"""The share of iterations with a hidden launch from which on a time on a GPU excludes launches."""
+"""The fraction of samples with a hidden launch from which on a time on a GPU excludes launches.
+
+A launch is hidden if all ranks had launched the work of the sample before a device began it.
+"""
 Status = Literal["ok", "failed", "hang", "wrong", "skipped"]
+"""The result of a case: measured, error, timeout, wrong numbers, or not measured."""
 Stop = Literal["precision", "max-iters", "budget", "visits"]
+"""The rule that ended the sampling of a case.
+
+``precision``: the interval of the median is narrow enough. ``max-iters``: the largest number of
+samples is reached. ``budget``: the time is over. ``visits``: all planned blocks of samples are
+done.
+"""
 
 
 class SkipReason(enum.Enum):
-    """The reason why a selected case has no measurement in a repetition."""
+    """The reason why a selected case was not measured in a repetition (one start of all ranks)."""
 
     IMPOSSIBLE = "impossible"
-    """These ranks or this machine cannot run the case, for example because it lacks memory."""
+    """These ranks or this machine cannot run the case, for example because memory is missing."""
     OUT_OF_BUDGET = "out-of-budget"
-    """The time budget ended before the case."""
+    """The time budget of the run ended before the case was measured."""
     EARLIER_FAILURE = "earlier-failure"
     """The case failed, hung or was wrong in an earlier repetition."""
 
 
 CulpritCause = Literal["died", "terminated", "raised", "absent", "waiting"]
-"""The way in which a rank broke a case.
+"""The way in which a rank caused a failure or a hang.
 
-``terminated`` ranks got SIGTERM, ``absent`` ranks did not arrive where others waited, ``waiting``
-ranks wait for one another. A ``terminated`` or ``raised`` rank may have suffered from another one.
+``died``: its process ended. ``terminated``: its process got SIGTERM. ``raised``: it raised an
+exception. ``absent``: it did not arrive where other ranks waited for it. ``waiting``: it is one of
+several ranks that wait for one another. For ``terminated`` and ``raised``, the real cause may be
+another rank.
 """
 
 
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that may have caused the failure of a case."""
+    """A rank that may have caused the failure or the hang of a case."""
 
     rank: Rank
     host: str
+    """The name of the rank's host."""
     cause: CulpritCause
+    """The failure of the rank: ``died``, ``terminated``, ``raised``, ``absent`` or ``waiting``."""
 
 
 class WorldInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranks that a case ran on."""
+    """The number, the backend and the device of the ranks that a case ran on."""
 
     size: NumRanks
+    """The number of all ranks, also if the case measured only a group of them."""
     nodes: Count
+    """The number of different hosts of the ranks, 0 if it is unknown."""
     backend: str
+    """``gloo`` or ``nccl``."""
     device: str
+    """``cpu`` or ``cuda``."""
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """The comparison of results with the reference. None means that nothing was compared."""
+    """The outcome of comparing the results of a case with a reference."""
 
     passed: bool | None = None
+    """True if all compared results are right, None if nothing was compared."""
     wrong: Count | None = None
-    """The number of wrong elements on all ranks."""
+    """The number of wrong elements on all ranks together, None if nothing was compared."""
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True):
-    """The durations of a case's samples, each the maximum over the ranks."""
+    """The samples of a case in one repetition: the time of a step, as the maximum over ranks."""
 
     unit: str = "s"
     values: list[NonNegative] = []
-    """The duration of each sample in the unit, in the order of measurement."""
+    """The time of one step in each sample, in ``unit``, in the order of measurement.
+
+    A sample that times several steps together counts as one, with their mean time.
+    """
     samples_per_block: list[Count] = msgspec.field(default_factory=list, name="visits")
-    """The numbers of consecutive samples between which other cases ran, ``visits`` in JSON."""
+    """The number of samples of each block, which is ``visits`` in JSON.
+
+    The samples of a block follow one another directly. Between blocks other cases run.
+    """
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True):
-    """The run-to-run variation of the samples of a case."""
+    """The variation of the samples (times of a step) of a case within one repetition."""
 
     grade: Grade
+    """A word for ``spread``, from ``stable`` to ``very noisy``."""
     spread: NonNegative
-    """The interquartile range over the median."""
+    """The interquartile range of the samples over their median, as a fraction."""
     effective: NonNegative | None = None
-    """The number of independent samples whose median would be as certain as this median.
+    """The effective sample size: fewer than the samples if samples of a block are correlated.
 
-    None with too few blocks.
+    So many independent samples would determine the median as well. None with fewer than six blocks.
     """
 
 
 def compute_noise(samples: Samples) -> Noise | None:
-    """Return the variation of samples, None if there are no samples."""
+    """Return the relative variation of samples and their effective number, None without samples."""
     if not samples.values:
         return None
     relative_iqr = compute_relative_iqr(samples.values)
@@ -214,74 +255,94 @@ def compute_noise(samples: Samples) -> Noise | None:
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a rank when its case failed."""
+    """The state of a rank at the time when its case failed or hung."""
 
     rank: Rank
     host: str
+    """The name of the rank's host."""
     pid: Count
+    """The process id of the rank on its host."""
     state: str
-    """A phrase such as ``alive`` or ``timed, step 12``."""
+    """A phrase about the process or its progress, such as ``alive`` or ``timed, step 12``."""
     stack: str = ""
     """The Python stack of the rank as text, empty if it is unknown."""
     is_silent: bool = False
-    """True if the rank did not answer when all ranks were asked for their state."""
+    """True if the rank did not answer when the driver asked all ranks for their state."""
 
 
 class RecordedOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one case: its measurement, or the reason why it failed or was skipped."""
+    """The result of measuring one benchmark, or the reason why it failed or was skipped."""
 
     status: Status
+    """``ok``, ``failed`` (an error), ``hang``, ``wrong`` (numbers) or ``skipped``."""
     reason: str = ""
-    """A sentence for people about a status other than ok. Programs read the fields below."""
+    """A sentence for people about a status other than ``ok``, empty if the status is ``ok``."""
     skip_reason: SkipReason | None = None
-    """Set if the status is skipped."""
+    """The kind of reason of status ``skipped``, None for any other status."""
     wrong_by_rank: dict[Rank, Count] = {}
-    """The number of wrong elements of each rank that has any."""
+    """The number of wrong elements on each rank that has wrong elements, by rank."""
     culprits: tuple[Culprit, ...] = ()
-    """The ranks that may have broken the case, as far as they differ from the others."""
+    """The ranks that may have caused a failure or hang, empty if no rank differs from others."""
     stop: Stop | None = None
-    """The rule that ended the measurement."""
+    """The reason why no more samples were taken, None if the case was not measured.
+
+    The median is precise, the largest number of samples is reached, the time is over, or all
+    planned blocks of samples (``visits``) are done.
+    """
     check: Check = Check()
+    """The comparison of the results with a reference."""
     samples: Samples = Samples()
+    """The times of a step, the maximum over ranks each. Empty if the case was not measured."""
     metrics: dict[str, MetricValue] = {}
+    """The values of metrics by name, such as ``time`` and ``busbw``."""
     arrival: Stragglers | None = None
+    """The ranks that most often arrive or finish last, None if arrivals were not timed."""
     details: dict[str, Any] = {}
-    """Facts of the benchmark, for example the structs of ``details.py``."""
+    """Facts that are not metrics, by name: ``size_bytes``, the structs of ``details.py``, ..."""
     notes: list[str] = []
     """Sentences about limits of the result."""
     ranks: list[RankState] = []
-    """The state of each rank if the case ended badly."""
+    """The state of each rank if the case failed or hung, otherwise empty."""
 
 
 class Record(RecordedOutcome, frozen=True, kw_only=True):
-    """The result of one case in one repetition."""
+    """The result of one case (a benchmark with parameter values) in one start of all ranks."""
 
     schema: Annotated[int, msgspec.Meta(ge=1)] = SCHEMA
+    """The version of the format of the record."""
     case: Case
+    """The benchmark and the values of its parameters."""
     world: WorldInfo
+    """The ranks that the case ran on."""
     repetition: RepetitionIndex
+    """The number of the repetition, a start of all ranks, from 0."""
     noise: Noise | None = None
+    """The variation of the samples, None without samples."""
     injected: str = ""
-    """The fault that was injected on purpose."""
+    """The fault that was injected on purpose, as text of ``--inject``. Empty without a fault."""
     emulation: str = ""
-    """The nodes or links that are not real."""
+    """A phrase about nodes or links that are emulated, empty if all are real."""
     environment: dict[str, Any] = {}
-    """The differences from the environment in ``run.json``."""
+    """The facts about hosts and software that differ from ``environment`` in ``run.json``.
+
+    The key ``changed`` holds facts that differ on all ranks, the key ``rank 3`` those of rank 3.
+    """
     started: str
+    """The time in UTC, as ISO 8601, at which the case began."""
     seconds: NonNegative
-    """The time of the case with its preparation, warm-up and checks."""
+    """The wall time of the case with its preparation, warm-up and checks."""
 
     @property
     def is_out_of_budget(self) -> bool:
-        """True if the time budget ended before the case."""
+        """True if the time budget of the run ended before the case was measured."""
         return self.skip_reason is SkipReason.OUT_OF_BUDGET
 
 
 def encode_record(record: Record) -> bytes:
     """Return the record as one line of JSON, with its newline.
 
-    NaN and infinity become null, which metrics and details may have. Raises ``ValueError`` if a
-    duration is not finite, because such a record could not be read back.
+    NaN and infinity in metrics and details become null. Raises ``ValueError`` if ``seconds`` or a
+    sample is not finite, because ``read_records`` rejects null there.
     """
     if not all(map(math.isfinite, (record.seconds, *record.samples.values))):
         raise ValueError(f"the record of {record.case.label} has a duration that is not finite")
@@ -289,10 +350,10 @@ def encode_record(record: Record) -> bytes:
 
 
 def read_records(path: Path, damaged: list[str] | None = None) -> Iterator[Record]:
-    """Yield the records of a file, except a last line that was cut short.
+    """Yield the records of a ``records.jsonl`` file, and skip a last line that was cut short.
 
-    A message about each other bad line is added to ``damaged``. Without ``damaged``, a bad line
-    raises ``UserError``.
+    For each other line that is not a record, a message is appended to ``damaged``. If ``damaged``
+    is None, such a line raises ``UserError``. A record of another format version always raises it.
     """
     with convert_read_errors(path):
         for number, line in read_lines(path):
@@ -313,18 +374,20 @@ def read_records(path: Path, damaged: list[str] | None = None) -> Iterator[Recor
 
 
 class _SchemaVersion(msgspec.Struct):
+    """The part of a file that states the version of its format."""
+
     schema: int
 
 
 class SchemaError(UserError):
-    """A file has a format version that this parbench does not read."""
+    """Raised for a file whose format version this version of parbench does not read."""
 
 
 def check_schema(content: bytes, place: str, expected: int = SCHEMA) -> None:
-    """Raise ``SchemaError`` if JSON has another format version than expected.
+    """Raise ``SchemaError`` if the field ``schema`` of a JSON object is not ``expected``.
 
-    ``place`` names the file and the line in messages. Other fields are not decoded, because they
-    may have changed.
+    ``content`` is the JSON. ``place`` names the file and the line in messages. Other fields are not
+    decoded, because they may have changed.
     """
     version = msgspec.json.decode(content, type=_SchemaVersion).schema
     if version != expected:

@@ -48,8 +48,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 FOLDERS = ("samples", "traces", "logs")
+"""The subfolders of the folder of a run."""
 MIN_FREE_BYTES = 8 << 20
-_GZIP = 31  # the value of wbits for zlib
+"""The free disk space without which no run is created."""
+_GZIP = 31
+"""The value of zlib's ``wbits`` for files of gzip."""
 _SAMPLE_ARRAYS = (
     "ranks",
     "steps_per_sample",
@@ -58,59 +61,74 @@ _SAMPLE_ARRAYS = (
     "duration_ns",
     "issue_ns",
 )
+"""The arrays of a file of samples that ``load_rank_samples`` returns."""
 
 
 class RepetitionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The time and the host load of a repetition.
+    """The wall time and the host load of a repetition, in which all ranks measure all cases once.
 
-    If ranks of a repetition break, the ranks that continue it have an entry of their own.
+    If ranks fail and are started again in a repetition, each start has its own entry.
     """
 
     repetition: RepetitionIndex
+    """The number of the repetition, from 0."""
     seconds: NonNegative
-    """The time since the previous entry, or since the start of the driver."""
+    """The time since the previous entry, for the first entry since the start of the driver."""
     load: HostLoad | None = None
-    """The load of the host, None if ranks are on other hosts than the driver."""
+    """The load of the driver's host, None if ranks are on other hosts."""
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The content of ``run.json``."""
 
     schema: int = SCHEMA
+    """The version of the format of the file."""
     id: str
+    """The name of the run's folder, from time, host and random digits."""
     started: str
+    """The time in UTC, as ISO 8601, at which the run was created."""
     host: str
     """The name of the host of the driver."""
     parbench: str
     """The version of parbench."""
     plan: Plan
     environment: dict[str, Any] | None = None
-    """The facts that all ranks share, None before the first ranks have reported theirs."""
+    """The facts about hosts and software that all ranks share.
+
+    None until the first ranks have reported them.
+    """
     repetitions: tuple[RepetitionInfo, ...] = ()
+    """The repetitions that have ended, in order of time."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, or several pooled runs, with the last record of each case and repetition."""
+    """The content of a run's folder, or of several runs that are pooled into one.
+
+    A pooled run has the repetitions of all its runs.
+    """
 
     path: Path
+    """The folder of the run, or the name of pooled runs."""
     info: RunInfo
+    """The content of ``run.json``, for pooled runs that of the newest with all cases."""
     records: tuple[Record, ...]
+    """The last record of each case and repetition."""
     damaged: tuple[str, ...] = ()
-    """A message about each line of the file that is not a record."""
+    """A message about each line of ``records.jsonl`` that is not a record."""
     exclusions: tuple[str, ...] = ()
-    """Sentences about records that do not fit in the pool."""
+    """Sentences about runs that were not pooled, because their ranks or devices differ."""
 
 
 def utc_now() -> str:
-    """Return the current time in UTC as ISO 8601 text."""
+    """Return the current time in UTC as ISO 8601 text with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def create_run(out: Path, plan: Plan, version: str) -> tuple[Path, RunInfo]:
-    """Create the folder of a new run under ``out``, and return the folder and its ``run.json``.
+    """Create the folder of a new run in ``out``, and return its path and the content of run.json.
 
-    ``version`` is the version of parbench. Raises ``UserError`` if it cannot be written or the disk
-    is full, and then leaves nothing.
+    ``version`` is the version of parbench. Raises ``UserError`` if the folder cannot be written or
+    the disk is full, and then leaves no files.
     """
     host = socket.gethostname()
     time = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -134,27 +152,30 @@ def create_run(out: Path, plan: Plan, version: str) -> tuple[Path, RunInfo]:
 
 
 def write_run_info(path: Path, info: RunInfo) -> None:
-    """Write ``run.json`` in the folder of a run. Raises ``OSError`` if it cannot be written."""
+    """Replace ``run.json`` in the folder of a run. Raises ``OSError`` if it cannot be written."""
     replace_file(path / "run.json", encode_json(info))
 
 
 def list_runs(folder: Path) -> list[Path]:
-    """Return the folders of the runs in a folder, from the oldest to the newest by their names."""
+    """Return the folders of the runs in ``folder``, from the oldest to the newest.
+
+    The order is that of their names, which begin with the time.
+    """
     return sorted(file.parent for file in folder.glob("*/run.json"))
 
 
 def add_repetition(path: Path, repetition: RepetitionInfo) -> None:
-    """Add the time and the load of a repetition to ``run.json``."""
+    """Append the time and the host load of a repetition to the ``run.json`` of a run's folder."""
     info = msgspec.json.decode((path / "run.json").read_bytes(), type=RunInfo)
     with convert_write_errors(path / "run.json"):
         write_run_info(path, replace(info, repetitions=(*info.repetitions, repetition)))
 
 
 def load_run(path: Path) -> Run:
-    """Return the run in a folder.
+    """Read and return the run in a folder.
 
-    Raises ``UserError`` if the folder is not a run, has another format version, or has lines of
-    records that are all damaged.
+    Damaged lines of ``records.jsonl`` are left out. Raises ``UserError`` if the folder is not a
+    run, has another format version, or has only damaged lines.
     """
     file = path / "run.json"
     if not file.exists():
@@ -174,6 +195,7 @@ def load_run(path: Path) -> Run:
 
 
 def _describe_missing_run(path: Path) -> str:
+    """Return an error message about a path without ``run.json``, with the newest run in it."""
     if not path.exists():
         return f"no such folder: {path}"
     runs = list_runs(path)
@@ -183,19 +205,22 @@ def _describe_missing_run(path: Path) -> str:
 
 
 def require_complete(run: Run) -> Run:
-    """Return the run. Raises ``UserError`` if a line of its records is damaged."""
+    """Return the run unchanged. Raises ``UserError`` if a line of its records is damaged."""
     if run.damaged:
         raise UserError(run.damaged[0])
     return run
 
 
 def make_trace_path(record: Record) -> str:
-    """Return the path of a record's timeline relative to the folder of the run."""
+    """Return the path of the file with a record's timeline, relative to the run's folder."""
     return f"traces/{make_file_name(record.case.id)}-{record.repetition}.json.gz"
 
 
 def load_timeline(run: Run, record: Record) -> Timeline | None:
-    """Return the timeline of a record, None if there is no file."""
+    """Read and return the timeline of a record's profiled step.
+
+    Returns None if the record has no file. Raises ``UserError`` if the file is damaged.
+    """
     file = run.path / make_trace_path(record)
     with convert_read_errors(file):
         if not file.exists():
@@ -204,16 +229,18 @@ def load_timeline(run: Run, record: Record) -> Timeline | None:
 
 
 def make_samples_path(record: Record) -> str:
-    """Return the path of a record's samples relative to the folder of the run."""
+    """Return the path of the file with a record's samples by rank, relative to the run's folder."""
     return f"samples/{make_file_name(record.case.id)}-{record.repetition}.npz"
 
 
 def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, Any]]":
-    """Return the arrays in the samples of a record, an empty dictionary without a file.
+    """Return the times of all samples of a record on each rank, as arrays of integers by name.
 
-    They are arrays of 64-bit integers. ``ranks`` are the measured ranks. The stamps have a row for
-    each of them and a column for each sample of ``steps_per_sample`` steps. Raises ``UserError`` if
-    the file is damaged.
+    ``ranks`` holds the global ranks that were measured, ``steps_per_sample`` the number of steps in
+    a sample. The other arrays have a row for each of these ranks and a column for each sample:
+    ``arrival_ns`` and ``exit_ns`` are the begin and end on rank 0's clock since the first arrival,
+    ``duration_ns`` the duration, and ``issue_ns`` the part of it until the call returned. The
+    dictionary is empty if the record has no file. Raises ``UserError`` if the file is damaged.
     """
     import numpy as np
 
@@ -229,9 +256,10 @@ def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, An
 
 
 class RecordWriter:
-    """Appends records to a run and writes the files that belong to them.
+    """Appends records to the ``records.jsonl`` of a run, and writes their other files.
 
-    Each record is on disk before the next case begins.
+    ``file`` is ``records.jsonl``, open without a buffer, and ``path`` the folder of the run. Each
+    record is on disk before the next case begins.
     """
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
@@ -239,7 +267,7 @@ class RecordWriter:
         self._path = path
 
     def write(self, record: Record) -> None:
-        """Append a record. Raises ``UserError`` if it cannot be written."""
+        """Append a record to the file. Raises ``UserError`` if it cannot be written."""
         line = encode_record(record)
         with convert_write_errors(self._path / "records.jsonl", "takes no more records"):
             # The file is not buffered, and a full disk may take only a part.
@@ -248,16 +276,20 @@ class RecordWriter:
             os.fsync(self._file.fileno())
 
     def write_file(self, name: str, content: bytes) -> None:
-        """Write a file. ``name`` is relative to the folder of the run."""
+        """Write a file such as a timeline. ``name`` is its path relative to the run's folder.
+
+        Raises ``UserError`` if it cannot be written.
+        """
         with convert_write_errors(self._path / name):
             (self._path / name).write_bytes(content)
 
 
 @contextmanager
 def open_writer(path: Path) -> Iterator[RecordWriter]:
-    """Yield the writer of a run, after removing a line that was cut short by a kill.
+    """Lock the run in the folder ``path`` during the block, and yield its writer.
 
-    Raises ``UserError`` if another process writes the run.
+    If the last line of its records was cut short by a kill, the line is removed. Raises
+    ``UserError`` if another process writes the run, or if the file cannot be locked.
     """
     with convert_write_errors(path / "records.jsonl"):
         file = (path / "records.jsonl").open("r+b", buffering=0)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from itertools import chain
 
 Span = tuple[int, int]
-"""Start and stop in nanoseconds. The stop is not included."""
+"""A span of time: its start and its stop in nanoseconds of one clock. The stop is excluded."""
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """Return sorted disjoint spans that cover the same time.
+    """Return sorted disjoint spans that cover the same time as ``spans``.
 
-    Adjacent spans are joined and empty ones dropped. This and the other functions take linear time
-    for sorted spans.
+    Spans that touch are joined, and empty ones are dropped. Raises ``ValueError`` for a span that
+    stops before it starts. This and the other functions take linear time if spans are sorted.
     """
     merged: list[Span] = []
     for start, stop in sorted(spans):
@@ -29,12 +29,12 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def length(spans: Iterable[Span]) -> int:
-    """Return the total ns that spans cover. Overlapping time counts once."""
+    """Return the total time in ns that the spans cover. Overlapping time counts once."""
     return sum(stop - start for start, stop in union(spans))
 
 
 def difference(a: Iterable[Span], b: Iterable[Span]) -> list[Span]:
-    """Return the spans of time that ``a`` covers and ``b`` does not."""
+    """Return sorted disjoint spans of the time that ``a`` covers and ``b`` does not."""
     holes = deque(union(b))
     remaining: list[Span] = []
     for start, stop in union(a):
@@ -52,19 +52,19 @@ def difference(a: Iterable[Span], b: Iterable[Span]) -> list[Span]:
 
 
 def intersection(a: Iterable[Span], b: Iterable[Span]) -> list[Span]:
-    """Return the spans of time that both ``a`` and ``b`` cover."""
+    """Return sorted disjoint spans of the time that both ``a`` and ``b`` cover."""
     spans = union(a)
     return difference(spans, difference(spans, b))
 
 
 def gaps(spans: Iterable[Span], within: Span) -> list[Span]:
-    """Return the parts of ``within`` that no span covers."""
+    """Return the parts of the span ``within`` that none of ``spans`` covers, sorted."""
     return difference([within], spans)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
-    """The parts of the time of a step.
+    """The parts of the wall time of one step on one rank.
 
     The wall time is the sum of all other parts except hidden communication.
     """
@@ -72,27 +72,31 @@ class Breakdown:
     compute_seconds: float
     """The time in which the rank computes."""
     exposed_comm_seconds: Mapping[str, float]
-    """The communication that neither computation nor copies hide, by the name of the axis."""
+    """The time of communication during which the rank neither computes nor copies, by mesh axis."""
     hidden_comm_seconds: float
-    """The communication on all axes that computation or copies hide."""
+    """The time of communication, on any axis, during which the rank computes or copies."""
     copy_seconds: float
-    """The copies that computation does not hide."""
+    """The time of copies during which the rank does not compute."""
     idle_seconds: float
     """The time in which the rank neither computes, copies nor communicates."""
     wall_seconds: float
+    """The duration of the step."""
     residual_seconds: float
-    """The part of the wall time that the spans do not explain."""
+    """The part of the wall time that is in no other part, because it was measured by another clock.
+
+    It is 0 if the wall time is by the clock of the spans.
+    """
 
     @property
     def exposed_seconds(self) -> float:
-        """The seconds of exposed communication on all axes."""
+        """The time of exposed communication, sum over all axes."""
         return sum(self.exposed_comm_seconds.values())
 
     @property
     def overlap(self) -> float | None:
-        """The share of communication that is hidden, as HolisticTraceAnalysis defines it.
+        """The fraction of the time of communication that computation or copies hide.
 
-        None if there is no communication.
+        The definition is that of HolisticTraceAnalysis. None if there is no communication.
         """
         total = self.hidden_comm_seconds + self.exposed_seconds
         return self.hidden_comm_seconds / total if total else None
@@ -106,14 +110,16 @@ def compute_breakdown(
     *,
     measured_wall_seconds: float | None = None,
 ) -> Breakdown:
-    """Return the breakdown of ``wall``, to which all spans are clipped.
+    """Divide a step of one rank into compute, copies, exposed communication and idle time.
 
-    Computation hides copies, and both hide communication. Time in which several axes are exposed
-    counts for the operation that started first, so that the sum over axes is
-    |union of communication - compute - copies|.
+    ``wall`` is the span of the step, to which all other spans are clipped. ``compute``,
+    ``copies`` and ``comm_by_axis`` are the spans in which the rank computes, copies and
+    communicates, the latter by mesh axis. Computation hides copies, and both hide communication.
+    Time in which several axes are exposed counts for the operation that started first, so that the
+    sum over axes is |union of communication - compute - copies|.
 
-    ``measured_wall_seconds`` is the wall time by another clock. Then the residual is the part of it
-    that the spans do not explain. Otherwise the residual is 0.
+    ``measured_wall_seconds`` is the duration of the step by another clock than that of the spans.
+    The residual is then this duration less the sum of the parts. Otherwise the residual is 0.
     """
     computing = intersection(compute, [wall])
     copying = difference(intersection(copies, [wall]), computing)
@@ -140,9 +146,10 @@ def compute_breakdown(
 def _assign_to_first_started(
     spans_by_axis: Mapping[str, Sequence[Span]],
 ) -> dict[str, list[Span]]:
-    """Return disjoint spans by axis, in which time belongs to the running span that started first.
+    """Return the spans of each axis without the time that belongs to another axis.
 
-    If two start together, the order of the axes decides.
+    Where spans of several axes overlap, the time belongs to the span that started first. If two
+    start together, the order of the axes decides. The result has disjoint spans by axis.
     """
     operations = []
     for order, spans in enumerate(spans_by_axis.values()):

@@ -18,8 +18,9 @@ from statistics import fmean, stdev
 from typing import Literal
 
 Grade = Literal["stable", "fair", "noisy", "very noisy"]
+"""The grade of the relative variation of samples, from the least to the largest."""
 ValueKind = Literal["amount", "factor", "excess", "from zero", "difference"]
-"""The range of a number.
+"""The range of the values of a metric.
 
 ``amount``: above zero. ``factor``: an amount over another. ``excess``: a factor less 1.
 ``from zero``: zero or above. ``difference``: of either sign.
@@ -28,44 +29,55 @@ LOWER_BOUNDS: Mapping[ValueKind, float] = {"amount": 0.0, "factor": 0.0, "excess
 """The exclusive lower bound of the values of a kind. Kinds in this table have a geometric mean."""
 
 CONFIDENCE = 0.95
+"""The confidence level of all intervals."""
 WITHIN_REPETITION = "within this repetition"
 MIN_ITERATIONS_FOR_P99 = 100
+"""The least number of samples of which the 99th percentile is computed."""
 MIN_ITERATIONS_FOR_Q10 = 20
+"""The least number of samples of which the 10th percentile is computed."""
 MIN_INTERVAL_REPETITIONS = 3
+"""The least number of repetitions over which an interval is computed."""
 MIN_INTERVAL_ITERATIONS = 20
+"""The least number of samples of a repetition from which an interval is computed."""
 _GRADE_LIMITS: tuple[tuple[float, Grade], ...] = ((0.05, "stable"), (0.15, "fair"), (0.40, "noisy"))
+"""The relative variation below which a grade applies, with the grade."""
 _MAX_EXPONENT = 700.0  # exp of more is not a finite float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A median or mean with its 95 % interval."""
+    """A median or mean with its 95 % confidence interval, in the unit of the averaged values."""
 
     value: float
+    """The median or mean."""
     low: float | None = None
     """The lower bound of the interval, None if there are too few values for an interval."""
     high: float | None = None
     """The upper bound of the interval, None if there are too few values for an interval."""
     method: str
-    """A phrase about how the value and its interval were computed."""
+    """A phrase about the statistic of the value and the method of its interval."""
 
     @property
     def half_width(self) -> float | None:
-        """The half-width of the interval relative to the value, None without an interval."""
+        """The half-width of the interval as a fraction of ``value``.
+
+        None if there is no interval or the value is 0.
+        """
         if self.low is None or self.high is None or self.value == 0:
             return None
         return (self.high - self.low) / 2 / self.value
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median, for an even number of values the mean of the middle two."""
+    """Return the median of the values, for an even number the mean of the middle two."""
     return quantile(values, 0.5)
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """Return the ``q`` quantile, linear between order statistics as numpy's default.
+    """Return the quantile of the values at ``q``, a fraction from 0 to 1.
 
-    This is type 7 of Hyndman & Fan (The American Statistician, 1996).
+    It is interpolated linearly between order statistics as by numpy's default, which is type 7 of
+    Hyndman & Fan (The American Statistician, 1996).
     """
     ordered = sorted(values)
     position = q * (len(ordered) - 1)
@@ -75,12 +87,13 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 
 def estimate_median(values: Sequence[float], samples_per_block: Sequence[int] = ()) -> Estimate:
-    """Return the median of one repetition and its order-statistics interval over blocks.
+    """Return the median of a case's samples in one start of all ranks, with its 95 % interval.
 
-    ``samples_per_block`` holds the number of consecutive samples in each block. Between blocks
-    other cases ran. Samples of a block may resemble each other. Blocks are taken as independent,
-    which holds if the causes of such resemblance end before the next block. An interval needs at
-    least six blocks.
+    ``values`` holds the samples in the order of measurement. They consist of blocks: consecutive
+    samples, between which other cases ran. ``samples_per_block`` holds the length of each block.
+    The interval is that of the median of the blocks' medians, by order statistics. So samples of
+    a block may be correlated, but blocks must be independent. An interval needs at least six
+    blocks.
     """
     n = len(values)
     center = median(values)
@@ -105,16 +118,16 @@ def estimate_median(values: Sequence[float], samples_per_block: Sequence[int] = 
 
 @cache
 def _compute_interval_rank(n: int) -> int:
-    """Return the largest k for which [x(k), x(n + 1 - k)] covers the median, 0 if there is none.
+    """Return the largest k for which [x(k), x(n + 1 - k)] covers the median with 95 % confidence.
 
-    Order statistics count from 1, and the interval covers the median with probability CONFIDENCE.
+    x(k) is the k-th smallest of ``n`` values, counted from 1. Returns 0 if ``n`` is too small.
     """
     tails = accumulate(math.comb(n, k) for k in range(n // 2))
     return sum(tail / 2**n <= (1 - CONFIDENCE) / 2 for tail in tails)
 
 
 def _split_by_counts(values: Sequence[float], counts: Sequence[int]) -> list[Sequence[float]]:
-    """Return consecutive parts of the values with these lengths."""
+    """Return the values as consecutive parts. ``counts`` holds the length of each part."""
     stops = accumulate(counts)
     return [values[stop - count : stop] for stop, count in zip(stops, counts, strict=True)]
 
@@ -122,10 +135,12 @@ def _split_by_counts(values: Sequence[float], counts: Sequence[int]) -> list[Seq
 def count_effective_samples(
     values: Sequence[float], samples_per_block: Sequence[int]
 ) -> float | None:
-    """Return the number of independent samples whose median would be as certain.
+    """Return the effective sample size of the median of a case's samples in one start of all ranks.
 
-    It follows from the variance, between blocks, of the share of samples below the median. Blocks
-    are clusters (Woodruff, JASA 1952). None if there are fewer than six blocks.
+    It is the number of independent samples whose median would have the same variance. ``values``
+    and ``samples_per_block`` are as in ``estimate_median``. The variance follows from the fraction
+    of samples below the median in each block, because blocks are clusters (Woodruff, JASA 1952).
+    Returns None if there are fewer than six blocks.
     """
     if _compute_interval_rank(len(samples_per_block)) == 0:
         return None
@@ -138,11 +153,12 @@ def count_effective_samples(
 
 
 def estimate_mean(values: Sequence[float], noun: str, kind: ValueKind) -> Estimate:
-    """Return the mean of independent values, which ``noun`` names, with Student's t interval.
+    """Return the mean of independent values with its 95 % Student's t interval.
 
-    The kind decides, never the values: amounts, factors and excesses have a geometric mean and an
-    interval on logarithms. Other kinds have an arithmetic mean. An interval of values that cannot
-    be negative has no bound below zero.
+    ``noun`` names the values, such as ``repetition medians``. ``kind`` is the range of the values,
+    which decides about the mean: amounts, factors and excesses have a geometric mean and an
+    interval on logarithms, other kinds an arithmetic mean. The interval of values that cannot be
+    negative has no bound below zero. An interval needs at least MIN_INTERVAL_REPETITIONS values.
     """
     n = len(values)
     lower_bound = LOWER_BOUNDS.get(kind)
@@ -154,6 +170,7 @@ def estimate_mean(values: Sequence[float], noun: str, kind: ValueKind) -> Estima
         method = f"geometric mean of {n} {noun}"
 
     def convert_back(term: float) -> float:
+        """Return a mean of terms, or a bound, on the scale of the values."""
         if lower_bound is None:
             return term
         return math.exp(min(term, _MAX_EXPONENT)) + lower_bound
@@ -174,14 +191,17 @@ def estimate_mean(values: Sequence[float], noun: str, kind: ValueKind) -> Estima
 
 @cache
 def t_quantile(p: float, df: float) -> float:
-    """Return the ``p`` quantile of Student's t, for any ``df`` above zero."""
+    """Return the quantile at ``p`` of Student's t distribution with ``df`` degrees of freedom.
+
+    ``df`` is above zero and need not be an integer.
+    """
     from scipy.special import stdtrit  # type: ignore[import-untyped]
 
     return float(stdtrit(df, p))
 
 
 def compute_relative_iqr(values: Sequence[float]) -> float:
-    """Return the interquartile range over the median, 0 if the median is zero."""
+    """Return the interquartile range of the values over their median, 0 if the median is 0."""
     center = median(values)
     if not center:
         return 0.0
@@ -189,7 +209,10 @@ def compute_relative_iqr(values: Sequence[float]) -> float:
 
 
 def grade_noise(deviation: float) -> Grade:
-    """Return the grade of a relative variation, such as the interquartile range over the median."""
+    """Return the grade of a relative variation of samples.
+
+    ``deviation`` is a fraction, such as the interquartile range over the median.
+    """
     for limit, grade in _GRADE_LIMITS:
         if deviation < limit:
             return grade

@@ -14,16 +14,25 @@ from parbench.bench.results.records import PHASE as PHASE_STREAM
 from parbench.bench.results.spans import Span, difference, intersection, union
 
 STEP = "parbench:step"
+"""The name of the profiler range around a step."""
 COMPUTE = "parbench:compute"
+"""The name of the profiler range around simulated compute."""
 PHASE = "parbench:"
-"""The prefix of the ranges that a step names itself."""
+"""The prefix of the names of profiler ranges by which a benchmark marks phases of its step."""
 OPTIMIZER = "optimizer"
+"""The name of the phase that is the update of the parameters."""
 _OPTIMIZER_STEP = "Optimizer.step#"
+"""The prefix of the ranges that torch records around the update of an optimizer."""
 _ISSUE = "c10d::"
+"""The prefix of the operators that issue communication."""
 _WAIT = "_c10d_functional::wait_tensor"
-_WITHIN_ISSUE = "record_param_comms"  # the backends of torch record it inside a call
+"""The operator in which the host waits for a functional collective."""
+_WITHIN_ISSUE = "record_param_comms"
+"""The name of the event that torch's backends record inside a call of communication."""
 _LAUNCH = ("cudaLaunch", "cuLaunch")
+"""The prefixes of the CUDA calls that launch a kernel."""
 _DEVICE_CALL = (*_LAUNCH, "cudaMemcpy", "cudaMemset")
+"""The prefixes of the CUDA calls that launch a kernel, a copy or a memset."""
 OPERATIONS = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -39,7 +48,10 @@ OPERATIONS = {
     "sendrecv": "sendrecv",
     "barrier": "barrier",
 }
-"""Operations by the prefix of calls, kernels and ranges of gloo, without underscores."""
+"""The operation by the beginning of a name in a trace, in lower case and without underscores.
+
+The names are those of torch's calls, of NCCL's kernels and of gloo's events.
+"""
 
 
 _COMMUNICATION_KERNEL = re.compile(
@@ -47,10 +59,14 @@ _COMMUNICATION_KERNEL = re.compile(
     r"|multimem_|symmetric_memory::|quickreduce|nvshmem|mscclpp|deep_ep::|pplx",
     re.IGNORECASE,
 )
-"""Kernels of NCCL, of symmetric memory, of custom all-reduces and of expert dispatch libraries."""
+"""Matches the names of kernels that communicate.
+
+They are kernels of NCCL, of symmetric memory, of custom all-reduces and of libraries for experts.
+"""
 KernelKind = Literal["compute", "communication", "fused"]
-"""A fused kernel communicates and also computes."""
+"""The work of a kernel. A fused kernel communicates and also computes."""
 _FUSED_KERNEL = re.compile(r"gemm|matmul|_mm_", re.IGNORECASE)
+"""Matches the names of kernels of communication that also compute."""
 _KERNEL_OPERATIONS = (
     (re.compile(r"all_?reduce|cross_device_reduce|quickreduce", re.IGNORECASE), "all_reduce"),
     (re.compile(r"reduce_?scatter", re.IGNORECASE), "reduce_scatter"),
@@ -61,82 +77,105 @@ _KERNEL_OPERATIONS = (
 
 @dataclass(frozen=True, slots=True)
 class CallFacts:
-    """The facts about a communication call in a trace. None means unknown."""
+    """The arguments of a communication call that a trace contains. None means unknown."""
 
     op: str
     """The name of the operation, such as ``all_reduce``."""
     group: str | None = None
     """The name of the process group."""
     ranks: tuple[int, ...] | None = None
-    """The global ranks of the group."""
+    """The global ranks of the process group."""
     size: int | None = None
-    """The number of ranks of the group."""
+    """The number of ranks of the process group."""
     num_bytes: int | None = None
-    """The size by the convention of nccl-tests."""
+    """The size of the call in bytes by the convention of nccl-tests."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceEvent:
-    """An event of torch's profiler. Its times are in ns of the profiler's clock."""
+    """An event that torch's profiler recorded, such as an operator, a launch or a kernel.
+
+    Its times are in ns of the profiler's clock.
+    """
 
     name: str
     start_ns: int
     stop_ns: int
     thread: int
+    """The number of the host thread that recorded the event."""
     is_device: bool
-    """True for an event of the device, False for one of the host."""
+    """True for an event on the device, such as a kernel. False for an event on the host."""
     is_async: bool
+    """True if the event may end on another thread, such as a transfer of gloo."""
     is_annotation: bool = False
     """True for a named range. Torch repeats ranges of the host on the device, around kernels."""
     correlation: int = 0
-    """The number of an operator or of a kernel's launch, which have separate numbers. 0 is none."""
+    """A number that an operator, or a launch and its kernel, have in common. 0 if there is none.
+
+    Operators and launches are numbered separately.
+    """
     operator_correlation: int = 0
-    """The correlation of the innermost operator that launched a kernel, 0 if unknown."""
+    """For a kernel, the correlation of the innermost operator that launched it, 0 if unknown."""
     call: CallFacts | None = None
+    """The facts about a communication call, None for other events or if unknown."""
 
     @property
     def span(self) -> Span:
+        """The start and the stop of the event in ns of the profiler's clock."""
         return self.start_ns, self.stop_ns
 
 
 class TimedCall(NamedTuple):
-    """A communication call with its axis, operation, span and size. The size may be unknown."""
+    """A communication call of a profiled step, with the time that it took."""
 
     axis: str
+    """The name of the mesh axis on which the call communicates."""
     op: str
+    """The operation, such as ``all_reduce``, or several joined by ``+``."""
     span: Span
+    """The start and the end of the call in ns of the profiler's clock."""
     num_bytes: int | None = None
+    """The size by the convention of nccl-tests, None if it is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTrace:
-    """The spans of a profiled step."""
+    """The times at which one rank computed, copied and communicated in a profiled step.
+
+    Spans and times are in ns of the profiler's clock.
+    """
 
     step: Span
-    """The step on the host."""
+    """The start and the end of the step on the host."""
     wall_seconds: float
-    """The time of the step by another clock than the profiler's."""
+    """The duration of the step by another clock than the profiler's."""
     compute: list[Span] = field(default_factory=list)
+    """The disjoint spans in which the rank computes, in order of time."""
     comm: list[Span] = field(default_factory=list)
-    """Each call of communication in order: from its issue to its end, on a device its kernel."""
+    """The spans of the communication calls, in order of their start.
+
+    On a host a span lasts from the issue of the call to its end. On a device it is the kernel's.
+    """
     copies: list[Span] = field(default_factory=list)
+    """The disjoint spans of copies and memsets on a device, in order of time."""
     start_ns: int = 0
     """The start of the step on the clock of ``time.perf_counter_ns``."""
     phases: list[tuple[str, Span]] = field(default_factory=list)
-    """The ranges that the step names itself, such as forward."""
+    """The name and the span of each phase that the benchmark marks, such as forward."""
     issue_spans: list[Span] | None = None
-    """On a device, the time in which the host issues each call. None on a host."""
+    """On a device, the span in which the host issues each communication call. None on a host."""
     launch_times: list[int | None] = field(default_factory=list)
-    """On a device, the launch of the kernel of each call of communication, None if unknown."""
+    """On a device, the time at which each kernel in ``comm`` was launched, None if unknown."""
     facts: list[CallFacts | None] = field(default_factory=list)
-    """The facts about each call in ``comm``, empty for a profile without such facts."""
+    """The facts about each call in ``comm``, None if unknown. Empty if the profile has no facts."""
 
 
 @lru_cache(maxsize=1 << 12)
 def parse_operation(name: str) -> str:
-    """Return the operation in the name of a call, kernel or gloo range.
+    """Return the operation that the name of a torch call, an NCCL kernel or a gloo event contains.
 
-    An unknown name is returned as it is.
+    For example, ``c10d::allreduce_`` gives ``all_reduce``. A name without a known operation is
+    returned without its prefix ``c10d::`` or ``gloo:``.
     """
     short_name = name.removeprefix("c10d::").removeprefix("gloo:")
     normalized = re.sub(r"^nccl(Symk?)?(Dev)?Kernel_|_", "", short_name).lower()
@@ -146,7 +185,7 @@ def parse_operation(name: str) -> str:
 
 @lru_cache(maxsize=1 << 12)
 def classify_kernel(name: str) -> KernelKind:
-    """Return the kind of the kernel with this name."""
+    """Return the kind of work that a CUDA kernel with this name does."""
     base_name = _get_base_name(name)
     if _COMMUNICATION_KERNEL.search(base_name) is None:
         return "compute"
@@ -156,7 +195,10 @@ def classify_kernel(name: str) -> KernelKind:
 
 
 def parse_kernel_operation(name: str) -> str:
-    """Return the operation in the name of a kernel, empty if it names none."""
+    """Return the collective that the name of a CUDA kernel contains, such as ``all_reduce``.
+
+    The result is empty if the name contains none.
+    """
     base_name = _get_base_name(name)
     for pattern, operation in _KERNEL_OPERATIONS:
         if pattern.search(base_name):
@@ -165,11 +207,12 @@ def parse_kernel_operation(name: str) -> str:
 
 
 def describe_nccl_kernels(events: Iterable[Mapping[str, Any]]) -> str:
-    """Return NCCL's kernels with their blocks and threads, from the events of a trace file.
+    """Return the distinct NCCL kernels among the kernel events of a trace file, as text.
 
-    For example ``AllReduce_Sum_f32_RING_LL<<<24,544>>>``. NCCL launches a block for each channel.
-    A kernel stands for several algorithms and all protocols: RING for all but TREE, and LL for any
-    (NCCL, src/device/generate.py, ``best_kernel``). So the name alone shows neither of them.
+    Each has its grid and block size: ``AllReduce_Sum_f32_RING_LL<<<24,544>>>`` has 24 blocks, one
+    for each channel, of 544 threads. Commas separate kernels. A kernel implements several
+    algorithms and all protocols: RING stands for all except TREE, and LL for any (NCCL,
+    src/device/generate.py, ``best_kernel``). So the name shows neither algorithm nor protocol.
     """
     kernels: dict[str, None] = {}
     for event in events:
@@ -181,12 +224,16 @@ def describe_nccl_kernels(events: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _get_base_name(name: str) -> str:
-    """Return the name of a kernel without its template and its parameters."""
+    """Return the name of a CUDA kernel without template arguments and parameters."""
     return re.split(r"[<(]", name.replace("(anonymous namespace)::", ""), maxsplit=1)[0]
 
 
 def build_host_trace(events: Sequence[TraceEvent], wall_seconds: float) -> StepTrace:
-    """Return the trace of a step on the host from its thread's operators and gloo's events."""
+    """Return the spans of a step on a CPU, from the events of a profile of one rank.
+
+    Compute follows from the operators of the step's thread, communication from gloo's events.
+    ``wall_seconds`` is the duration of the step by another clock.
+    """
     step = next(event for event in events if event.name == STEP)
     own = [event for event in events if event.thread == step.thread and not event.is_async]
     calls = [event for event in events if event.name.startswith(_ISSUE) and not event.is_async]
@@ -217,9 +264,10 @@ def build_host_trace(events: Sequence[TraceEvent], wall_seconds: float) -> StepT
 
 
 def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> StepTrace:
-    """Return the trace of a step on the device.
+    """Return the spans of a step on a CUDA device, from the events of a profile of one rank.
 
-    The trace has the kernels of computation and of communication, and the copies.
+    Compute and communication follow from kernels, copies from memory copies and memsets.
+    ``wall_seconds`` is the duration of the step by another clock.
     """
     step = next(event for event in events if event.name == STEP and not event.is_device)
     host = [event for event in events if not event.is_device and not event.is_async]
@@ -242,7 +290,10 @@ def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> Ste
             compute.append(event)
 
     def find_launch(kernel: TraceEvent) -> int | None:
-        """Return the start in ns of the call that launched a kernel, otherwise of the launch."""
+        """Return the time in ns at which the host began the call of torch that launched a kernel.
+
+        If this call is unknown, it is the time of the kernel's launch, None if that is unknown.
+        """
         launch = launch_times.get(kernel.correlation)
         if not kernel.operator_correlation:
             return launch
@@ -261,9 +312,11 @@ def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> Ste
 
 
 def list_phases(events: Sequence[TraceEvent]) -> list[tuple[str, Span]]:
-    """Return the ranges that a step names, otherwise the ranges that torch names for optimizers.
+    """Return the name and the span of each phase that a step marks, in order of time.
 
-    On a device, a phase lasts from the first to the last kernel that the host launched within it.
+    If the step marks none, the phases are the updates of its optimizers, which torch marks. On a
+    device, a phase lasts from the start of the first to the end of the last kernel that the host
+    launched within the marked range.
     """
     ranges = [event for event in events if event.is_annotation and not event.is_device]
     ranges.sort(key=attrgetter("span"))
@@ -280,7 +333,10 @@ def list_phases(events: Sequence[TraceEvent]) -> list[tuple[str, Span]]:
 
 
 def _list_launches(events: Iterable[TraceEvent]) -> list[tuple[int, Span]]:
-    """Return the launch time and the span of each kernel, copy or memset, sorted by launch time."""
+    """Return the launch time (ns) and the span of each kernel, copy and memset on the device.
+
+    They are sorted by launch time. Work whose launch is unknown is left out.
+    """
     launch_times = {
         event.correlation: event.start_ns
         for event in events
@@ -294,9 +350,10 @@ def _list_launches(events: Iterable[TraceEvent]) -> list[tuple[int, Span]]:
 
 
 def _find_device_span(host_span: Span, launches: Sequence[tuple[int, Span]]) -> Span:
-    """Return the span of the kernels that the host launched within ``host_span``.
+    """Return the span on the device of the kernels that the host launched within ``host_span``.
 
-    Without such kernels it is ``host_span`` itself.
+    ``launches`` holds the launch time and the span of each kernel, sorted by launch time. Without
+    any kernel, the result is ``host_span`` itself.
     """
     first, last = (bisect_left(launches, (time, (0, 0))) for time in host_span)
     spans = [span for _, span in launches[first:last]]
@@ -306,7 +363,7 @@ def _find_device_span(host_span: Span, launches: Sequence[tuple[int, Span]]) -> 
 
 
 def _list_spans(events: Iterable[TraceEvent]) -> list[Span]:
-    """Return the sorted spans of the events."""
+    """Return the spans of the events, sorted by their start."""
     return sorted(event.span for event in events)
 
 
@@ -316,16 +373,19 @@ def build_rank_timeline(
     comm: Iterable[TimedCall],
     late_ns: int,
 ) -> RankTimeline:
-    """Return the timeline of one rank, which began its step ``late_ns`` after the first rank.
+    """Return the timeline of a rank's profiled step, in us since the first rank began the step.
 
-    As in the breakdown, compute and copies are disjoint, and a copy counts only while nothing is
-    computed.
+    ``comm`` holds the communication calls of the step. ``late_ns`` is the time by which this rank
+    began the step after the first rank. As in ``compute_breakdown``, a copy counts only while the
+    rank does not compute.
     """
 
     def to_us(stamp: int) -> float:
+        """Convert ns of the profiler's clock to us since the first rank began the step."""
         return (stamp - trace.step[0] + late_ns) / 1e3
 
     def make_interval(stream: str, name: str, span: Span, num_bytes: int | None = None) -> Interval:
+        """Return an interval of the timeline from a span of the profile."""
         return Interval(stream, name, to_us(span[0]), to_us(span[1]), num_bytes)
 
     computing = intersection(trace.compute, [trace.step])

@@ -48,13 +48,18 @@ _FORMATTERS: Mapping[ColumnKind, Callable[[Any], str]] = {
 }
 
 _KIND_OF_UNIT: Mapping[str, ColumnKind] = {"s": "s", "B": "B", "B/s": "B/s", "": "percent"}
+"""The form in which a metric prints, by the unit of the metric."""
 
 
 _MEASURED_KINDS = ("s", "B", "B/s", "GB")
+"""The kinds of columns that always hold results."""
 
 
 class SortedText(NamedTuple):
-    """A cell that is sorted by another value than its text, such as ``4/5`` repetitions."""
+    """A cell of a table that prints as ``text`` but is sorted by ``sort_key``.
+
+    For example, the text ``4/5`` for four of five repetitions is sorted by the number 4.
+    """
 
     text: str
     sort_key: float | str | None
@@ -62,47 +67,61 @@ class SortedText(NamedTuple):
 
 
 Cell = str | float | SortedText | None
+"""A value of a table, None if it is unknown."""
 Row = Mapping[str, Any]
+"""The values of one row of a table, by the key of the column."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table or an axis of a figure: the key of its values and how they print.
-
-    The title is the key by default.
-    With ``has_interval`` a row also has ``KEY_low`` and ``KEY_high``, the 95 % interval, and
-    optionally ``is_within_repetition``, which is true if the interval is that of one repetition.
-    """
+    """A column of a table or an axis of a figure: the key of its values and their format."""
 
     key: str
+    """The key of the column's values in the rows."""
     title: str = ""
+    """The heading of the column, by default the key."""
     _: KW_ONLY
     kind: ColumnKind = "text"
+    """The form in which the values print."""
     help: str = ""
+    """A phrase that defines the values, for the HTML page."""
     number_format: str = ""
     """A format such as ``{:.3f}``. If it is empty, the kind decides about the format."""
     has_interval: bool = False
-    is_result: bool = False
-    """A result is never moved out of the table, even if all rows have the same value.
+    """True if values print with their 95 % intervals, which rows have as KEY_low and KEY_high.
 
-    Times, bytes and bandwidths are results in any case.
+    A row with ``is_within_repetition`` has intervals within a single repetition.
+    """
+    is_result: bool = False
+    """True if the column stays in the table even if all rows have the same value.
+
+    Columns of times, bytes and bandwidths always stay.
     """
     grade_key: str = ""
-    """The key of the grade or the status by which renderers color the cell."""
+    """The key in a row of the grade or status that colors the cell, empty for no color."""
     metric: Metric | None = None
+    """The declaration of the metric in the column, None for other columns."""
     is_within_repetition: bool = False
-    """True if all intervals are within one repetition, which the title then states."""
+    """True if all intervals are within one repetition (one start of all ranks).
+
+    The title then says so.
+    """
 
     def __post_init__(self) -> None:
+        """Set ``is_result`` for columns of measured kinds, and the title to the key if empty."""
         object.__setattr__(self, "is_result", self.is_result or self.kind in _MEASURED_KINDS)
         object.__setattr__(self, "title", self.title or self.key)
 
     @property
     def is_number(self) -> bool:
+        """True if the values are numbers, which renderers align to the right."""
         return self.kind != "text"
 
     def format_cell(self, row: Row) -> str:
-        """Return the text of the row's cell, ``-`` if the value is unknown."""
+        """Return the text of this column's cell in a row, ``-`` if the value is unknown.
+
+        The text contains the 95 % interval if the column has intervals and the row has one.
+        """
         value = row.get(self.key)
         if isinstance(value, SortedText):
             return value.text or UNKNOWN
@@ -112,7 +131,7 @@ class Column:
         return self.format_value(value)
 
     def format_value(self, value: Any) -> str:
-        """Return the text of a value without its interval, ``-`` if it is unknown."""
+        """Return a value as text in the format of the column, ``-`` if the value is unknown."""
         if is_missing(value) or value == "":
             return UNKNOWN
         if isinstance(value, str):
@@ -122,7 +141,7 @@ class Column:
         return _FORMATTERS[self.kind](value)
 
     def sort_key(self, row: Row) -> float | str | None:
-        """Return the value by which rows are sorted, None if it is unknown."""
+        """Return the value by which this column sorts a row, None if the value is unknown."""
         value: Any = row.get(self.key)
         if isinstance(value, SortedText):
             value = value.sort_key
@@ -133,14 +152,18 @@ class Column:
         return number
 
     def mark(self, row: Row) -> str:
-        """Return the grade or status that decides the color of the cell, empty if there is none."""
+        """Return the grade or status in the row that colors this column's cell, such as ``noisy``.
+
+        The result is empty if the cell has no color.
+        """
         grade = row.get(self.grade_key) if self.grade_key else None
         return "" if is_missing(grade) else str(grade)
 
     def _format_interval(self, row: Row) -> str:
-        """Return the value with its interval.
+        """Return the text of the row's value with its 95 % interval.
 
-        The interval of one repetition is left out if other rows have intervals over repetitions.
+        An interval within one repetition is replaced by ``(one repetition)``, unless all rows of
+        the column have such an interval.
         """
         if row.get("is_within_repetition") and not self.is_within_repetition:
             return f"{self.format_value(row[self.key])} (one repetition)"
@@ -154,7 +177,7 @@ class Column:
 
 
 def is_missing(value: object) -> bool:
-    """Return True if a value of a row is unknown: None, NaN or pandas' NA."""
+    """Return True if a value of a row is None, NaN, or pandas' NA or NaT."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, float) and math.isnan(value)
@@ -163,9 +186,11 @@ def is_missing(value: object) -> bool:
 def metric_column(
     name: str, *, key: str = "", title: str = "", has_interval: bool | None = None
 ) -> Column:
-    """Return a column for a declared metric. Its key is the name of the metric by default.
+    """Return a column for the declared metric ``name``, with its title, help and format.
 
-    By default, only differences and factors are printed with their intervals.
+    ``key`` is the key of the values in rows, by default ``name``. ``title`` replaces the title of
+    the metric. ``has_interval`` decides if values print with their intervals, by default only if
+    the metric is a difference, factor or excess. Raises ``LookupError`` for an unknown metric.
     """
     metric = find_metric(name)
     if metric is None:
@@ -186,7 +211,7 @@ def metric_column(
 
 
 def keep_known_columns(columns: Iterable[Column], rows: Sequence[Row]) -> tuple[Column, ...]:
-    """Return the columns in which at least one row has a value."""
+    """Return the columns for which at least one of the rows has a known value."""
     return tuple(
         column for column in columns if any(not is_missing(row.get(column.key)) for row in rows)
     )
@@ -194,27 +219,31 @@ def keep_known_columns(columns: Iterable[Column], rows: Sequence[Row]) -> tuple[
 
 @dataclass(frozen=True)
 class Table:
-    """Rows with a value for each column, notes below them, and figures of the same numbers.
-
-    ``figures`` are drawn only when a renderer asks for them. ``where`` names the renderers that
-    print the table. ``page`` includes Markdown.
-    """
+    """A table of a report: columns, rows, notes, and figures of the same numbers."""
 
     id: str
+    """A name that is unique in the report, for links and file names."""
     title: str
     _: KW_ONLY
     columns: Sequence[Column]
     rows: Sequence[Row]
     caption: str = ""
+    """Sentences that say what the table shows."""
     notes: Sequence[str] = ()
+    """Sentences below the table."""
     terms: Sequence[str] = ()
     """The glossary terms that its columns use."""
     figures: Callable[[], Iterable[Any]] = tuple
+    """Makes the figures when a renderer asks for them."""
     where: Literal["everywhere", "page", "terminal"] = "everywhere"
+    """The renderers that print the table. ``page`` is HTML and Markdown."""
 
     @property
     def varying(self) -> tuple[Column, ...]:
-        """The columns to show, without columns that have the same text in every row."""
+        """The columns to print: all except those with the same text in every row.
+
+        If all intervals of a column are within one repetition, its title says so.
+        """
         return tuple(
             self._title_within_repetition(column)
             for column in self.columns
@@ -223,7 +252,10 @@ class Table:
 
     @property
     def constant(self) -> str:
-        """A sentence with the values that all rows share, empty if there are none."""
+        """A sentence with the columns that are not printed and their only value.
+
+        An example is ``All rows: dtype float32.`` The text is empty if there are no such columns.
+        """
         texts = [
             f"{column.title} {column.format_cell(self.rows[0])}"
             for column in self._constant_columns
@@ -233,7 +265,10 @@ class Table:
 
     @cached_property
     def _constant_columns(self) -> list[Column]:
-        """The columns with the same text in all rows. The first column names the rows and stays."""
+        """The columns that are not printed because they have the same text in all rows.
+
+        The first column names the rows and stays, and so do results.
+        """
         if len(self.rows) < 2:
             return []
         return [
@@ -243,7 +278,7 @@ class Table:
         ]
 
     def _title_within_repetition(self, column: Column) -> Column:
-        """Return the column with ``within this repetition`` in its title if all intervals are."""
+        """Return the column, with a longer title if all its intervals are within one repetition."""
         rows = [row for row in self.rows if not is_missing(row.get(f"{column.key}_low"))]
         if not column.has_interval or not rows:
             return column
@@ -255,24 +290,26 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class StackedBars:
-    """A chart with a stacked bar for each name, of the memory of a rank or the time of a step."""
+    """A chart of stacked bars, of the memory of a rank or the time of a step."""
 
     title: str
     caption: str
     quantity: Literal["memory", "step"]
+    """``memory`` for the bytes of a rank in GB, ``step`` for the time of a step in seconds."""
     bars: Mapping[str, Mapping[str, float]]
-    """The lengths of the parts by name of the bar and name of the part, in GB or seconds."""
+    """The length of each part of a bar in GB or seconds, by the bar's and then the part's name."""
     limit: tuple[float, str] | None = None
-    """The position of a line across the bars and the name of the line, None for no line."""
+    """A line across the bars: its position in GB or seconds, and its label. None for no line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GanttChart:
-    """The ``predicted`` actions of a pipeline over time."""
+    """A Gantt chart of a pipeline schedule: the actions of each rank over time."""
 
     title: str
     caption: str
     details: PipelineDetails
+    """The pipeline, whose ``predicted`` actions are drawn."""
 
 
 Plot = StackedBars | GanttChart
@@ -283,27 +320,31 @@ class Section:
     """A section of a document: its heading, its tables, and notes."""
 
     id: str
+    """A name that is unique in the document, for links."""
     title: str
     _: KW_ONLY
     tables: Sequence[Table]
     notes: Sequence[str] = ()
+    """Sentences about all tables of the section."""
 
     @property
     def on_page(self) -> tuple[Table, ...]:
-        """The tables that pages and Markdown show."""
+        """The tables that HTML pages and Markdown contain: all except those for the terminal."""
         return tuple(table for table in self.tables if table.where != "terminal")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """The content of a page that no run measured, such as a plan."""
+    """The content of a report that does not belong to a run, such as a plan of a training step."""
 
     name: str
+    """A short title, such as ``plan llama3-8b on 64 GPUs``."""
     heading: str
+    """A longer title, with the settings that the numbers apply to."""
     sections: Sequence[Section]
     tiles: Sequence[tuple[str, str]] = ()
-    """The numbers to see first, with their titles."""
+    """The most important numbers, which are printed first: pairs of number and title, as text."""
     problem: str = ""
-    """The reason why the plan is impossible, empty if it is possible."""
+    """The reason why the planned step is impossible, empty if it is possible."""
     status: Literal["PREDICTED", "PUBLISHED", "VALIDATED"] = "PREDICTED"
-    """The origin of the numbers: formulas, publications, or formulas next to measurements."""
+    """The origin of the numbers: formulas, publications, or formulas compared with measurements."""

@@ -23,23 +23,27 @@ from parbench.bench.text import UserError
 
 Event = torch.cuda.Event
 WAITING_MODULE = "torch.cuda"
-"""The module in which a thread waits for a device."""
+"""The name of the module in whose functions a Python thread waits for a device."""
 PROFILER_ACTIVITY = ProfilerActivity.CUDA
 PROFILER_DEVICE = DeviceType.CUDA
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceProperties:
-    """The facts about a device that torch reports."""
+    """The facts about a GPU that torch reports."""
 
     name: str
-    uuid: str  # the UUID in NVML's form, GPU-...
-    pci_address: str  # as the kernel writes it
+    """The product name, such as ``NVIDIA H100 80GB HBM3``."""
+    uuid: str
+    """The UUID in NVML's form, ``GPU-...``."""
+    pci_address: str
+    """The PCI address as Linux writes it, such as ``0000:1b:00.0``."""
     l2_cache_bytes: int
+    """The size of the last level of cache."""
 
 
 def has_lost_devices() -> bool:
-    """Return True if this process was forked after CUDA was initialized and cannot use it.
+    """Return True if this process cannot use CUDA, because its parent initialized CUDA before fork.
 
     Private: ``torch.cuda._is_in_bad_fork``.
     """
@@ -47,7 +51,7 @@ def has_lost_devices() -> bool:
 
 
 def is_available() -> bool:
-    """Return True if this process can use at least one device."""
+    """Return True if torch has CUDA and this process can use at least one device."""
     return torch.cuda.is_available()
 
 
@@ -57,20 +61,20 @@ def count_devices() -> int:
 
 
 def select_device(index: int) -> torch.device:
-    """Let this thread use a device, and return it."""
+    """Make the device with this index the current one of this thread, and return it."""
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
 
 def get_selected_device() -> torch.device | None:
-    """Return the device that this thread uses, None if this process has not initialized CUDA."""
+    """Return the current device of this thread, None if this process has not initialized CUDA."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def get_properties(device: torch.device | int) -> DeviceProperties:
-    """Return the facts about a device, which may be given by its index."""
+    """Return torch's facts about a device. An integer is the index of a device."""
     properties: Any = torch.cuda.get_device_properties(device)
     domain, bus = properties.pci_domain_id, properties.pci_bus_id
     return DeviceProperties(
@@ -82,15 +86,15 @@ def get_properties(device: torch.device | int) -> DeviceProperties:
 
 
 def get_capability(device: torch.device) -> tuple[int, int]:
-    """Return the compute capability (major, minor), which decides about data types and kernels."""
+    """Return the compute capability of a device as (major, minor), such as (9, 0) for an H100."""
     return torch.cuda.get_device_capability(device)
 
 
 def find_library_version() -> str:
-    """Return the version of the loaded NCCL, otherwise the version that torch was compiled with.
+    """Return the version of the loaded NCCL library as text, such as ``2.27.3``.
 
-    torch itself reports only the version that it was compiled with. Private: the name of torch's
-    CUDA library.
+    If it cannot be found, the text is the version that torch was compiled with, and says so. torch
+    itself reports only that version. Private: the name of torch's CUDA library.
     """
     number = ctypes.c_int()
     try:
@@ -104,20 +108,19 @@ def find_library_version() -> str:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for all work on the device."""
+    """Wait on the host until all work on the device is done."""
     torch.cuda.synchronize(device)
 
 
 def synchronize_stream(device: torch.device) -> None:
-    """Wait for the work of this thread's stream only."""
+    """Wait on the host until the work on this thread's stream of the device is done."""
     torch.cuda.current_stream(device).synchronize()
 
 
 def make_event(*, blocking: bool = False) -> Event:
-    """Return an event that records a time on the device.
+    """Return a CUDA event that records a time on the device.
 
-    While the host thread waits for the event, it sleeps if ``blocking`` is True, otherwise it
-    spins.
+    While a host thread waits for the event, it sleeps if ``blocking`` is True, otherwise it spins.
     """
     return Event(enable_timing=True, blocking=blocking)  # type: ignore[no-untyped-call]
 
@@ -128,7 +131,7 @@ def make_stream(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def spin(cycles: int) -> None:
-    """Keep the current stream busy for this many cycles of the device's clock.
+    """Queue a kernel on the current stream that runs for this many cycles of the device's clock.
 
     Private: ``torch.cuda._sleep``.
     """
@@ -136,9 +139,9 @@ def spin(cycles: int) -> None:
 
 
 def capture_graph(warm_up: Callable[[], object], repeat: Callable[[], None]) -> Callable[[], None]:
-    """Capture the calls of ``repeat`` in a CUDA graph and return a function that replays it.
+    """Capture the work that ``repeat`` launches in a CUDA graph, and return its replay function.
 
-    ``warm_up`` runs on a side stream before the capture, as graphs require.
+    ``warm_up`` is called once on a side stream before the capture, as graphs require.
     """
     side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side_stream.wait_stream(torch.cuda.current_stream())
@@ -153,9 +156,11 @@ def capture_graph(warm_up: Callable[[], object], repeat: Callable[[], None]) -> 
 
 
 def profile_kernels(step: Callable[[], object], device: torch.device) -> list[dict[str, Any]]:
-    """Profile a step and return the kernel events of its trace file, in torch's format.
+    """Profile a call of ``step`` and return the kernels that it ran on the device.
 
-    Only trace files contain the grid of a kernel in all versions of torch.
+    Each kernel is an event of torch's trace file: a dictionary with ``name``, ``ts``, ``dur``, and
+    ``args`` such as ``grid`` and ``block``. A trace file is used because only it contains the grid
+    in all versions of torch.
     """
     with profile(activities=[PROFILER_ACTIVITY]) as profiler:
         step()
@@ -168,7 +173,10 @@ def profile_kernels(step: Callable[[], object], device: torch.device) -> list[di
 
 
 def count_free_bytes(device: torch.device) -> int:
-    """Return the bytes that this process can allocate, including torch's unused cache."""
+    """Return the bytes of the device that tensors of this process can still occupy.
+
+    They are the free memory of the device and the unused part of torch's cache.
+    """
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + cached
 
@@ -179,9 +187,9 @@ def count_allocated_bytes(device: torch.device) -> int:
 
 
 def measure_peak_bytes(step: Callable[[], object], device: torch.device) -> int:
-    """Run a step and return the peak of the memory (bytes) that it allocates.
+    """Run ``step`` and return the peak of the bytes that tensors occupy during it.
 
-    Memory that was allocated before the step does not count.
+    Memory that was already occupied before the step does not count.
     """
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -195,11 +203,12 @@ def measure_peak_bytes(step: Callable[[], object], device: torch.device) -> int:
 def allocate_registered(
     group: dist.ProcessGroup, device: torch.device, resources: ExitStack
 ) -> Iterator[None]:
-    """Allocate the block's CUDA tensors from NCCL's memory pool and register it with the group.
+    """Allocate the CUDA tensors made in the block from a memory pool that NCCL can register.
 
-    NCCL registers the pool at the end of the block and deregisters it when ``resources`` closes.
-    Every rank of the group calls this function. Raises ``UserError`` where torch has no allocator
-    of NCCL. Private: ``ProcessGroup._get_backend`` and the memory pool of its NCCL backend.
+    At the end of the block the pool is registered with NCCL's communicator of ``group``. When
+    ``resources`` closes, it is deregistered. Every rank of the group calls this function. Raises
+    ``UserError`` where torch has no allocator of NCCL. Private: ``ProcessGroup._get_backend`` and
+    the memory pool of its NCCL backend.
     """
     backend = cast(Any, group._get_backend(device))
     # Buffers are registered with a communicator, which the first collective makes.

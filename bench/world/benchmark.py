@@ -10,71 +10,90 @@ from parbench.bench.results.records import Timeline
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """An amount of work done by one step: ``amount / seconds`` is the metric ``name``."""
+    """An amount of work that one step does, from which a rate follows as a metric.
+
+    The metric ``name`` has the value ``amount`` / seconds of a step.
+    """
 
     name: str
+    """The name of the metric, such as ``algbw`` or ``tokens_per_second``."""
     amount: float
+    """The work of all ranks or of one rank, as the metric defines it, such as bytes or tokens."""
     unit: str = ""
-    """The unit of a rate that parbench.bench.results.metrics does not declare."""
+    """The unit of the rate, such as ``images/s``, if the metric is not declared in METRICS."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """The work of one step, as its record states it."""
+    """The facts about a benchmark's step that its records contain next to its times."""
 
-    headline: str = "time"  # the name of the metric of a step's duration
-    work: tuple[Work, ...] = ()  # amounts of work, from which rates follow
+    headline: str = "time"
+    """The name of the metric that is the duration of a step: ``time`` or ``step_time``."""
+    work: tuple[Work, ...] = ()
+    """The amounts of work of a step, from which rates follow."""
     details: dict[str, Any] = field(default_factory=dict)
-    """Facts for the record: bytes, sizes, analytical values."""
-    notes: tuple[str, ...] = ()  # sentences about limits of the measurement
-    hops: int = 1  # the number by which the time of a step is divided, 2 for a round trip
+    """Facts that are not metrics, by name, such as ``size_bytes`` and analytical values."""
+    notes: tuple[str, ...] = ()
+    """Sentences about limits of the measurement."""
+    hops: int = 1
+    """The number by which the duration of a step is divided, for example 2 for a round trip."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """The breakdown of a step: parts of its time, its communication and its memory."""
+    """The result of profiling a training step: its time, communication and memory in parts."""
 
     metrics: dict[str, MetricValue] = field(default_factory=dict)
+    """The parts by the name of the metric, such as ``compute`` and ``exposed_comm.dp``."""
     details: dict[str, Any] = field(default_factory=dict)
+    """Facts that are not metrics, by name."""
     notes: tuple[str, ...] = ()
-    timeline: Timeline | None = None  # one step of all ranks, if it was traced
+    """Sentences about limits of the profile."""
+    timeline: Timeline | None = None
+    """The work of all ranks in one step, None if no step was profiled."""
 
 
 class Benchmark(Protocol):
-    """A workload that takes steps on every rank of a world.
+    """A benchmark on one rank, of which every rank calls the same methods in the same order.
 
     A subclass must define only ``step``.
     """
 
     def step(self) -> None:
-        """Do the work that is timed. On CUDA it may return before the device has finished."""
+        """Do the work that is timed, such as one all-reduce or one training step.
+
+        On CUDA the method may return before the device has finished.
+        """
 
     def reset(self) -> None:
         """Prepare the next step, for example poison outputs, restore inputs or draw a batch.
 
-        Not timed.
+        This is not timed.
         """
         return
 
     def check(self) -> int:
-        """Return the number of wrong results of the last step on this rank, 0 if all are right."""
+        """Return the number of wrong results of the last step on this rank, 0 if all are right.
+
+        A result is an element of a buffer, or another unit that the benchmark can compare.
+        """
         return 0
 
     def describe(self) -> Description:
-        """Return the description of a step, which must be equal on every rank."""
+        """Return the facts about a step for its record, which must be equal on every rank."""
         return Description()
 
     def close(self) -> None:
-        """Release the resources that ``prepare`` acquired."""
+        """Release resources at the end of the case, such as process groups."""
         return
 
 
 @runtime_checkable
 class SupportsDifferences(Protocol):
-    """A benchmark that can describe the wrong results of its last check."""
+    """A benchmark that can describe in words the wrong results that its last check found."""
 
     def differences(self) -> Sequence[str]:
-        """Return a phrase for each result on this rank that the last check found wrong.
+        """Return a phrase for each wrong result that the last ``check`` found on this rank.
 
         An example is ``norm.weight: gradient is 0.5 of ...``.
         """
@@ -82,12 +101,13 @@ class SupportsDifferences(Protocol):
 
 @runtime_checkable
 class SupportsExplanation(Protocol):
-    """A benchmark that can explain where the time of a step goes, such as a training step."""
+    """A benchmark that can profile its steps and break down their time, as training steps can."""
 
     def explain_step(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
-        """Profile further steps on every rank and explain them. Rank 0's result counts.
+        """Profile further steps and return their time, communication and memory in parts.
 
-        This takes at most ``budget_seconds``. ``begin`` must be called before each step. It resets
-        the benchmark and then lets all ranks start together, except a rank that an injected fault
-        delays. This method is called last, after all checks, and may leave the benchmark unusable.
+        Every rank calls it, and only the result of rank 0 is recorded. It takes at most
+        ``budget_seconds``. It must call ``begin`` before each step, which resets the benchmark and
+        lets all ranks start together, except a rank that an injected fault delays. It is called
+        last, after all checks, and may leave the benchmark unusable.
         """

@@ -25,6 +25,7 @@ REDUCE_OPS = {
     "max": dist.ReduceOp.MAX,
     "product": dist.ReduceOp.PRODUCT,
 }
+"""The reduction of torch.distributed by the value of the parameter ``redop``."""
 
 
 def all_gather_single(
@@ -34,7 +35,10 @@ def all_gather_single(
     *,
     async_op: bool = False,
 ) -> dist.Work | None:
-    """Gather every rank's ``shard`` (s elements) into ``output`` (n * s), in order of rank."""
+    """Gather every rank's ``shard`` (s elements) into ``output`` (n * s), in order of rank.
+
+    Returns a work to wait for with ``async_op``, otherwise None.
+    """
     call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return cast(dist.Work | None, call(output, shard, group=group, async_op=async_op))
 
@@ -47,16 +51,21 @@ def reduce_scatter_single(
     *,
     async_op: bool = False,
 ) -> dist.Work | None:
-    """Reduce ``source`` (n * s elements) over ranks; each gets its ``shard`` (s elements)."""
+    """Reduce ``source`` (n * s elements) over the ranks, and write this rank's part to ``shard``.
+
+    ``shard`` has s elements, ``redop`` is a key of REDUCE_OPS. Returns a work to wait for with
+    ``async_op``, otherwise None.
+    """
     call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     work = call(shard, source, op=REDUCE_OPS[redop], group=group, async_op=async_op)
     return cast(dist.Work | None, work)
 
 
 def all_reduce_out_of_place(tensor: Tensor, group: dist.ProcessGroup, redop: str) -> Tensor:
-    """Reduce into a new tensor by torch's functional collective, which copies the input.
+    """Reduce ``tensor`` over the ranks of the group and return the result as a new tensor.
 
-    Private: ``torch.distributed._functional_collectives``.
+    torch's functional collective copies the input first. ``redop`` is a key of REDUCE_OPS. Private:
+    ``torch.distributed._functional_collectives``.
     """
     result = _functional_collectives.all_reduce(tensor, redop, group)
     result = _functional_collectives.wait_tensor(result)  # type: ignore[no-untyped-call]
@@ -66,20 +75,22 @@ def all_reduce_out_of_place(tensor: Tensor, group: dist.ProcessGroup, redop: str
 def coalesce_calls(
     group: dist.ProcessGroup, device: torch.device | None, *, async_op: bool = False
 ) -> AbstractContextManager[distributed_c10d._CoalescingManager]:
-    """Return a context that launches the collectives of its block as one operation.
+    """Return a context that launches the collectives issued in its block as one operation.
 
-    Without a device, as on gloo, torch coalesces only calls of one kind, and only some kinds. With
-    ``async_op``, the context's object has ``works`` to wait for. Private:
-    ``distributed_c10d._coalescing_manager``.
+    ``device`` is None on gloo. Then torch coalesces only several calls of one collective, and only
+    of some collectives. With ``async_op``, the object that the context yields has ``works`` to wait
+    for. Private: ``distributed_c10d._coalescing_manager``.
     """
     return distributed_c10d._coalescing_manager(group=group, device=device, async_ops=async_op)
 
 
 def dump_flight_records() -> tuple[dict[str, tuple[int, ...]], list[bytes]]:
-    """Return the ranks of each of this rank's groups by group name, and torch's flight records.
+    """Return this rank's process groups and the dumps of torch's flight recorder.
 
-    The records are JSON, one of NCCL and one of gloo, as far as this build of torch has them.
-    Private: ``distributed_c10d._world``, ``_dump_nccl_trace_json`` and ``_dump_fr_trace_json``.
+    The first element holds the global ranks of each process group by its name. The second holds the
+    last collectives as JSON, one dump of NCCL and one of gloo, as far as this build of torch has
+    them. Private: ``distributed_c10d._world``, ``_dump_nccl_trace_json`` and
+    ``_dump_fr_trace_json``.
     """
     world = distributed_c10d._world
     # Copies, because another thread may make groups meanwhile.
@@ -96,9 +107,10 @@ def dump_flight_records() -> tuple[dict[str, tuple[int, ...]], list[bytes]]:
 
 @contextmanager
 def replace_default_timeout(timeout: timedelta) -> Iterator[None]:
-    """Replace torch's default timeout for all groups made in the block, including groups of meshes.
+    """Replace torch's default timeout of collectives for all process groups made in the block.
 
-    Private: the variables ``default_pg_timeout`` and ``default_pg_nccl_timeout``.
+    Groups of device meshes are included. Private: the variables ``default_pg_timeout`` and
+    ``default_pg_nccl_timeout``.
     """
     variables = vars(distributed_c10d)
     names = ("default_pg_timeout", "default_pg_nccl_timeout")

@@ -24,31 +24,35 @@ from parbench.bench.world.torch_compat import replace_default_timeout
 
 T = TypeVar("T")
 Partition = tuple[Ranks, ...]
-"""Disjoint groups that together contain every rank of a world."""
+"""Disjoint groups of ranks that together contain every rank of the run."""
 
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 _NUM_ROUND_TRIPS = 50
 _SINGLE_CLOCK = "one host, one monotonic clock"
+"""The method of comparing clocks if all ranks are on one host, so that nothing is measured."""
 _STALE_SECONDS = 5.0
+"""The age of a clock calibration from which on it is repeated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """Converts the time of every rank to the clock of rank 0."""
+    """The differences between the clocks of the ranks, measured at one time."""
 
     offsets_ns: tuple[int, ...]
-    """The time by which ``perf_counter_ns()`` of each rank is ahead of that clock on rank 0."""
+    """The ns by which ``time.perf_counter_ns()`` on a rank is ahead of rank 0, by global rank."""
     uncertainty_ns: int
+    """The largest error of an offset."""
     method: str
-    """A phrase about how the clocks were compared."""
+    """A phrase about the method by which the clocks of the ranks were compared."""
     taken_ns: int = 0
-    """The time of the calibration on the clock of rank 0, 0 if all ranks share one clock."""
+    """The time of the measurement on the clock of rank 0, 0 if all ranks share one clock."""
 
 
 def calibrate_clocks(rank: int, size: int, control: dist.ProcessGroup) -> Clock:
-    """Measure and return each rank's clock offset from rank 0 (ns), and the uncertainty.
+    """Measure the clock offset of every rank from rank 0, and return all of them on every rank.
 
-    Every rank calls it. Ranks of one host share a clock, so one rank of each host is measured.
+    Every rank calls it. ``rank`` is this rank, ``size`` the number of ranks and ``control`` a gloo
+    group of all ranks. Ranks of one host share a clock, so one rank of each host is measured.
     """
     boot_ids: list[str | None] = [None] * size
     # Ranks with the same kernel have a common clock.
@@ -74,9 +78,10 @@ def calibrate_clocks(rank: int, size: int, control: dist.ProcessGroup) -> Clock:
 
 
 def _measure_offset(rank: int, peer: int, control: dist.ProcessGroup) -> tuple[int, int]:
-    """Measure how many ns the clock of ``peer`` is ahead of rank 0's clock, by round trips.
+    """Measure the clock offset of the rank ``peer`` by messages between it and rank 0.
 
-    Returns the offset and half of the shortest round trip on rank 0, and zeros on other ranks.
+    On rank 0 the result is (the ns by which the clock of ``peer`` is ahead, half of the shortest
+    round trip in ns). On other ranks it is (0, 0). Every rank calls it, and ``rank`` is this rank.
     """
     stamp = torch.zeros(1, dtype=torch.int64)
     round_trips = []
@@ -98,23 +103,35 @@ def _measure_offset(rank: int, peer: int, control: dist.ProcessGroup) -> tuple[i
 
 @dataclass(kw_only=True)
 class World:
-    """The ranks of one repetition, or a group of them, as one rank sees them."""
+    """The environment of a benchmark on this rank: its ranks, device, process groups and clock.
 
-    rank: int  # the rank in ``group``
-    size: int  # the number of ranks in ``group``
-    global_rank: int  # the rank among all ranks
-    hosts: tuple[str, ...]  # the host of each of all ranks
+    Its ranks are all ranks of the run, or the members of the process group that a case measures.
+    """
+
+    rank: int
+    """This rank in ``group``."""
+    size: int
+    """The number of ranks in ``group``."""
+    global_rank: int
+    """This rank among all ranks of the run."""
+    hosts: tuple[str, ...]
+    """The host name of every rank of the run, by global rank."""
     device: torch.device
+    """The device of this rank, a GPU or the CPU."""
     backend: str
-    group: dist.ProcessGroup  # the group that carries the measured traffic
+    """The backend of the measured traffic, ``gloo`` or ``nccl``."""
+    group: dist.ProcessGroup
+    """The process group that carries the measured traffic."""
     control: dist.ProcessGroup
     """A gloo group of all ranks for decisions and checks, apart from the measured traffic."""
     clock: Clock
+    """The differences between the clocks of all ranks."""
     seed: int
+    """The seed of random test data, equal on all ranks."""
     process_groups: dict[tuple[str, str, Partition], dist.ProcessGroup] = field(
         default_factory=dict, repr=False, compare=False
     )
-    """Groups by purpose, backend and partition; see ``get_process_group``."""
+    """The process groups that ``get_process_group`` made, by (purpose, backend, partition)."""
 
     def get_process_group(
         self,
@@ -122,11 +139,12 @@ class World:
         purpose: str,
         backend: str | None = None,
     ) -> dist.ProcessGroup:
-        """Return the process group of the part that contains this rank.
+        """Return the process group of this rank in a partition of all ranks into groups.
 
-        Every rank of the world calls it. A group is made once, reused by later cases and destroyed
-        with the world. Calls with the same partition and another ``purpose`` or ``backend`` make
-        another group.
+        Every rank of the run calls it. ``backend`` is by default that of the measured traffic. A
+        group is made at the first call, reused by later cases and destroyed when the ranks end.
+        ``purpose`` is a phrase. Calls with another partition, purpose or backend make another
+        group.
         """
         backend = backend or self.backend
         key = (purpose, backend, partition)
@@ -135,10 +153,11 @@ class World:
         return self.process_groups[key]
 
     def recalibrate_stale_clock(self) -> None:
-        """Calibrate the clocks again if the last calibration is old.
+        """Measure the clock offsets of the ranks again if they are older than 5 s.
 
-        Every rank of the world calls it. The clocks will drift on, so the drift since the last
-        calibration is added to the uncertainty. A world of only some ranks keeps its clock.
+        Every rank of the world calls it. The largest change of an offset is added to the
+        uncertainty, because the clocks will drift on. A world of only some ranks of the run keeps
+        its offsets.
         """
         if self.clock.method == _SINGLE_CLOCK or self.size < len(self.hosts):
             return
@@ -152,39 +171,45 @@ class World:
         self.clock = replace(clock, uncertainty_ns=clock.uncertainty_ns + drift_ns)
 
     def sync(self) -> None:
-        """Wait for all work on this rank's device. It does nothing on a CPU."""
+        """Wait until all work on this rank's CUDA device is done. It does nothing on a CPU."""
         if self.device.type == "cuda":
             accelerator.synchronize(self.device)
 
     def sync_stream(self) -> None:
-        """Wait for the work on this thread's stream. A background load is on another stream."""
+        """Wait until the work on this thread's CUDA stream is done.
+
+        It does not wait for a background load, which is on another stream.
+        """
         if self.device.type == "cuda":
             accelerator.synchronize_stream(self.device)
 
     def barrier(self) -> None:
-        """Wait on the host until all ranks have arrived. The measured group is not used."""
+        """Wait on the host until all ranks of the run have arrived, by the group ``control``."""
         dist.barrier(group=self.control)
 
     def broadcast_from_rank_0(self, values: Sequence[float]) -> list[float]:
-        """Return rank 0's values on every rank.
+        """Return the values of global rank 0 on every rank of the run.
 
-        Other ranks pass the same number of arbitrary values.
+        Every rank calls it. Other ranks pass the same number of arbitrary values.
         """
         shared = torch.tensor(values, dtype=torch.float64)
         dist.broadcast(shared, group=self.control, group_src=0)
         return [float(value) for value in shared]
 
     def is_any_true(self, value: bool) -> bool:
-        """Return True if ``value`` is true on any rank. Every rank calls it.
+        """Return True on every rank if ``value`` is true on any rank of the run.
 
-        This is cheaper than ``gather``, which pickles.
+        Every rank calls it. It is cheaper than ``gather``, which pickles.
         """
         flag = torch.tensor([int(value)], dtype=torch.int32)
         dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.control)
         return bool(flag.item())
 
     def gather(self, item: T) -> list[T]:
-        """Return every rank's item on every rank, in order of global rank."""
+        """Return the items of all ranks of the run on every rank, in order of global rank.
+
+        Every rank calls it with its own item, which is pickled.
+        """
         items = [item] * len(self.hosts)
         dist.all_gather_object(items, item, group=self.control)
         return items
@@ -194,10 +219,11 @@ class World:
 def open_world(
     backend: str, device: str, seed: int, timeout_seconds: float, store: Store | None = None
 ) -> Iterator[World]:
-    """Initialize torch.distributed and yield the world of this rank; destroy all groups at the end.
+    """Initialize torch.distributed for this rank during the block, and yield a world of all ranks.
 
-    RANK and WORLD_SIZE are environment variables. Ranks meet in ``store``, or at MASTER_ADDR and
-    MASTER_PORT. ``timeout_seconds`` limits the collectives of every group. It must exceed a case's
+    All process groups are destroyed at the end of the block. The environment variables RANK and
+    WORLD_SIZE are required. Ranks meet in ``store``, or at MASTER_ADDR and MASTER_PORT if it is
+    None. ``timeout_seconds`` limits the collectives of every group. It must exceed a case's
     timeout, so that the driver reports a hang. ``seed`` becomes the seed of the world.
     """
     own_device = _select_device(device)
@@ -233,9 +259,10 @@ def open_world(
 
 
 def disable_tf32() -> str:
-    """Let torch compute float32 in full precision, and return torch's name of that setting.
+    """Let torch multiply float32 matrices in full precision, without TF32.
 
-    This overrides TORCH_ALLOW_TF32_CUBLAS_OVERRIDE of the environment.
+    Returns torch's name of the precision, which is ``highest``. This overrides the environment
+    variable TORCH_ALLOW_TF32_CUBLAS_OVERRIDE.
     """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
@@ -243,7 +270,10 @@ def disable_tf32() -> str:
 
 
 def _select_device(name: str) -> torch.device:
-    """Return the CPU for ``cpu``, otherwise select and return this rank's GPU, without TF32."""
+    """Return the device of this rank: the CPU if ``name`` is ``cpu``, otherwise one of the GPUs.
+
+    A GPU becomes torch's current device, and TF32 is disabled.
+    """
     if name == "cpu":
         return torch.device("cpu")
     disable_tf32()
@@ -255,11 +285,11 @@ def make_group(
     partition: Sequence[Sequence[int]],
     backend: str | None = None,
 ) -> dist.ProcessGroup:
-    """Make a process group for each part of ``partition`` and return the group of this rank.
+    """Make a process group for each part of a partition, and return the group of this rank.
 
-    Every rank calls it. NCCL splits the world's communicator once for all parts, as torch's meshes
-    do. ``new_group`` would split it once for each part, because the ranks outside of a part take
-    part in its split.
+    ``partition`` holds the global ranks of each part. Every rank calls it. ``backend`` is by
+    default the world's. On NCCL, ``split_group`` splits the communicator of all ranks once for all
+    parts. ``new_group`` would split it once for each part.
     """
     parts = [list(ranks) for ranks in partition]
     backend = backend or world.backend
@@ -273,28 +303,31 @@ def make_group(
 
 
 class IdleBenchmark(Benchmark):
-    """A benchmark without effect, for ranks that take no steps in a case."""
+    """A benchmark without effect, for ranks outside of the process groups that run in a case."""
 
     def step(self) -> None:
+        """Do nothing."""
         return
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subgroup:
-    """The ranks that a case measures and the ranks that take steps in it."""
+    """The process group that a case measures, and the ranks that run the benchmark in the case."""
 
     ranks: Ranks
-    """The ranks that are measured."""
+    """The global ranks that are measured."""
     active: Ranks
-    """The ranks that take steps: the measured ranks, or all if all groups run concurrently."""
+    """The global ranks that take steps: the measured ranks, or all if all groups run at once."""
     world: World | None
-    """The world of this rank's group, None if this rank takes no steps."""
+    """The world of this rank's process group, None if this rank takes no steps."""
 
 
 def select_subgroup(world: World, params: Params) -> Subgroup:
-    """Return the ranks of a case from its ``group``, ``group_index`` and ``concurrent``.
+    """Return the process group that a case measures, and make it if necessary.
 
-    Every rank of the world calls it. Raises ``UserError`` if the group cannot be formed.
+    ``params`` are the parameters of the case: ``group`` is the kind of groups, ``group_index`` the
+    measured one, and ``concurrent`` true if all groups run at once. Every rank of the run calls it.
+    Raises ``UserError`` if the groups cannot be formed.
     """
     text = str(params.get("group", "world"))
     all_ranks = tuple(range(len(world.hosts)))
