@@ -33,7 +33,7 @@ def _split_formats(
 ) -> tuple[str, ...]:
     """Return the distinct formats of a comma-separated list, as ``--figure-format``'s callback.
 
-    Raises ``click.BadParameter`` for a format that is not in ``FIGURE_FORMATS``.
+    Raises ``click.BadParameter`` for a format other than ``png``, ``svg`` and ``pdf``.
     """
     formats = tuple(dict.fromkeys(value.split(",")))
     for name in formats:

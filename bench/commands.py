@@ -41,34 +41,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AppHooks:
-    """The functions and modules of other packages that the commands need.
+    """The benchmarks and the functions of other packages that the commands use.
 
-    The program passes them to every command.
+    ``bench`` does not import these packages. The program passes this object to every command
+    instead.
     """
 
     modules: Sequence[str]
     """The names of the Python modules that define the benchmarks."""
     show_run: Callable[[Path, str, Path | None], int]
-    """Prints a run and returns the exit code for its results.
+    """A function that prints the results of a run and returns the exit code for them.
 
-    The arguments are the folder of the run, the format (``tables``, ``verdicts``, ``nccl-tests`` or
+    Its arguments are the folder of the run, the format (``tables``, ``verdicts``, ``nccl-tests`` or
     ``json``), and a file of limits to check, None without one. In format ``json`` it prints no
     records, because they were printed during the run.
     """
     write_report: Callable[[Sequence[Path], Path], None]
-    """Writes one HTML page about one or several runs.
+    """A function that writes one HTML page about one or several runs.
 
-    The arguments are the folders of the runs and the path of the page.
+    Its arguments are the folders of the runs and the path of the page.
     """
     render_document: "Callable[[Document, str], bytes]"
-    """Returns a document with tables and figures, such as a plan, as bytes.
+    """A function that returns a document with tables and figures, such as a plan, as bytes.
 
-    The second argument is the format: ``tables`` or a format of reports.
+    Its arguments are the document and the format: ``tables`` or a format of reports.
     """
     write_figures: "Callable[[Document, Path, Sequence[str]], None]"
-    """Writes each figure of a document to a folder.
+    """A function that writes each figure of a document to a folder.
 
-    The third argument has the file formats, such as ``png``.
+    Its arguments are the document, the folder, and the file formats, such as ``png``.
     """
 
 

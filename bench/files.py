@@ -32,8 +32,10 @@ def convert_read_errors(
 ) -> Iterator[None]:
     """Convert errors of reading within the ``with`` statement to a ``UserError``.
 
-    ``source`` is the file or other source, which begins the message. ``problem`` is the clause that
-    follows if the source can be read but has bad content.
+    ``source`` is the file or other source, whose text begins the message. If the source cannot be
+    read (``OSError``), ``cannot be read`` and the reason of the system follow. If its content is
+    bad (``ValueError``, ``RecursionError`` or ``zlib.error``), the clause ``problem`` follows.
+    Other errors and a ``UserError`` are not converted.
     """
     try:
         yield

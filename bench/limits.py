@@ -18,7 +18,7 @@ RepetitionIndex = Annotated[int, Meta(ge=0)]
 MAX_REPETITIONS = 65_536
 """The largest number of repetitions of a run."""
 NumRepetitions = Annotated[int, Meta(ge=1, le=MAX_REPETITIONS)]
-"""The number of repetitions of a run, from 1 to ``MAX_REPETITIONS``."""
+"""The number of repetitions of a run, from 1 to 65536."""
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 """A whole number that fits into 64 bits with a sign."""
 ParamValue = bool | Int64 | float | str

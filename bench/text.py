@@ -54,7 +54,7 @@ def format_error(message: str, hint: str = "") -> str:
 
 
 def escape_unprintable(text: str, allowed: str = "") -> str:
-    """Return the text with each unprintable character as an escape such as ``\\x1b``.
+    """Return the text with each unprintable character replaced by an escape such as ``\\x1b``.
 
     Characters in ``allowed`` stay as they are.
     """
@@ -100,7 +100,10 @@ def format_choices(choices: Iterable[str], word: str) -> str:
 
 
 def strip_domain(host: str) -> str:
-    """Return the first part of a host name, before its domain, as Slurm names nodes."""
+    """Return the part of a host name before its first dot: ``n1`` for ``n1.example.org``.
+
+    Slurm names nodes by this part.
+    """
     return host.partition(".")[0]
 
 
@@ -203,7 +206,11 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_link(text: str) -> float:
-    """Return the bytes per second in one direction of a link such as ``400Gbit`` or ``50GB/s``."""
+    """Return the speed of a link in bytes per second, from a text such as ``400Gbit``.
+
+    Both the text and the result are the speed in one direction. Prefixes such as G are powers of
+    1000.
+    """
     match = _LINK.fullmatch(text.strip())
     if match is None or float(match[1]) == 0:
         raise UserError(f"link speed {text!r} is not understood: {_LINK_HELP}")

@@ -12,9 +12,12 @@ from parbench.bench.plan.plan import Entry
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, load_rank_samples
 
-ALONE = {"group": "contiguous:1", "concurrent": "false"}  # one rank at a time
+ALONE = {"group": "contiguous:1", "concurrent": "false"}
+"""The benchmark parameters with which one rank at a time works while the others are idle."""
 ALONE_SUFFIX = " alone"
+"""The end of the name of a quantity that is measured on one rank at a time."""
 LOADED_QUANTITY = "bfloat16"
+"""The name of the quantity before which all GPUs work at full power for some seconds."""
 LOAD_SECONDS = 4
 """The seconds for which all GPUs work at full power in each repetition, until clocks are steady."""
 # Other work interrupts most samples on a CPU, and the fastest show what it can do.
@@ -77,7 +80,9 @@ QUANTITIES = (
         fix=LINK_FIX,
     ),
 )
+"""The rates that a check measures and compares, in the order of the columns of its table."""
 QUANTITY_BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}
+"""The same quantities by name, without the variants that are measured on one rank at a time."""
 
 
 def find_fix(name: str, *, is_gpu: bool) -> str:
@@ -127,7 +132,7 @@ def make_options(
 
 
 def get_quantity_name(record: Record) -> str:
-    """Return the name of the quantity that a case in the results measures, such as ``copy``.
+    """Return the name of the quantity that the case of a record measures, such as ``copy``.
 
     The name ends with `` alone`` if one rank at a time worked while the others were idle.
     """
@@ -149,9 +154,10 @@ communication), and the number of the repetition.
 
 
 def read_rates(run: Run) -> Rates:
-    """Return the rates of all successful cases of a run.
+    """Return the rates in each repetition of all successful cases of a run.
 
-    They are computed from the sample files of the run. Raises ``UserError`` if a file is damaged.
+    The rates are computed from the sample files of the run. Raises ``UserError`` if a file is
+    damaged.
     """
     rates: Rates = {}
     for record in run.records:

@@ -23,6 +23,7 @@ from parbench.bench.results.runs import load_run, utc_now
 from parbench.bench.text import UserError, pluralize, strip_domain
 
 _MAX_CORE_GROUPS = 8
+"""The largest default number of groups of cores."""
 _HOST_TOPICS = (
     "cores",
     "load average",
@@ -33,6 +34,7 @@ _HOST_TOPICS = (
     "swap",
     "gpu driver",
 )
+"""The topics of ``parbench doctor`` whose disturbances a check reports as notes."""
 # A check has three repetitions. More time gives them more samples.
 _FIXES = {
     "load average": "stop other work, or allow more time (--budget 2m)",
@@ -125,11 +127,14 @@ def _choose_cores(nproc: int) -> tuple[tuple[int, ...], ...]:
 
 
 def list_disturbances(environ: Mapping[str, str], machine: Machine, *, has_gpus: bool) -> list[str]:
-    """Return the findings of ``parbench doctor`` on this host that disturb the measurement.
+    """Return a text for each state of this host that disturbs a measurement.
 
-    Each text has the form ``TOPIC: FACTS -> FIX``. Only topics of the host in ``_HOST_TOPICS``
-    count, such as load and memory. If ``has_gpus`` is False, GPUs are not examined. Call it before
-    the measurement, which is a load itself.
+    The texts have the form ``TOPIC: FACTS -> FIX``. ``parbench doctor`` finds the states. Only
+    eight of its topics count here: cores, load average, cpu governor, steal time, memory, /dev/shm,
+    swap, and a missing GPU driver. The last one is examined only if ``has_gpus`` is True. The
+    states of single GPUs are left out, because ``add_gpu_facts`` reports them. The list is empty if
+    nothing disturbs. Call this function before the measurement, because the measurement is a load
+    itself.
     """
     findings = examine_this_host(environ, machine, gpus=has_gpus)
     return [
@@ -140,9 +145,10 @@ def list_disturbances(environ: Mapping[str, str], machine: Machine, *, has_gpus:
 
 
 def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, ...]:
-    """Return a device without rates for each group of CPUs, which a rank will measure.
+    """Return a ``Device`` for each group of CPUs, with its name, its kind and its rank.
 
-    ``core_sets`` holds the CPU numbers of each group in rank order.
+    Its rates are still empty, because ``add_run`` adds them after the measurement. ``core_sets``
+    holds the CPU numbers of each group, in the order of the ranks that measure the groups.
     """
     devices = []
     for rank, cores in enumerate(core_sets):
@@ -154,7 +160,11 @@ def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, 
 
 
 def _list_gpus(host: str, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
-    """Return a device without rates for each GPU. ``gpus`` are in the order of their ranks."""
+    """Return a ``Device`` for each GPU, with its name, its model, its UUID and its rank.
+
+    Its rates are still empty, because ``add_run`` adds them after the measurement. Rank N measures
+    the GPU at position N of ``gpus``.
+    """
     devices = []
     for rank, gpu in enumerate(gpus):
         name = f"GPU {rank if gpu.index is None else gpu.index}"

@@ -21,11 +21,18 @@ def find_missing_gpus(
 ) -> tuple[Device, ...]:
     """Return devices with the verdict ``bad`` for GPUs that this host had and does not have now.
 
-    The current GPUs are compared with those of one earlier run in the folder ``out``: the run with
-    the most GPUs among runs on ``host`` with the same ``CUDA_VISIBLE_DEVICES`` as in ``environ``.
-    ``gpus`` are the GPUs that answer now, and ``silent`` are GPUs that are present but do not
-    answer. A GPU that was replaced by another is not missing. If only the number of missing GPUs is
-    known, the result is one device whose fault names the candidates. Empty if no GPU is missing.
+    The current GPUs are compared with the GPUs of one earlier run on the same host with the same
+    ``CUDA_VISIBLE_DEVICES``: the run that used the most GPUs. Normally the result has a device for
+    each missing GPU. If it is unknown which of the earlier GPUs are missing, the result has one
+    device, whose fault names the candidates. The result is empty if there are as many GPUs as
+    before, also if some were replaced by others.
+
+    Args:
+        out: the folder with the folders of earlier runs.
+        host: the name of this host without its domain.
+        environ: the environment variables, with ``CUDA_VISIBLE_DEVICES``.
+        gpus: the GPUs that answer now.
+        silent: the GPUs that are present now but do not answer.
     """
     earlier_uuids: frozenset[str] = frozenset()
     origin = ""

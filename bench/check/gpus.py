@@ -36,11 +36,11 @@ T = TypeVar("T")
 def run_watched(
     environ: Mapping[str, str], gpus: Sequence[Gpu], work: Callable[[], T]
 ) -> tuple[T, GpuReport]:
-    """Run ``work``, a function, while a child process samples the GPUs once per second.
+    """Call the function ``work`` while a child process samples the GPUs once per second.
 
-    Returns the result of ``work`` and NVML's report of this host's GPUs after ``work``. In the
-    report, clocks, load and temperature are the maxima during ``work``. If ``gpus`` is empty,
-    nothing is sampled and the report is empty.
+    Returns a pair: the result of ``work``, and NVML's report of this host's GPUs after ``work``. In
+    the report, clocks, load and temperature are the maxima during ``work``. If ``gpus`` (the GPUs
+    to measure) is empty, nothing is sampled and the report is empty.
     """
     if not gpus:
         return work(), GpuReport()

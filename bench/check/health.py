@@ -199,12 +199,13 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_run(health: Health, devices: Sequence[Device], run: Run) -> Health:
-    """Return the check ``health`` of a host with the devices that a run has measured.
+    """Return the check of a host with the results of the run that measured its devices.
 
-    ``devices`` are these devices without rates. They are added before the devices of ``health``,
-    with their rates in the run and with faults for wrong results and for rates below those of
-    peers. Slow links and benchmark cases without a result are added too. Rates of emulated hosts
-    are not compared.
+    ``health`` is the check without these results, which may already have GPUs that do not answer.
+    ``devices`` are the measured devices, whose ``rates`` are still empty. The result has them
+    before the devices of ``health``. Each gets its rates, and faults for wrong results and for
+    rates below those of its peers. Slow links, benchmark cases without a result, the bus bandwidth
+    and the notes of the run are added too. Rates of emulated hosts are not compared.
     """
     rates = read_rates(run)
     [by_repetition] = rates.pop("all ranks", {(): {}}).values()
@@ -237,7 +238,8 @@ def add_run(health: Health, devices: Sequence[Device], run: Run) -> Health:
 def _collect_rates(rates: Rates, rank: int) -> dict[str, Rate]:
     """Return the rates of the device that ``rank`` measures, by the name of the quantity.
 
-    The rate of the quantity ``pairs`` is the median over all pairs that contain the rank.
+    ``rates`` holds the rates of all groups of ranks. In a repetition, the rate of the quantity
+    ``pairs`` is the median over all pairs of ranks that contain the rank.
     """
     device_rates = {}
     for name, by_ranks in rates.items():
@@ -257,10 +259,10 @@ def _collect_rates(rates: Rates, rank: int) -> dict[str, Rate]:
 
 
 def _count_wrong_records(run: Run) -> dict[int, Counter[str]]:
-    """Count the measurements in which a rank had wrong results, by rank and then by case name.
+    """Count the repetitions in which a rank had wrong results, by rank and then by case name.
 
-    Ranks without wrong results are left out. A communication counts only if a single rank has wrong
-    results, because they can spread to other ranks.
+    Ranks without wrong results are left out. Wrong results of a communication count only if a
+    single rank has them. If several ranks have them, the rank that caused them is unknown.
     """
     counts: dict[int, Counter[str]] = {}
     for record in run.records:
@@ -274,9 +276,9 @@ def _count_wrong_records(run: Run) -> dict[int, Counter[str]]:
 def _list_problems(run: Run) -> tuple[str, ...]:
     """Return sentences about the benchmark cases of a run that have no result, with the reason.
 
-    Cases are left out if their results were wrong and a device is blamed. So are cases on which an
-    injected fault would have no effect. Another sentence has the number of measurements that the
-    run did not reach, if there are any.
+    Two kinds of cases are left out: cases with wrong results for which a device already has a
+    fault, and cases that were skipped because an injected fault would have no effect on them. If
+    the run ended early, the last sentence has the number of measurements that it did not reach.
     """
     wrong_cases = set()
     if _count_wrong_records(run):
@@ -301,10 +303,11 @@ def _list_problems(run: Run) -> tuple[str, ...]:
 
 
 def compare_with_peers(devices: Sequence[Device]) -> list[Device]:
-    """Compare the rates of each device with all others of its kind and return the updated devices.
+    """Compare the rates of each device with those of its peers, and return the updated devices.
 
-    The order is kept. A rate gets its ``gap``, and a device that is slower than its peers gets a
-    fault. Faults from an earlier comparison are removed.
+    The peers of a device are all other devices of the same kind, such as GPUs of the same model.
+    The order of the devices stays the same. In the result, each rate has its ``gap``, and a device
+    that is slower than its peers has a fault. Faults from an earlier comparison are removed.
     """
     compared = []
     for device in devices:
@@ -329,9 +332,12 @@ def compare_with_peers(devices: Sequence[Device]) -> list[Device]:
 def _add_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
     """Return the device with the gaps to its peers in its rates, and with faults for slow rates.
 
-    ``gaps`` is keyed by the name of the quantity. Slow quantities with the same advice form one
-    fault. A slow rate that was measured while other devices were idle (name with `` alone``) is
-    left out if the rate with all devices at work is slow too.
+    ``gaps`` holds the gap in each quantity, by the name of the quantity. Slow quantities with the
+    same advice form one fault.
+
+    A quantity whose name ends with `` alone`` was measured while the other devices were idle. It is
+    left out of the faults if the quantity without this suffix, measured on all devices at the same
+    time, is slow too.
     """
     rates = dict(device.rates)
     texts_by_fix: dict[str, list[str]] = {}
@@ -355,12 +361,14 @@ def _add_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
 def _find_slow_links(
     devices: Sequence[Device], pairs: Mapping[Ranks, Mapping[int, float]], run: Run
 ) -> tuple[Fault, ...]:
-    """Return a fault for each pair of devices that is slower than other pairs.
+    """Return a fault for each pair of devices between which data moves slower than in other pairs.
 
-    A pair is compared with pairs that have the same connection, such as NVLink. ``pairs`` holds the
-    rates by pair of ranks and by number of the repetition. ``run`` is the run in which they were
-    measured, which has the connections. If all pairs of a device are slow, these pairs are left
-    out, because the device itself is slow and has a fault of its own.
+    A pair is compared with the other pairs that have the same connection, such as NVLink. If all
+    pairs of a device are slow, these pairs are left out, because the device itself is slow and has
+    a fault of its own.
+
+    ``pairs`` holds the rates in B/s by pair of ranks and then by number of the repetition. ``run``
+    is the run in which they were measured, whose environment has the connections.
     """
     connections = (run.info.environment or {}).get("locality") or {}
     by_connection: dict[str, dict[Ranks, Mapping[int, float]]] = {}

@@ -21,7 +21,8 @@ from parbench.bench.launch.processes import PARBENCH
 from parbench.bench.machine.slurm_allocation import expand_nodes
 from parbench.bench.text import UserError, format_list, get_last_line, pluralize
 
-OVERHEAD_SECONDS = 120.0  # of a check, in addition to its time budget
+OVERHEAD_SECONDS = 120.0
+"""The seconds that the check of a host may take in addition to its time budget."""
 _NUM_RANKS = re.compile(r"^([^:]+):\d+$")
 _HOST = re.compile(r"(?:[\w.-]+@)?[\w.:%-]+")
 
@@ -127,10 +128,12 @@ def make_failed_check(host: str, problem: str) -> Health:
 def compare_hosts(results: Sequence[Health]) -> tuple[Health, ...]:
     """Compare the rates of each device with devices of its kind on all hosts.
 
-    ``results`` are the checks of the hosts. The returned checks have the same order. Their devices
-    have new gaps and faults, and ``uncompared`` lists rates that had nothing to compare with. A
-    host with fewer GPUs than most hosts gets a missing GPU as a bad device. Emulated hosts are not
-    compared, because they share one machine.
+    ``results`` are the checks of the hosts, and the returned checks have the same order. The gaps
+    and the faults for slow rates of all devices are replaced by those of this comparison. If there
+    are several hosts, ``uncompared`` of a device lists the rates that could not be compared with
+    other hosts. A host with fewer GPUs than most hosts with GPUs of its model gets one more device,
+    a missing GPU with the verdict ``bad``. Emulated hosts are not compared, because they share one
+    machine.
     """
     devices = _list_devices([health for health in results if not health.emulated])
     by_host: dict[str, list[Device]] = {}
@@ -179,11 +182,13 @@ def _list_uncompared(device: Device, devices: Sequence[Device]) -> tuple[str, ..
 
 
 def compute_exit_code(results: Sequence[Health]) -> ExitCode:
-    """Return the exit code of a check of several hosts: ``BAD``, ``DID_NOT_RUN`` or ``OK``.
+    """Return the exit code of a check of several hosts, the first of these that applies.
 
-    ``BAD`` applies if any host is bad. ``DID_NOT_RUN`` applies if a host has no complete result, or
-    if some hosts checked GPUs and others checked cores, because the latter may have GPUs that do
-    not work. The first that applies is returned.
+    1. ``BAD``: any host is bad.
+    2. ``DID_NOT_RUN``: a host has no complete result, or could not be compared with other hosts. It
+       also applies if some hosts checked GPUs and others cores, because the latter may have GPUs
+       that do not work.
+    3. ``OK``.
     """
     codes = [health.exit_code for health in results]
     if len(_group_by_device(results)) > 1:

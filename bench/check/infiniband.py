@@ -41,7 +41,7 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
     rate: str
     """The link speed, such as ``400 Gb/sec (4X NDR)``."""
     board: str
-    """The id of the NIC's model. Active ports of NICs of one model should have equal rates."""
+    """The id of the NIC's model, such as ``MT_0000000838``, ``-`` if it is unknown."""
     errors: dict[str, int]
     """The error counters by the kernel's name, such as ``symbol_error``, since the last reset.
 
@@ -50,9 +50,10 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:
-    """Read the ports of all RDMA NICs of this host, sorted by NIC and port.
+    """Read the state of the ports of all RDMA NICs of this host, sorted by NIC and port.
 
-    Empty if the host has no such NIC. ``root`` is the folder with the ``sys`` to read.
+    The result is empty if the host has no such NIC. ``root`` is the folder with the ``sys`` to
+    read.
     """
     ports = []
     for folder in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
@@ -81,13 +82,18 @@ def _read_state(path: Path) -> str:
 
 
 def find_port_faults(before: Sequence[Port], after: Sequence[Port]) -> tuple[Fault, ...]:
-    """Return one fault for each port that is not active, is too slow, or has new errors.
+    """Return one fault for each port with any of the conditions below, which form one text.
 
     ``before`` and ``after`` are the ports of this host before and after the measurement. A port is
-    too slow if its rate is lower than that of another port of a NIC of the same model. Errors are
-    new if their counter has increased. A port that is disabled, or that is inactive like all ports
-    of NICs of its model, is not in use and has no fault. New errors alone are not bad, except a
-    link that was down.
+    compared with its peers: the active ports on NICs of the same model with the same link layer.
+    The conditions are:
+
+    1. The port is active, and its rate is lower than the highest rate of its peers. The fault is
+       bad.
+    2. The port is neither active nor disabled, and has at least one peer. The fault is bad.
+    3. The error counter ``link_downed`` increased during the measurement. The fault is bad.
+    4. Another error counter increased during the measurement. This alone is not bad, and the
+       verdict is ``watch``.
     """
     earlier_errors = {port.name: port.errors for port in before}
     faults = []
@@ -105,10 +111,11 @@ def find_port_faults(before: Sequence[Port], after: Sequence[Port]) -> tuple[Fau
 
 
 def _list_faults(port: Port, ports: Sequence[Port]) -> list[str]:
-    """Return texts about a port that is slower than others, or inactive while others are active.
+    """Return a text if a port is slower than its peers, or inactive although it has peers.
 
-    ``ports`` are all ports of the host. The port is compared with those that are active, belong to
-    NICs of the same model and have the same link layer. The result has at most one text.
+    The peers are the active ports among ``ports`` (all ports of the host) that belong to NICs of
+    the same model and have the same link layer. The list has one text, or is empty if the port is
+    as fast as its peers, is disabled, or has no peers.
     """
     active_peers = [
         peer

@@ -8,8 +8,8 @@ threshold, and by more than four times the variation among its peers and among i
 Then it is slower in every repetition, because none of n values is farther from their mean than
 (n - 1) / sqrt(n) standard deviations (Samuelson's inequality).
 
-A device with fewer than three repetitions is not compared, and is not a peer. So it keeps no other
-device from comparison, and the peers of a device are the same in each repetition.
+A device with fewer than three repetitions is not compared, and is not a peer of other devices. So
+the peers of a device are the same in each repetition.
 """
 
 import math
@@ -20,8 +20,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-MADS = 4.0  # a slow device is farther below its peers than this many times the variation
-MIN_REPETITIONS = 3  # fewer do not show that a device is slower
+MADS = 4.0
+"""The least distance of a slow device from its peers, in units of the normal variation."""
+MIN_REPETITIONS = 3
+"""The least number of repetitions of a device that is compared with its peers."""
 # The standard deviation of a normal distribution over its median absolute deviation.
 _NORMAL = 1.4826
 _MIN_VARIATION = 0.003  # of logarithms of rates

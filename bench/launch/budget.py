@@ -52,11 +52,14 @@ not, because its size is unknown.
 class CostModel:
     """The expected time to start all ranks and to measure each case, in seconds.
 
-    Each is the minimum over the repetitions so far.
+    Each time is the minimum over the repetitions that the run has so far.
     """
 
     startup_seconds: float | None = None
-    """The seconds to start all ranks, without measuring any case. None before a repetition."""
+    """The seconds to start all ranks, without measuring any case.
+
+    None before the end of the first repetition that measured a case.
+    """
     case_seconds: Mapping[str, float] = field(default_factory=dict)
     """The seconds to measure a case with the least number of samples, by the id of the case.
 
@@ -64,10 +67,10 @@ class CostModel:
     """
 
     def with_repetition(self, seconds: float, records: Iterable[Record]) -> "CostModel":
-        """Return the model updated by one more repetition.
+        """Return the model with the times of one more repetition, as the minimum of old and new.
 
-        ``seconds`` is the time of the repetition, and ``records`` are the results of its cases. If
-        no case was measured, the model is returned unchanged.
+        ``seconds`` is the duration of the repetition, and ``records`` are the results of its cases.
+        If no case was measured successfully, the model is returned unchanged.
         """
         records = list(records)
         if not any(record.status == "ok" for record in records):
@@ -149,8 +152,9 @@ def compute_costs(run: Run) -> CostModel:
 class TimeBudget:
     """Divides the time of a run among its repetitions.
 
-    A repetition is here one start of all ranks with the cases that it measures. The time of a
-    repetition is known after the first one.
+    A repetition is here one start of all ranks with the cases that it measures. All repetitions get
+    equal parts of the remaining time. Their number is reduced if their expected times, which are
+    known after the first repetition, do not fit.
     """
 
     def __init__(
@@ -168,7 +172,7 @@ class TimeBudget:
         self.num_completed = 0
         """The number of repetitions that are over."""
         self.num_fitting = len(repetitions)
-        """The number of repetitions, with the current one, for which there is still time."""
+        """The number of repetitions, including the current one, for which there is still time."""
         self._repetitions = repetitions
         self._end = time.monotonic() + seconds
         # The last cases may take a little longer rather than be left out after all others.
@@ -196,7 +200,7 @@ class TimeBudget:
         return began + seconds / max(num_fitting, 1)
 
     def complete_repetition(self, seconds: float, records: Iterable[Record]) -> None:
-        """Update the expected times after a repetition, and count the later ones that have time.
+        """Update the expected times after a repetition, and count the repetitions that still fit.
 
         ``seconds`` is the time that the repetition took, and ``records`` are the results of its
         cases.
@@ -216,9 +220,9 @@ class TimeBudget:
 
 
 def format_budget(seconds: float) -> str:
-    """Return a value of ``--budget``, such as ``90s`` or ``7m``, for a need of ``seconds``.
+    """Return a value of ``--budget``, such as ``90s`` or ``7m``, for a run that takes ``seconds``.
 
-    A reserve of 10 % is added, and the result is rounded up to 10 s or 1 min.
+    A reserve of 10 % is added. The sum is rounded up to 10 s, or to 1 min if it is at least 3 min.
     """
     needed = round(RESERVE * seconds, 3)
     return f"{10 * math.ceil(needed / 10)}s" if needed < 180 else f"{math.ceil(needed / 60)}m"
@@ -227,11 +231,13 @@ def format_budget(seconds: float) -> str:
 def suggest_budget(plan: Plan, costs: CostModel, num_fitting: int = 1) -> str:
     """Return a value of ``--budget``, such as ``7m``, with which all repetitions have time.
 
+    It is the larger of two times, plus 10 %: the expected time of all repetitions, and the run's
+    budget times the number of all repetitions over ``num_fitting``.
+
     Args:
         plan: the plan of a run whose budget did not suffice.
         costs: the expected times to start all ranks and to measure each case.
-        num_fitting: the number of repetitions for which the budget sufficed. Repetitions use all of
-            their time, so the budget is also scaled by the missing repetitions.
+        num_fitting: the number of repetitions for which the budget sufficed.
     """
     starts = group_by_variables(plan.cases)
     least_seconds = plan.repetitions * sum(map(costs.estimate_repetition, starts))
@@ -250,19 +256,23 @@ def make_blocks(
 ) -> list[Block]:
     """Return the blocks of one start of all ranks in an order that depends only on ``seed``.
 
-    A block is a run of samples of one case. A small operation has ``BLOCKS`` blocks, in random
-    order. Any other case has one block. These single blocks are in the order of ``cases`` or in
-    random order. With random order, a short budget leaves out other cases in each repetition.
+    A block is a run of samples of one case, without samples of other cases between them. An
+    operation with a small message has ten blocks, which are spread over the repetition in random
+    order. Any other case has a single block, at a random position among the blocks of operations.
 
     Args:
         cases: the cases to measure.
-        weights: the share of the time for each case, relative to the other cases. Its blocks divide
-            this weight evenly.
-        costs: the seconds that each case takes at least. Its blocks divide them evenly.
+        weights: the weight of each case, in the order of ``cases``. The time that remains after all
+            costs is shared in proportion to the weights. The blocks of a case divide its weight
+            evenly.
+        costs: the seconds that each case takes with the least number of samples. The blocks of a
+            case divide them evenly.
         seed: the seed of the random order.
-        num_extra: the number of extra blocks for each case with several blocks. They come last and
-            use only the time that is left over.
-        shuffles_single: True if the single blocks are in random order.
+        num_extra: the number of extra blocks for each case with ten blocks. They come last, have
+            weight and cost 0, and use only the time that is left over.
+        shuffles_single: True if the cases with a single block are in random order, so that a short
+            budget leaves out different cases in each repetition. Otherwise they are in the order of
+            ``cases``.
     """
     random = Random(seed)
     interleaved = _choose_interleaved_cases(cases)
@@ -287,8 +297,8 @@ def make_blocks(
 def _choose_interleaved_cases(cases: Sequence[Case]) -> list[int]:
     """Return the indices of the cases that are measured in several blocks, by ascending size.
 
-    These cases stay in memory between their blocks. So the ones with the smallest messages are
-    chosen, up to a limit on the sum of the message sizes.
+    They are the operations with the smallest messages, up to a sum of message sizes of 512 MiB. The
+    limit exists because these cases stay in memory between their blocks.
     """
     sizes = []
     for case in cases:

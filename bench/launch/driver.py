@@ -1,7 +1,8 @@
 """The driver: makes the repetitions of a run, each in new ranks, and records their results.
 
 The driver is the process of ``parbench run``. It does not import torch. A case is a benchmark with
-values for its parameters. A pending case has no record yet in the repetition.
+values for its parameters. A record is the stored result of a case in one repetition. A pending case
+has no record yet in the repetition.
 """
 
 import socket
@@ -51,21 +52,23 @@ Its arguments are a new folder for the files of these ranks, and environment var
 
 
 Pending = Sequence[tuple[int, Sequence[Case]]]
-"""The cases that a run has yet to measure, for each start of all ranks in order.
+"""The cases that a run has yet to measure, as a pair for each start of all ranks, in order.
 
-The first element of each pair is the number of the repetition, from 0. The second one holds the
-cases to measure, which need equal environment variables.
+The first element of a pair is the number of the repetition, from 0. The second element is the cases
+that these ranks measure, all of which need the same environment variables.
 """
 
 
 def list_pending(run: Run, *, with_out_of_budget: bool = False) -> Pending:
-    """Return the cases without a record, for each start of all ranks in order.
+    """Return the cases of a run that have no record, grouped by the starts of all ranks.
 
-    In each pair the first element is the number of the repetition. Cases of a repetition that need
-    different environment variables have separate starts. Every second repetition has these starts
-    in reverse order, so that a slow drift of the machine affects all of them equally.
+    The result has a pair for each start: the number of the repetition, from 0, and the cases to
+    measure. A repetition has a start for each group of cases with the same environment variables.
+    Every second repetition has its starts in reverse order, so that a slow drift of the machine
+    affects all groups equally.
 
-    ``with_out_of_budget`` adds the cases whose record states that the time budget was over.
+    If ``with_out_of_budget`` is True, the result also has the cases that an earlier measurement
+    skipped because the time budget was over.
     """
     done = set()
     for record in run.records:
@@ -83,9 +86,10 @@ def list_pending(run: Run, *, with_out_of_budget: bool = False) -> Pending:
 
 @dataclass(kw_only=True)
 class Repetition:
-    """A repetition in progress: the cases that one start of ranks measures.
+    """The state of a repetition in progress: its remaining cases, results so far, and time.
 
-    If ranks fail, further ranks are started for the remaining cases.
+    One start of all ranks measures all cases. Only if ranks fail, new ranks are started for the
+    remaining cases.
     """
 
     number: int
@@ -97,9 +101,9 @@ class Repetition:
     partial_outcomes: dict[str, Outcome] = field(default_factory=dict)
     """The results so far of cases whose samples are not complete, by id of the case."""
     began: float = 0.0
-    """The time at which ranks were first started that then reported their environment.
+    """The time at which the driver began to wait for the first ranks that started without failure.
 
-    It is in seconds of ``time.monotonic()``, and 0 before that.
+    It is in seconds of ``time.monotonic()``, and 0 until such ranks have started.
     """
     deadline: float = 0.0
     """The time at which this repetition should end, in seconds of ``time.monotonic()``."""
@@ -126,7 +130,8 @@ class Driver:
 
         Args:
             run: the run with its plan and the records that it has so far.
-            pending: the cases to measure, for each start of all ranks.
+            pending: the cases to measure, as a pair (repetition, cases) for each start of all
+                ranks.
             recorder: writes the records.
             start_ranks: starts all ranks once.
             display: shows the progress.
@@ -146,15 +151,17 @@ class Driver:
         self._silent_hosts: set[str] = set()
         """The names of hosts on which no rank reported its state when the last ranks hung."""
         self._needs_gpu_reports = self._plan.device == "cuda" and not is_one_host
-        """True if the next ranks are to report the GPUs of their hosts: the first ones on GPUs.
+        """True if the next ranks must report the GPUs of their hosts.
 
-        It is False if all ranks are on the host of the driver, which inspects that host itself.
+        Only the first ranks of a run on GPUs report them, and only if ranks are on other hosts than
+        the driver. The driver inspects its own host itself.
         """
 
     def drive(self, skipped: Sequence[SkippedCase] = ()) -> None:
         """Record the skipped cases, then measure all other cases for which there is time.
 
-        ``skipped`` are the cases of the plan that cannot run here, with the reason.
+        Cases without time and cases that failed in an earlier repetition are recorded as skipped.
+        ``skipped`` are the cases of the plan that cannot run on these ranks, with the reason.
         """
         for entry in skipped:
             outcome = Outcome(
@@ -267,10 +274,10 @@ class Driver:
                 self._recorder.cleanup_notes = [note]
 
     def _run_job(self, repetition: Repetition, ranks: Ranks) -> None:
-        """Let started ranks measure their cases, and record the outcomes and the load of the host.
+        """Let started ranks measure their cases, and record the results and the load of the host.
 
-        The load, such as the CPU use by other processes, is recorded only if all ranks are on this
-        host.
+        The load is the CPU time that other processes and the hypervisor use. It is recorded only if
+        all ranks are on this host.
         """
         hellos = [hello for _, hello in sorted(ranks.evidence.hellos.items())]
         self._recorder.store_environment(hellos)
@@ -293,7 +300,12 @@ class Driver:
             add_repetition(self._run.path, info)
 
     def _make_job(self, repetition: Repetition) -> Job:
-        """Return the job for new ranks: the remaining cases of a repetition and their time."""
+        """Return the job for new ranks, which measures the remaining cases of a repetition.
+
+        It has the cases, the order of their blocks of samples, and two limits in seconds from now.
+        ``budget_seconds`` is the time until the deadline of the repetition, at least 0.
+        ``run_seconds`` is the time in which a case may still begin.
+        """
         cases = list(repetition.cases.values())
         measure = self._plan.measure
         weights = [get_case_weight(case) for case in cases]
@@ -314,7 +326,11 @@ class Driver:
         )
 
     def _record_outcomes(self, repetition: Repetition, ranks: Ranks, job: Job) -> None:
-        """Record each case when its samples are complete, until all are done or the ranks fail."""
+        """Wait for each block of a job, and record each case when its samples are complete.
+
+        Returns when all cases are recorded, or when the ranks fail. A failure is recorded for the
+        case whose block did not end.
+        """
         total_weight = sum(block.weight for block in job.blocks)
         done_weight = 0.0
         starts: dict[str, str] = {}
@@ -343,7 +359,7 @@ class Driver:
         ranks.wait_for_end(_FAREWELL_SECONDS)
 
     def _record(self, repetition: Repetition, case: Case, outcome: Outcome) -> None:
-        """Write the record of a case and remove the case from the repetition's remaining ones."""
+        """Write the record of a case, and remove the case from the cases that remain to measure."""
         record = self._recorder.write(repetition.number, case, outcome)
         repetition.records.append(record)
         repetition.partial_outcomes.pop(case.id, None)

@@ -85,7 +85,7 @@ class StoreMailbox(Mailbox):
         self._store.set(f"message/{number}", msgspec.json.encode((rank, message)).decode())
 
     def receive(self) -> list[tuple[int, Message]]:
-        """Return the messages since the last call, each with the rank that sent it.
+        """Return the messages since the last call as pairs: the rank that sent it and the message.
 
         The messages of rank 0 come first.
         """
@@ -122,10 +122,12 @@ def _open_launcher_store(environ: Mapping[str, str], *, is_server: bool) -> TCPS
 
 
 class ExternalLauncher:
-    """The agent of rank 0, which orders all agents to start the measuring processes of their ranks.
+    """The launcher of ranks in a run that torchrun, mpirun or srun has started.
 
-    An agent is a process that torchrun, mpirun or srun has started as a rank. The agent of rank 0
-    is also the driver of the run. ``size`` is the number of ranks.
+    Each process that torchrun, mpirun or srun has started is the agent of one rank. An agent starts
+    the measuring process of its rank as a child. This class runs in the agent of rank 0, which is
+    also the driver of the run, and orders all agents to start their measuring processes. ``size``
+    is the number of ranks.
     """
 
     def __init__(self, size: int) -> None:
@@ -224,10 +226,12 @@ def serve_rank() -> None:
 
 
 def _obey_orders(store: Store, rank: str) -> None:
-    """Start a measuring process for each order of the driver, and report its exit code.
+    """Start the measuring process of this agent's rank whenever the driver orders it.
 
-    Returns when the driver orders the agent to exit. ``store`` is the launcher's store, and
-    ``rank`` the rank of this agent.
+    The driver gives an order at each start of all ranks. When a measuring process has ended, its
+    exit code is reported to the driver. The function returns when the driver orders the agent to
+    exit. ``store`` is the launcher's store, through which orders and exit codes pass, and ``rank``
+    is the rank of this agent.
     """
     for number in itertools.count():
         # Signals would not be handled while this process waits in the store.

@@ -20,7 +20,8 @@ from parbench.bench.results.records import Culprit, CulpritCause, RankState
 class Evidence:
     """The messages and exit codes of the ranks of one start, from which failures are explained.
 
-    The mappings are by rank. A rank that has not sent such a message is missing.
+    The keys of all mappings are global ranks. A rank without such a message or exit code is
+    missing.
     """
 
     hellos: dict[int, Hello] = field(default_factory=dict)
@@ -28,7 +29,7 @@ class Evidence:
     errors: dict[int, RankError] = field(default_factory=dict)
     """The exception that each failed rank has reported."""
     reports: dict[int, HangReport] = field(default_factory=dict)
-    """The last report of each rank about its state, if a measurement took too long."""
+    """The last report of each rank about its state, after a block of samples took too long."""
     cpu_seconds: dict[int, float] = field(default_factory=dict)
     """The CPU time in seconds of each rank that has measured all of its cases."""
     exit_codes: dict[int, int] = field(default_factory=dict)
@@ -62,11 +63,14 @@ class Evidence:
 
 
 def explain_end(evidence: Evidence, when: str) -> Outcome:
-    """Return an outcome with status failed that names the ranks that died or raised an exception.
+    """Return the result (status failed) of the case during which ranks ended or raised exceptions.
 
-    If a rank died, the death is the cause. Otherwise it is the earliest exception. ``when`` is a
-    phrase about the time of the failure, such as ``before every rank had started``. The phrase is
-    in the reason if no rank is known to have died or raised.
+    Its reason names the cause, which is the first of these that applies:
+
+    1. Ranks died: they ended before they had measured all cases, without reporting an exception.
+    2. A rank raised an exception. The earliest exception counts.
+    3. The ranks ended for an unknown reason. Only then ``when`` is part of the reason, a phrase
+       such as ``before every rank had started``.
     """
     errors = evidence.errors
     codes = dict(evidence.exit_codes)
@@ -102,10 +106,12 @@ def explain_end(evidence: Evidence, when: str) -> Outcome:
 
 
 def find_first_dead(dead_ranks: Sequence[int], codes: Mapping[int, int]) -> list[int]:
-    """Return the dead ranks that probably died first, from the exit codes by rank.
+    """Return the dead ranks that probably died first.
 
-    They are the ranks killed by a signal other than SIGTERM, otherwise the ranks that exited with a
-    positive code, otherwise all. A launcher ends the other ranks by SIGTERM when one has failed.
+    ``codes`` holds the exit code of each dead rank, negative for a signal. The result is the first
+    of these lists that is not empty: the ranks killed by a signal other than SIGTERM, the ranks
+    that exited with a positive code, all ``dead_ranks``. SIGTERM comes last, because a launcher
+    ends the other ranks by SIGTERM when one has failed.
     """
     killed = [rank for rank in dead_ranks if codes[rank] < 0 and codes[rank] != -signal.SIGTERM]
     failed = [rank for rank in dead_ranks if codes[rank] > 0]
@@ -115,7 +121,7 @@ def find_first_dead(dead_ranks: Sequence[int], codes: Mapping[int, int]) -> list
 def explain_hang(
     evidence: Evidence, index: int, timeout_seconds: float, stacks: Mapping[int, str]
 ) -> Outcome:
-    """Return an outcome with status hang that names the probable cause and each rank's state.
+    """Return the result (status hang) of a case, with the probable cause and each rank's state.
 
     Args:
         evidence: the messages of all ranks.
@@ -151,9 +157,10 @@ def explain_hang(
 def find_cause_of_hang(
     evidence: Evidence, index: int, waiting: Waits, pending: Sequence[str]
 ) -> tuple[str, tuple[Culprit, ...]]:
-    """Return the probable cause of a hang as a clause of a message, and the ranks that caused it.
+    """Return the probable cause of a hang: a clause for the message, and the culprits.
 
-    The ranks are empty if the cause is not a rank that differs from the others.
+    The culprits are the ranks that did not arrive where the others wait, or the ranks that wait for
+    one another. They are empty if the reports do not show such ranks.
 
     Args:
         evidence: the messages of all ranks.
@@ -191,20 +198,24 @@ def find_cause_of_hang(
 def find_absent_ranks(
     evidence: Evidence, index: int, waiting: Waits, *, is_recorded: bool
 ) -> list[int]:
-    """Return the ranks that did not arrive where the other ranks wait, sorted. Empty if unknown.
+    """Return the ranks that did not arrive where the other ranks wait, sorted.
 
-    Criteria are tried in order. The first one that some ranks meet, but not all, decides. First:
-    the rank has sent no report. Then, if torch's records show operations that are not done: others
-    wait for the rank, and it waits for no rank.
+    The criteria below are tried in order. The first criterion that at least one rank meets, but not
+    all ranks, decides: the ranks that meet it are returned. The result is empty if there is none.
 
-    Without such records, the further criteria are: the rank is in an earlier block of samples, has
-    begun fewer steps, or is not inside torch.distributed.
+    1. The rank sent no report about the hang or, if all ranks did, is cut off from rank 0's host.
+    2. With ``is_recorded`` or known waits, there is only one more criterion. Other ranks wait for
+       the rank, and it waits for no rank. Ranks that are not inside torch.distributed come first.
+       Without such ranks, those whose last collective is a coalesced launch are left out.
+    3. The rank is in an earlier block of samples than the one that did not end.
+    4. The rank has begun fewer steps of its case than another rank.
+    5. The rank is not inside torch.distributed, autograd or a wait for the GPU.
 
     Args:
         evidence: the messages of all ranks.
         index: the position, in the order of blocks, of the block of samples that did not end.
         waiting: the ranks that each rank waits for, empty if that is unknown.
-        is_recorded: True if torch's records show operations that are not done.
+        is_recorded: True if torch's flight recorder shows operations that are not done.
     """
     reports = evidence.reports
     silent = find_silent_ranks(evidence)
@@ -230,7 +241,8 @@ def find_absent_ranks(
 def find_silent_ranks(evidence: Evidence) -> list[int]:
     """Return the ranks that have sent no report about a hang.
 
-    If all have sent one, the result is the ranks on hosts without connection to the host of rank 0.
+    If all ranks have sent a report, the result is the ranks on hosts that are cut off from the host
+    of rank 0, see ``find_disconnected_ranks``.
     """
     missing = [rank for rank in evidence.hellos if rank not in evidence.reports]
     return missing or find_disconnected_ranks(evidence)
@@ -298,9 +310,10 @@ def make_states(
 
 
 def find_silent_hosts(ranks: Sequence[RankState]) -> set[str]:
-    """Return the hosts on which no rank answered when a measurement took too long.
+    """Return the names of the hosts on which no rank answered when a measurement took too long.
 
-    ``ranks`` are the states of all ranks. The result is empty if no rank of any host answered.
+    ``ranks`` are the states of all ranks. If no rank of any host answered, the result is empty,
+    because then the hosts are not the cause.
     """
     answering = {state.host for state in ranks if not state.is_silent}
     return {state.host for state in ranks} - answering if answering else set()

@@ -40,7 +40,7 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     Without TORCH_NCCL_ENABLE_TIMING=1 torch does not record a start, so that only done ones count.
     """
     pending: int = 0
-    """The number of the first collective that is enqueued and not done."""
+    """The number of the first collective that is enqueued and not done, 0 if all are done."""
     name: str = ""
     """The name of the first operation that is not done, such as ``nccl:all_reduce``.
 
@@ -170,13 +170,16 @@ def _parse_group(entries: Sequence[_Entry], ranks: tuple[int, ...], now_ns: int)
 def find_waits(groups_by_rank: Mapping[int, Mapping[str, GroupState]]) -> Waits:
     """Return for each rank the set of ranks that it waits for.
 
-    A rank waits for another one that has not enqueued the collective in which the rank is, or has
-    not started a collective that the rank has started. It also waits for the other side of a send
-    or receive. A rank that others wait for and that waits for no rank is the probable cause of a
-    hang.
+    Rank A waits for rank B of the same process group in these cases:
 
-    ``groups_by_rank`` holds the states of the operations by global rank and by name of the process
-    group.
+    - B has not enqueued the first collective that A has enqueued and that is not done.
+    - A has started that collective, and B has not.
+    - A sends to B, and B does not receive from A, or the other way round.
+
+    A rank that others wait for and that waits for no rank is the probable cause of a hang.
+
+    ``groups_by_rank`` holds the states of the operations, by global rank and then by name of the
+    process group.
     """
     waiting: Waits = {rank: set() for rank in sorted(groups_by_rank)}
     for rank, groups in groups_by_rank.items():
@@ -191,8 +194,8 @@ def find_waits(groups_by_rank: Mapping[int, Mapping[str, GroupState]]) -> Waits:
 def _is_waiting(rank: int, group: GroupState, peer_rank: int, peer: GroupState) -> bool:
     """Return True if ``rank`` waits for ``peer_rank`` in an operation on one process group.
 
-    ``group`` is the state of the operations of ``rank`` on this group, and ``peer`` that of the
-    operations of ``peer_rank``.
+    ``group`` is the state of the operations of ``rank`` on this process group. ``peer`` is the
+    state of the operations of ``peer_rank`` on it.
     """
     if group.pending:
         if peer.enqueued < group.pending:

@@ -402,10 +402,11 @@ def read_last_line(log: Path) -> str:
 
 
 def find_loopback_variables() -> dict[str, str]:
-    """Return the environment variable that makes gloo use this node's loopback interface.
+    """Return ``GLOO_SOCKET_IFNAME`` with the name of this node's loopback interface as a dict.
 
-    Without it, gloo would look the host name up and might choose an interface that is not up. The
-    result is empty if there is no loopback interface.
+    With this environment variable, gloo connects the ranks through the loopback interface. Without
+    it, gloo would look the host name up and might choose an interface that is not up. The result is
+    empty if there is no loopback interface.
     """
     loopback = find_interface("127.0.0.1")
     return {} if loopback is None else {INTERFACE_VARIABLE: loopback}

@@ -165,11 +165,11 @@ def load_unfinished_run(path: Path, options: Options) -> tuple[Run, str]:
     """Load a run to resume, and set its time budget.
 
     Returns the run, and a text with the number and the expected duration of the missing
-    measurements. Missing are the cases without a record and the cases that the time budget left
-    out.
+    measurements. A measurement is missing if a case has no record in a repetition, or if the record
+    states that the time budget was over.
 
-    The budget is that of ``options``, if there is one. Otherwise it is the run's old budget, or the
-    expected duration plus 10 % if that is more.
+    The new budget is the one in ``options``, if there is one. Otherwise it is the larger of two
+    times: the run's old budget, and the expected duration of the missing measurements plus 10 %.
     """
     run = load_run(path)
     plan = run.info.plan
@@ -238,10 +238,11 @@ def refuse_few_open_files() -> None:
 
 
 def collect_host_facts(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Return the facts about this host that ranks do not report, by group and name.
+    """Return the facts about this host that ranks do not report, by group and then by name.
 
-    They are the settings and processes that may disturb a measurement, as ``parbench doctor`` finds
-    them, and the Slurm allocation if srun starts the ranks.
+    The group ``load`` has the settings and processes that may disturb a measurement, as ``parbench
+    doctor`` finds them, in the dict ``disturbances`` by topic. If srun starts the ranks, the group
+    ``slurm`` has the job, the nodes and the distribution of ranks.
     """
     layout = plan.spread
     disturbances = {}

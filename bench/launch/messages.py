@@ -1,8 +1,9 @@
 """The messages between the driver and its ranks, and the mailbox that carries them. Without torch.
 
-The driver is the process that starts the ranks and writes their results. A rank posts its own
-messages to it. Other values are published under a name: the driver puts the job, rank 0 the
-addresses of its store, and a rank whose block exceeds its timeout an alarm.
+The driver is the process that starts the ranks and writes their results. A rank sends messages to
+the driver. Three values are published under a name instead, where every process can read them: the
+job by the driver, the addresses of the torch store by rank 0, and an alarm by the first rank whose
+block of samples exceeds its timeout.
 """
 
 import itertools
@@ -43,9 +44,10 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pid: int
     """The process id of the rank on that host."""
     environment: dict[str, Any]
-    """The facts about the software and hardware of this rank, by group and name.
+    """The facts about the software and hardware of this rank, by group and then by name.
 
-    They include the facts that are equal on all ranks.
+    An example of a group is ``torch``, with the name ``version``. Facts that are equal on all ranks
+    are included.
     """
     process_space: str = ""
     """A text that is equal for ranks that can see each other's processes by process id."""
@@ -58,13 +60,14 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Outcome(RecordedOutcome, frozen=True, kw_only=True):
     """The result of a case, as rank 0 reports it or as the driver infers it from a failure.
 
-    If the inherited field ``ranks`` is not empty, the ranks have failed and cannot continue.
+    A case is a benchmark with values for its parameters. If the inherited field ``ranks`` (the
+    state of each rank) is not empty, the ranks have failed and cannot continue.
     """
 
     more: bool = False
-    """True if further samples of the case are to be taken later.
+    """True if further samples of the case are to be taken later in the same repetition.
 
-    The outcome is then only the result so far.
+    The outcome is then the result of the samples so far.
     """
     raw: bytes = b""
     """The times of all samples on all measured ranks, as the content of an npz file.
@@ -88,16 +91,19 @@ class Outcome(RecordedOutcome, frozen=True, kw_only=True):
 OUT_OF_BUDGET = Outcome(
     status="skipped", reason="out of time", skip_reason=SkipReason.OUT_OF_BUDGET
 )
-"""The outcome of a case that was not measured, because the time budget of the run was over."""
+"""The outcome of a case that was not measured, because the time budget of the run was over.
+
+Its status is ``skipped``.
+"""
 
 
 class BlockResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The message in which rank 0 sends the outcome of a case after a block of its samples."""
+    """The message of rank 0 after each block of samples, with the outcome of the block's case."""
 
     index: int
     """The position of the block in ``Job.blocks``."""
     outcome: Outcome
-    """The outcome of all blocks of the case so far."""
+    """The result of the case from its samples in this block and all earlier ones."""
 
 
 class RankError(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -112,19 +118,21 @@ class RankError(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class HangReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The state of a rank when a measurement takes too long on this rank or on another one.
+    """The state of a rank after a block of samples exceeded its timeout on any rank.
 
-    A rank reports twice: first the state of its Python thread, then also torch's records of process
-    groups. Reading these records may block.
+    A rank sends two reports. The first one has the state of the measuring thread. The second one
+    adds the state of the operations on process groups from torch's flight recorder. They are
+    separate because reading the flight recorder may block.
     """
 
     phase: str
-    """The phase of the measurement of the case.
+    """The phase of the current case on this rank.
 
-    It is starting, prepare, check, warm-up, timed or explain (profiling a step).
+    It is ``starting`` (before the first case), ``prepare``, ``check``, ``warm-up``, ``timed`` or
+    ``explain`` (profiling a step).
     """
     steps: int
-    """The number of samples and untimed steps that the rank has begun in this case."""
+    """The number of samples and untimed steps that the rank has begun in the current case."""
     communicates: bool
     """True if the measuring thread is inside torch.distributed, autograd or a wait for the GPU."""
     stack: str
@@ -134,12 +142,12 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_connected: bool = True
     """False if the rank cannot connect to the torch store of rank 0.
 
-    A shared file system may still carry its report.
+    The driver may receive the report of such a rank nevertheless, through a shared file system.
     """
     groups: dict[str, GroupState] | None = None
-    """The state of the rank's operations by the name of the process group.
+    """The state of the rank's operations on each process group, by the name of the group.
 
-    None in the first report, and if torch has no records.
+    None in the first report, and if torch's flight recorder is empty.
     """
     more: bool = False
     """True in the first of the two reports, because the second one follows."""
@@ -161,13 +169,14 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     case: int
     """The index of the case in the cases of ``Job.plan``."""
     weight: float = 0.0
-    """The share of the time budget that the block gets beyond its cost.
+    """The block's share of the time that remains after the costs of all blocks.
 
-    It is relative to the weights of the other blocks. A block of weight 0 gets only time that other
-    blocks leave.
+    The share is relative to the sum of all weights. A block of weight 0 gets only its cost while
+    blocks with a weight follow. Blocks of weight 0 at the end of a job divide the time that all
+    other blocks have left equally.
     """
     cost_seconds: float = 0.0
-    """The seconds that the block takes at least, 0 if that is unknown."""
+    """The seconds that the block takes with the least number of samples, 0 if that is unknown."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,9 +187,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     blocks: list[Block]
     """The blocks of samples of all cases in the order of measurement."""
     budget_seconds: float
-    """The time budget in seconds from the start of the job.
+    """The time budget of the repetition in seconds from the start of the job.
 
-    After it, cases end with the samples that they have.
+    After that, a case that has samples takes no more of them.
     """
     run_seconds: float
     """The seconds from the start of the job after which no case is begun."""
@@ -192,15 +201,17 @@ Message = Hello | BlockResult | RankError | HangReport | JobDone
 # msgspec inspects the types of a message when a decoder is built. Two threads that do this for
 # the same types at the same time crash the process, so all decoders are built here.
 MESSAGE_DECODER = msgspec.json.Decoder(tuple[int, Message])
-"""Decodes a rank and the message that it has sent from JSON."""
+"""Decodes JSON to a pair: the global rank of the sender and its message."""
 JOB_DECODER = msgspec.json.Decoder(Job)
 """Decodes the job of the ranks from JSON."""
 
 
 class Mailbox:
-    """Carries the messages between the driver and the ranks of one start, as files.
+    """Carries data between the driver and the ranks of one start of all ranks, as files.
 
-    The driver is the process that starts the ranks. All hosts must share the folder of the files.
+    The driver is the process that starts the ranks. ``post`` sends a message from a rank, which
+    only the driver reads, by ``receive``. ``put`` publishes a value under a name, which every
+    process can read by ``get``. All hosts must share the folder of the files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -228,9 +239,9 @@ class Mailbox:
         partial.replace(file)
 
     def receive(self) -> list[tuple[int, Message]]:
-        """Return the messages since the last call, each with the rank that sent it.
+        """Return the messages since the last call as pairs: the rank that sent it and the message.
 
-        Only the driver calls it.
+        The messages of a rank are in the order of sending. Only the driver calls this method.
         """
         messages = []
         for file in sorted(self._messages.glob("*.json")):

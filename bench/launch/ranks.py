@@ -50,14 +50,15 @@ _SLACK_BYTES = 256 << 20
 
 
 class Ranks(ABC):
-    """The ranks of one start: the driver sends their job, collects outcomes and explains failures.
+    """The ranks of one start of all ranks, with which the driver communicates.
 
-    A subclass starts and kills the ranks. ``evidence`` has the messages of the ranks and
-    ``mailbox`` carries them.
+    The driver sends the ranks their job (the cases to measure), collects the result of each case,
+    and explains failures. A subclass starts and kills the ranks. ``mailbox`` carries the messages
+    of the ranks, and ``evidence`` stores those about their start, end and failure.
     """
 
     exit_code_seconds = 3.0
-    """The seconds after which the launcher knows the exit code of a dead rank."""
+    """The seconds within which the launcher knows the exit code of a rank that has died."""
 
     def __init__(self, size: int, folder: Path) -> None:
         """Create the folder for the messages and logs of these ranks.
@@ -71,9 +72,12 @@ class Ranks(ABC):
         self._size = size
         self._folder = folder
         self._outcomes: dict[int, Outcome] = {}
-        """The outcomes that rank 0 has sent and the driver has not read, by index of the block."""
+        """The results that rank 0 has sent and the driver has not used yet.
+
+        The key is the position of the block in the job. The value is the result of its case so far.
+        """
         self._deadline = 0.0
-        """The ``time.monotonic()`` at which the driver itself reports a hang of the block."""
+        """The ``time.monotonic()`` after which the driver counts the current block as hung."""
 
     @abstractmethod
     def get_exit_codes(self) -> dict[int, int]:
@@ -129,14 +133,15 @@ class Ranks(ABC):
         self._deadline = time.monotonic() + seconds + _OWN_DEADLINE_SECONDS
 
     def wait_for_block(self, index: int, timeout_seconds: float) -> Outcome:
-        """Wait until a block of samples ends, and return the outcome of its case so far.
+        """Wait until a block of samples has ended, and return the result of its case.
 
-        If ranks fail or the block hangs, the outcome states this and its ``ranks`` is not empty.
-        Then the ranks cannot continue.
+        The result includes the samples of earlier blocks of the case. If the ranks fail or the
+        block exceeds its timeout, the result has the status failed or hang, and its ``ranks`` (the
+        state of each rank) is not empty. Then the ranks cannot continue.
 
         Args:
-            index: the position of the block in the job.
-            timeout_seconds: the timeout of a block.
+            index: the position of the block in ``Job.blocks``.
+            timeout_seconds: the time that a block may take.
         """
         while index not in self._outcomes:
             self._poll()
@@ -157,7 +162,7 @@ class Ranks(ABC):
         return self._outcomes.pop(index)
 
     def wait_for_end(self, timeout_seconds: float) -> None:
-        """Wait until all ranks have ended, and read their last messages.
+        """Wait until all ranks have ended or one has failed, and read their last messages.
 
         The wait lasts at most ``timeout_seconds``.
         """
@@ -189,8 +194,8 @@ class Ranks(ABC):
     def _list_running_ranks(self) -> list[str]:
         """Return a phrase for each rank whose process has not ended, in rank order.
 
-        A phrase is for example ``rank 1 (process 4711 is stopped)``. Ranks on other hosts are not
-        seen.
+        A phrase is for example ``rank 1 (process 4711 is stopped)``. Ranks on other hosts are left
+        out, because this process cannot see them.
         """
         phrases = []
         for rank, hello in sorted(self.evidence.hellos.items()):
@@ -226,7 +231,11 @@ class Ranks(ABC):
             self._poll()
 
     def _has_failed(self) -> bool:
-        """Return True if a rank has raised an exception or died, or if all ranks have ended."""
+        """Return True if the ranks cannot continue their job.
+
+        A rank has then raised an exception or ended early, or all ranks or their launcher have
+        ended.
+        """
         return bool(self.evidence.errors) or self.have_ended() or self._has_dead_rank()
 
     def _has_dead_rank(self) -> bool:
@@ -234,11 +243,11 @@ class Ranks(ABC):
         return not self.get_exit_codes().keys() <= self.evidence.cpu_seconds.keys()
 
     def _explain_end(self, when: str) -> Outcome:
-        """Wait for messages about a failure, and return an outcome that explains it.
+        """Wait for messages about a failure, and return a result of the case that explains it.
 
-        The wait ends when each rank has reported an exception or has an exit code, at the latest
-        after a few seconds. ``when`` is a phrase about the time of the failure, such as ``while it
-        was measured``.
+        The wait ends when each rank has reported an exception or has an exit code. It lasts at most
+        3 s if a rank is known to have died, otherwise at most ``exit_code_seconds``. ``when`` is a
+        phrase about the time of the failure, such as ``while it was measured``.
         """
         self.mailbox.put("probe", b"x")  # ranks also end if their messages cannot be written
         errors = self.evidence.errors
@@ -250,10 +259,10 @@ class Ranks(ABC):
         return explain_end(self.evidence, when)
 
     def _explain_hang(self, index: int, timeout_seconds: float) -> Outcome:
-        """Wait for the reports of all ranks about a hang, and return an outcome that explains it.
+        """Wait for the reports of all ranks about a hang, and return a result that explains it.
 
-        ``index`` is the position of the block of samples in the job. ``timeout_seconds`` is the
-        timeout that the block has exceeded.
+        The wait lasts at most 3 s. ``index`` is the position in the job of the block of samples
+        that hangs. ``timeout_seconds`` is the timeout that the block has exceeded.
         """
         evidence = self.evidence
         self._poll_until(lambda: evidence.count_complete_reports() == self._size, _GRACE_SECONDS)
@@ -273,7 +282,7 @@ def remove_if_empty(file: Path) -> None:
 
 
 def wait_for_gpu_memory(uuids: Collection[str], deadline: float) -> list[str]:
-    """Wait until GPUs have no more memory in use than before the run.
+    """Wait until each GPU has at most 256 MiB more memory in use than before the run.
 
     Returns a phrase such as ``1.2 GiB on GPU-...`` for each GPU of this host that still has more in
     use at the deadline.

@@ -51,8 +51,8 @@ class Recorder:
         Args:
             run: the run with its plan and the records that it has so far.
             writer: appends records to the run's file.
-            facts: the parts of the environment that ranks do not report, by group and name of the
-                fact.
+            facts: the facts about the driver's host that ranks do not report, by group and then by
+                name of the fact.
             on_record: is called with each record that was written.
         """
         self._path = run.path
@@ -66,10 +66,11 @@ class Recorder:
             inspect_gpus(os.environ) if plan.device == "cuda" else GpuReport()
         )
         self._environment: dict[str, Any] = {}
-        """The differences from the environment in run.json, which each record contains.
+        """The differences of the current ranks from the environment in run.json.
 
-        ``changed`` has the facts that have changed on all ranks, by path of the fact. ``rank N``
-        has the facts in which that rank differs from other ranks.
+        Each record contains them. The key ``changed`` has the shared facts that differ, by path of
+        the fact such as ``host.os``, as a list of the old and the new value. The key ``rank N`` has
+        the facts in which that rank differs from other ranks, by group and name.
         """
         self._placement_notes: list[str] = []
         self.failures = {
@@ -86,11 +87,12 @@ class Recorder:
         """
 
     def store_environment(self, hellos: Sequence[Hello]) -> None:
-        """Store the environment of new ranks, from their first messages in rank order.
+        """Store the environment of new ranks, which ``hellos``, their first messages, contain.
 
-        The first call writes the facts that all ranks share to run.json. Later records contain the
-        differences: shared facts that have changed since the first call, and facts in which a rank
-        differs from the other ranks.
+        ``hellos`` are in rank order. The driver calls this once for each start of all ranks. The
+        first call writes the facts that are equal on all ranks to run.json. Each record that
+        ``write`` writes after a call contains the differences of these ranks: facts in which a rank
+        differs from the others, and shared facts that differ from those in run.json.
         """
         common, differences = split_environments(
             self._gpus.add_facts([hello.environment for hello in hellos])
@@ -176,7 +178,7 @@ def find_misplacements(layout: NodeLayout | None, hellos: Sequence[Hello]) -> li
 def _check_gpu_distance(hellos: Sequence[Hello]) -> list[str]:
     """Return a warning that names the ranks whose CPUs are in another NUMA node than their GPU.
 
-    The list is empty if there are none.
+    The list has one warning, or is empty if there are no such ranks.
     """
     distant_ranks = [
         hello.rank
@@ -218,8 +220,8 @@ def _check_nodes(layout: NodeLayout, hellos: Sequence[Hello]) -> list[str]:
 def _check_cpus(hellos: Sequence[Hello]) -> list[str]:
     """Return a warning for each rank with too few CPUs, and for each CPU that several ranks share.
 
-    Too few are less than ``SLURM_CPUS_PER_TASK``. A CPU counts as shared if it is the only CPU of
-    several ranks.
+    A rank has too few CPUs if it may use fewer than ``SLURM_CPUS_PER_TASK``. A CPU counts as shared
+    if it is the only CPU of several ranks.
     """
     warnings = []
     single_cpus: Counter[tuple[str, int]] = Counter()

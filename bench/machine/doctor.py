@@ -80,9 +80,9 @@ FIXES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
-    """A finding of ``parbench doctor`` about one topic, such as ``cpu governor`` or ``gpu clocks``.
+    """A finding: the state of a machine in one topic, such as ``cpu governor`` or ``gpu clocks``.
 
-    A finding is made for each examined topic, also if ``disturbs`` is False.
+    ``parbench doctor`` makes one finding for each topic, also if the state does not disturb.
     """
 
     topic: str
@@ -114,7 +114,7 @@ def sample_load() -> dict[str, Any]:
 def examine_this_host(
     environ: Mapping[str, str], machine: Machine | None = None, *, gpus: bool = True
 ) -> tuple[Disturbance, ...]:
-    """Examine this host and return a finding for each topic, including topics without disturbance.
+    """Examine this host and return one finding for each topic, also if nothing disturbs in it.
 
     ``environ`` holds the environment variables. ``machine`` describes this host if the caller has
     inspected it already. If it is None, the host is inspected here. If ``gpus`` is False, GPUs are
@@ -132,13 +132,16 @@ def examine_this_host(
 
 
 def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Disturbance, ...]:
-    """Return a finding for each topic of a machine: torch, default ranks, cores, host and GPUs.
+    """Return one finding for each topic of a machine, also if nothing disturbs in it.
 
+    The topics are torch, the default device and ranks, the cores, the host (load, CPU settings,
+    network interface, memory), OMP_NUM_THREADS, and the GPUs. Settings of the host that concern
+    GPUs and NICs, such as ACS, are left to ``examine_gpu_host``.
+
+    ``environment`` is the result of ``capture_environment`` on the machine, of which the keys
+    ``host``, ``variables``, ``process`` and ``load`` are used. The dict under ``load`` must also
+    have the three keys of ``sample_load``, and ``has_nvml``, which is True if NVML is installed.
     Only the arguments are examined, so they may describe a machine other than this host.
-    ``environment`` is the result of ``capture_environment`` on that machine. Under its key
-    ``VOLATILE`` it also has the result of ``sample_load`` and the bool ``has_nvml``, which is True
-    if NVML is installed. Settings of the host that concern GPUs and NICs, such as ACS, are left to
-    ``examine_gpu_host``.
     """
     try:
         world = choose_world(machine, nproc=None, backend=None, device=None, allow_single=False)
@@ -157,10 +160,10 @@ def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Disturban
 def examine_gpu_host(gpus: Sequence[Gpu], root: Path = Path("/")) -> tuple[Disturbance, ...]:
     """Return the findings about settings of this host that slow or break its GPUs and NICs.
 
-    The topics are the limit of open files, NUMA balancing, IOMMU, ACS and the GPU errors (Xid) in
-    the kernel's log. If the host has RDMA NICs, the limit of locked memory, peer memory and the
-    NICs nearest to each GPU follow. ``root`` is the folder with the ``dev``, ``proc`` and ``sys``
-    to read.
+    There is one finding for each topic, also if nothing disturbs in it. The topics are the limit of
+    open files, NUMA balancing, IOMMU, ACS and the GPU errors (Xid) in the kernel's log. If the host
+    has RDMA NICs, the limit of locked memory, peer memory and the NICs nearest to each GPU follow.
+    ``root`` is the folder with the ``dev``, ``proc`` and ``sys`` to read.
     """
     open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     xids = read_xids(root)
@@ -230,10 +233,11 @@ def render(findings: Sequence[Disturbance]) -> str:
 
 
 def _make_finding(topic: str, facts: str | None, disturbs: bool, fix: str = "") -> Disturbance:
-    """Return a finding about a topic, with a fix only if ``disturbs`` is True.
+    """Return a finding about a topic, with a fix only if the state disturbs.
 
-    ``facts`` is the state of the machine as text. None or an empty text means unknown, which never
-    disturbs. An empty ``fix`` stands for the fix of the topic in ``FIXES``.
+    ``facts`` is the state of the machine as text. None or an empty text means unknown. An unknown
+    state never disturbs, even if ``disturbs`` is True. An empty ``fix`` stands for the advice
+    that ``FIXES`` has for the topic.
     """
     if not facts:
         return Disturbance(topic=topic, facts=UNKNOWN)
@@ -293,8 +297,8 @@ def _examine_cores(machine: Machine, affinity: str) -> Disturbance:
 def _examine_host(machine: Machine, environment: Mapping[str, Any]) -> list[Disturbance]:
     """Return the findings about the load, CPU settings, network interface and memory of a host.
 
-    ``environment`` is the result of ``capture_environment``, which has the result of
-    ``sample_load`` under the key ``VOLATILE``.
+    ``environment`` is the result of ``capture_environment``. The dict under its key ``load`` must
+    also have the three keys of ``sample_load``.
     """
     host = environment["host"]
     load = environment[VOLATILE]

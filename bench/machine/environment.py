@@ -31,7 +31,10 @@ VOLATILE = "load"
 Comparisons of environments ignore these values.
 """
 DISTURBANCES = "disturbances"
-"""The key in the ``VOLATILE`` group of the findings of ``parbench doctor`` when a run starts."""
+"""The key, within the group ``load``, of the states that disturb when a run starts.
+
+Its value is a dict of texts by topic of ``parbench doctor``, such as ``cpu governor``.
+"""
 EMULATED_VARIABLE = "PARBENCH_EMULATED"
 """The environment variable that describes emulated nodes or links, set by a test cluster."""
 
@@ -54,8 +57,10 @@ def capture_environment(environ: Mapping[str, str], *, root: Path = Path("/")) -
     """Return facts about the host, software and settings of this process as nested mappings.
 
     The keys are ``host``, ``versions`` (of Python and packages), ``variables`` (environment
-    variables and NCCL's configuration files, without secrets), ``process`` (cores, CPU affinity,
-    network interface) and ``VOLATILE`` (the load average of one minute). Unknown values are None.
+    variables and NCCL's configuration files, without secrets), ``process`` (``cores``,
+    ``affinity``, ``interface``) and ``load`` (``one_minute``, the load average). Unknown values are
+    None.
+
     ``environ`` holds the environment variables. ``root`` is the folder with the ``proc``, ``sys``
     and ``etc`` to read.
     """
@@ -222,11 +227,11 @@ def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
 def split_environments(
     environments: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Split the environments of ranks into common values and values of single ranks.
+    """Split the environments of ranks into values that all ranks share and values of single ranks.
 
-    ``environments`` are nested mappings from ``capture_environment`` in rank order. The first
-    result holds the values that are equal in all of them. The second result holds for each rank its
-    other values, in rank order. Both are nested mappings.
+    ``environments`` are nested mappings from ``capture_environment``, in rank order. The first
+    element of the result is a nested mapping of the values that are equal on all ranks. The second
+    element is a list with a nested mapping for each rank, which holds all other values of the rank.
     """
     flat = [flatten(environment) for environment in environments]
     common = {
@@ -245,7 +250,7 @@ def split_environments(
 def find_differing_values(
     base: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
-    """Return the values that differ between two environments, except those under ``VOLATILE``.
+    """Return the values that differ between two environments, except those of the group ``load``.
 
     The arguments are nested mappings from ``capture_environment``. The result maps the path of a
     value, such as ``host.os``, to a list of two: the value in ``base`` and the value in
@@ -365,12 +370,12 @@ def group_cores(
 
 
 def describe_relations(places: Sequence[RankPlace], links: Links) -> dict[str, str | None]:
-    """Return the connection or common hardware of each pair of ranks as text.
+    """Return the connection of each pair of ranks as text, such as ``same NUMA node``.
 
-    ``places`` says where the ranks run, in rank order. ``links`` holds the connection of two GPUs,
-    such as ``NVLink``, by the pair of their UUIDs. The keys of the result are pairs of ranks such
-    as ``0-1``. The values are those of ``describe_relation``, such as ``same NUMA node``. The
-    result is empty for more than 64 ranks.
+    The keys of the result are pairs of ranks such as ``0-1``. The values are those of
+    ``describe_relation``, None if a connection is unknown. The result is empty for more than 64
+    ranks. ``places`` holds the host, CPUs and GPU of each rank, in rank order. ``links`` holds the
+    connection of two GPUs, such as ``NVLink``, by the pair of their UUIDs.
     """
     if len(places) > _MAX_RELATED_RANKS:
         return {}
@@ -383,10 +388,13 @@ def describe_relations(places: Sequence[RankPlace], links: Links) -> dict[str, s
 def describe_relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
     """Return the nearest hardware that two ranks have in common, or the connection of their GPUs.
 
-    ``a`` and ``b`` say where the ranks run. On one host the result is ``same core``, ``same NUMA
-    node`` or ``other NUMA node`` for ranks on CPUs. For ranks on GPUs it is ``same GPU`` or the
-    connection in ``links``, which is keyed by the pair of UUIDs. On two hosts it is ``NVLink``,
-    ``same switch`` or ``other node``. None if it is unknown.
+    ``a`` and ``b`` hold the host, CPUs and GPU of each of the two ranks. ``links`` holds the
+    connection of two GPUs by the pair of their UUIDs. The result is:
+
+    - for ranks on CPUs of one host, ``same core``, ``same NUMA node`` or ``other NUMA node``,
+    - for ranks on GPUs of one host, ``same GPU`` or the connection in ``links``,
+    - for ranks on two hosts, ``NVLink``, ``same switch`` or ``other node``,
+    - None if it is unknown.
     """
     gpu_link = None
     if a.gpu is not None and b.gpu is not None:

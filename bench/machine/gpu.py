@@ -69,43 +69,83 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     are the current values.
     """
 
-    name: str | None = None  # the model, such as NVIDIA H100 80GB HBM3
-    index: int | None = None  # among all GPUs of the host, in the order of PCI addresses
+    name: str | None = None
+    """The model, such as ``NVIDIA H100 80GB HBM3``."""
+    index: int | None = None
+    """The index among all GPUs of the host, in the order of PCI addresses."""
     uuid: str | None = None
-    minor: int | None = None  # the number of its device node, /dev/nvidia<minor>
-    pci_address: str | None = None  # as the kernel writes it, such as 0000:1b:00.0
-    driver: str | None = None  # the version of NVIDIA's driver
-    compute_capability: str | None = None  # such as 9.0
-    memory_bytes: int | None = None  # the total memory
-    persistence: bool | None = None  # persistence mode is on
-    mig: bool | None = None  # MIG mode is on
-    ecc: bool | None = None  # ECC mode is on
-    power_limit_watts: float | None = None  # the limit in force
-    power_default_watts: float | None = None  # the limit that the manufacturer sets
+    """The UUID, such as ``GPU-...``."""
+    minor: int | None = None
+    """The number N of the device node ``/dev/nvidiaN``."""
+    pci_address: str | None = None
+    """The PCI address as the kernel writes it, such as ``0000:1b:00.0``."""
+    driver: str | None = None
+    """The version of NVIDIA's driver."""
+    compute_capability: str | None = None
+    """The compute capability, such as ``9.0``."""
+    memory_bytes: int | None = None
+    """The total memory of the GPU in bytes."""
+    persistence: bool | None = None
+    """True if persistence mode is on."""
+    mig: bool | None = None
+    """True if MIG mode is on."""
+    ecc: bool | None = None
+    """True if ECC mode is on."""
+    power_limit_watts: float | None = None
+    """The power limit in force."""
+    power_default_watts: float | None = None
+    """The power limit that the manufacturer sets."""
     sm_clock_max: int | None = None
+    """The highest clock of the SMs in MHz."""
     memory_clock_max: int | None = None
+    """The highest clock of the memory in MHz."""
     pcie_generation_max: int | None = None
+    """The highest generation of PCIe that the GPU and its slot support."""
     pcie_width_max: int | None = None
-    nvlinks: int | None = None  # the number of links of the GPU, active or not
-    nvlink_bytes_per_second: int | None = None  # of one link in one direction
-    fabric: str | None = None  # not started, in progress, completed or failed (REASON)
-    nvlink_domain: str | None = None  # GPUs in one domain have NVLink, also between hosts
-    active_nvlinks: int | None = None  # the number of active links
+    """The largest number of PCIe lanes that the GPU and its slot support."""
+    nvlinks: int | None = None
+    """The number of NVLinks of the GPU, active or not."""
+    nvlink_bytes_per_second: int | None = None
+    """The speed of one NVLink in one direction."""
+    fabric: str | None = None
+    """The state of the NVLink fabric.
+
+    It is ``not started``, ``in progress``, ``completed`` or ``failed (REASON)``.
+    """
+    nvlink_domain: str | None = None
+    """The id of the NVLink domain. NVLink connects the GPUs of one domain, also between hosts."""
+    active_nvlinks: int | None = None
+    """The number of active NVLinks."""
     sm_clock: int | None = None
+    """The current clock of the SMs in MHz."""
     memory_clock: int | None = None
-    slowed_by: tuple[str, ...] | None = None  # NVML's reasons for low clocks, empty if none
-    utilization_percent: int | None = None  # the share of recent time in which a kernel ran
+    """The current clock of the memory in MHz."""
+    slowed_by: tuple[str, ...] | None = None
+    """NVML's reasons why the clocks are low, such as ``software power cap``, empty without any."""
+    utilization_percent: int | None = None
+    """The share of recent time in which a kernel ran, in per cent."""
     temperature_celsius: int | None = None
-    memory_used_bytes: int | None = None  # by all processes and the driver
+    """The temperature of the GPU."""
+    memory_used_bytes: int | None = None
+    """The bytes of GPU memory that all processes and the driver use."""
     pcie_generation: int | None = None
+    """The current generation of the PCIe link."""
     pcie_width: int | None = None
-    errors_corrected: int | None = None  # corrected memory errors since the driver was loaded
-    errors_uncorrected: int | None = None  # uncorrected memory errors since then
-    rows_remapped: int | None = None  # memory rows replaced after uncorrected errors, ever
-    remap_pending: bool | None = None  # a row will be remapped when the GPU is reset
-    remap_failed: bool | None = None  # a remapping of a row failed
-    processes: tuple[str, ...] | None = None  # other processes on the GPU as NAME (pid PID)
-    nvlink_errors: dict[str, int] = {}  # error counters by name, each summed over active NVLinks
+    """The current number of PCIe lanes."""
+    errors_corrected: int | None = None
+    """The number of corrected memory errors since the driver was loaded."""
+    errors_uncorrected: int | None = None
+    """The number of uncorrected memory errors since the driver was loaded."""
+    rows_remapped: int | None = None
+    """The number of memory rows that were ever replaced after uncorrected errors."""
+    remap_pending: bool | None = None
+    """True if a memory row will be remapped when the GPU is reset."""
+    remap_failed: bool | None = None
+    """True if the remapping of a memory row failed."""
+    processes: tuple[str, ...] | None = None
+    """The other processes on the GPU, each as ``NAME (pid PID)``. Empty if there are none."""
+    nvlink_errors: dict[str, int] = {}
+    """The NVLink error counters by name, each summed over the active NVLinks of the GPU."""
 
     def facts(self, *, varying: bool) -> dict[str, Any]:
         """Return the fields that a run stores in its results, by name.
@@ -151,6 +191,7 @@ class GpuFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_FAILURE = GpuFailure()
+"""The value for a host on which NVML reported no error."""
 
 
 class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +205,7 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[int, ...] = ()
     """The indices of GPUs that NVML counts but cannot read."""
     links: tuple[tuple[str, str, str], ...] = ()
-    """The UUID of a GPU, the UUID of another GPU and their connection, for each pair of GPUs."""
+    """A tuple for each pair of GPUs: the UUID of one, the UUID of the other, their connection."""
     cuda_version: str | None = None
     """The newest CUDA version that the driver supports, including cuda-compat. None if unknown."""
     failure: GpuFailure = NO_FAILURE

@@ -15,11 +15,11 @@ _REPORT = "gpu_report"  # its key in the environment that a rank sends
 
 
 def capture_gpu(environ: Mapping[str, str], uuid: str, *, has_report: bool) -> dict[str, Any]:
-    """Return the facts about GPUs that a rank adds to its environment, the facts about its host.
+    """Return the facts about GPUs that a rank sends to the process of ``parbench run``.
 
-    The rank sends them to the process that drives the run.
-    The entry ``gpu`` holds ``uuid``, the UUID of the rank's GPU. If ``has_report`` is True and
-    LOCAL_RANK in ``environ`` is 0, the entry ``gpu_report`` holds NVML's report of all GPUs of this
+    The result is part of the rank's environment, the facts about its host and software. The key
+    ``gpu`` holds a dict with ``uuid``, the UUID of the rank's GPU. If ``has_report`` is True and
+    LOCAL_RANK in ``environ`` is 0, the key ``gpu_report`` holds NVML's report of all GPUs of this
     host as plain data.
     """
     captured: dict[str, Any] = {"gpu": {"uuid": uuid}}
@@ -57,12 +57,12 @@ class GpuInventory:
                     self.links.setdefault(frozenset((uuid, gpu.uuid)), "NVLink")
 
     def add_facts(self, environments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return copies of the ranks' environments that have the facts about each rank's GPU.
+        """Return copies of the ranks' environments with the facts about each rank's GPU added.
 
-        ``environments`` are in rank order, and so is the result. The constant facts are in the
-        group ``gpu``, and facts that vary during a run are in ``VOLATILE`` under ``gpu``. The
-        entries ``gpu_report``, NVML's reports of hosts, are added to this inventory and removed
-        from the copies. An environment without a known GPU gets no facts.
+        ``environments`` and the result are in rank order. A copy has the constant facts under the
+        key ``gpu``. Facts that vary during a run are under the key ``load``, in the dict ``gpu``.
+        An environment without a known GPU gets no facts. NVML's reports of hosts, which are under
+        the key ``gpu_report``, are added to this inventory and removed from the copies.
         """
         rank_environments = [dict(environment) for environment in environments]
         for environment in rank_environments:

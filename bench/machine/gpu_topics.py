@@ -219,7 +219,11 @@ def format_switch(is_on: bool | None) -> str | None:
 
 
 def _is_less(value: float | None, limit: float | None, share: float = 1.0) -> bool:
-    """Return True if ``value`` is less than ``share * limit``, and False if either is None."""
+    """Return True if ``value`` is less than the fraction ``share`` of ``limit``.
+
+    ``value`` is a quantity of a GPU, such as its SM clock, and ``limit`` the expected quantity in
+    the same unit. The result is False if either is None, which means unknown.
+    """
     return value is not None and limit is not None and value < share * limit
 
 

@@ -1,4 +1,4 @@
-"""The CPU load of a host during a repetition, that is between start and end of a set of ranks."""
+"""The CPU load of a host while the ranks of one start measure their cases."""
 
 import os
 import time
@@ -8,8 +8,10 @@ import psutil
 
 from parbench.bench.limits import NonNegative, NumRanks
 
-BUSY_SHARE = 0.25  # of the host's cores: a higher load disturbs
+BUSY_SHARE = 0.25
+"""The fraction of the host's cores above which a load of other processes disturbs."""
 STEAL_PERCENT = 2.0
+"""The share of CPU time, in per cent, above which the hypervisor disturbs."""
 _BUSY_FIELDS = ("user", "nice", "system", "irq", "softirq")
 
 
@@ -19,7 +21,7 @@ class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
     cores: NumRanks
     """The number of logical CPUs of the host."""
     one_minute: NonNegative | None = None
-    """The kernel's load average in the minute before the repetition.
+    """The kernel's load average over the minute before the ranks began to measure.
 
     It is the mean number of processes that ran or waited for a core.
     """
@@ -47,9 +49,12 @@ class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadMeter:
-    """Measures the mean CPU load of this host from the creation of the object until ``read``.
+    """Measures the CPU load that other processes cause on this host while ranks measure.
 
-    Only one meter can measure at a time, and creation and ``read`` must be in the same thread.
+    The measurement lasts from the creation of the object until ``read``. ``read`` returns the mean
+    number of cores that processes other than the ranks kept busy, and the CPU time that the
+    hypervisor took in per cent. Only one meter can measure at a time, and its creation and ``read``
+    must be in the same thread, because psutil stores the state.
     """
 
     def __init__(self) -> None:

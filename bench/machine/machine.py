@@ -35,18 +35,33 @@ _T = TypeVar("_T")
 class Machine:
     """The cores, memory, GPUs and torch that a process can use on its host. None means unknown."""
 
-    cores: int  # the number of logical CPUs that the process may use
-    host_cores: int | None = None  # the number of logical CPUs of the host
-    physical_cores: int | None = None  # the number of physical cores of the host
-    memory_bytes: int | None = None  # host memory that the process can still allocate
-    gpus: tuple[Gpu, ...] = ()  # the GPUs that CUDA_VISIBLE_DEVICES selects, in its order
-    silent_gpus: tuple[str, ...] = ()  # PCI addresses or indices of GPUs that do not answer
-    gpu_failure: GpuFailure = NO_FAILURE  # the reason why GPUs do not answer
-    torch_version: str | None = None  # None also if torch is not installed
-    torch_has_cuda: bool | None = None  # torch is built with CUDA
-    torch_cuda_version: str | None = None  # the CUDA version that torch is built for
-    driver_cuda_version: str | None = None  # the newest that the driver supports, if torch has CUDA
-    may_share_gpus: bool = False  # NCCL_MULTI_RANK_GPU_ENABLE permits several ranks on a GPU
+    cores: int
+    """The number of logical CPUs that the process may use."""
+    host_cores: int | None = None
+    """The number of logical CPUs of the host."""
+    physical_cores: int | None = None
+    """The number of physical cores of the host."""
+    memory_bytes: int | None = None
+    """The bytes of host memory that the process can still allocate."""
+    gpus: tuple[Gpu, ...] = ()
+    """The GPUs that ``CUDA_VISIBLE_DEVICES`` selects, in the order of this variable."""
+    silent_gpus: tuple[str, ...] = ()
+    """The PCI addresses, or the indices, of GPUs that do not answer."""
+    gpu_failure: GpuFailure = NO_FAILURE
+    """The reason why GPUs do not answer."""
+    torch_version: str | None = None
+    """The version of torch, None also if torch is not installed."""
+    torch_has_cuda: bool | None = None
+    """True if torch is built with CUDA."""
+    torch_cuda_version: str | None = None
+    """The CUDA version for which torch is built."""
+    driver_cuda_version: str | None = None
+    """The newest CUDA version that the driver supports.
+
+    None also if torch has no CUDA or no GPU is visible.
+    """
+    may_share_gpus: bool = False
+    """True if ``NCCL_MULTI_RANK_GPU_ENABLE`` permits several ranks on a GPU."""
 
     def describe_silent_gpus(self) -> str:
         """Return a sentence that names the GPUs that do not answer, with the reason.

@@ -358,7 +358,8 @@ def _read_cuda_version() -> str | None:
 def _read_clock_reasons(handle: Any) -> tuple[str, ...] | None:
     """Return NVML's reasons why the clocks of a GPU are low now, such as ``software power cap``.
 
-    The texts are the values of ``_CLOCK_REASONS``. Empty if no reason is active, None if unknown.
+    The other texts are ``idle``, ``hardware slowdown``, ``hardware thermal slowdown`` and so on.
+    The result is empty if no reason is active, and None if the reasons are unknown.
     ``handle`` is NVML's handle of the GPU.
     """
     mask = _ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
@@ -404,8 +405,9 @@ def _read_fields(handle: Any, fields: Sequence[int | tuple[int, int]]) -> list[A
 def _read_link_errors(handle: Any, links: Sequence[int]) -> dict[str, int]:
     """Return the error counters of a GPU's NVLinks by name, each summed over ``links``.
 
-    ``links`` are the numbers of the active NVLinks. The names are those of ``_LINK_COUNTERS``.
-    Counters that the GPU does not have are left out. ``handle`` is NVML's handle of the GPU.
+    ``links`` are the numbers of the active NVLinks. The names are as in nvidia-smi, such as ``crc
+    errors``. Counters that the GPU does not have are left out. ``handle`` is NVML's handle of the
+    GPU.
     """
     errors: Counter[str] = Counter()
     for link in links:
@@ -423,7 +425,7 @@ def _read_link_errors(handle: Any, links: Sequence[int]) -> dict[str, int]:
 
 
 def read_links(handles: Sequence[Any], gpus: Sequence[Gpu]) -> tuple[tuple[str, str, str], ...]:
-    """Return for each pair of GPUs the UUID of the first, the UUID of the second, their connection.
+    """Return the connection of each pair of GPUs as a tuple (first UUID, second UUID, connection).
 
     The connection is ``NVLink`` or, without NVLink, the nearest common ancestor of the pair, such
     as ``same PCIe switch`` (a value of ``_TOPOLOGY``). A pair with an unknown connection or UUID is

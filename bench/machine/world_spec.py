@@ -71,13 +71,13 @@ class Joined:
     """
 
     rank: int
-    """The rank of this process."""
+    """The global rank of this process."""
     size: int
     """The number of all ranks."""
     local_size: int
-    """The number of ranks on this host, or of all ranks if LOCAL_WORLD_SIZE is not set."""
+    """The number of ranks on this host, equal to ``size`` if LOCAL_WORLD_SIZE is not set."""
     one_node: bool
-    """True if LOCAL_WORLD_SIZE is set and equals WORLD_SIZE, so all ranks are on one node."""
+    """True if all ranks are on one node: LOCAL_WORLD_SIZE is set and equals WORLD_SIZE."""
 
     @staticmethod
     def find(environ: Mapping[str, str]) -> "Joined | None":
@@ -115,16 +115,21 @@ def choose_world(
     allow_single: bool,
     one_gpu_options: str = "--nproc 1 --device cuda",
 ) -> WorldSpec:
-    """Choose number of ranks, backend and device for one node from the command-line options.
+    """Choose the number of ranks, the backend and the device for one node.
 
-    ``nproc``, ``backend`` and ``device`` are the values of these options, None if not given. The
-    default device is ``cuda`` if torch supports it and there are at least two GPUs, otherwise
-    ``cpu``. The default backend is ``nccl`` on GPUs and ``gloo`` on the CPU. The default number of
-    ranks is the number of GPUs, or the number of cores limited to 2 to 8.
+    Raises ``UserError`` if torch is missing, an option is not valid, or the machine cannot run the
+    ranks.
 
-    ``allow_single`` permits a single rank. ``one_gpu_options`` are the options that measure the
-    only GPU of a node, which a note for the user names. Raises ``UserError`` if torch is missing,
-    an option is not valid or the machine cannot run the ranks.
+    Args:
+        machine: the cores, GPUs and torch of the node.
+        nproc: the value of ``--nproc``. None stands for the number of GPUs or, on the CPU, the
+            number of cores, but at least 2 and at most 8.
+        backend: the value of ``--backend``. None stands for ``nccl`` on GPUs, ``gloo`` on the CPU.
+        device: the value of ``--device``. None stands for ``cuda`` if torch supports it and there
+            are at least two GPUs, otherwise for ``cpu``.
+        allow_single: True if a single rank is permitted.
+        one_gpu_options: the options that measure the GPU of a node with one GPU. They are in a note
+            for the user if the CPU is measured instead.
     """
     if machine.torch_version is None and machine.torch_has_cuda is None:
         raise UserError(
@@ -367,7 +372,7 @@ def _describe_gpus(machine: Machine) -> str:
 
 
 def _describe_torch(machine: Machine) -> str:
-    """Return a clause such as ``torch 2.11.0 (with CUDA) is installed``."""
+    """Return a clause about torch's version and CUDA: ``torch 2.11.0 (with CUDA) is installed``."""
     builds = {True: "with CUDA", False: "without CUDA", None: "not known to have CUDA"}
     version = machine.torch_version or "of unknown version"
     return f"torch {version} ({builds[machine.torch_has_cuda]}) is installed"

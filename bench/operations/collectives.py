@@ -105,9 +105,10 @@ def all_gather(
     dtype: str,
     placement: str = OUT_OF_PLACE,
 ) -> Operation:
-    """Return the benchmark of an all-gather of equal shards into ``size_bytes`` on every rank.
+    """Return the benchmark of an all-gather, in which every rank gets the shards of all ranks.
 
-    With ``placement`` ``in_place`` the shard of a rank is a part of its output buffer.
+    The shards are equal and have ``size_bytes`` together. With ``placement`` ``in_place`` the shard
+    of a rank is a part of its output buffer.
     """
     pattern = make_pattern(world, dtype)
     count = size_bytes // pattern.itemsize // world.size
@@ -145,9 +146,10 @@ def reduce_scatter(
     redop: str = "sum",
     placement: str = OUT_OF_PLACE,
 ) -> Operation:
-    """Return the benchmark of a reduce-scatter of ``size_bytes`` on every rank to equal shards.
+    """Return the benchmark of a reduce-scatter, after which each rank has a shard of the result.
 
-    ``redop`` is the reduction. With ``placement`` ``in_place`` the shard of a rank is a part of its
+    The input of every rank has ``size_bytes``, and the shards are equal. ``redop`` is the
+    reduction, such as ``sum``. With ``placement`` ``in_place`` the shard of a rank is a part of its
     input buffer.
     """
     pattern = make_pattern(world, dtype, redop)
@@ -197,9 +199,9 @@ def all_to_all_v(
 ) -> Operation:
     """Return the benchmark of an all-to-all with uneven shards, the largest of them for rank 0.
 
-    Every rank sends ``size_bytes``. The fraction ``skew`` of them goes only to rank 0, the rest
-    equally to all ranks. The bandwidth is computed from the bytes that a rank sends, or from the
-    bytes that rank 0 receives if these are more.
+    Every rank sends ``size_bytes``. The fraction ``skew`` of these bytes goes only to rank 0. The
+    rest goes equally to all ranks, including rank 0. The bandwidth is computed from the bytes that
+    a rank sends or, if these are more, from the bytes that rank 0 receives.
     """
     pattern = make_pattern(world, dtype)
     rank = world.rank
@@ -232,9 +234,10 @@ def all_to_all_v(
 
 
 def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0) -> Operation:
-    """Return the benchmark of an all-gather of uneven shards into ``size_bytes`` on every rank.
+    """Return the benchmark of an all-gather with uneven shards, the largest of them from rank 0.
 
-    The fraction ``skew`` of the bytes comes only from rank 0, the rest equally from all ranks.
+    The gathered shards have ``size_bytes`` together. The fraction ``skew`` of these bytes comes
+    only from rank 0. The rest comes equally from all ranks, including rank 0.
     """
     pattern = make_pattern(world, dtype)
     counts = split_with_skew(world.size, skew, size_bytes // pattern.itemsize)
@@ -324,7 +327,10 @@ def reduce(
 
 
 def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
-    """Return the benchmark of a gather of equal shards into ``size_bytes`` on the rank ``root``."""
+    """Return the benchmark of a gather, in which every rank sends an equal shard to one rank.
+
+    The receiving rank is ``root``. The gathered shards of all ranks have ``size_bytes`` together.
+    """
     pattern = make_pattern(world, dtype)
     count = size_bytes // pattern.itemsize // world.size
     source = pattern.compute_values(world.rank, 0, count)
@@ -342,7 +348,10 @@ def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Opera
 
 
 def scatter(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
-    """Return the benchmark of a scatter of ``size_bytes`` on the rank ``root`` in equal shards."""
+    """Return the benchmark of a scatter, in which one rank sends an equal shard to every rank.
+
+    The sending rank is ``root``. The shards of all ranks have ``size_bytes`` together.
+    """
     pattern = make_pattern(world, dtype)
     count = size_bytes // pattern.itemsize // world.size
     shard = pattern.allocate(count)
@@ -367,6 +376,7 @@ class Barrier(Benchmark):
     """A barrier as a benchmark, which is wrong if a rank leaves before the last rank arrives."""
 
     def __init__(self, world: World) -> None:
+        """Store the ranks that meet in the barrier."""
         self._world = world
         self.reset()
 

@@ -25,7 +25,7 @@ _SHIFT = 72
 _NUM_SHIFTS = 1024
 """The number of repetitions after which the beginning returns to the first element.
 
-Repetition r begins at element (r mod _NUM_SHIFTS) * _SHIFT of the table.
+Repetition r begins at element (r mod 1024) * 72 of the table.
 """
 _MAX_VALUE = 1 << 24
 """The largest number in the data that is moved or reduced by min or max."""
@@ -39,6 +39,7 @@ _COMPARED_ELEMENTS = 1 << 22
 Codes = npt.NDArray[np.int64]
 """Test data or indices as integers, before the conversion to a dtype of torch."""
 Mask = npt.NDArray[np.bool_]
+"""One bool for each index of the test data."""
 Table = npt.NDArray[np.int64 | np.float64]
 """The numbers that the data of a rank, or the result of a reduction, repeats."""
 
@@ -57,9 +58,9 @@ class DataPattern:
     * avg: at index i only rank i mod n holds a number other than 0. It is a power of 2, whose
       share has the same bits whether a backend divides it or multiplies it by a rounded 1/n.
 
-    Where the dtype has too few values for a sum or product of all ranks, ranks take turns by
-    index and otherwise hold the neutral element. With fewer elements than ranks, min, max and
-    avg cannot show whether the last ranks took part.
+    Where the dtype has too few values for a sum or product of all ranks, only some of the ranks
+    contribute at an index, and the others hold the neutral element. With fewer elements than ranks,
+    min, max and avg cannot show whether the last ranks took part.
     """
 
     def __init__(
@@ -69,6 +70,14 @@ class DataPattern:
         device: torch.device,
         redop: str = "",
     ) -> None:
+        """Store the properties of the data, without computing any.
+
+        Args:
+            dtype: the name of the element type, such as ``float32``.
+            num_ranks: the number of ranks in the process group of the operation.
+            device: the device of the buffers.
+            redop: the reduction, such as ``sum``, empty for an operation that only moves data.
+        """
         self._dtype = get_dtype(dtype)
         self._exact_up_to = DTYPES[dtype].exact_up_to
         self._num_ranks = num_ranks
@@ -117,9 +126,9 @@ class DataPattern:
         return self._repeat(table, start, count)
 
     def _repeat(self, table: Table, start: int, count: int) -> torch.Tensor:
-        """Return elements ``start`` to ``start + count`` of the data that repeats a table.
+        """Return elements ``start`` to ``start + count`` (exclusive) of data that repeats a table.
 
-        The end is exclusive.
+        ``table`` holds the numbers that are repeated.
         """
         buffer = self.allocate(count)
         self._make_copier(buffer, table, start)()
@@ -193,7 +202,8 @@ class DataPattern:
     def _compute_terms(self, rank: int, index: Codes) -> Codes:
         """Return the terms that a rank contributes to a sum at these indices.
 
-        They are positive, or 0 where the dtype is so small that ranks take turns by index.
+        They are positive. If the dtype has too few values for the sum of all ranks, only some ranks
+        contribute at an index, and the terms of the others are 0.
         """
         limit = min(self._exact_up_to, _MAX_VALUE * self._num_ranks)
         num_turns = max(1, _divide_up(self._num_ranks * _MIN_TERMS, limit))
@@ -242,7 +252,8 @@ class DataPattern:
     def _is_on_turn(self, rank: int, index: Codes, num_turns: int) -> Mask:
         """Return True for each index at which this rank contributes to a sum or product.
 
-        At each index one of ``num_turns`` ranks contributes. The others hold the neutral element.
+        At each index, one of every ``num_turns`` successive ranks contributes. The other ranks hold
+        the neutral element. At the next index, other ranks contribute.
         """
         is_on_turn: Mask = (index % self._num_ranks - rank) % num_turns == 0
         return is_on_turn
@@ -256,7 +267,7 @@ def get_dtype(name: str) -> torch.dtype:
 
 
 def _divide_up(dividend: int, divisor: int) -> int:
-    """Return the quotient, rounded up."""
+    """Return ``dividend`` / ``divisor``, rounded up to a whole number."""
     return -(-dividend // divisor)
 
 

@@ -26,7 +26,7 @@ _NUM_COLUMNS = 7
 _NUM_UNPAIRED = 8
 """The number of terms of each dot product in Gemm that no other term cancels."""
 _MAX_FACTORS = (4, 6)
-"""The largest numbers in the two matrices of Gemm."""
+"""The largest numbers in the first and in the second matrix of Gemm."""
 _LOAD_PRODUCTS = 10  # between two looks at the clock
 _MIN_ROUND_MS = 5.0
 """The least duration of a round of a background load on a device, after the first rounds."""
@@ -54,6 +54,15 @@ class Gemm(Benchmark):
     def __init__(
         self, world: World, *, m: int, dtype: str = "float32", load_seconds: float = 0.0
     ) -> None:
+        """Allocate the matrices on this rank's device, and compute the expected product.
+
+        Args:
+            world: the ranks, of which only the device and the seed of this rank are used.
+            m: the number of rows and of columns of each matrix.
+            dtype: the element type of the matrices.
+            load_seconds: the seconds of products of random numbers before the first timed step, 0
+                for a product of exact numbers without such a load.
+        """
         device = world.device
         torch_dtype = get_dtype(dtype)
         random = np.random.default_rng(world.seed)
@@ -102,9 +111,10 @@ class Gemm(Benchmark):
         self._c.fill_(float("nan"))
 
     def _compare(self) -> None:
-        """Add the wrong elements of a C that was not compared yet to the count on the device.
+        """Compare C with the expected matrix, and add the number of wrong elements to a counter.
 
-        This does not wait for the device.
+        The counter is on the device, and the host does not wait for the result. Nothing is done if
+        the last C has been compared already.
         """
         if self._is_unchecked:
             self._num_wrong += (self._c != self._reference).sum()

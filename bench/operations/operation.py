@@ -19,7 +19,11 @@ class Operation(Benchmark):
     """A benchmark of one operation, whose whole output is compared with the expected result."""
 
     call: Callable[..., Any]
-    """Runs the operation once. With ``async_op=True``, the call returns works to wait for."""
+    """A function that runs the operation once.
+
+    With ``async_op=True``, it returns the works to wait for: one, a list of them, or None if this
+    rank has nothing to do.
+    """
     output: torch.Tensor
     """The buffer to which the operation writes its result."""
     expected: Callable[[], torch.Tensor]
@@ -27,7 +31,10 @@ class Operation(Benchmark):
     description: Description
     """The bytes of a step and other facts for the record."""
     restore: Callable[[], object] | None = None
-    """Refills the buffers before each step. If it is None, the output is poisoned instead."""
+    """A function that refills the buffers before each step.
+
+    If it is None, the output is filled with a wrong number instead.
+    """
     has_batched_call: bool = False
     """True if torch turns coalesced calls of the operation into one call for many tensors."""
 
@@ -46,14 +53,20 @@ class Operation(Benchmark):
         return works if isinstance(works, list) else [works]
 
     def reset(self) -> None:
-        """Refill the buffers, or poison the output, so that an old result counts as wrong."""
+        """Refill the buffers or, without ``restore``, fill the output with a wrong number.
+
+        So the result of an earlier step counts as wrong.
+        """
         if self.restore is None:
             poison(self.output)
         else:
             self.restore()
 
     def check(self) -> int:
-        """Return the number of wrong elements in the output buffer of this rank."""
+        """Return the number of elements of this rank's output buffer that differ from the expected.
+
+        The output is that of the last step.
+        """
         return count_wrong(self.output, self._reference)
 
     @cached_property

@@ -33,7 +33,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     params: dict[str, ParamValue]
     """The values of parameters by name, without optional parameters that have their default."""
     defaults: dict[str, ParamValue] = {}
-    """The optional parameters that have their default, with this value, by name."""
+    """The default values, by name, of the optional parameters that have their default."""
 
     @property
     def all_params(self) -> dict[str, Value]:
@@ -100,6 +100,7 @@ def group_by_variables(cases: Iterable[Case]) -> list[list[Case]]:
     """Return the cases in groups, within which all cases set the same environment variables.
 
     The ranks must be started once for each group, because libraries read variables at the start.
+    Groups are in the order of their first case.
     """
     groups: dict[tuple[tuple[str, str], ...], list[Case]] = {}
     for case in cases:
@@ -108,13 +109,23 @@ def group_by_variables(cases: Iterable[Case]) -> list[list[Case]]:
 
 
 Refusal = Callable[[Params, WorldSpec], str | None]
-"""Returns the reason why a case with these parameters cannot run on the ranks, None if it can."""
+"""A function that returns the reason why a case cannot run on the ranks, None if it can.
+
+Its arguments are the values of the case's parameters by name, and the description of the ranks.
+"""
 Expansion = Callable[[Params, WorldSpec], Iterable[Params]]
-"""Returns the parameters of the cases that follow from a user's parameters on the ranks."""
+"""A function that makes several cases of the parameter values that a user has selected.
+
+Its arguments are these values by name, and the description of the ranks. It returns the values for
+each case to measure, for example one for each process group.
+"""
 
 
 def keep_params(params: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Return a list with only ``params``, the default expansion of a user's parameters to cases."""
+    """Return a list with only ``params``, so that a user's parameter values make a single case.
+
+    This is the default of ``BenchmarkDefinition.expand``.
+    """
     return [params]
 
 
@@ -152,8 +163,9 @@ class BenchmarkDefinition:
     def complete(self, values: Mapping[str, object]) -> dict[str, Value]:
         """Return the values of all parameters by name, in the order of their declaration.
 
-        ``values`` holds some values by parameter name, as texts or parsed. Missing ones are
-        defaults. Raises ``UserError`` for an unknown name or a value that is not allowed.
+        ``values`` holds some values by parameter name, as texts or already converted. Other
+        parameters get their default. Raises ``UserError`` for an unknown name or a value that is
+        not allowed.
         """
         refuse_unknown(values, [param.name for param in self.params], self.name)
         return {
@@ -161,9 +173,10 @@ class BenchmarkDefinition:
         }
 
     def build_case(self, values: Mapping[str, object]) -> Case:
-        """Return this benchmark with these parameter values, and defaults for other parameters.
+        """Return the case of this benchmark with these parameter values.
 
-        Raises ``UserError`` for an unknown name or a value that is not allowed.
+        ``values`` holds values by parameter name, as texts or already converted. Other parameters
+        get their default. Raises ``UserError`` for an unknown name or a value that is not allowed.
         """
         params = self.complete(values)
         defaults = {}

@@ -91,8 +91,9 @@ class OperationSpec(BenchmarkDefinition):
     def refuse(self, params: Params, spec: WorldSpec) -> str | None:
         """Return a sentence with the reason why the operation cannot run, None if it can.
 
-        ``params`` contains all parameters of the case, ``spec`` describes the ranks. Raises
-        ``UserError`` if the process groups in ``params`` cannot be formed.
+        ``params`` holds the values of all parameters of the case, and ``spec`` describes the ranks
+        of the run. Raises ``UserError`` if the process group that ``params`` selects cannot be
+        formed of these ranks.
         """
         case = CaseInWorld(self, params, spec, _count_ranks(params, spec))
         for rule in RULES:
@@ -170,6 +171,7 @@ class CaseInWorld(NamedTuple):
     """An operation with the values of its parameters and the ranks on which it is to run."""
 
     operation: OperationSpec
+    """The definition of the operation."""
     params: Params
     """The value of every parameter by name, with defaults."""
     spec: WorldSpec
@@ -194,9 +196,9 @@ def _count_ranks(params: Params, spec: WorldSpec) -> int:
 
 
 def _refuse_single_rank(case: CaseInWorld) -> str | None:
-    """Return an error message if an operation between ranks has a group of one rank.
+    """Return an error message if an operation between ranks has a process group of one rank.
 
-    A world of one rank is allowed.
+    The group ``world`` is allowed to have one rank.
     """
     group = case.params.get("group", "world")
     is_local = case.operation.name.startswith(("compute.", "memory."))
@@ -238,7 +240,7 @@ def _refuse_average(case: CaseInWorld) -> str | None:
 
 
 def _round_share(n: int, exact_up_to: int) -> float:
-    """Return 1/n, rounded to a floating-point type with exact integers up to ``exact_up_to``."""
+    """Return 1/n, rounded to a floating-point type that has all integers up to ``exact_up_to``."""
     mantissa, exponent = math.frexp(1 / n)
     return math.ldexp(round(mantissa * exact_up_to), exponent)
 
@@ -307,7 +309,10 @@ def _refuse_sends_of_gloo(case: CaseInWorld) -> str | None:
 
 
 def _refuse_register(case: CaseInWorld) -> str | None:
-    """Return an error message if buffers are to be registered and the backend is not NCCL."""
+    """Return an error message if the case registers its buffers and the backend is not NCCL.
+
+    The parameter ``register`` requests registration. The result is None if the case can run.
+    """
     backend = case.spec.backend
     if case.params.get("register") and backend != "nccl":
         return f"register=true is for NCCL, and the backend is {backend}: use register=false"
@@ -393,17 +398,21 @@ RULES = (
     _refuse_async,
     _refuse_coalesced,
 )
-"""The checks of a case before a run. The first reason against the case is reported."""
+"""The functions that check a case before a run, each of which returns a reason or None.
+
+The first reason that is not None is reported.
+"""
 
 # --- Expansions: each returns the parameters of all cases that follow from a user's parameters ---
 
 
 def expand_groups(params: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Return the parameters of each case to measure, two for every group of the user's ``group``.
+    """Return the parameter values of each case to measure, two for every process group.
 
-    In one case only this process group runs, in the other all groups run at once (``concurrent``).
-    The value of ``group_index`` or ``concurrent`` is kept if ``params`` has it. The group ``world``
-    makes only one case.
+    The user's parameter ``group`` divides all ranks into process groups. In one of the two cases of
+    a group only this group communicates (``concurrent`` is False). In the other case all groups
+    communicate at once, and this group is measured. If ``params`` has ``group_index`` or
+    ``concurrent``, only cases with this value are made. A single group makes only one case.
     """
     text = str(params.get("group", "world"))
     num_groups = len(form_groups(text, spec.nproc, spec.hosts))
@@ -418,9 +427,10 @@ def expand_groups(params: Params, spec: WorldSpec) -> Iterable[Params]:
 
 
 def expand_pairs(params: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Return the parameters of each case to measure, one for every ordered pair of two ranks.
+    """Return the parameter values of each case to measure, one for every ordered pair of ranks.
 
-    The value of ``source`` or ``target`` is kept if ``params`` has it.
+    The pair is in the parameters ``source`` and ``target``. If ``params`` has one of them, only
+    pairs with this rank are made.
     """
     ranks = range(spec.nproc)
     sources = [int(params["source"])] if "source" in params else ranks
@@ -432,10 +442,11 @@ def expand_pairs(params: Params, spec: WorldSpec) -> Iterable[Params]:
 
 
 def expand_rounds(params: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Return the parameters of each case to measure, one for every round of a tournament of ranks.
+    """Return the parameter values of each case to measure, one for every round of a tournament.
 
-    In a round each rank has one partner, and over all rounds it meets every other rank. If
-    ``params`` has ``round`` or ``pairs``, there is only one case.
+    In a round each rank exchanges messages with one partner. Over all rounds of the tournament,
+    each rank meets every other rank once. The parameter ``round`` of a case is the index of the
+    round. If ``params`` has ``round`` or ``pairs``, the result has only ``params`` itself.
     """
     if "round" in params or params.get("pairs"):
         return [params]

@@ -66,7 +66,10 @@ def hash_source(target: str, folder: Path) -> str:
 
 
 def _add_to_path(folder: Path) -> None:
-    """Append a folder to ``sys.path`` if it is not there, so that its modules can be imported."""
+    """Append a folder to ``sys.path``, so that the modules in the folder can be imported.
+
+    Nothing is done if ``sys.path`` already has the folder.
+    """
     if str(folder) not in sys.path:
         # At the end, so that no module of the folder shadows one of Python's.
         sys.path.append(str(folder))

@@ -55,11 +55,18 @@ def join_mesh_axes(groups: str) -> str:
 
 
 def form_groups(text: str, size: int, hosts: Sequence[str] | None = None) -> tuple[Ranks, ...]:
-    """Return the disjoint groups that ``text`` makes of ``size`` ranks, each a tuple of ranks.
+    """Divide the ranks 0 to ``size`` - 1 into groups, and return each group as a tuple of ranks.
 
-    ``text`` is one of ``FORMS``, for example ``node``: one group for each node. ``hosts`` holds the
-    host of each rank. Without it all ranks are on one node. Raises ``UserError`` if the groups
-    cannot be formed.
+    ``hosts`` holds the host of each rank. If it is None, all ranks are on one node. Raises
+    ``UserError`` if the groups cannot be formed. ``text`` is the way to divide the ranks:
+
+    - ``world``: all ranks form one group.
+    - ``node``: the ranks of a node form a group.
+    - ``across``: a group has one rank of every node.
+    - ``contiguous:K``: K successive ranks form a group. ``pairs`` is ``contiguous:2``.
+    - ``strided:K``: a group has K ranks with equal distances between them.
+    - ``dp=2,tp=4:tp``: ranks that differ only in their coordinate on the axis ``tp`` of the mesh
+      form a group.
     """
     if text == "world":
         return (tuple(range(size)),)

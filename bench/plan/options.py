@@ -129,9 +129,10 @@ class Options:
 def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) -> Plan:
     """Choose the ranks and cases of a run from the options and this machine, and return the plan.
 
-    ``modules`` are the modules whose ``DEFINITIONS`` are the benchmarks of the catalogue.
-    ``joined`` describes ranks that another launcher has started, None if parbench starts them.
-    Raises ``UserError`` if the run is not possible here.
+    ``modules`` are the names of the modules that define benchmarks in their ``DEFINITIONS``.
+    ``joined`` describes ranks that another launcher, such as torchrun, has started. None if
+    parbench starts them. Raises ``UserError`` if the options are not valid, if this machine cannot
+    run the ranks, or if no case can run.
     """
     folder = Path.cwd()
     catalogue = load_catalogue(modules)
@@ -225,8 +226,9 @@ def _choose_duration(
 ) -> tuple[int, float, Measure]:
     """Return the number of repetitions, the time budget of the run (s), and the sampling settings.
 
-    If the user names cases and neither a preset nor a budget, they follow from the number of cases.
-    Otherwise they are those of the preset, except for the user's options.
+    If the user names cases, but neither a preset nor a budget, the three results follow from the
+    number and the kind of the cases. Otherwise they are those of the preset, except for the values
+    that the user sets.
     """
     if options.budget is not None:
         repetitions = options.repetitions or preset.repetitions
@@ -290,7 +292,7 @@ def _check_settings(
 def _list_candidates(
     definition: BenchmarkDefinition, options: Options, preset: Preset, spec: WorldSpec
 ) -> Iterator[Candidate]:
-    """Yield the cases of one benchmark, each with the reason why it cannot run or None.
+    """Yield pairs of a case of one benchmark and the reason why it cannot run, None if it can.
 
     There is at least one case for every combination of the selected parameter values. The values
     of the user replace those of a plan file, and both replace the values of the preset.
@@ -323,8 +325,9 @@ def _list_candidates(
 def _adapt_sizes(sizes: Sequence[Value], spec: WorldSpec) -> tuple[Value, ...]:
     """Return the sizes (bytes) of a preset, rounded up so that every rank gets whole elements.
 
-    On GPUs, larger sizes are appended: if the preset reaches ``LARGE_BYTES``, sizes beyond the last
-    level of cache, and if it reaches ``PLATEAU_BYTES``, sizes at which the bandwidth is highest.
+    On GPUs, larger sizes are appended. If the largest size is at least 16 MiB, these are 256 MiB
+    and 1 GiB, which exceed the last level of cache. If it is at least 64 MiB, also 4 and 8 GiB, at
+    which the bandwidth is highest, as far as the memory of a rank suffices.
     """
     num_bytes = [int(size) for size in sizes]
     max_bytes = max(num_bytes) if spec.device == "cuda" else 0
@@ -374,7 +377,7 @@ def _check_possible(candidates: Sequence[Candidate], options: Options) -> None:
 
 
 def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, NodeLayout | None]:
-    """Return the description of the run's ranks, and their layout on the nodes of an allocation.
+    """Return the description of the run's ranks, and their layout on the nodes of a Slurm job.
 
     ``joined`` describes ranks that another launcher has started. The layout is None if srun does
     not start the ranks.

@@ -20,6 +20,7 @@ from parbench.bench.text import (
 )
 
 Value = bool | int | float | str
+"""One value of a parameter."""
 Setting = Value | list[Value]
 """One or several values of a parameter: text of ``--set``, or a value or list in a plan file."""
 Kind = Literal["int", "float", "str", "bool", "size", "mesh"]
@@ -47,6 +48,7 @@ class Param:
     kind: Kind
     """The type of the values."""
     default: Value
+    """The value without ``--set`` and without a value in a preset or plan file."""
     help: str
     """A phrase about the meaning of the parameter, for ``parbench list``."""
     _: KW_ONLY
@@ -131,9 +133,10 @@ def declare_variable(name: str) -> Param:
 
 
 def _convert(kind: Kind, raw: object) -> Value | None:
-    """Convert a text, or a value from a plan file, to the type of parameter ``kind``.
+    """Return a parameter's value, converted from a text or from a value in a plan file.
 
-    Returns None if this is not possible. Raises ``UserError`` for a bad size or mesh.
+    ``kind`` is the type of the parameter. The result is None if ``raw`` cannot be converted to this
+    type. A size or a mesh that is not valid raises ``UserError`` instead.
     """
     if isinstance(raw, str):
         raw = raw.strip()

@@ -62,39 +62,55 @@ class SkippedCase(msgspec.Struct, frozen=True, kw_only=True):
     """A benchmark with parameter values that was selected but cannot run on these ranks."""
 
     case: Case
+    """The benchmark and the values of its parameters."""
     reason: str
-    """A sentence that says why the case cannot run, and what to change."""
+    """A sentence with the reason why the case cannot run, and what to change."""
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that decide how many timed samples of each case a repetition takes.
 
-    A repetition is one start of all ranks. It takes the samples of a case in several blocks,
-    between which it runs other cases.
+    A repetition is one start of all ranks. It takes the samples of a small operation in several
+    blocks, between which it measures other cases. It takes the samples of a training step or a
+    large operation in one block.
     """
 
     warmup: Count = 5
     """The number of untimed steps before the first sample."""
     min_iterations: Count = 6
-    """The number of samples of the first batch if a repetition takes all samples in one block."""
+    """The least number of samples of a case whose samples are taken in one block.
+
+    The precision is checked only after them. If the time is short, fewer are taken, but at least
+    two. Cases whose samples are split into several blocks do not use this setting.
+    """
     max_iterations: Count = 1000
     """The largest number of samples of a case in a repetition."""
     precision: NonNegative = 0.025
-    """The half-width of the median's 95 % interval, over the median, at which sampling ends."""
+    """The precision at which sampling ends.
+
+    It is the half-width of the 95 % interval of the median, as a fraction of the median.
+    """
     seed: int = 0
     """The seed of the random order of blocks and of the test data."""
     more_blocks: Count = 0
-    """The number of extra blocks of an imprecise case, if a repetition has time left."""
-    seconds_per_case: NonNegative | None = None
-    """The seconds for the samples of one collective in one repetition, other cases in proportion.
+    """The largest number of blocks of samples of a case in addition to the ten planned ones.
 
-    ``get_case_weight`` defines the proportion. None if only the time budget limits the samples.
+    They are measured if the repetition has time left and the case is not yet precise enough. Cases
+    whose samples are taken in one block have none.
+    """
+    seconds_per_case: NonNegative | None = None
+    """The seconds that limit the time of a repetition, per unit of weight of its cases.
+
+    A collective or other operation has the weight 1, a training step 20, and a custom step 10. The
+    measurement of all cases of a repetition together may take at most this time multiplied by the
+    sum of their weights. None if only the time budget limits it.
     """
 
     def extend_to_budget(self) -> "Measure":
-        """Return settings with more samples and blocks, so that a run uses all of its time budget.
+        """Return settings that allow at least 2000 samples of each case, and 10 extra blocks.
 
-        They are for a budget that the user has set.
+        They are used if the user sets the time budget, so that a run with imprecise cases uses all
+        of this time.
         """
         return msgspec.structs.replace(
             self, max_iterations=max(self.max_iterations, 2000), more_blocks=10
@@ -123,6 +139,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: NonNegative
     """The time after which a case counts as hung if it has not finished a block of samples."""
     measure: Measure = Measure()
+    """The settings that decide on the number of samples of each case."""
     emulation: str = ""
     """A phrase about nodes or links that are emulated, empty if all are real."""
     notes: tuple[str, ...] = ()
@@ -185,9 +202,10 @@ SHORT_SECONDS_PER_CASE = 0.3
 
 
 def compute_sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
-    """Return the seconds that one repetition may spend on samples of all these cases together.
+    """Return the largest time in seconds in which a repetition measures all these cases together.
 
-    The result is infinite if only the time budget limits the samples.
+    It is ``measure.seconds_per_case`` times the sum of the weights of the cases. The result is
+    infinite if ``seconds_per_case`` is None, because then only the time budget limits the samples.
     """
     if measure.seconds_per_case is None:
         return math.inf
@@ -210,20 +228,20 @@ MIN_RANKS_OF_GROUPS = 4
 """The least number of ranks with which a preset measures process groups of some of the ranks."""
 
 BEYOND_CACHE = (256 << 20, 1 << 30)
-"""The sizes (bytes) that a run on GPUs adds to a list of sizes that reaches ``LARGE_BYTES``.
+"""The sizes (bytes) that a run on GPUs adds to a preset's list of sizes that reaches 16 MiB.
 
 They are larger than the last level of a GPU's cache.
 """
 LARGE_BYTES = 16 << 20
-"""The largest size of a preset from which on ``BEYOND_CACHE`` is added on GPUs."""
+"""The size in bytes that a list must reach so that ``BEYOND_CACHE`` is added to it on GPUs."""
 PLATEAU = (4 << 30, 8 << 30)
-"""The sizes (bytes) that a run on GPUs adds to a list of sizes that reaches ``PLATEAU_BYTES``.
+"""The sizes (bytes) that a run on GPUs adds to a preset's list of sizes that reaches 64 MiB.
 
 They are added only if the GPU has the memory. Eight GPUs with NVLink SHARP reach their highest
 bandwidth only at these sizes.
 """
 PLATEAU_BYTES = 64 << 20
-"""The largest size of a preset from which on ``PLATEAU`` is added on GPUs."""
+"""The size in bytes that a list must reach so that ``PLATEAU`` is added to it on GPUs."""
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,7 +256,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     entries_of_groups: tuple[Entry, ...] = ()
     """More entries, for process groups of some of the ranks.
 
-    They are added if there are at least MIN_RANKS_OF_GROUPS ranks and the user names no cases.
+    They are added if there are at least four ranks and the user names no cases.
     """
     other_settings: Mapping[str, Setting] = {}
     """The parameter values, by name, of benchmarks without an entry, if the user names no cases."""
@@ -250,10 +268,12 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: float = 60
     """The time after which a case counts as hung if it has not finished a block of samples."""
     measure: Measure = Measure()
+    """The settings that decide on the number of samples of each case."""
     seconds_per_case: float | None = None
     """The value of ``Measure.seconds_per_case`` if the user names no cases.
 
-    It is so short that all repetitions fit into the time budget.
+    It is so short that all repetitions fit into the time budget. None if only the time budget
+    limits the samples.
     """
 
 
@@ -346,7 +366,9 @@ class PlanFile(
     nproc: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """The number of ranks on each node."""
     backend: str | None = None
+    """``gloo`` or ``nccl``."""
     device: str | None = None
+    """``cpu`` or ``cuda``."""
     repetitions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """The number of times that all ranks are started and measure all cases."""
     budget: str | float | None = None

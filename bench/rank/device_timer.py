@@ -15,16 +15,16 @@ from parbench.bench.world import accelerator
 from parbench.bench.world.world import World
 
 HOST_NS = 20_000
-"""The uncertainty in ns of the times at which a device began and ended a sample.
+"""The uncertainty in ns of the host's times for the start and the end of a sample on a device.
 
-The host notices the end with a delay, and the start is computed from the end.
+The host notices the end with a delay, and the time of the start is computed from that of the end.
 """
 _MIN_CORES_TO_SPIN = 3
-"""The least number of cores with which a rank's host thread polls an event instead of sleeping."""
+"""The least number of cores of a rank with which its thread polls an event instead of sleeping."""
 _CYCLES_PER_NS = 2
-"""The clock cycles per ns that a GPU has at most, to convert the time of a spin kernel.
+"""The assumed clock rate of a GPU in cycles per ns, which converts the time of a spin kernel.
 
-On a GPU with a slower clock a spin kernel lasts longer than asked for.
+It is an upper limit. On a GPU with a slower clock a spin kernel lasts longer than requested.
 """
 _MARGIN_NS = 20_000
 """The least time in ns by which a spin kernel lasts longer than twice the time that it hides."""
@@ -78,14 +78,17 @@ class DeviceQueue:
 
 
 class DeviceTimer:
-    """Times samples with CUDA events, behind a spin kernel that hides the launch of their work.
+    """Times samples on a CUDA device with events, without the time of their launch by the host.
 
-    The spin kernel keeps the device busy while the host launches the sample. A barrier on the
-    device follows it. If a launch takes longer than the spin, later spins are longer.
+    For each sample, three things are queued on the device: a spin kernel, a barrier of all ranks,
+    and the steps of the sample between two events. The spin kernel keeps the device busy while the
+    host launches the steps. If a launch takes longer than the spin, later spins are longer.
 
-    A launch is not hidden if the time until an asynchronous call returns is measured
-    (``times_issue``), or if it takes too long, for example in a training step. Then the host waits
-    until the barrier is done, and the duration includes the launch.
+    In two cases the duration includes the launch, because the host waits until the barrier is done
+    before it launches the steps:
+
+    - The time until an asynchronous call returns is measured (``times_issue``).
+    - The launch takes longer than the longest spin could hide, for example in a training step.
     """
 
     def __init__(self, device: DeviceQueue, *, times_issue: bool) -> None:
@@ -96,15 +99,21 @@ class DeviceTimer:
         self._device = device
         self._times_issue = times_issue
         self._least_host_ns: dict[int, int] = {}
-        """The least time in ns for the start line and the launch, by number of steps."""
+        """The least time in ns that the host took to queue the barrier and launch a sample.
+
+        The key is the number of steps of the sample.
+        """
         self._margins_ns: dict[int, int] = {}
-        """The time in ns by which the spin exceeds its needed length, by number of steps."""
+        """The margin in ns that is added to the spin, by number of steps of the sample.
+
+        It doubles whenever a launch took longer than the spin. Missing numbers have 20 us.
+        """
         self._start_line_ns = 0
-        """The time in ns in which the host queued the last start line."""
+        """The time in ns in which the host queued the last spin kernel and barrier."""
         self._least_launch_ns: int | None = None
         """The least time in ns to launch a single step, None before the first one."""
         self._is_behind_spin = False
-        """True if the last start line has a spin, and the host did not wait for its end."""
+        """True if the last barrier was queued behind a spin, and the host did not wait for it."""
 
     def queue_start_line(self, steps: int, *, is_late: bool = False) -> None:
         """Queue a spin kernel and then a barrier, after which all devices begin at the same time.
@@ -125,9 +134,10 @@ class DeviceTimer:
     def _find_spin_ns(self, steps: int) -> int | None:
         """Return the time in ns of the spin kernel that hides the launch of ``steps`` steps.
 
-        It is twice the least time of the host so far for barrier and launch, plus a margin. Before
-        the first sample it is the longest time. The result is None if the launch takes too long to
-        hide.
+        It is twice the least time that the host took so far to queue a barrier and launch a sample
+        of so many steps, plus a margin. It is at most 0.5 ms for one step and 5 ms for several
+        steps, which is also its value before the first sample. The result is None if the launch
+        takes too long to hide.
         """
         max_spin_ns = _MAX_SPIN_OF_MANY_STEPS_NS if steps > 1 else _MAX_SPIN_NS
         if steps not in self._least_host_ns:

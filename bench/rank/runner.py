@@ -101,7 +101,10 @@ class CaseEndedError(Exception):
     """
 
     def __init__(self, status: Status, reason: str, **fields: Any) -> None:
-        """Make the outcome of the ended case from its status, its reason and other fields."""
+        """Make the outcome of the ended case from its status, its reason and other fields.
+
+        ``fields`` are fields of ``Outcome`` by name, such as ``skip_reason``.
+        """
         super().__init__(reason)
         self.outcome = Outcome(status=status, reason=reason, **fields)
 
@@ -260,10 +263,10 @@ class CaseRun:
         return benchmark
 
     def _make_timer(self, benchmark: Benchmark, subgroup: Subgroup) -> CaseTimer:
-        """Return the timer of the case.
+        """Return the object that takes the timed samples of the case.
 
-        A fault of kind ``late`` delays each sample on the rank that it names. ``subgroup`` has the
-        ranks that are measured and the ranks that take steps.
+        If a fault of kind ``late`` names this rank, each sample is delayed on this rank.
+        ``subgroup`` has the ranks that are measured and the ranks that take steps.
         """
         fault = self._fault
         late_seconds = 0.0
@@ -283,8 +286,8 @@ class CaseRun:
     def _check_first_step(self, benchmark: Benchmark) -> None:
         """Check the result of an untimed step and, in mode graph, of an untimed graph replay.
 
-        Raises ``CaseEndedError`` if a result is wrong, or if a fault was to corrupt it and had no
-        effect.
+        Raises ``CaseEndedError`` with status wrong if a result is wrong. Raises it with status
+        skipped if ``--inject corrupt`` had no effect on the result.
         """
         self._check("before the timed region", benchmark.step)
         fault = self._fault
@@ -456,10 +459,10 @@ def _read_clocks(world: World) -> Gpu:
 
 
 def _describe_clocks(world: World, before: Gpu) -> list[str]:
-    """Return a note for each rank whose GPU clock is lower than before a block of samples.
+    """Return a note for each rank whose GPU clock fell by more than 10 % during a block of samples.
 
-    ``before`` has the clocks of this rank's GPU before the block. Every rank calls this function.
-    The list is empty on CPUs and if no clock has fallen.
+    ``before`` has the clocks of this rank's GPU before the block. Every rank calls this function
+    after the block. The list is empty on CPUs and if no clock has fallen.
     """
     if world.device.type != "cuda":
         return []
@@ -473,8 +476,8 @@ def _describe_clocks(world: World, before: Gpu) -> list[str]:
 def _can_explain(benchmark: Benchmark) -> bool | None:
     """Return True if the benchmark can break down the time of its steps, False if it cannot.
 
-    The result is None on a rank whose steps a fault slows or corrupts. Then a custom step is not
-    profiled, because that requires False on every rank.
+    The result is None on a rank whose steps a fault slows or corrupts. With None on any rank, no
+    step of the case is profiled.
     """
     if isinstance(benchmark, FaultInjector):
         return None
@@ -531,10 +534,10 @@ def _make_notes(case: Case, world: World, num_ranks: int, hidden: float | None) 
 
 
 def load_target(target: str) -> Callable[..., Benchmark]:
-    """Import a module and return the function of it that ``package.module:function`` names.
+    """Import a module and return the function in it that ``package.module:function`` names.
 
-    The function prepares a benchmark. Raises ``UserError`` if the module or function does not
-    exist.
+    The function prepares a benchmark on a rank. Raises ``UserError`` if the module or function does
+    not exist.
     """
     module, _, name = target.partition(":")
     try:

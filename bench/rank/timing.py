@@ -39,9 +39,12 @@ until an asynchronous call had returned, 0 if that is not timed. ``HIDDEN`` is 1
 launched the whole sample before the device began it, otherwise 0.
 """
 _MIN_BLOCK = 3
-"""The least number of samples in a block, which is taken without samples of other cases between."""
+"""The least number of samples in one of several blocks of a case."""
 _MANY_STEPS_NS = 5_000_000
-"""The intended duration in ns of a sample in a mode with many steps per sample."""
+"""The intended duration in ns of a sample in the modes pipelined, coalesced and graph.
+
+These modes have many steps per sample.
+"""
 _MIN_MANY_STEPS = 4
 """The least number of steps per sample in a mode with many steps per sample."""
 _MAX_MANY_STEPS = 64
@@ -65,7 +68,7 @@ class Progress:
     """The position of a rank in its current case, which is reported if the rank hangs."""
 
     def __init__(self) -> None:
-        """Store the calling thread as the one that measures, whose position is reported."""
+        """Store the id of the calling thread, which measures and whose position is reported."""
         self._thread = threading.get_ident()
         self.phase = "starting"
         """One of ``starting``, ``prepare``, ``check``, ``warm-up``, ``timed`` and ``explain``."""
@@ -75,10 +78,11 @@ class Progress:
         """The time at which the current block began, in ns since the epoch."""
 
     def make_hang_report(self) -> HangReport:
-        """Return a report of where the measuring thread of this rank is, with its Python stack.
+        """Return a report about the position of the measuring thread, with its Python stack.
 
-        The watchdog thread calls this while the measuring thread hangs, and adds the index of the
-        block and the state of the process groups.
+        The position is the phase of the case and the number of begun steps. The watchdog thread
+        calls this while the measuring thread hangs, and adds the index of the block and the state
+        of the process groups.
         """
         # DDP waits for its buckets in autograd's engine, and NCCL's work in a synchronize.
         waiting_modules = ("torch.distributed", "torch.autograd", accelerator.WAITING_MODULE)
@@ -196,12 +200,17 @@ class TimedSamples:
         return self.hidden is None or self.hidden < MIN_HIDDEN
 
     def compute_seconds(self, hops: int = 1) -> dict[str, list[float]]:
-        """Return the seconds of each sample, as a list in the order of samples, by metric name.
+        """Return lists with the seconds of each sample, in the order of samples, by metric name.
 
-        The ``time`` of a sample is the maximum duration over the ranks, divided by its number of
-        steps and by ``hops``. ``rank_mean_time`` is the mean over the ranks instead. If they can be
-        computed, there are also ``issue_time``, ``wait_time``, ``skew`` (last arrival less the
-        first) and ``transfer`` (last exit less the last arrival).
+        - ``time``: the maximum duration over the ranks, divided by the number of steps of a sample
+          and by ``hops``.
+        - ``rank_mean_time``: the same with the mean over the ranks instead of the maximum.
+        - ``issue_time``: the time until an asynchronous call has returned, maximum over ranks. Only
+          in mode async.
+        - ``wait_time``: ``time`` less ``issue_time``. Only in mode async.
+        - ``skew``: the last arrival less the first one. Only if ``has_arrivals``.
+        - ``transfer``: the last exit less the last arrival, divided by ``hops``. Only if
+          ``has_arrivals`` and a sample has one step.
 
         ``hops`` is 2 for a benchmark whose step is a round trip of which half counts, otherwise 1.
         """
@@ -299,9 +308,9 @@ def _time_on_host(sampler: Sampler) -> Stamp:
 class CaseTimer:
     """Takes the samples of a case, in one block or in several, until the median is precise enough.
 
-    Between two blocks the ranks measure other cases. All ranks of the run call the methods
-    together, also ranks outside of the measured group. Rank 0 gathers the times and decides how
-    many samples to take.
+    A case is a benchmark with values for its parameters. Between two blocks the ranks measure other
+    cases. All ranks of the run call the methods at the same point, including ranks that are not
+    measured. Rank 0 gathers the times and decides on the number of samples.
     """
 
     def __init__(
@@ -323,9 +332,10 @@ class CaseTimer:
             benchmark: the benchmark of this rank.
             world: all ranks of the run.
             progress: the position in the case, for the watchdog.
-            measure: the limits on samples and the required precision.
-            subgroup: the ranks that are measured, and the world in which this rank takes steps.
-            mode: the way in which steps are launched and timed, such as ``blocking`` or ``graph``.
+            measure: the limits on the number of samples, and the required precision.
+            subgroup: the ranks that are measured, and the process group in which this rank takes
+                steps.
+            mode: the way in which steps are launched and timed, see ``make_sampler``.
             late_seconds: the seconds by which a fault delays this rank in each sample.
             has_load: True if a background load runs on the device.
             device: the queue of the device, None to choose the default of the world.
@@ -384,9 +394,10 @@ class CaseTimer:
     def measure_until_precise(self, seconds: float) -> None:
         """Warm up and take all samples of the case as one block of about ``seconds``.
 
-        It ends when the 95 % interval of the median is as narrow as required, when the largest
-        number of samples is taken, or when the time is over. The reason is stored in
-        ``samples.stop``.
+        The samples are taken in batches. The first batch has ``Measure.min_iterations`` samples,
+        and each later batch doubles the total number. The block ends when the 95 % interval of the
+        median is as narrow as required, when the largest number of samples is taken, or when the
+        time is over. The reason is stored in ``samples.stop``.
         """
         end = time.perf_counter() + seconds
         sampler = self._warm_up(seconds)
@@ -401,10 +412,11 @@ class CaseTimer:
         self.samples.samples_per_block = [self.samples.stamps.shape[2]]
 
     def _choose_batch(self, remaining_seconds: float) -> int:
-        """Return the number of samples to take next, 0 to stop, and store the reason to stop.
+        """Return the number of samples of the next batch, 0 to stop.
 
-        The number of samples doubles with each batch, as far as the time and ``max_iterations``
-        allow. Only rank 0 calls this method.
+        A batch has as many samples as all earlier batches together, as far as the time and
+        ``max_iterations`` allow. If the result is 0, the reason is stored in ``samples.stop``. Only
+        rank 0 calls this method.
         """
         samples = self.samples
         num_samples: int = samples.stamps.shape[2]
@@ -428,7 +440,7 @@ class CaseTimer:
         return half_width is not None and half_width <= self._measure.precision
 
     def _count_affordable(self, seconds: float) -> int:
-        """Return the number of samples that fit into ``seconds``, at least 1."""
+        """Return the number of samples that fit into ``seconds`` at the last speed, at least 1."""
         return max(1, int(seconds / self._sample_seconds))
 
     def _count_remaining(self) -> int:
@@ -438,10 +450,10 @@ class CaseTimer:
     def measure_block(self, seconds: float, num_later: int) -> None:
         """Warm up and take the samples of one of several blocks, in about ``seconds`` or less.
 
-        ``num_later`` is the number of further blocks of this case. The block takes the fewest
-        samples with which the planned blocks reach the required precision, if samples are
-        independent. If samples of a block resemble each other, more samples in a block would not
-        help.
+        ``num_later`` is the number of further blocks of this case. The number of samples follows
+        from the variation of earlier samples: it is the least number with which ten blocks reach
+        the required precision, if samples are independent. It is not larger, because samples of one
+        block may resemble each other, and then more samples in a block would not help.
         """
         sampler = self._warm_up(seconds)
         samples = self.samples
@@ -464,8 +476,10 @@ class CaseTimer:
     def _choose_count(self, num_later: int) -> int:
         """Return the number of samples for the next block, from the variation of earlier samples.
 
-        ``num_later`` is the number of blocks of this case after that block. Only rank 0 calls this
-        method.
+        It is 3 for the first block, and 3 to 9 for the second one. For later blocks it is at least
+        3, and at most an equal part of the samples that ``max_iterations`` still allows. From the
+        eleventh block on it is that part. ``num_later`` is the number of blocks of this case after
+        the next one. Only rank 0 calls this method.
         """
         durations = self.samples.compute_durations()
         num_blocks = len(self.samples.samples_per_block)
@@ -485,10 +499,10 @@ class CaseTimer:
         return min(max(_MIN_BLOCK, min(count, max_count)), limit)
 
     def _find_block_stop(self, affordable: int) -> Stop:
-        """Return the reason to record for the end of the case, if no block follows the last one.
+        """Return the reason why sampling ends, in case the latest block is the last one.
 
-        ``affordable`` is the number of samples for which the last block had time.
-        ``TimedSamples.stop`` lists the reasons.
+        The reason is one of those of ``TimedSamples.stop``. ``affordable`` is the number of samples
+        for which the latest block had time.
         """
         counts = self.samples.samples_per_block
         half_width = estimate_median(self.samples.compute_durations(), counts).half_width
@@ -572,11 +586,12 @@ def compute_half_width(values: Sequence[float]) -> float | None:
 
 
 def gather_stamps(stamps: torch.Tensor, world: World, ranks: Sequence[int]) -> Stamps | None:
-    """Gather the times of samples from all ranks, and return those of ``ranks`` on rank 0.
+    """Gather the times of samples from all ranks, and return the times of ``ranks`` on rank 0.
 
-    ``stamps`` has the times on this rank, with shape (rows, samples). The rows are ``ARRIVAL``,
-    ``EXIT`` and so on. The result has the shape (rows, ranks, samples), with arrivals and exits on
-    the clock of rank 0. It is None on other ranks. Every rank of the world calls this function.
+    ``stamps`` has the times on this rank, with shape (5, samples). The five rows are ``ARRIVAL``,
+    ``EXIT``, ``DURATION``, ``ISSUE`` and ``HIDDEN``. On rank 0 the result has the shape (5, ranks,
+    samples), with arrivals and exits on the clock of rank 0. On other ranks it is None. Every rank
+    of the world calls this function.
     """
     contiguous = stamps.contiguous()
     parts = None

@@ -1,6 +1,6 @@
 """A thread of each rank that reports the rank's position when a block exceeds its timeout.
 
-A block is a part of the samples of a case, which the ranks measure without a pause.
+A block is a part of the samples of a case, between which no other case is measured.
 """
 
 import faulthandler
@@ -33,14 +33,17 @@ _STACK_SECONDS = 1.0
 
 
 class Watchdog:
-    """A thread that reports this rank's position when the measurement takes too long.
+    """A thread of each rank that sends the driver a report when a measurement takes too long.
 
-    A block, a run of samples of one case, has a timeout. The first rank whose block exceeds it puts
-    an alarm into the mailbox, and all other ranks then report too. The thread sleeps in the first
-    half of the timeout, so that it does not disturb measurements.
+    A block (a part of the samples of one case) has a timeout. When the block of a rank exceeds it,
+    the thread sends a report to the driver and publishes an alarm for the other ranks. The driver
+    is the process that started the ranks. The threads of the other ranks read the alarm and report
+    too. The reports contain the position of the rank in its case and its Python stack. The driver
+    infers the cause of the hang from the reports of all ranks.
 
-    If C code holds the interpreter lock, the thread cannot run. Then ``faulthandler``, which needs
-    no lock, writes the Python stacks to ``stack_file``.
+    The thread sleeps in the first half of the timeout, so that it does not disturb measurements. If
+    C code holds the interpreter lock, the thread cannot run. Then ``faulthandler``, which needs no
+    lock, writes the Python stacks to ``stack_file``.
     """
 
     def __init__(self, rank: int, mailbox: Mailbox, progress: Progress, stack_file: Path) -> None:
@@ -48,8 +51,8 @@ class Watchdog:
 
         Args:
             rank: the global rank of this process.
-            mailbox: carries the alarm and the reports.
-            progress: the position of the measuring thread.
+            mailbox: carries the reports to the driver, and the alarm to all other ranks.
+            progress: the position of the measuring thread in its case.
             stack_file: the file for stacks of a rank whose watchdog cannot run.
         """
         self._rank = rank
@@ -70,10 +73,10 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def begin(self, index: int, timeout_seconds: float) -> None:
-        """Begin the timeout of a new block of samples, which replaces that of the previous block.
+        """Begin the timeout of a new block of samples, and end that of the previous block.
 
-        ``index`` is the position of the block in the order of blocks, -1 for the time before the
-        first one. The timeout is counted from this call.
+        ``index`` is the position of the block in the job, -1 for the time before the first block.
+        The timeout is counted from this call.
         """
         is_sooner = timeout_seconds < self._timeout_seconds
         self._index = index
@@ -112,15 +115,15 @@ class Watchdog:
                 self._wake.wait(_LOOK_SECONDS)
 
     def _has_new_alarm(self) -> bool:
-        """Return True if the mailbox has an alarm that this rank has not answered by a report."""
+        """Return True if a rank has published an alarm that this rank has not yet reported on."""
         alarm = self._mailbox.get(ALARM)
         return alarm is not None and alarm != self._handled_alarm
 
     def _is_connected(self) -> bool:
-        """Return True if this rank can connect to the torch store of rank 0.
+        """Return True if this rank can connect to the torch store of rank 0 within 1.5 s.
 
-        The result is also True if the address of the store is unknown or its server is in this
-        process.
+        The result is also True if ``store_address`` is None, because the server of the store is in
+        this process or its address is unknown.
         """
         if self.store_address is None:
             return True
@@ -131,11 +134,11 @@ class Watchdog:
         return True
 
     def _report(self) -> None:
-        """Send two reports about this rank, then wait until its block ends.
+        """Send the driver two reports about this rank, then wait until its block ends.
 
-        The first report has the stack and the number of steps, the second one also torch's records
-        of process groups. The process exits with ``HANG_EXIT_CODE`` if 20 s later the block has not
-        ended and the driver has not ended the process.
+        The first report has the stack and the number of steps. The second one adds the state of the
+        process groups from torch's flight recorder. If the block has not ended after 20 s and the
+        driver has not ended this process, the process exits with code 75.
         """
         index, began = self._index, self._began
         state = replace(self._progress.make_hang_report(), index=index)

@@ -110,7 +110,8 @@ def main() -> None:
 def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
     """Send this rank's environment to the driver, then measure the cases that the driver sends.
 
-    If an exception is raised, it is sent to the driver and the function never returns.
+    The driver is the process that starts the ranks. If an exception is raised, this function sends
+    the exception to the driver and never returns.
 
     Args:
         mailbox: carries the messages between this rank and the driver.
@@ -186,9 +187,9 @@ def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
 
 
 def find_server_address(store: Store, environ: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return the host and port of the store's server, None if the server is in this process.
+    """Return the host and port of the server of the torch store in which the ranks meet.
 
-    That is, None on rank 0.
+    The result is None on rank 0, because the server is in this process or on this host.
     """
     if environ["RANK"] == "0":
         return None
@@ -239,11 +240,19 @@ def _connect(addresses: list[tuple[str, int]]) -> tuple[TCPStore, str, str]:
 def measure_cases(
     job: Job, world: World, progress: Progress, watchdog: Watchdog, mailbox: Mailbox
 ) -> None:
-    """Measure the cases of a job block by block. Rank 0 sends the outcome of each block.
+    """Measure the cases of a job block by block. Rank 0 sends the driver a result for each block.
 
-    A block is a run of samples of one case, and the blocks of different cases are interleaved. A
-    case without time for its first block is reported as out of budget. A case without time for a
-    later block ends with the samples that it has.
+    A block is a part of the samples of one case, and the blocks of different cases are interleaved.
+    A case whose first block does not begin within ``job.run_seconds`` is reported as out of budget.
+    A case whose later block does not begin within ``job.budget_seconds`` ends with the samples that
+    it has.
+
+    Args:
+        job: the cases, the order of their blocks, and the time limits.
+        world: all ranks of the run.
+        progress: stores the position in the current case, for reports about a hang.
+        watchdog: is started for each block, and reports a block that exceeds its timeout.
+        mailbox: carries the results to the driver.
     """
     clock = RepetitionClock(job)
     remaining = Counter(block.case for block in job.blocks)
@@ -283,11 +292,10 @@ def measure_cases(
 
 
 class RepetitionClock:
-    """Divides the time budget of a repetition among the blocks of its cases.
+    """Divides the time budget of a job among its blocks, each a part of the samples of a case.
 
-    A repetition is one start of all ranks, in which they measure each case. A block is a run of
-    samples of one case. Every rank has this clock, and rank 0's decides whether a case may begin or
-    continue.
+    A job is the work of one start of all ranks. Every rank has such a clock. The clock of rank 0
+    decides if a case may begin or continue.
     """
 
     def __init__(self, job: Job) -> None:
@@ -306,9 +314,16 @@ class RepetitionClock:
     def compute_block_seconds(self, number: int, num_later: int = 0) -> float:
         """Return the seconds that a block of samples may take if it begins now.
 
-        A weighted block gets its cost and a share, by weight, of the time that remains after the
-        costs of this block and all later ones. A block without weight gets an equal share of the
-        remaining time. The result is at least 0.02 s and at most half of the block's timeout.
+        Each block has a cost, the seconds for its least number of samples, and a weight. The result
+        is the cost of this block plus its share of the free time. The free time is what remains of
+        the job's budget after the costs of this and all later blocks. It is shared in proportion to
+        the weights of these blocks.
+
+        There are three exceptions:
+
+        - If the budget does not suffice for all costs, all costs are reduced by the same factor.
+        - If this and all later blocks have weight 0, they get equal parts of the remaining budget.
+        - The result is at least 0.02 s and at most half of the block's timeout.
 
         Args:
             number: the position of the block in the order of blocks, from 0.

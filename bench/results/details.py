@@ -109,7 +109,9 @@ class TimedAction(msgspec.Struct, frozen=True, array_like=True):
     name: str
     """The action in torch's notation, such as ``2F0``."""
     start_us: int
+    """The start of the action."""
     stop_us: int
+    """The end of the action."""
 
     @property
     def action(self) -> Action:
@@ -199,7 +201,7 @@ class MeshDetails(Details, frozen=True, kw_only=True):
 
     key = "axes"
     axes: dict[str, dict[str, int]]
-    """By the name of the axis, a dictionary whose ``ranks`` is the number of ranks along it."""
+    """The size of each axis as ``{"ranks": N}``, by the name of the axis."""
 
 
 class BytesFormulaDetails(Details, frozen=True, kw_only=True):
@@ -207,7 +209,7 @@ class BytesFormulaDetails(Details, frozen=True, kw_only=True):
 
     key = "bytes_formula"
     bytes_formula: dict[str, str]
-    """An equation by the name of the mesh axis on which the bytes are sent."""
+    """The formula as an equation, by the name of the mesh axis on which the bytes are sent."""
 
 
 class ExpertLoadDetails(Details, frozen=True, kw_only=True):
@@ -275,7 +277,7 @@ class ComponentCheck(msgspec.Struct, frozen=True, kw_only=True):
     method: str = ""
     """A phrase about the statistic of ``measured`` and its interval."""
     is_within_repetition: bool = False
-    """True if the interval is within a single repetition, False if it is over repetitions."""
+    """True if the interval is computed from a single repetition, False if over repetitions."""
 
     @property
     def error(self) -> float | None:

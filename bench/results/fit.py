@@ -59,6 +59,7 @@ class CurvePoint:
     """The measured time of a collective with messages of one size."""
 
     size_bytes: int
+    """The size of the messages."""
     seconds: float
     """The time of one call, merged over the repetitions."""
     low: float | None = None
@@ -142,9 +143,9 @@ class CurveFit:
     residual: float
     """The median over all sizes of the absolute relative error, as a fraction."""
     repetitions: int
-    """The number of repetitions that the intervals follow from.
+    """The number of repetitions (starts of all ranks) over which the intervals are computed.
 
-    It is 1 for intervals within a single repetition.
+    It is 1 if they follow from the errors of the fit in a single repetition.
     """
     method: str
     """A phrase about the fit, its intervals and the number of sizes."""
@@ -169,10 +170,10 @@ class CurveFit:
 
 
 def fit_curve(points: Sequence[CurvePoint]) -> CurveFit | None:
-    """Fit a piecewise linear curve of time over size, and return None for fewer than MIN_SIZES.
+    """Fit a piecewise linear curve of time over size to the points, and return it.
 
-    The points may have any order. Sizes and times must be above zero, and no two points may have
-    the same size.
+    The result is None for fewer than three points. The points may have any order. Sizes and times
+    must be above zero, and no two points may have the same size.
     """
     assert all(point.size_bytes > 0 and point.seconds > 0 for point in points)
     curve = sorted(points, key=lambda point: point.size_bytes)
@@ -216,8 +217,8 @@ def fit_curve(points: Sequence[CurvePoint]) -> CurveFit | None:
 def describe_intervals(repetitions: int) -> str:
     """Return a phrase about the method of a fit's 95 % intervals.
 
-    ``repetitions`` is the number of repetitions. With fewer than two, the intervals are those
-    within a repetition.
+    ``repetitions`` is the number of repetitions. With fewer than two, the intervals follow from the
+    covariance of the fit in a single repetition.
     """
     if repetitions < 2:
         return f"95 % t intervals from the fit's covariance, {WITHIN_REPETITION}"
@@ -226,9 +227,9 @@ def describe_intervals(repetitions: int) -> str:
 
 
 def _estimate_noise(curve: Sequence[CurvePoint]) -> float:
-    """Return the median over the sizes of the relative standard error of a time.
+    """Return the relative standard error of a time, as the median over the sizes.
 
-    The result is at least MIN_NOISE, also if no standard error is known.
+    The result is at least 0.01, which is also the result if no standard error is known.
     """
     variances = [point.variance for point in curve]
     known = [variance for variance in variances if variance is not None]
@@ -236,17 +237,21 @@ def _estimate_noise(curve: Sequence[CurvePoint]) -> float:
 
 
 class _Line:
-    """A line time = latency + slope * size for successive sizes of a curve, and its errors there.
+    """A line time = latency + slope * size, which is fitted to successive sizes of a curve.
 
     Attributes:
         sizes: the sizes in bytes, in increasing order.
         times: the measured times in seconds, one for each size.
-        fitted: the times of the line at these sizes.
-        errors: the relative errors, which are ``times / fitted - 1``.
+        fitted: the times in seconds of the line at these sizes.
+        errors: the relative error at each size, which is measured / fitted time - 1.
 
     """
 
     def __init__(self, sizes: _Array, times: _Array, latency: float, slope: float) -> None:
+        """Compute the fitted times and the errors of a line.
+
+        ``latency`` is the time in seconds at size 0, and ``slope`` is in seconds per byte.
+        """
         self.sizes = sizes
         self.times = times
         self.first_bytes = int(sizes[0])
@@ -281,7 +286,7 @@ def _choose_lines(sizes: _Array, times: _Array, noise: float) -> list[_Line]:
 
 
 def _list_partitions(length: int, count: int) -> list[tuple[int, ...]]:
-    """Return the ways to split ``length`` sizes into ``count`` ranges of at least MIN_SIZES sizes.
+    """Return the ways to split ``length`` sizes into ``count`` ranges of at least three sizes.
 
     Each way is a tuple of ``count`` + 1 indices, from 0 to ``length``, at which ranges begin and
     end. For long curves only every n-th index is tried as a border.
@@ -299,12 +304,12 @@ def _list_partitions(length: int, count: int) -> list[tuple[int, ...]]:
 def _fit_best_partition(
     sizes: _Array, times: _Array, partitions: Sequence[tuple[int, ...]], scale: float
 ) -> list[_Line]:
-    """Return the fitted lines of the most likely partition of a curve into ranges of sizes.
+    """Return the fitted lines of the best partition of a curve into ranges of sizes.
 
-    ``partitions`` are index tuples from ``_list_partitions``. ``scale`` is the relative error to
-    which Student's t distribution is scaled. The cost of a partition is -2 log likelihood. It is
-    reduced by log(number of sizes) for each two adjacent lines that cross between their sizes,
-    because a continuous curve has one parameter less.
+    ``partitions`` are index tuples from ``_list_partitions``. The best one has the lowest cost. The
+    cost is -2 log likelihood of the lines through the ranges. It is reduced by log(number of sizes)
+    for each two adjacent lines that cross between their sizes, because a continuous curve has one
+    parameter less. ``scale`` is the scale of Student's t distribution of the relative errors.
     """
 
     @cache
@@ -333,12 +338,17 @@ def _rejects_fewer_lines(
     num_partitions: int,
     noise: float,
 ) -> bool:
-    """Return True if an F test rejects the fit ``fewer`` in favor of the fit ``more``.
+    """Return True if an F test shows that a curve needs the larger number of lines.
 
-    ``fewer`` and ``more`` are lines for the same sizes. ``more`` is the best of ``num_partitions``
-    fits, by which the significance level is divided. ``noise`` is the least scale of the relative
-    errors. The tenth of the sizes with the largest errors of ``fewer`` is left out, so that one or
-    two outliers do not justify a line.
+    The tenth of the sizes at which ``fewer`` has the largest errors is left out of the test, so
+    that one or two outliers do not justify a line.
+
+    Args:
+        fewer: the fit with fewer lines, which the test may reject.
+        more: the fit of the same times with more lines.
+        num_partitions: the number of fits of which ``more`` is the best. The significance level of
+            the test, 0.01, is divided by this number.
+        noise: the least scale of the relative errors.
     """
     fewer_errors = _get_errors(fewer)
     more_errors = _get_errors(more)
@@ -371,10 +381,10 @@ def _compute_log_mean_square(errors: _Array, noise: float) -> float:
 
 
 def _fit_scale(errors: _Array, min_scale: float) -> float:
-    """Return the most likely scale of Student's t for relative errors, at least ``min_scale``.
+    """Return the scale of Student's t distribution that fits the relative errors best.
 
-    The scale corresponds to a standard deviation without outliers. The method is a fixed-point
-    iteration.
+    It is the maximum-likelihood estimate, and at least ``min_scale``. Like a standard deviation, it
+    is the typical size of an error, but outliers hardly affect it.
     """
     scale = max(min_scale, math.sqrt(np.mean(errors**2)))
     for _ in range(_MAX_ITERATIONS):
@@ -441,7 +451,8 @@ def _compute_moments(sizes: _Array, weights: _Array) -> tuple[float, float, floa
 def _fit_least_squares(sizes: _Array, times: _Array, weights: _Array) -> _Line:
     """Return the line with the least weighted sum of squared errors of the times.
 
-    Its latency and its slope are not negative: the one that would be is set to 0.
+    Latency and slope are at least 0. If the best line has a negative one, the result is the best
+    line in which this one is 0.
     """
     total, mean_size, squares = _compute_moments(sizes, weights)
     mean_time = float(weights @ times) / total

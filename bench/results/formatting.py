@@ -12,10 +12,12 @@ _ROUNDING_SECONDS = 1e-12
 UNKNOWN = "-"
 """The text of an unknown value."""
 GIGA = 1e9
+"""The number of B/s in one GB/s."""
 _SCALES = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")),
     "B": ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),
 }
+"""Pairs of the size and the name of larger and smaller units, from the largest, by unit."""
 
 
 def format_number(value: float | None) -> str:

@@ -50,7 +50,7 @@ class MetricLimit:
     text: str
     """The limit as it is written in the file, such as ``<10%``."""
     operator: str
-    """One of ``OPERATORS``."""
+    """``<=``, ``<``, ``>=``, ``>`` or ``==``."""
     number: float
     """The limit in the unit of the metric, such as seconds or bytes."""
 

@@ -42,9 +42,10 @@ class MetricValue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     method: str = ""
     """A phrase about the statistic of the value and the method of its interval."""
     is_within_repetition: bool = False
-    """True if ``low`` and ``high`` are those of a single repetition, after merging repetitions.
+    """True if repetitions were merged, but only one of them had a value.
 
-    A repetition is one start of all ranks. Only one of several had a value.
+    A repetition is one start of all ranks. ``low`` and ``high`` then follow from the samples of
+    that repetition, and do not contain the variation between repetitions.
     """
 
 
@@ -78,9 +79,9 @@ class Metric:
 
     @cached_property
     def pattern(self) -> str:
-        """A regular expression that matches the names that this declaration covers.
+        """A regular expression that matches the names of metrics that this declaration covers.
 
-        It has a group for each word in capitals.
+        It has a group ``(.+)`` for each word in capitals, such as AXIS in ``exposed_comm.AXIS``.
         """
         return _ANY_WORD.sub("(.+)", re.escape(self.name))
 
@@ -367,9 +368,12 @@ def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
     """Return the mean of one metric over the repetitions with a known value, with its t interval.
 
     ``metrics`` holds the value of each repetition. The kind of the metric decides between a
-    geometric and an arithmetic mean. An undeclared metric is an amount if its unit is a rate,
-    otherwise a difference. If only one repetition has a value, the result keeps its interval. If no
-    mean exists, the value is None and the method says why.
+    geometric and an arithmetic mean. An undeclared metric counts as an amount if its unit is a
+    rate, otherwise as a difference. There are three exceptions:
+
+    - All repetitions have the same value without an interval, such as a count: it is returned.
+    - Only one repetition has a value: the result is this value with its own interval.
+    - The mean does not exist: the value is None, and the method has the reason.
     """
     first = metrics[0]
     if first.low is None and all(metric == first for metric in metrics):

@@ -37,7 +37,7 @@ SCHEMA = 2
 
 
 class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
-    """The rank that most often begins a timed step last, and the rank that finishes it last."""
+    """The rank that most often begins a sample last, and the rank that most often ends it last."""
 
     method: str
     """A phrase about the method by which the clocks of the ranks were compared."""
@@ -82,9 +82,9 @@ def find_stragglers(
 
 
 def _find_most_common(ranks: Sequence[int], total: int) -> tuple[int | None, float | None]:
-    """Return the most frequent rank in ``ranks``, and its count divided by ``total``.
+    """Return the most frequent rank in ``ranks``, and the fraction of ``total`` that it has.
 
-    Both are None if ``ranks`` is empty.
+    ``total`` is the number of all samples. Both results are None if ``ranks`` is empty.
     """
     if not ranks:
         return None, None
@@ -97,19 +97,27 @@ COMPUTE, COPY, PHASE, COMM = "compute", "copy", "phase", "comm"
 
 
 class Interval(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of work in the timeline of a step, such as a collective or a range of compute.
+    """A piece of work of a rank in the timeline of a step, such as a collective or computation.
 
     Its times are in microseconds since the first rank began the step.
     """
 
     stream: str
-    """The row of the timeline: ``compute``, ``copy``, ``phase``, or ``comm AXIS``."""
+    """The kind of work: ``compute``, ``copy``, ``phase``, or ``comm AXIS``.
+
+    It is the row in a plot of the timeline. ``comm AXIS`` is communication on a mesh axis.
+    """
     name: str
-    """The operation of a communication call, the name of a phase, otherwise the stream."""
+    """The operation of a communication call, the name of a phase, otherwise equal to ``stream``."""
     start_us: float
+    """The start of the work."""
     stop_us: float
+    """The end of the work."""
     num_bytes: int | None = None
-    """The size of a communication call as nccl-tests counts it, None if unknown or other work."""
+    """The size of a communication call as nccl-tests counts it.
+
+    None if the size is unknown, or if this is not a communication call.
+    """
 
 
 class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +143,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     uncertainty_seconds: NonNegative
     """The uncertainty of the comparison of two ranks' clocks."""
     ranks: tuple[RankTimeline, ...]
+    """The timeline of each rank."""
 
 
 def encode_timeline(timeline: Timeline) -> bytes:
@@ -150,7 +159,7 @@ A launch is hidden if all ranks had launched the work of the sample before a dev
 Status = Literal["ok", "failed", "hang", "wrong", "skipped"]
 """The result of a case: measured, error, timeout, wrong numbers, or not measured."""
 Stop = Literal["precision", "max-iters", "budget", "visits"]
-"""The rule that ended the sampling of a case.
+"""The reason why sampling of a case ended.
 
 ``precision``: the interval of the median is narrow enough. ``max-iters``: the largest number of
 samples is reached. ``budget``: the time is over. ``visits``: all planned blocks of samples are
@@ -203,18 +212,22 @@ class WorldInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of comparing the results of a case with a reference."""
+    """The result of the numerical check of a case, which compares its output with a reference.
+
+    Both fields are None if the case has no reference or was not measured.
+    """
 
     passed: bool | None = None
-    """True if all compared results are right, None if nothing was compared."""
+    """True if no element of the output is wrong, False if any is, None without a comparison."""
     wrong: Count | None = None
-    """The number of wrong elements on all ranks together, None if nothing was compared."""
+    """The number of wrong elements on all ranks together, None without a comparison."""
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True):
     """The samples of a case in one repetition: the time of a step, as the maximum over ranks."""
 
     unit: str = "s"
+    """The unit of ``values``."""
     values: list[NonNegative] = []
     """The time of one step in each sample, in ``unit``, in the order of measurement.
 
@@ -235,14 +248,15 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
     spread: NonNegative
     """The interquartile range of the samples over their median, as a fraction."""
     effective: NonNegative | None = None
-    """The effective sample size: fewer than the samples if samples of a block are correlated.
+    """The effective sample size, None with fewer than six blocks.
 
-    So many independent samples would determine the median as well. None with fewer than six blocks.
+    It is the number of independent samples that would determine the median as precisely. It is less
+    than the number of samples if samples of a block are correlated.
     """
 
 
 def compute_noise(samples: Samples) -> Noise | None:
-    """Return the relative variation of samples and their effective number, None without samples."""
+    """Return the relative variation and the effective size of the samples, None without samples."""
     if not samples.values:
         return None
     relative_iqr = compute_relative_iqr(samples.values)
@@ -325,7 +339,9 @@ class Record(RecordedOutcome, frozen=True, kw_only=True):
     environment: dict[str, Any] = {}
     """The facts about hosts and software that differ from ``environment`` in ``run.json``.
 
-    The key ``changed`` holds facts that differ on all ranks, the key ``rank 3`` those of rank 3.
+    The key ``changed`` holds the facts that differ on all ranks, by path such as ``host.os``, as a
+    list of the old and the new value. The key ``rank 3`` holds the facts of rank 3 that differ from
+    those of other ranks.
     """
     started: str
     """The time in UTC, as ISO 8601, at which the case began."""
@@ -353,7 +369,8 @@ def read_records(path: Path, damaged: list[str] | None = None) -> Iterator[Recor
     """Yield the records of a ``records.jsonl`` file, and skip a last line that was cut short.
 
     For each other line that is not a record, a message is appended to ``damaged``. If ``damaged``
-    is None, such a line raises ``UserError``. A record of another format version always raises it.
+    is None, the first such line raises ``UserError`` instead. A record of another format version
+    always raises ``SchemaError``.
     """
     with convert_read_errors(path):
         for number, line in read_lines(path):

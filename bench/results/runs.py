@@ -65,9 +65,10 @@ _SAMPLE_ARRAYS = (
 
 
 class RepetitionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The wall time and the host load of a repetition, in which all ranks measure all cases once.
+    """The wall time and the host load of one start of all ranks.
 
-    If ranks fail and are started again in a repetition, each start has its own entry.
+    A repetition has one start of all ranks. If ranks fail, or if cases need different environment
+    variables, a repetition has several starts, and each start has its own entry.
     """
 
     repetition: RepetitionIndex
@@ -110,9 +111,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     """The folder of the run, or the name of pooled runs."""
     info: RunInfo
-    """The content of ``run.json``, for pooled runs that of the newest with all cases."""
+    """The content of ``run.json``. For pooled runs, that of the newest run that has all cases."""
     records: tuple[Record, ...]
-    """The last record of each case and repetition."""
+    """The records, one for each case and repetition.
+
+    If the file has several records of a case in a repetition, it is the last one.
+    """
     damaged: tuple[str, ...] = ()
     """A message about each line of ``records.jsonl`` that is not a record."""
     exclusions: tuple[str, ...] = ()
@@ -165,7 +169,10 @@ def list_runs(folder: Path) -> list[Path]:
 
 
 def add_repetition(path: Path, repetition: RepetitionInfo) -> None:
-    """Append the time and the host load of a repetition to the ``run.json`` of a run's folder."""
+    """Append the wall time and the host load of a start of all ranks to a run's ``run.json``.
+
+    ``path`` is the folder of the run.
+    """
     info = msgspec.json.decode((path / "run.json").read_bytes(), type=RunInfo)
     with convert_write_errors(path / "run.json"):
         write_run_info(path, replace(info, repetitions=(*info.repetitions, repetition)))
@@ -195,7 +202,10 @@ def load_run(path: Path) -> Run:
 
 
 def _describe_missing_run(path: Path) -> str:
-    """Return an error message about a path without ``run.json``, with the newest run in it."""
+    """Return an error message about a folder without ``run.json``.
+
+    If the folder contains folders of runs, the message names the newest one.
+    """
     if not path.exists():
         return f"no such folder: {path}"
     runs = list_runs(path)
@@ -263,6 +273,7 @@ class RecordWriter:
     """
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
+        """Store the open file of the records and the folder of the run."""
         self._file = file
         self._path = path
 

@@ -18,7 +18,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 Grade = Literal["stable", "fair", "noisy", "very noisy"]
-"""The grade of the relative variation of samples, from the least to the largest."""
+"""A word for the relative variation of samples, from the least to the largest variation."""
 ValueKind = Literal["amount", "factor", "excess", "from zero", "difference"]
 """The range of the values of a metric.
 
@@ -31,6 +31,10 @@ LOWER_BOUNDS: Mapping[ValueKind, float] = {"amount": 0.0, "factor": 0.0, "excess
 CONFIDENCE = 0.95
 """The confidence level of all intervals."""
 WITHIN_REPETITION = "within this repetition"
+"""The words for an interval that is computed from the samples of a single repetition.
+
+A repetition is one start of all ranks. The interval lacks the variation between repetitions.
+"""
 MIN_ITERATIONS_FOR_P99 = 100
 """The least number of samples of which the 99th percentile is computed."""
 MIN_ITERATIONS_FOR_Q10 = 20
@@ -40,7 +44,7 @@ MIN_INTERVAL_REPETITIONS = 3
 MIN_INTERVAL_ITERATIONS = 20
 """The least number of samples of a repetition from which an interval is computed."""
 _GRADE_LIMITS: tuple[tuple[float, Grade], ...] = ((0.05, "stable"), (0.15, "fair"), (0.40, "noisy"))
-"""The relative variation below which a grade applies, with the grade."""
+"""Pairs of the relative variation below which a grade applies, and the grade, in this order."""
 _MAX_EXPONENT = 700.0  # exp of more is not a finite float
 
 
@@ -158,7 +162,7 @@ def estimate_mean(values: Sequence[float], noun: str, kind: ValueKind) -> Estima
     ``noun`` names the values, such as ``repetition medians``. ``kind`` is the range of the values,
     which decides about the mean: amounts, factors and excesses have a geometric mean and an
     interval on logarithms, other kinds an arithmetic mean. The interval of values that cannot be
-    negative has no bound below zero. An interval needs at least MIN_INTERVAL_REPETITIONS values.
+    negative has no bound below zero. An interval needs at least three values.
     """
     n = len(values)
     lower_bound = LOWER_BOUNDS.get(kind)
@@ -209,7 +213,7 @@ def compute_relative_iqr(values: Sequence[float]) -> float:
 
 
 def grade_noise(deviation: float) -> Grade:
-    """Return the grade of a relative variation of samples.
+    """Return the word for a relative variation of samples, from ``stable`` to ``very noisy``.
 
     ``deviation`` is a fraction, such as the interquartile range over the median.
     """

@@ -99,8 +99,11 @@ class TraceEvent:
     """
 
     name: str
+    """The name that torch's profiler gives the event, such as ``aten::mm``."""
     start_ns: int
+    """The start of the event."""
     stop_ns: int
+    """The end of the event."""
     thread: int
     """The number of the host thread that recorded the event."""
     is_device: bool
@@ -161,11 +164,17 @@ class StepTrace:
     start_ns: int = 0
     """The start of the step on the clock of ``time.perf_counter_ns``."""
     phases: list[tuple[str, Span]] = field(default_factory=list)
-    """The name and the span of each phase that the benchmark marks, such as forward."""
+    """A pair (name, span) for each phase that the benchmark marks, such as ``forward``."""
     issue_spans: list[Span] | None = None
-    """On a device, the span in which the host issues each communication call. None on a host."""
+    """On a device, the span in which the host issues each communication call.
+
+    None for a step on a CPU.
+    """
     launch_times: list[int | None] = field(default_factory=list)
-    """On a device, the time at which each kernel in ``comm`` was launched, None if unknown."""
+    """On a device, the time at which each kernel in ``comm`` was launched, None if unknown.
+
+    Empty for a step on a CPU.
+    """
     facts: list[CallFacts | None] = field(default_factory=list)
     """The facts about each call in ``comm``, None if unknown. Empty if the profile has no facts."""
 
@@ -185,7 +194,10 @@ def parse_operation(name: str) -> str:
 
 @lru_cache(maxsize=1 << 12)
 def classify_kernel(name: str) -> KernelKind:
-    """Return the kind of work that a CUDA kernel with this name does."""
+    """Return the work of a CUDA kernel with this name: ``compute``, ``communication`` or ``fused``.
+
+    ``fused`` means both.
+    """
     base_name = _get_base_name(name)
     if _COMMUNICATION_KERNEL.search(base_name) is None:
         return "compute"
@@ -312,7 +324,7 @@ def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> Ste
 
 
 def list_phases(events: Sequence[TraceEvent]) -> list[tuple[str, Span]]:
-    """Return the name and the span of each phase that a step marks, in order of time.
+    """Return a pair (name, span) for each phase that a step marks, in order of time.
 
     If the step marks none, the phases are the updates of its optimizers, which torch marks. On a
     device, a phase lasts from the start of the first to the end of the last kernel that the host
@@ -333,9 +345,9 @@ def list_phases(events: Sequence[TraceEvent]) -> list[tuple[str, Span]]:
 
 
 def _list_launches(events: Iterable[TraceEvent]) -> list[tuple[int, Span]]:
-    """Return the launch time (ns) and the span of each kernel, copy and memset on the device.
+    """Return a pair (launch time in ns, span) for each kernel, copy and memset on the device.
 
-    They are sorted by launch time. Work whose launch is unknown is left out.
+    The pairs are sorted by launch time. Work whose launch is unknown is left out.
     """
     launch_times = {
         event.correlation: event.start_ns
@@ -373,11 +385,16 @@ def build_rank_timeline(
     comm: Iterable[TimedCall],
     late_ns: int,
 ) -> RankTimeline:
-    """Return the timeline of a rank's profiled step, in us since the first rank began the step.
+    """Return the timeline of a rank's profiled step: the intervals of each kind of work.
 
-    ``comm`` holds the communication calls of the step. ``late_ns`` is the time by which this rank
-    began the step after the first rank. As in ``compute_breakdown``, a copy counts only while the
-    rank does not compute.
+    Times in the result are in microseconds since the first rank began the step. A copy is listed
+    only for the time in which the rank does not compute, as in ``compute_breakdown``.
+
+    Args:
+        rank: the global rank.
+        trace: the spans in which the rank computed and copied, and its phases.
+        comm: the communication calls of the rank in the step.
+        late_ns: the time in ns by which this rank began the step after the first rank.
     """
 
     def to_us(stamp: int) -> float:

@@ -62,6 +62,7 @@ class SortedText(NamedTuple):
     """
 
     text: str
+    """The text of the cell."""
     sort_key: float | str | None
     """The value by which rows are sorted, None if it is unknown."""
 
@@ -88,9 +89,10 @@ class Column:
     number_format: str = ""
     """A format such as ``{:.3f}``. If it is empty, the kind decides about the format."""
     has_interval: bool = False
-    """True if values print with their 95 % intervals, which rows have as KEY_low and KEY_high.
+    """True if values print with their 95 % intervals.
 
-    A row with ``is_within_repetition`` has intervals within a single repetition.
+    A row has the bounds of the interval under the keys ``KEY_low`` and ``KEY_high``. If a row's
+    value ``is_within_repetition`` is true, its intervals are computed from a single repetition.
     """
     is_result: bool = False
     """True if the column stays in the table even if all rows have the same value.
@@ -102,9 +104,10 @@ class Column:
     metric: Metric | None = None
     """The declaration of the metric in the column, None for other columns."""
     is_within_repetition: bool = False
-    """True if all intervals are within one repetition (one start of all ranks).
+    """True if every row's 95 % interval is computed from samples of a single repetition.
 
-    The title then says so.
+    A repetition is one start of all ranks, so these intervals do not contain the variation between
+    starts. The title then ends with ``within this repetition``.
     """
 
     def __post_init__(self) -> None:
@@ -162,8 +165,8 @@ class Column:
     def _format_interval(self, row: Row) -> str:
         """Return the text of the row's value with its 95 % interval.
 
-        An interval within one repetition is replaced by ``(one repetition)``, unless all rows of
-        the column have such an interval.
+        An interval that is computed from a single repetition is replaced by ``(one repetition)``,
+        unless all intervals of the column are such intervals.
         """
         if row.get("is_within_repetition") and not self.is_within_repetition:
             return f"{self.format_value(row[self.key])} (one repetition)"
@@ -211,7 +214,7 @@ def metric_column(
 
 
 def keep_known_columns(columns: Iterable[Column], rows: Sequence[Row]) -> tuple[Column, ...]:
-    """Return the columns for which at least one of the rows has a known value."""
+    """Return the columns for which at least one of the rows has a known value, in their order."""
     return tuple(
         column for column in columns if any(not is_missing(row.get(column.key)) for row in rows)
     )
@@ -226,7 +229,9 @@ class Table:
     title: str
     _: KW_ONLY
     columns: Sequence[Column]
+    """The columns in their order, of which the first names the rows."""
     rows: Sequence[Row]
+    """The values of each row, by the key of the column."""
     caption: str = ""
     """Sentences that say what the table shows."""
     notes: Sequence[str] = ()
@@ -236,13 +241,15 @@ class Table:
     figures: Callable[[], Iterable[Any]] = tuple
     """Makes the figures when a renderer asks for them."""
     where: Literal["everywhere", "page", "terminal"] = "everywhere"
-    """The renderers that print the table. ``page`` is HTML and Markdown."""
+    """The renderers that print the table: all, HTML and Markdown (``page``), or ``terminal``."""
 
     @property
     def varying(self) -> tuple[Column, ...]:
         """The columns to print: all except those with the same text in every row.
 
-        If all intervals of a column are within one repetition, its title says so.
+        The first column and columns of results are always printed. If every row's interval in a
+        column was computed from the samples of a single repetition, ``, within this repetition`` is
+        appended to the column's title. A repetition is one start of all ranks.
         """
         return tuple(
             self._title_within_repetition(column)
@@ -278,7 +285,11 @@ class Table:
         ]
 
     def _title_within_repetition(self, column: Column) -> Column:
-        """Return the column, with a longer title if all its intervals are within one repetition."""
+        """Return the column, with a longer title if its intervals are from single repetitions.
+
+        The title is longer only if every row with an interval in this column has the value
+        ``is_within_repetition``.
+        """
         rows = [row for row in self.rows if not is_missing(row.get(f"{column.key}_low"))]
         if not column.has_interval or not rows:
             return column
@@ -290,7 +301,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class StackedBars:
-    """A chart of stacked bars, of the memory of a rank or the time of a step."""
+    """A chart of stacked bars, which shows the memory of a rank or the time of a step in parts."""
 
     title: str
     caption: str
@@ -313,6 +324,7 @@ class GanttChart:
 
 
 Plot = StackedBars | GanttChart
+"""A figure that is drawn from data of its own instead of the rows of a table."""
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,13 @@ from torch.profiler import ProfilerActivity, profile
 from parbench.bench.text import UserError
 
 Event = torch.cuda.Event
+"""A point in a stream, whose time the device records."""
 WAITING_MODULE = "torch.cuda"
 """The name of the module in whose functions a Python thread waits for a device."""
 PROFILER_ACTIVITY = ProfilerActivity.CUDA
+"""The activity with which torch's profiler records the work of a device."""
 PROFILER_DEVICE = DeviceType.CUDA
+"""The type of device that torch's profiler states for events on a device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +96,9 @@ def get_capability(device: torch.device) -> tuple[int, int]:
 def find_library_version() -> str:
     """Return the version of the loaded NCCL library as text, such as ``2.27.3``.
 
-    If it cannot be found, the text is the version that torch was compiled with, and says so. torch
-    itself reports only that version. Private: the name of torch's CUDA library.
+    If the loaded version cannot be found, the text is the version with which torch was compiled,
+    followed by ``when torch was compiled``. torch itself reports only that version. Private: the
+    name of torch's CUDA library.
     """
     number = ctypes.c_int()
     try:
@@ -118,9 +122,10 @@ def synchronize_stream(device: torch.device) -> None:
 
 
 def make_event(*, blocking: bool = False) -> Event:
-    """Return a CUDA event that records a time on the device.
+    """Return a new CUDA event that can record the time at which a stream reaches it.
 
-    While a host thread waits for the event, it sleeps if ``blocking`` is True, otherwise it spins.
+    ``blocking`` decides how a host thread waits for the event: it sleeps if ``blocking`` is True,
+    otherwise it polls without a pause.
     """
     return Event(enable_timing=True, blocking=blocking)  # type: ignore[no-untyped-call]
 

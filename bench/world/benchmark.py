@@ -10,9 +10,9 @@ from parbench.bench.results.records import Timeline
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """An amount of work that one step does, from which a rate follows as a metric.
+    """An amount of work that one step does, such as bytes or tokens, for a metric that is a rate.
 
-    The metric ``name`` has the value ``amount`` / seconds of a step.
+    The metric ``name`` has the value ``amount`` divided by the seconds of a step.
     """
 
     name: str
@@ -54,9 +54,10 @@ class Explanation:
 
 
 class Benchmark(Protocol):
-    """A benchmark on one rank, of which every rank calls the same methods in the same order.
+    """The interface of a benchmark: a timed step, and methods to prepare and check the step.
 
-    A subclass must define only ``step``.
+    Each rank has its own object. All ranks call the same methods in the same order, so that methods
+    may communicate. A subclass must define ``step``. The other methods have defaults.
     """
 
     def step(self) -> None:

@@ -53,8 +53,8 @@ def reduce_scatter_single(
 ) -> dist.Work | None:
     """Reduce ``source`` (n * s elements) over the ranks, and write this rank's part to ``shard``.
 
-    ``shard`` has s elements, ``redop`` is a key of REDUCE_OPS. Returns a work to wait for with
-    ``async_op``, otherwise None.
+    ``shard`` has s elements. ``redop`` is ``sum``, ``avg``, ``min``, ``max`` or ``product``.
+    Returns a work to wait for with ``async_op``, otherwise None.
     """
     call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     work = call(shard, source, op=REDUCE_OPS[redop], group=group, async_op=async_op)
@@ -64,8 +64,8 @@ def reduce_scatter_single(
 def all_reduce_out_of_place(tensor: Tensor, group: dist.ProcessGroup, redop: str) -> Tensor:
     """Reduce ``tensor`` over the ranks of the group and return the result as a new tensor.
 
-    torch's functional collective copies the input first. ``redop`` is a key of REDUCE_OPS. Private:
-    ``torch.distributed._functional_collectives``.
+    torch's functional collective copies the input first. ``redop`` is ``sum``, ``avg``, ``min``,
+    ``max`` or ``product``. Private: ``torch.distributed._functional_collectives``.
     """
     result = _functional_collectives.all_reduce(tensor, redop, group)
     result = _functional_collectives.wait_tensor(result)  # type: ignore[no-untyped-call]
@@ -85,12 +85,13 @@ def coalesce_calls(
 
 
 def dump_flight_records() -> tuple[dict[str, tuple[int, ...]], list[bytes]]:
-    """Return this rank's process groups and the dumps of torch's flight recorder.
+    """Return this rank's process groups, and its last collectives from torch's flight recorder.
 
-    The first element holds the global ranks of each process group by its name. The second holds the
-    last collectives as JSON, one dump of NCCL and one of gloo, as far as this build of torch has
-    them. Private: ``distributed_c10d._world``, ``_dump_nccl_trace_json`` and
-    ``_dump_fr_trace_json``.
+    The first element of the result holds the global ranks of each process group, by the name of the
+    group. The second element is a list of JSON documents, one with the collectives of NCCL and one
+    with those of gloo. A backend that this build of torch cannot dump is left out.
+
+    Private: ``distributed_c10d._world``, ``_dump_nccl_trace_json`` and ``_dump_fr_trace_json``.
     """
     world = distributed_c10d._world
     # Copies, because another thread may make groups meanwhile.

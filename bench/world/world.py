@@ -27,7 +27,9 @@ Partition = tuple[Ranks, ...]
 """Disjoint groups of ranks that together contain every rank of the run."""
 
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+"""The file with an id of the running kernel, which ranks with a common clock share."""
 _NUM_ROUND_TRIPS = 50
+"""The number of round trips between rank 0 and another rank to measure the offset of clocks."""
 _SINGLE_CLOCK = "one host, one monotonic clock"
 """The method of comparing clocks if all ranks are on one host, so that nothing is measured."""
 _STALE_SECONDS = 5.0
@@ -39,13 +41,13 @@ class Clock:
     """The differences between the clocks of the ranks, measured at one time."""
 
     offsets_ns: tuple[int, ...]
-    """The ns by which ``time.perf_counter_ns()`` on a rank is ahead of rank 0, by global rank."""
+    """The ns by which ``time.perf_counter_ns()`` of a rank is ahead of rank 0's, by global rank."""
     uncertainty_ns: int
-    """The largest error of an offset."""
+    """The largest error in ns of an offset."""
     method: str
     """A phrase about the method by which the clocks of the ranks were compared."""
     taken_ns: int = 0
-    """The time of the measurement on the clock of rank 0, 0 if all ranks share one clock."""
+    """The time in ns of the measurement on the clock of rank 0, 0 if all ranks share one clock."""
 
 
 def calibrate_clocks(rank: int, size: int, control: dist.ProcessGroup) -> Clock:
@@ -105,7 +107,8 @@ def _measure_offset(rank: int, peer: int, control: dist.ProcessGroup) -> tuple[i
 class World:
     """The environment of a benchmark on this rank: its ranks, device, process groups and clock.
 
-    Its ranks are all ranks of the run, or the members of the process group that a case measures.
+    The ranks of a world are all ranks of the run, or the members of this rank's process group if a
+    case measures process groups of some of the ranks.
     """
 
     rank: int
@@ -141,10 +144,10 @@ class World:
     ) -> dist.ProcessGroup:
         """Return the process group of this rank in a partition of all ranks into groups.
 
-        Every rank of the run calls it. ``backend`` is by default that of the measured traffic. A
-        group is made at the first call, reused by later cases and destroyed when the ranks end.
-        ``purpose`` is a phrase. Calls with another partition, purpose or backend make another
-        group.
+        ``partition`` holds the global ranks of each group. ``backend`` is by default that of the
+        measured traffic. ``purpose`` is a phrase about the use of the group, such as ``background
+        load``. The first call with these arguments makes the group. Later calls, also of other
+        cases, return the same group. Every rank of the run calls this method.
         """
         backend = backend or self.backend
         key = (purpose, backend, partition)
@@ -176,9 +179,10 @@ class World:
             accelerator.synchronize(self.device)
 
     def sync_stream(self) -> None:
-        """Wait until the work on this thread's CUDA stream is done.
+        """Wait on the host until the work on this thread's current CUDA stream is done.
 
-        It does not wait for a background load, which is on another stream.
+        It does not wait for a background load, which runs on another stream. It does nothing on a
+        CPU.
         """
         if self.device.type == "cuda":
             accelerator.synchronize_stream(self.device)
@@ -287,9 +291,12 @@ def make_group(
 ) -> dist.ProcessGroup:
     """Make a process group for each part of a partition, and return the group of this rank.
 
-    ``partition`` holds the global ranks of each part. Every rank calls it. ``backend`` is by
-    default the world's. On NCCL, ``split_group`` splits the communicator of all ranks once for all
-    parts. ``new_group`` would split it once for each part.
+    ``partition`` holds the global ranks of each part, and each rank is in exactly one part. Every
+    rank of the run calls this function. ``backend`` is ``gloo`` or ``nccl``, by default the backend
+    of the world.
+
+    NCCL groups are made by ``split_group``, because it splits the communicator of all ranks once
+    for all parts. ``new_group`` would split it once for each part.
     """
     parts = [list(ranks) for ranks in partition]
     backend = backend or world.backend
