@@ -332,10 +332,11 @@ def recipes(context: click.Context, /, **options: Any) -> None:
 
 
 def _split_options(options: dict[str, Any]) -> "tuple[StepOptions, MachineOptions]":
-    """Remove the options of the step and of the machine from ``options``, and return them.
+    """Remove the options of the step and of the hardware from ``options``, as two objects.
 
-    ``options`` has the values of the command line by name, with ``settings`` of ``--set``. Options
-    that the user does not give have the defaults of the two classes.
+    ``options`` has the values of the command line by name of the option. Its entry ``settings`` has
+    the names and values of ``--set``. Options that the user does not give have the defaults of the
+    two classes.
     """
     from dataclasses import fields
 
@@ -403,9 +404,10 @@ class _Output:
 
 
 def _pop_output(options: dict[str, Any]) -> _Output:
-    """Remove the options of the output from ``options``, and return them.
+    """Remove the options of the output from ``options``, and return the destination that they name.
 
-    ``options`` has the values of the command line by name.
+    ``options`` has the values of the command line by name of the option. The removed ones are the
+    file, the format, and the folder and formats of figures.
     """
     return _Output(
         options.pop("output"),

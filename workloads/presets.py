@@ -37,12 +37,15 @@ DEFAULT_EXPERTS = 8
 
 
 def _switch(name: str, default: bool, help_text: str) -> Param:
-    """Return an optional parameter whose value is true or false."""
+    """Return the definition of an optional parameter of a case whose value is true or false."""
     return Param(name, "bool", default, help_text, optional=True)
 
 
 def _mesh(default: str) -> Param:
-    """Return the parameter ``mesh``. ``default`` is the text of the help for an empty value."""
+    """Return the definition of the parameter ``mesh`` of a case.
+
+    ``default`` describes in its help the mesh that an empty value means.
+    """
     axes = "dp, fsdp, pp, cp, tp; ep and etp lie inside others"
     help_text = f"ranks of each axis, outermost first: {axes}; empty = {default}"
     return Param("mesh", "mesh", "", help_text)
@@ -139,9 +142,9 @@ def _place(params: Params, ranks: int, **sizes: int) -> StepSpec:
 
 
 def _checked(spec: StepSpec, ranks: int) -> StepSpec:
-    """Return ``spec`` if the step can run on ``ranks`` ranks.
+    """Return ``spec`` if the step can run on ``ranks`` ranks, otherwise raise ``UserError``.
 
-    Raises ``UserError`` with the equation that does not hold otherwise.
+    The error has the violation, such as ``heads(6) % tp(4) != 0``.
     """
     rule = spec.find_broken_rule(ranks)
     if rule is not None:

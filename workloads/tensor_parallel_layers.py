@@ -69,7 +69,11 @@ class TpLayerBenchmark(LayerBenchmark):
         return layer
 
     def _draw(self) -> None:
-        """Draw the input and the output gradient of the next step, and keep this rank's parts."""
+        """Draw the layer's input and output gradient for the next step, before it is timed.
+
+        All ranks draw the same full tensors. Each keeps its part of the features in ``x`` and
+        ``output_gradient`` where the split of the layer requires it.
+        """
         case = self.case
         tokens = (case.microbatch, case.shape.sequence)
         self._full_x = self._draw_tensor("tokens", *tokens, case.input_features)
@@ -105,7 +109,12 @@ class TpLayerBenchmark(LayerBenchmark):
         return tensors
 
     def describe(self) -> Description:
-        """Return the tokens of a step as its work, with analytical bytes and FLOPs as details."""
+        """Return the tokens of a step, and facts for its record.
+
+        The tokens divided by the step's seconds give the metric ``tokens_per_second``. All ranks
+        have the same tokens, which count once. The facts include the analytical bytes that a rank
+        sends in a step and the FLOPs of a rank in a step.
+        """
         case = self.case
         weights = sum(parameter.numel() for parameter in self.layer.parameters())
         details = {
@@ -122,9 +131,10 @@ class TpLayerBenchmark(LayerBenchmark):
         )
 
     def explain_step(self, reset: Callable[[], None], budget_seconds: float) -> Explanation:
-        """Measure sent bytes, overlap and memory in further steps.
+        """Return metrics of sent bytes, overlap and memory of the layer.
 
-        ``reset`` is called before each step. The steps take about ``budget_seconds``.
+        They are measured in further steps, which take about ``budget_seconds``. ``reset`` is called
+        before each step. All ranks take part.
         """
         groups = {"tp": self._group}
         probes: list[Probe[Any]] = [
@@ -149,21 +159,22 @@ class TpLayerBenchmark(LayerBenchmark):
 
 
 def make_linear(case: TpLayerCase) -> nn.Module:
-    """Return the full Linear of a case, without bias.
+    """Return the Linear of a benchmark case before it is split over ranks, without bias.
 
-    It maps hidden to ffn if it is split by columns, and ffn to hidden if by rows.
+    If it is split by columns, it maps the hidden size to the FFN's inner size. If it is split by
+    rows, it maps the inner size to the hidden size.
     """
     return nn.Linear(case.input_features, case.output_features, bias=False)
 
 
 def split_linear(layer: nn.Module, mesh: DeviceMesh, case: TpLayerCase) -> None:
-    """Split the weight of a Linear over the mesh, by columns or by rows as the case says."""
+    """Split the weight of a Linear over the mesh, by columns or by rows as ``case.style``."""
     style = ColwiseParallel() if case.style is COLUMN else RowwiseParallel()
     parallelize_module(layer, mesh, style)
 
 
 def make_ffn(case: TpLayerCase) -> nn.Module:
-    """Return the full FFN of a case, before it is split."""
+    """Return the FFN of a benchmark case before it is split over ranks."""
     return Ffn(case.shape)
 
 

@@ -138,9 +138,9 @@ def unbox_group(argument: object) -> dist.ProcessGroup | None:
 
 
 def make_finished_work(tensors: Tensor | list[Tensor]) -> object:
-    """Return the result of a c10d operator that has already finished: a boxed work object.
+    """Return a work object of torch's c10d, as a collective returns it, that has already finished.
 
-    The value of its future is the list of ``tensors``.
+    It is boxed as torch's operators require. The value of its future is the list of ``tensors``.
     """
     future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
     future.set_result([tensors] if isinstance(tensors, Tensor) else list(tensors))
@@ -161,9 +161,9 @@ def load_zero_redundancy_optimizer() -> Callable[..., torch.optim.Optimizer]:
 def forget_meshes() -> None:
     """Clear the caches of DTensor, so that destroyed process groups and their threads are freed.
 
-    The caches keep device meshes alive, and these keep their groups alive. To DTensor, meshes of
-    the same ranks and names are equal, whatever their groups. Torch 2.11 keeps some meshes after a
-    sum or a detach. Destroyed groups are removed from these meshes.
+    The caches keep device meshes alive, and meshes keep their process groups alive. DTensor also
+    finds a cached mesh for a new one with equal ranks and names, although its groups are destroyed.
+    Torch 2.11 keeps some meshes elsewhere. Destroyed groups are removed from these meshes.
     """
     redistribute = importlib.import_module("torch.distributed.tensor._redistribute")
     redistribute.clear_redistribute_planner_cache()
@@ -190,7 +190,11 @@ def _remove_destroyed_groups(mesh: DeviceMesh) -> None:
 
 
 def _run_in_backward(function: Callable[[], None], device: torch.device) -> None:
-    """Call a function in the thread that runs the backward pass of a device's tensors."""
+    """Call ``function`` now in autograd's thread for ``device``, and wait until it returns.
+
+    Autograd runs the backward pass of each device in a thread of its own. State that torch keeps
+    per thread, such as DTensor's dispatch cache, can be cleared only there.
+    """
     result = torch.zeros((), device=device, requires_grad=True) * 1
     result.register_hook(lambda _gradient: function())  # type: ignore[no-untyped-call]
     result.backward()  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@ class TpStyle:
     """A way to split the matrices of a layer over the ranks of tensor parallelism."""
 
     name: str
+    """The name that users write as ``style``, such as ``column``."""
     label: str
     """A phrase that describes the split in reports."""
     sums: int
@@ -48,7 +49,9 @@ class TpLayerCase:
     """The benchmark of one layer, split over ``tp`` ranks that have the same tokens."""
 
     style: TpStyle
+    """The split of the layer's matrices over ranks."""
     shape: Shape
+    """The sizes of the layer and of a sequence."""
     microbatch: int
     """The number of sequences in a step."""
     bytes_per_element: int
@@ -63,12 +66,18 @@ class TpLayerCase:
 
     @property
     def input_features(self) -> int:
-        """The number of features of the layer's input, before it is split."""
+        """The number of features of the layer's full input, over all ranks.
+
+        It is the FFN's inner size for a matrix that is split by rows, otherwise the hidden size.
+        """
         return self.shape.ffn if self.style is ROW else self.shape.hidden
 
     @property
     def output_features(self) -> int:
-        """The number of features of the layer's output, before it is split."""
+        """The number of features of the layer's full output, over all ranks.
+
+        It is the FFN's inner size for a matrix that is split by columns, otherwise the hidden size.
+        """
         return self.shape.ffn if self.style is COLUMN else self.shape.hidden
 
     @property

@@ -27,7 +27,7 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 class SavedQueries(NamedTuple):
-    """Some queries with the results of their attention over all keys, which backward needs."""
+    """Some queries, and tensors of their attention over all keys that backward needs."""
 
     q: Tensor
     """The queries (batch, heads, rows, head size)."""
@@ -54,7 +54,10 @@ class Kernel(Protocol):
         """
 
     def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
-        """Return the gradients of q, k and v that come from this block's keys."""
+        """Return the gradients of q, k and v from the attention over this block's keys.
+
+        ``saved`` has the queries, with their output and log-sum-exp over the keys of all blocks.
+        """
 
 
 class CpuFlash:
@@ -66,7 +69,7 @@ class CpuFlash:
         return output, lse
 
     def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
-        """Return the gradients of q, k and v for one block, as ``Kernel.backward``."""
+        """Return the gradients of q, k and v from one block of keys, as ``Kernel.backward``."""
         dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             saved.output_gradient, saved.q, k, v, saved.output, saved.lse, 0.0, is_causal
         )
@@ -85,7 +88,7 @@ class CudaFlash:
         return output, lse
 
     def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
-        """Return the gradients of q, k and v for one block, as ``Kernel.backward``."""
+        """Return the gradients of q, k and v from one block of keys, as ``Kernel.backward``."""
         no_dropout = torch.zeros(2, dtype=torch.uint64, device=k.device)
         lengths = (None, None, saved.q.shape[2], k.shape[2])
         dq, dk, dv = _aten._scaled_dot_product_flash_attention_backward(
@@ -122,7 +125,7 @@ class CudaEfficient:
         return output, lse[:, :, : q.shape[2]]
 
     def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
-        """Return the gradients of q, k and v for one block, as ``Kernel.backward``."""
+        """Return the gradients of q, k and v from one block of keys, as ``Kernel.backward``."""
         q = saved.q
         no_dropout = torch.zeros((), dtype=torch.int64, device=q.device)
         padded_lse = F.pad(saved.lse, (0, -q.shape[2] % 32), value=torch.inf)
@@ -170,10 +173,10 @@ def _store_by_position(x: Tensor) -> Tensor:
 
 
 class SimulatedAttention:
-    """A kernel that waits for a time in proportion to its work, and returns zeros.
+    """A kernel that waits in place of computing attention, and returns zeros.
 
-    The work is the number of pairs of a query and a key. The backward pass takes twice as long as
-    the forward pass.
+    The wait is proportional to the number of pairs of a query and a key. The backward pass takes
+    twice as long as the forward pass.
     """
 
     def __init__(self, compute: SimulatedCompute, seconds_per_pair: float) -> None:
@@ -227,9 +230,9 @@ class OnlineSoftmax:
     """
 
     def __init__(self, queries: Tensor) -> None:
-        """Start without a block. Only shape, data type and device of ``queries`` are used.
+        """Start with the attention over no keys, for queries (batch, heads, rows, head size).
 
-        They are (batch, heads, rows, head size).
+        Only the shape, data type and device of ``queries`` are used.
         """
         self._dtype = queries.dtype
         batch, heads, rows, size = queries.shape
@@ -244,10 +247,10 @@ class OnlineSoftmax:
         """The log-sum-exp of the scores over all blocks so far, (batch, heads, rows)."""
 
     def add(self, rows: slice, output: Tensor, lse: Tensor) -> None:
-        """Add the attention of the queries ``rows`` over a further block of keys.
+        """Merge the attention of some queries over further keys into the result.
 
-        ``output`` (batch, heads, rows, head size) and the finite ``lse`` (batch, heads, rows) are
-        the results of a kernel for these queries and the block.
+        ``rows`` selects these queries. ``output`` (batch, heads, rows, head size) and the finite
+        ``lse`` (batch, heads, rows) are the results of a kernel for these queries and keys.
         """
         old_lse = self.lse[:, :, rows]
         new_lse = torch.logaddexp(old_lse, lse.float())
@@ -282,15 +285,19 @@ class BlockAttention(ABC):
         """Make the attention of one rank.
 
         ``group`` are the ranks that exchange keys and values, None if this rank has all keys.
-        ``rank`` is the index of this rank in ``split``, that is along ``cp``.
+        ``kernel`` computes the attention of some queries over some keys. ``split`` is the
+        distribution of the sequence over ``cp``, and ``rank`` the index of this rank along ``cp``.
         """
         self.group = group
         self.kernel = kernel
         self.split = split
         self.tiles = split.list_tiles(rank)
-        """The tiles of this rank's queries for each block of keys, in the order of computation."""
+        """For each block of keys, in the order of computation, the tiles of this rank's queries.
+
+        A tile is the rectangle of queries and keys of one kernel call.
+        """
         self.own_halves = split.list_own_halves(rank)
-        """The tiles of this rank's own keys for the first and the second half of its queries."""
+        """The tiles of this rank's own keys, with the first and the second half of its queries."""
         self.device = device
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -300,24 +307,29 @@ class BlockAttention(ABC):
 
     @abstractmethod
     def forward(self, q: Tensor, kv: Tensor) -> OnlineSoftmax:
-        """Return the attention of this rank's queries over the keys of all ranks.
+        """Communicate over ``cp``, and return the attention of this rank's queries over all keys.
 
-        ``kv`` are the keys and values of this rank, (2, batch, kv_heads, tokens, head size).
+        ``q`` are this rank's queries (batch, heads, tokens, head size). ``kv`` stacks this rank's
+        keys and values, (2, batch, kv_heads, tokens, head size).
         """
 
     @abstractmethod
     def backward(self, saved: SavedQueries, kv: Tensor, dq: Tensor) -> Tensor:
-        """Return the gradients of this rank's ``kv`` from the queries of all ranks.
+        """Communicate over ``cp``, and return the gradients of this rank's keys and values.
 
-        Also add the gradients of this rank's queries to ``dq``, which is in float32. ``saved`` has
-        this rank's queries and their results of the forward pass.
+        The gradients are sums over the queries of all ranks, because all of them attend to these
+        keys. ``kv`` stacks this rank's keys and values, (2, batch, kv_heads, tokens, head size).
+        The result has the same shape. The gradients of this rank's queries are added to ``dq``
+        (float32, with the shape of the queries). ``saved`` has this rank's queries, with their
+        attention output, log-sum-exp and output gradient.
         """
 
     def add_block(self, block: int, q: Tensor, kv: Tensor, softmax: OnlineSoftmax) -> None:
-        """Add the attention of q over one block of keys and values to ``softmax``.
+        """Add the attention of ``q`` over one block of keys and values to ``softmax``.
 
-        ``block`` is the index of the block in the order of computation, and ``kv`` its keys and
-        values, (2, batch, kv_heads, keys, head size).
+        A block is the keys and values that the rank has at one time. ``block`` is its index in the
+        order of computation. ``kv`` stacks its keys and values, (2, batch, kv_heads, keys, head
+        size). There is one kernel call for each tile, a rectangle of queries and keys.
         """
         for tile in self.tiles[block]:
             queries = q[:, :, tile.rows]
@@ -328,10 +340,12 @@ class BlockAttention(ABC):
     def compute_gradients(
         self, tiles: Sequence[Tile], saved: SavedQueries, kv: Tensor, dq: Tensor
     ) -> Tensor:
-        """Return the gradients of a block's ``kv`` in float32 that come from this rank's queries.
+        """Return the gradients of a block's keys and values from this rank's queries, in float32.
 
-        Also add the gradients of these queries to ``dq``. ``tiles`` are the rank's tiles of the
-        block. ``saved`` has the queries and their results of the forward pass.
+        ``kv`` stacks the keys and values of the block, (2, batch, kv_heads, keys, head size). The
+        result has the same shape. The gradients of the queries are added to ``dq``. ``tiles`` are
+        the rectangles of queries and keys to compute. ``saved`` has the queries, with their output,
+        log-sum-exp and output gradient. Nothing is communicated.
         """
         d_kv = torch.zeros(kv.shape, dtype=torch.float32, device=kv.device)
         for tile in tiles:
@@ -349,7 +363,10 @@ class _BlockAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, attention: BlockAttention) -> Tensor:
-        """Return the attention of this rank's q over all keys, and save tensors for backward."""
+        """Return the attention of this rank's q over the keys of all ranks of ``cp``.
+
+        It saves this rank's q, k, v, output and log-sum-exp for backward.
+        """
         softmax = attention.forward(q, torch.stack((k, v)))
         output = softmax.output()
         ctx.save_for_backward(q, k, v, output, softmax.lse)
@@ -358,7 +375,10 @@ class _BlockAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Return the gradients of this rank's q, k and v, and None for ``attention``."""
+        """Return the gradients of this rank's q, k and v over all ranks' queries and keys.
+
+        The fourth element is None, the gradient of ``attention``.
+        """
         q, k, v, output, lse = ctx.saved_tensors
         dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         saved = SavedQueries(q, output, lse, gradients[0])

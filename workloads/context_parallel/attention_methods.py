@@ -24,11 +24,11 @@ GRADIENTS = 2
 
 
 def start_hop(group: dist.ProcessGroup, block: Tensor, tag: int) -> Callable[[], Tensor]:
-    """Start to send a block to the next rank in a circle, and to receive the previous rank's.
+    """Start to send a tensor to the next rank of a ring, and to receive one from the previous rank.
 
-    Return a function that waits for both and returns the received block, of the same shape. The
-    sent block may be changed only after this wait. ``tag`` separates messages that are in flight
-    at the same time.
+    Return a function that waits for both and returns the received tensor, of the same shape as
+    ``block``. ``block`` may be changed only after this wait. ``tag`` separates messages that are
+    in flight at the same time: keys and values, and gradients.
     """
     sent = block.contiguous()
     received = torch.empty_like(block, memory_format=torch.contiguous_format)
@@ -61,9 +61,10 @@ class RingAttention(BlockAttention):
     """
 
     def forward(self, q: Tensor, kv: Tensor) -> OnlineSoftmax:
-        """Return the attention of this rank's q, and send ``kv`` around the ranks meanwhile.
+        """Return the attention of this rank's q over all keys, which are sent around the ring.
 
-        ``kv`` are the keys and values of this rank, (2, batch, kv_heads, tokens, head size).
+        ``kv`` stacks this rank's keys and values, (2, batch, kv_heads, tokens, head size). While a
+        rank computes with one block, it sends this block and receives the next.
         """
         softmax = OnlineSoftmax(q)
         last_block = self.split.parts - 1
@@ -75,9 +76,11 @@ class RingAttention(BlockAttention):
         return softmax
 
     def backward(self, saved: SavedQueries, kv: Tensor, dq: Tensor) -> Tensor:
-        """Return the gradients of this rank's ``kv``, which were summed around the ring.
+        """Return the gradients of this rank's keys and values from the queries of all ranks.
 
-        Also add the gradients of this rank's queries to ``dq``.
+        Keys, values and their gradients are sent around the ring, and each rank adds its part.
+        ``kv`` stacks this rank's keys and values, and the result has its shape. The gradients of
+        this rank's queries are added to ``dq``.
         """
         last_block = self.split.parts - 1
         if last_block == 0:
@@ -101,7 +104,10 @@ class RingAttention(BlockAttention):
         return own_d_kv
 
     def _start_hop(self, block: Tensor, tag: int) -> Callable[[], Tensor]:
-        """Start a hop of a block in this ring, and return the function that waits for it."""
+        """Start to send ``block`` to the next rank, and return the function that waits for a block.
+
+        The function returns the block of the previous rank. See ``start_hop`` for ``tag``.
+        """
         assert self.group is not None, "a ring has several ranks"
         return start_hop(self.group, block, tag)
 
@@ -125,15 +131,20 @@ class AllGatherAttention(BlockAttention):
         return self._positions.argsort()
 
     def forward(self, q: Tensor, kv: Tensor) -> OnlineSoftmax:
-        """Gather the keys and values of all ranks, and return the attention of this rank's q."""
+        """All-gather the keys and values of all ranks, and return the attention of this rank's q.
+
+        ``kv`` stacks this rank's keys and values, (2, batch, kv_heads, tokens, head size).
+        """
         softmax = OnlineSoftmax(q)
         self.add_block(0, q, self._gather(kv), softmax)
         return softmax
 
     def backward(self, saved: SavedQueries, kv: Tensor, dq: Tensor) -> Tensor:
-        """Return the gradients of this rank's ``kv``, summed over ranks by a reduce_scatter.
+        """Return the gradients of this rank's keys and values from the queries of all ranks.
 
-        Also add the gradients of this rank's queries to ``dq``.
+        All keys and values are gathered again, and a reduce_scatter sums their gradients over
+        ranks. ``kv`` stacks this rank's keys and values, and the result has its shape. The
+        gradients of this rank's queries are added to ``dq``.
         """
         assert self.group is not None
         d_kv = self.compute_gradients(self.tiles[0], saved, self._gather(kv), dq)
@@ -144,9 +155,10 @@ class AllGatherAttention(BlockAttention):
         return reduced[0]
 
     def _gather(self, kv: Tensor) -> Tensor:
-        """Return the keys and values of all ranks, in the order of the sequence.
+        """All-gather keys and values, and return those of the sequence in the order of positions.
 
-        ``kv`` has those of this rank, (2, batch, kv_heads, tokens, head size).
+        ``kv`` stacks the keys and values of this rank, (2, batch, kv_heads, tokens, head size). The
+        result has the tokens of all ranks.
         """
         assert self.group is not None
         parts = kv.new_empty(self.group.size(), *kv.shape)
@@ -183,9 +195,9 @@ class UlyssesAttention:
         return tokens.movedim(0, 1).flatten(1, 2)
 
     def _exchange(self, by_rank: Tensor) -> Tensor:
-        """Send part i of ``by_rank`` to rank i, and return the parts that all ranks sent here.
+        """Send part i of ``by_rank`` to rank i, and return the parts from all ranks in rank order.
 
-        Both are (ranks of the group, ...). Backward exchanges the gradients back.
+        Both are (ranks of the group, ...). Backward sends the gradients the opposite way.
         """
         exchange = partial(_all_to_all, self._group)
         return communicate(by_rank, exchange, exchange)
@@ -197,7 +209,7 @@ def _split_dim(x: Tensor, dim: int, parts: int) -> Tensor:
 
 
 def _all_to_all(group: dist.ProcessGroup, by_rank: Tensor) -> Tensor:
-    """Send part i of ``by_rank`` to rank i, and return the parts that all ranks sent here.
+    """Send part i of ``by_rank`` to rank i, and return the parts from all ranks in rank order.
 
     Both are (ranks of the group, ...). The result has no gradient.
     """
@@ -229,10 +241,10 @@ def build_attention(
 
 
 def install_attention(model: nn.Module, attention: Core | None, positions: Tensor) -> None:
-    """Let every layer of a model use a function for attention, and positions for rotation (RoPE).
+    """Set the attention function and the positions for RoPE in every layer of a model.
 
-    ``attention(q, k, v)`` replaces that of the layers. None keeps each layer's own. ``positions``
-    (tokens,) are the positions in the sequence of this rank's tokens.
+    ``attention(q, k, v)`` replaces the attention of the layers. None keeps that of each layer.
+    ``positions`` (tokens,) are the positions of this rank's tokens in the sequence.
     """
     for module in model.modules():
         if isinstance(module, Attention):

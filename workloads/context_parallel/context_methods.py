@@ -23,19 +23,21 @@ from parbench.workloads.model.shapes import Shape
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ContextMethod:
-    """A way to compute attention over a sequence that the ranks of ``cp`` share.
+    """A method of context parallelism: attention over a sequence that the ranks of ``cp`` share.
 
-    The sequence is split into parts. One rank holds a part, or several ranks that exchange tokens
-    for heads in attention (Ulysses).
+    The sequence is split into parts. A part is on one rank, or on several ranks that exchange
+    tokens for heads in attention (Ulysses).
     """
 
     name: str
+    """The name that users write as ``cp_method``, such as ``zigzag``."""
     is_zigzag: bool = False
     """True if a part is two ranges of tokens, one from the front and one from the back."""
     keys: Literal["ring", "gather", "local"] = "ring"
     """The way in which a rank gets the keys and values of other parts.
 
-    They are sent around a ring of ranks, or gathered. ``local`` means that there is only one part.
+    ``ring``: they are sent from rank to rank around a ring. ``gather``: each rank all-gathers them.
+    ``local``: there is only one part, so that they need not be sent.
     """
     head_axis: str = "cp"
     """The name of the axis on which ranks exchange tokens for heads.
@@ -99,10 +101,12 @@ class ContextMethod:
         return {self.head_axis: rows, self.part_axis: columns}
 
     def find_broken_rule(self, shape: Shape, *, ranks: int, ulysses: int = 0, tp: int = 1) -> str:
-        """Return the equation that a model's shape or the ranks do not satisfy, otherwise empty.
+        """Return the first reason why the ranks cannot split a model's sequence, empty if they can.
 
-        ``ranks`` is the size of ``cp``. ``ulysses`` is the number of ranks that exchange tokens for
-        heads, and 0 means the default. ``tp`` is the number of ranks that split the heads first.
+        The text is the violation: ``sequence(100) % cp(3) != 0`` means that 3 ranks cannot share
+        100 tokens. ``ranks`` is the size of ``cp``. ``ulysses`` is the number of ranks that
+        exchange tokens for heads, 0 for the default. ``tp`` is the number of ranks that split the
+        heads first.
         """
         head_ranks = self.compute_ulysses(ranks, ulysses)
         if ulysses not in (0, head_ranks):

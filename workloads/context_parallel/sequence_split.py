@@ -19,6 +19,7 @@ class SequenceSplit:
     """
 
     method: ContextMethod
+    """The method of context parallelism, which decides the order of tokens and the exchanges."""
     sequence: int
     """The number of tokens in the sequence."""
     ranks: int
@@ -33,10 +34,10 @@ class SequenceSplit:
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks of keys with which a rank computes attention, one after the other.
+        """The number of blocks of keys over which a rank computes attention, one after the other.
 
-        It is one block of all keys if keys are gathered, and otherwise one block for each part of
-        the sequence.
+        A block is the keys that the rank has at one time. If keys are gathered, all keys are one
+        block. Otherwise there is one block for each part of the sequence.
         """
         return 1 if self.method.keys == "gather" else self.parts
 
@@ -63,19 +64,23 @@ class SequenceSplit:
         return [range(number * size, (number + 1) * size) for number in numbers]
 
     def _list_keys(self, rank: int, block: int) -> Chunks:
-        """Return the positions of the keys in the block with index ``block`` on a rank of ``cp``.
+        """Return the positions in the sequence of the keys that a rank of ``cp`` has at one time.
 
-        If keys are gathered, they are all positions. Otherwise they are those of the part that is
-        ``block`` parts before the rank's own part, in a circle.
+        ``block`` is the index of this time, from 0. If keys are gathered, the result is all
+        positions. In a ring it is the part of the sequence that is ``block`` parts before the
+        rank's own part, where the last part precedes the first.
         """
         if self.method.keys == "gather":
             return [range(self.sequence)]
         return self._list_part((rank // self.ulysses - block) % self.parts)
 
     def list_tiles(self, rank: int) -> list[list[Tile]]:
-        """Return, for each block of keys, the tiles of the attention of a rank's queries.
+        """Return the kernel calls (tiles) of a rank's attention, one list for each block of keys.
 
-        Blocks are in the order in which the rank computes, ``num_blocks`` in number.
+        A block is the keys that the rank has at one time: those of one part of the sequence in a
+        ring, or all keys if they are gathered. The outer list has ``num_blocks`` elements, in the
+        order in which the rank computes. A tile is a rectangle of queries and keys that one call of
+        the fused kernel computes. Together, the tiles cover the causal mask of the rank's queries.
         """
         queries = self._list_part(rank // self.ulysses)
         return [
@@ -84,10 +89,11 @@ class SequenceSplit:
         ]
 
     def list_own_halves(self, rank: int) -> tuple[Sequence[Tile], Sequence[Tile]]:
-        """Return the tiles of a rank's queries and its own keys, split by halves of the queries.
+        """Return the kernel calls of a rank's queries over its own keys, in two parts.
 
-        The first element has the tiles of the first half of the queries, the second those of the
-        second half.
+        The first element has the tiles (rectangles of queries and keys) of the first half of the
+        rank's queries, the second those of the second half. In backward, a ring computes the two
+        halves at different times.
         """
         chunks = self._list_part(rank // self.ulysses)
         if len(chunks) == 1:
@@ -105,12 +111,11 @@ class SequenceSplit:
         return self.sequence * (self.sequence + 1) // 2
 
     def compute_load_balance(self) -> float:
-        """Return the mean work of the ranks divided by the maximum work, between 0 and 1.
+        """Return the mean attention work of the ranks divided by the maximum, between 0 and 1.
 
-        Work is the number of pairs of a query and a key that a rank computes. The maximum over
-        ranks is taken for each block of keys, and these maxima are added. The reason is that the
-        ranks of a ring wait for each other after each block. The result is 1 if ranks have equal
-        work.
+        Work is the number of pairs of a query and a key that a rank computes in one attention. It
+        is 1 if all ranks have equal work. The maximum over ranks is taken for each block of keys,
+        and the maxima of all blocks are added, because ranks wait for each other after each block.
         """
         slowest = 0
         total = 0
@@ -129,7 +134,7 @@ def split_sequence(
 
     ``ulysses`` is the number of ranks that exchange tokens for heads, and 0 means the default of
     the method. ``tp`` is the number of ranks that split the heads first. Raises ``UserError`` with
-    the equation that the shape or the ranks do not satisfy.
+    a violation, such as ``sequence(100) % cp(3) != 0``, if the split is not possible.
     """
     method = find_context_method(method_name)
     broken_rule = method.find_broken_rule(shape, ranks=ranks, ulysses=ulysses, tp=tp)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tile:
-    """A rectangle of a rank's attention matrix that a fused kernel computes in one call.
+    """A rectangle of a rank's attention matrix, which one call of a fused kernel computes.
 
-    Rows are queries and columns are keys.
+    The rows of the matrix are the rank's queries. Its columns are the keys that the rank has at
+    this time: one part of the sequence in a ring, or all gathered keys.
     """
 
     rows: slice
@@ -36,11 +37,11 @@ Chunks = Sequence[range]
 
 
 def list_causal_tiles(queries: Chunks, keys: Chunks) -> list[Tile]:
-    """Return the tiles in which each query attends to all keys at its own or an earlier position.
+    """Return the kernel calls (tiles) that compute causal attention of some queries over some keys.
 
-    ``queries`` and ``keys`` are the positions of a rank's queries and of a block of keys. Tiles are
-    in the order of their queries. Each range of queries must lie within one range of keys, or have
-    none of the positions of the keys.
+    In them, each query attends to all of the keys at its own or an earlier position. ``queries``
+    and ``keys`` are positions in the sequence. Tiles are in the order of their queries. Each range
+    of queries must lie within one range of keys, or share no position with the keys.
     """
     tiles: list[Tile] = []
     row = 0

@@ -75,7 +75,10 @@ def sent_bytes(operation: str, num_bytes: float, n: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """Equal communication calls that one rank makes in a step: one size, and a number of calls."""
+    """Equal communication calls that one rank makes in a step.
+
+    They have one operation, one process group and one size. ``times`` is their number in a step.
+    """
 
     axis: str
     """The name of the mesh axis under which metrics count the calls."""
@@ -156,9 +159,9 @@ class SentBytes(Protocol):
 
 
 def bytes_by_axis(calls: Iterable[SentBytes], axes: Iterable[str] = ()) -> dict[str, float]:
-    """Return the sum of the bytes that a rank sends in some calls, keyed by mesh axis.
+    """Return the bytes that a rank sends in ``calls`` together, keyed by mesh axis.
 
-    The result also has ``axes`` without calls, with 0 bytes.
+    The result also has an entry of 0 bytes for each of ``axes`` without calls.
     """
     sent: defaultdict[str, float] = defaultdict(float, dict.fromkeys(axes, 0.0))
     for call in calls:
@@ -167,9 +170,10 @@ def bytes_by_axis(calls: Iterable[SentBytes], axes: Iterable[str] = ()) -> dict[
 
 
 def sum_calls(calls: Iterable[Call]) -> Equation:
-    """Return one equation for the bytes that a rank sends in all of these calls of a step.
+    """Return one equation for the bytes that a rank sends in a step, in ``calls`` together.
 
-    Each term is the number of calls, times their size, times the factor of nccl-tests.
+    It has one term for each element of ``calls``: the number of calls, times the bytes of one call,
+    times the bytes that a ring sends per byte (the bus bandwidth factor of nccl-tests).
     """
     terms: list[str] = []
     symbols: dict[str, float] = {}
@@ -266,7 +270,7 @@ def _list_tensor_calls(view: RankView) -> Iterator[Call]:
 
 
 def _get_sum(spec: StepSpec) -> str:
-    """Return the name of the operation that sums activations over ``tp``.
+    """Return the operation by which ``tp`` ranks sum the activations after a block.
 
     It is ``reduce_scatter`` with sequence parallelism, otherwise ``all_reduce``.
     """
@@ -303,7 +307,10 @@ def _list_vocabulary_calls(view: RankView) -> Iterator[Call]:
 
 
 def _list_context_calls(view: RankView) -> Iterator[Call]:
-    """Yield a rank's calls over ``cp``, which attention makes by the chosen method."""
+    """Yield a rank's calls over ``cp`` in a step, by which attention gets keys or heads.
+
+    Their operations depend on the method of context parallelism, such as a ring or Ulysses.
+    """
     spec = view.spec
     if spec.dims.cp == 1:
         return
@@ -319,11 +326,11 @@ def _count_layer_call(
     group: tuple[str, ...] = (),
     is_repeated: bool = True,
 ) -> Call:
-    """Return the calls of a step from those that each layer makes for one microbatch.
+    """Return a rank's calls per step, from the calls that each layer makes for one microbatch.
 
-    ``layers`` is the symbol of the number of these layers. Calls in forward are also made in
-    recomputation if ``is_repeated``. ``group`` has the axes of the process group, empty for the
-    axis of ``call``.
+    ``layers`` is the name of the symbol for the number of these layers, such as ``moe_layers``.
+    With ``is_repeated``, layers that backward recomputes make their forward calls once more.
+    ``group`` has the axes of the process group, empty for the axis of ``call``.
     """
     terms = [f"{call.forward + call.backward} * {layers}"]
     if call.forward and is_repeated:
@@ -335,9 +342,10 @@ def _count_layer_call(
 
 
 def _list_expert_calls(view: RankView) -> Iterator[Call]:
-    """Yield a rank's calls over ``ep`` and ``etp`` that exchange tokens, with balanced routing.
+    """Yield a rank's calls over ``ep`` and ``etp`` in a step, which exchange tokens of experts.
 
-    They depend on the token dispatcher.
+    Their operations depend on the token dispatcher, all_to_all or allgather. Their bytes are those
+    with balanced routing.
     """
     spec, moe = view.spec, view.spec.moe
     if moe is None:
@@ -349,9 +357,11 @@ def _list_expert_calls(view: RankView) -> Iterator[Call]:
 
 
 def _list_pipeline_calls(view: RankView) -> Iterator[Call]:
-    """Yield a rank's sends over ``pp``, of activations and of their gradients, once per microbatch.
+    """Yield a rank's sends over ``pp`` in a step: activations, and gradients of activations.
 
-    The receivers are the ranks with a neighboring stage.
+    For each microbatch, a stage sends activations to the rank of the next stage, and gradients to
+    the rank of the stage before. Stages on the same rank send nothing to each other. There is one
+    ``Call`` for each receiving rank.
     """
     pipeline = view.spec.pipeline
     if pipeline is None:
@@ -378,11 +388,12 @@ def _list_pipeline_calls(view: RankView) -> Iterator[Call]:
 
 
 def _list_shard_calls(view: RankView) -> Iterator[Call]:
-    """Yield a rank's FSDP calls: all-gathers of parameters and reduce-scatters of gradients.
+    """Yield a rank's FSDP calls: all_gathers of parameters and reduce_scatters of gradients.
 
-    Each FSDP unit has its own calls. Parameters are gathered for each forward and backward pass,
-    and padded. Norm and head stay gathered until backward. With pipeline ranks, each unit is
-    gathered and reduced once per step. HSDP also all-reduces the shards of gradients over ``dp``.
+    Each FSDP unit has its own calls: the embeddings, each layer, each layer's experts, and the
+    final norm with the head. Parameters are padded, and gathered for each forward and each backward
+    pass. Norm and head are gathered once for both. With pipeline ranks, each unit is gathered and
+    reduced once per step. HSDP also all-reduces the shards of gradients over ``dp``.
     """
     spec = view.spec
     if not spec.dims.is_sharded:
@@ -410,12 +421,13 @@ def _list_unit_calls(
     *,
     is_kept: bool = False,
 ) -> Iterator[Call]:
-    """Yield a rank's FSDP calls for equal units, such as all layers of one kind.
+    """Yield a rank's FSDP calls per step for equal FSDP units, such as all layers with experts.
 
-    ``count`` is their number as the text of an equation, such as "1" or "layers". ``elements`` is
-    the number of parameters in one unit, and ``unit`` the name of the unit in symbols. ``group``
-    has the axes that shard the unit. With ``is_kept``, units stay gathered from forward to
-    backward.
+    An FSDP unit is a set of parameters that are gathered together. ``count`` is the number of these
+    units, as the text of an equation, such as "1" or "layers". ``elements`` is the number of
+    parameters in one unit. In equations, this number has the symbol ``unit`` + "_parameters".
+    ``axis`` is the axis in metrics, and ``group`` has the axes that shard the unit. With
+    ``is_kept``, units stay gathered from forward to backward.
     """
     spec = view.spec
     symbol = f"{unit}_parameters"

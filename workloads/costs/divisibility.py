@@ -9,10 +9,11 @@ from parbench.workloads.parallel.dims import ParallelDims
 
 
 def find_indivisible_heads(shape: Shape, tp: int, *, has_experts: bool = False) -> str | None:
-    """Return the first size of a layer that ``tp`` does not divide, as ``heads(6) % tp(4) != 0``.
+    """Return the first size of a layer that ``tp`` does not divide, None if it divides all.
 
-    The result is None if ``tp`` divides heads, kv_heads, hidden and, without experts, the FFN's
-    inner size. ``tp`` does not split experts.
+    The text is the violation: ``heads(6) % tp(4) != 0`` means that 4 ranks cannot share 6 heads.
+    The sizes are heads, kv_heads, hidden and, without experts, the FFN's inner size. ``tp`` does
+    not split experts.
     """
     names = (
         ["heads", "kv_heads", "hidden"] if has_experts else ["heads", "kv_heads", "hidden", "ffn"]
@@ -26,11 +27,11 @@ def find_indivisible_heads(shape: Shape, tp: int, *, has_experts: bool = False) 
 def find_indivisible_sequence(
     shape: Shape, dims: ParallelDims, cp_method: str, ulysses: int = 0
 ) -> str | None:
-    """Return the first rule by which ``cp`` and ``tp`` cannot split a sequence or its heads.
+    """Return the first reason why ``cp`` and ``tp`` cannot split a sequence, None if they can.
 
-    It is text such as ``sequence(100) % (cp(2) * tp(4)) != 0``. The result is None if all rules
-    hold. Each method of context parallelism has its own rules. ``ulysses`` 0 means the default of
-    ``cp_method``.
+    The text is the violation: ``sequence(100) % (cp(2) * tp(4)) != 0`` means that 8 ranks cannot
+    share 100 tokens. Each method of context parallelism, such as ``zigzag``, has its own rules.
+    ``ulysses`` is the number of ranks that exchange tokens for heads, 0 for the method's default.
     """
     cp, tp = dims.cp, dims.tp
     method = find_context_method(cp_method)

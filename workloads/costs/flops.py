@@ -29,9 +29,10 @@ def is_recomputed_gemm(shape: Shape, name: str) -> bool:
 
 
 def matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
-    """Return the number of GEMM weights in the full model that one token uses.
+    """Return the number of weights in GEMMs of the full model that one token uses.
 
-    Layers and head count, embeddings do not. Of the routed experts only ``top_k`` count.
+    The weights of layers and of the head count. Embeddings do not, because they are looked up. Of
+    the routed experts of a layer, only ``top_k`` count.
     """
     layers = _layer_weights(shape, moe, shape.layers, moe.dense_layers if moe else 0)
     return layers + shape.hidden * shape.vocabulary

@@ -6,9 +6,9 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class LayerCall:
-    """Equal communication calls that one layer makes for one microbatch.
+    """Equal communication calls that one layer makes on one rank for one microbatch.
 
-    ``forward`` and ``backward`` are the numbers of these calls.
+    ``forward`` and ``backward`` are the numbers of these calls in the two passes.
     """
 
     axis: str

@@ -40,13 +40,16 @@ class StateBytes:
 
     @property
     def state(self) -> float:
-        """The sum of the three components, which all stay in memory from step to step."""
+        """The bytes of parameters, gradients and optimizer state together.
+
+        All three stay in memory from step to step.
+        """
         return self.parameters + self.gradients + self.optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory(StateBytes):
-    """The bytes that one rank holds during a step, by component."""
+    """The most bytes of state, activations and buffers that one rank holds during a step."""
 
     activations: float
     """The bytes of tensors that all microbatches in flight save for backward."""
@@ -58,9 +61,10 @@ class RankMemory(StateBytes):
 
     @property
     def total(self) -> float:
-        """The sum of all components in bytes.
+        """The bytes of model state, activations and buffers together.
 
-        It is an upper bound, because the components need not reach their maxima at the same time.
+        It is an upper bound of the rank's memory, because activations and buffers need not be
+        largest at the same time.
         """
         return self.state + self.activations + self.buffers
 
@@ -88,11 +92,11 @@ def state_bytes(elements: float, widths: Widths = MIXED) -> StateBytes:
 
 
 def state_memory(view: RankView) -> StateBytes:
-    """Return the bytes of parameters, gradients and optimizer state of one rank.
+    """Return the bytes of parameters, gradients and optimizer state that one rank holds.
 
-    Each stage of ZeRO shards more of them. FSDP keeps its shard while it also has gathered
-    parameters, which count as buffers. Simulated compute updates no parameters, so that the
-    optimizer has no state.
+    Components that ZeRO or FSDP shards count by the rank's shard. Parameters that FSDP has gathered
+    do not count, because they are buffers. With simulated compute the optimizer has no state,
+    because parameters are not updated.
     """
     spec = view.spec
     state = state_bytes(owned_elements(view), spec.widths)
@@ -115,9 +119,10 @@ def owned_elements(view: RankView) -> float:
 
 
 def count_updated_elements(view: RankView) -> float:
-    """Return the number of parameter elements that the optimizer updates on one rank.
+    """Return the number of parameter elements that one rank's optimizer updates in a step.
 
-    With ZeRO-1 it is the rank's share of the parameters, otherwise all that the rank keeps.
+    With ZeRO-1 they are the rank's shard of the optimizer state. Otherwise they are all parameters
+    that the rank keeps between steps.
     """
     spec = view.spec
     if not spec.zero1:
@@ -129,7 +134,7 @@ def count_updated_elements(view: RankView) -> float:
 def state_equation(view: RankView) -> Equation:
     """Return the equation of the bytes of parameters, gradients and optimizer state of one rank.
 
-    The components that ZeRO shards are divided by the number of ranks.
+    A component that ZeRO or FSDP shards is divided by the number of ranks that shard it.
     """
     spec, dims = view.spec, view.spec.dims
     optimizer = 0 if spec.is_simulated else spec.widths.optimizer
@@ -152,14 +157,16 @@ def state_equation(view: RankView) -> Equation:
 
 
 def buffers_equation(view: RankView) -> Equation:
-    """Return the equation of the bytes of buffers that one rank holds for a part of a step.
+    """Return the equation of the most bytes of buffers that one rank holds at one time.
 
-    It is the equation of the largest of three moments:
+    Buffers are tensors that exist for a part of a step. The result is for the largest of three
+    moments:
 
-    At the loss, FSDP holds the gathered head, and autograd two float32 gradients of the logits.
-    Before a layer's backward pass, FSDP holds two gathered layers, and checkpointing the recomputed
-    one. Without checkpointing, the gradients of the FFN's inner tensors are held. After that
-    backward pass, FSDP reduces the layer's gradients, and what the layer saved is free.
+    * At the loss, FSDP holds the gathered head, and autograd two float32 gradients of the logits.
+    * Before a layer's backward pass, FSDP holds two gathered layers. Checkpointing holds the
+      activations of the recomputed layer. Without it, autograd holds gradients inside the FFN.
+    * After that backward pass, FSDP holds the layer's full gradients. The activations of the layer
+      are free again and are subtracted.
 
     In a pipeline and with ``reshard=false``, all parameters stay gathered. Gradients that are not
     reduced in every microbatch stay unsharded.
@@ -184,7 +191,7 @@ The shard's gradients are subtracted, because they are already part of the model
 
 
 def _text_at_loss(spec: StepSpec) -> str:
-    """Return the equation of the bytes of buffers at the loss, as text.
+    """Return the equation of a rank's bytes of buffers when the loss is computed, as text.
 
     The buffers are the gradients of logits and the parameters that FSDP has gathered.
     """
@@ -201,7 +208,11 @@ def _text_at_loss(spec: StepSpec) -> str:
 
 
 def _text_before_layer(spec: StepSpec) -> str:
-    """Return the equation of the bytes of buffers before the backward pass of a layer, as text."""
+    """Return the equation of a rank's bytes of buffers before a layer's backward pass, as text.
+
+    Buffers are the layers that FSDP has gathered, and the recomputed layer or, without
+    checkpointing, gradients inside the FFN. Gradients that are not reduced yet are added.
+    """
     if spec.checkpointing == "none":
         terms = [_inner_gradients_text(spec)]
     else:
@@ -214,9 +225,10 @@ def _text_before_layer(spec: StepSpec) -> str:
 
 
 def _text_after_layer(spec: StepSpec) -> str:
-    """Return the equation of the bytes of buffers after the backward pass of a layer, as text.
+    """Return the equation of a rank's bytes of buffers after a layer's backward pass, as text.
 
-    At this moment FSDP reduces the gradients of the layer.
+    At this moment FSDP holds gathered layers and the full gradients of the layer. The activations
+    of the layer are free, and are subtracted.
     """
     saved = layer_text(spec, spec.checkpointing)
     return f"{_gathered_layers_text(spec)} + layer_parameters * reduce_bytes - ({saved})"
@@ -287,10 +299,11 @@ def _count_gathered(view: RankView, parts: Parts) -> int:
 
 
 def activations_equation(view: RankView) -> Equation:
-    """Return the equation of the bytes that one rank saves for backward.
+    """Return the equation of the bytes of activations that one rank saves for backward.
 
-    It covers all microbatches in flight. The maximum over layers and the maximum over logits are
-    added, although they need not coincide.
+    It covers all microbatches in flight: those whose forward pass has run and whose backward pass
+    has not. The maximum for layers and the maximum for logits are added, although they may occur at
+    different times.
     """
     terms = [f"microbatches_in_flight * ({_layers_text(view, view.spec.checkpointing)})"]
     if view.has_embedding:

@@ -17,9 +17,10 @@ from parbench.workloads.model.shapes import Bias, Shape
 from parbench.workloads.parallel.dims import compute_chunk_size
 
 Kind = Literal["split", "replicated", "routed"]
-"""The effect of ``tp`` on a parameter, which ``tp`` splits ("split") or does not ("replicated").
+"""The way in which the ranks of one stage hold a parameter.
 
-Parameters of experts are "routed": ``ep`` and ``etp`` distribute them in place of ``tp``.
+"split": ``tp`` ranks have different parts. "replicated": every ``tp`` rank has all of it.
+"routed": it belongs to routed experts, which ``ep`` and ``etp`` distribute in place of ``tp``.
 """
 
 
@@ -32,7 +33,7 @@ class ParameterPart:
     size: tuple[int, ...]
     """The shape of the rank's part, such as (out_features / tp, in_features)."""
     kind: Kind
-    """The effect of ``tp`` on the parameter, see ``Kind``."""
+    """The way in which ranks hold the parameter: split, replicated or routed, see ``Kind``."""
 
     @property
     def numel(self) -> int:
@@ -40,7 +41,7 @@ class ParameterPart:
         return math.prod(self.size)
 
     def count_padded(self, ranks: int) -> int:
-        """Return the number of elements after padding for FSDP over ``ranks`` ranks.
+        """Return the number of elements after FSDP has padded the part for ``ranks`` ranks.
 
         FSDP pads the number of rows to a multiple of ``ranks``.
         """
@@ -83,7 +84,10 @@ class Units(NamedTuple):
     embeddings: Parts
     """The embedding parameters, empty without the first pipeline stage."""
     layers: tuple[tuple[int, Parts], ...]
-    """For each kind of layer, the number of such layers and the parameters of one of them."""
+    """For equal layers, their number on the rank and the parameters of one of them.
+
+    There are at most two entries: layers with experts and layers with an FFN.
+    """
     head: Parts
     """The parameters of the final norm and the head, empty without the last pipeline stage."""
 
@@ -105,8 +109,8 @@ def list_units(view: RankView) -> Units:
 def count_elements(view: RankView, *kinds: Kind) -> int:
     """Return the number of parameter elements on one rank, before FSDP shards them.
 
-    Only parameters of ``kinds`` count, such as "routed" for those of experts. Without ``kinds`` all
-    count.
+    ``kinds`` selects parameters: "split" over ``tp``, "replicated" over ``tp``, or "routed" for
+    those of experts. Without ``kinds`` all count.
     """
     return _count_in_units(view, kinds, 1, 0)
 
@@ -114,8 +118,9 @@ def count_elements(view: RankView, *kinds: Kind) -> int:
 def count_shard(view: RankView, *kinds: Kind) -> int:
     """Return the number of parameter elements in one rank's FSDP shard, over all units.
 
-    Only parameters of ``kinds`` count, such as "routed" for those of experts. Without ``kinds`` all
-    count. Without FSDP the shard is the rank's whole part.
+    A unit is a set of parameters that FSDP gathers together, such as a layer. ``kinds`` selects
+    parameters: "split" over ``tp``, "replicated" over ``tp``, or "routed" for those of experts.
+    Without ``kinds`` all count. Without FSDP, the shard is all that the rank holds.
     """
     dims = view.spec.dims
     return _count_in_units(view, kinds, dims.shard_size, dims.index(view.rank, *dims.shard_axes))
@@ -150,7 +155,7 @@ def num_active_parameters(shape: Shape, moe: Moe | None = None) -> int:
 
 
 def _full_model(shape: Shape, moe: Moe | None) -> RankView:
-    """Return the view of a single rank that holds all parameters of the model."""
+    """Return the description of a single rank that holds all parameters of the model."""
     return StepSpec(shape=shape, moe=moe and moe.on_one_rank()).rank_view(0)
 
 

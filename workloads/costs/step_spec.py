@@ -190,7 +190,10 @@ class StepSpec:
 
     @property
     def widths(self) -> Widths:
-        """The bytes of parameters, gradients and optimizer state for each parameter."""
+        """The bytes of weight, gradient and optimizer state per parameter, as fields.
+
+        They are ``state`` if it is set, otherwise those of the weights' precision.
+        """
         return self.state or (MIXED if self.has_master_weights else SINGLE)
 
     @property
@@ -220,7 +223,7 @@ class StepSpec:
     def pipeline_size(self) -> PipelineSize:
         """The numbers of ranks, microbatches and stages of the pipeline.
 
-        They are not checked: the schedule may be unable to run this size.
+        They are not checked: the schedule may be unable to run with them.
         """
         return self.pipeline_options.get_size(self.dims.pp, self.microbatches)
 
@@ -257,11 +260,11 @@ class StepSpec:
         return 1 + max(0, math.ceil((num_bytes - first) / others))
 
     def rank_view(self, rank: int) -> "RankView":
-        """Return the layers, sizes and position on the mesh of one global rank in this step."""
+        """Return the part of the step that one global rank has: position, stages and layers."""
         return RankView(spec=self, rank=rank)
 
     def stage_view(self, pp_rank: int) -> "RankView":
-        """Return the layers, sizes and position of the first rank of one pipeline position.
+        """Return the part of the step that the first rank of one pipeline position has.
 
         ``pp_rank`` is the position along ``pp``. On every other axis the rank is at position 0.
         """
@@ -272,10 +275,11 @@ class StepSpec:
 
     @cached_property
     def distinct_views(self) -> tuple["RankView", ...]:
-        """One rank for each different amount of work along the pipeline, in pipeline order.
+        """One representative of each set of pipeline ranks that do equal work, in pipeline order.
 
-        Ranks whose ``RankView.kind`` is equal do the same work. Of these, the one with most
-        microbatches in flight is taken, because it needs most memory.
+        Ranks do equal work if they have equally many layers of each kind, and if they agree in
+        having the embedding and in having the head. Of these ranks, the one with most microbatches
+        in flight is taken, because it needs most memory.
         """
         views_by_kind: dict[StageKind, list[RankView]] = {}
         for pp_rank in range(self.dims.pp):
@@ -297,9 +301,9 @@ class StepSpec:
         return replace(self, checkpointing=checkpointing, checkpoint_every=every)
 
     def with_dims(self, dims: ParallelDims) -> "StepSpec":
-        """Return a copy of the step on another mesh.
+        """Return a copy of the step on the mesh ``dims``.
 
-        Its experts take ``ep`` and ``etp`` from the new mesh.
+        If the model has experts, they are spread over ``ep`` and ``etp`` of this mesh.
         """
         moe = self.moe and replace(self.moe, ep=dims.ep, etp=dims.etp)
         return replace(self, dims=dims, moe=moe)
@@ -325,9 +329,11 @@ class StepSpec:
         return replace(self, microbatches=microbatches)
 
     def find_broken_rule(self, ranks: int = 0) -> str | None:
-        """Return the first rule that makes this step impossible, such as ``heads(6) % tp(4) != 0``.
+        """Return the first reason why this step cannot run, None if it can.
 
-        The result is None if the step can run. ``ranks`` is the world size, which must equal the
+        The text is the violation of a rule: ``heads(6) % tp(4) != 0`` means that 4 ranks cannot
+        share 6 heads. Only a pipeline schedule states its requirement, in a sentence such as
+        ``interleaved needs chunks(1) >= 2``. ``ranks`` is the world size, which must equal the
         number of ranks in the mesh. 0 skips this comparison.
         """
         dims = self.dims
@@ -344,8 +350,8 @@ class StepSpec:
     def require(self, gpus: int) -> None:
         """Raise ``UserError`` if this step cannot run on exactly ``gpus`` ranks.
 
-        The error names the product of mesh axes that differs from ``gpus``, or the rule from
-        ``find_broken_rule``.
+        The error has the product of the mesh axes that differs from ``gpus``, or the reason that
+        ``find_broken_rule`` returns.
         """
         if self.ranks != gpus:
             sizes = {name: self.dims.size(name) for name in self.dims.order}
@@ -358,9 +364,10 @@ class StepSpec:
 
 
 def _find_broken_pipeline(spec: StepSpec) -> str | None:
-    """Return the rule of the pipeline schedule or of torch's runtime that makes a step impossible.
+    """Return the reason why the schedule or torch's runtime cannot run a step's pipeline.
 
-    The result is None if the step can run, or has no pipeline.
+    It is the requirement of the schedule, such as ``interleaved needs chunks(1) >= 2``, or the
+    violation of a limit of torch. The result is None if the step can run, or has no pipeline.
     """
     try:
         pipeline = spec.pipeline
@@ -376,9 +383,10 @@ def _find_broken_pipeline(spec: StepSpec) -> str | None:
 
 
 def _find_broken_experts(spec: StepSpec) -> str | None:
-    """Return the rule about sizes of experts that makes a step impossible.
+    """Return the reason why the experts of a step cannot be split over its ranks.
 
-    The result is None if the step can run, or has no experts.
+    It is the violation, such as ``expert_ffn(100) % etp(3) != 0``. The result is None if the step
+    can run, or has no experts.
     """
     if spec.moe is None:
         return None
@@ -432,7 +440,11 @@ def parse_checkpointing(text: str) -> tuple[Checkpointing, int]:
 
 
 StageKind = tuple[int, int, bool, bool]
-"""The work of a rank: number of layers, dense layers of a MoE model, has embedding, has head."""
+"""The work of a pipeline rank, which is equal for ranks with an equal tuple.
+
+The elements are the number of layers, the number of dense layers of a MoE model, True if the rank
+has the embedding, and True if it has the head.
+"""
 
 
 class LayerKind(NamedTuple):
@@ -557,17 +569,19 @@ class RankView:
 
     @property
     def kind(self) -> StageKind:
-        """The numbers of layers, and the presence of embedding and head, on this rank.
+        """The work of this rank, which is equal for ranks with an equal result.
 
-        Ranks of equal kind do equal work.
+        The elements are the number of layers, the number of dense layers of a MoE model, True if
+        the rank has the embedding, and True if it has the head.
         """
         return self.layers, self.dense_layers, self.has_embedding, self.has_head
 
     @property
     def microbatches_in_flight(self) -> float:
-        """The maximum number of microbatches whose activations this rank holds at once.
+        """The maximum number of microbatches whose activations this rank holds at one time.
 
-        It is a mean over the rank's stages, and 1 without a pipeline.
+        A microbatch in one of several stages of the rank counts as 1 / stages. The result is 1
+        without a pipeline.
         """
         pipeline = self.spec.pipeline
         if pipeline is None:
@@ -598,7 +612,7 @@ class RankView:
 
     @cached_property
     def symbols(self) -> dict[str, float]:
-        """The values of the symbols in equations of bytes, by symbol.
+        """The values of the symbols in equations of this rank's bytes, keyed by symbol.
 
         ``tokens`` is the number of tokens of a microbatch inside attention and FFN blocks, and
         ``sharded_tokens`` between these blocks. ``layers`` is the number of this rank's layers,

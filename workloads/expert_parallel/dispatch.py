@@ -131,9 +131,9 @@ class TokenExchange:
         return self.unpack(self.transfer(self.pack()))
 
     def exchange_metadata(self) -> None:
-        """Exchange the counts of pairs or the expert ids that the other phases need.
+        """Send the counts of pairs, or the expert ids, that the other ranks need for dispatch.
 
-        The base class, which has all experts on this rank, exchanges nothing.
+        The base class, which has all experts on this rank, sends nothing.
         """
 
     def pack(self) -> Tensor:
@@ -173,7 +173,11 @@ class AllToAllExchange(TokenExchange):
     """
 
     def exchange_metadata(self) -> None:
-        """Exchange the number of pairs of each expert, and read the sizes of the all_to_all."""
+        """Exchange with all ranks the numbers of pairs for each expert, by a small all_to_all.
+
+        The host then reads the number of tokens that this rank sends to, and receives from, each
+        rank. The next all_to_all needs these sizes.
+        """
         sent = self.plan.counts.view(self.group.size(), -1)
         received = _exchange_evenly(sent, self.group)
         sizes = torch.stack((sent.sum(1), received.sum(1))).tolist()
@@ -197,9 +201,10 @@ class AllToAllExchange(TokenExchange):
         return ExpertRows(tokens=rows[self.order], counts=received.sum(0))
 
     def combine(self, results: Tensor) -> Tensor:
-        """Send results back to the ranks of their tokens, and return the weighted sum of each.
+        """Send results back by an all_to_all, and return the weighted sum of each own token's.
 
-        ``results`` are (rows, hidden) in the order of ``unpack``, the sums (tokens, hidden).
+        ``results`` (rows, hidden) are those of this rank's experts, in the order of ``unpack``. The
+        sums are (tokens, hidden), for the tokens of this rank.
         """
         by_source = results[torch.argsort(self.order)]
         return super().combine(self._exchange(by_source, self.num_sent, self.num_received))
@@ -218,13 +223,13 @@ class AllToAllExchange(TokenExchange):
 
 
 class AllgatherExchange(TokenExchange):
-    """Gathers the tokens of all ranks on every rank, and sums the results of all ranks' experts.
+    """Dispatches tokens by an all_gather, and combines the results by a reduce_scatter.
 
-    The gather is an all_gather, and the sum a reduce_scatter.
+    Every rank receives the tokens of all ranks, and runs its experts on those that chose them.
     """
 
     def exchange_metadata(self) -> None:
-        """Gather the expert ids of the tokens of all ranks."""
+        """All-gather the expert ids (tokens, top_k) of all ranks' tokens, for ``unpack``."""
         self.expert_ids = _gather(self.plan.expert_ids.int(), self.group).long()
 
     def pack(self) -> Tensor:
@@ -232,7 +237,10 @@ class AllgatherExchange(TokenExchange):
         return self.x
 
     def transfer(self, rows: Tensor) -> Tensor:
-        """Gather the tokens and weights of all ranks, and return the tokens in rank order."""
+        """All-gather the tokens and weights of all ranks, and return all tokens in rank order.
+
+        They are (ranks * tokens, hidden). The weights are kept for ``combine``.
+        """
         self.x = gather_rows(rows, self.group)
         self.weights = gather_rows(self.weights, self.group)
         return self.x
@@ -249,10 +257,11 @@ class AllgatherExchange(TokenExchange):
         return ExpertRows(tokens=super().pack(), counts=self.plan.counts)
 
     def combine(self, results: Tensor) -> Tensor:
-        """Return the sum over all ranks' experts of the results of this rank's tokens.
+        """Return the weighted sum of the results of each of this rank's tokens, (tokens, hidden).
 
-        Results (rows, hidden) are weighted and summed on the rank of the expert, for the tokens of
-        all ranks. The reduce_scatter then returns (tokens, hidden).
+        ``results`` (rows, hidden) are those of this rank's experts, for tokens of all ranks. Each
+        rank first adds up its own results by token. A reduce_scatter then sums over ranks, and
+        returns the sums of each rank's tokens to it.
         """
         return reduce_scatter_rows(super().combine(results), self.group)
 
@@ -271,11 +280,12 @@ def make_exchange(
     plan: DispatchPlan,
     group: dist.ProcessGroup | None,
 ) -> TokenExchange:
-    """Return the exchange of a microbatch's tokens over a process group.
+    """Return the object that dispatches a microbatch's tokens and combines their results.
 
-    ``dispatcher`` is a name in ``EXCHANGES``, ``x`` has this rank's tokens (tokens, hidden), and
-    ``weights`` (tokens, top_k) are the factors of the experts' results. With a ``group`` of None,
-    this rank holds all experts and the name is not used.
+    ``plan`` is the order in which this rank's pairs of token and expert are sent, and ``group`` the
+    ranks with different experts. ``dispatcher`` is a name in ``EXCHANGES``, ``x`` has this rank's
+    tokens (tokens, hidden), and ``weights`` (tokens, top_k) are the factors of the experts'
+    results. With a ``group`` of None, this rank holds all experts and the name is not used.
     """
     kind = TokenExchange if group is None else EXCHANGES[dispatcher]
     return kind(x, weights, plan, group)
@@ -337,9 +347,9 @@ def gather_routing(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gather over a group the tokens, the weights and the expert ids of all ranks, in rank order.
 
-    The arguments and the first two results are ``x`` (tokens, hidden) and ``weights``
-    (tokens, top_k). The third result is the expert ids (tokens, top_k) of the plans, with
-    ``NO_EXPERT`` for dropped pairs. In the results, ``tokens`` counts the tokens of all ranks.
+    ``x`` (tokens, hidden), ``weights`` (tokens, top_k) and ``plan`` are for this rank's tokens. The
+    results are the gathered ``x``, the gathered ``weights``, and the expert ids (tokens, top_k)
+    in the plans of all ranks, with ``NO_EXPERT`` for dropped pairs.
     """
     expert_ids = _gather(plan.expert_ids.int(), group).long()
     return gather_rows(x, group), gather_rows(weights, group), expert_ids

@@ -69,10 +69,16 @@ class ExpertSample:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertProbe:
-    """Measures the expert load, the exchange of tokens, and the time lost to imbalance."""
+    """Measures the load of experts, the exchange of tokens, and the time lost to imbalance.
+
+    Load is the number of tokens of an expert. The time lost to imbalance is the difference between
+    steps with the case's routing and steps with balanced routing.
+    """
 
     world: World
+    """All ranks of the benchmark."""
     spec: StepSpec
+    """The sizes and options of the training step, or of the step around a single MoE layer."""
     layers: Mapping[int, MoeLayer]
     """The MoE layers of this rank by layer number."""
     routing: StepRouting
@@ -120,10 +126,11 @@ class ExpertProbe:
         )
 
     def _measure_round_trip(self, measure: Callable[[Run], float]) -> RoundTrip:
-        """Run the exchange of one microbatch's tokens, and return ``measure(phase)`` by phase.
+        """Exchange one microbatch's tokens in forward, and return a measurement of each phase.
 
-        ``measure`` runs a phase and returns its seconds or its sent bytes. The tokens are routed as
-        the first microbatch of this rank's first MoE layer in the last step.
+        ``measure`` runs a phase and returns its seconds, or the bytes that this rank sends. Keys
+        are ``PHASES``. The tokens take the experts of one microbatch in this rank's first MoE layer
+        in the last step. All ranks of ``ep`` take part.
         """
         layer = next(iter(self.layers.values()))
         expert_ids = next(iter(layer.expert_ids.values()))
@@ -162,8 +169,9 @@ class ExpertProbe:
         return bytes_by_axis(calls, ("ep",))["ep"]
 
     def summarize(self, samples: Sequence[ExpertSample]) -> Explanation:
-        """Return metrics of expert load, exchanges and imbalance, with the loads as details.
+        """Return metrics of expert load, exchanges of tokens, and imbalance.
 
+        The facts for the record have the load of each expert and of each rank in a step.
         ``samples`` has the sample of every rank, in rank order.
         """
         traffic = ExpertTraffic(self.spec, [sample.counts for sample in samples])
@@ -244,10 +252,11 @@ def make_load_metrics(traffic: ExpertTraffic) -> dict[str, MetricValue]:
 
 
 def _find_worst(loads_by_layer: Iterable[Sequence[int]]) -> float | None:
-    """Return the largest imbalance of any layer, None if all loads are 0.
+    """Return the largest load imbalance of any layer, None if all loads are 0.
 
-    A layer's imbalance is its maximum load divided by its mean load. ``loads_by_layer`` has, for
-    each layer, the load of each expert or of each rank, as a number of tokens.
+    The imbalance of a layer is its maximum load divided by its mean load. ``loads_by_layer`` has,
+    for each layer, the load of each expert or rank: a number of tokens, or of pairs of token and
+    expert.
     """
     imbalances = [compute_imbalance(loads) for loads in loads_by_layer]
     return max((value for value in imbalances if value is not None), default=None)

@@ -32,8 +32,9 @@ class RoutingCounts(NamedTuple):
 
 
 def count_routing(layers: Mapping[int, MoeLayer]) -> RoutingCounts:
-    """Return the counts of this rank's pairs of token and expert in the last step, on the CPU.
+    """Return the numbers of tokens of this rank that chose each expert in the last step.
 
+    There is one count for each MoE layer and expert, with and without dropped tokens, on the CPU.
     ``layers`` has the MoE layers of this rank by layer number.
     """
     selected = []
@@ -58,7 +59,10 @@ class ExpertTraffic:
     """
 
     def __init__(self, spec: StepSpec, counts: Sequence[RoutingCounts]) -> None:
-        """Count the traffic of a step from the ``counts`` of every rank, in rank order."""
+        """Compute the pairs that each rank sends, receives and computes in a step.
+
+        ``counts`` has the numbers of pairs of every rank's own tokens, in rank order.
+        """
         assert spec.moe is not None
         self.counts = counts
         self._spec = spec
@@ -83,10 +87,11 @@ class ExpertTraffic:
         }
 
     def _add_pairs(self, source: int, by_target: Tensor) -> None:
-        """Add the pairs that the rank ``source`` sends to ``sent``, ``received`` and ``computed``.
+        """Add the pairs of one sending rank to ``sent``, ``received`` and ``computed``.
 
-        ``by_target`` has the number of pairs for each MoE layer and each rank of ``ep``,
-        (layers, ep). Pairs for the rank's own experts count only as computed.
+        ``source`` is the global rank that sends. ``by_target`` (layers, ep) has the number of pairs
+        for each MoE layer and each receiving rank of ``ep``. Pairs for the rank's own experts count
+        only as computed.
         """
         [ep_group] = [group for group in self._spec.dims.expert_groups("ep") if source in group]
         for target, pairs in zip(ep_group, by_target.unbind(1), strict=True):
@@ -156,10 +161,11 @@ class ExpertTraffic:
 def compute_expert_bytes(
     world: World, spec: StepSpec, layers: Mapping[int, MoeLayer], *, has_backward: bool = True
 ) -> dict[str, float]:
-    """Return the bytes that this rank sent in its last step over ``ep`` and ``etp``, keyed by axis.
+    """Return the analytical bytes that this rank sends in its last step, keyed by ``ep``, ``etp``.
 
-    All ranks call this function, each with its own MoE layers by layer number. Without
-    ``has_backward``, the step has no backward pass.
+    They follow from the experts that the tokens of all ranks took. All ranks call this function,
+    because they exchange these numbers. ``layers`` has this rank's MoE layers by layer number.
+    Without ``has_backward``, the step has no backward pass.
     """
     traffic = ExpertTraffic(spec, world.gather(count_routing(layers)))
     return traffic.compute_bytes(world.rank, has_backward=has_backward)

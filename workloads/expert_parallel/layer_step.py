@@ -40,7 +40,8 @@ class MoeLayerBenchmark(LayerBenchmark):
     """The benchmark of one MoE layer's forward and backward pass, without a model.
 
     In each step, every rank has new random tokens, (sequences, positions, hidden). Gradients are
-    not reduced. Those of a routed expert are sums over all tokens that the expert gets.
+    not reduced over data ranks. The gradients of a routed expert are sums over the tokens that the
+    expert receives from all ranks.
     """
 
     has_backward = True
@@ -89,9 +90,9 @@ class MoeLayerBenchmark(LayerBenchmark):
     def _run_reference(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return the output and the gradients of a single process, by tensor name.
 
-        The names are those of ``collect_tensors``. All tensors are in ``dtype``. Output and other
-        gradients are those of this rank's tokens. Gradients of routed experts are sums over the
-        tokens of all ranks that send to the same replica of the experts.
+        The names are those of ``collect_tensors``, and all tensors are in ``dtype``. The gradients
+        of routed experts are sums over the tokens of all ranks of ``_find_sources``. The output and
+        all other gradients are for this rank's tokens only.
         """
         layer = ReferenceMoeLayer(self.spec.shape, self.moe.on_one_rank())
         self._initialize(layer, dtype)
@@ -113,9 +114,12 @@ class MoeLayerBenchmark(LayerBenchmark):
         return tensors
 
     def _find_sources(self) -> list[int]:
-        """Return the ranks that send tokens to the same replica of the experts as this rank.
+        """Return the ranks whose tokens this rank's experts may receive, this rank included.
 
-        The result includes this rank. Ranks of one ``etp`` group are neighbors in the list.
+        The ranks of one ``ep`` group hold one complete copy (replica) of the experts. Tokens are
+        sent only within a replica. With ``etp``, which splits each expert, a replica also has the
+        ``etp`` groups of these ranks. The result has the ranks of each ``etp`` group next to each
+        other.
         """
         dims = self.spec.dims
         [ep_group] = [group for group in dims.expert_groups("ep") if self._world.rank in group]
@@ -126,7 +130,12 @@ class MoeLayerBenchmark(LayerBenchmark):
         return sources
 
     def describe(self) -> Description:
-        """Return the tokens of a step over all ranks as its work, and the sizes as details."""
+        """Return the tokens that all ranks process in a step, and facts for its record.
+
+        The tokens divided by the step's seconds give the metric ``tokens_per_second``. The facts
+        are tokens per rank, the capacity of an expert per rank in tokens (``slots``), the experts'
+        hidden size, the mesh, and the FLOPs per rank.
+        """
         axes = {axis: {"ranks": group.size()} for axis, group in self._list_groups().items()}
         details: dict[str, Any] = {
             "tokens_per_rank": self._num_tokens,
@@ -155,9 +164,10 @@ class MoeLayerBenchmark(LayerBenchmark):
         return {axis: groups[axis] for axis in ("ep", "etp") if axis in groups}
 
     def explain_step(self, reset: Callable[[], None], budget_seconds: float) -> Explanation:
-        """Measure bytes, expert load, exchanges of tokens and overlap in further steps.
+        """Return metrics of sent bytes, expert load, exchanges of tokens and overlap.
 
-        ``reset`` is called before each step. The steps take about ``budget_seconds``.
+        They are measured in further steps, which take about ``budget_seconds``. ``reset`` is called
+        before each step. All ranks take part.
         """
         groups = self._list_groups()
         layers = {0: self.layer}
@@ -197,9 +207,10 @@ class DispatchBenchmark(MoeLayerBenchmark):
 
     @torch.no_grad()
     def _draw(self) -> None:
-        """Draw tokens, and compute the experts and weights that the next step uses.
+        """Draw tokens, and choose their experts and weights for the next step, before it is timed.
 
-        The experts are replaced by ``ScalingExperts``, and the last output by NaN.
+        The experts are replaced by ``ScalingExperts``, which return their tokens. The last output
+        is replaced by NaN, so that the check finds a step that writes nothing.
         """
         super()._draw()
         self._tokens = self.x.flatten(0, 1)
@@ -212,14 +223,18 @@ class DispatchBenchmark(MoeLayerBenchmark):
 
     @torch.no_grad()
     def step(self) -> None:
-        """Dispatch this rank's tokens and combine the results, without a backward pass."""
+        """Send this rank's tokens to the ranks of their experts, and combine the results.
+
+        The experts only return their tokens. There is no backward pass.
+        """
         self.output = self.layer.run_experts(self._tokens, self._weights, self._expert_ids)
 
     def check(self) -> int:
         """Return the number of wrong output elements of the last step and of one further step.
 
-        In the last step experts return their tokens. In the further step, each expert multiplies
-        its tokens by another factor, so that a token at a wrong expert is found.
+        In the last step, experts return their tokens unchanged. In the further step, each expert
+        multiplies its tokens by a factor of its own. A token that was sent to a wrong expert then
+        has a wrong result.
         """
         wrong = self._count_wrong(self.output, torch.ones(self.moe.experts))
         group = self._mesh.groups.get("ep")
@@ -255,7 +270,11 @@ class DispatchBenchmark(MoeLayerBenchmark):
         return int((~is_right).sum())
 
     def describe(self) -> Description:
-        """Return the description of the layer, with pairs of token and expert as the work."""
+        """Return the pairs of token and expert that all ranks dispatch in a step, and facts.
+
+        The pairs divided by the step's seconds give ``pairs_per_second``. The facts for the record
+        are those of the MoE layer.
+        """
         pairs = self._num_tokens * self.moe.top_k * self._world.size
         work = (Work(name="pairs_per_second", amount=pairs),)
         return replace(super().describe(), work=work, notes=(DISPATCH_CLAIM,))

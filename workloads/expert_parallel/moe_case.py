@@ -48,7 +48,10 @@ LAYER_PARAMS = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class Moe:
-    """The settings of a mixture of experts (MoE), which replaces FFNs on ``ep * etp`` ranks."""
+    """The settings of a mixture of experts (MoE), which replaces the FFN of each layer.
+
+    The experts are spread over ``ep * etp`` ranks.
+    """
 
     ep: int
     """The number of ranks that hold different experts."""

@@ -212,21 +212,23 @@ class MoeLayer(nn.Module):
         return added
 
     def plan_dispatch(self, expert_ids: Tensor) -> DispatchPlan:
-        """Return the order in which this rank's pairs of token and expert are sent.
+        """Return the order in which this rank sends its tokens to their experts.
 
-        ``expert_ids`` (tokens, top_k) are the experts of this rank's tokens of one microbatch.
-        Pairs beyond the capacity of an expert are dropped.
+        A token is sent once for each of its experts, so that the order is one of pairs of token and
+        expert. ``expert_ids`` (tokens, top_k) are the experts of this rank's tokens of one
+        microbatch. Pairs beyond the capacity of an expert are dropped.
         """
         slots = self.moe.slots(len(expert_ids))
         num_pairs = expert_ids.numel() if slots is None else None
         return dispatch.plan_dispatch(expert_ids, self.moe.experts, slots, num_pairs)
 
     def run_experts(self, tokens: Tensor, weights: Tensor, expert_ids: Tensor) -> Tensor:
-        """Return the weighted sum of each token's routed experts, (tokens, hidden).
+        """Return the weighted sum of the results of each token's routed experts, (tokens, hidden).
 
-        ``tokens`` are (tokens, hidden), ``weights`` and ``expert_ids`` (tokens, top_k). Tokens are
-        dispatched over ``ep``. Ranks of ``etp`` first gather each other's tokens, and in the end
-        sum their terms of the results by a reduce_scatter.
+        ``tokens`` are (tokens, hidden), ``weights`` and ``expert_ids`` (tokens, top_k). It
+        communicates: tokens are dispatched over ``ep``, and results return the same way. With
+        ``etp``, ranks first all-gather each other's tokens. In the end they reduce-scatter the
+        results, of which each rank has computed one term.
         """
         plan = self.plan_dispatch(expert_ids)
         group = self._etp_group
@@ -238,21 +240,22 @@ class MoeLayer(nn.Module):
         return dispatch.reduce_scatter_rows(self._exchange(tokens, weights, plan), group)
 
     def _exchange(self, tokens: Tensor, weights: Tensor, plan: DispatchPlan) -> Tensor:
-        """Return the weighted sum of each token's experts, (tokens, hidden).
+        """Send tokens to the ranks of ``ep`` with their experts, and return the combined results.
 
-        Tokens are dispatched to the ranks of ``ep`` that hold their experts. The experts run there,
-        and their results are sent back and combined. ``weights`` are (tokens, top_k).
+        The experts run on these ranks, and the results are sent back. The return value is the
+        weighted sum of the results of each token's experts, (tokens, hidden). ``weights`` are
+        (tokens, top_k), and ``plan`` is the order in which pairs of token and expert are sent.
         """
         exchange = dispatch.make_exchange(self.moe.variant, tokens, weights, plan, self._ep_group)
         return exchange.combine(self.experts(exchange.dispatch()))
 
 
 class _AddLoss(torch.autograd.Function):
-    """Returns a tensor unchanged, and in backward gives a scalar loss a gradient of 1."""
+    """Adds a scalar loss to backward: returns a tensor unchanged, and gives the loss gradient 1."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
-        """Return a view of ``x``, whose backward pass then includes ``loss``."""
+        """Return ``x`` unchanged (as a view), so that backward from it also reaches ``loss``."""
         ctx.loss_dtype = loss.dtype
         return x.view_as(x)
 
@@ -272,8 +275,9 @@ The key is the data type of the router's weight. Scores are between 0 and 1.
 class ReferenceMoeLayer(MoeLayer):
     """An MoE layer that one process computes expert by expert, to verify ``MoeLayer``.
 
-    It takes complete sequences. As in ``MoeLayer``, the capacity of experts and the load-balancing
-    loss apply separately to the part of the sequences that each rank holds.
+    It takes complete sequences, whose tokens several ranks share in the verified step. The capacity
+    of experts and the load-balancing loss apply to the tokens of each of these ranks separately, as
+    in ``MoeLayer``.
     """
 
     positions_by_source: Sequence[Sequence[int]] | None = None
@@ -301,14 +305,22 @@ class ReferenceMoeLayer(MoeLayer):
         return super().forward(x)
 
     def select_experts(self, scores: Tensor) -> Tensor:
-        """Select experts as ``MoeLayer`` does, and set ``num_misrouted``."""
+        """Return the experts as ``MoeLayer`` does, and set ``num_misrouted``.
+
+        If the experts are assigned, because ranks took them, the router of this layer is compared
+        with them.
+        """
         expert_ids = super().select_experts(scores)
         tolerance = NEAR_SCORES[self.router.weight.dtype]
         self.num_misrouted = count_misrouted(scores, expert_ids, tolerance)
         return expert_ids
 
     def add_balance_loss(self, output: Tensor, scores: Tensor, expert_ids: Tensor) -> Tensor:
-        """Set ``aux_loss`` and return ``output`` unchanged, without a gradient of the loss."""
+        """Set ``aux_loss`` and return ``output`` unchanged.
+
+        Other than in ``MoeLayer``, backward from ``output`` does not include this loss. The caller
+        adds ``aux_loss`` to the loss of the model.
+        """
         losses = [
             compute_balance_loss(scores[tokens], expert_ids[tokens])
             for tokens in self._tokens_by_source
@@ -402,8 +414,9 @@ def replace_ffns_with_moe(
 ) -> None:
     """Replace the FFN of each layer of ``model`` by an MoE layer on the meta device.
 
-    The MoE layers are of class ``kind`` and have the data type of the model's parameters. ``mesh``
-    has the ranks that share the experts. None means that this rank holds all experts.
+    The MoE layers are of class ``kind``, have the sizes in ``shape`` and ``moe``, and the data type
+    of the model's parameters. ``mesh`` has the process groups ``ep`` and ``etp`` of the ranks that
+    share the experts. None means that this rank holds all experts.
     """
     dtype = next(model.parameters()).dtype
     for layer in model.layers.values():

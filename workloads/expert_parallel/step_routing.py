@@ -46,10 +46,10 @@ The keys are the index of the microbatch in the global batch and the number of t
 def draw_experts(moe: Moe, tokens: int, *, seed: int, ranks: int, purpose: object) -> Tensor:
     """Return ``top_k`` different random experts of each token, (tokens, top_k), on the CPU.
 
-    The same ``seed`` and ``purpose`` give the same experts. ``purpose`` is text that separates
-    draws, such as that of each microbatch. With balanced routing, pairs take all experts one after
-    the other, in a random order. With other routings, a token's experts are drawn by
-    ``compute_popularity`` for ``ranks`` ranks, without replacement.
+    With balanced routing, the experts take turns in a random order, so that their loads differ by
+    at most one token. With other routings, each token draws experts without replacement, with
+    probabilities in proportion to ``compute_popularity`` for ``ranks`` ranks. The same ``seed``
+    and ``purpose`` give the same experts. ``purpose`` separates draws, such as one per microbatch.
     """
     generator = make_generator(seed, purpose)
     if moe.routing == BALANCED:
@@ -62,7 +62,11 @@ def draw_experts(moe: Moe, tokens: int, *, seed: int, ranks: int, purpose: objec
 
 
 class StepRouting:
-    """Chooses the experts of this rank's tokens for each step, and verifies a router's choice."""
+    """Decides the experts of this rank's tokens in each step, and verifies the choice of routers.
+
+    With the routing ``router``, the router of each MoE layer chooses the experts in forward. With
+    other routings, a random generator draws them before the step is timed.
+    """
 
     def __init__(
         self,
@@ -73,17 +77,17 @@ class StepRouting:
     ) -> None:
         """Make the routing of a step that has experts, ``spec.moe``.
 
-        ``positions`` are the positions in each sequence of this rank's tokens.
-        ``positions_by_source`` has the positions of every rank that shares the sequence, because
-        the capacity of experts applies to each of these ranks. None means that one rank has
-        complete sequences.
+        ``positions`` are the positions of this rank's tokens in each sequence.
+        ``positions_by_source`` has the positions on every rank that shares the sequence. The
+        reference needs them, because each of these ranks may send an expert only as many tokens as
+        its capacity. None means that one rank has complete sequences.
         """
         assert spec.moe is not None
         self._world = world
         self._spec = spec
         self._moe = spec.moe
         self.name = spec.moe.routing
-        """The name of the routing from the next step on, one of ``ROUTINGS``."""
+        """The routing that ``draw`` uses for the next step: router, balanced, zipf or hot_rank."""
         self._positions = list(positions)
         self._positions_by_source = positions_by_source
         self._recorded: RecordedIds | None = None  # taken instead of all others, if present
@@ -146,7 +150,7 @@ class StepRouting:
     def make_reference_model(self, dtype: torch.dtype) -> nn.Module:
         """Return the model of a single process with all experts, on the meta device.
 
-        Its MoE layers are ``ReferenceMoeLayer``.
+        Its MoE layers are ``ReferenceMoeLayer``, which take the experts that the ranks took.
         """
         model = make_meta_model(self._spec.shape, dtype)
         moe = self._moe.on_one_rank()
@@ -180,11 +184,11 @@ class StepRouting:
     ) -> int:
         """Return the number of wrong results of ``check``, plus the number of misrouted tokens.
 
-        With the routing ``router``, ``check`` runs with the experts that the ranks took in the last
-        step. A token is misrouted in a layer if the router of a single process would choose other
-        experts. Misrouted tokens are counted only at the first call, because the single process has
-        the initial weights. With other routings there are none. ``layers`` has this rank's MoE
-        layers by layer number, and ``batch`` is the global batch (sequences, positions + 1).
+        With the routing ``router``, all layers take the same experts as in the last step while
+        ``check`` runs, so that ranks and reference do not differ by a rounded score. Misrouted
+        tokens are those that took wrong experts (see ``_count_misrouted``). With other routings
+        there are none. ``layers`` has this rank's MoE layers by layer number, and ``batch`` is the
+        global batch (sequences, positions + 1). All ranks call it.
         """
         if self.name != ROUTER:
             return check()
@@ -195,10 +199,11 @@ class StepRouting:
             self._recorded = None
 
     def _gather_expert_ids(self, layers: Mapping[int, MoeLayer]) -> RecordedIds:
-        """Return the experts that the tokens of all ranks took in the last step.
+        """Gather on every rank the experts that the tokens of all ranks took in the last step.
 
         All ranks call this function, each with its own MoE layers by layer number. Positions that
-        no rank recorded have ``NO_EXPERT``.
+        no rank recorded have ``NO_EXPERT``. The result is keyed by index of the microbatch in the
+        global batch, and then by layer number.
         """
         size = (self._spec.microbatch, self._spec.shape.sequence, self._moe.top_k)
         local_ids = []
@@ -215,11 +220,14 @@ class StepRouting:
         return recorded
 
     def _count_misrouted(self, batch: Tensor) -> int:
-        """Return the number of tokens that a single process would send to other experts.
+        """Return the number of tokens that took wrong experts in the last step, over all layers.
 
-        A token counts once for each layer in which the router of the single process, with the
-        initial weights, would choose other experts than the ranks took. The result is 0 after the
-        first call, and if the single process does not fit into memory.
+        Experts are wrong if the router of a single process with the initial weights would choose
+        others. ``batch`` are the tokens of all ranks (sequences, positions + 1).
+
+        The comparison is made only at the first call. Later calls return 0, because the weights of
+        the ranks are then trained and no longer the initial ones. The result is also 0 if the
+        single process does not fit in memory.
         """
         if self._has_checked_router or not self._spec.reference_fits:
             return 0
@@ -235,5 +243,5 @@ class StepRouting:
 
 
 def _find_reference_layers(model: nn.Module) -> list[ReferenceMoeLayer]:
-    """Return all MoE layers of a single-process model, in the order of ``model.modules()``."""
+    """Return all MoE layers of a single-process reference, in the order of ``model.modules()``."""
     return [module for module in model.modules() if isinstance(module, ReferenceMoeLayer)]

@@ -15,9 +15,10 @@ LEARNING_RATE = 1e-3
 def make_optimizer(
     parameters: Iterable[Tensor], dtype: torch.dtype, *, is_simulated: bool = False
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of a training step for ``parameters`` with weights of type ``dtype``.
+    """Return the optimizer of a training step for ``parameters`` of type ``dtype``.
 
-    ``choose_optimizer`` names its class.
+    It is AdamW, with float32 master weights for other types than float32. With simulated compute it
+    changes no parameters.
     """
     groups = make_parameter_groups(parameters)
     optimizer_class = choose_optimizer(dtype, is_simulated=is_simulated)

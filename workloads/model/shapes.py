@@ -25,7 +25,7 @@ MAX_LAYERS = 1 << 12
 Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)]
 """A size of a model, at least 1."""
 SizeOrZero = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]
-"""A size of a model, where 0 has a meaning of its own."""
+"""A size of a model, at least 0. The meaning of 0 depends on the field."""
 
 
 class Latent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -220,7 +220,7 @@ def shape_of(params: Mapping[str, Value]) -> Shape:
     """Return the model that the parameters of a case choose.
 
     It is the model named ``shape`` with the sizes that other parameters replace. Raises
-    ``UserError`` with the equation that the sizes do not satisfy.
+    ``UserError`` with a violation, such as ``heads(6) % kv_heads(4) != 0``, for impossible sizes.
     """
     named = SHAPES[str(params["shape"])]
 
@@ -247,7 +247,8 @@ def shape_of(params: Mapping[str, Value]) -> Shape:
 def require_shape(shape: Shape) -> None:
     """Raise ``UserError`` if the sizes of a model are impossible.
 
-    The error has the equation that they do not satisfy, such as ``heads(6) % kv_heads(4) != 0``.
+    The error has the violation: ``heads(6) % kv_heads(4) != 0`` means that 4 key-value heads cannot
+    serve equally many of 6 query heads.
     """
     hidden, heads, kv_heads = shape.hidden, shape.heads, shape.kv_heads
     if shape.layers > MAX_LAYERS:
@@ -263,7 +264,10 @@ def require_shape(shape: Shape) -> None:
 
 
 def num_ffn_matrices(shape: Shape) -> int:
-    """Return the number of weight matrices in one FFN: up and down, and for llama the gate."""
+    """Return the number of weight matrices in one FFN: up and down for gpt, also gate for llama.
+
+    An expert has the same number.
+    """
     return 3 if shape.recipe == "llama" else 2
 
 

@@ -34,11 +34,11 @@ The clocks of an idle GPU rise within part of a second.
 
 
 class SimulatedCompute:
-    """Makes parts of a step take a given time in place of computing.
+    """Waits for given times in place of computing, so that parts of a step have known durations.
 
-    On a CPU it sleeps. The time by which one part takes too long is taken from the next parts. On
-    CUDA a kernel spins in the current stream. Its length comes from one calibration, because the
-    host must not wait for the device.
+    On a CPU it sleeps. If a sleep takes too long, the next ones are shorter by the excess (the
+    debt). On CUDA a kernel spins in the current stream for a number of clock cycles. The cycles per
+    second are measured once, because the host must not wait for the device during a step.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class SimulatedCompute:
         self._clock = clock
         self._sleep = sleep
         self._debt_seconds = 0.0
-        """The seconds by which the last part took too long."""
+        """The seconds by which the last wait ended too late, which the next wait makes up for."""
         self.forward_scale = 1.0
-        """The factor of the simulated seconds of forward passes; see ``calibrate``."""
+        """The factor of the waits in forward passes, at most about 1. ``calibrate`` sets it."""
         self.backward_scale = 1.0
-        """The factor of the simulated seconds of backward passes; see ``calibrate``."""
+        """The factor of the waits in backward passes, at most about 1. ``calibrate`` sets it."""
 
     @contextmanager
     def taking(self, seconds: float) -> Iterator[None]:
@@ -89,10 +89,7 @@ class SimulatedCompute:
             accelerator.synchronize(self._device)
 
     def reset_debt(self) -> None:
-        """Forget the time by which earlier parts took too long.
-
-        The next part then takes its full time.
-        """
+        """Forget by how much earlier waits were too long, so that the next one is not shortened."""
         self._debt_seconds = 0.0
 
 
@@ -175,10 +172,10 @@ class SimulatedLinear(nn.Linear):
 def _find_placements(
     weight: Placement, input_placement: Placement, feature_dim: int
 ) -> tuple[Placement, Placement]:
-    """Return the placement of a sharded Linear's input gradient, and that of its output.
+    """Return the DTensor placements of a sharded Linear's input gradient and of its output.
 
-    ``weight`` and ``input_placement`` are the placements of its weight and its input, and
-    ``feature_dim`` is the last dimension of the input.
+    ``weight`` and ``input_placement`` are the placements of its weight and its input.
+    ``feature_dim`` is the index of the last dimension of the input.
     """
     if weight == Shard(0):
         return Partial(), Shard(feature_dim)
@@ -190,7 +187,8 @@ def _find_placements(
 class _ForwardAndInputGradient(torch.autograd.Function):
     """Simulates a Linear's forward pass, and in backward its input gradient.
 
-    It is apart from the weight gradient, because some pipeline schedules run that later.
+    The weight gradient is a separate autograd function, because some pipeline schedules run it
+    later than the input gradient.
     """
 
     @staticmethod
@@ -243,9 +241,9 @@ class _WeightGradient(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
-    """Joins a Linear's output with the token of its weight gradient, so that backward runs both.
+    """Makes a Linear's output depend on its weight gradient's node, so that backward reaches it.
 
-    It costs nothing, even if it runs twice.
+    Its own passes take next to no time, even if backward runs it twice.
     """
 
     @staticmethod
@@ -269,10 +267,11 @@ def simulate_linears(
 ) -> None:
     """Replace the matrix multiplications in ``model.layers`` by simulated compute.
 
-    All layers together take ``seconds_per_forward`` for one microbatch, each the same time. In a
-    layer each Linear takes a share by its number of weights. Attention becomes a sum that keeps
-    shapes and gradients, and the head a Linear that takes no time. Norms and activations stay. Call
-    it before weights are sharded, with all layers of this rank.
+    The forward passes of all layers together take ``seconds_per_forward`` for one microbatch. Each
+    layer takes an equal part, and in a layer each Linear takes a share by its number of weights.
+    Attention becomes the sum q + k + v, which takes next to no time. The head becomes a simulated
+    Linear that takes no time. Norms and activation functions are not replaced. Call it before
+    weights are sharded, with all layers of ``model``.
     """
     layers = list(model.get_submodule("layers").children())
     for layer in layers:
@@ -291,7 +290,10 @@ def simulate_linears(
 
 
 def _simulate_linear(linear: nn.Linear, seconds: float, compute: SimulatedCompute) -> None:
-    """Turn a Linear into a ``SimulatedLinear`` in place, whose passes take ``seconds`` each."""
+    """Turn a Linear into a ``SimulatedLinear`` in place.
+
+    Its forward pass, its input gradient and its weight gradient then take ``seconds`` each.
+    """
     # It keeps its name, its parameters and its base class, which other code depends on.
     linear.__class__ = SimulatedLinear
     assert isinstance(linear, SimulatedLinear)
@@ -327,11 +329,15 @@ def set_distinct_gradients(model: nn.Module, rank: int, data_size: int) -> None:
 def calibrate(
     compute: SimulatedCompute, seconds_per_forward: float, forward: Callable[[], Tensor]
 ) -> None:
-    """Scale simulated compute so that its time includes the host's own time for the same passes.
+    """Make the waits of ``compute`` shorter, by the time that the host itself needs for the passes.
 
-    Afterwards, forward takes T and backward 2 T, where T is ``seconds_per_forward``. ``forward``
-    runs the model for one microbatch and returns the loss. The model is not distributed yet, so
-    that the costs of the distribution remain visible.
+    A pass takes its waits and the time in which the host runs Python and torch. Before calibration,
+    the waits of a forward pass alone add up to T, which is ``seconds_per_forward``. Afterwards,
+    waits and host time together take T in forward and 2 T in backward. The scales are never
+    negative, so that a slow host may still exceed T.
+
+    ``forward`` runs forward of one microbatch and returns the loss. It must use a model that is not
+    distributed. The host time that parallelism adds is then not subtracted and stays visible.
     """
     forward_seconds = []
     backward_seconds = []

@@ -183,7 +183,10 @@ class Transformer(nn.Module):
             self.head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits or activations of this part for tokens or activations ``x``."""
+        """Return the logits (b, s, vocabulary), or activations (b, s, hidden) without the head.
+
+        ``x`` are token ids (b, s), or activations (b, s, hidden) without the embedding.
+        """
         if self.token_embedding is not None:
             x = self.token_embedding(x)
         if self.position_embedding is not None:
@@ -204,9 +207,9 @@ class Transformer(nn.Module):
 
 
 def merge_parts(parts: Sequence[Transformer]) -> nn.Module:
-    """Return a module that holds all parameters of some parts under their names in the full model.
+    """Return one module with the parameters of several parts of the model, which is never called.
 
-    It is used for its parameters and is never called.
+    The parts are those of a rank's pipeline stages. Parameters have their names in the full model.
     """
     if len(parts) == 1:
         return parts[0]
@@ -266,9 +269,9 @@ def initialize(module: nn.Module, seed: int, device: torch.device, name: str = "
 
 
 def set_weights(module: nn.Module, seed: int, name: str = "") -> None:
-    """Set all parameters of a module to their initial values; see ``draw_weights``.
+    """Set all parameters of a module to the initial values that ``seed`` and their names define.
 
-    ``name`` is the module's name in the model.
+    ``name`` is the module's name in the model. A DTensor gets this rank's part.
     """
     with torch.no_grad():
         for path, parameter in module.named_parameters(prefix=name):
@@ -280,10 +283,10 @@ def set_weights(module: nn.Module, seed: int, name: str = "") -> None:
 
 
 def take_local_part(full: Tensor, parameter: DTensor) -> Tensor:
-    """Return this rank's part of a full tensor, sharded as the DTensor ``parameter`` is.
+    """Return this rank's part of ``full``, which is split as the DTensor ``parameter`` is.
 
-    The dimensions of a mesh that are further right split a parameter first: FSDP shards what tensor
-    parallelism has left.
+    The last dimension of the device mesh splits the tensor first. With (fsdp, tp), FSDP shards the
+    part that tensor parallelism has left.
     """
     mesh = parameter.device_mesh
     coordinate = mesh.get_coordinate()
@@ -301,10 +304,11 @@ def take_local_part(full: Tensor, parameter: DTensor) -> Tensor:
 
 
 def draw_weights(name: str, size: torch.Size, seed: int, device: torch.device) -> Tensor:
-    """Return the full initial values of a parameter in float32: normal(0, 0.02), norms 1, biases 0.
+    """Return the initial values of a full parameter in float32: normal(0, 0.02), norms 1, biases 0.
 
-    ``name`` is the parameter's name in the model. Every rank draws the full tensor on its device,
-    so that ranks with the same kind of device have the same values.
+    ``name`` is the parameter's name in the model and ``size`` its full shape. The values depend on
+    ``seed`` and ``name`` only. Every rank draws the full tensor on its own device, also if it
+    keeps only a part. Devices of one kind give equal values.
     """
     if len(size) == 1:
         return torch.full(size, 1.0 if name.endswith("norm.weight") else 0.0, device=device)
@@ -380,9 +384,10 @@ def checkpoint_layers(part: Transformer, checkpointing: Checkpointing, every: in
 
 
 watchers: list[list[Any]] = []
-"""Lists that receive each new cache of selective checkpointing while bytes are counted.
+"""Lists to which selective checkpointing adds its cache of saved tensors, one for each layer.
 
-Saved-tensor hooks do not see the tensors in these caches.
+It is empty unless the bytes that a forward pass saves are being counted. Saved-tensor hooks do not
+see the tensors in these caches.
 """
 
 
@@ -398,7 +403,10 @@ def _make_selective_contexts() -> Any:
 
 
 def list_kept_tensors(caches: list[Any]) -> list[Tensor]:
-    """Return the tensors that selective checkpointing saves in its caches, from ``watchers``."""
+    """Return the tensors that selective checkpointing saves for backward.
+
+    ``caches`` are its caches, as a list in ``watchers`` has received them.
+    """
     return [kept.val for kept in tree_leaves(caches) if hasattr(kept, "val")]
 
 

@@ -9,9 +9,9 @@ from parbench.workloads.model.shapes import Shape, num_ffn_matrices
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeShares:
-    """The fractions of the time of a forward pass that kinds of multiplications take.
+    """The fractions of a rank's simulated forward time, by kind of matrix multiplication.
 
-    They are those of linear layers, of routed experts, and of attention. Their sum is 1.
+    Their sum is 1.
     """
 
     linear: float

@@ -190,7 +190,7 @@ class ParallelDims:
         return [sorted(ranks, key=lambda rank: self.index(rank, *axes)) for ranks in groups]
 
     def expert_position(self, rank: int) -> "ExpertPosition":
-        """Return the position of a global rank among the ranks that share the experts."""
+        """Return the indices of a global rank along ``pp``, ``edp``, ``ep`` and ``etp``."""
         index, etp = divmod(self.index(rank, *EXPERT_AXES), self.etp)
         edp, ep = divmod(index, self.ep)
         return ExpertPosition(self.index(rank, "pp"), edp, ep, etp)
@@ -225,10 +225,12 @@ class ParallelDims:
         return list(groups.values())
 
     def find_broken_rule(self, ranks: int, experts: int = 0) -> str | None:
-        """Return the first condition that the mesh does not satisfy, None if it satisfies all.
+        """Return the first violation of a rule about the mesh, None if the mesh is possible.
 
-        The result is an equation with the sizes, such as ``experts(8) % ep(3) != 0``. ``ranks`` is
-        the world size. ``experts`` is the number of routed experts in a layer, 0 for a dense model.
+        The text is the violation that is true, with the numbers in parentheses. For example,
+        ``experts(8) % ep(3) != 0`` means that 3 ``ep`` ranks cannot share 8 experts equally.
+        ``ranks`` is the world size, which the mesh must have. ``experts`` is the number of routed
+        experts in a layer, 0 for a dense model.
         """
         if self.ranks != ranks:
             axes = [name for name in self.order if self.size(name) > 1]
@@ -247,9 +249,10 @@ class ParallelDims:
         return None
 
     def _find_unused_expert_axis(self) -> str | None:
-        """Return an error message if a model without experts has ``ep`` or ``etp`` above 1.
+        """Return the violation if ``ep`` or ``etp`` is above 1, for a model without experts.
 
-        Otherwise the result is None.
+        It is a text such as ``ep(2) > 1 without experts: set experts=N``. The result is None if
+        both are 1.
         """
         for axis in INSIDE:
             if self.size(axis) > 1:

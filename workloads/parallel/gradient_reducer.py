@@ -16,10 +16,11 @@ from parbench.workloads.parallel.mesh import get_local_tensor
 
 
 class BucketTracker:
-    """Starts the reduction of a bucket of gradients as soon as backward has computed all of them.
+    """Starts the reduction of a bucket as soon as backward has computed all of its gradients.
 
-    Hooks of autograd count the gradients between ``activate`` and ``start_remaining``. A parameter
-    may be in several buckets.
+    A bucket is a list of parameters whose gradients are reduced by one collective. Autograd's hooks
+    count gradients between ``activate`` and ``start_remaining``. A parameter may be in several
+    buckets.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class BucketTracker:
         self._missing: list[int] = []
         """By index of the bucket, the number of gradients that are still missing in this pass."""
         self.is_active = False
+        """True while a backward pass runs after which gradients are reduced."""
         self._hooks: list[RemovableHandle] = []
         indices: dict[nn.Parameter, list[int]] = {}
         for index, parameters in enumerate(buckets):
@@ -46,7 +48,8 @@ class BucketTracker:
     def close(self) -> None:
         """Remove the hooks from the parameters.
 
-        The garbage collector does not find their reference cycles.
+        Without this call, parameters and tracker would keep each other alive, because the garbage
+        collector does not find the cycle through the hooks.
         """
         for hook in self._hooks:
             hook.remove()
@@ -107,11 +110,11 @@ class GradientReducer:
         self._reductions: list[tuple[int, Tensor, dist.Work | None]] = []
 
     def wait(self, *, is_last: bool = True) -> None:
-        """Wait until all gradients are reduced, and write the results into the ``grad`` tensors.
+        """Wait until all gradients are reduced, and write the means into the ``grad`` tensors.
 
-        ``is_last`` is True for the last reduction of a step. Otherwise the reduction of the next
-        microbatch includes these gradients again. They are scaled in advance, so that the next
-        reduction does not change their values.
+        ``is_last`` is True for the last reduction of a step. If it is False, the means are
+        multiplied by ``divisor`` / group size. The next microbatch adds its gradients to them, and
+        its reduction divides and sums both. The factor cancels this for the earlier gradients.
         """
         scale = self._divisor / (1 if self._group is None else self._group.size())
         for index, flat, work in self._reductions:

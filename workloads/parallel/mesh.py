@@ -25,6 +25,7 @@ class Mesh:
     """
 
     dims: ParallelDims
+    """The number of ranks along each axis."""
     groups: Mapping[str, dist.ProcessGroup]
     """This rank's process group of each axis with more than one rank, keyed by name of the axis.
 
@@ -105,9 +106,10 @@ def _list_partitions(dims: ParallelDims, *, has_experts: bool) -> dict[str, Part
 
 @dataclass(frozen=True)
 class _MeshTable:
-    """Builds device meshes over the ranks of this rank's pipeline stage, from existing groups."""
+    """Builds torch's device meshes from existing process groups, for this rank's pipeline stage."""
 
     world: World
+    """All ranks, of which this process is one."""
     partitions: Mapping[str, Partition]
     """The groups of all ranks along each axis, keyed by axis."""
     groups: Mapping[str, dist.ProcessGroup]
@@ -159,8 +161,8 @@ class _MeshTable:
 def destroy_groups(groups: Collection[dist.ProcessGroup]) -> None:
     """Destroy process groups, and remove their device meshes from the caches of DTensor.
 
-    Every rank must call this function. For DTensor, meshes of the same ranks and names are
-    equal, so that a later mesh would get the destroyed groups.
+    Every rank must call this function. Without the removal, DTensor would take a cached mesh with
+    destroyed groups for a later mesh of the same ranks and axis names.
     """
     for group in groups:
         dist.destroy_process_group(group)

@@ -54,6 +54,7 @@ class ParallelPart:
     module: nn.Module
     """The module to call in a forward pass: ``part``, or DDP around it."""
     mesh: Mesh
+    """This rank's process groups and device meshes by axis."""
     reduce_dtype: torch.dtype
     """The data type in which gradients are reduced."""
     logits_width: int
@@ -88,9 +89,10 @@ class ParallelPart:
         return nullcontext()
 
     def finish_microbatch(self) -> None:
-        """Reduce the gradients of the microbatches so far, before further ones of the same step.
+        """Complete the reduction of gradients over ranks after a microbatch that is not the last.
 
-        The next microbatch adds its gradients to the reduced gradients.
+        It is called if every microbatch reduces. The next microbatch adds its gradients to the
+        reduced ones.
         """
         for reducer in self.reducers:
             reducer.tracker.start_remaining()
@@ -188,11 +190,11 @@ def parallelize(
 
 
 def list_partial_names(part: Transformer) -> set[str]:
-    """Return the names of the parameters outside of routed experts that ``tp`` does not split.
+    """Return the names of the parameters that every ``tp`` rank holds in full, without experts.
 
-    Call it before FSDP makes all parameters DTensors. The parameters are norms, learned
-    positions, routers and shared experts. Their gradients are summed over ``tp``, because each rank
-    has the gradients of its part of the sequence.
+    They are norms, learned positions, routers and shared experts. With sequence parallelism, each
+    rank has their gradients for its part of the sequence only, so that these are later summed over
+    ``tp``. Call it before FSDP makes all parameters DTensors.
     """
     experts = set(list_experts(part))
     return {
@@ -208,9 +210,9 @@ def list_experts(part: nn.Module) -> list[nn.Parameter]:
 
 
 def split_experts(part: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the parameters of a part of the model in two lists.
+    """Return two lists: the parameters outside of routed experts, and those of routed experts.
 
-    The first has the parameters outside of routed experts, and the second those of routed experts.
+    ``part`` is the model, or the part of it that one pipeline stage holds.
     """
     experts = list_experts(part)
     expert_set = set(experts)
@@ -258,12 +260,15 @@ def apply_fsdp(part: Transformer, mesh: Mesh, spec: StepSpec) -> None:
 
 
 def keep_modules(*modules: nn.Module | None) -> list[nn.Module]:
-    """Return the modules that are not None, in their order."""
+    """Return those of ``modules`` that are not None, in their order.
+
+    A module is None if the pipeline stage lacks it, such as the head.
+    """
     return [module for module in modules if module is not None]
 
 
 def apply_replication(parallel_part: ParallelPart, spec: StepSpec, device: torch.device) -> None:
-    """Set up the reduction of the gradients that FSDP does not reduce, as means over data ranks.
+    """Set up the averaging over data ranks of the gradients that FSDP does not reduce.
 
     For a dense model without ``tp`` and ``pp``, ``parallel_part.module`` becomes DDP. Otherwise
     gradient reducers are added to ``parallel_part.reducers``.

@@ -29,8 +29,8 @@ from parbench.workloads.parallel.mesh import Partition
 class TokenPositions:
     """The positions in a sequence of the tokens that a rank holds, inside and outside of blocks.
 
-    A block is the attention or the FFN of a layer. Outside of blocks, sequence parallelism over
-    ``tp`` splits the tokens further.
+    A block is the attention or the FFN of a layer. Inside of blocks, ``cp`` splits the sequence.
+    Outside of blocks, ``tp`` also splits it if sequence parallelism is used.
     """
 
     split: SequenceSplit | None
@@ -107,8 +107,9 @@ class TokenPositions:
     ) -> Core | None:
         """Return the function (q, k, v) -> output for attention over the ranks of ``cp``.
 
-        The result is None with one ``cp`` rank. ``groups`` has this rank's process groups by axis.
-        If the step simulates compute, ``compute`` takes the time of attention.
+        The result is None with one ``cp`` rank, because each layer then has its own attention.
+        ``groups`` has this rank's process groups by axis. If the step simulates compute, attention
+        waits by ``compute`` in place of computing.
         """
         if self.split is None:
             return None

@@ -62,9 +62,10 @@ def split_model(part: Transformer, mesh: DeviceMesh, *, sequence_parallel: bool)
 
 
 def _split_layer(layer: Layer, mesh: DeviceMesh, outside: Placement) -> None:
-    """Split the attention of a layer by heads and its FFN by columns. An MoE layer is not split.
+    """Split the attention of a layer by heads, and its FFN by columns and then rows.
 
-    ``outside`` is the placement of activations between blocks.
+    A mixture of experts in place of the FFN is not split. ``outside`` is the placement of
+    activations between blocks.
     """
     styles = _split_block("attention", ["q", "k", "v"], "out", outside)
     if isinstance(layer.ffn, Ffn):

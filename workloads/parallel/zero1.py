@@ -122,7 +122,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             all_gather_single(bucket, shard.grad, self._group)
 
     def _reduce(self, index: int) -> None:
-        """Start the reduce_scatter of the gradients in the bucket with number ``index``."""
+        """Start the reduce_scatter that averages the gradients of one bucket over the group.
+
+        ``index`` is the index of the bucket, a consecutive part of the buffer of all gradients.
+        This rank receives the means of its part of the bucket.
+        """
         # A new tensor where the type differs, the buffer itself otherwise.
         gradients = self._gradient_buckets[index].to(self._dtype)
         gradients /= self._group.size()

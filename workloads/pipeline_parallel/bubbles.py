@@ -34,9 +34,9 @@ EQUAL_PASSES = PassSeconds(1.0, 1.0, 1.0)
 
 
 def bubble_fraction(timeline: SimulatedTimeline) -> float:
-    """Return the fraction of the ranks' time in which they run no action, between 0 and 1.
+    """Return the fraction of the ranks' time in which they run no pass of a stage, from 0 to 1.
 
-    The time of each rank is the makespan: from the first start to the last stop of all ranks. The
+    The time of each rank is the makespan: from the first start to the last stop on any rank. The
     result is 0 if the makespan is 0.
     """
     total = timeline.ranks * timeline.makespan
@@ -83,14 +83,17 @@ def make_detail_rows(timeline: SimulatedTimeline) -> PipelineTimeline:
 def split_idle(
     measured: SimulatedTimeline, order: PipelineOrder, latency: Latency
 ) -> dict[IdleCause, float]:
-    """Split the measured idle time of a step by cause, in seconds as the mean over ranks.
+    """Split the measured idle seconds of a step by cause, as means over ranks.
 
-    The keys are ``IDLE_CAUSES``, and the values add up to the measured idle time. Each value is the
-    difference in idle time between one simulation of the schedule and the simulation before.
-    "schedule" is simulated with the mean time of each kind of action (F, B, I or W), "imbalance"
-    with the mean time of each stage and kind, and "p2p" with ``latency`` for messages in addition.
-    "rest" is the difference to the measured step, such as jitter. A value is negative if its cause
-    shortens the waits.
+    The values add up to the measured idle time. The keys are the causes:
+
+    * "schedule": the idle time if all actions of a kind (F, B, I or W) took their mean time.
+    * "imbalance": the additional idle time if each stage had its own mean times.
+    * "p2p": the additional idle time if messages between ranks also took ``latency``.
+    * "rest": the additional idle time of the measured step, such as jitter.
+
+    The first three come from simulations of ``order``. A value is negative if its cause shortens
+    the waits.
     """
     means = _compute_means(measured.actions, lambda action: (action.stage, action.kind))
 
@@ -153,7 +156,7 @@ def compute_kind_seconds(timelines: Sequence[SimulatedTimeline]) -> dict[ActionK
 def _compute_means(
     actions: Iterable[simulation.SimulatedAction], key: Callable[[Action], Key]
 ) -> dict[Key, float]:
-    """Return the mean seconds of the actions in each group, keyed by ``key(action)``."""
+    """Return the mean seconds of ``actions``, separately for each value of ``key(action)``."""
     seconds: defaultdict[Key, list[float]] = defaultdict(list)
     for timed in actions:
         seconds[key(timed.action)].append(timed.seconds)
@@ -208,14 +211,14 @@ def compare_schedules(
     latency: float,
     outside_seconds: float,
 ) -> tuple[SimulatedSchedule, ...]:
-    """Simulate every schedule that can run on the same ranks, and sort them by time of a step.
+    """Return the simulated step of every schedule that can run on the same ranks, fastest first.
 
-    The fastest comes first. The numbers of ranks and microbatches are those of the measured
-    ``order``. ``passes`` has the seconds of a rank for one microbatch. ``layers`` is the number of
-    layers of the model, ``layer_bytes`` the bytes of activations of one layer and microbatch, and
-    ``latency`` the seconds of a message between ranks. ``outside_seconds`` is the part of a step
-    before and after the pipeline, such as the optimizer. Schedules that cannot run with these
-    ranks, microbatches or layers are left out.
+    An element has the seconds of a step, the bubble, and the memory of activations. The numbers of
+    ranks and microbatches are those of the measured ``order``. ``passes`` has the seconds of a rank
+    for one microbatch. ``layers`` is the number of layers of the model, ``layer_bytes`` the bytes
+    of activations of one layer and microbatch, and ``latency`` the seconds of a message between
+    ranks. ``outside_seconds`` is the part of a step before and after the pipeline, such as the
+    optimizer. Schedules that cannot run with these ranks, microbatches or layers are left out.
     """
     rows = []
     for schedule in SCHEDULES.values():

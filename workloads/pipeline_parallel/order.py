@@ -40,10 +40,11 @@ def get_received(action: Action, num_stages: int) -> Output | None:
 
 
 def list_inputs(action: Action, num_stages: int) -> list[Output]:
-    """Return all tensors that must be computed before an action can start.
+    """Return all tensors that must be computed before an action can start, none to two.
 
-    They are one of the same stage, and one of a neighboring stage, as far as the action needs them.
-    ``num_stages`` counts the stages of all ranks.
+    A weight gradient needs the input gradient of its own stage. A backward pass or input gradient
+    needs the forward pass of its own stage, and the gradient from the stage after. A forward pass
+    needs the activations of the stage before. ``num_stages`` counts the stages of all ranks.
     """
     inputs: list[Output] = []
     if action.kind == "W":
@@ -71,6 +72,7 @@ class PipelineOrder:
     microbatches: int
     """The number of microbatches in a step."""
     stages_per_rank: int
+    """The number of stages (groups of layers) on each rank."""
 
     @property
     def ranks(self) -> int:
@@ -84,7 +86,7 @@ class PipelineOrder:
 
 
 def find_peak_held(actions: Iterable[Action], held_by_stage: Callable[[int], float]) -> float:
-    """Return the maximum amount of saved activations that a rank holds at once for backward.
+    """Return the maximum amount of activations that a rank holds at one time for backward.
 
     ``actions`` are those of one rank, in order. ``held_by_stage(stage)`` is the amount of one
     microbatch in a stage, such as its bytes, or 1 to count microbatches. It is held from the

@@ -64,9 +64,9 @@ class PipelineOptions:
         )
 
     def get_size(self, ranks: int, microbatches: int) -> PipelineSize:
-        """Return the size of a pipeline with these options.
+        """Return the numbers of ranks, microbatches and stages of a pipeline with these options.
 
-        The size is not checked, so that the schedule may not be able to run with it.
+        They are not checked: the schedule may be unable to run with them.
         """
         stages_per_rank = self.stages_per_rank or find_schedule(self.schedule).stages_per_rank
         return PipelineSize(ranks, microbatches, stages_per_rank)
@@ -74,8 +74,8 @@ class PipelineOptions:
     def build(self, ranks: int, microbatches: int, layers: int) -> "Pipeline":
         """Return the pipeline of a model with ``layers`` layers on ``ranks`` ranks.
 
-        ``microbatches`` is their number in a step. Raises ``UserError`` with the condition that the
-        sizes do not satisfy.
+        ``microbatches`` is their number in a step. Raises ``UserError`` if the schedule cannot run
+        with these sizes, with the requirement, such as ``interleaved needs chunks(1) >= 2``.
         """
         schedule = find_schedule(self.schedule)
         size = schedule.size(ranks, microbatches, self.stages_per_rank)
@@ -90,7 +90,9 @@ class Pipeline:
     """A pipeline that can run: its schedule, its size, and the layers of its stages."""
 
     schedule: Schedule
+    """The schedule, which decides the order of forward and backward passes."""
     size: PipelineSize
+    """The numbers of ranks, microbatches and stages per rank."""
     layers_by_stage: tuple[int, ...]
     """The number of layers of each stage, first stage first."""
 

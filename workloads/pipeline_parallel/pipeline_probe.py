@@ -79,7 +79,10 @@ class PipelineSteps:
 
     @property
     def mean_makespan(self) -> float:
-        """The mean makespan of the steps, in seconds."""
+        """The mean makespan of the steps, in seconds.
+
+        A makespan is the time from the first start to the last stop of an action on any rank.
+        """
         return fmean(timeline.makespan for timeline in self.timelines)
 
 
@@ -93,6 +96,7 @@ class BubbleProbe:
     """
 
     world: World
+    """All ranks of the step."""
     pipeline: Pipeline
     """The schedule, size and layers of each pipeline."""
     pipeline_ranks: Sequence[Sequence[int]]
@@ -127,10 +131,11 @@ class BubbleProbe:
         return steps
 
     def summarize(self, samples: Sequence[list[RankStep] | None]) -> Explanation:
-        """Return metrics of the bubble, with timelines and other schedules as details.
+        """Return metrics of the bubble, and facts: timelines and a comparison of schedules.
 
-        ``samples`` has the steps of every global rank, in rank order. If they are None, the metrics
-        are only those that the schedule determines, and a note gives the reason.
+        ``samples`` has the steps of every global rank, in rank order. They are None if ranks share
+        cores or a GPU. The only metrics are then the bubble of the schedule with equal passes and
+        the microbatches in flight, and a note gives the reason.
         """
         order = self.pipeline.order
         schedule, size = self.pipeline.schedule, self.pipeline.size
@@ -227,10 +232,11 @@ def summarize_bubble(
 ) -> dict[str, MetricValue]:
     """Return the metrics of the bubble that measured steps show, by metric name.
 
-    ``bubble_fraction`` is the mean over steps of the fraction of the ranks' time without an action.
-    The others are of the step with the median makespan: ``bubble_fraction_simulated``,
-    ``bubble_fraction_formula``, ``idle_<cause>`` in seconds as the mean over ranks, and
-    ``makespan`` in seconds. ``latency`` is the seconds of a message between ranks.
+    ``bubble_fraction`` is the fraction of the ranks' time in which they run no pass of a stage, as
+    the mean over steps. The others are of the step with the median makespan:
+    ``bubble_fraction_simulated``, ``bubble_fraction_formula``, ``idle_<cause>`` in seconds as the
+    mean over ranks, and ``makespan`` in seconds. ``latency`` is the seconds of a message between
+    ranks.
     ``simulated_seconds`` is the time of a rank's forward pass of one microbatch, None for real
     compute.
     """
@@ -279,10 +285,11 @@ def _compute_analytical_bubble(
 def add_timelines(
     facts: PipelineDetails, timeline: SimulatedTimeline, order: PipelineOrder
 ) -> PipelineDetails:
-    """Return a copy of ``facts`` with the measured timeline and its simulation.
+    """Return a copy of ``facts`` with the measured timeline of a step and a simulated one.
 
-    The simulation gives each kind of action of ``order`` its mean measured time. ``facts`` are
-    returned unchanged if the step has more than ``MAX_TIMELINE_ACTIONS`` actions.
+    In the simulation, each action of ``order`` takes the mean measured time of its kind (F, B, I or
+    W). If the step has more than ``MAX_TIMELINE_ACTIONS`` actions, ``facts`` are returned
+    unchanged.
     """
     if len(timeline.actions) > MAX_TIMELINE_ACTIONS:
         return facts

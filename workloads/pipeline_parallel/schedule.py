@@ -12,12 +12,17 @@ from parbench.workloads.pipeline_parallel.order import PipelineOrder, find_peak_
 
 @dataclass(frozen=True)
 class PipelineSize:
-    """The size of a pipeline, from which the order of a schedule's actions follows."""
+    """The numbers of ranks, microbatches and stages of a pipeline.
+
+    The actions of a schedule follow from them.
+    """
 
     ranks: int
+    """The number of pipeline ranks."""
     microbatches: int
     """The number of microbatches in a step."""
     stages_per_rank: int = 1
+    """The number of stages (groups of layers) on each rank."""
 
     @property
     def num_stages(self) -> int:
@@ -30,6 +35,7 @@ class PassSeconds:
     """The seconds that one rank computes for one microbatch, summed over all stages of the rank."""
 
     forward: float
+    """The seconds of the forward pass."""
     input_gradient: float
     """The seconds of the part of backward that computes gradients of the stages' inputs."""
     weight_gradient: float
@@ -60,7 +66,7 @@ class PassSeconds:
 
     @property
     def is_equal(self) -> bool:
-        """True if the three times are equal, except for rounding."""
+        """True if forward, input gradient and weight gradient take equal times, up to rounding."""
         return isclose(self.forward, self.input_gradient) and isclose(
             self.input_gradient, self.weight_gradient
         )
@@ -77,12 +83,12 @@ class AnalyticalBubble:
 
 
 def accept_all(size: PipelineSize) -> str:
-    """Return an empty text, because the schedule can run with every size of a pipeline."""
+    """Return an empty text, which means that the schedule can run with this and every size."""
     return ""
 
 
 def omit_bubble(size: PipelineSize, seconds: PassSeconds) -> None:
-    """Return None, because no formula exists for the bubble of the schedule."""
+    """Return None for every size and times: no formula exists for the bubble of the schedule."""
 
 
 def list_looped_stages(rank: int, size: PipelineSize) -> tuple[int, ...]:
@@ -107,6 +113,7 @@ class Schedule:
     """A pipeline schedule: the order of its actions, the sizes it accepts, and its bubble."""
 
     name: str
+    """The name that users write as ``schedule``, such as ``1f1b``."""
     list_actions: Callable[[int, PipelineSize], Sequence[Action]]
     """Returns the actions of a rank in the order in which it runs them, from rank and size."""
     splits_backward: bool = False
@@ -121,9 +128,10 @@ class Schedule:
     min_stages_per_rank: int | None = None
     """The minimum number of stages per rank, None if only the default is possible."""
     find_broken_rule: Callable[[PipelineSize], str] = accept_all
-    """Returns the condition of this schedule that a size does not satisfy, as an equation.
+    """Returns the requirement of this schedule that a size does not meet, with the actual numbers.
 
-    Returns an empty text if the schedule can run with the size.
+    For example, ``microbatches(2) >= stages(4)`` means that there are 2 microbatches and at least
+    4 are required. The text is empty if the schedule can run with the size.
     """
     compute_bubble: Callable[[PipelineSize, PassSeconds], AnalyticalBubble | None] = omit_bubble
     """Returns the idle time of a rank by a formula, from the size and the times of passes.
@@ -136,10 +144,10 @@ class Schedule:
     """A limit of the implementation, which results of measurements state. Empty without one."""
 
     def size(self, ranks: int, microbatches: int, stages_per_rank: int = 0) -> PipelineSize:
-        """Return the size of a pipeline, after a check that the schedule can run with it.
+        """Return the numbers of ranks, microbatches and stages, if the schedule can run with them.
 
-        ``stages_per_rank`` 0 means the schedule's default. Raises ``UserError`` with the condition
-        that the size does not satisfy.
+        ``stages_per_rank`` 0 means the schedule's default. Raises ``UserError`` with the
+        requirement that the size does not meet, such as ``interleaved needs chunks(1) >= 2``.
         """
         size = PipelineSize(ranks, microbatches, stages_per_rank or self.stages_per_rank)
         rule = self._find_broken_size(size) or self.find_broken_rule(size)
@@ -148,10 +156,11 @@ class Schedule:
         return size
 
     def _find_broken_size(self, size: PipelineSize) -> str:
-        """Return a limit that the ranks, microbatches or stages per rank of a size break.
+        """Return the first limit of a size's ranks, microbatches or stages that it does not meet.
 
-        The result is the limit as an equation, such as ``chunks(1) >= 2``. It is empty if the size
-        is within all limits.
+        The text is the requirement, with the actual number in parentheses. For example,
+        ``chunks(1) >= 2`` means that the size has 1 stage per rank and the schedule needs 2. It is
+        empty if the size meets all limits.
         """
         chunks, min_chunks = size.stages_per_rank, self.min_stages_per_rank
         if size.ranks < 2:
@@ -174,14 +183,15 @@ class Schedule:
         )
 
     def microbatches_in_flight(self, rank: int, size: PipelineSize) -> float:
-        """Return the maximum number of microbatches whose activations a rank holds at once.
+        """Return the maximum number of microbatches whose activations a rank holds at one time.
 
-        With several stages per rank, a microbatch in one of them counts as 1 / stages_per_rank.
+        A microbatch counts from its forward to the end of its backward pass. With several stages
+        per rank, a microbatch in one of them counts as 1 / stages_per_rank.
         """
         return _count_held(self, rank, size)[0] / size.stages_per_rank
 
     def logits_in_flight(self, rank: int, size: PipelineSize) -> float:
-        """Return the maximum number of microbatches whose logits a rank holds at once.
+        """Return the maximum number of microbatches whose logits a rank holds at one time.
 
         It is 0 on a rank without the last stage. With split backward passes, logits are held until
         the weight gradient of the head.
@@ -191,10 +201,10 @@ class Schedule:
 
 @lru_cache(maxsize=65536)
 def _count_held(schedule: Schedule, rank: int, size: PipelineSize) -> tuple[float, float]:
-    """Return the maximum numbers of microbatches that a rank holds at once for backward.
+    """Return the maximum numbers of microbatches that a rank holds at one time for backward.
 
-    The first element counts all stages of the rank, a microbatch once per stage. The second counts
-    only the last stage of the pipeline, 0 if another rank has it.
+    The first number is over all stages of the rank, where a microbatch counts once per stage. The
+    second is for the last stage of the pipeline only, 0 if another rank has it.
     """
     actions = tuple(schedule.list_actions(rank, size))
     last_stage = size.num_stages - 1

@@ -36,7 +36,7 @@ def list_breadth_first(rank: int, size: PipelineSize) -> list[Action]:
 
 
 def get_round_size(size: PipelineSize) -> int:
-    """Return the number of microbatches that a stage runs before the rank's next stage runs.
+    """Return the size of a round: the microbatches of a stage before the rank's next stage runs.
 
     It is as close to P, the number of ranks, as equal rounds allow: from P to 2P - 1. With fewer
     than P microbatches it is all of them.
@@ -45,10 +45,12 @@ def get_round_size(size: PipelineSize) -> int:
 
 
 def find_partial_round(size: PipelineSize) -> str:
-    """Return the condition that fails if microbatches do not form equal rounds, otherwise empty.
+    """Return the requirement of equal rounds if a size does not meet it, otherwise an empty text.
 
-    The condition is an equation with its numbers. A round is the microbatches that a stage runs
-    before the rank's next stage runs. There are microbatches // ranks rounds, and at least one.
+    A round is the microbatches that a stage runs before the rank's next stage runs. There are
+    microbatches // ranks rounds, and at least one. The text is the requirement with the actual
+    numbers: ``microbatches(5) % rounds(2) == 0`` means that 5 microbatches do not form 2 equal
+    rounds.
     """
     rounds = max(1, size.microbatches // size.ranks)
     if size.microbatches % rounds == 0:
@@ -61,7 +63,7 @@ def find_partial_round(size: PipelineSize) -> str:
 def alternate_passes(
     rank: int, size: PipelineSize, warmup: int, weight_delay: int | None = None
 ) -> list[Action]:
-    """Return a rank's actions: a warm-up of forward passes, then one forward, one backward.
+    """Return a rank's actions: a warm-up of forward passes, then forward and backward in turn.
 
     ``warmup`` is the number of forward passes before the first pair. After the last forward pass,
     the remaining backward passes follow. With a ``weight_delay`` of None, backward passes are not
@@ -123,10 +125,10 @@ def list_zero_bubble(rank: int, size: PipelineSize, delay: int = 1) -> list[Acti
 
 
 class ActionWriter:
-    """Builds the list of a rank's actions, and assigns microbatches in ascending order.
+    """Builds the list of a rank's actions, and gives each action its microbatch.
 
-    Each forward pass of a stage gets the next microbatch of the stage. Backward passes and input
-    gradients of a stage are numbered together in the same way.
+    The forward passes of a stage get microbatches 0, 1, 2 and so on. So do its backward passes,
+    where full backward passes and input gradients count together.
     """
 
     def __init__(self) -> None:
@@ -136,7 +138,7 @@ class ActionWriter:
         self._pending_weights: list[tuple[int, int]] = []
         """The weight gradients whose input gradient is in the list: stage and microbatch."""
         self._next_microbatch: Counter[tuple[int, bool]] = Counter()
-        """The next microbatch by stage, and by True for forward or False for backward."""
+        """The next microbatch, keyed by (stage, True for forward passes or False for backward)."""
 
     def add(self, stage: int, kinds: str) -> None:
         """Append one action of a stage for each letter of ``kinds``, such as "FIW".
@@ -228,9 +230,10 @@ def list_dualpipe_v(rank: int, size: PipelineSize) -> list[Action]:
 
 
 def find_broken_microbatch_rule(size: PipelineSize) -> str:
-    """Return the condition that fails with fewer microbatches than stages, otherwise empty.
+    """Return the requirement of one microbatch per stage if a size has fewer, otherwise empty.
 
-    The condition is an equation with its numbers.
+    The text is the requirement with the actual numbers: ``microbatches(2) >= stages(4)`` means that
+    there are 2 microbatches and 4 are required.
     """
     if size.microbatches >= size.num_stages:
         return ""
@@ -238,12 +241,12 @@ def find_broken_microbatch_rule(size: PipelineSize) -> str:
 
 
 def bubble_of_filling(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble:
-    """Return the idle seconds of each rank while the pipeline fills and drains: (P-1)(F+B)/v.
+    """Return the idle seconds of each rank per step, while the pipeline fills and drains.
 
-    P are the ranks and v the stages per rank. F and B are the seconds of a rank's forward and
-    backward pass of one microbatch through all its stages, from ``seconds``. The formula is that of
-    arXiv 2104.04473. With M < P microbatches, each further stage of a rank waits P - M passes more.
-    This term was derived with the simulator.
+    They are (P-1)(F+B)/v (arXiv 2104.04473), with P ranks and v stages per rank. F and B are the
+    seconds of a rank's forward and backward pass of one microbatch through all its stages, from
+    ``seconds``. With M < P microbatches, each further stage of a rank adds (P-M)(F+B)/v. This
+    addition was found with the simulator.
     """
     chunks = size.stages_per_rank
     unfilled = max(0, size.ranks - size.microbatches) if chunks > 1 else 0
@@ -256,13 +259,14 @@ def bubble_of_filling(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBub
 def bubble_of_zero_bubble(
     size: PipelineSize, seconds: PassSeconds, delay: int = 1
 ) -> AnalyticalBubble | None:
-    """Return the idle seconds of each rank in ZB-H1 (``delay`` 1) or ZB-H2 (``delay`` 2).
+    """Return the idle seconds of each rank per step in ZB-H1 (``delay`` 1) or ZB-H2 (``delay`` 2).
 
-    F, I and W are the seconds of a rank's forward pass, input gradient and weight gradient of one
-    microbatch, from ``seconds``, and P are the ranks. Where W is not longer than F and I, the
-    bubble is (P-1)(F+I-W) or (P-1)(F+I-2W), as in arXiv 2401.10241, table 2. The maxima extend
-    these formulas to all times and were derived with the simulator. The result is None unless there
-    are more than ``delay`` (P-1) microbatches.
+    In ZB-H1 they are (P-1) max(F, I, F+I-W), in ZB-H2 (P-1) max(F, I-F, F+I-2W), divided by the
+    number of stages per rank. P are the ranks. F, I and W are the seconds of a rank's forward pass,
+    input gradient and weight gradient of one microbatch, from ``seconds``. The last term in each
+    maximum is the formula of arXiv 2401.10241, table 2. It is valid only if W is short. The other
+    terms, for longer W, were found with the simulator. The result is None unless there are more
+    than ``delay`` (P-1) microbatches.
     """
     steps = size.ranks - 1
     if size.microbatches <= delay * steps:
@@ -279,7 +283,7 @@ def bubble_of_zero_bubble(
 
 
 def bubble_of_zb_v(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
-    """Return the idle seconds of each rank in ZB-V: (P-1)F/2.
+    """Return the idle seconds of each rank per step in ZB-V: (P-1)F/2.
 
     P are the ranks, and F, I and W the seconds of a rank's forward pass, input gradient and weight
     gradient of one microbatch. The result is None unless F = I = W and there are at least 2P - 1
@@ -292,7 +296,7 @@ def bubble_of_zb_v(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble
 
 
 def bubble_of_dualpipe_v(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
-    """Return the idle seconds of each rank in DualPipeV without overlap of passes: (P-1)F/2.
+    """Return the idle seconds of each rank per step in DualPipeV, without overlap: (P-1)F/2.
 
     P are the ranks, and F, I and W the seconds of a rank's forward pass, input gradient and weight
     gradient of one microbatch. The result is None unless F = I = W. DeepSeek's formula is

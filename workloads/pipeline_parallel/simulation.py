@@ -32,12 +32,15 @@ class SimulatedAction:
     rank: int
     """The rank within the pipeline."""
     action: Action
+    """The pass (F, B, I or W) with its stage and microbatch."""
     start: float
+    """The start in seconds of the common clock."""
     stop: float
+    """The stop in seconds of the common clock."""
 
     @property
     def seconds(self) -> float:
-        """The duration of the action."""
+        """The duration of the action in seconds."""
         return self.stop - self.start
 
 
@@ -80,7 +83,7 @@ class SimulatedTimeline:
 
     @cached_property
     def _actions_by_rank(self) -> list[tuple[SimulatedAction, ...]]:
-        """The actions of each rank in the order of their start, by index of the rank."""
+        """One tuple for each rank, in rank order, with its actions in the order of their start."""
         rows: list[list[SimulatedAction]] = [[] for _ in range(self.ranks)]
         for timed in self.actions:
             rows[timed.rank].append(timed)

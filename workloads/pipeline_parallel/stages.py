@@ -63,7 +63,8 @@ class ActionRecorder:
     def extend(self) -> None:
         """Set the stop of the last recorded action to now.
 
-        So the computation of the loss becomes part of the last stage's forward pass.
+        Torch's runtime computes the loss after the forward pass of the last stage. This call makes
+        the loss part of this pass.
         """
         action, start, _ = self._moments[-1]
         self._moments[-1] = (action, start, record_moment(self._device))
@@ -81,10 +82,11 @@ class ActionRecorder:
 
 
 class Stage(PipelineStage):
-    """A stage of torch's pipeline runtime that also records its actions and reduces gradients.
+    """A stage of torch's pipeline runtime that also records times and reduces gradients.
 
-    It has one input and one output tensor. Their shapes are given as meta tensors, so that torch
-    need not exchange them at the first step.
+    It records the start and stop of each forward and backward pass, and averages gradients over
+    data ranks. It has one input and one output tensor. Their shapes are given as meta tensors, so
+    that torch need not exchange them at the first step.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class Stage(PipelineStage):
         """
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Run torch's forward pass of a microbatch, and record it as an action."""
+        """Run torch's forward pass of a microbatch, and record its time."""
         with self._running("F", fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
@@ -127,10 +129,11 @@ class Stage(PipelineStage):
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> None:
-        """Run torch's backward pass of a microbatch, and record it as an action.
+        """Run torch's backward pass of a microbatch, and record its time.
 
-        It is a full backward pass, or the input gradient if ``full_backward`` is False. During the
-        ``last_backward`` of a step, the reduction of gradients starts bucket by bucket.
+        It is a full backward pass, or the input gradient if ``full_backward`` is False. With
+        ``last_backward``, in the last one of a step, it also starts the reduction of gradients over
+        ranks, each bucket as soon as its gradients exist.
         """
         if last_backward:
             for reducer in self._reducers:
@@ -145,9 +148,10 @@ class Stage(PipelineStage):
                 reducer.tracker.start_remaining()
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        """Run torch's weight gradient of a microbatch, and record it as an action.
+        """Run torch's weight gradient of a microbatch, and record its time.
 
-        After the last one of a step, the reduction of all gradients starts.
+        After the last weight gradient of a step, it also starts the reduction over ranks of all
+        gradients of the stage.
         """
         with self._running("W", bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
@@ -167,7 +171,10 @@ class Stage(PipelineStage):
         return []
 
     def _running(self, kind: ActionKind, microbatch: int) -> AbstractContextManager[None]:
-        """Return the context manager that records an action of this stage for a microbatch."""
+        """Return the context manager that records the time of one pass of this stage.
+
+        ``kind`` is F, B, I or W, and ``microbatch`` is the index of the microbatch.
+        """
         return self._recorder.running(Action(self.stage_index, kind, microbatch))
 
 
@@ -216,9 +223,10 @@ def make_stages(
 
 
 def list_notes(schedule: Schedule, world: World) -> tuple[str, ...]:
-    """Return sentences about what limits the measured bubble in this world.
+    """Return sentences on limits of the measured bubble, for reports.
 
-    They are the note of the schedule, if it has one, and one about messages on NCCL.
+    One is the note of the schedule, if it has one. On NCCL, another one says that messages which
+    wait behind others count as bubble.
     """
     notes = []
     if schedule.note:
@@ -236,12 +244,12 @@ def make_runtime(
     order: PipelineOrder,
     loss: Callable[[Tensor, Tensor], Tensor],
 ) -> Any:
-    """Return torch's pipeline runtime, which runs this rank's actions of an order.
+    """Return torch's pipeline runtime, which runs this rank's actions in the given order.
 
-    ``stages`` are this rank's. ``loss(logits, targets)`` must be the microbatch's part of the mean
-    loss of a step, because gradients are summed over microbatches. All ranks of the pipeline call
-    this function. It runs an all_reduce, because batched sends and receives require a group whose
-    ranks have all used it.
+    ``stages`` are those of this rank. ``loss(logits, targets)`` must return the microbatch's part
+    of the mean loss of a step, because gradients are summed over microbatches. All ranks of the
+    pipeline call this function, which runs one all_reduce. It connects the ranks, as batched sends
+    and receives require.
     """
     module = importlib.import_module("torch.distributed.pipelining.schedules")
     runtime = module._PipelineScheduleRuntime(
@@ -265,10 +273,10 @@ def make_train(
 ) -> Callable[[Tensor, Tensor], Tensor | None]:
     """Return ``train(tokens, targets)``, which runs one step of the pipeline on this rank.
 
-    The function computes the gradients of all microbatches, without an update. ``tokens`` and
+    ``train`` computes the gradients of all microbatches, without an update. ``tokens`` and
     ``targets`` hold all microbatches of the step, (sequences, positions of this rank). On the rank
-    of the last stage it returns the sum of ``loss(logits, targets)`` over microbatches, and None on
-    other ranks.
+    of the last stage, ``train`` returns the sum over microbatches of ``loss(logits, targets)``. On
+    other ranks it returns None. ``recorder`` records the times of the passes.
     """
 
     def compute_timed_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -294,8 +302,8 @@ def make_train(
 def list_gradient_order(order: PipelineOrder, rank: int) -> tuple[int, ...]:
     """Return the microbatches of a step in the order in which a rank adds up their gradients.
 
-    The order is that of the rank's first stage, which equals that of its other stages. A single
-    process that adds gradients in this order gets the same bits.
+    The order is that of the rank's first stage, which equals that of its other stages. If a single
+    process adds gradients in this order, its sums equal the rank's in every bit.
     """
     actions = order.actions_by_rank[rank]
     stage = actions[0].stage

@@ -53,14 +53,22 @@ class SearchRequest:
     The search tries all values of a setting that is empty, 0 or None.
     """
 
-    step: StepSpec  # the model and its precision; the search sets the mesh and the batch
+    step: StepSpec
+    """The model and its precision. The search sets the mesh and the batch."""
     gpus: int
-    global_batch: int  # sequences per step on all GPUs
-    microbatch: int = 0  # sequences of a microbatch on a data rank
-    checkpointing: str = ""  # none, selective, full or full:K
-    schedule: str = ""  # the name of the pipeline schedule
-    cp_method: str = ""  # the name of the method of context parallelism
-    zero: int | None = None  # the stage of ZeRO, 0 to 3
+    """The number of GPUs, all of which a mesh uses."""
+    global_batch: int
+    """The sequences per step on all GPUs."""
+    microbatch: int = 0
+    """The sequences of a microbatch on a data rank."""
+    checkpointing: str = ""
+    """The activation checkpointing: none, selective, full or full:K."""
+    schedule: str = ""
+    """The name of the pipeline schedule."""
+    cp_method: str = ""
+    """The name of the method of context parallelism."""
+    zero: int | None = None
+    """The stage of ZeRO, 0 to 3."""
     context_tokens: int = CONTEXT_TOKENS
     """With context parallelism, each rank has more tokens of a sequence than this."""
 
@@ -76,10 +84,10 @@ class SearchRequest:
 
 
 def place_step(step: StepSpec, dims: ParallelDims) -> StepSpec:
-    """Return a copy of a step on the mesh ``dims``, with the usual frequency of reductions.
+    """Return a copy of a step on the mesh ``dims``.
 
-    FSDP reduces gradients in every microbatch, because full gradients would not fit in memory.
-    Data parallelism with replicas reduces gradients once per step.
+    With FSDP, the copy reduces gradients in every microbatch, because full gradients would not fit
+    in memory. Otherwise it reduces them once per step.
     """
     return replace(step.with_dims(dims), no_sync=not dims.is_sharded)
 
@@ -311,7 +319,7 @@ def balance_layers(
         return loads[rank], rank in (0, pp - 1), rank
 
     def order_stage(stage: int) -> tuple[int, bool, int]:
-        """Return the sort key of a stage of the rank. The smallest key gets the layer.
+        """Return the sort key of a stage of the rank. The stage with the smallest key gets a layer.
 
         The key is (layers so far, True for the first and the last stage, stage).
         """

@@ -48,9 +48,13 @@ class GemmShape:
     """Equal matrix multiplications of (m, k) by (k, n), which one kernel computes together."""
 
     m: float
+    """The rows of the first matrix and of the result, usually tokens."""
     n: float
+    """The columns of the second matrix and of the result."""
     k: float
-    count: float = 1.0  # multiplications
+    """The columns of the first matrix and the rows of the second."""
+    count: float = 1.0
+    """The number of multiplications."""
 
     @property
     def flops(self) -> float:
@@ -64,7 +68,10 @@ class GemmShape:
 
 
 def compute_gemm_seconds(gemm: GemmShape, hardware: Hardware, bytes_per_element: int) -> float:
-    """Return the seconds of one GEMM kernel: its launch, its FLOPs and its memory traffic."""
+    """Return the seconds of one GEMM kernel: the sum of its launch, FLOPs and memory traffic.
+
+    ``gemm`` may be several equal multiplications in one kernel.
+    """
     efficiency = hardware.efficiency
     moved = efficiency.gemm_traffic * gemm.elements * bytes_per_element
     peak = hardware.peak(bytes_per_element)

@@ -48,12 +48,18 @@ class Question:
     The answer is yes if the value of ``equation`` is at most ``limit``.
     """
 
-    text: str  # the question
+    text: str
+    """The question."""
     equation: Equation
-    limit: float  # in the same unit as the value of ``equation``
-    unit: str  # of both, such as GB
-    if_yes: str  # the advice that follows from yes
-    if_no: str  # the advice that follows from no
+    """The equation whose value decides the answer, with the numbers of the model."""
+    limit: float
+    """The largest value for the answer yes, in the unit of the equation's value."""
+    unit: str
+    """The unit of the value and of the limit, such as GB."""
+    if_yes: str
+    """The advice that follows from yes."""
+    if_no: str
+    """The advice that follows from no."""
 
     @property
     def is_yes(self) -> bool:
@@ -246,8 +252,10 @@ def _ask_failures(gpus: int) -> Question:
 class RuleOfThumb:
     """The common advice for the parallelism of a model of some size, and the prediction for it."""
 
-    text: str  # the advice, such as "TP in the node, then FSDP or PP"
-    run: DryRun | None  # the prediction on the advised mesh, None if no such mesh fits
+    text: str
+    """The advice, such as "TP in the node, then FSDP or PP"."""
+    run: DryRun | None
+    """The prediction on the advised mesh, None if no such mesh fits."""
 
 
 def apply_rule_of_thumb(

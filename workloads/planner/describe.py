@@ -46,7 +46,10 @@ def describe_step(spec: StepSpec) -> str:
 
 
 def label_step(spec: StepSpec) -> str:
-    """Return a short name of a step for figures: mesh, checkpointing, schedule and microbatch."""
+    """Return a short name of a step for figures, such as ``pp=4,tp=2 none 1f1b x2``.
+
+    It has the mesh, the checkpointing, the schedule of a pipeline, and the microbatch size.
+    """
     schedule = f" {spec.pipeline_options.schedule}" if spec.dims.pp > 1 else ""
     return f"{spec.dims.label} {spec.checkpointing_label}{schedule} x{spec.microbatch}"
 
@@ -95,5 +98,8 @@ def describe_batch(spec: StepSpec) -> str:
 
 
 def compute_state_bytes(spec: StepSpec) -> float:
-    """Return the bytes of parameters, gradients and optimizer state of the unsharded model."""
+    """Return the bytes of parameters, gradients and optimizer state of one full model.
+
+    Nothing is sharded or replicated, as on one GPU that holds all parameters.
+    """
     return state_bytes(num_parameters(spec.shape, spec.moe), spec.widths).state

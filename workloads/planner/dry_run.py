@@ -61,8 +61,10 @@ class Axis:
 class PlannedRank:
     """The predicted memory of one rank, which stands for all pipeline ranks with equal layers."""
 
-    view: RankView  # the rank's part of the step
+    view: RankView
+    """The part of the step that this rank has: its stages, layers and position."""
     memory: RankMemory
+    """The predicted bytes of this rank by component."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,17 +75,19 @@ class DryRun:
     """
 
     spec: StepSpec
+    """The predicted training step."""
     hardware: Hardware
+    """The type of GPU and its links, for which the step is predicted."""
     ranks: tuple[PlannedRank, ...]
-    """The memory of one rank for each set of pipeline ranks with equal layers."""
+    """The memory of one representative of each set of pipeline ranks with equal work."""
     busiest: RankView
     """The rank whose microbatch takes longest."""
     compute_seconds: float
-    """The compute of all microbatches, with recomputation."""
+    """The seconds of compute of all microbatches of a step, with recomputation."""
     update_seconds: float
-    """The update of the optimizer on the rank that updates most elements."""
+    """The seconds of the optimizer's update on the rank that updates most elements."""
     bubble_seconds: float
-    """The time that the busiest rank waits for other stages of the pipeline, 0 without one."""
+    """The seconds that the busiest rank waits for other stages of the pipeline, 0 without one."""
     bubble_method: str
     """A text that describes how ``bubble_seconds`` was computed."""
     axes: tuple[Axis, ...]
@@ -96,7 +100,7 @@ class DryRun:
 
     @cached_property
     def seconds(self) -> float:
-        """The predicted time of the step."""
+        """The predicted seconds of the step."""
         return sum(self.parts.values())
 
     @property
@@ -169,12 +173,16 @@ class PlannedWork:
     """The seconds of one microbatch on a rank, and the communication of the rank in a step."""
 
     view: RankView
+    """The part of the step that this rank has: its stages, layers and position."""
     compute_seconds: float
-    """The compute of a microbatch in both passes, without communication."""
+    """The seconds of compute of a microbatch in both passes, without communication."""
     forward: float
-    """The forward pass of a microbatch, with the communication that blocks it."""
+    """The seconds of a microbatch's forward pass, with the communication that blocks it."""
     backward: float
-    """The backward pass of a microbatch, with recomputation and communication that blocks it."""
+    """The seconds of a microbatch's backward pass.
+
+    They include recomputation and the communication that blocks the pass.
+    """
     axes: Mapping[str, Axis]
     """The communication of all microbatches of a step, by axis of the mesh."""
 
@@ -229,12 +237,17 @@ def _count_updated_bytes(widths: Widths) -> int:
 
 
 def plan_ranks(spec: StepSpec) -> tuple[PlannedRank, ...]:
-    """Return the memory of one rank for each set of pipeline ranks with equal layers."""
+    """Return the predicted memory of representative ranks, in the order of the pipeline.
+
+    Pipeline ranks are alike if they have equally many layers of each kind, and if they agree in
+    having the embedding and in having the head. Of alike ranks, the one with most microbatches in
+    flight is taken, because it needs most memory.
+    """
     return tuple(PlannedRank(view=view, memory=rank_memory(view)) for view in spec.distinct_views)
 
 
 def _merge_axes(works: Sequence[PlannedWork], busiest: PlannedWork) -> tuple[Axis, ...]:
-    """Return the communication on each axis of a step, from the communication of several ranks.
+    """Return one rank's communication for each axis of a step, chosen from several ranks.
 
     On ``BLOCKING_AXES`` the seconds are those of the busiest rank. On other axes, and on axes
     without calls of the busiest rank, they are those of the rank with most exposed time. The bytes
@@ -253,10 +266,10 @@ def _merge_axes(works: Sequence[PlannedWork], busiest: PlannedWork) -> tuple[Axi
 def _estimate_works(
     spec: StepSpec, hardware: Hardware, seconds: Seconds | None
 ) -> tuple[list[PlannedWork], PlannedWork]:
-    """Return the predicted time and communication of one rank per set of equal pipeline ranks.
+    """Return the predicted time and communication of representative pipeline ranks.
 
-    Pipeline ranks are equal if they have equal layers. The second result is the prediction for the
-    busiest rank, whose microbatch takes longest.
+    There is one for each set of ranks with equal work (see ``plan_ranks``). The second result is
+    the one whose microbatch takes longest, the busiest rank.
     """
     seconds = seconds or by_hardware(hardware)
     works = [_estimate_work(view, hardware, seconds) for view in spec.distinct_views]
@@ -311,7 +324,10 @@ def _list_windows(spec: StepSpec, compute: ComputeSeconds) -> dict[str, float]:
 
 
 def place_call(call: Call, hardware: Hardware, spec: StepSpec) -> PlacedCall:
-    """Return a call with the number of ranks that its group has on each node of the hardware."""
+    """Return a call together with the nodes that its process group spans on the hardware.
+
+    On a torus, it has the extents of the group instead of nodes.
+    """
     dims = spec.dims
     if hardware.torus:
         place = place_on_torus(dims, call.group, hardware.torus)

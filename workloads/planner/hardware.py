@@ -50,15 +50,24 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     All default values are assumptions.
     """
 
-    gemm: PositiveShare = 0.72  # of the peak FLOP/s, by large GEMMs
-    attention: PositiveShare = 0.55  # of the peak FLOP/s, by fused attention
-    gemm_traffic: Traffic = 1.3  # bytes that a GEMM moves, relative to its inputs and output
-    elementwise_traffic: Traffic = 1.0  # bytes that other kernels move, relative to their tensors
-    score_traffic: Traffic = 0.0  # bytes moved per attention score, 0 if attention is fused
-    links_inside: PositiveShare = 0.80  # of the rate of links inside a node
-    links_across: PositiveShare = 0.80  # of the rate of network cards
-    memory_rate: PositiveShare = 0.80  # of the memory's bytes per second
-    memory: PositiveShare = 0.92  # of the memory's bytes; the runtime needs the rest
+    gemm: PositiveShare = 0.72
+    """The fraction of the peak FLOP/s that large GEMMs reach."""
+    attention: PositiveShare = 0.55
+    """The fraction of the peak FLOP/s that fused attention reaches."""
+    gemm_traffic: Traffic = 1.3
+    """The bytes that a GEMM moves in memory, relative to its inputs and output."""
+    elementwise_traffic: Traffic = 1.0
+    """The bytes that other kernels move in memory, relative to their tensors."""
+    score_traffic: Traffic = 0.0
+    """The bytes moved in memory per attention score, 0 if attention is fused."""
+    links_inside: PositiveShare = 0.80
+    """The fraction of the declared rate that links inside a node reach."""
+    links_across: PositiveShare = 0.80
+    """The fraction of the declared rate that network cards reach."""
+    memory_rate: PositiveShare = 0.80
+    """The fraction of the memory's bytes per second that kernels reach."""
+    memory: PositiveShare = 0.92
+    """The fraction of the memory's bytes that a step can use. The runtime needs the rest."""
     overlap: dict[str, Share] = msgspec.field(default_factory=lambda: OVERLAP.copy())
     """The fraction of the communication on an axis that compute can hide, by axis of the mesh.
 
@@ -75,24 +84,37 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A type of GPU, and the links inside and between its nodes."""
 
-    name: str  # of the type of GPU
-    source: str  # the origin of the figures, as text
-    flops_per_second: Rate  # the peak of dense bfloat16
-    float32_share: PositiveShare = 0.5  # of ``flops_per_second``; TF32 reaches half on all presets
-    memory_bytes: Rate  # of one GPU
-    memory_bytes_per_second: Rate  # between a GPU and its memory
+    name: str
+    """The name of the type of GPU."""
+    source: str
+    """The origin of the figures, as text."""
+    flops_per_second: Rate
+    """The peak FLOP/s of a GPU for dense bfloat16."""
+    float32_share: PositiveShare = 0.5
+    """The peak FLOP/s for float32, relative to bfloat16. TF32 reaches half on all presets."""
+    memory_bytes: Rate
+    """The bytes of one GPU's memory."""
+    memory_bytes_per_second: Rate
+    """The bytes per second between a GPU and its memory."""
     gpus_per_node: NumRanks = 8
-    inside_bytes_per_second: Rate  # of a GPU's links inside its node; on a torus, of one link
-    across_bytes_per_second: Rate  # of a GPU's own network card
+    """The number of GPUs of a node."""
+    inside_bytes_per_second: Rate
+    """The rate in one direction of a GPU's links inside its node or, on a torus, of one link."""
+    across_bytes_per_second: Rate
+    """The rate in one direction of a GPU's own network card."""
     rails: Number = 0
     """The most network cards of a node that a collective can use.
 
     0 means one for each rank of its group on the node.
     """
-    kernel_seconds: Latency = 3e-6  # the launch of a compute kernel
-    launch_seconds: Latency = 8e-6  # the launch of a communication call
-    inside_hop_seconds: Latency = 1e-6  # the latency of a hop inside a node
-    across_hop_seconds: Latency = 15e-6  # the latency of a hop between nodes
+    kernel_seconds: Latency = 3e-6
+    """The seconds of the launch of a compute kernel."""
+    launch_seconds: Latency = 8e-6
+    """The seconds of the launch of a communication call."""
+    inside_hop_seconds: Latency = 1e-6
+    """The latency of a hop inside a node, in seconds."""
+    across_hop_seconds: Latency = 15e-6
+    """The latency of a hop between nodes, in seconds."""
     nodes_per_pod: Number = 0
     """The nodes of a pod, which share the links to other pods; 0 = all nodes are one pod."""
     oversubscription: Annotated[float, msgspec.Meta(ge=1, le=1e6)] = 1.0
@@ -105,6 +127,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Empty if the times of calls follow from the rates and latencies of this hardware.
     """
     efficiency: Efficiency = Efficiency()
+    """The fractions of the declared rates that a training step reaches."""
 
     @property
     def usable_bytes(self) -> float:

@@ -15,7 +15,7 @@ from parbench.workloads.planner.search import MAX_GPUS, SearchResult, search
 def require_candidates(request: SearchRequest, hardware: Hardware, result: SearchResult) -> None:
     """Raise ``UserError`` with the reason if no step of a search fits in memory.
 
-    The message also names the fewest GPUs on which one fits.
+    The message also has the fewest GPUs, in powers of two, on which a step fits.
     """
     if result.runs:
         return
@@ -53,9 +53,10 @@ def explain_too_large(run: DryRun) -> str:
 
 
 def _suggest_change(spec: StepSpec, hardware: Hardware) -> str:
-    """Return a sentence with a change that makes a too large step fit in memory.
+    """Return a sentence with a change that makes a step fit that is too large for memory.
 
-    The first change that suffices is taken: recomputation, another mesh, or more GPUs.
+    Changes are tried in this order: recomputation, another mesh of as many GPUs, more GPUs. The
+    first that suffices is returned.
     """
     for checkpointing in CHECKPOINTINGS:
         recomputing = spec.with_checkpointing(checkpointing)

@@ -50,13 +50,21 @@ over a link as the replaced call. A message without a fit takes as long as a hop
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedCall:
-    """Equal communication calls of a rank in a step, with the nodes that their group spans."""
+    """Equal communication calls of a rank in a step, with the nodes that their group spans.
 
-    axis: str  # the axis of the mesh
-    op: str  # the operation, such as all_reduce; ``send`` for a message
-    num_bytes: float  # of one call, as nccl-tests counts it
-    count: float  # calls per step
+    They have one operation, one size and one process group.
+    """
+
+    axis: str
+    """The axis of the mesh."""
+    op: str
+    """The operation, such as all_reduce, or ``send`` for a message."""
+    num_bytes: float
+    """The bytes of one call, as nccl-tests counts them."""
+    count: float
+    """The number of these calls in a step."""
     place: Place
+    """The nodes that the ranks of the group span."""
 
     @staticmethod
     def of(call: Call, place: Place) -> "PlacedCall":
@@ -162,12 +170,18 @@ def _wire_seconds(hardware: Hardware, call: PlacedCall) -> float:
 class Curve:
     """The fit of seconds over bytes for one benchmark on one group of ranks of a run."""
 
-    op: str  # the collective such as all_reduce, or an entry of ``MESSAGES``
-    ranks: int  # in the group
-    fit: "CurveFit"  # latency and bandwidth by range of sizes
-    smallest: int  # the smallest measured size in bytes
-    largest: int  # the largest measured size in bytes
-    inside: bool  # True if all ranks of the group share a node
+    op: str
+    """The collective, such as all_reduce, or an entry of ``MESSAGES``."""
+    ranks: int
+    """The number of ranks in the group."""
+    fit: "CurveFit"
+    """The fitted latency and bandwidth, by range of sizes."""
+    smallest: int
+    """The smallest measured size in bytes."""
+    largest: int
+    """The largest measured size in bytes."""
+    inside: bool
+    """True if all ranks of the group share a node."""
 
 
 def curves_of(run: Run) -> list[Curve]:
@@ -213,10 +227,11 @@ def curves_of(run: Run) -> list[Curve]:
 
 
 def _is_plain(record: Record) -> bool:
-    """Return True if a record can be fitted.
+    """Return True if the time of a record may be used to fit the seconds of calls over bytes.
 
-    It is a successful record of a blocking float32 collective or message between several ranks,
-    with a known size and without special parameters.
+    The record must be a successful one of a blocking float32 collective or message between several
+    ranks. Its size must be known, and it must have no other parameters than size, type, mode, ranks
+    of a message and group.
     """
     params = record.case.params
     return (

@@ -27,8 +27,10 @@ Mixture = Mapping[str, int]
 class Model(NamedTuple):
     """A model to plan for, and sentences about assumptions in reading its config.json."""
 
-    step: StepSpec  # on one rank, with default settings
+    step: StepSpec
+    """The training step of the model on one rank, with default settings."""
     notes: tuple[str, ...] = ()
+    """Sentences about assumptions and ignored keys, empty for a model with a known name."""
 
 
 def make_model_step(name: str, shape: Shape, mixture: Mixture | None = None) -> StepSpec:
@@ -60,7 +62,8 @@ _ATTENTION: tuple[Bias, ...] = ("q", "k", "v", "out")  # the weight matrices of 
 class _Family:
     """The architecture of a ``model_type`` of Hugging Face, and its keys in config.json."""
 
-    recipe: Recipe = "llama"  # the layout of a layer, as in Llama or GPT
+    recipe: Recipe = "llama"
+    """The layout of a layer, as in Llama or in GPT."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """The key of a size in config.json of this family, by Llama's key for the same size."""
     biases: tuple[Bias, ...] = ()
@@ -210,7 +213,7 @@ def read_model(path: Path) -> Model:
 
 
 def _read_shape(config: _Config) -> Shape:
-    """Return the sizes of the model's layers, embedding and head."""
+    """Return the sizes of the layers, embedding and head of the model in a config.json."""
     family = config.family
     hidden = config.read_size("hidden_size")
     heads = config.read_size("num_attention_heads")
@@ -239,7 +242,7 @@ def _read_shape(config: _Config) -> Shape:
 
 
 def _read_latent(config: _Config) -> Latent:
-    """Return the sizes of multi-head latent attention.
+    """Return the sizes of multi-head latent attention in a config.json.
 
     The key ``head_dim``, which is not needed, is recorded as read, so that no note lists it.
     """
@@ -254,9 +257,10 @@ def _read_latent(config: _Config) -> Latent:
 
 
 def _read_mixture(config: _Config) -> Mixture | None:
-    """Return the sizes of the model's mixture of experts, None for a dense model.
+    """Return the sizes of the mixture of experts in a config.json, None for a dense model.
 
-    Raises ``UserError`` if layers without experts are not the first layers.
+    The keys are those of ``Mixture``: experts, top_k, expert_ffn, shared and dense_layers. Raises
+    ``UserError`` if layers without experts are not the first layers.
     """
     family = config.family
     experts = config.read_size(family.experts, 0) if family.experts else 0

@@ -24,9 +24,12 @@ _EXPERT_GROUPS = (("ep",), ("etp",), ("efsdp",), ("edp",))
 class Place:
     """The number of ranks of one group, and of those that share a node or a pod of nodes."""
 
-    ranks: int  # in the group
-    on_node: int  # ranks of the group per node that it spans: the mean, rounded up
-    in_pod: int = 0  # ranks of the group per pod of nodes, 0 if nodes are not in pods
+    ranks: int
+    """The number of ranks in the group."""
+    on_node: int
+    """The ranks of the group per node that it spans: the mean, rounded up."""
+    in_pod: int = 0
+    """The ranks of the group per pod of nodes, 0 if nodes are not in pods."""
     extents: tuple[int, ...] = ()
     """The ranks of the group along each axis of a torus, empty if GPUs are not on a torus."""
 
@@ -42,7 +45,7 @@ class Place:
 
     @property
     def pods(self) -> int:
-        """The number of pods that the group spans, 1 if nodes are not in pods."""
+        """The number of pods (sets of nodes) that the group spans, 1 if nodes are not in pods."""
         return -(-self.ranks // self.in_pod) if self.in_pod else 1
 
     @property
@@ -61,11 +64,11 @@ class Place:
 def place_of(
     dims: ParallelDims, group: tuple[str, ...], gpus_per_node: int, nodes_per_pod: int = 0
 ) -> Place:
-    """Return the number of ranks that a group of a mesh has, and has on each node and pod.
+    """Return the number of ranks of a process group, and of those that share a node or a pod.
 
-    The groups are along the axes ``group``, such as ``("dp", "cp")``, or along one axis of the
-    experts: ep, etp, efsdp or edp. The result is for the group that spans most nodes.
-    ``nodes_per_pod`` 0 means that nodes are not in pods.
+    ``group`` has the axes along which the ranks of the group differ, such as ``("dp", "cp")``, or
+    one axis of the experts: ep, etp, efsdp or edp. Of all groups along these axes, the result is
+    for the one that spans most nodes. ``nodes_per_pod`` 0 means that nodes are not in pods.
     """
     place = _place(dims, group, gpus_per_node)
     if not nodes_per_pod or place.inside:

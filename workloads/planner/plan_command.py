@@ -50,35 +50,52 @@ class StepOptions:
     An empty text, 0 or None means that the user gave no value.
     """
 
-    model: str  # a name or the path of a config.json
-    sequence: int = 0  # tokens of a sequence; without a value, the model's own
-    precision: str = "bfloat16"  # of weights and activations: bfloat16 or float32
-    state: str = ""  # types of the model state, such as moments=bfloat16,master=none
-    microbatch: int = 0  # sequences of a microbatch on a data rank
-    global_batch: int = 0  # sequences per step on all GPUs
-    checkpointing: str = ""  # none, selective, full or full:K
-    schedule: str = ""  # the name of the pipeline schedule
-    chunks: int = 0  # pipeline stages per rank
-    cp_method: str = ""  # the name of the method of context parallelism
-    zero: int | None = None  # the stage of ZeRO, 0 to 3
-    microbatches: int = 0  # per data rank and step, only for a single mesh
-    split: str = ""  # the layers of each pipeline stage, only for a single mesh
+    model: str
+    """The name of a model, or the path of a config.json."""
+    sequence: int = 0
+    """The tokens of a sequence, by default those of the model."""
+    precision: str = "bfloat16"
+    """The type of weights and activations: bfloat16 or float32."""
+    state: str = ""
+    """The types of the model state, such as ``moments=bfloat16,master=none``."""
+    microbatch: int = 0
+    """The sequences of a microbatch on a data rank."""
+    global_batch: int = 0
+    """The sequences per step on all GPUs."""
+    checkpointing: str = ""
+    """The activation checkpointing: none, selective, full or full:K."""
+    schedule: str = ""
+    """The name of the pipeline schedule."""
+    chunks: int = 0
+    """The number of pipeline stages per rank."""
+    cp_method: str = ""
+    """The name of the method of context parallelism."""
+    zero: int | None = None
+    """The stage of ZeRO, 0 to 3."""
+    microbatches: int = 0
+    """The microbatches per data rank and step, only for ``plan mesh``."""
+    split: str = ""
+    """The layers of each pipeline stage, such as 2+1+1+2, only for ``plan mesh``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
     """The user's options of ``parbench plan`` for the hardware."""
 
-    hardware: str = ""  # a preset or the path of a .toml file, empty = the default
-    links: Path | None = None  # a run whose collectives give the seconds of calls
-    calibrate: tuple[Path, ...] = ()  # runs whose training steps give efficiencies
+    hardware: str = ""
+    """The name of a preset or the path of a .toml file. Empty means the default."""
+    links: Path | None = None
+    """The folder of a run whose measured collectives give the seconds of calls."""
+    calibrate: tuple[Path, ...] = ()
+    """The folders of runs whose training steps give efficiencies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedMachine:
-    """The hardware of a plan, and the times of communication calls if a run measured them."""
+    """The hardware for which a step is predicted, and measured times of communication calls."""
 
     hardware: Hardware
+    """The type of GPU and its links, with declared or measured figures."""
     seconds: Seconds | None = None
     """A function that returns the measured seconds of a call, None if no run measured calls."""
     notes: tuple[str, ...] = ()
@@ -143,9 +160,10 @@ def answer_mesh(
 
 
 def build_step(options: StepOptions) -> tuple[StepSpec, tuple[str, ...]]:
-    """Return the step that the options describe, on one rank, and notes on its model and state.
+    """Return the step that the options describe, on one rank, and notes.
 
-    Raises ``UserError`` for a value that is not allowed.
+    The notes are sentences on assumptions about the model and its state. Raises ``UserError`` for a
+    value that is not allowed.
     """
     check_options(options)
     model = find_model(options.model, options.sequence)
@@ -190,10 +208,11 @@ def parse_widths(text: str, default: Widths) -> Widths:
 
 
 def build_step_on_mesh(options: StepOptions, mesh: str) -> tuple[StepSpec, tuple[str, ...]]:
-    """Return the step that the options describe on a mesh such as ``dp=2,tp=4``, and its notes.
+    """Return the step that the options describe on a mesh such as ``dp=2,tp=4``, and notes.
 
-    By default a pipeline has four microbatches per rank, and stages as equal as possible. Raises
-    ``UserError`` if the mesh breaks a rule.
+    The notes are sentences on assumptions about the model and its state. By default, a step with a
+    pipeline has four microbatches per pipeline rank, and stages as equal as possible. Raises
+    ``UserError`` with a violation, such as ``heads(6) % tp(4) != 0``, for an impossible mesh.
     """
     if options.microbatches and options.global_batch:
         raise UserError("--set microbatches and --global-batch exclude each other: leave out one")

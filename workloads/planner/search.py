@@ -48,7 +48,10 @@ class SearchResult:
     num_too_large: int = 0
     """The number of considered steps that do not fit in memory."""
     broken_rules: dict[str, str] = field(default_factory=dict)
-    """The label of the first mesh that breaks a rule of the step, by the text of the rule."""
+    """The first mesh that breaks a rule, such as ``tp=8``, by violation of the rule.
+
+    A violation is a text such as ``heads(6) % tp(4) != 0``.
+    """
     smallest: tuple[float, StepSpec] | None = None
     """The pair (bytes per GPU, step) of the step that needs least memory of those that do not fit.
 
@@ -175,7 +178,7 @@ def rank_runs(runs: Sequence[DryRun]) -> list[DryRun]:
 
 
 def measure_effort(run: DryRun) -> int:
-    """Return the effort that people have with running a step, as a number of points.
+    """Return a score of the effort of setting up and running a step, higher for more effort.
 
     Each axis of the mesh adds 1 to 3 points. One more point each is for a schedule other than 1F1B,
     for FSDP inside a pipeline, and for a step that nearly fills the memory, because that needs

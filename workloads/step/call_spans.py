@@ -8,16 +8,17 @@ from parbench.bench.results.step_trace import StepTrace
 
 
 def find_call_spans(trace: StepTrace, axes: Sequence[str]) -> list[Span | None] | None:
-    """Return the start and stop (ns) of each communication call of a step, from its trace.
+    """Return the start and stop of each communication call of a profiled step on one rank.
 
-    ``axes`` has the mesh axis of each call, in order of issue, which is also the order of the
-    result. An entry is None for a call that the trace does not have. The whole result is None if
-    the trace does not match the calls.
+    Times are in nanoseconds of the profiler's clock. ``axes`` has the mesh axis of each call, in
+    order of issue, which is also the order of the result. An element is None for a call that the
+    trace does not have. The whole result is None if the trace does not match the calls.
 
-    On a CPU, the trace has calls in order of issue. On a device, kernels run in another order on
-    each communicator, so that a kernel belongs to the call during which the host launched it. A
-    kernel of coalesced calls is launched after its call has returned. It belongs to that call and
-    to all earlier calls on the same axis that have no kernel.
+    * On a CPU, the trace has the calls themselves, in order of issue.
+    * On a device, it has kernels. A kernel belongs to the call in which the host launched it.
+    * Torch may coalesce several calls into one kernel, which it launches after the last of them has
+      returned. All of these calls then get the time of this kernel. They are the last call before
+      the launch, and the calls directly before it that are on its axis and have no kernel yet.
     """
     if trace.issue_spans is None:
         return list(trace.comm) if len(trace.comm) == len(axes) else None
@@ -36,12 +37,13 @@ def _match_kernels(
     issued: Sequence[Span],
     axes: Sequence[str],
 ) -> list[Span | None] | None:
-    """Return the start and stop (ns) of each call from its kernels, None for a call without one.
+    """Return the start and stop of each call on the device, None for a call without a kernel.
 
-    ``launches`` holds the launch time of each kernel, and the start and stop of its execution.
-    ``issued`` holds the start and stop of each call on the host, in order of issue, and ``axes``
-    its mesh axis. All times are in nanoseconds. The result is None if a kernel was launched before
-    the first call.
+    With several kernels, a call lasts from the first start to the last stop. ``launches`` has, for
+    each kernel, the time of its launch on the host, and its start and stop on the device.
+    ``issued`` has the start and stop of each call on the host, in order of issue, and ``axes`` the
+    mesh axis of each call. All times are in nanoseconds of the profiler's clock. The result is None
+    if a kernel was launched before the first call.
     """
     starts = [start for start, _ in issued]
     spans: list[Span | None] = [None] * len(axes)

@@ -36,14 +36,14 @@ class LayerBenchmark(Benchmark):
 
     @abstractmethod
     def _draw(self) -> None:
-        """Draw ``x`` and ``output_gradient`` of the next step."""
+        """Draw the input ``x`` and the ``output_gradient`` of the next step, before it is timed."""
 
     @abstractmethod
     def _run_reference(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Run the layer in a single process and return its output and gradients in ``dtype``.
+        """Run the full layer in this process only, and return its output and gradients.
 
-        They have the names and shapes of the tensors of ``collect_tensors``, with which they are
-        compared.
+        They are in ``dtype``, with the names and shapes that ``collect_tensors`` returns for the
+        distributed layer. ``check`` compares the two.
         """
 
     def step(self) -> None:
@@ -58,25 +58,25 @@ class LayerBenchmark(Benchmark):
         self.output.backward(self.output_gradient)
 
     def reset(self) -> None:
-        """Draw the input and the output gradient of the next step."""
+        """Draw the input and the output gradient of the next step, before it is timed."""
         self._step_number += 1
         self._draw()
 
     def _draw_tensor(self, purpose: object, *size: int) -> Tensor:
         """Return standard normal numbers of shape ``size`` on this rank's device.
 
-        They depend on the seed, the step and the ``purpose``, which distinguishes tensors of one
-        step.
+        They depend on the seed, the step number and ``purpose``. ``purpose`` is a text such as
+        "tokens 3" that distinguishes the tensors of one step.
         """
         generator = make_generator(self._world.seed, f"{purpose} {self._step_number}")
         tensor = torch.randn(size, generator=generator)
         return tensor.to(self._world.device, self._dtype)
 
     def check(self) -> int:
-        """Return the number of elements in wrong tensors of the last step.
+        """Return the number of elements of wrong tensors in the last step, on this rank.
 
-        Tensors are the output and the gradients. One is wrong if it is too far from the tensor of a
-        single process, and then all of its elements count.
+        The layer's output and each gradient are compared with those of a single process. If a
+        tensor is too far from its reference, all of its elements count as wrong.
         """
         actual = collect_tensors(self.layer, self.x, self.output)
         reference = self._run_reference(torch.float32)
@@ -94,10 +94,11 @@ class LayerBenchmark(Benchmark):
 
 
 def collect_tensors(layer: nn.Module, x: Tensor, output: Tensor) -> dict[str, Tensor]:
-    """Return the output of a layer and its gradients, without graph, keyed by name.
+    """Return the output of a layer, its input gradient and its parameter gradients, by name.
 
-    Names are ``output``, ``input gradient`` and ``gradient of PARAMETER``. Gradients of DTensors
-    are gathered, so that all ranks call it. Missing gradients are left out.
+    They have no autograd graph. Names are ``output``, ``input gradient`` and
+    ``gradient of PARAMETER``. Gradients of DTensors are gathered, so that all ranks call it.
+    Missing gradients are left out.
     """
     gradients = {"input gradient": x.grad}
     for name, parameter in layer.named_parameters():

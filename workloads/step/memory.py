@@ -25,14 +25,15 @@ _METHODS = {
     "memory.buffers": f"buffers, and parameters that FSDP has gathered after forward, {_MAXIMUM}",
     "memory_counted.activations": f"saved for backward by the microbatches in flight, {_MAXIMUM}",
 }
-"""Phrases on how a metric was measured, by metric."""
+"""The way in which a metric was measured, as a phrase for reports, keyed by metric."""
 
 BytesByComponent = Mapping[str, float]
 """Bytes on one rank, keyed by component: one of ``COMPONENTS``, such as ``activations``."""
 MemoryBySource = Mapping[str, BytesByComponent]
-"""The bytes of each component on one rank, keyed by source.
+"""The bytes of each component on one rank, keyed by the way in which they were determined.
 
-Sources are ``memory`` (measured), ``memory_counted`` (the sizes of tensors) and ``memory_formula``.
+The keys are ``memory`` (measured), ``memory_counted`` (the sizes of tensors) and
+``memory_formula`` (analytical).
 """
 
 
@@ -41,9 +42,11 @@ class MemoryProbe:
     """Measures the memory of a training step on this rank by component, and counts its tensors."""
 
     world: World
+    """All ranks of the step."""
     model: nn.Module
     """The module with this rank's parameters and buffers."""
     optimizer: torch.optim.Optimizer
+    """The optimizer, whose state tensors are measured."""
     forward_backward: Callable[[], object]
     """Runs forward and backward of all microbatches of a step, without the optimizer."""
     count_activations: Callable[[], float]
@@ -93,9 +96,11 @@ class MemoryProbe:
         }
 
     def summarize(self, samples: Sequence[MemoryBySource]) -> Explanation:
-        """Return the maximum over ranks of each component's bytes, from each source that has it.
+        """Return metrics of the bytes of each component: measured, counted and by formula.
 
-        Metrics are ``SOURCE.COMPONENT``, such as ``memory.gradients``.
+        Each is the maximum over ranks. Their names are such as ``memory.gradients``,
+        ``memory_counted.gradients`` and ``memory_formula.gradients``. A component without a formula
+        has no third metric. ``samples`` are the results of ``observe`` on all ranks.
         """
         metrics: dict[str, MetricValue] = {}
         for source, component in product(samples[0], COMPONENTS):

@@ -87,10 +87,12 @@ class MatchedTrace:
 
 @dataclass(frozen=True, kw_only=True)
 class RankTimings:
-    """The times of one rank's steps, which are the sample of ``OverlapProbe``.
+    """The times of one rank's further steps, from which a step's parts and overlap follow.
 
-    A step without communication runs in a dispatch mode, which handles every operator. An
-    instrumented step runs in the same mode with communication, so that both have its overhead.
+    Steps are of four kinds. An uninstrumented step runs as in the benchmark. A step without
+    communication runs in a dispatch mode of torch, which intercepts every operator. An instrumented
+    step runs in this mode too, but communicates, so that both have the overhead of the mode. A
+    profiled step runs under torch's profiler.
     """
 
     calls: tuple[SentCall, ...]
@@ -112,7 +114,10 @@ class RankTimings:
     breakdown: Breakdown
     """Compute, exposed communication, copies and idle time of the median step on this rank."""
     phases: dict[str, float]
-    """The seconds of the median step's phases, such as forward, keyed by name of the metric."""
+    """The seconds of the median step's phases on this rank, keyed by metric.
+
+    A phase is a range that the step names, such as forward. See ``measure_phases`` for the metrics.
+    """
     timeline: RankTimeline
     """The compute, communication and phases of the median step on this rank, for a timeline."""
 
@@ -122,6 +127,7 @@ class OverlapProbe:
     """Measures a step's compute, exposed communication, idle time and waiting for slower ranks."""
 
     world: World
+    """All ranks of the step."""
     axes: Groups
     """This rank's process groups, keyed by mesh axis."""
     _: KW_ONLY
@@ -133,9 +139,10 @@ class OverlapProbe:
     """The weight of this probe in the time budget of all probes."""
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> RankTimings:
-        """Run interleaved steps of all four kinds within ``budget_seconds``, at least one of each.
+        """Run steps of four kinds in rounds, and return the times of this rank.
 
-        Returns the times of this rank. All ranks call it.
+        The kinds are uninstrumented, instrumented, without communication, and profiled. A round has
+        one step of each. Rounds repeat within ``budget_seconds``, at least once. All ranks call it.
         """
         world = self.world
         reset()
@@ -192,10 +199,12 @@ class OverlapProbe:
         )
 
     def summarize(self, samples: Sequence[RankTimings]) -> Explanation:
-        """Return the parts of a step's time, its communication calls and a timeline of all ranks.
+        """Return metrics of a step's time, its communication calls and a timeline of all ranks.
 
-        ``samples`` are the times of all ranks, by global rank. Calls are those of rank 0. The
-        timeline is on the clock of rank 0.
+        Metrics are the parts of the step's time, the overheads of measuring, and the waiting for
+        slower ranks. ``samples`` are the times of all ranks, by global rank. The calls are those of
+        rank 0 in a step. The timeline is that of the median profiled step. It is left out if it has
+        too many intervals.
         """
         first = samples[0]
         walls = [sample.wall_seconds["uninstrumented"] for sample in samples]
@@ -238,8 +247,9 @@ class OverlapProbe:
     def _summarize_breakdown(self, samples: Sequence[RankTimings]) -> dict[str, MetricValue]:
         """Return the parts of the median profiled step's wall time on its slowest rank, as metrics.
 
-        Their keys are names of metrics, such as ``exposed_comm.dp``. Parts are unknown (None) if
-        the trace misses calls.
+        Their keys are names of metrics, such as ``exposed_comm.dp`` for the seconds of exposed
+        communication on ``dp``. If the trace lacks calls, idle time, overlap and the exposed
+        communication of their axes are unknown (None).
         """
         slowest_rank = max(samples, key=lambda sample: sample.breakdown.wall_seconds)
         breakdown = slowest_rank.breakdown
@@ -264,11 +274,11 @@ class OverlapProbe:
         )
 
     def _summarize_peers(self, samples: Sequence[RankTimings]) -> dict[str, MetricValue]:
-        """Return the time of transfers, and the time in calls before the last rank arrives.
+        """Return metrics of the time of transfers, and of waiting for slower ranks in calls.
 
-        They are the metrics ``comm_transfer.AXIS`` for each mesh axis and ``straggler_wait``, in
-        seconds per profiled step. The result is empty if ranks make different calls, or if a trace
-        does not match its calls.
+        They are ``comm_transfer.AXIS`` for each mesh axis and ``straggler_wait``, in seconds per
+        profiled step, of the rank with the largest value (see ``cross_fitted``). The result is
+        empty if ranks make different calls, or if a trace does not match its calls.
         """
         num_calls = len(samples[0].calls)
         traces = [trace for sample in samples for trace in sample.matched]
@@ -288,11 +298,13 @@ class OverlapProbe:
 def summarize_differences(walls: Sequence[SecondsByKind]) -> dict[str, MetricValue]:
     """Return the exposed communication time and the overheads of measuring, as metrics.
 
-    ``ect`` is the seconds of an instrumented step less those of a step without communication.
-    ``tracing_overhead`` and ``watching_overhead`` are the relative slowdowns of profiled and
-    instrumented steps. Each is the mean over rounds of one step of each kind, between maxima over
-    ranks, and unknown for one round. ``walls`` holds, for each rank, the seconds of its steps by
-    kind.
+    ``ect`` is the seconds by which a step with communication takes longer than one without, both in
+    a dispatch mode. ``tracing_overhead`` and ``watching_overhead`` are the relative slowdowns of
+    steps under the profiler and of steps in the dispatch mode, such as 0.1 for 10 %.
+
+    Steps of all kinds run in rounds, one of each. In each round, the maxima over ranks are
+    compared. The metric is the mean over rounds, None with one round. ``walls`` has, for each rank,
+    the seconds of its steps by kind.
     """
     wall = {kind: slowest([rank[kind] for rank in walls]) for kind in walls[0]}
     values = {"ect": compare_turns(wall["instrumented"], wall["without_comm"], sub, "difference")}
@@ -303,10 +315,11 @@ def summarize_differences(walls: Sequence[SecondsByKind]) -> dict[str, MetricVal
 
 
 def list_ect_caveats(device: torch.device, overhead: float | None) -> tuple[str, ...]:
-    """Return a note that ``ect`` is a lower bound, if the dispatch mode makes GPU steps slower.
+    """Return a note that ``ect`` is a lower bound, if instrumented GPU steps are too slow.
 
-    ``overhead`` is the relative slowdown of instrumented steps, None if it is unknown. Above 5 %
-    the device may wait for the host, which hides communication. Otherwise the result is empty.
+    ``ect`` is the seconds by which communication lengthens a step. ``overhead`` is the relative
+    slowdown of steps in the dispatch mode, None if it is unknown. Above 5 %, a GPU may wait for the
+    host, and this time hides communication. At most 5 % or on a CPU, the result is empty.
     """
     if device.type != "cuda" or overhead is None or overhead <= _MAX_DISPATCH_OVERHEAD:
         return ()
@@ -317,10 +330,11 @@ def list_ect_caveats(device: torch.device, overhead: float | None) -> tuple[str,
 
 
 def match_spans_to_calls(trace: StepTrace, calls: Sequence[SentCall]) -> MatchedTrace:
-    """Find the recorded calls of a step in the trace of a profiled step.
+    """Return the start and stop of each communication call of a step, from a profiled step.
 
-    ``calls`` are in order of issue, which is the same in every step. A call on a group of one rank
-    sends nothing, and may be missing in the trace.
+    ``trace`` is the profiled step on this rank. ``calls`` are the calls that were recorded in
+    another step. Every step makes the same calls in the same order. A call on a group of one rank
+    sends nothing and may be missing in the trace.
     """
     spans = find_call_spans(trace, [call.axis for call in calls])
     if spans is None:
@@ -346,7 +360,14 @@ def match_spans_to_calls(trace: StepTrace, calls: Sequence[SentCall]) -> Matched
 
 
 def compute_time_breakdown(trace: StepTrace, matched: MatchedTrace) -> Breakdown:
-    """Return the compute, communication, copy and idle parts of one profiled step's wall time."""
+    """Return the parts of one profiled step's wall time on this rank, in seconds.
+
+    The parts are compute, copies, exposed communication by mesh axis, and idle time. Time in which
+    compute runs counts as compute only. Time in which a copy runs without compute counts as copy.
+    Communication counts only while neither runs (exposed). If several axes are then active, the
+    time counts for the call that started first. ``residual_seconds`` is the wall time by the host's
+    clock less the sum of these parts.
+    """
     return compute_breakdown(
         trace.step,
         trace.compute,
@@ -357,11 +378,12 @@ def compute_time_breakdown(trace: StepTrace, matched: MatchedTrace) -> Breakdown
 
 
 def measure_phases(trace: StepTrace, matched: MatchedTrace) -> dict[str, float]:
-    """Return the seconds of each phase of a profiled step, such as forward, on this rank.
+    """Return the seconds of each phase of a profiled step on this rank, keyed by metric.
 
-    Keys are ``phase_time``, ``phase_compute``, ``phase_exposed`` and ``phase_idle``, each followed
-    by a dot and the phase. A phase that runs several times has the sum. The last two keys are
-    missing if the trace lacks calls.
+    A phase is a range that the step names, such as forward. The metrics are ``phase_time.PHASE``,
+    ``phase_compute.PHASE``, ``phase_exposed.PHASE`` (communication that neither compute nor copies
+    hide) and ``phase_idle.PHASE``. A phase that runs several times has the sum. The last two are
+    missing if the trace lacks communication calls.
     """
     metrics: defaultdict[str, float] = defaultdict(float)
     comm_by_axis = matched.group_by_axis()
@@ -378,13 +400,13 @@ def measure_phases(trace: StepTrace, matched: MatchedTrace) -> dict[str, float]:
 def split_transfer_and_wait(
     samples: Sequence[RankTimings], rank: int, step: int
 ) -> tuple[dict[str, float], float]:
-    """Return the transfer and waiting seconds in the calls of one rank in one profiled step.
+    """Split the communication time of one rank in one profiled step into transfer and waiting.
 
-    The first result is the seconds of transfers keyed by mesh axis, the second the seconds of
-    waiting for slower ranks on all axes. The transfer of a call takes as long as the call on the
-    rank of its group where it is shortest. The earlier part of the call on another rank is waiting.
-    Concurrent calls count once. ``samples`` are the times of all ranks, ``step`` is the index of
-    the profiled step.
+    The first result is the seconds of transfer, keyed by mesh axis. The second is the seconds of
+    waiting for slower ranks, over all axes. Every rank of a group makes the same call. The rank on
+    which the call is shortest arrived last, so that its time is the transfer. On other ranks, the
+    part of the call before this transfer is waiting. Time of concurrent calls counts once.
+    ``samples`` are the times of all ranks, and ``step`` is the index of the profiled step.
     """
     sample = samples[rank]
     transfers: defaultdict[str, list[Span]] = defaultdict(list)

@@ -60,19 +60,20 @@ class Probe(Protocol[Sample]):
         """
 
     def summarize(self, samples: Sequence[Sample]) -> Explanation:
-        """Return metrics, details and notes from the samples of all ranks, by global rank.
+        """Return metrics, facts for the record and notes from the samples of all ranks.
 
-        The result is the same on every rank.
+        ``samples`` are in the order of global ranks. The result is the same on every rank.
         """
 
 
 def run_probes(
     world: World, probes: Sequence[Probe[Any]], step: Step, reset: ResetFn, seconds: float
 ) -> Explanation:
-    """Run probes one after the other on all ranks, and return their merged metrics and notes.
+    """Run probes one after the other on all ranks, and return their merged results.
 
-    ``seconds`` is their common time budget, which is split by ``Probe.share``. If two probes give
-    the same metric, detail or timeline, the later one counts.
+    The results are metrics, facts for the record (``details``), notes and a timeline. ``seconds``
+    is the time budget of all probes together, which is split by ``Probe.share``. If two probes give
+    the same metric, fact or timeline, the later one counts.
     """
     total_share = sum(probe.share for probe in probes) or 1.0
     metrics: dict[str, MetricValue] = {}
@@ -152,8 +153,9 @@ def record_moment(device: torch.device) -> Moment:
 def make_moment_clock(device: torch.device) -> Callable[[Moment], float]:
     """Return a function that converts a ``Moment`` to seconds of ``time.perf_counter``.
 
-    On CUDA this call synchronizes the device. Then it reads both clocks several times, of which the
-    shortest reading counts. Its event is taken to lie in the middle of the reading.
+    On CUDA, this call synchronizes the device. Then it reads the clocks of host and device together
+    several times, and uses the reading that took the host least time. The device's event is taken
+    to be in the middle of this time.
     """
     if device.type != "cuda":
         return lambda moment: float(cast(float, moment))

@@ -23,9 +23,10 @@ _MAX_VOCABULARY = 512
 
 
 def does_reference_fit(world: World, spec: StepSpec) -> bool:
-    """Return True if every rank has memory for its step and a single-process reference.
+    """Return True if every rank has memory for its step and for a single-process reference.
 
-    The free memory now is compared with ``check_memory``. All ranks take part in the call.
+    Each rank compares the needed bytes with 90 % of its free bytes. All ranks call it and get the
+    same result.
     """
     num_bytes = check_memory(spec.rank_view(world.rank))
     return all(world.gather(num_bytes <= FRAGMENTATION_MARGIN * count_free_bytes(world)))
@@ -61,9 +62,9 @@ def check_memory(view: RankView) -> float:
 
 
 def _single_pass(spec: StepSpec) -> float:
-    """Return the bytes of activations of a single process that runs the global batch in float32.
+    """Return the bytes that one process needs to run forward and backward of the global batch.
 
-    They include the gradients of the logits.
+    They are the activations in float32, and two tensors with the size of the logits.
     """
     moe = spec.moe and spec.moe.on_one_rank()
     single = StepSpec(shape=spec.shape, moe=moe, microbatch=spec.global_batch, bytes_per_element=4)
@@ -72,11 +73,12 @@ def _single_pass(spec: StepSpec) -> float:
 
 
 def shrink_model(spec: StepSpec, params: Params) -> dict[str, Value]:
-    """Return the parameters of a small model that runs on the same mesh, by name.
+    """Return the sizes of a small model that can run on the same mesh, keyed by parameter name.
 
-    They replace those in ``params``, the parameters of the case. The model has all heads and as
-    many layers as the pipeline has stages, but is narrower and shorter. Its sequence length is a
-    multiple of what any axis requires.
+    They replace sizes in ``params``, the parameters of the case. The small model has all heads, but
+    a smaller hidden size, vocabulary and sequence length. It has one layer for each pipeline stage,
+    at least two, or all layers if ``params`` sets the layers of each stage. Every axis of the mesh
+    divides the sequence length.
     """
     shape = spec.shape
     head_size = min(shape.head_size, _MAX_HEAD_SIZE)

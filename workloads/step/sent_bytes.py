@@ -40,7 +40,7 @@ _NAMESPACES = ("c10d::", "_c10d_functional::")
 
 @dataclass(frozen=True, kw_only=True)
 class SentCall:
-    """A call of a collective, a send or a receive on this rank, as recorded."""
+    """One call of a collective, a send or a receive that this rank made in a recorded step."""
 
     axis: str
     """The mesh axis of the call's process group, ``OTHER`` if it belongs to none."""
@@ -60,7 +60,7 @@ class SentCall:
 
 
 _INPUT_SHARE = -1
-"""Marks operators whose first argument is one rank's share of the size."""
+"""In place of an argument's index: the size is that of argument 0 times the number of ranks."""
 _NAMES_BY_OPERATION = {
     ("all_reduce", 0): "allreduce_ allreduce_coalesced_ all_reduce all_reduce_ "
     "all_reduce_coalesced",
@@ -94,10 +94,11 @@ class _CommMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``handle`` for an operator with a process group among its arguments.
+        """Call ``handle`` for communication operators, and run all other operators as usual.
 
-        DTensor operators are declined, so that DTensor first splits them into those of local
-        tensors.
+        A communication operator has a process group, or its name, among its arguments. For
+        operators on DTensors the result is ``NotImplemented``. DTensor then splits them into
+        operators on local tensors, which come here again.
         """
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
@@ -136,9 +137,10 @@ class CommRecorder(_CommMode):  # type: ignore[no-untyped-call]
         return self._axes.get(group.group_name, OTHER)
 
     def _make_call(self, name: str, group: dist.ProcessGroup, args: Any) -> SentCall:
-        """Return the record of a call of torch's operator ``name`` on ``group``.
+        """Return the record of one call of torch's operator ``name``, such as ``allreduce_``.
 
-        ``args`` are the arguments of the operator, from which the bytes follow.
+        The call is on the process group ``group``. ``args`` are the arguments of the operator, from
+        which the bytes follow.
         """
         op, argument = _OPERATIONS[name]
         ranks = group.size()
@@ -208,9 +210,10 @@ def _is_float_on_device(args: Any) -> bool:
 
 
 def _make_empty_results(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return a collective's outputs without running it: uninitialized tensors and finished work.
+    """Return what torch's operator ``func`` would return, without running this collective.
 
-    The result has the form in which the operator ``func`` returns its results.
+    Tensors have the right shapes and arbitrary values. Where the operator returns a c10d work
+    object, on which callers wait, the result has one that is already finished.
     """
     if func.name().startswith("c10d::"):
         work = make_finished_work(tree_leaves(args[0]))
@@ -224,9 +227,10 @@ def _make_empty_results(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def make_fake_groups(axes: Groups) -> dict[str, dist.ProcessGroup]:
-    """Return a fake group, which sends nothing, for each of this rank's groups.
+    """Return a fake process group for each of this rank's groups, keyed by the group's name.
 
-    It has the same ranks as the group, whose name is the key. All ranks must call this function.
+    A fake group has the same ranks, but its collectives send nothing. All ranks must call this
+    function.
     """
     return {group.group_name: make_fake_group(group) for group in axes.values()}
 
@@ -246,10 +250,11 @@ CallsByRank = Sequence[Sequence[SentCall]]
 
 
 def summarize_counts(calls_by_rank: CallsByRank, axes: Iterable[str]) -> dict[str, MetricValue]:
-    """Return the number of calls and the sent bytes of a step as metrics, means over ranks.
+    """Return metrics of the number of calls and the sent bytes of a step, as means over ranks.
 
-    Keys are ``calls.AXIS``, which is 0 for ``axes`` without calls, ``calls.AXIS.OP`` and
-    ``sent.AXIS.OP``, which is missing if the bytes depend on data.
+    ``calls.AXIS`` and ``calls.AXIS.OP`` are numbers of calls per step. ``calls.AXIS`` is 0 for
+    those of ``axes`` that have no calls. ``sent.AXIS.OP`` is the bytes that a rank sends in a step.
+    It is missing if the bytes depend on data, as those of uneven all_to_alls do.
     """
     totals = dict.fromkeys((f"calls.{axis}" for axis in axes), 0.0)
     sent: defaultdict[str, float] = defaultdict(float)
@@ -289,11 +294,11 @@ class CommBytesProbe:
         return calls, self.compute_expected()
 
     def summarize(self, samples: Sequence[tuple[Sequence[SentCall], BytesByAxis]]) -> Explanation:
-        """Return the numbers of calls and the sent bytes by mesh axis, with the analytical bytes.
+        """Return metrics of a step's calls, its sent bytes and its analytical bytes, by mesh axis.
 
-        ``samples`` are the results of ``observe`` on all ranks. If an axis has analytical bytes,
-        its values are those of the rank that differs most from them. Otherwise the sent bytes are
-        the maximum over ranks.
+        Numbers of calls are means over ranks. If an axis has analytical bytes, sent and analytical
+        bytes are those of the rank whose ratio of both differs most from 1. Otherwise the sent
+        bytes are the maximum over ranks. ``samples`` are the results of ``observe`` on all ranks.
         """
         calls_by_rank = [calls for calls, _ in samples]
         metrics = summarize_counts(calls_by_rank, self.axes)
@@ -312,12 +317,12 @@ class CommBytesProbe:
 def report_worst_ratio(
     axis: str, sent: Sequence[float], expected: Sequence[float]
 ) -> dict[str, MetricValue]:
-    """Return the sent bytes, expected bytes and their ratio on one mesh axis, as metrics.
+    """Return metrics of the bytes that one rank sends over a mesh axis in a step.
 
-    They are those of the rank whose ratio of sent to expected bytes differs most from 1. Of several
-    such ranks, the one that sends most is taken. ``sent`` and ``expected`` hold the bytes of each
-    rank. Keys are ``bytes_sent``, ``bytes_expected`` and ``bytes_ratio``, each followed by a dot
-    and the axis. The ratio is 0 if a rank sends bytes and none are expected, and None if it neither
+    They are ``bytes_sent.AXIS``, the analytical ``bytes_expected.AXIS``, and ``bytes_ratio.AXIS``,
+    which is sent / expected. The rank is the one whose ratio differs most from 1. Of several such
+    ranks, the one that sends most is taken. ``sent`` and ``expected`` have the bytes of each rank.
+    The ratio is 0 if the rank sends bytes and none are expected. It is None if the rank neither
     sends nor expects any.
     """
     ratios = []

@@ -131,7 +131,7 @@ class TrainStep(Benchmark):
         self._world = world
         self.spec = spec
         self._view = spec.rank_view(world.rank)
-        """The position of this rank on the mesh, with its stages and numbers of layers."""
+        """This rank's part of the step: position on the mesh, pipeline stages, number of layers."""
         self._compute = SimulatedCompute(world.device)
         # Attention has its own: time that another wait exceeds must not shorten a block.
         self._attention_compute = SimulatedCompute(world.device)
@@ -162,10 +162,10 @@ class TrainStep(Benchmark):
         self._peak = self._agree_on_peak_flops()
         """The peak FLOP/s of a device, from which MFU follows, None if it is unknown."""
         self.small_model_wrong = 0
-        """The number of wrong elements of a small model of the same preset.
+        """The number of wrong elements that the check of a small model of the same preset found.
 
-        It is 0 if the reference of this model fits in memory, because no small model is checked
-        then.
+        It is 0 if the single-process reference of the full model fits in memory. Then the full
+        model itself is checked, and no small model.
         """
         self.small_model_differences: tuple[str, ...] = ()
         """A phrase for each wrong tensor of the small model."""
@@ -173,14 +173,21 @@ class TrainStep(Benchmark):
         self._draw()
 
     def step(self) -> None:
-        """Train on this rank's microbatches of the current batch, and update the weights."""
+        """Run one training step on this rank: zero gradients, forward, backward, optimizer.
+
+        The step trains on this rank's microbatches of the batch that ``reset`` drew. All ranks
+        take part, because they reduce gradients.
+        """
         self.optimizer.zero_grad()
         self.forward_backward()
         with record_function("parbench:optimizer"):
             self.optimizer.step()
 
     def reset(self) -> None:
-        """Draw the batch of the next step, and clear the recorded pipeline actions."""
+        """Draw the batch of the next step and clear the recorded pipeline actions, untimed.
+
+        Simulated compute also forgets by how much its last wait was too long.
+        """
         self._compute.reset_debt()
         self._attention_compute.reset_debt()
         self._recorder.forget()
@@ -190,8 +197,8 @@ class TrainStep(Benchmark):
     def forward_backward(self) -> Tensor | None:
         """Run forward and backward of all microbatches, and reduce the gradients over ranks.
 
-        Returns the mean loss of this rank's microbatches, None if this rank lacks the last pipeline
-        stage. Gradients must be zero at the start.
+        Returns the mean loss over this rank's microbatches, as a scalar. The result is None on a
+        rank without the last pipeline stage. Gradients must be zero at the start.
         """
         if self.spec.padding:
             all_targets = [microbatch.targets for microbatch in self.microbatches]
@@ -235,9 +242,9 @@ class TrainStep(Benchmark):
         return self._cross_entropy(logits, targets) * self._loss_weight
 
     def _run_forward(self, part: ParallelPart, index: int) -> Tensor:
-        """Run forward of this rank's microbatch ``index`` and return its loss.
+        """Run forward of this rank's microbatch ``index`` and return its loss, without a pipeline.
 
-        ``part`` is the full model, because the step has no pipeline.
+        ``part`` is therefore the full model.
         """
         self._assign_experts(part, index)
         microbatch = self.microbatches[index]
@@ -252,10 +259,10 @@ class TrainStep(Benchmark):
             self._routing.assign(part.moe_layers, self._microbatch_numbers[index])
 
     def _prepare_action(self, action: Action) -> None:
-        """Prepare a forward or backward pass of the pipeline, before its time is measured.
+        """Prepare one pipeline action, a pass of one stage and microbatch, before it is timed.
 
         Simulated compute forgets by how much earlier passes took too long. For forward (F) and full
-        backward passes (B), the expert ids of the microbatch are set.
+        backward passes (B), the expert ids of the microbatch are set in the stage's MoE layers.
         """
         # The next action does not make up for one that took too long, which would move a bubble.
         self._compute.reset_debt()
@@ -274,7 +281,11 @@ class TrainStep(Benchmark):
     # Construction
 
     def _make_routing(self) -> StepRouting | None:
-        """Return the source of the expert ids of each token, None for a dense model."""
+        """Return the object that decides the experts of this rank's tokens, None for a dense model.
+
+        With ``routing=router``, each layer's router chooses them in forward. With other values of
+        ``routing``, a random generator draws them before the step is timed.
+        """
         if self.spec.moe is None:
             return None
         return StepRouting(
@@ -285,9 +296,9 @@ class TrainStep(Benchmark):
         )
 
     def _build_parts(self) -> dict[int, ParallelPart]:
-        """Return the distributed model part of each pipeline stage on this rank, keyed by stage.
+        """Return the distributed model part of each of this rank's stages, keyed by stage index.
 
-        Without a pipeline, stage 0 is the full model.
+        Without a pipeline, the only stage is 0, which is the full model.
         """
         parts = build_parts(self._view, self.mesh)
         attention = self._positions.make_attention(
@@ -305,10 +316,10 @@ class TrainStep(Benchmark):
         return built
 
     def _simulate_part(self, part: Transformer) -> None:
-        """Replace the matrix multiplications of a stage's model part by simulated compute.
+        """Let the Linears and experts of a stage's model part wait in place of multiplying.
 
-        Its Linears and experts take the part's fraction of ``spec.simulated_seconds``, which is the
-        forward time of a rank with an equal number of layers.
+        ``spec.simulated_seconds`` is the forward time of one microbatch on a rank that has
+        layers / pp layers. The part gets a share of this time by its number of layers.
         """
         spec = self.spec
         assert spec.simulated_seconds is not None
@@ -320,9 +331,10 @@ class TrainStep(Benchmark):
         simulate_experts(part, seconds * shares.experts, tokens, self._compute)
 
     def _set_distinct_gradients(self, parallel_part: ParallelPart) -> None:
-        """Give data ranks different simulated gradients in the model part of one stage.
+        """Set simulated gradients that differ between data ranks in the model part of one stage.
 
-        A missing gradient then changes the mean over ranks, so that the check finds it.
+        Data ranks are those with different tokens. If the reduction leaves out the gradient of one
+        rank, the mean over ranks changes, and the check finds it.
         """
         dims = self.spec.dims
         index = dims.index(self._world.rank, "dp", "fsdp", "cp")
@@ -333,10 +345,11 @@ class TrainStep(Benchmark):
                 module.mean_gradient_value *= dims.tp
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
-        """Return the optimizer of the model: AdamW, or an implementation of ZeRO-1 around it.
+        """Return the optimizer of this rank's parameters: AdamW, or ZeRO-1 around AdamW.
 
-        ``DistributedOptimizer`` also reduces gradients, for which it becomes a reducer of the model
-        part. With simulated compute, the optimizer changes no weights.
+        Parbench's ZeRO-1 (``DistributedOptimizer``) also reduce-scatters the gradients. It is
+        therefore added to the model part's reducers, which start communication in backward. With
+        simulated compute, the optimizer changes no weights.
         """
         spec = self.spec
         dtype = get_dtype(spec)
@@ -361,9 +374,9 @@ class TrainStep(Benchmark):
     def _make_pipeline(self) -> Callable[[Tensor, Tensor], Tensor | None] | None:
         """Return ``train(tokens, targets)``, which runs all passes of the pipeline's schedule.
 
-        ``train`` takes the tokens and targets of all microbatches (sequences, s), and returns their
-        mean loss, or None on a rank without the last stage. The result is None if the step has no
-        pipeline.
+        ``train`` takes the tokens and targets of all of this rank's microbatches (sequences, s). It
+        returns their mean loss, or None on a rank without the last stage. If the step has no
+        pipeline, there is no such function and the result is None.
         """
         spec = self.spec
         if spec.pipeline is None:
@@ -405,16 +418,17 @@ class TrainStep(Benchmark):
     def _gather_gradients(self) -> None:
         """Make the gradients of all parameters available on this rank, for the check.
 
-        It only acts with parbench's ZeRO-1, in which each rank keeps the reduced gradients of the
-        parameters that it updates.
+        With parbench's ZeRO-1, each rank has only the reduced gradients of the parameters that it
+        updates, so that all ranks all-gather them here. With other optimizers, nothing happens.
         """
         if isinstance(self.optimizer, DistributedOptimizer):
             self.optimizer.gather_gradients()
 
     def _list_replicas(self) -> list[tuple[Any, list[nn.Parameter]]]:
-        """Return the process groups whose ranks hold equal parameters, each with these parameters.
+        """Return pairs of a process group and the parameters that are equal on all of its ranks.
 
-        The local values of the parameters on this rank must equal those on all ranks of the group.
+        The check compares the local values of these parameters on this rank with those on the first
+        rank of the group.
         """
         groups = self.mesh.groups
         dense, experts = split_experts(self.model)
@@ -444,8 +458,10 @@ class TrainStep(Benchmark):
     def _compute_reference_loss(self, model: nn.Module, tokens: Tensor, number: int) -> Tensor:
         """Return the loss of one microbatch in the single-process reference ``model``.
 
-        ``tokens`` (b, s + 1) is microbatch ``number`` of the global batch. With padding, the loss
-        is weighted so that the mean over microbatches is the mean over all tokens with a target.
+        ``tokens`` (b, s + 1) are the inputs and targets of the microbatch, and ``number`` is its
+        index in the global batch. With padding, microbatches have different numbers of targets. The
+        loss is then weighted so that the mean of the losses of all microbatches equals the mean
+        over all tokens with a target.
         """
         weight = 1.0
         if self.spec.padding:
@@ -504,10 +520,11 @@ class TrainStep(Benchmark):
         return self._routing.count_wrong(self.moe_layers, self._batch, self._verify)
 
     def _verify(self) -> int:
-        """Return the number of wrong elements of this step, as the verifier counts them.
+        """Return the number of wrong elements of this rank's weights, gradients and loss.
 
-        If the reference does not fit in memory, only replicas and finite values are checked, and
-        the wrong elements of the small model are added.
+        They are compared with a single-process reference. If the reference does not fit in memory,
+        only two things are checked: replicas are equal, and the loss and gradients are finite. The
+        wrong elements of the small model are then added.
         """
         if not self.spec.reference_fits:
             wrong = self._verifier.check_without_reference(self._compute_gradients)
@@ -530,10 +547,11 @@ class TrainStep(Benchmark):
     # Description and explanation
 
     def describe(self) -> Description:
-        """Return the tokens and FLOPs of a step, its details, and notes on limits of the result.
+        """Return the step's amounts of work, facts for its record, and notes on limits.
 
-        Rates follow from tokens and FLOPs. Details are the number of parameters, the mesh, the
-        equations of sent bytes, and others.
+        The work of a step is its tokens over all ranks and its model FLOPs per rank relative to the
+        peak. Divided by the step's seconds, they give tokens per second and MFU. The facts
+        (``details``) include the number of parameters, the mesh and the equations of sent bytes.
         """
         spec = self.spec
         tokens = spec.tokens
@@ -582,10 +600,11 @@ class TrainStep(Benchmark):
         return notes
 
     def explain_step(self, reset: ResetFn, budget_seconds: float) -> Explanation:
-        """Run all probes on further steps and return their merged metrics, details and notes.
+        """Run all probes on further steps, and return their merged metrics, facts and notes.
 
-        ``reset`` draws the next batch and must be called before each step. The probes share
-        ``budget_seconds``. The model is not usable afterwards.
+        A probe measures one aspect, such as memory or sent bytes. ``reset`` draws the next batch,
+        and probes call it before each step. All steps together should take ``budget_seconds``. The
+        weights are arbitrary afterwards, because some steps run without communication.
         """
         probes = self.list_probes()
         explanation = run_probes(self._world, probes, self.step, reset, budget_seconds)
@@ -596,9 +615,11 @@ class TrainStep(Benchmark):
         return explanation
 
     def list_probes(self) -> list[Probe[Any]]:
-        """Return the probes that explain this step, in the order in which they must run.
+        """Return the probes for this step, in the order in which they must run.
 
-        The overlap probe is last, because its steps without communication leave arbitrary weights.
+        A probe runs further steps and measures one aspect: sent bytes, experts, the pipeline's
+        bubble, memory, or overlap of communication. The last one is last, because its steps without
+        communication leave arbitrary weights.
         """
         spec = self.spec
         probes: list[Probe[Any]] = [CommBytesProbe(self.mesh.groups, self.compute_expected_bytes)]
@@ -631,9 +652,10 @@ class TrainStep(Benchmark):
         return [*probes, self.make_memory_probe(), overlap]
 
     def make_memory_probe(self) -> MemoryProbe:
-        """Return the probe that measures this step's memory and compares it with formulas.
+        """Return the probe that measures this rank's memory and reports it next to formulas.
 
-        With simulated compute, activations have no formula.
+        The formulas give the bytes of parameters, gradients, optimizer state and activations on
+        this rank. With simulated compute, activations have no formula.
         """
         formula: dict[str, float] = asdict(state_memory(self._view))
         if not self.spec.is_simulated:
@@ -650,10 +672,11 @@ class TrainStep(Benchmark):
         )
 
     def _count_activations(self) -> float:
-        """Return the maximum of the bytes that this rank saves for backward at one time.
+        """Return the largest number of bytes that this rank saves for backward at one time.
 
-        With a pipeline, it is the maximum over the actions of the schedule. Forward passes are run
-        to count the bytes of a microbatch.
+        One forward pass of each of its stages is run, to count the bytes of one microbatch. Without
+        a pipeline, these bytes are the result. With a pipeline, several microbatches are in flight,
+        and the result is the maximum over the actions of the rank's schedule.
         """
         saved = {stage: self._count_saved_bytes(stage) for stage in self.parts}
         if self.spec.pipeline is None:
@@ -662,7 +685,11 @@ class TrainStep(Benchmark):
         return find_peak_held(actions, saved.__getitem__)
 
     def _count_saved_bytes(self, stage: int) -> int:
-        """Run forward of a stage's first microbatch and return the bytes saved for backward."""
+        """Run forward of one microbatch in a pipeline stage, and return the bytes that it saves.
+
+        They are the bytes that autograd keeps for backward on this rank. ``stage`` is the index of
+        one of its stages. Except in the first stage, the input is a tensor of zeros.
+        """
         part = self.parts[stage]
         microbatch = self.microbatches[0]
         x = microbatch.tokens
@@ -683,8 +710,8 @@ class TrainStep(Benchmark):
     def compute_expected_bytes(self) -> dict[str, float]:
         """Return the analytical bytes that this rank sends in a step, keyed by mesh axis.
 
-        The bytes of experts follow from the routing of the last step, so that all ranks must call
-        this method.
+        The bytes over ``ep`` and ``etp`` follow from the experts that tokens took in the last step.
+        Ranks exchange these numbers here, so that all ranks must call this method.
         """
         expected = bytes_by_axis(list_calls(self._view), self.mesh.groups)
         if self.spec.moe is not None:
@@ -692,10 +719,10 @@ class TrainStep(Benchmark):
         return expected
 
     def _make_bytes_formula(self) -> dict[str, object]:
-        """Return the detail ``bytes_formula``: equations of sent bytes as text, keyed by mesh axis.
+        """Return {"bytes_formula": {axis: equation}}, with the equations of sent bytes as text.
 
-        They are those of rank 0 on every rank, so that all ranks agree. The result is empty without
-        communication.
+        An equation gives the bytes that rank 0 sends over a mesh axis in a step. All ranks return
+        those of rank 0, so that their records agree. The result is empty without communication.
         """
         calls = list_calls(self.spec.rank_view(0))
         texts = {}
@@ -704,9 +731,10 @@ class TrainStep(Benchmark):
         return BytesFormulaDetails(bytes_formula=texts).as_details if texts else {}
 
     def _make_attention_details(self) -> dict[str, object]:
-        """Return the method, sequence length and tokens per rank of context parallelism.
+        """Return the facts on context parallelism for the record, keyed by name.
 
-        The result is empty with one ``cp`` rank.
+        They are the method, the sequence length, the tokens per rank, and the number of ranks above
+        which Ulysses sends less than a ring. The result is empty with one ``cp`` rank.
         """
         split = self._positions.split
         if split is None:
@@ -722,9 +750,9 @@ class TrainStep(Benchmark):
         return details.as_details
 
     def _list_peak_notes(self, step_seconds: float) -> Sequence[str]:
-        """Return a note that explains an MFU above 100 %, otherwise an empty list.
+        """Return one note with the likely reason for an MFU above 100 %, otherwise an empty list.
 
-        The MFU follows from the duration ``step_seconds`` of a step and the peak FLOP/s.
+        The MFU follows from ``step_seconds``, the duration of a step, and from the peak FLOP/s.
         """
         if self._peak is None:
             return []
@@ -751,9 +779,10 @@ class TrainStep(Benchmark):
         return spec.tokens * flops_per_token(spec.shape, spec.moe) / self._world.size
 
     def _agree_on_peak_flops(self) -> Peak | None:
-        """Return the highest peak FLOP/s of any rank's device, because measured peaks vary.
+        """Return the highest peak FLOP/s of any rank's device.
 
-        All ranks call it. The result is None with simulated compute, or if no rank knows its peak.
+        All ranks call it and get the same result, although the measured peaks of CPUs vary. The
+        result is None with simulated compute, or if the peak of every rank's device is unknown.
         """
         if self.spec.is_simulated:
             return None
@@ -765,10 +794,12 @@ class TrainStep(Benchmark):
 def calibrate_linears(
     spec: StepSpec, world: World, compute: SimulatedCompute, seconds: float
 ) -> None:
-    """Shorten the simulated compute of Linears by the time that the host needs for a rank's layers.
+    """Make the waits of simulated Linears shorter, by the time that the host needs to run them.
 
-    ``seconds`` is the simulated forward time of one rank and microbatch if layers divide evenly
-    among ``pp`` ranks. The host's time is measured on layers that are not distributed.
+    Without this, a forward pass would take ``seconds`` and the host's time in addition. ``seconds``
+    is the simulated forward time of one microbatch on a rank that has layers / pp layers. The
+    host's time is measured here on a model of so many layers that is not distributed. The result
+    is stored as scales in ``compute``.
     """
     layers = max(1, spec.shape.layers // spec.dims.pp)
     is_full = spec.dims.pp == 1
@@ -786,10 +817,11 @@ def calibrate_linears(
 
 
 def build(preset: Preset, world: World, **params: Value) -> TrainStep:
-    """Return the training step of a preset, the benchmark that ``prepare`` makes for a case.
+    """Return the training step of a preset, such as ``fsdp``, with the parameters ``params``.
 
-    ``params`` are the parameters of the case, by name. If the step's single-process reference does
-    not fit in memory, a small model is verified first, and its wrong elements are kept in the step.
+    All ranks call it. If the step's single-process reference does not fit in memory, a small model
+    of the same preset is checked first. The number of its wrong elements is kept in the returned
+    step, whose own check adds it.
     """
     spec = preset(params, world.size)
     check = str(params.get("check", "auto"))

@@ -72,7 +72,10 @@ class TrainingLoop(Benchmark):
             self._optimizer.step()
 
     def reset(self) -> None:
-        """Take the batch of the next step."""
+        """Set the batch on which the next step trains, before that step is timed.
+
+        It is the user's only batch, or the result of the user's function for the next step number.
+        """
         self._step_number += 1
         self._draw_batch()
 
@@ -97,9 +100,9 @@ class TrainingLoop(Benchmark):
         return self._wrong_gradients[:_MAX_NAMED_GRADIENTS]
 
     def describe(self) -> Description:
-        """Return the optimizer's name and its number of parameters on this rank, as details.
+        """Return two facts for the record: the optimizer's class, and its parameters on this rank.
 
-        A note says that gradients are only checked to be finite if there is no reference.
+        Without a reference model, a note states that gradients are only checked to be finite.
         """
         num_parameters = sum(parameter.numel() for parameter in self._parameters)
         return Description(
@@ -109,7 +112,10 @@ class TrainingLoop(Benchmark):
         )
 
     def _draw_batch(self) -> None:
-        """Set the batch of this step: the user's batch, or the result of the user's function."""
+        """Set the batch of the current step.
+
+        It is the user's only batch, or what the user's function returns for the step number.
+        """
         has_batches = callable(self._batch)
         self._current_batch = self._batch(self._step_number) if has_batches else self._batch
 
@@ -126,8 +132,9 @@ class TrainingLoop(Benchmark):
     def _compare_with_reference(self, reference: nn.Module) -> list[WrongTensor]:
         """Return the gradients of the model that are too far from those of the reference.
 
-        The reference takes the model's weights and the same batch. Its gradients are averaged over
-        ranks. If the reference has parameters that the model lacks, only these are returned.
+        The reference gets the model's weights and the current batch. Its gradients are averaged
+        over ranks by all_reduces, so that all ranks call it. If the reference has parameters that
+        the model lacks, only these are returned, as missing.
         """
         gradients = collect_gradients(self._model)
         weights = collect_weights(self._model)

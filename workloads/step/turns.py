@@ -35,9 +35,10 @@ def compare_turns(
 ) -> Estimate | None:
     """Return the mean of ``compare(first[turn], second[turn])`` over turns, with its interval.
 
-    ``first`` and ``second`` hold the seconds of two kinds of step, such as with and without
-    communication, in the same turns. ``kind`` is the range of the result, for its interval. The
-    result is None for one turn, which is mostly noise.
+    A turn is a round in which one step of each kind runs. ``first`` and ``second`` have the seconds
+    of two kinds of step in these turns, such as with and without communication. ``kind`` is the
+    range of possible values of the result, which limits its confidence interval. The result is None
+    for one turn, which is mostly noise.
     """
     if len(first) < 2:
         return None
@@ -56,8 +57,9 @@ def compute_overhead(seconds: float, baseline: float) -> float:
 def choose_ranks(by_rank: ByRank) -> list[int]:
     """Return, for each turn, the rank whose sum over the other half of the turns is largest.
 
-    The halves are the turns with even and with odd index. For one turn it is rank 0.
-    ``by_rank[rank][turn]`` is a rank's value in a turn, such as seconds of waiting.
+    A turn is a round of one step of each kind on all ranks. The halves are the turns with even and
+    with odd index. For a single turn, the result is rank 0. ``by_rank[rank][turn]`` is a rank's
+    value in a turn, such as seconds of waiting.
     """
     ranks = range(len(by_rank))
     maximum_of_odd_turns = max(ranks, key=lambda rank: sum(by_rank[rank][1::2]))
@@ -67,11 +69,12 @@ def choose_ranks(by_rank: ByRank) -> list[int]:
 
 
 def cross_fitted(by_rank: ByRank) -> Estimate:
-    """Return an estimate, without the bias of a maximum, of the largest of the ranks' mean values.
+    """Return an estimate of the largest of the ranks' mean values, without the bias of a maximum.
 
-    ``by_rank[rank][turn]`` is a rank's value in a turn, zero or above, such as seconds of waiting.
-    The rank is chosen by one half of the turns, and its values are taken from the other half. One
-    turn cannot choose a rank, so that the result is then the mean over ranks.
+    ``by_rank[rank][turn]`` is a rank's value in a turn (a round of steps on all ranks), zero or
+    above, such as seconds of waiting. One half of the turns decides which rank is largest, and the
+    values of this rank in the other half are averaged. With one turn, this is not possible, and the
+    result is the mean over ranks.
     """
     if len(by_rank[0]) < 2:
         method = "mean over ranks of one turn, which cannot choose a rank"

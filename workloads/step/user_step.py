@@ -31,9 +31,10 @@ _TIMED_STEPS = 3
 
 
 class ExplainedUserStep:
-    """A user's benchmark with an explanation of its step: communication, time, memory and FLOPs.
+    """A user's benchmark, to which ``explain_step`` adds a breakdown of the step.
 
-    All attributes except ``explain_step`` are those of the user's benchmark.
+    The breakdown has communication, parts of the time, memory and FLOPs. All other attributes are
+    those of the user's benchmark.
     """
 
     def __init__(self, world: World, benchmark: Benchmark) -> None:
@@ -46,10 +47,11 @@ class ExplainedUserStep:
         return getattr(self._benchmark, name)
 
     def explain_step(self, reset: ResetFn, budget_seconds: float) -> Explanation:
-        """Run the probes on further steps and return their merged metrics, details and notes.
+        """Run probes on further steps, and return their merged metrics, facts and notes.
 
-        One recorded step first finds the process groups that the user's code uses. ``reset`` must
-        be called before each step. The probes share ``budget_seconds``.
+        One step is recorded first, to find the process groups that the user's code uses. The probes
+        then measure sent bytes, parts of the time, memory and FLOPs. They call ``reset`` before
+        each step. All steps together should take ``budget_seconds``.
         """
         world = self._world
         step = self._benchmark.step
@@ -123,6 +125,7 @@ class ResourceProbe:
     """Measures the memory of a user's step, its FLOPs by torch's FlopCounterMode, and its MFU."""
 
     world: World
+    """All ranks of the step."""
     dtype: torch.dtype
     """The type of the matrix multiplications, for the peak FLOP/s."""
     share = 0.0

@@ -89,6 +89,7 @@ class Verifier:
     """
 
     world: World
+    """All ranks of the step."""
     model: nn.Module
     """The module with this rank's parameters (plain or DTensors), named as in the full model."""
     _: KW_ONLY
@@ -107,7 +108,7 @@ class Verifier:
     data_size: int
     """The number of ranks that train different sequences."""
     replicas: Sequence[tuple[dist.ProcessGroup, Sequence[Tensor]]]
-    """Process groups, each with the parameters whose local values are equal on all of its ranks."""
+    """Pairs of a process group and the parameters whose local values are equal on its ranks."""
     exact_order: Sequence[int] = ()
     """The indices of microbatches in the order in which the step accumulates their gradients.
 
@@ -195,19 +196,19 @@ class Verifier:
         return wrong
 
     def _record(self, wrong: int, difference: str) -> int:
-        """Append ``difference`` to ``differences`` if ``wrong`` is not 0, and return ``wrong``.
+        """Append the phrase ``difference`` to ``differences`` if ``wrong`` elements are wrong.
 
-        ``wrong`` is a number of wrong elements.
+        With ``wrong`` 0, nothing is appended. Returns ``wrong``, so that callers can add it up.
         """
         if wrong:
             self.differences.append(difference)
         return wrong
 
     def _gather_stages(self, own_weights: Tensors) -> Tensors:
-        """Return the full weights of all pipeline stages on every rank, keyed by parameter name.
+        """Gather the full weights of all pipeline stages on every rank, keyed by parameter name.
 
-        ``own_weights`` are those of this rank's stages. The first rank with each set of stages
-        sends them.
+        All ranks call it. ``own_weights`` are the full weights of this rank's stages. Of the ranks
+        that have the same stages, the first sends them to all.
         """
         names = tuple(own_weights)
         first_rank = self.world.gather(names).index(names)
@@ -219,9 +220,10 @@ class Verifier:
         return {**gathered, **own_weights}
 
     def _count_replica_mismatches(self) -> int:
-        """Return the number of parameter elements on this rank that differ between replicas.
+        """Return the number of this rank's parameter elements that differ from another replica.
 
-        They are compared with the first rank of each group of replicas.
+        Each group in ``replicas`` has ranks whose parameters must be equal. The first rank of the
+        group broadcasts its parameters, and all ranks compare theirs with them.
         """
         wrong = 0
         for group, parameters in self.replicas:
@@ -251,9 +253,10 @@ class Verifier:
     def _count_wrong_updates(self, microbatches: Sequence[Tensor]) -> int:
         """Return the number of this rank's weights that are wrong after two optimizer steps.
 
-        The reference takes the same two steps on ``microbatches``. Only elements with large enough
-        gradients in both steps are compared. Below float32, elements are compared together: all of
-        them count as wrong if their total distance is too large.
+        A single-process reference takes the same two steps on ``microbatches``. Elements whose
+        gradient is small in one of the steps are not compared. For float32, each wrong element
+        counts. For other types, the L2 distance of all elements together is compared, and all of
+        them count as wrong if it is too large.
         """
         start = self.build_reference(self.dtype)
         reference = self.build_reference(self.dtype)
@@ -294,9 +297,10 @@ class Verifier:
     ) -> tuple[float, dict[str, Tensor]]:
         """Run a reference model on the global batch and return its mean loss and its gradients.
 
-        Gradients are keyed by parameter name, and accumulate in the dtype of the model. If
-        ``reduce_dtype`` differs, the gradients of each data rank accumulate separately, and their
-        mean is stored in the model's dtype.
+        The gradients are those of the mean loss, keyed by parameter name, in the dtype of the
+        model. If ``reduce_dtype`` is another type, rounding follows that of the ranks: the
+        gradients of each data rank's microbatches accumulate in the model's dtype, and are then
+        averaged over data ranks in ``reduce_dtype``. Nothing is communicated.
         """
         dtype = next(model.parameters()).dtype
         ranks = 1 if dtype == reduce_dtype else self.data_size
@@ -462,10 +466,11 @@ def _describe(tensor: Tensor | None, reference: Tensor) -> str:
 
 
 def count_wrong_fills(model: nn.Module, microbatches: int, num_ranks: int) -> int:
-    """Return the number of wrong gradient elements in a model with simulated compute.
+    """Return the number of wrong elements in the weight gradients of simulated Linears.
 
-    Every element must be the number of ``microbatches`` times the mean of the simulated gradient
-    value over data ranks. ``num_ranks`` is the world size, which bounds the rounding errors.
+    The right value of every element is known: ``microbatches`` (of a rank in a step) times the mean
+    over data ranks of the simulated gradient value. ``num_ranks`` is the world size, from which the
+    tolerance for rounding errors follows. All ranks call it, because DTensors are gathered.
     """
     wrong = 0
     for module in model.modules():
@@ -477,13 +482,14 @@ def count_wrong_fills(model: nn.Module, microbatches: int, num_ranks: int) -> in
 
 
 def count_unfilled(gradient: Tensor | None, expected: float, num_ranks: int) -> int:
-    """Return the number of elements of a gradient that differ from the mean over ranks.
+    """Return the number of elements of a gradient that are too far from ``expected``.
 
-    ``expected`` is this mean. A gradient of None counts as one wrong element.
+    ``expected`` is the right value of all elements, a mean over ranks. A gradient of None counts as
+    one wrong element.
 
-    The tolerance depends on ``num_ranks``, because ranks may divide before they sum, and sum in any
-    order. Each rank adds at least 2 / (3 num_ranks) of the mean, so that in bfloat16 a missing rank
-    is found for up to 26 ranks. For more ranks the rounding errors may be as large.
+    The tolerance grows with ``num_ranks``, because each rank may round once. If one rank is missing
+    in the mean, the value changes by at least 2 / (3 num_ranks). In bfloat16 this exceeds the
+    tolerance for up to 26 ranks. With more ranks, a missing rank may not be found.
     """
     if gradient is None:
         return 1
@@ -497,10 +503,10 @@ def count_unfilled(gradient: Tensor | None, expected: float, num_ranks: int) -> 
 
 
 def count_replica_mismatches(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> int:
-    """Return the number of elements on this rank that differ in a bit from those of rank 0.
+    """Return the number of elements on this rank that differ in a bit from the group's first rank.
 
-    ``tensors`` are parameters of this rank, of which DTensors count by their local part. All ranks
-    of ``group`` call it, and rank 0 is its first rank.
+    ``tensors`` are parameters of this rank. Of a DTensor, the local part is compared. All ranks of
+    ``group`` call it, because the first rank broadcasts its elements.
     """
     wrong = 0
     for tensor in tensors:

@@ -48,9 +48,10 @@ def calibrated(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardware, tuple
 
 
 def _replace_compute(hardware: Hardware, share: float) -> tuple[Hardware, Efficiency]:
-    """Return hardware and efficiency in which compute as a whole reaches ``share`` of the peak.
+    """Return copies of the hardware and its efficiency for a measured ``share`` of the peak.
 
-    Launches of kernels and traffic in memory then take no time, because ``share`` includes them.
+    All compute of a step, GEMMs and other kernels together, reaches this fraction of the peak
+    FLOP/s. Launches of kernels and traffic in memory take no time, because ``share`` includes them.
     """
     efficiency = msgspec.structs.replace(
         hardware.efficiency,
@@ -66,10 +67,11 @@ def _replace_compute(hardware: Hardware, share: float) -> tuple[Hardware, Effici
 def measure_shares(
     runs: Sequence[Run], hardware: Hardware
 ) -> tuple[list[float], dict[str, list[float]]]:
-    """Return the efficiencies that the training steps of runs measured, one for each step.
+    """Return two kinds of efficiency that the training steps of runs measured.
 
-    The first result has fractions of the peak FLOP/s that compute reached. The second has fractions
-    of the communication that compute hid, by axis. A step that lacks a measurement has no entry.
+    The first result is a list with one fraction for each step: the FLOP/s of compute relative to
+    the peak. The second is such a list for each mesh axis: the fraction of the communication time
+    that compute hid. A step that lacks a measurement has no entry.
     """
     compute_shares: list[float] = []
     overlaps: defaultdict[str, list[float]] = defaultdict(list)
@@ -120,7 +122,10 @@ def _measure_overlap(record: Record, axis: str) -> float | None:
 
 
 def _describe_shares(shares: Sequence[float]) -> str:
-    """Return the median of fractions in per cent, with the number of steps and the range."""
+    """Return a text such as ``41% (3 steps, 38% to 45%)``: median, number of steps and range.
+
+    ``shares`` has one fraction for each step.
+    """
     count = pluralize(len(shares), "step")
     if len(shares) > 1:
         count += f", {min(shares):.0%} to {max(shares):.0%}"

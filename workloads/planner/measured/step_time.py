@@ -35,7 +35,7 @@ class StepTime:
     """The predicted time of a training step and of its communication, on one rank."""
 
     seconds: float
-    """The time of the step."""
+    """The seconds of the step."""
     axis_seconds: Mapping[str, float]
     """The seconds per step of all communication on an axis, hidden or not, by axis of the mesh."""
     exposed_seconds: Mapping[str, float]
@@ -49,7 +49,9 @@ class Bucket:
     """A bucket of gradients that DDP reduces with one all_reduce."""
 
     size_bytes: int
-    ready: float  # the fraction of the backward pass after which the all_reduce can start
+    """The bytes of the gradients in the bucket, in the type in which they are reduced."""
+    ready: float
+    """The fraction of the backward pass after which the all_reduce can start."""
 
 
 def get_declared_compute(spec: StepSpec) -> float | None:
@@ -238,14 +240,19 @@ def _expose_units(
     compute_seconds: float,
     has_streams: bool,
 ) -> dict[str, float]:
-    """Return the seconds per step of FSDP's calls that compute does not hide, by axis.
+    """Return the seconds per step of FSDP's collectives that compute does not hide, by mesh axis.
 
-    The axes are ``fsdp`` and, for experts, ``efsdp``. ``compute_seconds`` is the compute of a step.
-    An FSDP unit (the embeddings, a layer or the head) is gathered while the unit before it in a
-    pass computes. Embeddings and head compute next to nothing. The gathers of the first unit of
-    forward and of the first layer of each pass are therefore exposed. With ``has_streams``, as on
-    NCCL, the gradients of a unit are scattered while the next unit computes. Otherwise the
-    scattering is fully exposed.
+    The axes are ``fsdp`` and, for experts, ``efsdp``. An FSDP unit is the embeddings, a layer or
+    the head. Embeddings and head are taken to compute for no time. The rules are:
+
+    * Parameters of a unit are all-gathered while the unit before it in the same pass computes. The
+      time of the gather beyond that compute is exposed. The first gather of forward, in each
+      microbatch, is fully exposed.
+    * Gradients of a unit are reduce-scattered while the next unit in backward computes. This needs
+      ``has_streams``, as on NCCL. Otherwise their whole time is exposed.
+
+    ``calls`` are the communication calls of one rank in a step. ``seconds`` returns the seconds of
+    one call. ``compute_seconds`` is the compute of one rank in a step.
     """
     layer = compute_seconds / spec.microbatches / spec.shape.layers
     windows = [0.0, *[layer] * spec.shape.layers, 0.0]
@@ -268,10 +275,11 @@ def _expose_units(
 
 
 def _list_unit_seconds(spec: StepSpec, call: PlacedCall, seconds: Seconds) -> list[float]:
-    """Return the seconds of the operation ``call.op`` on each FSDP unit.
+    """Return the seconds of one all_gather or reduce_scatter of each FSDP unit.
 
-    The units are the embeddings, each layer and the head, in this order. ``call`` has the group and
-    the axis, and its size is ignored. A unit without parameters on the axis takes 0 seconds.
+    The units are the embeddings, each layer and the head, in this order. ``call`` has the
+    operation, the group and the axis of these calls, and its size is ignored. ``seconds`` returns
+    the seconds of one call. A unit without parameters on the axis takes 0 seconds.
     """
     units = list_units(spec.rank_view(0))
     parts_by_unit = [units.embeddings]
@@ -290,10 +298,11 @@ def _list_unit_seconds(spec: StepSpec, call: PlacedCall, seconds: Seconds) -> li
 
 
 def _sum_excess(durations: Sequence[float], windows: Sequence[float]) -> float:
-    """Return the sum over calls of the seconds by which a call exceeds the compute that hides it.
+    """Return the seconds by which calls exceed the compute that hides them, summed over calls.
 
-    ``durations`` has the seconds of each call, and ``windows`` the seconds of compute during that
-    call. The longer of both sequences is cut to the length of the other.
+    ``durations`` has the seconds of each call, and ``windows`` the seconds of compute that run
+    during the call with the same index. The longer of both sequences is cut to the length of the
+    other.
     """
     excesses = [
         max(0.0, duration - window) for duration, window in zip(durations, windows, strict=False)

@@ -146,7 +146,7 @@ def get_value(metrics: Metrics, name: str) -> float | None:
 def _list_components(
     time: StepTime, calls: Sequence[Call], memories: Sequence[RankMemory], metrics: Metrics
 ) -> Iterator[ComponentCheck]:
-    """Yield each predicted component of a step next to its measurement.
+    """Yield each predicted quantity of a step (a component) together with its measurement.
 
     The components are the step time, exposed and total seconds of communication by axis, bytes sent
     by axis, and the memory of state and activations. Memory is the maximum over ranks. ``calls``
@@ -167,7 +167,7 @@ def _list_components(
 
 
 def _check(name: str, predicted: float, unit: str, metric: MetricValue | None) -> ComponentCheck:
-    """Return the predicted number of a component next to the measured one.
+    """Return one component of a step: its predicted and its measured value.
 
     ``name`` is the component, such as ``memory.gradients``, ``unit`` that of ``predicted``, and
     ``metric`` the measurement, None if there is none.

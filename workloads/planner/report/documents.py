@@ -108,9 +108,10 @@ def add_details(document: Document, run: DryRun) -> Document:
 
 
 def _make_document(run: DryRun, sections: Sequence[Section]) -> Document:
-    """Return the document of a predicted step with these sections.
+    """Return the document of a predicted step: a heading, key figures and ``sections``.
 
-    Its heading and its tiles summarize the step. It states a problem if the step does not fit.
+    The key figures are step time, tokens per second, MFU and memory. The document has a problem
+    text if the step does not fit in memory.
     """
     spec, usable = run.spec, run.hardware.usable_bytes / GIGA
     memory = run.fullest.memory.total / GIGA
@@ -261,7 +262,10 @@ def _step_section(run: DryRun) -> Section:
 
 
 def _time_table(run: DryRun) -> Table:
-    """Return the table of the seconds of each component of a step, with their sum."""
+    """Return the table of a step's predicted seconds by component, such as compute and bubble.
+
+    The last row is their sum, the time of the step.
+    """
     bubble = [f"Bubble: {run.bubble_method}."] if run.spec.dims.pp > 1 else []
     parts = {**run.parts, "step": run.seconds}
     return Table(
@@ -302,7 +306,10 @@ def _draw_pipeline(run: DryRun) -> Iterator[Plot]:
 
 
 def _axis_tables(run: DryRun) -> list[Table]:
-    """Return one table of a step's communication by axis, or none without communication."""
+    """Return a list with the table of a step's communication by mesh axis.
+
+    The list is empty for a step without communication.
+    """
     if not run.axes:
         return []
     rows = [
@@ -333,7 +340,10 @@ def _axis_tables(run: DryRun) -> list[Table]:
 
 
 def _memory_table(run: DryRun) -> Table:
-    """Return the table of memory in GB by component, one row per set of equal pipeline ranks."""
+    """Return the table of memory in GB by component, with one row for each representative rank.
+
+    A representative stands for all pipeline ranks with equal work.
+    """
     ranks = {rank.view.label: rank for rank in run.ranks}
     rows = [
         {

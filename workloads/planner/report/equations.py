@@ -51,7 +51,11 @@ def _list_rows(run: DryRun) -> Iterator[Row]:
 
 
 def _make_row(quantity: str, equation: Equation, unit: str, source: str) -> Row:
-    """Return the row of an equation, with its symbols, its numbers, its value and its source."""
+    """Return the table row of one equation.
+
+    The row has the ``quantity`` that it computes, its text with symbols, its text with numbers, its
+    value with ``unit``, and the publication ``source``.
+    """
     return {
         "quantity": quantity,
         "equation": equation.text,

@@ -36,13 +36,21 @@ class Strategy:
     """A strategy of parallel training such as FSDP, and a step that uses no other strategy."""
 
     name: str
-    splits: str  # the tensors or work that ranks divide among themselves, such as "matrices"
-    link: str  # the slowest suitable links, and if compute hides the calls
-    formula: str  # of the bytes that a rank sends per step, with the symbols of ``SYMBOLS``
-    axes: str  # the axes whose calls count as the strategy's, separated by blanks
-    spec: StepSpec  # the step on a mesh of only this strategy
-    ease: str = "easy"  # of adding the strategy to a training program
-    batch: str = "a sequence per rank"  # the growth of the global batch with the ranks
+    """The name of the strategy in tables, such as "ZeRO-1" or "TP + SP"."""
+    splits: str
+    """The tensors or work that ranks divide among themselves, such as "matrices"."""
+    link: str
+    """A text about the slowest suitable links, and about compute that hides the calls."""
+    formula: str
+    """The formula of the bytes that a rank sends per step, in the symbols of ``SYMBOLS``."""
+    axes: str
+    """The axes whose calls count as the strategy's, separated by blanks."""
+    spec: StepSpec
+    """The training step on a mesh of only this strategy."""
+    ease: str = "easy"
+    """A text about the effort of adding the strategy to a training program."""
+    batch: str = "a sequence per rank"
+    """A text about the growth of the global batch with the number of ranks."""
 
     @property
     def calls(self) -> Sequence[Call]:
@@ -85,7 +93,10 @@ def list_strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Stra
 
 
 def _list_data_strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]:
-    """Return DDP, ZeRO-1, ZeRO-2, FSDP and HSDP, each on all ``ranks``."""
+    """Return the data-parallel strategies DDP, ZeRO-1, ZeRO-2, FSDP and HSDP, each on all ranks.
+
+    HSDP shards parameters over the ranks of a node, at most ``gpus_per_node``.
+    """
     sharded = place_step(step, ParallelDims(fsdp=ranks))
     replicated = place_step(step, ParallelDims(dp=ranks))
     zero1 = replace(replicated, zero1="distributed")
@@ -393,7 +404,11 @@ def _activation_table() -> Table:
 
 
 def _compute_saved_gb(step: StepSpec, checkpointing: str) -> float:
-    """Return the GB of activations that rank 0 saves for backward in all of its layers."""
+    """Return the GB that all layers of rank 0 save for the backward pass of one microbatch.
+
+    ``checkpointing`` is ``none``, ``selective`` or ``full``, in place of the step's own.
+    Embeddings, head and loss do not count.
+    """
     return layers_equation(step.rank_view(0), checkpointing).value / GIGA
 
 

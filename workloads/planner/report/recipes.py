@@ -12,12 +12,18 @@ from parbench.workloads.planner.report.columns import make_column
 class Recipe:
     """The mesh with which a published model was trained, as its authors describe it."""
 
-    model: str  # the name of the model in ``MODELS``
-    devices: str  # their number and type, "-" if not published
-    strategy: str  # the names of the parallelism strategies
-    source: str  # the publication and its section
-    mesh: str = ""  # in the syntax of --mesh, empty if not published
-    sequence: int = 0  # tokens of a sequence, 0 = the value of the model in ``MODELS``
+    model: str
+    """The name of the model in ``MODELS``."""
+    devices: str
+    """The number and type of devices, "-" if not published."""
+    strategy: str
+    """The names of the parallelism strategies."""
+    source: str
+    """The publication and its section."""
+    mesh: str = ""
+    """The mesh in the syntax of --mesh, empty if not published."""
+    sequence: int = 0
+    """The tokens of a sequence. 0 means the value of the model in ``MODELS``."""
 
 
 _LLAMA = "arXiv 2407.21783, table 4"
