@@ -37,14 +37,14 @@ EXIT_CODES: Mapping[LimitVerdict, ExitCode] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LimitResult:
-    """The verdict on one limit over all cases to which it applies."""
+    """The verdict on one limit for a metric, over all cases to which the limit applies."""
 
     limit: MetricLimit
     """The limit that was checked."""
     verdict: LimitVerdict
-    """The worst verdict of a case."""
+    """The worst verdict of a case, in the order NOT MET, NOT RUN, UNKNOWN, MET."""
     message: str
-    """A sentence about the case with this verdict that is farthest from the limit."""
+    """A sentence about one case with this verdict: the case farthest from the limit."""
 
 
 class _LimitCheck(NamedTuple):
@@ -88,7 +88,7 @@ def check_limits(data: RunData, limits: Sequence[MetricLimit]) -> tuple[LimitRes
 
 
 def get_limits_exit_code(results: Sequence[LimitResult], code: int = 0) -> ExitCode:
-    """Return the worst of ``code`` and of the exit codes of the limits."""
+    """Return the worst of the exit code ``code`` of the run and the exit codes of its limits."""
     return combine_exit_codes([code, *(EXIT_CODES[result.verdict] for result in results)])
 
 
@@ -146,9 +146,10 @@ def _check_value(limit: MetricLimit, label: str, name: str, metric: MetricValue)
 
 
 def _combine_cases(limit: MetricLimit, checks: Sequence[_LimitCheck]) -> LimitResult:
-    """Return the worst check of a limit over all cases as its result.
+    """Return the result of a limit over all cases from the checks of single cases.
 
-    Of equally bad cases, the one farthest from the limit counts.
+    The verdict is the worst of a case, in the order NOT MET, NOT RUN, UNKNOWN, MET. Of equally bad
+    cases, the message names the case farthest from the limit.
     """
     order = list(EXIT_CODES)
     worst = min(checks, key=lambda check: (order.index(check.verdict), -check.distance))
@@ -173,9 +174,11 @@ def _format_metric(name: str, metric: MetricValue) -> str:
 
 
 def _collect_metrics(result: CaseResult, ceiling: Ceiling | None) -> dict[str, MetricValue]:
-    """Return the metrics of a case keyed by name, with two that depend on other values of the run.
+    """Return the metrics of a case keyed by name, with two more that limits may name.
 
-    These are ``exposed_fraction`` and, if the ceiling is a memory copy, ``busbw_of_copy``.
+    ``exposed_fraction`` is exposed communication over the time of the profiled step.
+    ``busbw_of_copy`` is bus bandwidth over ``ceiling``, if the ceiling is the bandwidth of a memory
+    copy.
     """
     metrics = dict(result.metrics)
     exposed = compute_exposed_share(result)

@@ -89,8 +89,8 @@ def build_metrics_frame(runs: Runs) -> "pd.DataFrame":
     """Return a frame with a row for each metric of each case and repetition.
 
     The columns describe the run, the case's parameters, the record and the metric. A repetition
-    without a measurement has one row, in which the metric is unknown. A run comes with the name of
-    its sweep point, or None.
+    without a measurement has one row, in which the metric is unknown. ``runs`` has each run with
+    the name of its sweep point (combination of settings), which is None outside a sweep.
     """
     repetitions = list_repetitions(runs)
     rows: list[dict[str, Any]] = []

@@ -77,8 +77,9 @@ class RunData:
         * ``status`` (the worst of a repetition), ``reason``.
         * ``repetitions`` that measured the case, ``planned`` repetitions, ``iterations`` of all
           repetitions, ``num_effective`` (independent iterations).
-        * ``variation``: relative standard deviation between repetitions, unknown below three.
-          ``noise``: its grade, or that within the only repetition.
+        * ``variation``: relative standard deviation of the duration between repetitions, unknown
+          below three. ``noise``: the grade of this variation, or of the variation between
+          iterations if there is only one repetition.
         * ``stop`` (``precision x4, budget``), ``check`` (``ok``, ``unchecked``, ``3 wrong``),
           ``kernel`` (of NCCL, ``AllReduce_Sum_f32_RING_LL<<<24,544>>>``).
         * ``world_size``, ``num_ranks`` (of the group), ``nodes``, ``backend``, ``device``.

@@ -117,10 +117,10 @@ class RunSet:
 
     @cached_property
     def varied_params(self) -> dict[tuple[str, str], tuple[str, ...]]:
-        """The values of each parameter that is constant within runs but differs between them.
+        """The values of each parameter that is constant within runs but differs between runs.
 
-        A value is the tuple of the parameter's text in each run. Keys are pairs of the case's name
-        and the parameter's name.
+        A key is (name of the case, name of the parameter). A value has the text of the parameter in
+        each run, in the order of the runs.
         """
         import pandas as pd
 

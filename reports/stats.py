@@ -39,7 +39,7 @@ class Effect:
     """
 
     change: float
-    """The geometric mean of new over base times, less 1."""
+    """The geometric mean over repetitions of new time over base time, minus 1."""
     num_repetitions: int
     """The number of pairs, or the number of repetitions of the side that has fewer."""
     is_paired: bool
@@ -51,9 +51,9 @@ class Effect:
     p_value: float | None = None
     """The two-sided p-value for the hypothesis that the change is at most the minimum effect."""
     detectable: float | None = None
-    """The minimum detectable effect: an increase of this size is significant with 80 % power."""
+    """The minimum detectable effect: an increase by this fraction is significant with 80 % power."""
     noise: float | None = None
-    """The relative standard deviation of a single repetition."""
+    """The relative standard deviation of the time of a single repetition, as a fraction."""
 
     @property
     def ratio(self) -> float:
@@ -167,7 +167,7 @@ def _build_effect(
     min_effect: float,
     level: float,
 ) -> Effect:
-    """Build an effect from the difference of mean logarithms (new less base).
+    """Build an effect from the difference of mean logarithms of times: new minus base.
 
     ``error`` is the standard error of the difference and ``df`` its degrees of freedom. ``noise``
     is the standard deviation of one repetition's logarithm.
@@ -231,9 +231,10 @@ def compute_overall_times(
 ) -> tuple[Repetitions, Repetitions]:
     """Return the overall time of base and of new in each repetition: the median over series.
 
-    A series is one benchmark case, and ``base`` and ``new`` have its seconds by repetition, in
-    equal order. Each series is first divided by its geometric mean in base, so that the results are
-    relative. They are keyed by repetition index. A few series with large changes do not move the
+    A series is one benchmark case. ``base`` and ``new`` have the seconds of each series, keyed by
+    repetition, in the same order of series. The times of a series are first divided by the series'
+    geometric mean in base. The two results, for base and for new, have the median of these
+    quotients over series, keyed by repetition. A few series with large changes do not move the
     median.
     """
     sides: list[dict[int, list[float]]] = [{}, {}]

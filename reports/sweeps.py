@@ -40,11 +40,14 @@ class MeasuredSweep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LoadedRuns = list[tuple[Run, MeasuredPoint | None]]
-"""Runs, each with the point of a sweep that it measured."""
+"""(run, sweep point that it measured) for each run. The point is None outside a sweep.
+
+A point is one combination of settings.
+"""
 
 
 def load_runs(folders: Sequence[Path], *, is_strict: bool = True) -> tuple[LoadedRuns, list[str]]:
-    """Load the runs in folders, each with its sweep point, and list missing runs in sentences.
+    """Return the runs in folders, each with its sweep point, and sentences about missing runs.
 
     A folder is a run or a sweep. The runs of a sweep are in the order of its points (combinations
     of settings). There is a sentence for each point without a run, and for each run that cannot be

@@ -51,9 +51,9 @@ class CaseResult:
     iterations: int
     """The number of timed iterations, summed over the measured repetitions."""
     stops: tuple[tuple[str, int], ...]
-    """The rules that ended the measurement, such as ``precision`` or ``budget``.
+    """(stopping criterion, number of repetitions that it ended), the most common criterion first.
 
-    Each rule comes with the number of repetitions that it ended, the most common rule first.
+    A criterion is a word such as ``precision`` or ``budget``.
     """
     check: Check
     """The comparison of results with the reference. It passes if all known outcomes pass."""
@@ -134,7 +134,8 @@ class CaseResult:
     def variation(self) -> float | None:
         """The relative standard deviation of the duration between repetitions, as a fraction.
 
-        It is computed on logarithms. None if fewer than three repetitions measured the case.
+        It is the standard deviation of the logarithms of the durations. None if fewer than three
+        repetitions measured the case.
         """
         seconds = list(self.by_repetition(self.headline).values())
         if len(seconds) < MIN_INTERVAL_REPETITIONS:
@@ -177,10 +178,10 @@ class CaseResult:
         return "wrong" if self.check.wrong is None else f"{self.check.wrong} wrong"
 
     def make_key(self, *without: str) -> object:
-        """Return a key that is equal for two results that differ at most in ``without``.
+        """Return a key that is equal for two results that differ at most in the parameters ``without``.
 
-        ``without`` are names of parameters. The key has the case's name, its other parameters and
-        its ranks. The word ``case`` in ``without`` leaves out the name as well.
+        The key is (world, number of ranks of the group, set of (parameter, value) pairs). The pairs
+        include the case's name, unless ``without`` contains the word ``case``.
         """
         values = {"case": (self.case.name, self.case.target), **self.case.params}
         settings = {name: value for name, value in values.items() if name not in without}
@@ -249,10 +250,11 @@ def merge_records(run: Run) -> tuple[CaseResult, ...]:
 
 
 def merge_repetitions(records: Sequence[Record], planned: int) -> CaseResult:
-    """Return the result of one case from its records, of which the last of each repetition counts.
+    """Return the result of one case, merged from the last record of each repetition.
 
-    ``planned`` is the number of repetitions in the plan. If a repetition was measured, records that
-    only say that the time budget ended are left out.
+    ``records`` are all records of the case in the order of their file, and ``planned`` is the
+    number of repetitions in the plan. If a repetition was measured, records that only state that
+    the time budget ended are left out.
     """
     if any(record.status == "ok" for record in records):
         records = [record for record in records if not record.is_out_of_budget]
@@ -280,10 +282,10 @@ def merge_repetitions(records: Sequence[Record], planned: int) -> CaseResult:
 
 
 def _collect_reasons(worst_first: Sequence[Record]) -> tuple[str, ...]:
-    """Return the reasons in records of one case, without duplicates, in the order of the records.
+    """Return the sentences on why the records of one case are not ok, each once, in their order.
 
-    The records are sorted from the worst status. Reasons of skipped repetitions are left out unless
-    all were skipped, because these skips follow from an earlier failure.
+    ``worst_first`` are the records, sorted from the worst status. Reasons of skipped repetitions
+    are left out unless all were skipped, because these skips follow from an earlier failure.
     """
     status = worst_first[0].status
     reasons = [
@@ -305,7 +307,7 @@ def _merge_checks(records: Sequence[Record]) -> Check:
 
 
 def _collect_notes(records: Sequence[Record], *, is_repeated: bool) -> tuple[str, ...]:
-    """Return the notes of a case's records, then notes on how repetitions differ, each once.
+    """Return the notes in a case's records, then notes on differences between repetitions, each once.
 
     ``is_repeated`` is True if a repetition has several records.
     """

@@ -43,7 +43,7 @@ class Comparison:
     result: CaseResult
     """The case that is compared with the base."""
     effect: Effect
-    """The relative change of the duration from the base to the result, with its interval."""
+    """The relative change of the duration from the base to ``result``, with its 95 % interval."""
     is_significant: bool
     """True if the change is significant at a 5 % false discovery rate over all comparisons made."""
 
@@ -65,9 +65,9 @@ def compare_with_loads(data: RunData, param: str) -> list[Comparison]:
 def compare_settings(data: RunData) -> list[Comparison]:
     """Compare cases that differ in one parameter with the case that has its default value.
 
-    If no case has the default value, the base is the first case. Significant comparisons come
-    first, each part sorted from the largest change. Sizes, types, modes, loads and groups are not
-    compared.
+    If no case has the default value, the first case of the plan takes its place. Significant
+    comparisons come first, then the others, both from the largest absolute change. Sizes, types,
+    modes, loads and groups are not compared.
     """
     params = dict.fromkeys(param for result in data.measured for param in result.case.params)
     others = {*_OWN_TABLES, *GROUP_PARAMS}
@@ -81,8 +81,8 @@ def compare_settings(data: RunData) -> list[Comparison]:
 def _compare(data: RunData, params: Sequence[str]) -> list[Comparison]:
     """Compare measured cases that differ only in one of ``params`` with their base case.
 
-    The base has the default value of the parameter, which a case does not list. Otherwise it is the
-    first case. Cases that share no repetition with their base are left out.
+    The base case has the default value of the parameter. If no case has it, the first case is the
+    base. Cases that share no repetition with their base are left out.
     """
     effects = []
     for param in params:
@@ -135,7 +135,7 @@ def describe_comparison(comparison: Comparison, num_comparisons: int) -> str:
 
     The brackets are the 95 % interval of the change. ``num_comparisons`` is the number of
     comparisons in the report, for which significance is corrected. A change that is not significant
-    is followed by its number of repetitions, and by a number that may suffice.
+    is followed by its number of repetitions, and by the ``--repetitions`` that may suffice.
     """
     effect = comparison.effect
     direction = "slower" if effect.change > 0 else "faster"

@@ -21,7 +21,7 @@ _PCIE_LANE_BYTES_PER_SECOND = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 
 @dataclass(frozen=True, kw_only=True)
 class Ceiling:
-    """The bandwidth limit in one direction with which fitted bus bandwidth is compared."""
+    """The bandwidth limit in one direction with which measured bus bandwidth is compared."""
 
     name: str
     """``link``: a declared link speed. On one host ``nvlink`` or ``pcie``: the links of a GPU.
@@ -29,7 +29,7 @@ class Ceiling:
     ``copy`` is a copy in the memory of CPUs, measured by ``memory.copy``.
     """
     bytes_per_second: float
-    """For ``nvlink`` and ``pcie``, the sum over the links or lanes of one GPU."""
+    """The limit in B/s. For ``nvlink`` and ``pcie``, the sum over the links or lanes of one GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +58,13 @@ class OperationCurve:
 
 
 def find_ceiling(run: Run, results: Sequence[CaseResult]) -> Ceiling | None:
-    """Return the bandwidth limit of a run: the link's declared speed, or that of GPUs or memory.
+    """Return the bandwidth limit of a run, with which measured bandwidths are compared.
 
-    ``results`` are the measured cases. Both defaults apply to a single host only, otherwise the
-    result is None. On GPUs it is the speed of their links. On CPUs it is the measured memory copy
-    of the largest size on all ranks, because CPU ranks communicate through memory. Blocking copies
-    are preferred to pipelined ones, because only they are synchronized.
+    It is the link speed that the user declared. Without one, it is known only on a single host: on
+    GPUs it is the speed of their links. On CPUs it is the bandwidth of the measured memory copy of
+    the largest size on all ranks, because CPU ranks communicate through memory. Blocking copies are
+    preferred, because pipelined ones are not synchronized. None if the limit is unknown.
+    ``results`` are the measured cases.
     """
     link = run.info.plan.link_bytes_per_second
     if link is not None:

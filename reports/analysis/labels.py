@@ -57,9 +57,9 @@ def label_differences(results: Sequence[CaseResult], without: Iterable[str] = ()
 def label_cases(results: Sequence[CaseResult]) -> dict[str, str]:
     """Return a short label for each case, keyed by case id.
 
-    Communication has its size, mode and type. Other cases have the parameters in which cases of
-    their name differ: ``fsdp layers=4``. If these are of several kinds of benchmark, a label begins
-    with the kind: ``workload.fsdp``.
+    The label of a communication case has its size, mode and type. The label of another case has the
+    parameters in which cases of its name differ: ``fsdp layers=4``. If the other cases are of
+    several kinds of benchmark, their labels begin with the kind: ``workload.fsdp``.
     """
     steps = [result for result in results if not result.is_communication]
     has_one_kind = len({step.kind for step in steps}) == 1
@@ -82,9 +82,9 @@ def _join(name: str, case: Case, params: Collection[str]) -> str:
 
 
 def group_by_text(texts: Mapping[K, Iterable[str]]) -> dict[str, list[K]]:
-    """Return the owners of each text, keyed by text, such as the runs that have a note.
+    """Return the owners of each text, keyed by text: such as the runs that have a note, by note.
 
-    ``texts`` has the texts of each owner, keyed by owner.
+    ``texts`` has the texts of each owner, such as the notes of each run, keyed by owner.
     """
     owners: dict[str, list[K]] = {}
     for owner, own_texts in texts.items():
@@ -98,6 +98,7 @@ Fact = tuple[str, str]
 
 PAIRS = "pairs of ranks: "
 MAX_NAMED_PAIRS = 12
+"""The largest number of pairs of ranks that the fact about a link lists. The others are counted."""
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> list[Fact]:
@@ -118,8 +119,8 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> list[Fact]:
 def list_environment_facts(environment: Mapping[str, Any]) -> list[Fact]:
     """Return the facts of a run's environment as pairs of dotted name and text.
 
-    The links between pairs of ranks (``locality``) are grouped: one fact for each kind of link,
-    which lists its pairs.
+    The links between pairs of ranks (key ``locality``) are grouped by the kind of link. The fact
+    about a kind is the list of the pairs that it connects, at most twelve.
     """
     locality = environment.get("locality") or {}
     facts = flatten({name: value for name, value in environment.items() if name != "locality"})

@@ -45,11 +45,12 @@ def describe_setup(data: RunData) -> str:
 def summarize_operations(data: RunData) -> list[dict[str, Any]]:
     """Return a row for each communication operation: its case with the largest bus bandwidth.
 
-    The fastest operation comes first. A row is a dict with the values of the case
-    (``RunData.cases``), and ``operation``, its name with the parameters that differ. ``latency`` is
-    the time in seconds of the smallest size in blocking mode, unknown above 64 KiB. ``share`` is
-    the bus bandwidth over the bandwidth limit of the run, as a fraction. Memory copies are left
-    out.
+    The operation with the largest bus bandwidth comes first. Memory copies are left out. A row is a
+    dict with the values of the case (``RunData.cases``) and these keys:
+
+    - ``operation``: the name, with the parameters in which cases of this name differ
+    - ``latency``: the seconds of the smallest size in blocking mode, unknown above 64 KiB
+    - ``share``: the bus bandwidth over the bandwidth limit of the run, as a fraction
     """
     cases = select_operations(data)
     cases = cases[cases["kind"] != "memory"].fillna({"size": 0})
@@ -73,10 +74,13 @@ def summarize_operations(data: RunData) -> list[dict[str, Any]]:
 def summarize_steps(data: RunData) -> list[StepRow]:
     """Return a row for each measured training step, with shares of the profiled step in percent.
 
-    A row is a dict with the values of the case (``RunData.cases``). ``compute``, ``exposed`` and
-    ``idle`` are percentages of the profiled step, ``overlap`` is the percentage of communication
-    that is hidden. ``memory`` is in bytes. ``is_profile_deviating`` is True if the profiled step
-    took clearly more or less time than the step without a profiler.
+    A row is a dict with the values of the case (``RunData.cases``) and these keys:
+
+    - ``compute``, ``exposed`` (communication), ``idle``: percentages of the profiled step
+    - ``overlap``: the percentage of communication that compute or copies hide
+    - ``memory``: the measured bytes, each component the maximum over ranks
+    - ``is_profile_deviating``: True if the profiled step took over 10 % more or less time than the
+      step without a profiler
     """
     rows = list_step_rows(data)
     for row in rows:

@@ -9,10 +9,13 @@ from parbench.bench.text import format_duration
 def list_repetitions(run: Run) -> list[dict[str, Any]]:
     """Return a row for each repetition of a run (a restart of all ranks), in order.
 
-    ``repetition`` is its number from 1, ``seconds`` its duration summed over its starts,
-    ``measuring`` the share of that time that records cover. The load of the host follows where it
-    is known: ``cores``, ``one_minute``, ``other_cores``, ``steal_percent`` and ``disturbance``. If
-    a repetition was started several times, the load is that of the longest start.
+    A repetition may be started several times, if it was interrupted. A row has these keys:
+
+    - ``repetition``: its number from 1
+    - ``seconds``: its duration, summed over its starts
+    - ``measuring``: the fraction of this time in which cases were measured, if the time is known
+    - ``cores``, ``one_minute``, ``other_cores``, ``steal_percent``, ``disturbance``: the load of
+      the host during the longest start, if it is known
     """
     rows = []
     for repetition in sorted({info.repetition for info in run.info.repetitions}):
@@ -49,9 +52,9 @@ def describe_measuring_time(run: Run) -> str:
 
 
 def describe_host_disturbance(run: Run) -> str:
-    """Return a clause about the repetition in which other processes loaded the host most.
+    """Return a clause about the repetition in which other processes used most cores of the host.
 
-    The clause is empty if no repetition was disturbed. Steal time decides between equal loads.
+    Between equal repetitions, the steal time decides. The clause is empty if none was disturbed.
     """
     repetitions = list_repetitions(run)
     disturbed = [row for row in repetitions if row.get("disturbance")]

@@ -27,7 +27,10 @@ T = TypeVar("T", bound=Details)
 StepRow = dict[str, Any]
 """A row of ``RunData.cases`` that is a measured step, to which tables add values."""
 _PLAIN_PARAMS = {"size_bytes", "dtype", "mode", "group", "group_index", "concurrent"}
-"""A curve with other parameters, such as a background load, does not predict a call of a step."""
+"""The parameters that the cases of a fit may have if the fit predicts a call of a step.
+
+A fit of cases with other parameters, such as a background load, does not predict one.
+"""
 _MAX_DEVIATION = 0.1
 """The largest relative difference between profiled and uninstrumented steps that is usual."""
 
@@ -87,9 +90,9 @@ def find_details(result: CaseResult, kind: type[T]) -> tuple[int, T | str]:
 def get_axis_values(step: CaseResult, metric: str) -> dict[str, float | None]:
     """Return the values of a step's metrics named ``METRIC.AXIS``, keyed by mesh axis.
 
-    ``metric`` is the first part of the name, such as ``bytes_sent``. The key is a phase or a
-    component of memory for metrics that are split that way. Longer names such as
-    ``exposed_comm.cp.forward`` are left out. None is an unknown value.
+    ``metric`` is the first part of the name, such as ``bytes_sent``. Some metrics are split by
+    phase (``phase_time``) or by component of memory (``memory``), which is then the key. Names with
+    a third part, such as ``exposed_comm.cp.forward``, are left out. None is an unknown value.
     """
     values = {}
     for name, value in step.metrics.items():
@@ -254,8 +257,8 @@ def _select_curves(
 ) -> list[OperationCurve]:
     """Return the fits that may predict a call: the same operation on as many ranks.
 
-    Fits of all ranks of a run are preferred, then fits of groups that ran concurrently, as the
-    groups of a mesh axis do. The list is empty if no fit applies.
+    Fits of operations on all ranks of the run are preferred. Next are fits of groups that ran at
+    the same time, because the groups of a mesh axis also do. The list is empty if no fit applies.
     """
     candidates = [curve for curve in curves if _is_same_operation(curve.rows[0], call, step)]
     worlds = [curve for curve in candidates if "group" not in curve.rows[0].case.params]

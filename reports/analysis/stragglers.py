@@ -1,5 +1,6 @@
 """Stragglers: ranks that arrive last or finish last in more repetitions than chance explains.
 
+A case votes for the rank that is late in most of its iterations, once per repetition.
 All ranks of an operation should arrive together. A rank that is late in most iterations of most
 repetitions has less compute, a slower link or a busy core.
 """
@@ -36,16 +37,26 @@ SYMMETRIC_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_al
 
 
 class StragglerVote(NamedTuple):
-    """The rank that was late in most iterations of one case in one repetition."""
+    """The rank that one case shows as late in one repetition, with its delay.
+
+    A rank is late because it arrives last or finishes last in most iterations, or because it
+    computes longest in the profiled step.
+    """
 
     rank: int
     """The late rank."""
     seconds: float
-    """The delay of the rank, the median over the iterations of the case."""
-    time_share: float
-    """The delay as a fraction of the duration of the case.
+    """The delay of the rank.
 
-    For a rank that computes longest, its compute time over the median of other ranks.
+    For a rank that arrives last: its arrival minus the first arrival. For a rank that finishes
+    last: its exit minus the last exit of the other ranks. Both are medians over iterations. For a
+    rank that computes longest: its compute time minus the median of the other ranks.
+    """
+    time_share: float
+    """The delay over the duration of an iteration of the case, as a fraction.
+
+    Only for a rank that computes longest: its compute time over the median of the other ranks, such
+    as 1.3.
     """
 
 
@@ -60,11 +71,12 @@ class Straggler:
     of_repetitions: int
     """The number of repetitions that recorded the times of ranks."""
     seconds: float
-    """The median delay of the rank over the cases and repetitions that show it."""
+    """The median of ``StragglerVote.seconds`` over the cases and repetitions that show the rank."""
     time_share: float
-    """The median of the delay as a fraction of the duration of the case.
+    """The median of ``StragglerVote.time_share`` over the cases and repetitions that show the rank.
 
-    For a rank that computes longest, the median of its compute time over that of other ranks.
+    It is the delay over the duration of an iteration. Only for a rank that computes longest, it is
+    its compute time over the median of the other ranks.
     """
 
     def describe_repetitions(self) -> str:
@@ -82,9 +94,10 @@ def find_last_arriving_rank(results: Sequence[CaseResult]) -> Straggler | None:
     barrier_skew = min([MAX_BARRIER_SKEW_SECONDS, *known_transfers]) if known_transfers else 0.0
 
     def read_delay(record: Record, arrival: RecordedStragglers) -> tuple[int | None, float]:
-        """Return the rank that most often arrives last in a record, and its skew in seconds.
+        """Return the rank that most often arrives last in a record, and the skew in seconds.
 
-        The rank is None if no rank is last often enough, or if a barrier explains the skew.
+        The skew is the last arrival minus the first, the median over iterations. The rank is None
+        if no rank is last in over half of the iterations, or if a barrier explains the skew.
         """
         skew = _get_value(record, "skew")
         is_named = (arrival.share or 0.0) > MIN_ITERATION_SHARE and skew > barrier_skew
@@ -109,7 +122,8 @@ def find_last_finishing_rank(run: Run, results: Sequence[CaseResult]) -> Straggl
     def read_delay(record: Record, arrival: RecordedStragglers) -> tuple[int | None, float]:
         """Return the rank that most often leaves last in a record, and its delay in seconds.
 
-        The rank is None if no rank is last often enough.
+        The delay is the median over iterations of the time since the last other rank left. The rank
+        is None if no rank is last in over half of the iterations.
         """
         rank = arrival.last_out_rank
         if rank is None or (arrival.last_out_share or 0.0) <= MIN_ITERATION_SHARE:
@@ -125,9 +139,9 @@ def _find_straggler(
 ) -> Straggler | None:
     """Return the rank that is late in more repetitions than chance explains, None without one.
 
-    ``read_delay`` returns the late rank of a record (or None) and its delay in seconds. A delay of
-    less than 10 % of the case's duration does not count. ``results`` are the measured cases of a
-    run.
+    ``results`` are the measured cases of a run. ``read_delay`` takes a record (one case in one
+    repetition) and its arrivals. It returns the late rank, or None, and the delay in seconds. A
+    delay of at most 10 % of the duration of an iteration does not count.
     """
     votes: dict[int, list[StragglerVote]] = defaultdict(list)
     repetitions = set()
@@ -149,11 +163,15 @@ def elect_straggler(
 ) -> Straggler | None:
     """Return the rank that is late in more repetitions than chance explains, None without one.
 
-    ``votes_by_repetition`` has the late rank of each case, keyed by repetition index. A rank is
-    late in a repetition if at least two thirds of its votes are for the rank. ``num_repetitions``
-    is the number of repetitions with votes or without. If a random one of ``num_ranks`` ranks were
-    late in each repetition, the number for a given rank would be binomial. The bound for any rank
-    is the sum over all ranks, which must be at most 7 %.
+    A rank is late in a repetition if at least two thirds of the votes in this repetition are for
+    the rank. The result is the rank that is late in most repetitions. Chance is ruled out if random
+    ranks would give one rank as many repetitions with a probability of at most 7 %. The probability
+    for one rank is binomial, and the sum over all ranks is its bound for any rank.
+
+    Args:
+        votes_by_repetition: the votes, one for each case with a late rank, keyed by repetition.
+        num_repetitions: the number of repetitions that could have votes.
+        num_ranks: the number of ranks of the run.
     """
     named: Counter[int] = Counter()
     for votes in votes_by_repetition.values():
@@ -180,7 +198,7 @@ def elect_straggler(
 
 
 def _get_value(record: Record, name: str) -> float:
-    """Return the value of a metric in a record, 0 if it is unknown."""
+    """Return the value of the metric ``name`` in a record, 0 if it is unknown."""
     metric = record.metrics.get(name)
     return (metric and metric.value) or 0.0
 
@@ -216,8 +234,8 @@ def find_arrival(result: CaseResult) -> RecordedStragglers | None:
 def compute_arrival_delays(run: Run, result: CaseResult) -> dict[int, float]:
     """Return the delay of each rank's arrival after the first rank, in seconds, keyed by rank.
 
-    A delay is the median over repetitions of medians over iterations. Corrupt sample files are left
-    out, and the result is empty without sample files.
+    A delay is a median over iterations, and then the median of these over repetitions. Corrupt
+    sample files are left out, and the result is empty without sample files.
     """
     delays: dict[int, list[float]] = defaultdict(list)
     for record in result.measured:

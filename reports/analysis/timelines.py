@@ -108,7 +108,7 @@ def get_axis(stream: str) -> str | None:
 
 
 def convert_to_spans(intervals: Iterable[Interval | RankTimeline]) -> list[Span]:
-    """Return the start and end of each interval in nanoseconds, as whole numbers.
+    """Return the (start, end) of each interval in nanoseconds, as whole numbers.
 
     An end before its start is set to the start.
     """
@@ -151,10 +151,11 @@ def measure_busy_seconds(rank: RankTimeline) -> dict[str, float]:
 def summarize_calls(timeline: Timeline) -> list[dict[str, Any]]:
     """Return a row for the calls of each axis, operation and size in a profiled step.
 
-    Only one rank is read: the one that waits least in its calls. A row has ``axis``, ``operation``,
-    ``size`` (bytes of one call, None if unknown), ``calls`` (their number), ``seconds``, and
-    ``exposed`` (seconds that neither compute nor copies hide). Overlaps are counted once. The most
-    exposed calls come first.
+    Only one rank is read: the rank whose calls take the least time, because it waits least in them.
+    A row has ``axis``, ``operation``, ``size`` (bytes of one call, None if unknown), ``calls``
+    (their number), ``seconds`` (of all calls together), and ``exposed`` (the part that neither
+    compute nor copies hide). Overlapping calls are counted once. The rows with most exposed seconds
+    come first.
     """
     by_rank = [_summarize_rank_calls(rank) for rank in timeline.ranks]
     rows = min(by_rank, key=lambda rows: sum(row["seconds"] for row in rows), default=[])
@@ -164,7 +165,7 @@ def summarize_calls(timeline: Timeline) -> list[dict[str, Any]]:
 def _summarize_rank_calls(rank: RankTimeline) -> list[dict[str, Any]]:
     """Return a row for the calls of each axis, operation and size of one rank.
 
-    The keys are those of ``summarize_calls``. The order is that of the intervals.
+    A row has the keys that ``summarize_calls`` lists. Rows are in the order of the first calls.
     """
     streams = group_by_stream(rank)
     work = convert_to_spans([*streams.get(COMPUTE, []), *streams.get(COPY, [])])
@@ -191,8 +192,9 @@ def _summarize_rank_calls(rank: RankTimeline) -> list[dict[str, Any]]:
 def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:
     """Return the rank that computes longest in more repetitions than chance explains.
 
-    ``time_share`` of the result is the compute time of the rank over the median of the other ranks,
-    ``seconds`` is the difference per step. None if no rank is clearly slower.
+    ``result`` is a training step. In the returned ``Straggler``, ``time_share`` is the rank's
+    compute time over the median of the other ranks, and ``seconds`` is the difference of the two
+    per step. Both are medians over repetitions. None if no rank exceeds this median by over 10 %.
     """
     votes: dict[int, list[StragglerVote]] = {}
     num_timelines = 0
@@ -208,10 +210,10 @@ def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:
 
 
 def _vote_for_slowest(timeline: Timeline) -> StragglerVote | None:
-    """Return a vote for the rank that computes longest in one profiled step.
+    """Return the rank that computes longest in one profiled step, with its delay.
 
-    None unless its compute time exceeds the median of the other ranks by 10 %. ``time_share`` of
-    the vote is this ratio, ``seconds`` is the difference.
+    ``time_share`` of the result is the rank's compute time over the median of the other ranks, and
+    ``seconds`` is the difference of the two. None if this ratio is at most 1.1.
     """
     seconds = {rank.rank: measure_busy_seconds(rank).get(COMPUTE, 0.0) for rank in timeline.ranks}
     if len(seconds) < 2:

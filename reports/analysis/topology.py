@@ -123,9 +123,10 @@ def _read_switches(paths: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read_affinities(run: Run, num_ranks: int) -> dict[int, str]:
-    """Return the CPU cores that each rank may use, keyed by rank. Unknown ranks are left out.
+    """Return the CPU cores that each rank may use, such as ``0-3``, keyed by rank.
 
-    The environment of the run has values that all ranks share. Those that differ are in records.
+    They are read from the environment of the run, which has the values that all ranks share, or
+    from the records, which have the values that differ. Ranks without a value are left out.
     """
     environments = [run.info.environment or {}, *(record.environment for record in run.records)]
     affinities: dict[int, str] = {}

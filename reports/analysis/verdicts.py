@@ -135,10 +135,10 @@ def _count_out_of_budget(data: RunData) -> int:
 
 
 def _count_repetitions(data: RunData, measured: Sequence[CaseResult]) -> ReportVerdict:
-    """Return COMPLETE if each case ran all planned repetitions, otherwise PARTIAL.
+    """Return the verdict COMPLETE if each case ran all planned repetitions, otherwise PARTIAL.
 
-    ``measured`` are the cases that any repetition measured. The message has the number of cases for
-    each number of repetitions.
+    ``measured`` are the cases that at least one repetition measured. The message of PARTIAL lists
+    how many cases ran how many repetitions: ``2 of 8 cases ran 1 of 5 repetitions``.
     """
     plan = data.plan
     num_out_of_budget = _count_out_of_budget(data)
@@ -234,7 +234,7 @@ class Problem:
     status: str
     """``failed``, ``hang``, ``wrong``, ``skipped`` or ``not measured``."""
     repetitions: str
-    """The repetitions with this status of all planned ones: ``1/5``, or ``all``."""
+    """The number of repetitions with this status over the planned number: ``1/5``, or ``all``."""
     reason: str
     """A sentence about why the case has the status."""
     result: CaseResult | None = None

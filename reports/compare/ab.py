@@ -66,9 +66,9 @@ MeasureSide = Callable[[Side, float], Run]
 class PairedSession:
     """Measures pairs of repetitions of two sides in the order A B B A, until the budget ends.
 
-    If the budget is not fixed, it grows to the time of ``min_pairs``, estimated from the first
-    pair. If a fixed budget is too short for them, the session ends, and ``problem`` contains the
-    reason.
+    A side is one of two settings that are compared, such as two sets of variables. A budget that
+    is not fixed grows to the time of ``min_pairs`` pairs, estimated from the first pair. If a fixed
+    budget is too short for ``min_pairs`` pairs, the session ends, and ``problem`` has the reason.
 
     Args:
         sides: the sides A and B.
@@ -94,7 +94,7 @@ class PairedSession:
         self.problem = ""
         """The reason why the budget is too short for ``min_pairs``, empty if it is long enough."""
         self.pairs: list[tuple[Run, Run]] = []
-        """The runs of each measured pair, A before B, in the order of measurement."""
+        """(run of A, run of B) of each measured pair, in the order of measurement."""
         self._sides = sides
         self._measure = measure
         self._budget_seconds = budget_seconds
@@ -218,8 +218,8 @@ def compare_interleaved(
         min_effect: the threshold as a fraction: smaller changes of the time are ignored.
         is_fixed_budget: False if the budget may grow to the time of the fewest pairs.
         max_pairs: the largest number of pairs, None for ``MAX_PAIRS``.
-        intended: globs for the paths of differences that are intentional, besides those of the
-            sides.
+        intended: globs for the paths of counts and environment values whose differences are
+            intentional. Differences that follow from the variables of the sides are added.
         clock: returns a time in seconds.
     """
     limit = max_pairs or MAX_PAIRS
@@ -276,9 +276,10 @@ def compare_pairs(
 
 
 def _find_intended_differences(sides: tuple[Side, Side]) -> list[str]:
-    """Return globs for the environment values that the variables of the sides change.
+    """Return globs for the differences that follow from the environment variables of the sides.
 
-    All counts of calls, bytes and memory are included, because they may depend on the variables.
+    They match the variables, environment values that depend on them, and all counts of calls, bytes
+    and memory, because these may depend on the variables.
     """
     names = list(dict.fromkeys([*sides[0].variables, *sides[1].variables]))
     globs = ["counts.*", *(f"variables.{name}" for name in names)]

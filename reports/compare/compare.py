@@ -1,8 +1,8 @@
 """The comparison of two runs, series by series: exact counts first, then times.
 
-BASE is the reference and NEW the run that is judged. A series is a case on a world: the same
-target, parameters, ranks, nodes, backend and device. A difference between the environments blocks
-the comparison of its times, because the difference may be the cause.
+BASE is the reference and NEW the run that is judged. A series is a case on given ranks, nodes,
+backend and device. A difference between the environments of BASE and NEW blocks the comparison of
+times, because the difference may be the cause.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,17 +65,20 @@ class SeriesComparison:
     verdict: Verdict = Verdict.UNCONFIRMED
     """The verdict on the time, or on a failure. It is UNCONFIRMED until the times are judged."""
     reason: str = ""
-    """The reason for the verdict, empty if it needs none."""
+    """The reason for the verdict as text, empty for SLOWER, FASTER and NO CHANGE."""
     effect: Effect | None = None
-    """The change of the time with its interval, None if no repetition can be compared."""
+    """The change of the time from BASE to NEW with its 95 % interval.
+
+    None if no repetition can be compared.
+    """
     times: SeriesTimes = field(default_factory=SeriesTimes)
     """The time of each repetition in seconds in both runs, and the threshold of the series."""
     environment_changes: tuple[EnvironmentChange, ...] = ()
     """The differences between the environments in which the series was measured."""
     threshold: Threshold | None = None
-    """The threshold that ``parbench aa`` measured for the series, None if it was not measured.
+    """The least relevant change of the time that ``parbench aa`` measured, None if not measured.
 
-    If it was measured for the environments of both runs, it is the higher one.
+    It was measured in the environment of one run. If it is known for both, it is the higher one.
     """
     counts: CountComparison = field(default_factory=CountComparison)
     """The comparison of the exact counts: calls, bytes, memory and schedule."""
@@ -152,10 +155,10 @@ class RunComparison:
 
     @property
     def count_changes(self) -> list[tuple[SeriesComparison, CountChange]]:
-        """All changed counts, each with the comparison of its case.
+        """(comparison of the case, changed count) for each count that differs between the runs.
 
-        The worst verdict comes first, and intended changes last. Counts are calls, bytes, memory
-        and the schedule of a step.
+        Counts are calls, bytes, memory and the schedule of a step. The worst verdict comes first.
+        Changes that the user declared intentional come last.
         """
         changes = [(series, change) for series in self.series for change in series.counts.changes]
         return sorted(
@@ -259,10 +262,11 @@ def _describe_disjoint_runs(base: RunData, new: RunData) -> str:
 
 
 def _pair_cases(base: RunData, new: RunData) -> Iterator[SeriesComparison]:
-    """Yield each case with its results in BASE and NEW, which are not compared yet.
+    """Yield a comparison for each case with its results in BASE and NEW, before times are compared.
 
-    The cases of BASE come first. A case that only one run has on the same ranks gets the verdict
-    MISSING or NEW.
+    The cases of BASE come first. A case that only BASE has gets the verdict MISSING, a case that
+    only NEW has gets NEW. A case on different ranks, nodes, backends or devices in the two runs
+    gives both.
     """
     base_results = _select_results(base)
     new_results = _select_results(new)

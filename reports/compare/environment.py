@@ -1,9 +1,10 @@
 """The environment of a run: the part that identifies a series, and differences between two runs.
 
-A series is a case on a world in an environment: the class of its hosts and how they are connected,
-versions and variables. Its fingerprint changes if any of these does, because times are comparable
-only within one series. Some values may explain a change of the time and must not start a new
-series, such as the kernel's version. They are kept next to the series.
+A series is a case on given ranks, nodes, backend and device in an environment. The environment is
+the type of the hosts, their connections, versions and variables. The fingerprint of a series is a
+hash of all this. It changes if any value does, because times are comparable only within one series.
+Some values may explain a change of the time and must not start a new series, such as the version of
+the kernel. They are kept next to the series.
 """
 
 import hashlib
@@ -159,8 +160,8 @@ def find_plan_changes(base: Plan, new: Plan) -> tuple[EnvironmentChange, ...]:
 def _join_values(values: Sequence[Sequence[str]]) -> str:
     """Return the values of an environment variable or fact as one text.
 
-    Values of different ranks are joined by commas, and values that followed each other during the
-    run by ``then``.
+    ``values`` has a sequence for each value during the run, with the distinct values of the ranks.
+    Values of different ranks are joined by commas, and successive values by ``then``.
     """
     return " then ".join(", ".join(by_rank) for by_rank in values)
 

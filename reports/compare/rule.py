@@ -1,8 +1,8 @@
 """The rule of a comparison: the verdicts that follow from the changes of the times of cases.
 
-A change counts if it is larger than a threshold, and if this is significant among all cases at the
-false discovery rate (Benjamini & Hochberg 1995). A time is the same if the whole 95 % interval of
-its change lies within the threshold. Everything else is unconfirmed.
+A time is SLOWER or FASTER if its change is larger than a threshold, and if this is significant
+among all cases at the false discovery rate (Benjamini & Hochberg 1995). The verdict is NO CHANGE if
+the whole 95 % interval of the change lies within the threshold, otherwise UNCONFIRMED.
 """
 
 from collections.abc import Sequence
@@ -40,9 +40,9 @@ class SeriesTimes:
     """The times of one case in the runs BASE and NEW, and its threshold."""
 
     base: Repetitions = field(default_factory=dict)
-    """The median time of each repetition of BASE in seconds, keyed by repetition."""
+    """The time of an iteration in each repetition of BASE in seconds, keyed by repetition."""
     new: Repetitions = field(default_factory=dict)
-    """The median time of each repetition of NEW in seconds, keyed by repetition."""
+    """The time of an iteration in each repetition of NEW in seconds, keyed by repetition."""
     min_effect: float = 0.0
     """The threshold of the case as a fraction: smaller changes are ignored."""
 
@@ -54,9 +54,9 @@ class TimeJudgement:
     verdict: Verdict
     """SLOWER, FASTER, NO CHANGE, UNCONFIRMED or TOO FEW RUNS."""
     effect: Effect | None = None
-    """The change with its interval, None if no repetition can be compared."""
+    """The change of the time with its 95 % interval, None if no repetition can be compared."""
     reason: str = ""
-    """The reason why the judgement is inconclusive, empty if it is not."""
+    """The reason for UNCONFIRMED or TOO FEW RUNS as text, empty for other verdicts."""
 
 
 def estimate_effect(times: SeriesTimes, rule: Rule, num_series: int = 1) -> Effect | None:
@@ -85,10 +85,11 @@ def judge_series(series: Sequence[SeriesTimes], rule: Rule) -> list[TimeJudgemen
 
 
 def judge_overall(series: Sequence[SeriesTimes], rule: Rule) -> TimeJudgement | None:
-    """Return the verdict on the median change over cases, None for fewer than two cases.
+    """Return the verdict on the median over cases of the relative change of the time.
 
-    None also stands for cases without a common repetition. The threshold is the median of the
-    thresholds of the cases.
+    It is judged like the change of one case, with the median of the cases' thresholds. None for
+    fewer than two cases, or if no repetition can be compared. ``series`` has the times of each
+    case.
     """
     if len(series) < 2:
         return None

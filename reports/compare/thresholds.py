@@ -53,7 +53,7 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True):
     series: str
     """The label of the case."""
     host: str
-    """The name of the host."""
+    """The name of the host on which ``parbench aa`` measured."""
     measured: str
     """The time of the measurement in UTC, in ISO format."""
     repetitions: int
@@ -65,12 +65,15 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ThresholdFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a file of thresholds."""
+    """The content of a file that ``parbench aa`` writes: the least relevant change for each case."""
 
     schema_version: int
-    """The version of this format, at most ``SCHEMA_VERSION``."""
+    """The version of this format, at most 2."""
     thresholds: dict[str, Threshold]
-    """The thresholds, keyed by the fingerprint of the series."""
+    """The threshold for changes of each case's time, keyed by fingerprint.
+
+    A fingerprint is a hash of the case, its ranks, nodes, backend and device, and its environment.
+    """
 
 
 def measure_thresholds(runs: Sequence[Run], rule: Rule) -> dict[str, Threshold]:
@@ -107,8 +110,9 @@ def measure_thresholds(runs: Sequence[Run], rule: Rule) -> dict[str, Threshold]:
 def compute_threshold(repetitions: Repetitions, rule: Rule) -> float:
     """Return the threshold of a case as a fraction, rounded up to a tenth of a percent.
 
-    Earlier repetitions are compared with later ones, as in two runs, and interleaved repetitions in
-    pairs. At most ``FALSE_ALARM_RATE`` of the comparisons find a change larger than the threshold.
+    All repetitions are of the same code, so each change is a false alarm. Earlier repetitions are
+    compared with later ones, as in two runs, and interleaved repetitions in pairs. At most 1 % of
+    these comparisons find a change that is significantly larger than the threshold.
 
     Args:
         repetitions: the times in seconds, keyed by the number of the repetition in the order of
@@ -142,9 +146,9 @@ def _find_required_threshold(effect: Effect | None) -> float:
 
 
 def _split_into_runs(times: Times, size: int) -> Iterator[tuple[Times, Times]]:
-    """Yield all pairs of disjoint parts of consecutive repetitions, the earlier part first.
+    """Yield (earlier times, later times) of all pairs of disjoint parts of consecutive repetitions.
 
-    Each part has ``size`` repetitions, whose times are in seconds.
+    Each part has the times of ``size`` repetitions in seconds.
     """
     for start in range(len(times) - 2 * size + 1):
         for other in range(start + size, len(times) - size + 1):
@@ -152,9 +156,9 @@ def _split_into_runs(times: Times, size: int) -> Iterator[tuple[Times, Times]]:
 
 
 def _split_into_pairs(times: Times, size: int) -> Iterator[tuple[Times, Times]]:
-    """Yield the times of both sides, A and B, of repetitions that are taken as A B B A A B B A.
+    """Yield (times of A, times of B), where repetitions are taken in the order A B B A A B B A.
 
-    Each side has ``size`` of ``2 * size`` consecutive repetitions.
+    Each side has ``size`` of ``2 * size`` consecutive repetitions, in seconds.
     """
     for start in range(len(times) - 2 * size + 1):
         window = times[start : start + 2 * size]
@@ -186,11 +190,11 @@ def parse_percentage(text: str) -> float:
 
 
 def find_thresholds(text: str | None) -> tuple[float, dict[str, Threshold]]:
-    """Return the minimum effect for all cases, and the thresholds that were measured for some.
+    """Return (minimum effect for all cases, thresholds that were measured for some cases).
 
     The minimum effect is a fraction: smaller changes of the time are ignored. The thresholds are
-    keyed by the fingerprint of the case in its environment, and are empty if a percentage was
-    given.
+    keyed by the fingerprint (hash) of the case in its environment. They are empty if ``text`` is a
+    percentage.
 
     Args:
         text: the value of ``--min-effect``: a percentage for all cases, or a file of thresholds.

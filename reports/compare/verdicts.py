@@ -87,9 +87,10 @@ def format_verdicts(verdicts: Mapping[Verdict, int]) -> str:
 
 
 def combine_verdicts(verdicts: Iterable[Verdict], *, fail_on_unknown: bool = False) -> ExitCode:
-    """Return the exit code of a command for several verdicts.
+    """Return the worst exit code that one of the verdicts causes (``EXIT_CODES``).
 
-    Undecided verdicts, such as UNCONFIRMED, count only if ``fail_on_unknown`` is True.
+    Undecided verdicts, such as UNCONFIRMED, count only if ``fail_on_unknown`` is True. The exit
+    code is 0 without verdicts that count.
     """
     codes = [EXIT_CODES[verdict] for verdict in verdicts]
     if not fail_on_unknown:

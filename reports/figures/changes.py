@@ -70,20 +70,25 @@ def _format_change(value: float | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class HistorySeries:
-    """The times of one benchmark case over the runs of a history, with their constant levels."""
+    """The times of one benchmark case over the runs of a history, and the levels of its newest runs.
+
+    A level is successive runs whose times differ only by noise.
+    """
 
     label: str
     """The label of the case."""
     seconds_by_place: Mapping[int, float]
     """The time in seconds, keyed by the index of the run in the history."""
     levels: Sequence[tuple[int, int, float]]
-    """The segments of constant time: index of the first run, of the last run, and seconds."""
+    """The levels, oldest first: (index of the first run, index of the last run, seconds)."""
 
 
 def chart_history(runs: Sequence[str], series: Sequence[HistorySeries]) -> Chart:
-    """Return a chart of the time of each series over the runs of a history, with its levels.
+    """Return a chart of the time of each case over the runs of a history, with its levels.
 
-    ``runs`` has the names of the runs in order. Only the first ``MAX_HISTORY_SERIES`` are drawn.
+    A level is successive runs whose times differ only by noise. ``runs`` has the names of the runs
+    in order. ``series`` has the times of each case, of which only the first
+    ``MAX_HISTORY_SERIES`` are drawn.
     """
     shown = series[:MAX_HISTORY_SERIES]
     caption = "Dots are runs, lines are levels, and dashes are changes between them."

@@ -40,7 +40,7 @@ class Lane(NamedTuple):
     middle: float
     """The middle of the row on the y axis."""
     spans: SpansByCategory[str]
-    """The spans of the row in seconds, keyed by category."""
+    """The (start, end) spans of the row in seconds, keyed by category."""
 
 
 class Look(NamedTuple):
@@ -116,10 +116,11 @@ def choose_num_bins(
 def merge_spans(
     spans: SpansByCategory[K], seconds: float, num_bins: int | None
 ) -> dict[K, list[tuple[float, float]]]:
-    """Return the spans of one row of a Gantt chart rounded to time bins, keyed by category.
+    """Return the (start, end) spans of one row of a Gantt chart in seconds, keyed by category.
 
-    A bin belongs to the category that covers most of it, or to none. If ``num_bins`` is None, the
-    spans are returned unchanged. ``seconds`` is the length of the time axis.
+    The time axis is divided into ``num_bins`` equal bins. Each bin gets the category that covers
+    most of it, or none. Successive bins of a category are merged into one span. If ``num_bins`` is
+    None, the spans are returned unchanged. ``seconds`` is the length of the time axis.
     """
     if num_bins is None:
         return {category: list(times) for category, times in spans.items()}

@@ -48,7 +48,7 @@ _POINTS_PER_SEGMENT = 16
 
 
 def read_interval(metric: MetricValue | None) -> tuple[float, float, float] | None:
-    """Return the value of a metric and the bounds of its interval: value, low, high.
+    """Return (value, low, high) of a metric: its value and the bounds of its 95 % interval.
 
     Without an interval, all three are the value. None if the value is unknown or not above zero.
     """
@@ -205,11 +205,15 @@ def chart_bandwidth_and_time(
     curves: Sequence[OperationCurve],
     ceiling: Ceiling | None,
 ) -> Iterator[Chart]:
-    """Yield charts of bus bandwidth and of time over size, for one mode and data type.
+    """Yield a chart of bus bandwidth over size and one of time over size, for one data type.
 
-    ``operations`` is a frame with a row per communication case (``select_operations``). ``number``
-    numbers the names of the charts, ``title`` is a part of their titles, and ``curves`` are the
-    fits to draw.
+    Args:
+        number: a number from 1 that makes the names of the charts unique in the report. There is
+            one for each mode (blocking or pipelined) and data type.
+        title: the mode and the data type, which end the titles of the charts.
+        operations: a frame with a row per communication case (``select_operations``).
+        curves: the fits of time over size, which the chart of time shows.
+        ceiling: the bandwidth limit that the chart of bandwidth shows, None if it is unknown.
     """
     rows = list_rows(operations)
     bandwidth = _chart_bandwidth(
@@ -266,8 +270,8 @@ def chart_context_methods(number: int, title: str, rows: Sequence[Row]) -> Itera
     """Yield charts of step time, bytes and exposed communication over sequence length.
 
     A line is a method of context parallelism. Rows have the keys ``method``, ``sequence`` (tokens),
-    ``seconds``, ``bytes_sent`` and ``exposed`` (a fraction of the step). ``number`` numbers the
-    names of the charts.
+    ``seconds``, ``bytes_sent`` and ``exposed`` (a fraction of the step). ``number`` is a number
+    from 1 that makes the names of the charts unique. There is one for each table of methods.
     """
     for quantity_number, (key, quantity) in enumerate(_CONTEXT_QUANTITIES.items(), start=1):
         lines = make_lines(rows, "method", "sequence", key)
@@ -290,8 +294,8 @@ def chart_latency(number: int, title: str, operations: "pd.DataFrame") -> Chart 
     """Return a chart of the distribution of iteration times, one line per operation.
 
     Only the smallest size of each operation counts. ``operations`` is a frame with a row per
-    communication case (``select_operations``). ``number`` numbers the name of the chart. None if no
-    operation has two iterations.
+    communication case (``select_operations``). ``number`` is a number from 1 that makes the name of
+    the chart unique. None if no operation has two iterations.
     """
     samples: dict[str, list[float]] = {}
     for label, cases in operations.groupby("operation", sort=False):

@@ -28,7 +28,8 @@ def chart_links(
     """Return a heat map of bus bandwidth with a row per sender and a column per receiver.
 
     ``bandwidths`` is a frame in B/s, indexed by sending rank, with a column per receiving rank.
-    ``number`` numbers the name of the chart. None if all bandwidths are unknown.
+    ``number`` is a number from 1 that makes the name of the chart unique. None if all bandwidths
+    are unknown.
     """
     if bandwidths.isna().all().all():
         return None

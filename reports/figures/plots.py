@@ -15,7 +15,11 @@ _STACK_AXES = {
 
 
 def list_table_charts(table: Table) -> list[Chart]:
-    """Return the charts of a table, in which the plots of a plan are converted to charts."""
+    """Return the charts of a table of a run or of a plan.
+
+    The figures of a plan's table are ``Plot`` objects, which are converted to charts. Figures
+    without data are left out.
+    """
     charts: list[Chart | None] = []
     for number, figure in enumerate(table.figures(), start=1):
         if isinstance(figure, Plot):
@@ -25,7 +29,10 @@ def list_table_charts(table: Table) -> list[Chart]:
 
 
 def _chart_plot(name: str, plot: Plot) -> Chart | None:
-    """Return the chart of a plot of a plan, None if it has no bar above zero."""
+    """Return the chart of a figure of a plan: a Gantt chart of a pipeline, or stacked bars.
+
+    ``name`` is the name of the chart. None if no bar has a part above zero.
+    """
     if isinstance(plot, GanttChart):
         return chart_pipeline(name, plot.title, plot.caption, plot.details)
     hues, axis = _STACK_HUES[plot.quantity], _STACK_AXES[plot.quantity]

@@ -361,8 +361,7 @@ def draw_levels(
 ) -> None:
     """Draw dots for values, a horizontal line for each level, and dashes where a level begins.
 
-    ``values`` are keyed by x position. A level is its first position, its last position, and its
-    value.
+    ``values`` are keyed by x position. A level is (first x position, last x position, value).
     """
     axes.plot(list(values), list(values.values()), "o", color=color("muted"), clip_on=False)
     for first, last, value in levels:

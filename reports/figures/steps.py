@@ -110,8 +110,9 @@ def chart_stacks(
 ) -> Chart | None:
     """Return a chart with a horizontal stacked bar for each stack that has a part above zero.
 
-    A stack is a label and the lengths of its parts. ``hues`` has the color of each part. ``limit``
-    is the position and the name of a line across the bars. None if no stack has a part above zero.
+    A stack is (label, lengths of its parts keyed by part), in units of ``quantity``. ``hues`` has
+    the name of the color of each part. ``limit`` is (position, name) of a line across the bars. The
+    result is None if no stack has a part above zero.
     """
     bars = []
     for label, stack in stacks:

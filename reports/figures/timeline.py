@@ -107,8 +107,8 @@ def choose_ranks(ranks: Sequence[RankTimeline]) -> Sequence[RankTimeline]:
 def make_lanes(ranks: Sequence[RankTimeline], start_us: float) -> list[Lane]:
     """Return the rows of a Gantt chart, one for each stream of each rank.
 
-    A stream is compute, copies, phases, or the communication of one mesh axis. Spans are in seconds
-    since ``start_us``.
+    A stream is compute, copies, phases, or the communication of one mesh axis. Spans are (start,
+    end) in seconds since ``start_us``, a time in us on the clock of the intervals.
     """
     start_ns = 1e3 * start_us
     lanes = []
@@ -128,11 +128,16 @@ def make_lanes(ranks: Sequence[RankTimeline], start_us: float) -> list[Lane]:
 
 
 def split_streams(rank: RankTimeline) -> dict[str, dict[str, list[Span]]]:
-    """Return the spans of one rank in nanoseconds, keyed by stream and then by part.
+    """Return the (start, end) spans of one rank in nanoseconds, keyed by stream and then by part.
 
-    The parts of communication are ``hidden`` (during compute or copies) and ``exposed``. The
-    compute stream has the parts ``compute`` and ``idle``, the copy stream has ``copy``, and the
-    stream of phases has the name of each phase.
+    The streams and their parts are:
+
+    - ``phase``: a part for each phase that the step marks, by its name, such as ``forward``
+    - ``compute``: ``compute`` and ``idle`` (nothing runs on the rank)
+    - ``copy``: ``copy``
+    - ``comm AXIS`` for each mesh axis: ``hidden`` (during compute or copies) and ``exposed``
+
+    Streams without intervals are left out.
     """
     intervals = group_by_stream(rank)
     phases: dict[str, list[Span]] = {}

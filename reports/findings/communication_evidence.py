@@ -23,10 +23,11 @@ LINK_PARAMS = ("source", "target")
 
 
 def collect_rates(data: RunData) -> Iterator[Rates]:
-    """Yield the bandwidths of links of ``p2p.matrix`` and of groups, to find slow ones.
+    """Yield sets of bus bandwidths that should be equal, in which a slow link or group stands out.
 
-    Links are compared at equal distance: first all links of each rank, then each pair of ranks.
-    Groups are compared within one operation and size.
+    There are three kinds of sets: the links of ``p2p.matrix`` at one network distance by rank, the
+    same links by pair of ranks, and the groups that ran one operation at one size. Groups that ran
+    at the same time are left out.
     """
     known = [result for result in data.measured if result.value("busbw")]
     links = [result for result in known if result.case.name == "p2p.matrix"]
@@ -63,8 +64,9 @@ def collect_rates(data: RunData) -> Iterator[Rates]:
 def compare_operations(data: RunData) -> Iterator[TimeComparison]:
     """Yield comparisons of measured times of operations with times that they should not exceed.
 
-    These are the times of a fit over size at its outliers, and the time of ``all_reduce`` for
-    operations whose work it includes, such as ``reduce_scatter``.
+    An operation at a size that is an outlier of its fit of time over size is compared with the fit.
+    An operation whose work ``all_reduce`` includes, such as ``reduce_scatter``, is compared with
+    ``all_reduce``.
     """
     for curve in data.curves:
         yield from _compare_with_fit(data, curve)
@@ -95,7 +97,10 @@ def compare_operations(data: RunData) -> Iterator[TimeComparison]:
 
 
 def _compare_with_fit(data: RunData, curve: OperationCurve) -> Iterator[TimeComparison]:
-    """Yield a comparison with the fitted time for each size that is an outlier of a fit."""
+    """Yield a comparison with the fitted time for each size that is an outlier of a fit.
+
+    ``curve`` is the fit of time over size with the results of its cases.
+    """
     total_seconds = sum(result.seconds or 0.0 for result in curve.rows)
     outliers = {size for size, _ in curve.fit.outliers}
     for result in curve.rows:
@@ -125,10 +130,14 @@ def compare_times(
 ) -> Iterator[TimeComparison]:
     """Yield a comparison of two times that are paired by repetition or call, none without pairs.
 
-    ``reference_times`` and ``times`` are in seconds, keyed by repetition or call. ``total_seconds``
-    is the whole of which the lost share is computed. ``affected_seconds`` is the part of it that
-    would shrink in proportion, by default the mean of ``times``. ``fields`` are the other fields of
-    ``TimeComparison``.
+    Args:
+        reference_times: the times that should not be exceeded, in seconds, keyed by repetition or
+            call.
+        times: the measured times of the operation, with the same keys.
+        total_seconds: the time of which ``lost_share`` is a fraction.
+        affected_seconds: the part of ``total_seconds`` that would shrink if the operation took its
+            reference time. None is the mean of ``times``.
+        fields: the other fields of ``TimeComparison``.
     """
     effect = estimate_paired_effect(reference_times, times)
     if effect is None:

@@ -15,9 +15,10 @@ MAX_NAMED_SUBJECTS = 3
 
 
 def apply_rules(evidence: CollectedEvidence) -> tuple[Finding, ...]:
-    """Return at most six findings from the evidence of a run or of traces.
+    """Return the findings (problems with likely causes) from the facts of a run or of traces.
 
-    Those that cost most time come first, then those without a cost in time.
+    At most six are returned, the ones that cost most time first. Findings whose cost is not a time,
+    such as unexpected bytes, are all kept and come last.
     """
     findings: list[Finding] = []
     for run_rule in run_rules.RULES:
@@ -45,9 +46,9 @@ def _join_kinds(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _select(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return at most six findings, those that cost most time first.
+    """Return at most six findings, the ones that cost most time first.
 
-    All findings without a cost in time are kept and come last.
+    Findings whose cost is not a time (``time_share`` is None) are all kept and come last.
     """
     ordered = sorted(findings, key=lambda finding: finding.expected_share, reverse=True)
     timed = [finding for finding in ordered if finding.time_share is not None]

@@ -1,5 +1,7 @@
 """Evidence: the facts from which rules derive findings, in the same form for runs and traces.
 
+A rule is a function that returns findings, such as ``find_slow_rates``. A finding is a problem with
+its likely cause.
 `reports/findings/record_evidence.py` makes evidence from a run, `reports/traces/trace_evidence.py`
 from traces.
 """
@@ -21,7 +23,8 @@ Its argument is a preset, for a step that cannot be measured again itself. Setti
 class Communication:
     """The exposed communication of one profiled step, on one mesh axis or of one kind of call.
 
-    In a run it is that of an axis. In traces it is that of one operation in one process group.
+    In a run it is the communication on an axis. In traces it is the communication by one operation
+    in one process group.
     """
 
     label: str
@@ -29,13 +32,13 @@ class Communication:
     exposed_seconds: float
     """The seconds per step that neither compute nor copies hide."""
     reductions: float = 0
-    """The number of reduction calls that sum the gradients once."""
+    """The number of calls of all_reduce and reduce_scatter that together sum the gradients once."""
     has_buckets: bool = True
     """False if the step has no parameter for the size of gradient buckets."""
     largest_bytes: int = 0
     """The bytes of the largest reduction call, 0 if unknown."""
     reduced_bytes: float = 0
-    """The total bytes of the reduction calls that sum the gradients once."""
+    """The bytes of all of these calls together."""
     hideable_seconds: float
     """The part of ``exposed_seconds`` that an earlier start could hide."""
     is_on_demand: bool = False
@@ -44,12 +47,15 @@ class Communication:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineIdle:
-    """The idle time of a pipeline step by cause, in seconds per step."""
+    """The idle time of a pipeline step by cause, in seconds per step, with facts on the pipeline."""
 
     bubble_seconds: float
-    """The idle time due to the schedule, in traces the exposed time of messages between stages."""
+    """The idle time due to the schedule.
+
+    In traces it is the exposed time of messages between stages.
+    """
     uneven_seconds: float
-    """The idle time that equal stages would save. 0 if it is not significant."""
+    """The idle time that stages of equal duration would save. 0 if it is not significant."""
     message_seconds: float = 0.0
     """The idle time due to the latency of messages between stages."""
     ranks: int
@@ -136,9 +142,9 @@ class StragglerEvidence:
     occasions: str
     """The repetitions or calls with the observation: ``in 3 of 3 repetitions``."""
     waited_seconds: float
-    """The time that other ranks wait per operation or step."""
+    """The seconds that the other ranks wait for the rank in each operation or step."""
     waited_share: float
-    """The waited time as a fraction of the duration of the operation or step."""
+    """These seconds as a fraction of the duration of the operation or step."""
     compute_ratio: float = 1.0
     """The rank's compute time over the median of other ranks, 1 if it does not explain the wait."""
     host_idle_seconds: float = 0.0
@@ -156,7 +162,10 @@ class Rates:
     scope: str
     """The distance of the ranks, or the operation with its size. It may be empty."""
     by_name: Mapping[str, Sequence[float]]
-    """The bandwidths in B/s of the repetitions, keyed by the name of the link or group."""
+    """The bandwidths in B/s, one for each repetition, keyed by the name of the link or group.
+
+    A name may stand for all links of a rank: ``links of rank 3``.
+    """
     command: str
     """The command that measures the bandwidths again."""
 
@@ -176,11 +185,12 @@ class TimeComparison:
     ratio: float
     """The time over the reference time, the geometric mean over repetitions or calls."""
     low_ratio: float | None
-    """The lower end of the 95 % interval of the ratio, None if unknown."""
+    """The lower end of the 95 % interval of ``ratio``, None with fewer than three repetitions."""
     lost_share: float
-    """The fraction of a total that the reference time would save.
+    """The fraction of a total time that is lost because the operation exceeds its reference time.
 
-    The total is the time of a traced step, or the sum over all sizes of the operation in a run.
+    The total is the time of a traced step. In a run it is the sum of the operation's times over all
+    sizes.
     """
     command: str
     """The command that measures the operation again."""

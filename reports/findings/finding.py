@@ -24,11 +24,14 @@ class Finding:
     command: str = ""
     """The command to run next, empty if there is none."""
     time_share: float | None
-    """The fraction of the time that the problem costs, None if its cost is not a time."""
+    """The fraction of the time of the step or operation that the problem costs.
+
+    None if its cost is not a time, such as for unexpected bytes.
+    """
     confidence: float = 1.0
     """1 if repetitions agree, 0.5 for a single repetition."""
     evidence: Mapping[str, object] = field(default_factory=dict)
-    """The numbers behind the message, keyed by name, for JSON."""
+    """The numbers behind the message, keyed by name such as ``seconds``, for JSON."""
 
     @property
     def text(self) -> str:
@@ -42,7 +45,7 @@ class Finding:
 
     @property
     def name(self) -> str:
-        """The subject, followed by the cost in percent of the time if it is known."""
+        """The subject, followed by ``time_share`` in percent if it is known: ``rank 3 (12 %)``."""
         if self.time_share is None:
             return self.subject
         return f"{self.subject} ({format_percent(self.time_share)})"

@@ -1,4 +1,4 @@
-"""Evidence for findings from the records of a run."""
+"""The facts from which findings are derived (evidence), read from the records of a run."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -78,9 +78,9 @@ def _find_stragglers(data: RunData) -> Iterator[StragglerEvidence]:
 def _convert_straggler(
     data: RunData, straggler: Straggler, observation: Literal["arrives last", "finishes last"]
 ) -> StragglerEvidence:
-    """Return a straggler as evidence, with the command that examines its host.
+    """Return the facts on a late rank for findings, with the command that examines its host.
 
-    ``observation`` is the way in which the rank is slow.
+    ``observation`` is the reason for which the rank counts as slow.
     """
     return StragglerEvidence(
         rank=straggler.rank,
@@ -118,9 +118,10 @@ def _build_doctor_command(data: RunData, rank: int) -> str:
 
 
 def _make_step_evidence(data: RunData, step: CaseResult) -> StepEvidence | None:
-    """Return the evidence from a case that is a training step, None if its time is unknown.
+    """Return the facts on a training step from which findings are derived, None without its time.
 
-    Communication and pipeline idle time are known only if a step was profiled.
+    ``step`` is the result of its case. Communication and idle time of a pipeline are known only if
+    a step was profiled.
     """
     profiled_seconds = get_profiled_seconds(step)
     seconds = profiled_seconds or step.seconds

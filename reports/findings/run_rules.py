@@ -52,9 +52,10 @@ def find_stragglers(evidence: CollectedEvidence) -> Iterator[Finding]:
 
 
 def find_slow_rates(evidence: CollectedEvidence) -> Iterator[Finding]:
-    """Yield a finding for the slowest link or group of each comparison, if it is clearly slow.
+    """Yield a finding for the slowest link or group of each set of equal ones, if it is clearly slow.
 
-    At least 75 % of its repetitions must be below 75 % of the median bandwidth of the others.
+    The slowest has the smallest median bandwidth over repetitions. At least 75 % of its repetitions
+    must be below 75 % of the median of the other medians.
     """
     for rates in evidence.rates:
         medians = {name: median(values) for name, values in rates.by_name.items()}
@@ -84,7 +85,9 @@ def find_slow_rates(evidence: CollectedEvidence) -> Iterator[Finding]:
 def find_slow_operations(evidence: CollectedEvidence) -> Iterator[Finding]:
     """Yield a finding for each operation that takes clearly longer than its reference time.
 
-    The reference is its fit over size, or an operation that includes its work.
+    The reference is the operation's fit of time over size, or another operation that includes its
+    work. The lower end of the 95 % interval of the ratio must be at least 1.2, and at least 5 % of
+    the time must be lost. A time of three times its fit is always reported.
     """
     for comparison in evidence.comparisons:
         low_ratio = comparison.low_ratio or 0.0
@@ -120,7 +123,11 @@ def find_rates_above_link(evidence: CollectedEvidence) -> Iterator[Finding]:
 
 
 def _is_cliff(comparison: TimeComparison) -> bool:
-    """Return True if a time is at least three times its fit, which one repetition can show."""
+    """Return True if an operation takes at least three times as long as its fit of time over size.
+
+    The lower end of the ratio's 95 % interval counts. Without an interval, which requires three
+    repetitions, the ratio itself counts.
+    """
     ratio = comparison.ratio if comparison.low_ratio is None else comparison.low_ratio
     return comparison.kind == "off-fit" and ratio >= MIN_CLIFF_RATIO
 

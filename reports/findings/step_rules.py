@@ -26,7 +26,7 @@ MAX_BYTES_ERROR = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """The likely cause of exposed communication of a step on one axis."""
+    """A likely cause of the exposed communication of a step on one axis or of one kind of call."""
 
     kind: str
     """The kind of finding, such as ``one-bucket``."""
@@ -37,7 +37,7 @@ class Cause:
     command: str = ""
     """The command that compares settings, empty if there is none."""
     min_share: float = MIN_SHARE
-    """The cause is reported from this fraction of the step."""
+    """The cause is reported if it costs at least this fraction of the step."""
 
 
 def explain_sync_per_microbatch(step: StepEvidence, part: Communication) -> Cause | None:

@@ -55,7 +55,7 @@ class _CaseTrace(NamedTuple):
     label: str
     """The label of the case."""
     clock: Event
-    """The fields that ``_describe_clock`` returns."""
+    """The fields ``method``, ``uncertainty_seconds`` and ``repetition`` (from 1) of the clock."""
     processes: Mapping[str, Sequence[Event]]
     """The events of each rank without the process id, keyed by the name of the rank's process.
 
@@ -64,10 +64,10 @@ class _CaseTrace(NamedTuple):
 
 
 def render_trace(data: RunData) -> bytes:
-    """Return one JSON document with the timelines of all cases whose ranks share a clock.
+    """Return a JSON document of Chrome trace events: the timelines of cases whose ranks share a clock.
 
-    Cases without such a timeline are listed in it with the reason. Raises ``UserError`` if no case
-    has one.
+    ``otherData.omissions`` has the reason for each other step, keyed by the label of the case.
+    Raises ``UserError`` if no case has such a timeline.
     """
     traces, omissions = _list_case_traces(data)
     events: list[Event] = []
@@ -113,10 +113,10 @@ def render_for_analysis(data: RunData) -> dict[str, bytes]:
 
 
 def _list_case_traces(data: RunData) -> tuple[list[_CaseTrace], dict[str, str]]:
-    """Return the timelines of all cases that have one, and the reasons why other cases have none.
+    """Return the timelines of steps, and the reasons why other steps have no timeline.
 
-    A timeline needs a clock that all ranks share. The reasons are keyed by the label of the case.
-    Raises ``UserError`` if no case has a timeline.
+    A timeline needs a clock that all ranks share. The reasons are sentences, keyed by the label of
+    the case. Raises ``UserError`` if no case has a timeline.
     """
     traces = []
     omissions = {}

@@ -68,7 +68,7 @@ _BANDWIDTHS = ("bandwidth(mb/s)", "mb/s")
 _MIN_CELL_SHARE = 0.5
 """A line is a row of a table if at least this fraction of its words are cells."""
 _RATE_TOLERANCE = 0.01
-"""OSU rounds bandwidths (MB/s) and message rates to two decimals."""
+"""The rounding error of bandwidths in MB/s and of message rates, which have two decimals."""
 
 
 @dataclass(kw_only=True)
@@ -95,7 +95,7 @@ class _Benchmark:
     columns: list[str] = field(default_factory=list)
     """The headings of the table in order, in lower case without spaces: ``avglatency(us)``."""
     rows: list[tuple[str, dict[str, str]]] = field(default_factory=list)
-    """The rows of the table: the location in the file, and the cells keyed by column."""
+    """The rows of the table: (``FILE, line N``, the cells as text keyed by column)."""
 
     @property
     def is_point_to_point(self) -> bool:
@@ -263,10 +263,12 @@ def _check_row(row: Mapping[str, str], size: int, place: str) -> None:
 def _find_seconds(
     operation: OperationSpec, row: Mapping[str, str], size_bytes: int, place: str
 ) -> float | None:
-    """Return the time of one message or operation in seconds, None if it was printed as zero.
+    """Return the time of one message or operation in seconds, None if the row has 0.
+
+    It is the printed latency. For a test of bandwidth it is size over bandwidth.
 
     Args:
-        operation: the operation. The time of a bandwidth test follows from size and bandwidth.
+        operation: the operation of the benchmark.
         row: the cells keyed by column.
         size_bytes: the message size of the row.
         place: the location of the row, for errors.

@@ -1,4 +1,4 @@
-"""The results of another tool in the convention of nccl-tests: bytes, seconds, bytes per second."""
+"""The results of another tool, with sizes and bandwidths by the convention of nccl-tests."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ class ImportedResult:
     group_size: int | None = None
     """The number of ranks of the group that communicated, None if it was all ranks of the job."""
     samples: Sequence[float] = ()
-    """The seconds of each iteration, each the maximum over ranks.
+    """The duration of each iteration in seconds, the maximum over ranks.
 
     Empty if the file has only means.
     """
@@ -153,8 +153,8 @@ def make_metrics(
     """Return the time in seconds and the bandwidths in B/s of a result, keyed by metric.
 
     The keys are ``time``, ``algbw`` and ``busbw``. A printed bandwidth is used if it has three
-    significant digits, that is, at least 100 times the resolution. Otherwise it is computed from
-    size and time.
+    significant digits, so if it is at least 100 times ``rate_resolution``. Otherwise the bandwidth
+    is computed from size and time.
 
     Args:
         operation: the collective, whose factor converts algbw to busbw.

@@ -103,7 +103,7 @@ def import_file(
 def _make_cases(
     results: Sequence[ImportedResult], tool: str
 ) -> Iterator[tuple[Case, ImportedResult]]:
-    """Yield the case (benchmark with parameters) of each result, and the result.
+    """Yield (case, result) for each result. A case is a benchmark with its parameters.
 
     If a file has several results of a case, the later ones get the parameter ``repeat``: 2, 3 and
     so on. ``tool`` is the name of the tool.

@@ -131,7 +131,7 @@ class _Document(msgspec.Struct, frozen=True):
     """The content of a JSON file of nccl-tests."""
 
     version: int
-    """The version of the format, one of ``_VERSIONS``."""
+    """The version of the format, 1 to 4."""
     config: _RunConfig
     """The options and the devices."""
     results: list[_Result]
@@ -145,10 +145,11 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 def read_json(text: str, source: str) -> LogHeader:
-    """Return the table in the JSON of nccl-tests, with the facts about the job.
+    """Return the content of a JSON file of nccl-tests as a ``LogHeader``.
 
-    ``source`` is the name of the file, for errors. Raises ``UserError`` if the text is cut short,
-    or if its version is not supported, because fields may have moved.
+    A ``LogHeader`` is the table of results (``rows``) with the facts about the job. ``source`` is
+    the name of the file, for errors. Raises ``UserError`` if the text is cut short, or if the
+    version of its format is not one of 1 to 4.
     """
     document = _decode_document(text, source)
     config = document.config

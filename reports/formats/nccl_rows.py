@@ -150,7 +150,11 @@ class LogHeader:
     rank_lines: list[RankLine] = field(default_factory=list)
     """The lines that list the ranks, in the order of the file. Empty if the file lists none."""
     export_fields: dict[str, str] = field(default_factory=dict)
-    """The facts and parameters that parbench adds to its export, by name. Empty for other files."""
+    """The facts and parameters that parbench writes above a table that it exports, by name.
+
+    The facts are ``parbench`` (its version), ``mode``, ``backend``, ``device``, ``nodes`` and
+    ``world``. Empty for a file that parbench did not export.
+    """
     variables: Mapping[str, str] = field(default_factory=dict)
     """The environment variables of the job by name, which only JSON contains."""
     rows: list[Row] = field(default_factory=list)
@@ -174,7 +178,10 @@ class LogHeader:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The models of the GPUs (``gpu``) and the version of NCCL (``nccl``), as far as known."""
+        """The models of the GPUs (key ``gpu``) and the version of NCCL (key ``nccl``) as text.
+
+        A fact that is unknown has no key.
+        """
         gpus = ", ".join(dict.fromkeys(line.gpu for line in self.rank_lines))
         is_on_gpus = self.export_fields.get("device", "cuda") == "cuda"
         facts = {"gpu": gpus if is_on_gpus else "", "nccl": self.nccl}
@@ -197,9 +204,9 @@ class LogHeader:
     def list_groups(self) -> list[list[int]]:
         """Return the ranks of each group of ``NCCL_TESTS_SPLIT``, in the order of group numbers.
 
-        The ranks of a group are sorted. A job without groups gives one list, and the result is
-        empty if the file lists no ranks. Raises ``UserError`` if a rank occurs twice or is missing,
-        or if groups differ in size.
+        The ranks of a group are sorted. A job without groups gives one list of all ranks. The
+        result is empty if the file lists no ranks. Raises ``UserError`` if a rank occurs twice or
+        is missing, or if groups differ in size.
         """
         self._check_ranks()
         groups: dict[int, list[int]] = {}
@@ -256,11 +263,11 @@ def parse_printed(text: str) -> Number | None:
 def convert_table(
     header: LogHeader, source: str, nproc: int | None
 ) -> tuple[list[ImportedResult], list[str]]:
-    """Return the results of a table, and sentences about its inconsistencies.
+    """Return the results of a table, and sentences about numbers in it that contradict each other.
 
-    The sentences become notes of the run. A row whose numbers contradict each other is left out and
-    named in a sentence. Raises ``UserError`` if the operation or the number of ranks is unknown, or
-    if no row is consistent.
+    A row that contradicts itself is left out and named in a sentence. If all rows agree with
+    another number of ranks than the file lists, they are kept. Raises ``UserError`` if the
+    operation or the number of ranks is unknown, or if all rows contradict themselves.
 
     Args:
         header: the table with the facts above it. It has at least one row.
@@ -355,10 +362,10 @@ def _find_operation(
 
 
 def _explains_rows(operation: OperationSpec, rows: Sequence[Row], num_ranks: int) -> bool:
-    """Return True if an operation can have printed these rows.
+    """Return True if an operation on ``num_ranks`` ranks can have printed these rows.
 
-    The columns root and redop must fit the operation, and the bandwidths must agree with the sizes
-    and times for ``num_ranks`` ranks.
+    The columns root and redop must fit the operation. In each row, algbw must be size over time,
+    and busbw must be algbw times the operation's factor for this number of ranks.
     """
     is_rooted = operation.short_name in _ROOTED
     for row in rows:
@@ -372,9 +379,11 @@ def _explains_rows(operation: OperationSpec, rows: Sequence[Row], num_ranks: int
 
 
 def list_fitting_ranks(rows: Sequence[Row], operation: OperationSpec) -> list[int]:
-    """Return each number of ranks, from 2 on, with which the bandwidths of all rows agree.
+    """Return the numbers of ranks, from 2 to 1023, that explain the busbw column of all rows.
 
-    The printed ratio of busbw to algbw depends on the number of ranks.
+    busbw is algbw times a factor that depends on the number of ranks, such as 2 (n - 1) / n for
+    all_reduce. ``operation`` has this factor. All numbers are returned if the rows do not depend on
+    it, and none if a row contradicts itself.
     """
     return [
         num_ranks
@@ -384,9 +393,7 @@ def list_fitting_ranks(rows: Sequence[Row], operation: OperationSpec) -> list[in
 
 
 def _check_num_ranks(num_ranks: int, num_fitting: int) -> Iterator[str]:
-    """Yield a sentence if one rank is listed, or if the rows confirm no number of ranks.
-
-    The rows confirm none if their bandwidths agree with every possible number of ranks.
+    """Yield a sentence if one rank is listed, or if the rows agree with every number of ranks.
 
     Args:
         num_ranks: the number of ranks that the file lists, or that the user gave.
@@ -399,11 +406,11 @@ def _check_num_ranks(num_ranks: int, num_fitting: int) -> Iterator[str]:
 
 
 def _describe_other_world(num_ranks: int, fitting_ranks: Sequence[int]) -> str:
-    """Return the end of a message: the bandwidths of all rows imply another number of ranks.
+    """Return the end of a message: busbw of all rows implies another number of ranks.
 
     Args:
         num_ranks: the number of ranks that the file lists.
-        fitting_ranks: the numbers of ranks with which the bandwidths agree, ascending.
+        fitting_ranks: the numbers of ranks that explain busbw of all rows, ascending.
     """
     fitting = f"{fitting_ranks[0]} ranks"
     if len(fitting_ranks) > 1:
@@ -417,8 +424,8 @@ def _describe_other_world(num_ranks: int, fitting_ranks: Sequence[int]) -> str:
 def find_contradiction(row: Row, operation: OperationSpec, num_ranks: int) -> str | None:
     """Return a sentence about numbers of a row that contradict each other, None if they agree.
 
-    The redop must fit the operation, the number of elements must fit the bytes, and bandwidths must
-    fit size and time for ``num_ranks`` ranks.
+    The redop must fit the operation, and the number of elements must fit the bytes. algbw must be
+    size over time, and busbw must be algbw times the operation's factor for ``num_ranks`` ranks.
     """
     if row.redop == "none" and operation.is_reduction:
         return f"redop {row.redop!r} contradicts {operation.short_name}, which is a reduction"
@@ -445,10 +452,10 @@ def _check_count(row: Row, operation: OperationSpec, num_ranks: int) -> str | No
 
 
 def _check_rates(row: Row, operation: OperationSpec, num_ranks: int) -> str | None:
-    """Return a sentence about a bandwidth that contradicts size and time, None if all agree.
+    """Return a sentence about a printed bandwidth that contradicts size and time, otherwise None.
 
-    Numbers within the rounding error of the printed ones agree. The expected busbw is for
-    ``num_ranks`` ranks.
+    algbw must be size over time, and busbw must be algbw times the operation's factor for
+    ``num_ranks`` ranks. Differences that rounding of the printed numbers explains are allowed.
     """
     factor = operation.busbw.compute(num_ranks) if operation.busbw else 1.0
     for placement, numbers in row.measurements.items():
@@ -476,7 +483,11 @@ def _check_rates(row: Row, operation: OperationSpec, num_ranks: int) -> str | No
 
 
 def _overlaps(printed: Number, low: float, high: float) -> bool:
-    """Return True if the exact value of a printed number may lie between ``low`` and ``high``."""
+    """Return True if the exact value of a printed number may lie between ``low`` and ``high``.
+
+    The exact value is within the rounding error of the printed one. Both bounds have a relative
+    tolerance of 0.01 %.
+    """
     return printed.high >= low * (1 - _RATE_TOLERANCE) and printed.low <= high * (
         1 + _RATE_TOLERANCE
     )
@@ -498,10 +509,12 @@ def _check_average(header: LogHeader) -> Iterator[str]:
 
 
 def _describe_groups(groups: Sequence[Sequence[int]]) -> dict[str, Value]:
-    """Return the parameters of cases whose groups communicated at the same time.
+    """Return the parameters ``concurrent`` and ``group`` of cases, by name.
 
-    ``concurrent`` is True. ``group`` is the layout of the ranks, such as ``strided:4``, and is left
-    out if the groups have another layout.
+    ``concurrent`` is True, because all groups communicated at the same time. ``group`` describes
+    groups of K ranks: ``contiguous:K`` for successive ranks, ``strided:K`` for ranks at equal
+    distances, such as 0, 2, 4, 6. It is left out if the groups are formed in another way.
+    ``groups`` has the ranks of each group.
     """
     num_ranks = sum(map(len, groups))
     size = len(groups[0])

@@ -12,9 +12,10 @@ from parbench.reports.run_data import RunData
 def judge_by_history(data: RunData) -> ReportVerdict:
     """Return the verdict on a new run, compared with earlier runs of its preset in the history.
 
-    The run is not added to the history. The worst level of the verdict is ``doubtful``, so it does
-    not change the exit code. Without earlier runs, the verdict is NO BASELINE. The history is
-    ``$PARBENCH_HISTORY``, or the default of ``parbench history add``.
+    The verdict is SLOWER, COUNT CHANGED, NO CHANGE, or NO BASELINE without enough earlier runs. Its
+    severity is ``good`` or ``doubtful``, never ``bad``, so it does not change the exit code. The
+    run is not added to the history. The history is the file ``$PARBENCH_HISTORY``, or the default
+    of ``parbench history add``.
     """
     file = Path(os.environ.get("PARBENCH_HISTORY") or HISTORY_FILE)
     if not file.exists():

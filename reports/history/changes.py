@@ -59,7 +59,10 @@ class LevelChange:
     kind: ChangeKind
     """``step``, ``drift`` or ``rise``."""
     start: int
-    """The index of the first run of the newest level: 0 for a drift, the newest run for a rise."""
+    """The index of the run with which the change begins, in the runs of the case.
+
+    It is the first run of the newest level for a step, 0 for a drift, the newest run for a rise.
+    """
     change: float
     """The change of the time: 0.05 is 5 % slower."""
     low: float
@@ -67,25 +70,29 @@ class LevelChange:
     high: float
     """The upper end of the 95 % interval of ``change``."""
     p_value: float
-    """The probability of a change that is at least as large in a series that does not change."""
+    """The probability of a change that is at least as large in a case whose time does not change.
+
+    A change is as large if its estimate over its standard error is.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Design:
-    """A linear model of a case's times over runs, in which one of several columns is tested.
+    """A linear model of the logarithms of a case's times, with a column for each possible change.
 
-    The column with the best fit is tested.
+    The change is the coefficient of one tested column: the column with the best fit.
     """
 
     base: Array
     """The columns that are always fitted, of shape (runs, columns)."""
     tested: Array
-    """The columns that may describe the change, of shape (runs, columns).
+    """The columns of which one describes the change, of shape (runs, columns).
 
-    Only the best one is fitted.
+    For a step, a column is 0 before a run and 1 from this run on. Only the column with the best fit
+    is fitted.
     """
     has_slopes: bool = True
-    """True if the noise of the model includes the small slopes that unchanged series have."""
+    """True if the noise of the model includes the small slopes over runs of unchanged cases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +103,7 @@ class _Fit:
     """
 
     estimate: Array
-    """The coefficient: the change of the logarithm of the time."""
+    """The coefficient of the tested column: the change of the logarithm of the time."""
     error: Array
     """The standard error of each estimate."""
     df: float
@@ -122,9 +129,9 @@ def judge_series(
 
     Args:
         series: the logarithms of the times of each case, oldest run first.
-        rules: the smallest change that counts for each case.
+        rules: for each case, the settings of the check with the smallest change that counts.
         newest_is_candidate: True if the newest run is not part of the history. Then only a rise in
-            this run counts.
+            this run counts, which must also exceed the run before by the smallest change.
         rho: the correlation of consecutive runs. None to estimate it from the series.
     """
     if not series:
@@ -151,16 +158,18 @@ def judge_series(
 def judge_median(
     logs: Array, rule: LevelRule, *, newest_is_candidate: bool = False
 ) -> LevelChange | None:
-    """Return the significant change over runs of the median time of all cases, None without one.
+    """Return the significant change over runs of all cases together, None without a change.
 
-    The times of each case are taken relative to the median of the case. Runs that measured less
-    than half of the cases are left out.
+    The time of a case in a run is divided by the case's median time over runs. The value of a run
+    is the median of these quotients over its cases. These values are tested for a change like the
+    times of one case. Runs that measured at most half of the cases are left out.
 
     Args:
         logs: the logarithms of the times, of shape (cases, runs), with NaN where a run did not
             measure a case.
         rule: the smallest change that counts.
-        newest_is_candidate: True if the newest run is not part of the history.
+        newest_is_candidate: True if the newest run is not part of the history. Then only a rise in
+            this run is returned, because steps and drifts are changes of the history.
     """
     rho = estimate_correlation([row[np.isfinite(row)] for row in logs])
     logs = logs[:, np.isfinite(logs).mean(axis=0) > 0.5]
@@ -170,10 +179,10 @@ def judge_median(
 
 
 def _select_discoveries(changes: Sequence[LevelChange | None]) -> list[LevelChange | None]:
-    """Return each change that is significant at the false discovery rate, otherwise None.
+    """Return the change of each case if it is significant, otherwise None.
 
-    The list has an element for each case. A case whose change is None counts as tested, with a
-    p-value of 1.
+    ``changes`` and the result have one element per case. The false discovery rate over all cases is
+    1 %. A case whose change is None counts as tested, with a p-value of 1.
     """
     p_values = [1.0 if change is None else change.p_value for change in changes]
     is_significant = select_discoveries(p_values, FALSE_DISCOVERY_RATE)
@@ -181,10 +190,10 @@ def _select_discoveries(changes: Sequence[LevelChange | None]) -> list[LevelChan
 
 
 def _exceeds_last_run(logs: Array, rule: LevelRule) -> bool:
-    """Return True if the newest run is slower than the previous run by more than the threshold.
+    """Return True if the newest run is slower than the run before by more than ``rule.min_effect``.
 
-    A run that is not part of the history must also exceed the previous run, because that run may be
-    the first one of a new level. ``logs`` are the logarithms of a case's times, oldest first.
+    A run that is not part of the history must also exceed the newest run of the history, which may
+    be the first run of a new level. ``logs`` are the logarithms of a case's times, oldest first.
     """
     return bool(logs[-1] - logs[-2] > math.log1p(rule.min_effect))
 
@@ -202,17 +211,19 @@ class _ChangeTester:
         # So many simulations that a change of one series can be significant.
         self._num_simulations = max(MIN_SIMULATIONS, round(len(series) / FALSE_DISCOVERY_RATE))
         self._simulations: dict[tuple[bytes, bytes], list[Array]] = {}
-        """The sorted statistics of simulated series without a change, keyed by model.
+        """The sorted test statistics of simulated cases without a change, keyed by model.
 
-        There is an array for each kind of noise. The key has the columns of the model.
+        A value has two arrays: for normal noise, and for noise drawn from measured deviations. The
+        key has the base columns and the tested columns of the model as bytes.
         """
         # The newest runs may be the start of a level, so they are not deviations.
         self._deviations = np.concatenate(
             [self._standardize(logs)[:-MIN_LEVEL_RUNS] for logs in series]
         )
-        """The deviations of runs from the levels of their cases, in standard deviations of a run.
+        """The deviations of runs of all cases from their levels, in standard deviations of a run.
 
-        Simulated noise is drawn from them.
+        A level is the median of successive runs that differ only by noise. Simulated noise is drawn
+        from these deviations.
         """
         self._slope_variance = 0.0  # of the change over all runs, relative to the variance of a run
         excess = [self._estimate_slope_variance(logs) for logs in series]
@@ -222,18 +233,19 @@ class _ChangeTester:
         """Return the deviation of each run from its level, in standard deviations of a run.
 
         ``logs`` are the logarithms of the times of one case. A level is the median of successive
-        runs that differ only by noise. The newest runs are included.
+        runs that differ only by noise.
         """
         [variance], _ = self.noise.estimate_variances(logs[None])
         levels = find_levels(logs, self.noise)
         return np.asarray(get_deviations(logs, levels) / math.sqrt(variance))
 
     def _estimate_slope_variance(self, logs: Array) -> float:
-        """Return the squared slope of a case's times over runs, minus the square that noise causes.
+        """Return an estimate of the variance of slopes from one case, over the variance of a run.
 
-        Both are relative to the variance of a run. Division by the square of the normal median
-        makes the median over cases that of their variance, whatever the few that changed. ``logs``
-        are the logarithms of the times.
+        A slope is the change of the logarithm of the time over all runs. The estimate is the
+        squared slope over the square of the normal median (0.6745), minus the squared standard
+        error. The median over cases of such estimates is their variance, even if a few cases
+        changed. ``logs`` are the logarithms of the case's times.
         """
         fit = self._fit(logs[None], _make_drift_design(len(logs)))
         [variance], _ = self.noise.estimate_variances(logs[None])
@@ -241,15 +253,16 @@ class _ChangeTester:
         return float((square - fit.error[0] ** 2) / variance)
 
     def find_step(self, logs: Array, rule: LevelRule) -> LevelChange | None:
-        """Return the step of a case's time to its newest level, None without earlier levels.
+        """Return the step of a case's time to its newest level, significant or not.
 
-        None also stands for a step that is smaller than the rule's threshold. The step is from the
-        fastest earlier level, or from the last one if the newest level is the fastest. At least
-        three runs must be nearer to the newest level. The step need not be significant.
+        A level is successive runs that differ only by noise. The step is from the fastest earlier
+        level, or from the previous level if the newest level is the fastest. None if the case has
+        only one level, if a line describes the times as well, if fewer than three runs are nearer
+        to the newest level, or if the step is smaller than ``rule.min_effect``.
 
         Args:
             logs: the logarithms of the times of the case, oldest first.
-            rule: the smallest step that counts, and the least number of runs.
+            rule: the smallest step that counts, and the least number of runs of both levels.
         """
         *earlier, newest = levels = find_levels(logs, self.noise)
         if not earlier or self._is_line(logs, levels):
@@ -270,10 +283,10 @@ class _ChangeTester:
         return _build_change("step", newest.start, fit, p_value, rule)
 
     def find_drift(self, logs: Array, rule: LevelRule) -> LevelChange | None:
-        """Return the change of a case's time along a line over all runs, with its p-value.
+        """Return the change of a case's time along a line over all runs, significant or not.
 
-        None stands for a change that is smaller than the rule's threshold, and for times that
-        levels fit better than a line. ``logs`` are the logarithms of the times, oldest first.
+        None if the change is smaller than ``rule.min_effect``, or if steps between levels describe
+        the times better than a line. ``logs`` are the logarithms of the times, oldest first.
         """
         if not self._is_line(logs, find_levels(logs, self.noise)):
             return None
@@ -281,10 +294,10 @@ class _ChangeTester:
         return _build_change("drift", 0, fit, p_value, rule)
 
     def _is_line(self, logs: Array, levels: Sequence[Level]) -> bool:
-        """Return True if a line describes a case's times over runs as well as levels do.
+        """Return True if a line describes a case's times over runs as well as ``levels`` do.
 
-        Levels must be better by ``STRONG_EVIDENCE`` in Schwarz's criterion to be preferred.
-        ``logs`` are the logarithms of the times.
+        A level is successive runs with one time. Levels must be better by 6 in Schwarz's criterion
+        to be preferred. ``logs`` are the logarithms of the times.
         """
         n = len(logs)
         line = np.linspace(-0.5, 0.5, n)
@@ -299,13 +312,14 @@ class _ChangeTester:
     def find_rise(
         self, logs: Array, step: LevelChange | None, rule: LevelRule
     ) -> LevelChange | None:
-        """Return the rise of the newest run above the level before it, None if it is not above it.
+        """Return the rise of the newest run's time above the earlier runs, significant or not.
 
-        None also stands for a rise that is smaller than the rule's threshold.
+        The earlier runs are those since ``step``. None if the newest run is not slower than they
+        are by at least ``rule.min_effect``.
 
         Args:
             logs: the logarithms of the times of a case, oldest first.
-            step: the significant step to that level, None without a step.
+            step: the significant step of the case's time, None without a step.
             rule: the smallest rise that counts.
         """
         n = len(logs)
@@ -320,8 +334,9 @@ class _ChangeTester:
     def _test(self, logs: Array, design: _Design) -> tuple[_Fit, float]:
         """Return the fit of a model to one case's times, and the p-value of the change.
 
-        The p-value is the share of simulated unchanged cases whose estimate, divided by its
-        standard error, is as large. ``logs`` are the logarithms of the times.
+        The test statistic is the absolute value of the estimated change over its standard error.
+        The p-value is the fraction of simulated unchanged cases with a statistic that is as large.
+        ``logs`` are the logarithms of the times.
         """
         fit = self._fit(logs[None], design)
         key = (design.base.tobytes(), design.tested.tobytes())
@@ -336,8 +351,9 @@ class _ChangeTester:
     def _simulate_statistics(self, design: _Design) -> list[Array]:
         """Return the sorted test statistics of simulated cases whose time does not change.
 
-        There is an array for normal noise, and one for noise drawn from the deviations of all
-        measured cases.
+        A statistic is the absolute value of the estimated change over its standard error. The list
+        has two arrays: for normal noise, and for noise drawn from the deviations of all measured
+        cases.
         """
         num_runs = len(design.base)
         random = np.random.default_rng(num_runs)
@@ -399,14 +415,16 @@ def _make_drift_design(num_runs: int) -> _Design:
 def _build_change(
     kind: ChangeKind, start: int, fit: _Fit, p_value: float, rule: LevelRule
 ) -> LevelChange | None:
-    """Return the change that a fit estimates, None if it is not larger than the rule's threshold.
+    """Return the change of a case's time that a fit estimates, with its 95 % interval.
+
+    None if the change is not larger than the least change that counts, ``rule.min_effect``.
 
     Args:
-        kind: the form of the change.
-        start: the index of the first run of the newest level.
-        fit: the fit of a single case.
-        p_value: the p-value of the change.
-        rule: the smallest change that counts.
+        kind: the form of the change: ``step``, ``drift`` or ``rise``.
+        start: the index of the run with which the change begins, 0 for a drift.
+        fit: the fit of the times of one case, so its arrays have one element.
+        p_value: the p-value of the change, which is stored in the result.
+        rule: the settings of the check.
     """
     log_change = float(fit.estimate[0])
     if abs(log_change) <= math.log1p(rule.min_effect):

@@ -1,7 +1,7 @@
 """The check of a run against the earlier runs of a branch: which series became slower, since when.
 
-A series is a case on a number of ranks in one environment. Its level is the time from which
-successive runs differ only by noise. A run of the history is checked for changes of the level. A
+A series is a case on a number of ranks in one environment. A level of a series is successive runs
+whose times differ only by noise. A run of the history is checked for steps to a new level. A
 candidate, such as the run of a pull request, is not part of the history. It is compared with the
 newest level of the branch, so one run decides.
 """
@@ -48,9 +48,12 @@ class _Window:
     point: SeriesPoint
     """The result in the checked run."""
     earlier: SeriesRuns
-    """The results in earlier runs since the last annotation, at most as many as the rule uses."""
+    """The results in earlier runs since the last annotation, oldest first.
+
+    An annotation declares a change intended. At most ``LevelRule.window`` runs are used.
+    """
     timed: SeriesRuns
-    """The results in ``earlier`` and then ``point``, without those that have no time."""
+    """The results in ``earlier``, then the result in the checked run, of those that have a time."""
     has_enough_runs: bool
     """True if the checked run has a time and there are enough earlier times to judge it."""
 
@@ -69,7 +72,7 @@ class SeriesCheck:
     verdict: Verdict
     """The worst of the verdicts on the time and on the exact counts."""
     reason: str = ""
-    """The observation that led to the verdict, empty for NO CHANGE."""
+    """The observation that led to the verdict as text, empty for NO CHANGE."""
     runs: Sequence[str] = ()
     """The ids of the runs whose times were used, oldest first.
 
@@ -80,7 +83,7 @@ class SeriesCheck:
     change: LevelChange | None = None
     """The significant change of the time, None if there is none."""
     threshold: Threshold | None = None
-    """The threshold that ``parbench aa`` measured for the series, None if it was not measured."""
+    """The least relevant change of the time that ``parbench aa`` measured, None if not measured."""
     num_counts: int = 0
     """The number of exact counts (calls, bytes, memory, schedule) that were compared."""
     count_changes: Sequence[str] = ()
@@ -88,7 +91,7 @@ class SeriesCheck:
 
     @property
     def first_run(self) -> str | None:
-        """The id of the run with which the newest level of the time began.
+        """The id of the run with which the significant change of the time began.
 
         None without a significant change.
         """
@@ -107,13 +110,14 @@ class HistoryCheck:
     rule: LevelRule
     """The smallest change that counts, and the numbers of runs that the check needs and uses."""
     num_earlier_runs: int
-    """The number of earlier runs of the series that has the most."""
+    """The number of earlier runs with a time of one series, the maximum over series."""
     series: Sequence[SeriesCheck]
     """The verdicts on series, the worst first, also on series that the run lacks."""
     overall: LevelChange | None
-    """The significant change of the median over all series, None if there is none.
+    """The significant change over runs of the median relative time of all series, None without one.
 
-    It may be significant although the change of no single series is.
+    The relative time is the time over the median of the series (``judge_median``). The median may
+    change significantly although no single series does.
     """
 
     @property
@@ -123,13 +127,13 @@ class HistoryCheck:
 
     @property
     def overall_verdict(self) -> Verdict:
-        """The verdict on the median over all series."""
+        """The verdict on the change of the median relative time of all series (``overall``)."""
         return _decide(self.overall, is_candidate=self.run.is_candidate)
 
     def compute_exit_code(self, *, fail_on_unknown: bool = False) -> ExitCode:
         """Return the exit code of ``parbench history check`` for the verdicts of this check.
 
-        It is for the verdicts on all series and on their median. Undecided verdicts, such as
+        It depends on the verdicts on all series and on their median. Undecided verdicts, such as
         UNCONFIRMED, count only if ``fail_on_unknown`` is True.
         """
         verdicts = [*self.verdicts, self.overall_verdict]
@@ -304,9 +308,11 @@ class _Checker:
         return dict(zip(fingerprints, changes, strict=True))
 
     def _find_overall_change(self, windows: Sequence[_Window]) -> LevelChange | None:
-        """Return the significant change of the median time of all cases that have enough runs.
+        """Return the significant change over runs of all cases together, None without a change.
 
-        None stands for an unchanged median, and for fewer than ``MIN_POOLED_SERIES`` cases.
+        The value of a run is the median over cases of the time in the run over the case's median
+        time (``judge_median``). Only cases with enough runs count. None also stands for fewer than
+        5 such cases. ``windows`` has the times of each case.
         """
         import pandas as pd
 
@@ -354,10 +360,10 @@ class _Checker:
     def _add_counts(self, result: SeriesCheck, window: _Window) -> SeriesCheck:
         """Return the verdict on a case after its exact counts were compared with an earlier run.
 
-        Exact counts are calls, bytes, memory and the schedule. The earlier run is the first one of
-        the window, or for a candidate the last one. The worst of the verdicts on the time and the
-        counts remains. The reason names each changed count and, unless the run is a candidate, the
-        run since which the count is changed.
+        Exact counts are calls, bytes, memory and the schedule. The earlier run is the oldest in
+        ``window`` that has counts, or for a candidate (not part of the history) the newest. The
+        worst of the verdicts on the time and the counts remains. The reason names each changed
+        count and, unless the run is a candidate, the first run with the new count.
 
         Args:
             result: the verdict on the time of the case.
@@ -391,11 +397,11 @@ class _Checker:
         )
 
     def _find_similar_runs(self, points: Sequence[SeriesPoint]) -> list[list[SeriesIdentity]]:
-        """Return the cases of each similar run: an earlier one that measured one of the same cases.
+        """Return the cases of the three newest similar runs, a list for each run, newest first.
 
-        Each case comes with its ranks and environment. Similar runs have the same preset. There is
-        a list for each of the newest ``NUM_SIMILAR_RUNS`` of them, newest first. If the checked run
-        measured nothing, all runs of its preset are similar. ``points`` are the results of the
+        A similar run is an earlier run of the same preset that has a case in common with the
+        checked run. If the checked run measured nothing, all earlier runs of its preset are
+        similar. Each case comes with its ranks and environment. ``points`` are the results of the
         checked run.
         """
         measured = {_get_benchmark(point.series) for point in points}
@@ -411,10 +417,10 @@ class _Checker:
 
 
 def _get_benchmark(series: SeriesIdentity) -> tuple[object, ...]:
-    """Return the id of a case, its number of ranks, its backend and its device.
+    """Return (case id, number of ranks, backend, device) of a case.
 
-    ``series`` is the case with its environment. Unlike it, these stay the same if the environment
-    changes.
+    ``series`` is the case with its ranks and environment. The result does not depend on the
+    environment.
     """
     world = series.world
     return (series.case.id, world.size, world.backend, world.device)
@@ -423,11 +429,13 @@ def _get_benchmark(series: SeriesIdentity) -> tuple[object, ...]:
 def _find_missing(
     points: Sequence[SeriesPoint], similar_runs: Sequence[Sequence[SeriesIdentity]]
 ) -> list[SeriesCheck]:
-    """Return the verdict MISSING for each case that similar earlier runs measured, not this run.
+    """Return the verdict MISSING for each case of similar runs that the checked run did not measure.
+
+    A similar run is an earlier run of the same preset that has a case in common with it.
 
     Args:
         points: the results of the checked run.
-        similar_runs: the cases of each similar earlier run, as ``_find_similar_runs`` returns them.
+        similar_runs: the cases of each similar run.
     """
     measured = {_get_benchmark(point.series) for point in points}
     missing = {
@@ -443,14 +451,15 @@ def _find_missing(
 
 
 def _explain_new_series(result: SeriesCheck, previous: Sequence[SeriesIdentity]) -> SeriesCheck:
-    """Return the verdict ENVIRONMENT CHANGED on a case that an earlier run measured elsewhere.
+    """Return the verdict ENVIRONMENT CHANGED on a case whose environment differs from an earlier run.
 
-    The reason lists the differences between the environments. If that run measured the case in the
-    same environment or not at all, ``result`` is returned as it is.
+    The earlier run is the newest of the same preset that shares a case with the checked run. The
+    reason lists the values that differ, such as the version of torch. If the earlier run measured
+    the case in the same environment or did not measure it, ``result`` is returned unchanged.
 
     Args:
         result: the verdict TOO FEW RUNS on the case.
-        previous: the cases of the newest similar run, with their environments.
+        previous: the cases that the earlier run measured, with their ranks and environments.
     """
     series = result.series
     same_case = [other for other in previous if other.case.id == series.case.id]
@@ -494,10 +503,11 @@ def describe_change(change: LevelChange, num_runs: int) -> str:
 def _describe_environments(
     before: tuple[StoredRun, SeriesPoint], after: tuple[StoredRun, SeriesPoint]
 ) -> tuple[str, ...]:
-    """Return the differences between the environments before and after a step of a case's time.
+    """Return the values of the environment that differ before and after a step of a case's time.
 
-    They are texts of the form ``path: old -> new``. The commit is included, and each of them may
-    explain the step. Each argument is a run and the result of the case in it.
+    They are texts of the form ``path: old -> new``, where the path is a key such as
+    ``versions.torch`` or ``commit``. Each may explain the step. ``before`` and ``after`` are the
+    last run before the step and the first run after it, each with the result of the case.
     """
     values = [
         {**point.explanatory_values, "commit": run.commit or UNKNOWN}

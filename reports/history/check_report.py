@@ -63,10 +63,10 @@ def summarize_check(check: HistoryCheck) -> str:
 
 
 def describe_result(check: HistoryCheck) -> str:
-    """Return a phrase with the number of cases that failed the check, or about none being slower.
+    """Return the result of a history check as a phrase: ``2 SLOWER of 8 series, compared with ...``.
 
-    It names the earlier runs that were compared. If cases are undecided, the phrase has their
-    number.
+    The phrase ends with the number of earlier runs and the branch. If no case failed, it states
+    that none is slower, or that only the median of all cases is. Undecided cases are counted.
     """
     runs = f"the last {pluralize(check.num_earlier_runs, 'run')} on {check.run.branch}"
     total = f"{len(check.series)} series"
@@ -106,17 +106,17 @@ def _describe_failure(result: SeriesCheck) -> str:
 
 
 def _count_runs(check: HistoryCheck, result: SeriesCheck) -> int:
-    """Return the number of runs whose times of a case were used, without a candidate.
+    """Return the number of runs of the history whose times of a case were used.
 
-    ``result`` is the verdict on the case. A candidate is a run that is not part of the history.
+    ``result`` is the verdict on the case. The checked run counts only if it is part of the history.
     """
     return sum(run_id != check.run.id or not check.run.is_candidate for run_id in result.runs)
 
 
 def _format_verdicts(check: HistoryCheck, verdicts: Iterable[Verdict]) -> str:
-    """Return the number of cases with each of these verdicts as text: ``2 SLOWER, 1 DRIFT``.
+    """Return the number of cases with each of ``verdicts`` as text: ``2 SLOWER, 1 DRIFT``.
 
-    Empty if there are none.
+    Empty if no case has one of them.
     """
     return format_verdicts({name: num for name, num in check.verdicts.items() if name in verdicts})
 
@@ -147,10 +147,12 @@ def build_table(check: HistoryCheck) -> Table:
 
 
 def _build_row(group: Sequence[SeriesCheck], is_candidate: bool) -> Row:
-    """Return the row of a case, keyed by column, or of several with the same verdict and reason.
+    """Return the row of a case, or of several cases with the same verdict and reason.
 
-    If ``is_candidate`` is True, the checked run is not part of the history. Its change began with
-    itself, so the row names no first run.
+    The keys are ``verdict``, ``reason`` and ``series`` (the label, or the number of cases). The row
+    of one case also has ``seconds`` (in the checked run) and ``first_run`` (the id of the run with
+    which the change began). ``is_candidate`` is True if the checked run is not part of the history.
+    ``first_run`` is then None.
     """
     first = group[0]
     row = {"verdict": first.verdict, "reason": first.reason}

@@ -216,10 +216,10 @@ class History:
     def read_series(
         self, fingerprint: str, runs: Iterable[StoredRun]
     ) -> list[tuple[StoredRun, SeriesPoint]]:
-        """Return the results of one case in one environment, each with its run.
+        """Return (run, result) of one case in one environment for each of ``runs`` that measured it.
 
-        Only the given runs that measured the case are included, in their order. ``fingerprint``
-        identifies the case with its ranks and environment.
+        They are in the order of ``runs``. ``fingerprint`` is a hash that identifies the case with
+        its ranks and environment.
         """
         by_run = dict(self._select_points("fingerprint = ?", fingerprint))
         return [(run, by_run[run.number]) for run in runs if run.number in by_run]
@@ -237,19 +237,19 @@ class History:
             return [msgspec.json.decode(identity, type=SeriesIdentity) for (identity,) in rows]
 
     def count_series(self) -> dict[int, tuple[int, int]]:
-        """Return the number of cases of each run, and the number of its cases that failed.
+        """Return (number of cases, number of failed cases) of each run.
 
-        The key is the number of the run. Wrong and hung cases also count as failed.
+        The key is the number of the run (``StoredRun.number``). Wrong and hung cases also count as
+        failed.
         """
         failed = "sum(status IN ('wrong', 'failed', 'hang'))"
         rows = self._execute(f"SELECT run, count(*), {failed} FROM point GROUP BY run")
         return {run: (num_series, num_failed) for run, num_series, num_failed in rows}
 
     def read_times(self) -> list[tuple[int, str, float]]:
-        """Return the time of each case in each run that measured it.
+        """Return (number of the run, fingerprint, seconds) for each case of each run with its time.
 
-        An element is the number of the run, the fingerprint of the case in its environment, and the
-        time in seconds.
+        A fingerprint is a hash that identifies a case in one environment.
         """
         tables = "point JOIN series ON series = number"
         query = f"SELECT run, fingerprint, seconds FROM {tables} WHERE seconds > 0"
@@ -299,9 +299,9 @@ class History:
         return self._connection.execute(query, values).fetchall()
 
     def _select_points(self, condition: str, value: object) -> list[tuple[int, SeriesPoint]]:
-        """Return the results that meet an SQL condition, each with the number of its run.
+        """Return (number of the run, result) for each result that meets an SQL condition.
 
-        ``value`` is for the placeholder of the condition: ``run = ?``.
+        ``value`` replaces the placeholder of the condition, such as ``run = ?``.
         """
         tables = "point JOIN series ON series = series.number"
         query = f"SELECT {_POINT_COLUMNS} FROM {tables} WHERE {condition}"

@@ -20,9 +20,9 @@ class LevelRule:
     """The settings of a history check: the smallest change that counts, and the numbers of runs."""
 
     min_effect: float = 0.03
-    """The threshold: smaller changes of the time are ignored. A fraction."""
+    """The smallest change of a time that counts, as a fraction: 0.03 is 3 %."""
     min_runs: int = 8
-    """The number of runs of a case from which its times are checked."""
+    """The least number of runs with a time of a case. With fewer, its time is not checked."""
     window: int = 30
     """The number of newest runs of a case that are used."""
 
@@ -47,10 +47,10 @@ class Level:
 def find_levels(logs: Array, noise: RunNoise | None = None) -> list[Level]:
     """Return the levels of a case's time over runs, oldest first.
 
-    A level is successive runs whose times differ only by noise. Levels minimize the sum of squares
-    with a penalty for each change (PELT, Killick et al. 2012). A change of level must reduce the
-    sum of squares by more than z^2 times the variance of a run with its autocorrelation. z is the
-    normal quantile of the significance divided by the number of runs (Bonferroni).
+    A level is successive runs whose times differ only by noise. The levels minimize the sum of
+    squared deviations, with a penalty for each change (PELT, Killick et al. 2012). The penalty is
+    z^2 times the variance of a run, including autocorrelation. z is the two-sided normal quantile
+    of 1 % over the number of runs (Bonferroni).
 
     Args:
         logs: the logarithms of the times, oldest run first.

@@ -42,7 +42,7 @@ class RunNoise:
         self.rho = estimate_correlation(series) if rho is None else rho
         """The correlation of the noise of consecutive runs."""
         self.prior_variance = 1.0
-        """The variance of the logarithm of a time that is expected of a case without data."""
+        """The expected variance of the logarithm of a case's time, from all cases together."""
         self.prior_df = 0.0
         """The weight of the prior variance in degrees of freedom, 0 if it was not estimated."""
         if len(series) >= MIN_POOLED_SERIES:
@@ -54,15 +54,15 @@ class RunNoise:
     def estimate_variances(
         self, logs: Array, prior_variance: float | None = None
     ) -> tuple[Array, float]:
-        """Return the variance between runs for each case, and the degrees of freedom.
+        """Return the variance of the logarithm of the time for each case, and its degrees of freedom.
 
-        A variance is that of the logarithm of the time. It is a weighted mean of the one in the
-        data and the prior variance.
+        The variance of a case is a weighted mean: of the variance between the runs of the case, and
+        of the prior variance, which all cases share.
 
         Args:
             logs: the logarithms of the times, of shape (cases, runs).
-            prior_variance: the variance that is expected without data. None for the one of this
-                noise, another one for times in other units.
+            prior_variance: the prior variance. None is ``self.prior_variance``. Simulated times
+                with a variance of 1 require 1.
         """
         if prior_variance is None:
             prior_variance = self.prior_variance
@@ -82,10 +82,10 @@ class RunNoise:
 
 
 def estimate_correlation(series: Sequence[Array]) -> float:
-    """Return the correlation of a case's times in consecutive runs, which all cases share.
+    """Return the correlation of the noise of consecutive runs, one number for all cases.
 
-    It is 0 if it is not significant, or if there are fewer than ``MIN_POOLED_SERIES`` cases.
-    ``series`` are the logarithms of the times of each case, oldest run first.
+    It is 0 if it is not significant, or if fewer than 5 cases have times that vary. ``series`` are
+    the logarithms of the times of each case, oldest run first.
     """
     squares = [[_mean_square_difference(logs[None], lag)[0] for lag in (1, 2)] for logs in series]
     first, second = np.array(squares).reshape(-1, 2).T
@@ -100,10 +100,10 @@ def estimate_correlation(series: Sequence[Array]) -> float:
 
 
 def _estimate_prior(variances: Array, df: float) -> tuple[float, float]:
-    """Return the variance that is expected of a case without data, and its degrees of freedom.
+    """Return the prior variance, which is expected of any case, and its degrees of freedom.
 
-    The degrees of freedom are its weight. ``variances`` are estimated for each case, each with
-    ``df`` degrees of freedom.
+    The degrees of freedom are its weight relative to the data of a case. ``variances`` has the
+    variance between runs of each case, each estimated with ``df`` degrees of freedom.
     """
     logs = np.log(variances)
     prior = math.exp(float(logs.mean()) + 1 / df + 1 / (3 * df**2))

@@ -26,7 +26,7 @@ MAX_DIFFERENCES = 3
 def find_trends(
     history: History, pattern: str, runs: Sequence[StoredRun], rule: LevelRule
 ) -> list[HistorySeries]:
-    """Return the times of each case over runs, and the levels of its newest runs.
+    """Return the times of each matching case over runs, and the levels of its newest runs.
 
     Times are keyed by the index in ``runs``. A level is successive runs that differ only by noise.
     A case that was measured in several environments has several results. Raises ``UserError`` if no

@@ -111,8 +111,9 @@ def _chart_operations(
 ) -> Iterator[Chart]:
     """Yield the charts of one table: bandwidth, time over size, and the distribution of latency.
 
-    ``cases`` is a frame with a row per communication case of one mode and data type. ``index``
-    numbers the chart names, ``title`` is a part of their titles.
+    ``cases`` is a frame with a row per communication case of one mode and data type. ``title`` is
+    the mode and data type, which end the titles of the charts. ``index`` is a number from 1 that
+    makes the names of the charts unique.
     """
     case_ids = set(cases["case_id"])
     curves = [curve for curve in data.curves if curve.rows[0].case.id in case_ids]

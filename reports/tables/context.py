@@ -134,11 +134,12 @@ def _group_by_setup(rows: Iterable[StepRow]) -> list[list[StepRow]]:
 
 
 def _compare_times(comparison: Sequence[StepRow]) -> None:
-    """Add the change of the step time relative to the first method to each row.
+    """Add the change of the step time relative to a base method to each row of ``comparison``.
 
-    ``comparison`` has steps of one model. The first method with an equal sequence length is the
-    base. ``change`` is the time over that of the base, less 1, and the text ``base`` for the base
-    itself. ``change_low`` and ``change_high`` are its 95 % interval.
+    The rows are steps of one model. The base is the first row with the same sequence length. The
+    added keys are ``change`` (the step time over the time of the base, minus 1, paired by
+    repetition), and ``change_low`` and ``change_high``, its 95 % interval. ``change`` is the text
+    ``base`` for the base itself.
     """
     bases: dict[int, StepRow] = {}
     for row in comparison:

@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 WITHIN_NODE = "within a node"
 INTER_NODE = "inter-node"
 MULTI_NODE = "multi-node"
-"""The three scopes of a group: one node, one rank per node, or several ranks on some nodes."""
+"""The last of the three scopes of a process group.
+
+Within a node, all ranks are on one node. An inter-node group has one rank on each of its nodes. A
+multi-node group has several ranks on some of its nodes.
+"""
 CONCURRENT = " (concurrent)"
 """The suffix of columns for groups that all ran at the same time."""
 MAX_FIGURES = 6
@@ -89,7 +93,11 @@ def _get_suffix(result: CaseResult) -> str:
 
 
 def _name_group(result: CaseResult) -> str:
-    """Return the name of a group with its ranks: ``pairs 0,1`` or ``pairs 0,1 (concurrent)``."""
+    """Return the label of a case's process group: its parameter ``group``, then its ranks.
+
+    An example is ``pairs 0,1``. If the ranks were not recorded, they are replaced by the group's
+    index: ``pairs number 0``. `` (concurrent)`` follows if all groups ran at the same time.
+    """
     params = result.case.params
     ranks = result.details.get("group_ranks") or []
     members = ",".join(map(str, ranks)) or f"number {params.get('group_index', 0)}"

@@ -101,11 +101,12 @@ def _assign_series(cases: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def _make_row(points: "pd.DataFrame") -> dict[str, Any]:
-    """Return the row of a scaling series, with values and parallel efficiencies.
+    """Return the row of one case in one layout over growing numbers of nodes or ranks.
 
-    ``points`` is indexed by the number of nodes or ranks. ``values`` (B/s or seconds) and
-    ``efficiencies`` (fractions) are keyed by this number. Efficiency is relative to the smallest
-    number. Ideally the rate of a step is proportional to the number, and bus bandwidth is constant.
+    ``points`` has the case's results, indexed by the number of nodes or ranks. In the row,
+    ``values`` (B/s or seconds) and ``efficiencies`` (fractions) are keyed by this number. An
+    efficiency is relative to the smallest number. It is 1 if the rate of a step is proportional to
+    the number, or if bus bandwidth is constant.
     """
     row: dict[str, Any] = {name: points[name].iloc[0] for name in (*_SERIES, "is_communication")}
     efficiencies = points["rate"] / points["rate"].iloc[0]

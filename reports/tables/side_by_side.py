@@ -111,9 +111,10 @@ def compare_times(results: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
     """Return the cells of one case: seconds in each run or environment, and ratios to the first.
 
     ``results`` are rows of the case (``RunSet.cases``), keyed by the name of the run or
-    environment. The seconds are the median of its rows. A ratio compares the repetitions of all
-    rows. A run with one repetition has an interval only if all runs have one repetition. Keys are
-    ``NAME``, ``NAME_low``, ``NAME_high`` and ``NAME ratio`` with its bounds.
+    environment. The keys of the result are ``NAME``, ``NAME_low`` and ``NAME_high`` for the seconds
+    and their interval, and ``NAME ratio`` with its bounds. The seconds are the median over the rows
+    of the name. A ratio compares the repetitions of all these rows. A run with one repetition has
+    an interval only if all runs have one repetition.
     """
     cells: dict[str, Any] = {}
     rows = [row for side in results.values() for row in side]

@@ -187,10 +187,11 @@ def _make_rank_table(job: TracedJob) -> Table:
 
 
 def _make_rank_row(rank: TracedRank) -> Row:
-    """Return the row of a rank, keyed by column: the step time in seconds and its parts.
+    """Return the row of a rank, keyed by column.
 
-    The parts are fractions of the step time. All values are medians over steps, except ``overlap``:
-    the hidden fraction of the communication of all steps, None without communication.
+    ``step`` is the step time in seconds. ``compute``, ``exposed``, ``copies`` and ``idle`` are
+    fractions of the step time. These are medians over steps. ``overlap`` is the hidden fraction of
+    the communication of all steps together, None without communication.
     """
     parts = [step.parts for step in rank.steps]
     hidden = sum(part.hidden_comm_seconds for part in parts)
@@ -262,9 +263,9 @@ def _summarize_transfers(
 ) -> dict[str, float | None]:
     """Return the median transfer time and bandwidth of calls, and the ratio to predicted times.
 
-    The keys are ``transfer`` in seconds, ``busbw`` in B/s, and ``of_fit``: the predicted over the
-    measured time, median over calls. Unknown values are None. ``predict`` gives the time of a
-    collective by the latency-bandwidth model of a run.
+    The keys are ``transfer`` in seconds, ``busbw`` in B/s, and ``of_fit``, the predicted over the
+    measured time. All are medians over calls. Unknown values are None. ``predict`` gives the time
+    of a collective by the latency-bandwidth model of a run.
     """
     bandwidths = [shared.busbw for shared in calls if shared.busbw]
     ratios = []

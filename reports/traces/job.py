@@ -114,10 +114,7 @@ class TracedJob:
 
     @property
     def step_seconds(self) -> float:
-        """The step time of the job in seconds, as the median over steps.
-
-        The time of a step is that of the slowest rank.
-        """
+        """The step time of the job in seconds: the maximum over ranks, then the median over steps."""
         return median(
             max(rank.steps[step].parts.wall_seconds for rank in self.ranks)
             for step in range(self.num_steps)
@@ -167,10 +164,10 @@ def join_ranks(ranks: Sequence[TracedRank]) -> TracedJob:
 def compute_waits(job: TracedJob) -> dict[int, list[float]]:
     """Return the seconds that the other ranks only wait for each rank, keyed by the awaited rank.
 
-    There is a value for each step in order. It is the median over the other ranks of the time
-    between their arrival at a collective and the arrival of this rank as the last one, summed over
-    collectives. Time in which they compute or copy does not count. Empty for a single rank, or
-    without collectives on a common clock.
+    There is a value for each step in order. Another rank waits from its arrival at a collective
+    until the awaited rank arrives as the last one. Time in which it computes or copies does not
+    count. Its waits are summed over the collectives of the step. The value is the median of these
+    sums over the other ranks. Empty for a single rank, or without collectives on a common clock.
     """
     spans: dict[tuple[int, int, int], list[Span]] = defaultdict(list)
     for shared in job.shared_calls:
@@ -289,10 +286,10 @@ def _align_clocks(
 ) -> tuple[dict[int, int], int | None]:
     """Return the offset of each rank's clock, keyed by rank, and the error of the common clock.
 
-    Both are in ns. An offset is added to a time of the rank to get the time on the common clock.
-    Hosts are joined by the median difference between the ends of their collectives. The error is
-    the largest of the median absolute deviations from these medians. There are no offsets and the
-    error is None if a host shares no collective with the other hosts.
+    Both are in ns. A time of the rank plus its offset is the time on the common clock. The clocks
+    of two hosts are aligned by the median difference between the ends of their collectives. The
+    error is the median absolute deviation from this median, the maximum over pairs of hosts. If a
+    host shares no collective with the other hosts, the offsets are empty and the error is None.
     """
     hosts = {rank.rank: rank.host or str(rank.rank) for rank in ranks}
     bases = {rank.rank: rank.base_ns for rank in ranks}

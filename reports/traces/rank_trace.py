@@ -133,9 +133,9 @@ class TracedRank:
 def list_trace_files(paths: Sequence[Path]) -> list[Path]:
     """Return the trace files that the user named, and the traces in folders that the user named.
 
-    The traces of a folder are sorted by name. A folder without traces may contain a single folder
-    that has some. Raises ``UserError`` for a folder without traces, and for one with several
-    folders of them.
+    The traces of a folder are sorted by name. If the folder itself has none, they are taken from
+    the only folder in it that has traces. Raises ``UserError`` if there is no trace, or if several
+    folders in it have traces.
     """
     files: list[Path] = []
     for path in paths:

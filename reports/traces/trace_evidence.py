@@ -1,6 +1,7 @@
-"""Derives the evidence for findings from the traces of a job.
+"""Derives the facts from which findings follow (evidence) from the traces of a job.
 
-A finding is a likely cause of lost time. Evidence is the measured times that findings follow from.
+A finding is a problem with its likely cause. Evidence is, for example, the exposed seconds of a
+kind of call.
 """
 
 import re
@@ -77,10 +78,10 @@ def collect_evidence(job: TracedJob, predict: PredictSeconds | None = None) -> C
 def compute_exposed_seconds(job: TracedJob) -> dict[str, tuple[TracedRank, float]]:
     """Return the exposed seconds per step of each kind of call, on the rank where they are least.
 
-    The keys are labels of calls: operation and process group. A value is the rank and its exposed
-    time, the median over steps. Exposed time is communication that neither computation nor copies
-    hide. The rank with the least waits least for other ranks, so its time is nearest to the time of
-    the communication itself.
+    A key is the label of a kind of call: operation and process group. A value is (rank, seconds).
+    Exposed time is communication that neither computation nor copies hide. It is a median over the
+    steps of a rank, then the minimum over ranks. The rank with the minimum waits least for other
+    ranks, so its time is nearest to the time of the communication itself.
     """
     exposed: dict[str, tuple[TracedRank, float]] = {}
     for rank in job.ranks:
@@ -111,9 +112,10 @@ def _compute_exposed_of_rank(rank: TracedRank) -> dict[str, list[float]]:
 
 
 def _make_communication(label: str, rank: TracedRank, exposed_seconds: float) -> Communication:
-    """Return the evidence about one kind of call: its exposed time, bytes and hideable time.
+    """Return the facts about one kind of call: exposed time, bytes, and time that could be hidden.
 
-    The bytes and the hideable time are those of the median step of the rank.
+    The bytes and the time that an earlier start could hide are from the rank's step of median
+    duration.
 
     Args:
         label: the operation and the process group of the calls.
@@ -211,10 +213,11 @@ def _measure_pipeline(job: TracedJob, message_seconds: Sequence[float]) -> Pipel
 
 
 def _find_stragglers(job: TracedJob) -> Iterator[StragglerEvidence]:
-    """Yield the rank that others wait for at least twice as long as for any other rank.
+    """Yield the rank for which the others wait at least twice as long as for any other rank.
 
-    There is at most one. The wait must also exceed the error of the common clock. The evidence
-    states whether the rank computes longer or its host is idle.
+    There is at most one. The wait is the median over steps of the seconds per step
+    (``compute_waits``). It must also exceed the error of the common clock. The result states
+    whether the rank computes longer or its host is idle.
     """
     waits = {rank: median(seconds) for rank, seconds in compute_waits(job).items()}
     if len(waits) < 2:
@@ -243,7 +246,10 @@ def _find_stragglers(job: TracedJob) -> Iterator[StragglerEvidence]:
 def _compare_rank(
     job: TracedJob, rank_number: int, measure: Callable[[TracedRank], float]
 ) -> tuple[float, float]:
-    """Return the seconds that ``measure`` gives for one rank, and the median of the others."""
+    """Return (seconds of one rank, median of the seconds of the other ranks).
+
+    ``measure`` returns the seconds of a rank, such as its compute time per step.
+    """
     values = {rank.rank: measure(rank) for rank in job.ranks}
     own_value = values.pop(rank_number)
     return own_value, median(values.values())

@@ -57,8 +57,8 @@ def build_command(request: PointRequest) -> list[str]:
 def build_environment(request: PointRequest) -> dict[str, str]:
     """Return the environment variables of the child process that measures a point.
 
-    They are those of this process with the variables of the point. A variable that is empty in the
-    sweep is removed.
+    They are the variables of this process, overridden by the variables of the point, with the
+    options of srun for the container of the sweep. Variables with an empty value are removed.
     """
     variables = {**os.environ, **request.point.variables}
     container = request.sweep.file.container

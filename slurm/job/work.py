@@ -261,14 +261,15 @@ def describe_end(progress: SweepProgress, child: Child) -> str:
 
 
 def list_new_failures(progress: SweepProgress, earlier: SweepProgress) -> list[Record]:
-    """Return the failed records of a run that its earlier progress does not have."""
+    """Return the failed records of a run that ``earlier``, its previous progress, does not have."""
     return [record for record in progress.failures if record not in earlier.failures]
 
 
 def remove_failures(progress: SweepProgress, earlier: SweepProgress) -> None:
     """Remove the new failed records from a run, because the end of the job may have caused them.
 
-    New are those that ``earlier``, the progress before the job measured the point, does not have.
+    A failed record is new if ``earlier`` does not have it: the progress of the run before this job
+    continued it. ``progress`` is the progress now.
     """
     failures = list_new_failures(progress, earlier)
     if progress.run is not None and failures:

@@ -46,7 +46,10 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """The measured data exchanges of one run, and the nodes and rounds that are missing."""
+    """The data exchanges between pairs of nodes that one run of ``parbench run`` measured.
+
+    It also has the nodes that did not answer and the reasons for missing rounds.
+    """
 
     nodes: tuple[str, ...]
     """The names of the nodes in the order of ranks. Exchanges have indices into this tuple."""
@@ -56,7 +59,7 @@ class Measurement:
     problems: tuple[str, ...] = ()
     """The reasons why rounds were not measured, each once. Empty if all were measured."""
     notes: tuple[str, ...] = ()
-    """Sentences about the limitations of the run's measurements."""
+    """The notes in the plan of the run, such as that nodes or links were emulated."""
 
 
 def measure_rounds(
@@ -64,8 +67,10 @@ def measure_rounds(
 ) -> Measurement:
     """Measure data exchanges between pairs of ``nodes`` with ``parbench run``.
 
-    ``rounds`` has the pairs of each round, and ``folder`` is created for the run. Raises
-    ``UserError`` if the process leaves no run.
+    A pair in ``rounds`` has the indices of two nodes in ``nodes``. The result has the seconds of
+    each exchange, and the nodes and rounds without a measurement. ``folder`` is created for the
+    plan file and the results. Raises ``UserError`` if ``parbench run`` ends without a folder of
+    results, or if its results cannot be read.
     """
     folder.mkdir(parents=True)
     plan = folder / "plan.json"
@@ -81,10 +86,10 @@ def measure_rounds(
 
 
 def make_plan_file(rounds: Sequence[Round], setup: Setup) -> PlanFile:
-    """Return the plan file of a run that measures rounds of exchanges.
+    """Return the plan file of a run that measures ``rounds``, each a set of pairs of nodes.
 
     Each round is one ``p2p.pairwise`` case. Local rank i of a node exchanges data with local rank i
-    of the other node of its pair.
+    of the other node of its pair. The time budget is 60 s for the start and the timeout per round.
     """
     cases = []
     repeats: Counter[Round] = Counter()
@@ -114,7 +119,8 @@ def make_plan_file(rounds: Sequence[Round], setup: Setup) -> PlanFile:
 def read_measurement(run: Run, nodes: Sequence[str], setup: Setup) -> Measurement:
     """Return the data exchanges between nodes that a run measured, and the nodes without answer.
 
-    ``nodes`` are the nodes on which the run was started.
+    ``nodes`` are the nodes on which the run was started. Raises ``UserError`` if samples cannot be
+    read, or if the ranks are not in blocks of ``setup.rails`` per node.
     """
     good = [record for record in run.records if record.status == "ok"]
     problems = [record.reason for record in run.records if record.status != "ok"]
@@ -155,9 +161,15 @@ def _read_nodes(run: Run, setup: Setup) -> tuple[str, ...]:
 def read_exchanges(run: Run, record: Record, index: int, rails: int) -> Iterator[Exchange]:
     """Yield the exchanges of one round, one for each pair of ranks.
 
-    ``record`` is the result of the round, ``index`` the number of the round, and ``rails`` the
-    number of ranks on each node. The duration is the median over samples of that of the slower
-    rank. Raises ``UserError`` if the samples cannot be read.
+    A rank has several samples, each a duration in seconds per exchange. Of each sample, the longer
+    duration of the two ranks is used. ``Exchange.seconds`` is the median of these over the samples.
+    Raises ``UserError`` if the samples cannot be read.
+
+    Args:
+        run: the run that measured the round.
+        record: the result of the round.
+        index: the number of the round.
+        rails: the number of ranks on each node.
     """
     samples = load_rank_samples(run, record)
     if "duration_ns" not in samples or "steps_per_sample" not in samples:
@@ -178,7 +190,12 @@ def find_blamed_nodes(
     These are the nodes that did not answer. If all answered, they are the nodes whose ranks died,
     did not arrive where others waited, or wait for one another. A rank that raised an error does
     not count, because another rank may have caused the error. The result is empty if no node or
-    all ``nodes`` of the run are found.
+    all nodes are found.
+
+    Args:
+        record: the result of the failed round.
+        nodes: Slurm's names of all nodes of the run.
+        node_by_host: Slurm's name of a node by the host name that ranks record.
     """
     reported = {node_by_host.get(rank.host, rank.host) for rank in record.ranks}
     silent_hosts = [rank.host for rank in record.ranks if rank.is_silent]

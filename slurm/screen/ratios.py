@@ -1,11 +1,12 @@
 """The slow nodes and rails of a cluster, from the durations of exchanges in rounds of pairs.
 
-An exchange is as slow as the slower of its two ends. The excess of an exchange is the logarithm of
-its duration relative to the median of other pairs in its round and rail, because a whole round may
-be slow. The excess of a rail of a node is the median over its partners, and that of a node the
-median over its rails. The slowest node is set aside with its exchanges, and the others are compared
-again, until none is slow; then the rails are. Most pairs must be fast, so at most about a quarter
-of the nodes may be slow.
+An exchange is as slow as the slower of its two nodes. A rail is a GPU and its NIC. The excess of an
+exchange is the natural logarithm of its duration over the median duration of other pairs in its
+round and on its rail, because a whole round may be slow. The excess of a rail of a node is the
+median over its exchanges, and the excess of a node is the median over its rails. The slowest node
+is removed with its exchanges, and the others are compared again, until none is slow. Rails are then
+compared in the same way. Most pairs must be fast, so at most about a quarter of the nodes may be
+slow.
 """
 
 import math
@@ -63,14 +64,19 @@ class Ratio:
     endpoint: Endpoint
     """The node or rail."""
     ratio: float
-    """The duration of its exchanges over that of other exchanges in the same round and on its rail.
+    """The factor by which its exchanges take longer: 1.2 is 20 % longer.
 
-    Both durations are medians over exchanges. The ratio of a node is the median over its rails.
+    The duration of each of its exchanges is divided by the median duration of exchanges between
+    other nodes in the same round and on the same rail. The ratio of a rail is the median of these
+    quotients. The ratio of a node is the median over its rails, of two middle rails the lower one.
     """
     threshold: float
-    """The ratio above which the node or rail counts as slow."""
+    """The ratio above which the node or rail counts as slow.
+
+    It is 1.05, or the factor of three standard errors of the ratio's logarithm if that is larger.
+    """
     partners: tuple[int, ...]
-    """The indices of the nodes with which data was exchanged."""
+    """The indices in ``Measurement.nodes`` of the nodes with which it exchanged data, ascending."""
     num_exchanges: int
     """The number of exchanges of the node or rail from which the ratio was computed."""
 
@@ -81,9 +87,11 @@ class Ratio:
 
 
 def find_slow(exchanges: Iterable[Exchange]) -> list[Ratio]:
-    """Return the ratios of the slow nodes, and of the slow rails of other nodes, slowest first.
+    """Return a ``Ratio`` for each slow node, and for each slow rail of other nodes, slowest first.
 
-    At most half of the nodes are returned, because they are compared with the other half.
+    The ratio is the duration of the exchanges of a node or rail over the duration of exchanges
+    between other nodes. A node or rail is slow if its ratio is above its threshold, which is at
+    least 1.05. At most half of the nodes are in the result. ``exchanges`` are those of all nodes.
     """
     remaining = list(exchanges)
     max_slow = len({node for exchange in remaining for node in exchange.nodes}) // 2
@@ -98,10 +106,11 @@ def find_slow(exchanges: Iterable[Exchange]) -> list[Ratio]:
 
 
 def confirm_slow(exchanges: Sequence[Exchange], suspects: Sequence[Ratio]) -> list[Ratio]:
-    """Return new ratios of the nodes and rails that are slow in a second measurement too.
+    """Return a new ``Ratio`` for each node or rail that is slow in a second measurement too.
 
-    ``suspects`` were slow in the first measurement, and ``exchanges`` are of the second. The new
-    ratio of each ignores the exchanges of all other suspects.
+    ``suspects`` are the ratios of the nodes and rails that were slow in the first measurement.
+    ``exchanges`` are the exchanges of the second measurement. A suspect is compared only with nodes
+    that are not suspects: exchanges with other suspects are left out.
     """
     confirmed = []
     for suspect in suspects:
@@ -151,12 +160,12 @@ def compare(endpoint: Endpoint, exchanges: Sequence[Exchange]) -> Ratio | None:
 
 @dataclass(frozen=True)
 class ScreeningLevel:
-    """The typical duration of several exchanges, on a logarithmic scale."""
+    """The typical duration of exchanges in one round and on one rail, on a logarithmic scale."""
 
     value: float
-    """The median of the logarithms of the durations in seconds."""
+    """The median of the natural logarithms of the durations in seconds."""
     count: int
-    """The number of the durations."""
+    """The number of exchanges."""
 
 
 Levels = dict[tuple[int | None, int], ScreeningLevel]
@@ -164,9 +173,9 @@ Levels = dict[tuple[int | None, int], ScreeningLevel]
 
 
 def _compute_levels(exchanges: Sequence[Exchange]) -> Levels:
-    """Return the typical duration of the exchanges in each round and rail.
+    """Return the typical duration of the exchanges in each round on each rail.
 
-    It is also returned for each rail over all rounds, with None as the round.
+    The key is (round, rail). The key (None, rail) has the typical duration over all rounds.
     """
     groups: dict[tuple[int | None, int], list[float]] = defaultdict(list)
     for entry in exchanges:
@@ -177,11 +186,12 @@ def _compute_levels(exchanges: Sequence[Exchange]) -> Levels:
 
 
 def _compute_corrected_excess(entry: Exchange, levels: Levels) -> float:
-    """Return the logarithm of an exchange's duration relative to a typical duration.
+    """Return the natural logarithm of an exchange's duration over the typical duration, corrected.
 
-    ``levels`` has the typical durations. The one of the exchange's round and rail is used, or that
-    of all rounds if the round has a single exchange. The typical duration includes the exchange
-    itself, so that the logarithm is too small by a factor. The result is corrected for this factor.
+    The typical duration is the median in the exchange's round and on its rail. If the exchange is
+    the only one there, it is the median over all rounds. A median of n exchanges includes this
+    exchange, which makes the logarithm too small. The result is multiplied by sqrt(n / (n - 1)).
+    ``levels`` has the typical durations.
     """
     level = levels[entry.round, entry.rail]
     if level.count == 1:
@@ -191,10 +201,10 @@ def _compute_corrected_excess(entry: Exchange, levels: Levels) -> float:
 
 
 def _estimate_noise(exchanges: Sequence[Exchange], levels: Levels) -> float:
-    """Return the standard deviation of the logarithms of the durations of exchanges.
+    """Return the standard deviation of the natural logarithms of the durations of exchanges.
 
-    It is estimated from the median absolute deviation of the logarithms from the typical durations
-    in ``levels``.
+    ``levels`` has the typical duration of each round and rail. The estimate is the median absolute
+    deviation from these durations over 0.6745, its value for a normal distribution.
     """
     return (
         median(abs(_compute_corrected_excess(entry, levels)) for entry in exchanges)
@@ -203,9 +213,10 @@ def _estimate_noise(exchanges: Sequence[Exchange], levels: Levels) -> float:
 
 
 def _find_slowest(exchanges: Sequence[Exchange]) -> Ratio | None:
-    """Return the ratio of the slowest node if it is slow, otherwise of the slowest slow rail.
+    """Return the ``Ratio`` of the slowest node if it is slow, otherwise of the slowest rail.
 
-    None if neither the slowest node nor the slowest rail of all nodes is slow.
+    None if neither the slowest node nor the slowest rail of all nodes is slow: its ratio is not
+    above the threshold, or it has too few exchanges to be compared.
     """
     levels = _compute_levels(exchanges)
     excesses: dict[Endpoint, list[float]] = defaultdict(list)

@@ -18,10 +18,11 @@ _MIN_ROUNDS_OF_THREE = 12
 
 
 def plan_tournament(num_nodes: int, min_rounds: int) -> list[Round]:
-    """Return ``min_rounds`` or more rounds of pairs, with other pairs in each round.
+    """Return ``min_rounds`` or more rounds of pairs of nodes, with other pairs in each round.
 
-    In a cluster with few nodes, the pairs repeat after every node has met every other node. The
-    number of rounds is then rounded up, so that all pairs occur equally often.
+    In a cluster with few nodes, the rounds repeat after every node has met every other node. The
+    number of rounds is then rounded up, so that all pairs occur equally often. Three nodes get at
+    least 12 rounds.
     """
     available = count_rounds(num_nodes)
     if num_nodes == 3:
@@ -33,11 +34,11 @@ def plan_tournament(num_nodes: int, min_rounds: int) -> list[Round]:
 
 
 def plan_confirmation(num_nodes: int, suspects: Collection[int], min_rounds: int) -> list[Round]:
-    """Return rounds of pairs that measure again the nodes that looked slow.
+    """Return rounds of pairs of nodes for a second measurement of the nodes that looked slow.
 
-    ``suspects`` has the indices of these nodes. Each suspect exchanges data with changing good
-    nodes in at least ``min_rounds`` rounds. Other good nodes exchange data with each other, and the
-    suspects are compared with them.
+    ``suspects`` has the indices of these nodes, and all other nodes are good. Each suspect
+    exchanges data with changing good nodes in at least ``min_rounds`` rounds. The remaining good
+    nodes exchange data with each other. Suspects are compared with these pairs.
     """
     tested = sorted(suspects)
     good = [node for node in range(num_nodes) if node not in suspects]

@@ -29,7 +29,7 @@ from parbench.slurm.system import SLURM, Slurm, SlurmError, format_limit
 MIN_NODES = 3  # of a screening, because two nodes do not show which of them is slow
 _MAX_CORE_GROUPS = 8  # groups of cores that count as devices on a node without GPUs
 _SIZES = {"cuda": "128M", "cpu": "4M"}
-"""The bytes that two nodes exchange in a round, by device of the ranks.
+"""The bytes that two ranks exchange in a round, by device of the ranks.
 
 The size is large enough that bandwidth decides about the duration.
 """
@@ -40,7 +40,7 @@ Judgment = Literal["fine", "slow", "bad device", "unconfirmed", "did not answer"
 ``unknown`` could not be compared with other nodes.
 """
 _CODES = {"fine": ExitCode.OK, "slow": ExitCode.BAD, "bad device": ExitCode.BAD}
-"""The exit code of a verdict. All other verdicts have ``ExitCode.DID_NOT_RUN``."""
+"""The exit code by verdict. Verdicts without an entry have ``ExitCode.DID_NOT_RUN`` (4)."""
 _EXCLUDED = ("slow", "bad device", "did not answer")
 """The verdicts whose nodes are in the ``--exclude`` option."""
 
@@ -54,9 +54,9 @@ class ScreenOptions:
     partition: str | None = None
     """The partition of a new allocation, None for Slurm's default."""
     rounds: int = 5
-    """The least number of rounds. In a round, pairs of nodes exchange data at the same time."""
+    """The least number of rounds. In a round, all pairs of nodes exchange data at the same time."""
     size: str | None = None
-    """The bytes that two nodes exchange, as text such as ``4M``. None is ``_SIZES``."""
+    """The bytes that two ranks exchange, as text such as ``4M``. None is 128M on GPUs, 4M on CPUs."""
     time: str = "10m"
     """The time limit of a new allocation, as text such as ``10m``."""
     timeout: str = "20s"
@@ -80,9 +80,9 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The local rank of the rail, None for the whole node."""
     verdict: Judgment
     ratio: float | None = None
-    """The median duration of its data exchanges, relative to those of other nodes.
+    """The duration of its exchanges over the duration of exchanges between other nodes.
 
-    None if the node was not compared.
+    The statistics are those of ``Ratio.ratio``. None if the node was not compared.
     """
     threshold: float | None = None
     """The ratio above which the node or rail counts as slow, None if it was not compared."""
@@ -103,7 +103,11 @@ class Screening(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
     """A sentence for each missing measurement. Empty if all were made."""
     notes: tuple[str, ...] = ()
-    """Sentences about the limitations of the first measurement."""
+    """Sentences about limitations, such as emulated nodes or links.
+
+    They are from the measurement in which all pairs of nodes take part. The later measurement that
+    confirms slow nodes adds none.
+    """
     folder: str = ""
     """The folder of the measurements and the checks."""
     checks: tuple[Health, ...] = ()
@@ -230,9 +234,10 @@ def list_nodes(options: ScreenOptions, environ: Mapping[str, str], slurm: Slurm)
 def screen_nodes(nodes: Sequence[str], num_rounds: int, setup: Setup, folder: Path) -> Screening:
     """Measure data exchanges between pairs of nodes, and return the verdicts on all nodes.
 
-    The exchanges are in at least ``num_rounds`` rounds. If some nodes do not answer, the others are
-    measured once more without them. Nodes and rails that look slow are measured once more too, to
-    confirm the verdict. ``folder`` gets a folder for each measurement.
+    The exchanges are in at least ``num_rounds`` rounds. If some nodes do not answer, the other
+    nodes are measured again without them. If nodes or rails look slow, a second measurement
+    confirms or refutes this. ``folder`` gets a subfolder for each measurement: ``rounds``,
+    ``answering`` and ``confirmation``.
     """
     rounds = plan_tournament(len(nodes), num_rounds)
     measurements = [measure_rounds(nodes, rounds, setup, folder / "rounds")]
@@ -281,7 +286,7 @@ def judge_suspects(
 
     They are ``slow`` if they are slow in the second measurement too. Otherwise a node is ``fine``,
     and a rail has no verdict. All are ``unconfirmed`` if the second measurement has other nodes or
-    lacks rounds.
+    lacks rounds. ``suspects`` are the ratios of these nodes and rails in the first measurement.
     """
     is_repeated = second.nodes == first.nodes and not second.problems
     confirmed = {}
@@ -303,10 +308,15 @@ def judge_suspects(
 def make_verdict(
     judgment: Judgment, ratio: Ratio, measurement: Measurement, comment: str = ""
 ) -> NodeVerdict:
-    """Return the verdict ``judgment`` on the node or rail of a ratio.
+    """Return the verdict ``judgment`` on one node or rail, with its ratio and threshold.
 
-    The evidence names the nodes with which it exchanged data, followed by ``comment``. The ratio
-    has indices of the nodes of ``measurement``.
+    The evidence text names the nodes with which the node or rail exchanged data.
+
+    Args:
+        judgment: the verdict, such as ``slow``.
+        ratio: the node or rail, and the relative duration of its exchanges.
+        measurement: the measurement that has the names of the nodes.
+        comment: a text that follows the names of the nodes.
     """
     partners = ", ".join(measurement.nodes[partner] for partner in ratio.partners)
     return NodeVerdict(
@@ -327,9 +337,10 @@ def _get_sort_key(verdict: NodeVerdict) -> tuple[str, int, int]:
 
 
 def add_checks(screening: Screening, checks: Sequence[Health]) -> Screening:
-    """Return the screening with the results of ``parbench check`` on each node.
+    """Return the screening with the results of ``parbench check`` on each node added.
 
-    A node with a bad device gets the verdict ``bad device`` if it was ``fine`` or ``unknown``.
+    ``checks`` has one result per node. A node with a bad device gets the verdict ``bad device`` if
+    the verdict was ``fine`` or ``unknown``. The problems of the checks are added to ``problems``.
     """
     bad_names = {}
     problems = []

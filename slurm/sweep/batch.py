@@ -1,4 +1,4 @@
-"""The batch scripts of a sweep: one allocation for all points, or an array for each node count."""
+"""The batch scripts of a sweep: one job for all points (runs), or an array for each node count."""
 
 import itertools
 import shlex
@@ -75,7 +75,7 @@ def _build_batch(sweep: Sweep, name: str, points: tuple[Point, ...]) -> Batch:
 
 
 def format_script(sweep: Sweep, folder: Path, batch: Batch) -> str:
-    """Return the text of the batch script of a job or an array.
+    """Return the text of the batch script of ``batch``, a job or an array of jobs of the sweep.
 
     ``folder`` is the folder of the sweep. The script ends in ``exec``, so that the signals of Slurm
     reach parbench instead of the shell.

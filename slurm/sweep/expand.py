@@ -1,4 +1,4 @@
-"""The points of a sweep file: every combination of its axes that is not excluded and can run."""
+"""The points (runs) of a sweep file: every combination of its settings that is not excluded."""
 
 import itertools
 import math
@@ -50,9 +50,10 @@ class Expansion:
     def list_axes(self) -> dict[str, list[str]]:
         """Return the values of each axis of the sweep as text, by name of the axis.
 
-        An axis is a setting of the file, such as ``nodes``, a parameter of cases or an environment
-        variable. The first axis, ``repeat``, varies slowest, so that drift affects all other
-        settings equally. Raises ``UserError`` if an axis is set twice or a value is not allowed.
+        An axis is a setting of the file (such as ``nodes``), a parameter of cases, or an
+        environment variable. The first axis, ``repeat``, varies slowest, so that drift affects all
+        other settings equally. Raises ``UserError`` if an axis is set twice or a value is not
+        allowed.
         """
         file = self._file
         settings: dict[str, Any] = {"$.repeat": list(range(1, file.repeat + 1))}
@@ -127,10 +128,10 @@ class Expansion:
         return remaining
 
     def _parse_exclusion(self, name: str, setting: Any, rows: Sequence[Row]) -> list[str]:
-        """Return the values of the axis ``name`` that a table of ``exclude`` names, as text.
+        """Return the values of the axis ``name`` that a table of ``exclude`` lists, as text.
 
-        ``setting`` is a value or a list of values. Raises ``UserError`` if no combination in
-        ``rows`` has the axis or one of the values.
+        ``setting`` is a value or a list of values in the table. ``rows`` are all combinations of
+        settings. Raises ``UserError`` if they do not have the axis or one of the values.
         """
         if name not in rows[0]:
             allowed = format_choices(rows[0], name)
@@ -144,9 +145,10 @@ class Expansion:
         return texts
 
     def make_point(self, row: Row, varied: set[str]) -> Point:
-        """Return the run with the settings of ``row``, with an empty id and a duration of 0.
+        """Return the point (run) with the settings of ``row``, with an empty id and a duration of 0.
 
-        ``varied`` has the names of the axes with several values, which the label shows.
+        ``varied`` has the names of the axes (settings of the sweep) with several values. The label
+        shows these.
         """
         variables = {name: text for name, text in row.items() if is_variable(name)}
         settings = {name: row[name] for name in row if name not in (*SHAPE, *variables)}
@@ -185,10 +187,11 @@ def expand(
 ) -> tuple[tuple[Point, ...], list[str]]:
     """Return the points of a sweep file in the order of execution, and notes on skipped cases.
 
-    A point is one run with one value per setting. Each note is about the cases that cannot run on
-    one number of ranks. Points on more nodes come first, because they show a dead node early, and
-    small points fit into the rest of a job's time. ``catalogue`` has the benchmarks. Raises
-    ``UserError`` with the place in the file that is wrong.
+    A point is one run with one value per setting. Each note names a number of nodes and of ranks
+    per node, and the number of cases that are skipped because they cannot run there. Points on more
+    nodes come first, because they show a dead node early. Points on few nodes come last, because
+    they fit into the rest of a job's time. ``catalogue`` has the benchmarks. Raises ``UserError``
+    with the place in the file that is wrong.
     """
     expansion = Expansion(file, catalogue)
     axes = expansion.list_axes()
@@ -221,9 +224,9 @@ def expand(
 def plan_point(file: SweepFile, catalogue: Sequence[BenchmarkDefinition], point: Point) -> Plan:
     """Return the cases, repetitions and time budget of one point, a run of the sweep.
 
-    If the file names no backend or device, the nodes decide later. The plan is then the first that
-    is possible, for gloo on CPUs or for NCCL on GPUs. Gloo on GPUs is tried only if the file names
-    gloo. Raises ``UserError`` if the point cannot run.
+    The plan is made for the first backend and device that can run the point. The order is gloo on
+    CPUs, NCCL on GPUs and, only if the file names gloo, gloo on GPUs. If the file names a backend
+    or a device, the others are left out. Raises ``UserError`` if none can run the point.
     """
     ranks = point.nodes * point.ntasks_per_node
     if not 2 <= ranks <= MOST_RANKS:

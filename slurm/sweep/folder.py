@@ -1,5 +1,6 @@
 """The folder of a submitted sweep, on the file system that all nodes share.
 
+A point is one run of the sweep with one value per setting.
 ``sweep.json`` holds the submitted sweep, ``points/<id>.json`` a plan file for each point,
 ``jobs/<number>/`` the batch scripts and jobs of a submission, ``runs/<id>/`` the runs of a point,
 ``attempts/<id>.json`` its last attempt, and ``logs/`` the messages of jobs and points.
@@ -45,7 +46,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """The number of ranks on each node."""
     distribution: Distribution
     repeat: int
-    """The number of this point among its repeats, counted from 1."""
+    """The number of this run among the runs with the same settings, counted from 1."""
     environment: str
     """The environment variables that differ between points as text: ``NAME=VALUE, NAME=VALUE``."""
     variables: dict[str, str]
@@ -69,7 +70,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """A submitted sweep. The index of a point is its task in an array of jobs."""
+    """A submitted sweep with its points, which are its runs, and the environment of its jobs."""
 
     name: str
     created: str
@@ -77,7 +78,10 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     file: SweepFile
     """The content of the sweep file."""
     points: tuple[Point, ...]
-    """The points in the order of execution. Points on more nodes come first."""
+    """The points in the order of execution. Points on more nodes come first.
+
+    In an array of jobs, the index of a point is the number of its task.
+    """
     python: str
     """The path of the Python interpreter that runs parbench in the jobs."""
     working_directory: str
@@ -102,7 +106,7 @@ class SweepJob(msgspec.Struct, frozen=True, kw_only=True):
 class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """The last attempt of a job to measure a point, which is one run of a sweep.
 
-    It explains the state of the point in ``parbench slurm status``.
+    ``parbench slurm status`` shows its nodes and its reason.
     """
 
     job: str = ""
@@ -112,7 +116,7 @@ class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """The reason why the point is not complete, empty if it is complete or still running."""
     is_running: bool = False
-    """True from the start of the run until its end. A killed job leaves it True."""
+    """True from the start of the run until its end. It stays True if the job is killed."""
 
 
 def create_folder(out: Path, name: str) -> Path:
@@ -212,8 +216,8 @@ def make_plan_path(folder: Path, point_id: str) -> Path:
 
 
 def make_runs_path(folder: Path, point_id: str) -> Path:
-    """Return the folder with the runs of a point, one combination of settings of the sweep.
+    """Return the path of the folder with all attempts to run a point of the sweep.
 
-    ``folder`` is the folder of the sweep.
+    A point is one run of the sweep. ``folder`` is the folder of the sweep.
     """
     return folder / "runs" / point_id

@@ -1,4 +1,4 @@
-"""The progress of a point, which its run folder shows."""
+"""The progress of a point (a run of a sweep), as its run folder shows it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,14 @@ ABANDONED = "abandoned"
 class SweepProgress:
     """The progress of a point, which is one run of a sweep with one value per setting.
 
-    It is counted in measurements. A measurement is one case in one repetition.
+    The progress is counted in measurements. A measurement is one case in one repetition.
     """
 
     run: Path | None = None
-    """The folder of the last run, None if the point has no run."""
+    """The folder of the last attempt to run the point, None if there is none.
+
+    If it cannot be read, the folder of all attempts.
+    """
     planned: int = 0
     """The number of measurements that the complete run has, 0 without a run."""
     measured: int = 0
@@ -46,10 +49,10 @@ class SweepProgress:
 
     @property
     def not_done_reason(self) -> str:
-        """A text about the reason why the point is not done.
+        """A text with the reason why the point is not done: complete and without failures.
 
-        The reason is a reading error, a failure, or missing measurements. The text is empty if the
-        point is done or has no run.
+        The reason is a reading error, the first failure, or the number of missing measurements. The
+        text is empty if the point is done or has no run.
         """
         if self.problem:
             return self.problem
@@ -63,10 +66,10 @@ class SweepProgress:
 
 
 def read_progress(folder: Path, point_id: str) -> SweepProgress:
-    """Return the progress of a point, one combination of settings of the sweep in ``folder``.
+    """Return the progress of the last attempt to run a point of the sweep in ``folder``.
 
-    It is the progress of the point's last run. A reading error is returned as ``problem``, because
-    it may be temporary on a network file system.
+    A point is one run of the sweep. A reading error is returned as ``problem``, because it may be
+    temporary on a network file system.
     """
     runs_folder = make_runs_path(folder, point_id)
     try:

@@ -41,7 +41,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     ``ended`` if Slurm no longer has the job, ``unknown`` if Slurm does not answer.
     """
     is_alive: bool | None
-    """True if the job waits or runs, False if the job has ended, None if Slurm does not answer."""
+    """True if the job waits or runs, False if it has ended, None if Slurm does not answer."""
 
     def format(self) -> str:
         """Return a text such as ``job 17 running``."""
@@ -62,7 +62,7 @@ class PointStatus(msgspec.Struct, frozen=True, kw_only=True):
     ``partial`` if a run exists, and ``absent`` if none exists.
     """
     nodes: tuple[str, ...] = ()
-    """The names of the nodes of the last attempt to measure it, empty if none got nodes."""
+    """The names of the nodes of the last attempt to measure the point, empty if it got none."""
     reason: str = ""
     """The reason why the point is not done, empty if it is done or no reason is known."""
     run: str = ""
@@ -172,8 +172,11 @@ def _get_job_status(job: SweepJob, queue: Sequence[QueuedJob] | None, slurm: Slu
 def _covers_point(entry: QueuedJob, jobs: Sequence[SweepJob], index: int, point: Point) -> bool:
     """Return True if a waiting or running job is to measure a point (run) of the sweep.
 
-    ``entry`` is the job in Slurm's queue, ``jobs`` are those of the sweep, and ``index`` is the
-    index of the point in the sweep, which is its task number in an array.
+    Args:
+        entry: the job, or the task of an array of jobs, in Slurm's queue.
+        jobs: all submitted jobs of the sweep.
+        index: the index of the point in the sweep, which is its task number in an array.
+        point: the point.
     """
     if entry.task is not None and entry.task != index:
         return False
@@ -189,8 +192,12 @@ def _get_point_status(
 ) -> PointStatus:
     """Return the status of a point, which is one run of the sweep in ``folder``.
 
-    It follows from the progress of the run, from the last attempt to measure the point, and from
-    its jobs. ``jobs`` are all submitted jobs with the point, and ``tasks`` those that wait or run.
+    Args:
+        folder: the folder of the sweep.
+        point: the point.
+        progress: the progress of the point's last run.
+        jobs: the status of each submitted job that is to measure the point.
+        tasks: the entries of Slurm's queue that wait or run to measure the point.
     """
     attempt = load_attempt(folder, point.id)
     state: PointState

@@ -39,7 +39,11 @@ class SlurmTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     requeue: bool = True
     """True if Slurm may run a job again, and a job without enough time requeues itself."""
     on_dead_node: Literal["fail", "go-on"] = "fail"
-    """With ``go-on``, a job measures the points that fit on its other nodes when a node dies."""
+    """The reaction of a job to a node that dies.
+
+    ``fail`` ends the job. With ``go-on``, the job measures the points (runs) that fit on its other
+    nodes.
+    """
 
     def format_options(self) -> dict[str, str | bool]:
         """Return the values of sbatch options by name without dashes, without false options.
@@ -67,9 +71,9 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     mode: Literal["one", "array"] = "one"
     """``one`` measures all points in one job, ``array`` each point in a task of a job array."""
     nodes: Count | Counts
-    """The number or numbers of nodes of a run."""
+    """The number of nodes of a run. A list is an axis of the sweep."""
     ntasks_per_node: Count | Counts = 1
-    """The number or numbers of ranks on each node."""
+    """The number of ranks on each node. A list is an axis of the sweep."""
     distribution: Distribution | list[Distribution] = "block"
     """The order of ranks over nodes: ``block`` fills each node first, ``cyclic`` takes turns."""
     repeat: Count = 1
@@ -99,7 +103,11 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     matrix: dict[str, list[Value]] = {}
     """The values of parameters of the cases, by name of the parameter. Each is an axis."""
     exclude: tuple[dict[str, Value | list[Value]], ...] = ()
-    """The combinations of values to leave out. A table has one or several values of some axes."""
+    """The combinations of settings to leave out.
+
+    A table has one value or a list of values for some axes, keyed by axis. A combination is left
+    out if it has one of the values on each of these axes.
+    """
     environment: dict[str, Value | list[Value]] = {}
     """The value or values of environment variables by name. An empty value removes a variable."""
     slurm: SlurmTable = SlurmTable()
