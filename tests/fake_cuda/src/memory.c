@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "memory.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,6 +87,16 @@ static size_t unpin(void *start) {
     return bytes;
 }
 
+static void *take_address(size_t bytes) {
+    pthread_mutex_lock(&mutex);
+    if (next_address + bytes > LAST_ADDRESS)
+        next_address = FIRST_ADDRESS;
+    void *address = (void *)next_address;
+    next_address += bytes;
+    pthread_mutex_unlock(&mutex);
+    return address;
+}
+
 cudaError_t cudaMalloc(void **pointer, size_t bytes) {
     trace("cudaMalloc", "bytes=%zu", bytes);
     if (is_forbidden_in_capture())
@@ -93,17 +104,17 @@ cudaError_t cudaMalloc(void **pointer, size_t bytes) {
     size_t mapped_bytes = PAGE + (bytes + PAGE - 1) / PAGE * PAGE;
     pthread_mutex_lock(&mutex);
     bool is_full = used_bytes + mapped_bytes > DEVICE_MEMORY_BYTES;
-    void *address = (void *)next_address;
-    if (!is_full) {
-        next_address += mapped_bytes;
+    if (!is_full)
         used_bytes += mapped_bytes;
-    }
     pthread_mutex_unlock(&mutex);
     if (is_full)
         return set_error(cudaErrorMemoryAllocation);
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
-    struct allocation *allocation =
-        mmap(address, mapped_bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    struct allocation *allocation;
+    do { /* after the last address, the free ones from the first on are used again */
+        void *address = take_address(mapped_bytes);
+        allocation = mmap(address, mapped_bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    } while (allocation == MAP_FAILED && errno == EEXIST);
     if (allocation == MAP_FAILED)
         return set_error(cudaErrorMemoryAllocation);
     allocation->mapped_bytes = mapped_bytes;
