@@ -119,7 +119,8 @@ def describe_kernels(comparison: RunComparison) -> str:
 def describe_times(comparison: RunComparison) -> str:
     """Return a sentence about the cases that became slower, the slowest first.
 
-    If no time was judged, the sentence has the number of cases with each verdict.
+    If none became slower, the sentence states this. If no time was judged, it has the number of
+    cases with each verdict.
     """
     if not comparison.num_judged:
         verdicts = count_verdicts(series.verdict for series in comparison.series)

@@ -276,7 +276,7 @@ def label_rows(axes: "Axes", labels: Sequence[str]) -> None:
 def draw_intervals(axes: "Axes", rows: Sequence[IntervalRow]) -> None:
     """Draw a row for each interval: a bar between its bounds, and a diamond at its value.
 
-    Single values (``parts``) are small squares above the bar.
+    The ``parts`` of a row, such as one value per repetition, are small squares above its bar.
     """
     for index, row in enumerate(rows):
         value, low, high = row.interval

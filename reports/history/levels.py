@@ -40,7 +40,7 @@ class Level:
 
     @property
     def num_runs(self) -> int:
-        """The number of runs from ``start`` to ``stop``."""
+        """The number of runs in the level."""
         return self.stop - self.start
 
 

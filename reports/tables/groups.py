@@ -172,7 +172,7 @@ def _pivot_bandwidth(cases: "pd.DataFrame", column: str) -> "pd.DataFrame":
 
 
 def _make_bandwidth_column(name: str) -> Column:
-    """Return the column of bus bandwidth with a key and title ``name``, of a group or scope."""
+    """Return the column of the bus bandwidth in a group or scope, with key and title ``name``."""
     return metric_column("busbw", key=name, title=name)
 
 

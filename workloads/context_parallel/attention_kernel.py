@@ -56,7 +56,8 @@ class Kernel(Protocol):
     def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
         """Return the gradients of q, k and v from the attention over this block's keys.
 
-        ``saved`` has the queries, with their output and log-sum-exp over the keys of all blocks.
+        ``k`` and ``v`` are the keys and values of this block. ``saved`` has the queries, and their
+        output, its gradient and the log-sum-exp over the keys of all blocks.
         """
 
 

@@ -34,7 +34,8 @@ class RoutingCounts(NamedTuple):
 def count_routing(layers: Mapping[int, MoeLayer]) -> RoutingCounts:
     """Return the numbers of tokens of this rank that chose each expert in the last step.
 
-    There is one count for each MoE layer and expert, with and without dropped tokens, on the CPU.
+    The result has two tensors (layers, experts) on the CPU: ``selected`` includes dropped tokens,
+    and ``dispatched`` does not.
     ``layers`` has the MoE layers of this rank by layer number.
     """
     selected = []
