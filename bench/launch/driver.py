@@ -222,7 +222,7 @@ class Driver:
                 self._record(repetition, case, replace(outcome, stop="budget"))
 
     def _record_failed_start(self, repetition: Repetition, failure: Outcome) -> None:
-        """Record ``failure`` for each case of the repetition that has no samples.
+        """Record ``failure`` for those cases of the repetition that have no samples in it yet.
 
         ``failure`` is the outcome of ranks that did not start.
         """

@@ -279,9 +279,11 @@ class Stopwatch:
     def take(self, sampler: Sampler, count: int, steps: int = 1) -> torch.Tensor:
         """Take ``count`` samples of ``steps`` steps each and return their times on this rank.
 
-        The result has the shape (5, count). Its rows are ``ARRIVAL``, ``EXIT``, ``DURATION``,
-        ``ISSUE`` and ``HIDDEN``. Times are in ns on this rank's own clock. ``sampler`` runs the
-        steps of one sample.
+        The result has the shape (5, count), with a column for each sample. Its rows are the time at
+        which the rank began the sample, the time at which it ended, the duration of all ``steps``,
+        and the part of the duration until asynchronous calls had returned, in ns on this rank's own
+        clock. The fifth row is 1 if the host had launched the whole sample before the device began
+        it, otherwise 0. ``sampler`` runs the steps of one sample.
         """
         timer = self.timer
         stamps = []
@@ -476,9 +478,9 @@ class CaseTimer:
     def _choose_count(self, num_later: int) -> int:
         """Return the number of samples for the next block, from the variation of earlier samples.
 
-        It is 3 for the first block, and 3 to 9 for the second one. For later blocks it is at least
-        3, and at most an equal part of the samples that ``max_iterations`` still allows. From the
-        eleventh block on it is that part. ``num_later`` is the number of blocks of this case after
+        Let the share be the samples that ``max_iterations`` still allows, divided by the number of
+        blocks that are left. The first block has 3 samples, the second one 3 to 9, the third to the
+        tenth 3 to the share, and later blocks have the share. ``num_later`` is the number of blocks of this case after
         the next one. Only rank 0 calls this method.
         """
         durations = self.samples.compute_durations()

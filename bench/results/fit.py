@@ -366,7 +366,10 @@ def _rejects_fewer_lines(
 
 
 def _get_errors(lines: Sequence[_Line]) -> _Array:
-    """Return the relative errors of all lines in one array, in the order of the sizes."""
+    """Return the relative error of each measured size to its line, in the order of the sizes.
+
+    The lines of a fit follow each other, so that their errors are joined into one array.
+    """
     return np.concatenate([line.errors for line in lines])
 
 

@@ -63,9 +63,10 @@ class NodeMonitor:
 
 
 def _list_silent_hosts(records: Iterable[Record]) -> set[str]:
-    """Return the names of the hosts on which no rank answered in a record with a hang.
+    """Return the names of the hosts that did not answer when a case hung.
 
-    A record counts only if a rank on another host answered.
+    When a case runs out of time, each rank reports where it is. A host did not answer if none of
+    its ranks reported, and a rank on another host did.
     """
     silent: set[str] = set()
     for record in records:

@@ -80,9 +80,9 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The local rank of the rail, None for the whole node."""
     verdict: Judgment
     ratio: float | None = None
-    """The duration of its exchanges over the duration of exchanges between other nodes.
+    """The typical duration of its exchanges over that of exchanges between other nodes.
 
-    The statistics are those of ``Ratio.ratio``. None if the node was not compared.
+    1.2 is 20 % longer. It is a median, see ``Ratio.ratio``. None if the node was not compared.
     """
     threshold: float | None = None
     """The ratio above which the node or rail counts as slow, None if it was not compared."""
@@ -217,7 +217,7 @@ def run_in_allocation(command: Sequence[str]) -> tuple[int, str]:
 
 
 def list_nodes(options: ScreenOptions, environ: Mapping[str, str], slurm: Slurm) -> tuple[str, ...]:
-    """Return the names of the first ``options.nodes`` nodes of the allocation, or of all.
+    """Return the names of the first ``options.nodes`` nodes of the allocation, of all if None.
 
     Raises ``UserError`` if the allocation has fewer, or if they are fewer than ``MIN_NODES``.
     """
