@@ -168,8 +168,8 @@ class RunComparison:
     def get_exit_code(self, *, fail_on_unknown: bool = False) -> ExitCode:
         """Return the exit code of ``parbench compare`` for all verdicts and limits.
 
-        Undecided verdicts, such as UNCONFIRMED, count if ``fail_on_unknown`` is True, or if neither
-        a count nor a time was compared.
+        Undecided verdicts, such as UNCONFIRMED, make the exit code ``UNDECIDED`` (unless a verdict is
+        worse) if ``fail_on_unknown`` is True, or if neither a count nor a time was compared.
         """
         verdicts = list(self.verdicts)
         if self.overall is not None:

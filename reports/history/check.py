@@ -53,7 +53,7 @@ class _Window:
     An annotation declares a change intended. At most ``LevelRule.window`` runs are used.
     """
     timed: SeriesRuns
-    """The results in ``earlier``, then the result in the checked run, of those that have a time."""
+    """The results that have a time: those in ``earlier``, then that of the checked run."""
     has_enough_runs: bool
     """True if the checked run has a time and there are enough earlier times to judge it."""
 

@@ -363,7 +363,7 @@ def open_history(path: Path, *, create: bool = False) -> Iterator[History]:
 
 
 def _describe_error(error: sqlite3.Error) -> str:
-    """Return the end of a sentence that begins with a file: the reason why SQLite cannot use it."""
+    """Return the reason why SQLite cannot use a file, as text that follows the file's path."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return f"was locked by another process for {_WAIT_SECONDS:.0f} s: try again later"

@@ -67,7 +67,10 @@ def _make_table(
     rows: Sequence[dict[str, Any]],
     notes: Sequence[str] = (),
 ) -> Table:
-    """Return a table with a time column for each name, and a ratio column relative to the first.
+    """Return a table with the times of several runs or environments side by side.
+
+    It has the ``columns``, then the time of each of ``names``, and for each name but the first the
+    ratio of its time to that of the first.
 
     ``names`` are the runs or environments. ``rows`` have the cells of ``compare_times`` and the
     ``result`` that names the case. ``columns`` come first.

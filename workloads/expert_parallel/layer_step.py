@@ -70,7 +70,7 @@ class MoeLayerBenchmark(LayerBenchmark):
         set_weights(layer, self._world.seed)
 
     def _draw(self) -> None:
-        """Draw this rank's tokens, output gradients and experts for the next step."""
+        """Draw this rank's tokens, output gradients and expert ids of tokens for the next step."""
         rank = self._world.rank
         self.x = self._draw_hidden("tokens", rank).requires_grad_()
         self.output_gradient = self._draw_hidden("gradients", rank)

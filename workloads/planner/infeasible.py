@@ -53,7 +53,7 @@ def explain_too_large(run: DryRun) -> str:
 
 
 def _suggest_change(spec: StepSpec, hardware: Hardware) -> str:
-    """Return a sentence with a change that makes a step fit that is too large for memory.
+    """Return a sentence with a change with which a too large step fits into memory.
 
     Changes are tried in this order: recomputation, another mesh of as many GPUs, more GPUs. The
     first that suffices is returned.
