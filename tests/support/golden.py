@@ -42,7 +42,7 @@ def run_parbench(*args: str) -> str:
 
 
 def run_plans() -> str:
-    """Return what ``parbench plan mesh`` prints of each plan."""
+    """Return the output of ``parbench plan mesh`` for each plan."""
     return "\n".join(run_parbench("plan", "mesh", *options.split()) for options in PLANS)
 
 

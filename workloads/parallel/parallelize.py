@@ -260,7 +260,7 @@ def apply_fsdp(part: Transformer, mesh: Mesh, spec: StepSpec) -> None:
 
 
 def keep_modules(*modules: nn.Module | None) -> list[nn.Module]:
-    """Return those of ``modules`` that are not None, in their order.
+    """Return the ``modules`` that are not None, in their order.
 
     A module is None if the pipeline stage lacks it, such as the head.
     """

@@ -210,7 +210,7 @@ def _is_float_on_device(args: Any) -> bool:
 
 
 def _make_empty_results(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what torch's operator ``func`` would return, without running this collective.
+    """Return results such as torch's collective ``func`` has, without running it.
 
     Tensors have the right shapes and arbitrary values. Where the operator returns a c10d work
     object, on which callers wait, the result has one that is already finished.
