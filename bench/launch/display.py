@@ -17,7 +17,10 @@ from rich.progress import (
 
 from parbench.bench.launch.recorder import FAILED_STATUSES
 from parbench.bench.results.records import Record, encode_record
+from parbench.bench.text import format_duration
 
+_LONG_STARTUP_SECONDS = 5.0
+"""A start of the ranks that takes at least this time is long."""
 _LINE_SECONDS = 5.0
 """The least time in seconds between lines of progress, if standard error is not a terminal."""
 
@@ -53,7 +56,7 @@ class Display(ExitStack):
         self._console.quiet = quiet
         self._num_cases = num_cases
         self._num_records = 0
-        self._last_line = time.monotonic()
+        self._began = self._last_line = time.monotonic()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -70,13 +73,25 @@ class Display(ExitStack):
         """Show the completed fraction of the run and a text about the case that is being measured.
 
         ``title`` is that text. ``share`` is the fraction, from 0 to 1. If standard error is not a
-        terminal, a line is printed at most every 5 s.
+        terminal, a line with the expected remaining time is printed at most every 5 s.
         """
         self._bar.update(self._task, description=title, completed=share)
         now = time.monotonic()
         if not self._console.is_terminal and now - self._last_line > _LINE_SECONDS:
             self._last_line = now
-            self.print_message(f"{title}, {share:.0%} of the run")
+            end = ""
+            if share:
+                seconds = (now - self._began) * (1 / share - 1)
+                end = f", about {format_duration(seconds)} left"
+            self.print_message(f"{title}, {share:.0%} of the run{end}")
+
+    def show_startup(self, seconds: float) -> None:
+        """Print the time that each start of the ranks takes, if it is long."""
+        if seconds >= _LONG_STARTUP_SECONDS:
+            self.print_message(
+                f"starting ranks takes {format_duration(seconds)} of each repetition; "
+                "fewer --repetitions leave more time to measure"
+            )
 
     def print_message(self, message: str) -> None:
         """Print a text as a line on standard error, unless the display is quiet."""

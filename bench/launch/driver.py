@@ -178,7 +178,10 @@ class Driver:
             repetition = Repetition(number=number, cases=untried)
             self._measure(repetition)
             seconds = time.monotonic() - repetition.began
+            is_first = self._budget.costs.startup_seconds is None
             self._budget.complete_repetition(seconds, repetition.records)
+            if is_first and self._plan.repetitions > 1:
+                self._display.show_startup(self._budget.costs.startup_seconds or 0.0)
 
     def _record_skipped(self, number: int, cases: Sequence[Case]) -> None:
         """Record the cases as skipped in a repetition, each with its reason.

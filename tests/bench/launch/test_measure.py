@@ -89,6 +89,16 @@ def test_ranks_may_open_as_many_files_as_the_system_allows() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+@pytest.mark.parametrize(("seconds", "text"), [(4.0, ""), (11.0, "starting ranks takes 11 s")])
+def test_long_startup_is_printed(seconds: float, text: str) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with Display(1, console) as display:
+        display.show_startup(seconds)
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text in output
+    assert bool(text) == bool(output.strip())
+
+
 def test_run_keeps_disturbances_of_gpus(
     ranks: FakeRanks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
