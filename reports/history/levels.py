@@ -68,7 +68,7 @@ def find_levels(logs: Array, noise: RunNoise | None = None) -> list[Level]:
         variance *= noise.make_covariance(n).sum() / n
         z = NormalDist().inv_cdf(1 - LEVEL_SIGNIFICANCE / 2 / n)
         detector = KernelCPD(kernel="linear", min_size=MIN_LEVEL_RUNS).fit(logs[:, None])
-        stops = detector.predict(pen=z**2 * float(variance))
+        stops = [int(stop) for stop in detector.predict(pen=z**2 * float(variance))]
     return [
         Level(start=start, stop=stop, log=float(np.median(logs[start:stop])))
         for start, stop in pairwise([0, *stops])

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fetches into tests/gpu/wheels what a machine without a network may lack; more names may follow.
-#   tests/gpu/wheels.sh                                       2.9 MiB
-#   tests/gpu/wheels.sh scipy pandas python-dateutil tzdata   50 MiB
+#   tests/gpu/wheels.sh                                                2.9 MiB
+#   tests/gpu/wheels.sh scipy ruptures pandas python-dateutil tzdata   52 MiB
 # Only figures need these:
 #   tests/gpu/wheels.sh matplotlib contourpy cycler fonttools kiwisolver pillow pyparsing \
 #     python-dateutil tzdata                                  27 MiB
