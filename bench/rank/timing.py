@@ -480,8 +480,9 @@ class CaseTimer:
 
         Let the share be the samples that ``max_iterations`` still allows, divided by the number of
         blocks that are left. The first block has 3 samples, the second one 3 to 9, the third to the
-        tenth 3 to the share, and later blocks have the share. ``num_later`` is the number of blocks of this case after
-        the next one. Only rank 0 calls this method.
+        tenth 3 to the share. Later blocks have the share, but at least 3 samples. No block has more
+        than ``max_iterations`` still allows. ``num_later`` is the number of blocks of this case
+        after the next one. Only rank 0 calls this method.
         """
         durations = self.samples.compute_durations()
         num_blocks = len(self.samples.samples_per_block)
