@@ -246,7 +246,7 @@ def _make_finding(topic: str, facts: str | None, disturbs: bool, fix: str = "") 
 
 
 def _examine_torch(machine: Machine) -> Disturbance:
-    """Return a finding about the installed torch, which disturbs if missing or older than 2.11."""
+    """Return a finding about torch. It disturbs if torch is missing or older than 2.11."""
     version = machine.torch_version
     if version is None:
         facts = "not installed" if machine.torch_has_cuda is None else None
@@ -280,7 +280,7 @@ def _examine_ranks(machine: Machine, world: WorldSpec | None, affinity: str) -> 
 
 
 def _examine_cores(machine: Machine, affinity: str) -> Disturbance:
-    """Return a finding about the available cores, which disturbs if a CPU quota limits them.
+    """Return a finding about the available cores. It disturbs if a CPU quota limits them.
 
     ``affinity`` lists the CPUs that this process may use, such as ``0-3,8``.
     """

@@ -89,7 +89,7 @@ def make_plan_file(rounds: Sequence[Round], setup: Setup) -> PlanFile:
     """Return the plan file of a run that measures ``rounds``, each a set of pairs of nodes.
 
     Each round is one ``p2p.pairwise`` case. Local rank i of a node exchanges data with local rank i
-    of the other node of its pair. The time budget is 60 s for the start and the timeout per round.
+    of the other node of its pair. The time budget is 60 s plus the timeout of each round.
     """
     cases = []
     repeats: Counter[Round] = Counter()

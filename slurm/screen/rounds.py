@@ -18,11 +18,11 @@ _MIN_ROUNDS_OF_THREE = 12
 
 
 def plan_tournament(num_nodes: int, min_rounds: int) -> list[Round]:
-    """Return ``min_rounds`` or more rounds of pairs of nodes, with other pairs in each round.
+    """Return at least ``min_rounds`` rounds, each of which is a set of pairs of nodes.
 
-    In a cluster with few nodes, the rounds repeat after every node has met every other node. The
-    number of rounds is then rounded up, so that all pairs occur equally often. Three nodes get at
-    least 12 rounds.
+    No pair occurs again until every node has met every other node. If the rounds repeat after that,
+    their number is rounded up, so that all pairs occur equally often. Three nodes get at least 12
+    rounds, because a round then has a single pair.
     """
     available = count_rounds(num_nodes)
     if num_nodes == 3:
