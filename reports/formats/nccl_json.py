@@ -127,7 +127,7 @@ class _RunConfig(msgspec.Struct, frozen=True):
         return [device.hostname or UNKNOWN for device in self.devices for _ in range(num_ranks)]
 
 
-class _Document(msgspec.Struct, frozen=True):
+class _NcclDocument(msgspec.Struct, frozen=True):
     """The content of a JSON file of nccl-tests."""
 
     version: int
@@ -170,7 +170,7 @@ def read_json(text: str, source: str) -> LogHeader:
     return header
 
 
-def _decode_document(text: str, source: str) -> _Document:
+def _decode_document(text: str, source: str) -> _NcclDocument:
     """Return the content of a JSON file. Raises ``UserError`` for other text.
 
     ``source`` is the name of the file, for the error.
@@ -183,7 +183,7 @@ def _decode_document(text: str, source: str) -> _Document:
                 f"{source}: JSON version {version} of nccl-tests is not supported. Versions up "
                 f"to {_VERSIONS[-1]} are. Import what nccl-tests prints as text instead"
             )
-        return msgspec.convert(content, _Document)
+        return msgspec.convert(content, _NcclDocument)
     except json.JSONDecodeError as error:
         problem = f"{error.msg}, so the file seems to be cut short"
         raise UserError(f"{source}, line {error.lineno}: {problem}") from error

@@ -153,14 +153,14 @@ class Header(msgspec.Struct):
     """The metadata that programs other than torch's profiler add."""
 
 
-class _Document(Header, kw_only=True):
+class _TraceDocument(Header, kw_only=True):
     """A trace file with its metadata and the JSON of each event, which is decoded later."""
 
     events: list[msgspec.Raw] = msgspec.field(name="traceEvents")
     """The JSON of each event."""
 
 
-_DOCUMENT_DECODER = msgspec.json.Decoder(_Document, strict=False)
+_DOCUMENT_DECODER = msgspec.json.Decoder(_TraceDocument, strict=False)
 _HEADER_DECODER = msgspec.json.Decoder(Header, strict=False)
 _LIST_DECODER = msgspec.json.Decoder(list[msgspec.Raw])
 _EVENT_DECODER = msgspec.json.Decoder(_Event, strict=False)
