@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from parbench.bench.plan.catalogue import describe_busbw_factors
 from parbench.bench.results.metrics import Metric
 from parbench.bench.results.tables import Section
 
@@ -80,9 +79,10 @@ _DEFINITIONS = {
         "They are different series."
     ),
     "busbw": (
-        "Bus bandwidth: algbw times the factor of nccl-tests for n ranks "
-        f"({describe_busbw_factors()}). It compares with the speed of a link. The factor assumes "
-        "point-to-point links, so reduction in the network can exceed that speed."
+        "Bus bandwidth: algbw times the factor of nccl-tests for n ranks (2(n-1)/n for an all-reduce, "
+        "(n-1)/n if each rank has a shard of the data, otherwise 1). It compares with the speed of a "
+        "link. The factor assumes point-to-point links, so reduction in the network can exceed that "
+        "speed."
     ),
     "fit": (
         "Latency-bandwidth model (alpha-beta, Hockney), piecewise linear: time = latency + size / "

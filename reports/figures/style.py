@@ -68,7 +68,7 @@ OPERATIONS = {
     "broadcast": "red",
     "sendrecv": "teal",
     **dict.fromkeys(("all_reduce_two_step", "reduce"), "blue"),
-    **dict.fromkeys(("all_gather_v", "gather"), "orange"),
+    "gather": "orange",
     "scatter": "green",
     "all_to_all_v": "purple",
     **dict.fromkeys(("copy", "to_device", "from_device", "barrier"), "grey"),

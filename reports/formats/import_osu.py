@@ -31,7 +31,6 @@ from parbench.reports.formats.log_lines import read_log_lines
 OPERATIONS = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
-    "allgatherv": "all_gather_v",
     "reduce_scatter": "reduce_scatter",
     "reduce_scatter_block": "reduce_scatter",
     "alltoall": "all_to_all",

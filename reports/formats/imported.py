@@ -168,7 +168,7 @@ def make_metrics(
     algbw = size_bytes / seconds if seconds else None
     busbw = None
     if algbw is not None and operation.busbw:
-        busbw = algbw * operation.busbw.compute(num_ranks)
+        busbw = algbw * operation.busbw(num_ranks)
     metrics = {"time": make_value("time", seconds, method)}
     for name, rate in (("algbw", algbw), ("busbw", busbw)):
         printed = (printed_rates or {}).get(name)

@@ -457,7 +457,7 @@ def _check_rates(row: Row, operation: OperationSpec, num_ranks: int) -> str | No
     algbw must be size over time, and busbw must be algbw times the operation's factor for
     ``num_ranks`` ranks. Differences that rounding of the printed numbers explains are allowed.
     """
-    factor = operation.busbw.compute(num_ranks) if operation.busbw else 1.0
+    factor = operation.busbw(num_ranks) if operation.busbw else 1.0
     for placement, numbers in row.measurements.items():
         time, algbw, busbw = map(numbers.get, ("time", *RATES))
         if time is None:

@@ -82,7 +82,7 @@ def compute_time(size: int, placement: str) -> float:
 def compute_busbw(operation: str, size: int, seconds: float, num_ranks: int) -> float:
     factor = OPERATIONS_BY_NAME[operation].busbw
     assert factor is not None
-    return size / seconds / 1e9 * factor.compute(num_ranks)
+    return size / seconds / 1e9 * factor(num_ranks)
 
 
 def make_nccl_layout(

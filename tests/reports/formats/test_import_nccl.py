@@ -33,7 +33,7 @@ def make_table(operation: str, header: str = RANKS, seconds: float = 1e-4) -> st
     for size in (1 << 20, 1 << 26):
         count = size // 4 // (4 if spec.sharded else 1)
         algbw = size / seconds / 1e9
-        cells = f"{seconds * 1e6:.2f} {algbw:.2f} {algbw * spec.busbw.compute(4):.2f} 0"
+        cells = f"{seconds * 1e6:.2f} {algbw:.2f} {algbw * spec.busbw(4):.2f} 0"
         text += f"{size} {count} float {redop} -1 {cells} {cells}\n"
     return text + "# Out of bounds values : 0 OK\n"
 
