@@ -43,12 +43,10 @@ Logs are often compared because of the NCCL version.
 """
 EXPLANATORY_PATHS = frozenset(
     {
-        "host.clock_source",
         "host.governor",
         "host.kernel",
         "host.name",
         "host.os",
-        "host.virtualised",
         "imported.nccl",
         "process.affinity",
         "versions.numpy",
