@@ -85,13 +85,13 @@ _DEFINITIONS = {
         "speed."
     ),
     "fit": (
-        "Latency-bandwidth model (alpha-beta, Hockney), piecewise linear: time = latency + size / "
+        "Latency-bandwidth model (alpha-beta, Hockney) with one or two lines: time = latency + size / "
         "bandwidth. n_1/2 = latency x bandwidth is the size that reaches half of the asymptotic "
         "bandwidth."
     ),
     "breakpoint": (
-        "The size at which the fit changes, such as at a switch of protocols: the intersection of "
-        "both lines if it lies between two measured sizes, otherwise the geometric mean of the two."
+        "The measured sizes between which the fit changes from one line to another, such as at a "
+        "switch of protocols."
     ),
     "outliers": (
         "Sizes more than 20 % and four standard deviations from the fit. They are plotted, but have "

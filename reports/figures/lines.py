@@ -248,12 +248,12 @@ def _sample_fit(fit: CurveFit) -> tuple[tuple[tuple[float, float], ...], ...]:
     The outer tuple has the lines, the inner one their points: (size in bytes, time in seconds).
     There are 16 points per line, evenly spaced on a logarithmic axis.
     """
-    bounds = (fit.segments[0].first_bytes, *fit.breakpoints, fit.segments[-1].last_bytes)
+    middle = [fit.breakpoint_bytes] if fit.breakpoint_bytes else []
+    bounds = (fit.segments[0].first_bytes, *middle, fit.segments[-1].last_bytes)
     pieces = []
     for segment, (low, high) in zip(fit.segments, pairwise(bounds), strict=True):
         sizes = np.geomspace(low, high, _POINTS_PER_SEGMENT).tolist()
-        points = [(size, segment.predict(size)) for size in sizes]
-        pieces.append(tuple(point for point in points if point[1] > 0))
+        pieces.append(tuple((size, segment.predict(size)) for size in sizes))
     return tuple(pieces)
 
 
