@@ -148,7 +148,7 @@ def prepare_run(
     if resume_path is None:
         plan = plan_run(options, modules, joined)
         if limits is not None:
-            read_limits(limits, plan.cases, plan.skipped)
+            read_limits(limits, plan.cases)
         path, info = create_run(out, plan, find_package_version("parbench") or "-")
         message = "" if plan.measure.seconds_per_case is None else describe_duration(plan)
         return Run(path=path, info=info, records=()), message
@@ -157,7 +157,7 @@ def prepare_run(
         raise UserError(problem, hint="start parbench run without a launcher")
     run, message = load_unfinished_run(resume_path, options)
     if limits is not None:
-        read_limits(limits, run.info.plan.cases, run.info.plan.skipped)
+        read_limits(limits, run.info.plan.cases)
     return run, message
 
 

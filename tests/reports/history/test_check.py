@@ -182,8 +182,8 @@ def make_calls(num_calls: float) -> list[Record]:
 
 TWO_CALLS = make_calls(2.0)
 FIVE_CALLS = make_calls(5.0)
-TWO_TO_FIVE = "all_reduce on dp: 2 -> 5 calls a step, same number of bytes"
-FIVE_TO_TWO = "all_reduce on dp: 5 -> 2 calls a step, same number of bytes"
+TWO_TO_FIVE = "all_reduce on dp: 2 -> 5 calls a step"
+FIVE_TO_TWO = "all_reduce on dp: 5 -> 2 calls a step"
 
 
 def list_changes(result: HistoryCheck) -> list[str]:
