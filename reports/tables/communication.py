@@ -18,7 +18,7 @@ from parbench.reports.analysis.fits import OperationCurve, describe_fits
 from parbench.reports.analysis.labels import label_operation
 from parbench.reports.analysis.operations import OPERATION_KEYS, select_operations
 from parbench.reports.figures.chart import Chart, list_charts
-from parbench.reports.figures.lines import chart_bandwidth_and_time, chart_efficiency, chart_latency
+from parbench.reports.figures.lines import chart_bandwidth, list_operation_charts
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import (
@@ -91,15 +91,28 @@ def list_communication_tables(data: RunData) -> list[Table]:
     if operations.empty:
         return []
     tables = _make_terminal_tables(operations)
-    groups = operations.groupby(["mode", "dtype"], sort=False)
-    for index, (setting, cases) in enumerate(groups, start=1):
-        title = ", ".join(filter(None, map(str, setting))) or "without mode or type"
+    for index, (title, cases) in enumerate(group_operations(data), start=1):
         figures = partial(_chart_operations, data, index, title, cases)
         table = _make_operation_table(f"communication-{index}", title, cases)
         tables.append(replace(table, where="page", figures=figures))
     if data.curves:
-        tables.append(_make_fit_table(data, operations))
+        tables.append(_make_fit_table(data))
     return tables
+
+
+def group_operations(data: RunData) -> "list[tuple[str, pd.DataFrame]]":
+    """Return the communication cases by mode (blocking or pipelined) and data type.
+
+    An element has the mode and data type as text, and a frame with a row per case.
+    """
+    operations = select_operations(data)
+    if operations.empty:
+        return []
+    groups = operations.groupby(["mode", "dtype"], sort=False)
+    return [
+        (", ".join(filter(None, map(str, setting))) or "without mode or type", cases)
+        for setting, cases in groups
+    ]
 
 
 def _chart_operations(
@@ -107,14 +120,15 @@ def _chart_operations(
 ) -> Iterator[Chart]:
     """Yield the charts of one table: bandwidth, time over size, and the distribution of latency.
 
+    The bandwidth of the first table is above the sections of the report.
+
     ``cases`` is a frame with a row per communication case of one mode and data type. ``title`` is
     the mode and data type, which end the titles of the charts. ``index`` is a number from 1 that
     makes the names of the charts unique.
     """
-    case_ids = set(cases["case_id"])
-    curves = [curve for curve in data.curves if curve.rows[0].case.id in case_ids]
-    yield from chart_bandwidth_and_time(index, title, cases, curves, data.ceiling)
-    yield from list_charts(chart_latency(index, title, cases))
+    if index > 1:
+        yield from list_charts(chart_bandwidth(index, title, cases, data.ceiling))
+    yield from list_operation_charts(index, title, cases, data.ceiling)
 
 
 def _make_terminal_tables(operations: "pd.DataFrame") -> list[Table]:
@@ -213,12 +227,8 @@ def _pivot_sizes(operations: "pd.DataFrame") -> list[dict[str, Any]]:
     return list_rows(sweeps.reset_index())
 
 
-def _make_fit_table(data: RunData, operations: "pd.DataFrame") -> Table:
-    """Return the table of fits: latency, asymptotic bandwidth and breakpoints of each operation.
-
-    ``operations`` is a frame with a row per communication case (``select_operations``), for the
-    figure of efficiency over size.
-    """
+def _make_fit_table(data: RunData) -> Table:
+    """Return the table of fits: latency, asymptotic bandwidth and breakpoints of each operation."""
     rows = [_make_fit_row(curve) for curve in data.curves]
     return Table(
         "fits",
@@ -228,7 +238,6 @@ def _make_fit_table(data: RunData, operations: "pd.DataFrame") -> Table:
         rows=rows,
         notes=describe_fits(data.ceiling),
         terms=["fit", "breakpoint", "outliers"],
-        figures=lambda: list_charts(chart_efficiency(operations, data.ceiling)),
     )
 
 
