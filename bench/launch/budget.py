@@ -2,9 +2,9 @@
 
 A case is a benchmark with values for its parameters. A repetition starts all ranks, which then
 measure the cases. If cases need different environment variables, each group of cases with equal
-variables has its own start of ranks, which counts as a repetition here.
+variables has its own start of ranks.
 
-A case that is cheap to keep ready is measured in several blocks, with blocks of other cases between
+The samples of a small operation are taken in several blocks, with blocks of other cases between
 them, in random order. A disturbance of the machine then affects a part of every case instead of all
 samples of one case.
 
@@ -13,15 +13,12 @@ The default budget of a run is chosen in ``bench/plan/options.py``.
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from collections.abc import Iterable, Sequence
 from random import Random
-from statistics import fmean
 
 from parbench.bench.launch.messages import Block
-from parbench.bench.plan.cases import Case, group_by_variables
-from parbench.bench.plan.plan import Measure, Plan
+from parbench.bench.plan.cases import Case
+from parbench.bench.plan.plan import Measure, get_case_weight
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 
@@ -48,132 +45,19 @@ not, because its size is unknown.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class CostModel:
-    """The expected time to start all ranks and to measure each case, in seconds.
-
-    Each time is the minimum over the repetitions that the run has so far.
-    """
-
-    startup_seconds: float | None = None
-    """The seconds to start all ranks, without measuring any case.
-
-    None before the end of the first repetition that measured a case.
-    """
-    case_seconds: Mapping[str, float] = field(default_factory=dict)
-    """The seconds to measure a case with the least number of samples, by the id of the case.
-
-    Cases that were never measured are missing.
-    """
-
-    def with_repetition(self, seconds: float, records: Iterable[Record]) -> "CostModel":
-        """Return the model with the times of one more repetition, as the minimum of old and new.
-
-        ``seconds`` is the duration of the repetition, and ``records`` are the results of its cases.
-        If no case was measured successfully, the model is returned unchanged.
-        """
-        records = list(records)
-        if not any(record.status == "ok" for record in records):
-            return self
-        startup_seconds = seconds
-        case_seconds = dict(self.case_seconds)
-        for record in records:
-            startup_seconds -= record.seconds
-            if record.status == "ok":
-                least = compute_least_seconds(record)
-                least = min(least, case_seconds.get(record.case.id, math.inf))
-                case_seconds[record.case.id] = least
-        if self.startup_seconds is not None:
-            startup_seconds = min(startup_seconds, self.startup_seconds)
-        return CostModel(
-            startup_seconds=max(startup_seconds, 0.0),
-            case_seconds=case_seconds,
-        )
-
-    def estimate_case(self, case: Case) -> float:
-        """Return the expected seconds of a case in one repetition.
-
-        For a case that was never measured it is the mean over all measured cases, 0 without any.
-        """
-        if case.id in self.case_seconds:
-            return self.case_seconds[case.id]
-        return fmean(self.case_seconds.values() or [0.0])
-
-    def estimate_repetition(self, cases: Iterable[Case]) -> float:
-        """Return the expected seconds to start all ranks and measure these cases.
-
-        The time for the cases is taken as at least half of that for the start, because a shorter
-        measurement is not worth a start.
-        """
-        startup = self.startup_seconds or 0.0
-        return startup + max(sum(map(self.estimate_case, cases)), startup / 2)
-
-    def count_fitting(self, seconds: float, repetitions: Sequence[Sequence[Case]]) -> int:
-        """Return the number of repetitions, from the first one on, that fit into ``seconds``.
-
-        ``repetitions`` holds the cases of each repetition, in the order in which they are made.
-        """
-        for count, cases in enumerate(repetitions):
-            seconds -= self.estimate_repetition(cases)
-            if seconds < 0:
-                return count
-        return len(repetitions)
-
-
-def compute_least_seconds(record: Record) -> float:
-    """Return the seconds that a measured case would have taken with the least number of samples.
-
-    That is the time of the case less the time of its samples beyond ``min_iterations``.
-    """
-    values = record.samples.values
-    if not values:
-        return record.seconds
-    steps = int(record.details.get("steps_per_sample", 1))
-    extra_share = max(1 - Measure().min_iterations / len(values), 0.0)
-    return max(record.seconds - extra_share * steps * sum(values), 0.0)
-
-
-def compute_costs(run: Run) -> CostModel:
-    """Return the expected time to start all ranks and to measure each case of a run.
-
-    It follows from the repetitions that the run has so far.
-    """
-    model = CostModel()
-    for number in sorted({record.repetition for record in run.records}):
-        seconds = sum(info.seconds for info in run.info.repetitions if info.repetition == number)
-        records = [record for record in run.records if record.repetition == number]
-        model = model.with_repetition(seconds, records)
-    if model.startup_seconds is None:
-        return model
-    num_starts = len(group_by_variables(run.info.plan.cases))
-    return replace(model, startup_seconds=model.startup_seconds / num_starts)
-
-
 class TimeBudget:
-    """Divides the time of a run among its repetitions.
+    """Divides the time of a run equally among the starts of all ranks that are still to come.
 
-    A repetition is here one start of all ranks with the cases that it measures. All repetitions get
-    equal parts of the remaining time. Their number is reduced if their expected times, which are
-    known after the first repetition, do not fit.
+    Starts for which the remaining time does not suffice are left out. The time that a start needs
+    at least is known after the first one.
     """
 
-    def __init__(
-        self, seconds: float, costs: CostModel, repetitions: Sequence[Sequence[Case]]
-    ) -> None:
-        """Begin the time of the run now.
-
-        Args:
-            seconds: the time budget of the run.
-            costs: the expected times to start all ranks and to measure each case.
-            repetitions: the cases of each repetition, in the order in which they are made.
-        """
-        self.costs = costs
-        """The expected times of starts and cases, updated after each repetition."""
-        self.num_completed = 0
-        """The number of repetitions that are over."""
-        self.num_fitting = len(repetitions)
-        """The number of repetitions, including the current one, for which there is still time."""
-        self._repetitions = repetitions
+    def __init__(self, seconds: float, num_starts: int) -> None:
+        """Begin the time of the run now. ``num_starts`` is the number of planned starts."""
+        self._num_starts = num_starts
+        self._num_completed = 0
+        self._least_seconds = 0.0
+        """The least time that a start of all ranks has needed so far, 0 before the first one."""
         self._end = time.monotonic() + seconds
         # The last cases may take a little longer rather than be left out after all others.
         self._last_end = self._end + min(0.1 * seconds, 5.0)
@@ -182,41 +66,65 @@ class TimeBudget:
         """Return the seconds from now on in which cases may still begin, at least 0.
 
         The limit is later than the end of the budget, by a tenth of it or 5 s, whichever is less.
-        So the last cases may take a little longer instead of being left out.
         """
         return max(self._last_end - time.monotonic(), 0.0)
 
+    def count_fitting(self) -> int:
+        """Return the number of starts still to come for which there is time.
+
+        Before the first start has begun, all planned starts count.
+        """
+        num_to_come = self._num_starts - self._num_completed
+        if not self._least_seconds:
+            return num_to_come
+        return min(num_to_come, int(self.compute_remaining_seconds() / self._least_seconds))
+
     def compute_deadline(self, began: float) -> float:
-        """Return the time at which the current repetition should end.
+        """Return the ``time.monotonic()`` at which the current start of all ranks should end.
 
-        ``began`` is the time at which it began. Both times are in seconds of ``time.monotonic()``.
-        All repetitions that fit into the remaining time get an equal part of it.
+        All starts that fit into the time from ``began`` to the end of the budget get an equal part
+        of it. ``began`` is the ``time.monotonic()`` at which the launcher started the ranks, all of
+        which have started now.
         """
-        costs = self.costs
-        if costs.startup_seconds is None:
-            costs = CostModel(startup_seconds=time.monotonic() - began)
-        seconds = self._end - began
-        num_fitting = costs.count_fitting(seconds, self._repetitions[self.num_completed :])
-        return began + seconds / max(num_fitting, 1)
+        if not self._num_completed:
+            self._least_seconds = time.monotonic() - began
+        return began + (self._end - began) / max(self.count_fitting(), 1)
 
-    def complete_repetition(self, seconds: float, records: Iterable[Record]) -> None:
-        """Update the expected times after a repetition, and count the repetitions that still fit.
+    def complete_start(self, seconds: float, records: Iterable[Record]) -> None:
+        """Count a start of all ranks as completed, and note the time that it needed at least.
 
-        ``seconds`` is the time that the repetition took, and ``records`` are the results of its
-        cases.
+        ``seconds`` is the time that it took, and ``records`` are the results of its cases. The time
+        of samples beyond ``min_iterations`` was not needed.
         """
-        self.costs = self.costs.with_repetition(seconds, records)
-        self.num_completed += 1
-        seconds = self.compute_remaining_seconds()
-        to_come = self._repetitions[self.num_completed :]
-        self.num_fitting = self.costs.count_fitting(seconds, to_come) if seconds else 0
+        for record in records:
+            values = record.samples.values
+            steps = int(record.details.get("steps_per_sample", 1))
+            extra_share = 1 - Measure().min_iterations / max(len(values), 1)
+            seconds -= max(extra_share, 0.0) * steps * sum(values)
+        if self._num_completed:
+            seconds = min(seconds, self._least_seconds)
+        self._least_seconds = max(seconds, 0.001)
+        self._num_completed += 1
 
     def compute_progress(self, share: float) -> float:
         """Return the fraction of the run that is completed, from 0 to 1.
 
-        ``share`` is the completed fraction of the current repetition.
+        ``share`` is the completed fraction of the current start of all ranks.
         """
-        return (self.num_completed + share) / (self.num_completed + self.num_fitting)
+        num_fitting = max(self.count_fitting(), 1)
+        return (self._num_completed + share) / (self._num_completed + num_fitting)
+
+
+def estimate_run_seconds(run: Run) -> float:
+    """Return the expected seconds to measure every case of a run in every repetition.
+
+    The estimate is the time that the run has taken, multiplied by the number of all measurements
+    and divided by the number of those made. A run that has taken no time yet has the result 0.
+    """
+    plan = run.info.plan
+    num_made = sum(not record.is_out_of_budget for record in run.records)
+    seconds = sum(info.seconds for info in run.info.repetitions)
+    return seconds * plan.repetitions * len(plan.cases) / max(num_made, 1)
 
 
 def format_budget(seconds: float) -> str:
@@ -228,31 +136,8 @@ def format_budget(seconds: float) -> str:
     return f"{10 * math.ceil(needed / 10)}s" if needed < 180 else f"{math.ceil(needed / 60)}m"
 
 
-def suggest_budget(plan: Plan, costs: CostModel, num_fitting: int = 1) -> str:
-    """Return a value of ``--budget``, such as ``7m``, with which all repetitions have time.
-
-    It is the larger of two times, plus 10 %: the expected time of all repetitions, and the run's
-    budget times the number of all repetitions over ``num_fitting``.
-
-    Args:
-        plan: the plan of a run whose budget did not suffice.
-        costs: the expected times to start all ranks and to measure each case.
-        num_fitting: the number of repetitions for which the budget sufficed.
-    """
-    starts = group_by_variables(plan.cases)
-    least_seconds = plan.repetitions * sum(map(costs.estimate_repetition, starts))
-    scaled_seconds = plan.budget_seconds * plan.repetitions / max(num_fitting, 1)
-    return format_budget(max(least_seconds, scaled_seconds))
-
-
 def make_blocks(
-    cases: Sequence[Case],
-    weights: Sequence[float],
-    costs: Sequence[float],
-    seed: str,
-    num_extra: int = 0,
-    *,
-    shuffles_single: bool = False,
+    cases: Sequence[Case], seed: str, num_extra: int = 0, *, shuffles_single: bool = False
 ) -> list[Block]:
     """Return the blocks of one start of all ranks in an order that depends only on ``seed``.
 
@@ -262,33 +147,26 @@ def make_blocks(
 
     Args:
         cases: the cases to measure.
-        weights: the weight of each case, in the order of ``cases``. The time that remains after all
-            costs is shared in proportion to the weights. The blocks of a case divide its weight
-            evenly.
-        costs: the seconds that each case takes with the least number of samples. The blocks of a
-            case divide them evenly.
         seed: the seed of the random order.
         num_extra: the number of extra blocks for each case with ten blocks. They come last, have
-            weight and cost 0, and use only the time that is left over.
+            weight 0, and use only the time that is left over.
         shuffles_single: True if the cases with a single block are in random order, so that a short
             budget leaves out different cases in each repetition. Otherwise they are in the order of
             ``cases``.
     """
     random = Random(seed)
     interleaved = _choose_interleaved_cases(cases)
-    passes = [random.sample(interleaved, len(interleaved)) for _ in range(BLOCKS)]
     blocks = []
-    for index in chain.from_iterable(passes):
-        weight = weights[index] / BLOCKS
-        blocks.append(Block(case=index, weight=weight, cost_seconds=costs[index] / BLOCKS))
+    for _ in range(BLOCKS):
+        for index in random.sample(interleaved, len(interleaved)):
+            blocks.append(Block(case=index, weight=get_case_weight(cases[index]) / BLOCKS))
     single = [index for index in range(len(cases)) if index not in interleaved]
     if shuffles_single:
         random.shuffle(single)
     positions = sorted(random.randint(0, len(blocks)) for _ in single)
     # From the end, so that earlier positions stay as they are.
     for position, index in zip(reversed(positions), reversed(single), strict=True):
-        block = Block(case=index, weight=weights[index], cost_seconds=costs[index])
-        blocks.insert(position, block)
+        blocks.insert(position, Block(case=index, weight=get_case_weight(cases[index])))
     for _ in range(num_extra):
         blocks += [Block(case=index) for index in random.sample(interleaved, len(interleaved))]
     return blocks

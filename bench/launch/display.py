@@ -19,8 +19,6 @@ from parbench.bench.launch.recorder import FAILED_STATUSES
 from parbench.bench.results.records import Record, encode_record
 from parbench.bench.text import format_duration
 
-_LONG_STARTUP_SECONDS = 5.0
-"""A start of the ranks that takes at least this time is long."""
 _LINE_SECONDS = 5.0
 """The least time in seconds between lines of progress, if standard error is not a terminal."""
 
@@ -84,14 +82,6 @@ class Display(ExitStack):
                 seconds = (now - self._began) * (1 / share - 1)
                 end = f", about {format_duration(seconds)} left"
             self.print_message(f"{title}, {share:.0%} of the run{end}")
-
-    def show_startup(self, seconds: float) -> None:
-        """Print the time that each start of the ranks takes, if it is long."""
-        if seconds >= _LONG_STARTUP_SECONDS:
-            self.print_message(
-                f"starting ranks takes {format_duration(seconds)} of each repetition; "
-                "fewer --repetitions leave more time to measure"
-            )
 
     def print_message(self, message: str) -> None:
         """Print a text as a line on standard error, unless the display is quiet."""

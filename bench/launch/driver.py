@@ -13,16 +13,15 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from parbench.bench.launch.budget import TimeBudget, compute_costs, make_blocks
+from parbench.bench.launch.budget import TimeBudget, make_blocks
 from parbench.bench.launch.display import Display
-from parbench.bench.launch.failures import find_silent_hosts
 from parbench.bench.launch.messages import OUT_OF_BUDGET, Job, Outcome
-from parbench.bench.launch.ranks import START_SECONDS, Ranks
+from parbench.bench.launch.ranks import Ranks
 from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE
 from parbench.bench.machine.host_load import LoadMeter
 from parbench.bench.plan.cases import Case, group_by_variables
-from parbench.bench.plan.plan import SkippedCase, compute_sampling_seconds, get_case_weight
+from parbench.bench.plan.plan import SkippedCase, compute_sampling_seconds
 from parbench.bench.results.records import Record, SkipReason
 from parbench.bench.results.runs import RepetitionInfo, Run, add_repetition, utc_now
 
@@ -30,18 +29,6 @@ DEVICE_VARIABLE = "PARBENCH_DEVICE"
 """The environment variable with the device of the ranks, ``cpu`` or ``cuda``.
 
 Ranks on the CPU do not initialize CUDA.
-"""
-_FAREWELL_SECONDS = 10.0
-"""The seconds for ranks to exit by themselves after their last case."""
-_GONE_SECONDS = 30.0
-"""The seconds in which killed ranks must end and their GPU memory must be freed.
-
-After that, what remains is noted in later records.
-"""
-_RETRY_SECONDS = 30.0
-"""The seconds in which ranks must start after a host did not answer.
-
-Otherwise they have 120 s.
 """
 
 StartRanks = Callable[[Path, Mapping[str, str]], Ranks]
@@ -101,7 +88,7 @@ class Repetition:
     partial_outcomes: dict[str, Outcome] = field(default_factory=dict)
     """The results so far of cases whose samples are not complete, by id of the case."""
     began: float = 0.0
-    """The time at which the driver began to wait for the first ranks that started without failure.
+    """The time at which the launcher had started the first ranks that measure cases.
 
     It is in seconds of ``time.monotonic()``, and 0 until such ranks have started.
     """
@@ -138,18 +125,15 @@ class Driver:
             began: the ``time.monotonic()`` at which the run began.
             is_one_host: True if all ranks are on the host of the driver.
         """
-        self._run = run
+        self._path = run.path
         self._plan = run.info.plan
         self._pending = pending
         self._recorder = recorder
         self._start_ranks = start_ranks
         self._display = display
-        cases_of_each = [cases for _, cases in pending]
-        self._budget = TimeBudget(self._plan.budget_seconds, compute_costs(run), cases_of_each)
+        self._budget = TimeBudget(self._plan.budget_seconds, len(pending))
         self._last_info = began
         """The end of the last repetition that run.json lists, in ``time.monotonic()`` seconds."""
-        self._silent_hosts: set[str] = set()
-        """The names of hosts on which no rank reported its state when the last ranks hung."""
         self._needs_gpu_reports = self._plan.device == "cuda" and not is_one_host
         """True if the next ranks must report the GPUs of their hosts.
 
@@ -169,73 +153,51 @@ class Driver:
             )
             self._recorder.write(0, entry.case, outcome)
         for number, cases in self._pending:
-            if not self._budget.num_fitting:
-                self._record_skipped(number, cases)
+            repetition = Repetition(number=number, cases={case.id: case for case in cases})
+            if not self._budget.count_fitting():
+                for case in cases:
+                    self._record(repetition, case, OUT_OF_BUDGET)
                 continue
-            failures = self._recorder.failures
-            self._record_skipped(number, [case for case in cases if case.id in failures])
-            untried = {case.id: case for case in cases if case.id not in failures}
-            repetition = Repetition(number=number, cases=untried)
+            for case in cases:
+                failure = self._recorder.failures.get(case.id)
+                if failure is not None:
+                    cause = f"{failure.status} in repetition {failure.repetition + 1}"
+                    outcome = Outcome(
+                        status="skipped",
+                        reason=f"not tried again: {cause} ({failure.reason})",
+                        skip_reason=SkipReason.EARLIER_FAILURE,
+                    )
+                    self._record(repetition, case, outcome)
             self._measure(repetition)
-            seconds = time.monotonic() - repetition.began
-            is_first = self._budget.costs.startup_seconds is None
-            self._budget.complete_repetition(seconds, repetition.records)
-            if is_first and self._plan.repetitions > 1:
-                self._display.show_startup(self._budget.costs.startup_seconds or 0.0)
-
-    def _record_skipped(self, number: int, cases: Sequence[Case]) -> None:
-        """Record the cases as skipped in a repetition, each with its reason.
-
-        The reason is an earlier failure of the case if there is one, otherwise the lack of time.
-        ``number`` is the number of the repetition, from 0.
-        """
-        for case in cases:
-            failure = self._recorder.failures.get(case.id)
-            if failure is None:
-                self._recorder.write(number, case, OUT_OF_BUDGET)
-                continue
-            cause = f"{failure.status} in repetition {failure.repetition + 1} ({failure.reason})"
-            outcome = Outcome(
-                status="skipped",
-                reason=f"not tried again: {cause}",
-                skip_reason=SkipReason.EARLIER_FAILURE,
-            )
-            self._recorder.write(number, case, outcome)
+            if repetition.began:
+                seconds = time.monotonic() - repetition.began
+                self._budget.complete_start(seconds, repetition.records)
 
     def _measure(self, repetition: Repetition) -> None:
         """Measure the cases of a repetition and record the result of each.
 
         If ranks fail, new ranks measure the remaining cases. If ranks do not start twice in a row,
-        or once after a host did not answer, this failure is recorded for the remaining cases.
+        or do not start after the previous ranks have hung, this failure is recorded for the
+        remaining cases.
         """
         may_retry = True
         try:
             while repetition.cases:
                 failure = self._try(repetition)
                 if failure is None:
-                    may_retry = True
-                elif may_retry and not self._silent_hosts:
+                    has_hung = repetition.records[-1:] and repetition.records[-1].status == "hang"
+                    may_retry = not has_hung
+                elif may_retry:
                     may_retry = False
                 else:
-                    self._record_failed_start(repetition, failure)
+                    for case in list(repetition.cases.values()):
+                        if case.id not in repetition.partial_outcomes:
+                            self._record(repetition, case, failure)
                     break
         finally:
             for case_id, outcome in list(repetition.partial_outcomes.items()):
                 case = repetition.cases[case_id]
                 self._record(repetition, case, replace(outcome, stop="budget"))
-
-    def _record_failed_start(self, repetition: Repetition, failure: Outcome) -> None:
-        """Record ``failure`` for those cases of the repetition that have no samples in it yet.
-
-        ``failure`` is the outcome of ranks that did not start.
-        """
-        if self._silent_hosts:
-            hosts = ", ".join(sorted(self._silent_hosts))
-            reason = f"{failure.reason}; {hosts} did not answer when the last ranks hung"
-            failure = replace(failure, reason=reason)
-        for case in list(repetition.cases.values()):
-            if case.id not in repetition.partial_outcomes:
-                self._record(repetition, case, failure)
 
     def _try(self, repetition: Repetition) -> Outcome | None:
         """Start new ranks, let them measure the remaining cases of a repetition, and end them.
@@ -243,7 +205,7 @@ class Driver:
         Returns the failed outcome if the ranks did not start. Otherwise it returns None, also if
         the ranks failed later.
         """
-        logs = self._run.path / "logs"
+        logs = self._path / "logs"
         folder = logs / f"attempt-{len(list(logs.glob('attempt-*')))}"
         variables = {
             DEVICE_VARIABLE: self._plan.device,
@@ -254,27 +216,18 @@ class Driver:
         try:
             # The imports of the fork server have ended: they are not a cost of every repetition.
             began = time.monotonic()
-            patience_seconds = _RETRY_SECONDS if self._silent_hosts else START_SECONDS
-            failure = ranks.wait_for_start(patience_seconds)
+            failure = ranks.wait_for_start()
             if failure is None:
-                self._silent_hosts = set()
                 if not repetition.began:
                     repetition.began = began
-                    sampling_seconds = compute_sampling_seconds(
-                        list(repetition.cases.values()), self._plan.measure
-                    )
-                    repetition.deadline = min(
-                        self._budget.compute_deadline(began), time.monotonic() + sampling_seconds
-                    )
+                    cases = list(repetition.cases.values())
+                    sampling_seconds = compute_sampling_seconds(cases, self._plan.measure)
+                    deadline = time.monotonic() + sampling_seconds
+                    repetition.deadline = min(self._budget.compute_deadline(began), deadline)
                 self._run_job(repetition, ranks)
             return failure
         finally:
-            # The next ranks would meet what these leave behind.
-            self._recorder.cleanup_notes = []
-            if remains := ranks.end(_GONE_SECONDS):
-                moment = f"{_GONE_SECONDS:.0f} s after the ranks before these were ended"
-                note = f"{moment}, there were still {', '.join(remains)}"
-                self._recorder.cleanup_notes = [note]
+            ranks.end()
 
     def _run_job(self, repetition: Repetition, ranks: Ranks) -> None:
         """Let started ranks measure their cases, and record the results and the load of the host.
@@ -285,11 +238,9 @@ class Driver:
         hellos = [hello for _, hello in sorted(ranks.evidence.hellos.items())]
         self._recorder.store_environment(hellos)
         self._needs_gpu_reports = False
-        job = self._make_job(repetition)
         meter = LoadMeter()
-        ranks.send_job(job)
         try:
-            self._record_outcomes(repetition, ranks, job)
+            self._record_outcomes(repetition, ranks)
         finally:
             is_here = {hello.host for hello in hellos} == {socket.gethostname()}
             cpu_seconds = ranks.evidence.cpu_seconds
@@ -300,66 +251,49 @@ class Driver:
             seconds = round(now - self._last_info, 3)
             self._last_info = now
             info = RepetitionInfo(repetition=repetition.number, seconds=seconds, load=load)
-            add_repetition(self._run.path, info)
+            add_repetition(self._path, info)
 
-    def _make_job(self, repetition: Repetition) -> Job:
-        """Return the job for new ranks, which measures the remaining cases of a repetition.
+    def _record_outcomes(self, repetition: Repetition, ranks: Ranks) -> None:
+        """Let started ranks measure the remaining cases, and record each case when it is complete.
 
-        It has the cases, the order of their blocks of samples, and two limits in seconds from now.
-        ``budget_seconds`` is the time until the deadline of the repetition, at least 0.
-        ``run_seconds`` is the time in which a case may still begin.
+        Returns when all cases are recorded, or when the ranks fail. A failure is recorded for the
+        case whose block of samples did not end.
         """
-        cases = list(repetition.cases.values())
         measure = self._plan.measure
-        weights = [get_case_weight(case) for case in cases]
-        costs = [self._budget.costs.estimate_case(case) for case in cases]
-        blocks = make_blocks(
-            cases,
-            weights,
-            costs,
-            seed=f"{measure.seed} {repetition.number}",
-            num_extra=measure.more_blocks,
-            shuffles_single=repetition.number > 0,
-        )
-        return Job(
-            plan=replace(self._plan, cases=tuple(cases), skipped=()),
-            blocks=blocks,
+        cases = tuple(repetition.cases.values())
+        job = Job(
+            plan=replace(self._plan, cases=cases, skipped=()),
+            blocks=make_blocks(
+                cases,
+                seed=f"{measure.seed} {repetition.number}",
+                num_extra=measure.more_blocks,
+                shuffles_single=repetition.number > 0,
+            ),
             budget_seconds=max(repetition.deadline - time.monotonic(), 0.0),
             run_seconds=self._budget.compute_remaining_seconds(),
         )
-
-    def _record_outcomes(self, repetition: Repetition, ranks: Ranks, job: Job) -> None:
-        """Wait for each block of a job, and record each case when its samples are complete.
-
-        Returns when all cases are recorded, or when the ranks fail. A failure is recorded for the
-        case whose block did not end.
-        """
-        total_weight = sum(block.weight for block in job.blocks)
-        done_weight = 0.0
+        ranks.send_job(job)
         starts: dict[str, str] = {}
-        for number, block in enumerate(job.blocks):
-            case = job.plan.cases[block.case]
-            share = done_weight / total_weight if total_weight else 1.0
-            done_weight += block.weight
+        for index, block in enumerate(job.blocks):
+            case = cases[block.case]
             if case.id not in repetition.cases:
                 continue
             title = f"repetition {repetition.number + 1}/{self._plan.repetitions}: {case.name}"
-            self._display.show_progress(title, self._budget.compute_progress(min(share, 1.0)))
+            progress = self._budget.compute_progress(index / len(job.blocks))
+            self._display.show_progress(title, progress)
             starts.setdefault(case.id, utc_now())
             began = time.monotonic()
-            outcome = ranks.wait_for_block(number, self._plan.timeout_seconds)
+            outcome = ranks.wait_for_block(index, self._plan.timeout_seconds)
             outcome = replace(outcome, started=starts[case.id])
             if outcome.more:
                 repetition.partial_outcomes[case.id] = outcome
             elif outcome.ranks:
-                self._silent_hosts = find_silent_hosts(outcome.ranks)
-                seconds = time.monotonic() - began
-                outcome = replace(outcome, wall_seconds=seconds)
+                outcome = replace(outcome, wall_seconds=time.monotonic() - began)
                 self._record(repetition, case, outcome)
                 return
             else:
                 self._record(repetition, case, outcome)
-        ranks.wait_for_end(_FAREWELL_SECONDS)
+        ranks.wait_for_end()
 
     def _record(self, repetition: Repetition, case: Case, outcome: Outcome) -> None:
         """Write the record of a case, and remove the case from the cases that remain to measure."""

@@ -43,14 +43,10 @@ The prefix is the number of the start of all ranks, from 0.
 """
 _CONNECT_SECONDS = 120.0
 """The seconds that a connection to a store and an operation on it may take."""
-_POLL_SECONDS = 0.1
-"""The seconds between two checks of an agent for an order to start a measuring process."""
-_LOOK_SECONDS = 0.5
-"""The seconds between two checks of an agent for the order to end its measuring process."""
+_POLL_SECONDS = 0.25
+"""The seconds between two checks of an agent for an order or the end of its process."""
 _RELEASE_SECONDS = 5.0
 """The seconds that rank 0 waits for the other agents to leave the store."""
-Process = subprocess.Popen[bytes]
-"""The measuring process of a rank, as its agent has started it."""
 
 
 class StoreMailbox(Mailbox):
@@ -104,21 +100,14 @@ def connect_store(environ: Mapping[str, str]) -> Store:
     restarts.
     """
     prefix = f"parbench/{environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
-    return PrefixStore(prefix, _open_launcher_store(environ, is_server=False))
+    store = open_store(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_server=False)
+    return PrefixStore(prefix, store)
 
 
 def open_store(host: str, port: int, *, is_server: bool) -> TCPStore:
     """Return a client of the torch store at a host and port, and serve it if ``is_server``."""
     timeout = timedelta(seconds=_CONNECT_SECONDS)
     return TCPStore(host, port, is_master=is_server, wait_for_workers=False, timeout=timeout)
-
-
-def _open_launcher_store(environ: Mapping[str, str], *, is_server: bool) -> TCPStore:
-    """Return a client of the launcher's store at MASTER_ADDR and MASTER_PORT.
-
-    With ``is_server`` this process also serves the store.
-    """
-    return open_store(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_server=is_server)
 
 
 class ExternalLauncher:
@@ -133,8 +122,9 @@ class ExternalLauncher:
     def __init__(self, size: int) -> None:
         """Connect to the torch store of the launcher, and serve the store unless torchrun does."""
         adopt_orphans()
-        is_served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun
-        self._server = None if is_served else _open_launcher_store(os.environ, is_server=True)
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":  # which torchrun sets
+            address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            self._server = open_store(*address, is_server=True)
         self._store = connect_store(os.environ)
         self._size = size
         self._number = 0
@@ -212,60 +202,42 @@ class ExternalRanks(Ranks):
 def serve_rank() -> None:
     """Run this process as the agent of a rank other than 0 until the driver has finished.
 
-    An agent starts and ends the measuring process of its rank. If rank 0 ends first, this process
-    exits with a message.
+    The agent starts the measuring process of its rank whenever the driver orders it, kills the
+    process when the driver orders that, and reports its exit code. If rank 0 ends first, this
+    process exits with a message.
     """
     adopt_orphans()
     rank = os.environ["RANK"]
     try:
-        _obey_orders(connect_store(os.environ), rank)
+        store = connect_store(os.environ)
+        for number in itertools.count():
+            # Signals would not be handled while this process waits in the store.
+            while not store.check([f"order/{number}"]):
+                time.sleep(_POLL_SECONDS)
+            order = store.get(f"order/{number}")
+            variables = msgspec.json.decode(order, type=dict[str, str] | None)
+            if variables is None:
+                store.add("released", 1)
+                return
+            own_store = PrefixStore(str(number), store)
+            with tempfile.TemporaryDirectory(prefix="parbench-") as folder:
+                process = start_worker(number, Path(folder), variables)
+                while process.poll() is None and not own_store.check(["end"]):
+                    time.sleep(_POLL_SECONDS)
+                process.kill()
+                code = process.wait()
+                kill_descendants(os.getpid())
+            own_store.set(f"exit/{rank}", str(code))
+            own_store.add("exits", 1)
     except RuntimeError as error:  # torch's errors of a store whose server has ended
         sys.exit(f"rank {rank}: rank 0 has ended: {error}")
     finally:
         kill_descendants(os.getpid())
 
 
-def _obey_orders(store: Store, rank: str) -> None:
-    """Start the measuring process of this agent's rank whenever the driver orders it.
-
-    The driver gives an order at each start of all ranks. When a measuring process has ended, its
-    exit code is reported to the driver. The function returns when the driver orders the agent to
-    exit. ``store`` is the launcher's store, through which orders and exit codes pass, and ``rank``
-    is the rank of this agent.
-    """
-    for number in itertools.count():
-        # Signals would not be handled while this process waits in the store.
-        while not store.check([f"order/{number}"]):
-            time.sleep(_POLL_SECONDS)
-        order = store.get(f"order/{number}")
-        variables = msgspec.json.decode(order, type=dict[str, str] | None)
-        if variables is None:
-            store.add("released", 1)
-            return
-        own_store = PrefixStore(str(number), store)
-        with tempfile.TemporaryDirectory(prefix="parbench-") as folder:
-            process = start_worker(number, Path(folder), variables)
-            code = _wait_for_worker(process, own_store)
-            kill_descendants(os.getpid())
-        own_store.set(f"exit/{rank}", str(code))
-        own_store.add("exits", 1)
-
-
-def _wait_for_worker(process: Process, store: Store) -> int:
-    """Wait until the measuring process of this rank ends, and return its exit code.
-
-    The process is killed if the driver orders the end of all ranks. ``store`` has the prefix of
-    this start of all ranks.
-    """
-    while True:
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(_LOOK_SECONDS)
-        if store.check(["end"]):
-            process.kill()
-            return process.wait()
-
-
-def start_worker(number: int, folder: Path, variables: Mapping[str, str]) -> Process:
+def start_worker(
+    number: int, folder: Path, variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     """Start the measuring process of this agent's rank and return it.
 
     Its standard output is redirected to standard error, because the driver prints results on

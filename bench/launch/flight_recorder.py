@@ -18,8 +18,6 @@ _MOVING_NS = 500_000_000
 
 A younger one may still be done, because ranks report at different times.
 """
-_COALESCED = "nccl:coalesced"
-"""The name in the records for several NCCL calls that torch launches as one."""
 _PEER = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)$")
 """Matches the name of a send or receive: its direction, and the group rank of the other side."""
 
@@ -34,11 +32,6 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     """The global ranks of the group, in the order of their group ranks."""
     enqueued: int = 0
     """The number of the last collective that the rank has enqueued."""
-    started: int = 0
-    """The number of the last collective that has started or is done on the device.
-
-    Without TORCH_NCCL_ENABLE_TIMING=1 torch does not record a start, so that only done ones count.
-    """
     pending: int = 0
     """The number of the first collective that is enqueued and not done, 0 if all are done."""
     name: str = ""
@@ -50,11 +43,6 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     """The global ranks of the receivers of the rank's sends that are not done."""
     receives_from: tuple[int, ...] = ()
     """The global ranks of the senders of the rank's receives that are not done."""
-    is_last_coalesced: bool = False
-    """True if the last collective is a coalesced launch, which torch may record as done too early.
-
-    torch runs the launch on the current stream, but records its end on the group's own stream.
-    """
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -135,7 +123,6 @@ def _parse_group(entries: Sequence[_Entry], ranks: tuple[int, ...], now_ns: int)
     collectives = [entry for entry in entries if not entry.is_p2p]
     # Calls that are launched as one share their number, and only the launch itself is ever done.
     done = {entry.collective_seq_id for entry in collectives if entry.is_done}
-    started = {entry.collective_seq_id for entry in collectives if entry.state == "started"}
     launches = [entry for entry in entries if entry.is_p2p or "coalesced" in entry.profiling_name]
     done_exchanges = {entry.p2p_seq_id for entry in launches if entry.is_done}
     pending = []
@@ -147,9 +134,7 @@ def _parse_group(entries: Sequence[_Entry], ranks: tuple[int, ...], now_ns: int)
             exchanges.append(entry)
         if not entry.is_p2p and entry.collective_seq_id not in done:
             pending.append(entry)
-    pending.sort(key=lambda entry: entry.collective_seq_id)
     enqueued = max((entry.collective_seq_id for entry in collectives), default=0)
-    last = [entry for entry in collectives if entry.collective_seq_id == enqueued]
     peers: dict[str, set[int]] = {"send": set(), "recv": set()}
     for entry in exchanges:
         match = _PEER.search(entry.profiling_name)
@@ -158,12 +143,10 @@ def _parse_group(entries: Sequence[_Entry], ranks: tuple[int, ...], now_ns: int)
     return GroupState(
         ranks=ranks,
         enqueued=enqueued,
-        started=max(done | started, default=0),
-        pending=pending[0].collective_seq_id if pending else 0,
+        pending=min((entry.collective_seq_id for entry in pending), default=0),
         name=next((entry.profiling_name for entry in pending + exchanges), ""),
         sends_to=tuple(sorted(peers["send"])),
         receives_from=tuple(sorted(peers["recv"])),
-        is_last_coalesced=any(entry.profiling_name == _COALESCED for entry in last),
     )
 
 
@@ -173,7 +156,6 @@ def find_waits(groups_by_rank: Mapping[int, Mapping[str, GroupState]]) -> Waits:
     Rank A waits for rank B of the same process group in these cases:
 
     - B has not enqueued the first collective that A has enqueued and that is not done.
-    - A has started that collective, and B has not.
     - A sends to B, and B does not receive from A, or the other way round.
 
     A rank that others wait for and that waits for no rank is the probable cause of a hang.
@@ -186,22 +168,11 @@ def find_waits(groups_by_rank: Mapping[int, Mapping[str, GroupState]]) -> Waits:
         for name, group in groups.items():
             for peer_rank in set(group.ranks) - {rank}:
                 peer = groups_by_rank.get(peer_rank, {}).get(name)
-                if peer is not None and _is_waiting(rank, group, peer_rank, peer):
+                if peer is None:
+                    continue
+                is_behind = peer.enqueued < group.pending
+                lacks_send = peer_rank in group.receives_from and rank not in peer.sends_to
+                lacks_receive = peer_rank in group.sends_to and rank not in peer.receives_from
+                if is_behind or lacks_send or lacks_receive:
                     waiting[rank].add(peer_rank)
     return waiting
-
-
-def _is_waiting(rank: int, group: GroupState, peer_rank: int, peer: GroupState) -> bool:
-    """Return True if ``rank`` waits for ``peer_rank`` in an operation on one process group.
-
-    ``group`` is the state of the operations of ``rank`` on this process group. ``peer`` is the
-    state of the operations of ``peer_rank`` on it.
-    """
-    if group.pending:
-        if peer.enqueued < group.pending:
-            return True
-        if peer.started < group.pending <= group.started:
-            return True
-    if peer_rank in group.receives_from and rank not in peer.sends_to:
-        return True
-    return peer_rank in group.sends_to and rank not in peer.receives_from

@@ -17,7 +17,7 @@ from types import ModuleType
 
 import psutil
 
-from parbench.bench.launch.processes import describe_exit, die_with_parent, get_process_space
+from parbench.bench.launch.processes import describe_exit, die_with_parent
 from parbench.bench.launch.ranks import Ranks, remove_if_empty
 from parbench.bench.machine.environment import find_interface
 from parbench.bench.machine.slurm_allocation import (
@@ -78,26 +78,29 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         kill_descendants(self.pid)
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        # The standard library reaps the process when it starts the next one.
-        with suppress(ChildProcessError):
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        self._wait(os.WEXITED)
         remove_if_empty(self._log)
+
+    def _wait(self, options: int) -> os.waitid_result | None:
+        """Call ``os.waitid`` for the server process, and return the way in which it has ended.
+
+        The result is None if it still runs. The process stays a zombie, because the standard
+        library reaps it when it starts the next one.
+        """
+        with suppress(ChildProcessError):
+            return os.waitid(os.P_PID, self.pid, options | os.WNOWAIT)
+        return None
 
     def has_ended(self) -> bool:
         """Return True if the server process has ended."""
-        try:
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-        except ChildProcessError:
-            return True
+        return self._wait(os.WEXITED | os.WNOHANG) is not None
 
     def get_last_error(self) -> str:
         """Return a message that a signal has ended the server, otherwise the last line of its log.
 
         The message is empty if neither exists.
         """
-        end = None
-        with suppress(ChildProcessError):
-            end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        end = self._wait(os.WEXITED | os.WNOHANG)
         if end is not None and end.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
             return f"the fork server was {describe_exit(-end.si_status)}"
         return read_last_line(self._log)
@@ -117,9 +120,6 @@ class ForkServer(AbstractContextManager["ForkServer"]):
 
 class ForkedRanks(Ranks):
     """Ranks on this node, forked by a fork server. Their output is in files ``rank-<n>.log``."""
-
-    exit_code_seconds = 0.5
-    """The seconds after which the exit code of a dead rank is known."""
 
     def __init__(
         self,
@@ -277,18 +277,12 @@ class SrunRanks(Ranks):
         super().__init__(layout.num_ranks, folder)
         self._log = folder / "srun.log"
         local_size = str(layout.ntasks_per_node)
-        own_variables = {FOLDER_VARIABLE: str(folder), "LOCAL_WORLD_SIZE": local_size}
-        env = {**os.environ, **own_variables}
+        env = {**os.environ, FOLDER_VARIABLE: str(folder), "LOCAL_WORLD_SIZE": local_size}
         apply_variables(env, variables)
+        on_gpus = variables.get("PARBENCH_DEVICE") == "cuda"
         with self._log.open("wb") as file:
             self._process = Popen(
-                build_rank_command(
-                    layout,
-                    folder,
-                    os.environ,
-                    nodelist,
-                    on_gpus=variables.get("PARBENCH_DEVICE") == "cuda",
-                ),
+                build_rank_command(layout, folder, os.environ, nodelist, on_gpus=on_gpus),
                 env=env,
                 stdin=DEVNULL,
                 stdout=file,
@@ -314,26 +308,20 @@ class SrunRanks(Ranks):
         return next((line for line in lines if line.startswith("srun: error:")), "")
 
     def kill(self) -> None:
-        """Kill the ranks on this host, and end srun and its job step, so that all ranks end."""
+        """Kill the ranks on all nodes, also stopped ones, and end srun."""
         hellos = self.evidence.hellos.values()
-        was_running = not self.has_launcher_ended()
-        here = get_process_space()
-        for hello in hellos:
-            if hello.process_space == here:
-                with suppress(ProcessLookupError):
-                    os.kill(hello.pid, signal.SIGKILL)
+        steps = set() if self.has_launcher_ended() else {hello.step for hello in hellos}
+        for step in filter(None, steps):
+            # The step may have ended by itself. Where scancel fails, ranks end themselves.
+            command = ["scancel", "--signal=KILL", step]
+            with suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(command, capture_output=True, timeout=10, check=False)
         self._process.terminate()
         try:
             self._process.wait(_PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        steps = {hello.step for hello in hellos if hello.step} if was_running else set()
-        for step in steps:
-            # The step may have ended by itself. Where scancel fails, ranks end themselves.
-            command = ["scancel", "--signal=KILL", step]
-            with suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run(command, capture_output=True, timeout=10, check=False)
 
 
 def build_rank_command(

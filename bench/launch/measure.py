@@ -9,12 +9,11 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from parbench.bench.launch.budget import RESERVE, compute_costs
+from parbench.bench.launch.budget import RESERVE, estimate_run_seconds
 from parbench.bench.launch.display import Display
 from parbench.bench.launch.driver import Driver, StartRanks, list_pending
 from parbench.bench.launch.launchers import (
@@ -25,8 +24,6 @@ from parbench.bench.launch.launchers import (
 )
 from parbench.bench.launch.processes import convert_sigterm_to_interrupt
 from parbench.bench.launch.recorder import Recorder
-from parbench.bench.machine.doctor import examine_this_host
-from parbench.bench.machine.environment import DISTURBANCES, VOLATILE
 from parbench.bench.machine.gpu_host import BIND_VARIABLE
 from parbench.bench.machine.machine import find_package_version
 from parbench.bench.machine.mpi import find_mpi_variables
@@ -37,26 +34,18 @@ from parbench.bench.machine.slurm_allocation import (
     inspect_rank_machine,
 )
 from parbench.bench.machine.world_spec import Joined
-from parbench.bench.plan.cases import EXPLAINER, group_by_variables
+from parbench.bench.plan.cases import EXPLAINER
 from parbench.bench.plan.custom_step import hash_source
 from parbench.bench.plan.options import Options, plan_run
-from parbench.bench.plan.plan import Plan, compute_sampling_seconds
+from parbench.bench.plan.plan import Plan
 from parbench.bench.results.limits import read_limits
 from parbench.bench.results.runs import Run, create_run, load_run, open_writer
-from parbench.bench.text import UserError, format_duration, parse_duration, pluralize
+from parbench.bench.text import UserError, parse_duration, pluralize
 
-_STEP_SECONDS = 2.0
-"""The assumed seconds to check and to profile a training step in one repetition."""
-_START_SECONDS = 1.0
-"""The assumed seconds of one start of all ranks."""
-_STARTUP_SECONDS = 4.0
-"""The assumed seconds for imports and the report of a run."""
-MIN_OPEN_FILES = 64
-"""The least limit on open files of a process with which ranks can start."""
 _OPEN_FILES = 1 << 16
 """The limit on open files that parbench sets if the system allows it.
 
-gloo connects each rank to all others.
+gloo connects each rank to all others. Ranks inherit the limit.
 """
 _LAZY_GLOO_RANKS = 64
 """The number of ranks from which on gloo connects only ranks that exchange data."""
@@ -92,27 +81,34 @@ def run_options(
     """
     os.environ.update(find_mpi_variables(os.environ))
     joined = Joined.find(os.environ)
-    refuse_few_open_files()
+    limit, max_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= limit < _OPEN_FILES:
+        limit = _OPEN_FILES if max_limit < 0 else min(max_limit, _OPEN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, max_limit))
     if joined is not None and joined.rank != 0:
         # It imports torch, which other runs start without.
         from parbench.bench.launch.external import serve_rank
 
         serve_rank()
         return None
-    run, message = prepare_run(options, modules, joined, out, resume_path, limits)
-    plan = run.info.plan
     began = time.monotonic()
+    run = prepare_run(options, modules, joined, out, resume_path, limits)
+    plan = run.info.plan
     pending = list_pending(run, with_out_of_budget=True)
+    num_pending = sum(len(cases) for _, cases in pending)
     skipped = () if run.records else plan.skipped
-    num_cases = sum(len(cases) for _, cases in pending) + len(skipped)
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
         stack.enter_context(convert_sigterm_to_interrupt())
+        num_cases = num_pending + len(skipped)
         display = stack.enter_context(Display(num_cases, as_json=as_json, quiet=quiet))
-        if message:
-            display.print_message(message)
+        if resume_path is not None:
+            num_planned = plan.repetitions * len(plan.cases)
+            display.print_message(
+                f"{pluralize(num_pending, 'measurement')} of {num_planned} to make"
+            )
         start_ranks = choose_launcher(run, joined, options.nodelist, stack, cpus)
-        recorder = Recorder(run, writer, collect_host_facts(plan), display.show_record)
+        recorder = Recorder(run, writer, display.show_record)
         is_one_host = plan.spread is None and (joined is None or joined.one_node)
         driver = Driver(
             run, pending, recorder, start_ranks, display, began=began, is_one_host=is_one_host
@@ -131,11 +127,8 @@ def prepare_run(
     out: Path,
     resume_path: Path | None,
     limits: Path | None,
-) -> tuple[Run, str]:
+) -> Run:
     """Create the run, or load the one to resume, and check that the file of limits is valid.
-
-    Returns the run, and a text about the number of cases and the expected duration. The text is
-    empty if a new run uses all of its time budget.
 
     Args:
         options: what to measure and for how long.
@@ -145,32 +138,35 @@ def prepare_run(
         resume_path: the folder of a run to continue, None for a new run.
         limits: a file of limits on metrics, None without limits.
     """
-    if resume_path is None:
-        plan = plan_run(options, modules, joined)
+    if resume_path is not None:
+        run = load_unfinished_run(resume_path, options, joined)
         if limits is not None:
-            read_limits(limits, plan.cases)
-        path, info = create_run(out, plan, find_package_version("parbench") or "-")
-        message = "" if plan.measure.seconds_per_case is None else describe_duration(plan)
-        return Run(path=path, info=info, records=()), message
+            read_limits(limits, run.info.plan.cases, run.info.plan.skipped)
+        return run
+    plan = plan_run(options, modules, joined)
+    if limits is not None:
+        read_limits(limits, plan.cases, plan.skipped)
+    path, info = create_run(out, plan, find_package_version("parbench") or "-")
+    return Run(path=path, info=info, records=())
+
+
+def load_unfinished_run(path: Path, options: Options, joined: Joined | None) -> Run:
+    """Load a run to resume, and set its time budget.
+
+    A measurement is missing if a case has no record in a repetition, or if the record states that
+    the time budget was over. The new budget is the one in ``options``, if there is one. Otherwise
+    it is the larger of two times: the run's old budget, and the expected duration of the missing
+    measurements plus 10 %. Raises ``UserError`` if these ranks cannot continue the run, or if the
+    file of a custom step has changed, because its repetitions would measure different steps.
+
+    Args:
+        path: the folder of the run.
+        options: may have a time budget and nodes. All other options are those of the run.
+        joined: the ranks that a launcher such as torchrun has started, None without one.
+    """
     if joined is not None:
         problem = "--resume starts its own ranks, and this one is there already (RANK)"
         raise UserError(problem, hint="start parbench run without a launcher")
-    run, message = load_unfinished_run(resume_path, options)
-    if limits is not None:
-        read_limits(limits, run.info.plan.cases)
-    return run, message
-
-
-def load_unfinished_run(path: Path, options: Options) -> tuple[Run, str]:
-    """Load a run to resume, and set its time budget.
-
-    Returns the run, and a text with the number and the expected duration of the missing
-    measurements. A measurement is missing if a case has no record in a repetition, or if the record
-    states that the time budget was over.
-
-    The new budget is the one in ``options``, if there is one. Otherwise it is the larger of two
-    times: the run's old budget, and the expected duration of the missing measurements plus 10 %.
-    """
     run = load_run(path)
     plan = run.info.plan
     if plan.spread is not None:
@@ -179,26 +175,6 @@ def load_unfinished_run(path: Path, options: Options) -> tuple[Run, str]:
     elif options.nodelist is not None:
         problem = f"{path} was not measured by srun, but on one node"
         raise UserError(f"--nodes {options.nodelist}: {problem}")
-    _refuse_changed_sources(plan)
-    repetitions = [cases for _, cases in list_pending(run, with_out_of_budget=True)]
-    costs = compute_costs(run)
-    needed = RESERVE * sum(map(costs.estimate_repetition, repetitions))
-    seconds = max(plan.budget_seconds, needed)
-    if options.budget is not None:
-        seconds = parse_duration(options.budget)
-    num_pending = pluralize(sum(map(len, repetitions)), "measurement")
-    message = f"{num_pending} of {plan.repetitions * len(plan.cases)} to make"
-    if needed:
-        message += f", about {format_duration(needed)}"
-    info = replace(run.info, plan=replace(plan, budget_seconds=seconds))
-    return replace(run, info=info), message
-
-
-def _refuse_changed_sources(plan: Plan) -> None:
-    """Raise ``UserError`` if the file of a custom step has changed since the run began.
-
-    Otherwise its repetitions would measure different steps.
-    """
     for target, digest in plan.sources.items():
         if hash_source(target, Path(plan.path or ".")) != digest:
             raise UserError(
@@ -206,59 +182,14 @@ def _refuse_changed_sources(plan: Plan) -> None:
                 "repetitions would measure different steps",
                 hint=f"parbench run {target}",
             )
-
-
-def describe_duration(plan: Plan) -> str:
-    """Return a text with a run's number of cases and repetitions and its expected duration."""
-    extent = f"{pluralize(len(plan.cases), 'case')}, {pluralize(plan.repetitions, 'repetition')}"
-    per_repetition = _START_SECONDS * len(group_by_variables(plan.cases))
-    per_repetition += compute_sampling_seconds(plan.cases, plan.measure)
-    per_repetition += _STEP_SECONDS * sum(case.is_step for case in plan.cases)
-    seconds = min(_STARTUP_SECONDS + plan.repetitions * per_repetition, plan.budget_seconds)
-    return f"{extent}, about {format_duration(seconds)} (--repetitions and --budget change it)"
-
-
-def refuse_few_open_files() -> None:
-    """Increase this process's limit on open files as far as needed and allowed.
-
-    Raises ``UserError`` if it stays below 64. Ranks inherit the limit.
-    """
-    limit, max_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY:
-        return
-    if limit < _OPEN_FILES:
-        # Gloo connects each rank to all others. Ranks inherit this limit.
-        limit = _OPEN_FILES if max_limit == resource.RLIM_INFINITY else min(max_limit, _OPEN_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, max_limit))
-    if limit < MIN_OPEN_FILES:
-        raise UserError(
-            f"ulimit -n = {limit}: ranks need at least {MIN_OPEN_FILES} open files",
-            hint="ulimit -n 1024",
-        )
-
-
-def collect_host_facts(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Return the facts about this host that ranks do not report, by group and then by name.
-
-    The group ``load`` has the settings and processes that may disturb a measurement, as ``parbench
-    doctor`` finds them, in the dict ``disturbances`` by topic. If srun starts the ranks, the group
-    ``slurm`` has the job, the nodes and the distribution of ranks.
-    """
-    layout = plan.spread
-    disturbances = {}
-    for finding in examine_this_host(os.environ, gpus=plan.device == "cuda"):
-        # The interface matters between nodes only.
-        if finding.disturbs and (layout is not None or finding.topic != "interface"):
-            disturbances[finding.topic] = finding.facts
-    facts: dict[str, dict[str, Any]] = {VOLATILE: {DISTURBANCES: disturbances}}
-    if layout is not None:
-        allocation = Allocation.find(os.environ)
-        facts["slurm"] = {
-            "job": allocation.job,
-            "nodelist": allocation.nodelist,
-            "distribution": layout.distribution,
-        }
-    return facts
+    if options.budget is not None:
+        seconds = parse_duration(options.budget)
+    else:
+        pending = list_pending(run, with_out_of_budget=True)
+        num_planned = plan.repetitions * len(plan.cases)
+        share = sum(len(cases) for _, cases in pending) / max(num_planned, 1)
+        seconds = max(plan.budget_seconds, RESERVE * share * estimate_run_seconds(run))
+    return replace(run, info=replace(run.info, plan=replace(plan, budget_seconds=seconds)))
 
 
 def choose_launcher(

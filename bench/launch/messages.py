@@ -139,11 +139,6 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The Python stack of the measuring thread as text."""
     index: int = -1
     """The position of the rank's current block in ``Job.blocks``, -1 before the first block."""
-    is_connected: bool = True
-    """False if the rank cannot connect to the torch store of rank 0.
-
-    The driver may receive the report of such a rank nevertheless, through a shared file system.
-    """
     groups: dict[str, GroupState] | None = None
     """The state of the rank's operations on each process group, by the name of the group.
 
@@ -169,14 +164,11 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     case: int
     """The index of the case in the cases of ``Job.plan``."""
     weight: float = 0.0
-    """The block's share of the time that remains after the costs of all blocks.
+    """The block's share of the remaining time of the job.
 
-    The share is relative to the sum of all weights. A block of weight 0 gets only its cost while
-    blocks with a weight follow. Blocks of weight 0 at the end of a job divide the time that all
-    other blocks have left equally.
+    The share is relative to the sum of the weights of this block and of all later ones. Blocks of
+    weight 0 are at the end of a job, and divide the time that is left equally.
     """
-    cost_seconds: float = 0.0
-    """The seconds that the block takes with the least number of samples, 0 if that is unknown."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

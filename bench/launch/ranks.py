@@ -3,11 +3,10 @@
 The ranks measure a job. It consists of blocks, each a part of the samples of one case.
 """
 
-import os
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,11 +31,10 @@ from parbench.bench.launch.messages import (
     Outcome,
     RankError,
 )
-from parbench.bench.machine.gpu import GpuReport, inspect_gpus, read_report
 
 START_SECONDS = 120.0
 """The seconds that ranks may take to start, and again to connect to each other."""
-_GRACE_SECONDS = 3.0
+_GRACE_SECONDS = 2.0
 """The seconds that the driver waits for further reports after the first failure or hang."""
 _POLL_SECONDS = 0.05
 """The seconds between two checks for messages of the ranks."""
@@ -45,8 +43,10 @@ _OWN_DEADLINE_SECONDS = 5.0
 
 Until then the ranks report it.
 """
-_SLACK_BYTES = 256 << 20
-"""The increase in bytes of a GPU's used memory that does not count as memory of a run."""
+_FAREWELL_SECONDS = 10.0
+"""The seconds for ranks to exit by themselves after their last case."""
+_GONE_SECONDS = 30.0
+"""The seconds in which killed ranks must end before the next ranks start."""
 
 
 class Ranks(ABC):
@@ -56,9 +56,6 @@ class Ranks(ABC):
     and explains failures. A subclass starts and kills the ranks. ``mailbox`` carries the messages
     of the ranks, and ``evidence`` stores those about their start, end and failure.
     """
-
-    exit_code_seconds = 3.0
-    """The seconds within which the launcher knows the exit code of a rank that has died."""
 
     def __init__(self, size: int, folder: Path) -> None:
         """Create the folder for the messages and logs of these ranks.
@@ -101,29 +98,21 @@ class Ranks(ABC):
         """
         return False
 
-    def have_ended(self) -> bool:
-        """Return True if a rank has failed, all ranks have ended, or their launcher has ended."""
-        codes = self.get_exit_codes()
-        return self.has_launcher_ended() or any(codes.values()) or len(codes) == self._size
-
-    def wait_for_start(self, timeout_seconds: float) -> Outcome | None:
+    def wait_for_start(self) -> Outcome | None:
         """Return None once every rank has sent its first message.
 
-        If a rank fails or does not start within ``timeout_seconds``, the result is an outcome with
-        status failed.
+        If a rank fails or does not start within 120 s, the result is an outcome with status failed.
         """
         hellos = self.evidence.hellos
-        deadline = time.monotonic() + timeout_seconds
-        while len(hellos) < self._size:
-            self._poll()
-            if self.evidence.errors or self.have_ended():
-                return self._explain_end("before every rank had started")
-            if time.monotonic() > deadline:
-                missing = [rank for rank in range(self._size) if rank not in hellos]
-                names = self.evidence.format_ranks(missing)
-                reason = f"{names} did not start within {timeout_seconds:.0f} s"
-                return Outcome(status="failed", reason=reason)
-        return None
+        self._poll_until(lambda: len(hellos) == self._size or self.has_failed(), START_SECONDS)
+        if len(hellos) == self._size:
+            return None
+        if self.has_failed():
+            return self._explain_end("before every rank had started")
+        missing = [rank for rank in range(self._size) if rank not in hellos]
+        names = self.evidence.format_ranks(missing)
+        reason = f"{names} did not start within {START_SECONDS:.0f} s"
+        return Outcome(status="failed", reason=reason)
 
     def send_job(self, job: Job) -> None:
         """Send all ranks their job, and begin the timeout of its first block of samples."""
@@ -145,13 +134,14 @@ class Ranks(ABC):
         """
         while index not in self._outcomes:
             self._poll()
-            if self._has_failed():
-                self._poll()  # a rank that has completed its job reports so before it ends
-            if index in self._outcomes:
-                break
-            if self._has_failed():
+            has_failed = self.has_failed()
+            is_late = bool(self.evidence.reports) or time.monotonic() > self._deadline
+            if not has_failed and not is_late:
+                continue
+            self._poll()  # a rank that has completed its job reports so before it ends
+            if self.has_failed():
                 failure = self._explain_end("while it was measured")
-            elif self.evidence.reports or time.monotonic() > self._deadline:
+            elif is_late:
                 failure = self._explain_hang(index, timeout_seconds)
             else:
                 continue
@@ -161,49 +151,27 @@ class Ranks(ABC):
         self._deadline = time.monotonic() + timeout_seconds + _OWN_DEADLINE_SECONDS
         return self._outcomes.pop(index)
 
-    def wait_for_end(self, timeout_seconds: float) -> None:
-        """Wait until all ranks have ended or one has failed, and read their last messages.
-
-        The wait lasts at most ``timeout_seconds``.
-        """
-        self._poll_until(self.have_ended, timeout_seconds)
+    def wait_for_end(self) -> None:
+        """Wait until all ranks have exited or one has failed, at most 10 s."""
+        self._poll_until(
+            lambda: len(self.get_exit_codes()) == self._size or self.has_failed(),
+            _FAREWELL_SECONDS,
+        )
         self._poll()
 
-    def end(self, timeout_seconds: float) -> list[str]:
-        """Kill all ranks, wait until they have ended, and remove their messages.
+    def end(self) -> None:
+        """Kill all ranks, wait until those of this host have ended, and remove their messages.
 
-        The wait lasts at most ``timeout_seconds``. Returns a phrase for each rank that still runs
-        and for each GPU whose memory is still in use. The list is empty if nothing remains.
+        The wait lasts at most 30 s, because a process may hang in a kernel driver.
         """
         self.kill()
-        deadline = time.monotonic() + timeout_seconds
-        remaining = self._list_running_ranks()
-        while remaining and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-            remaining = self._list_running_ranks()
+        deadline = time.monotonic() + _GONE_SECONDS
+        for hello in self.evidence.hellos.values():
+            while find_process_state(hello) not in (None, "gone") and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
         shutil.rmtree(self._folder / MAIL, ignore_errors=True)
         for file in self._folder.iterdir():
             remove_if_empty(file)
-        hellos = self.evidence.hellos
-        if len(self.evidence.cpu_seconds) < len(hellos):
-            # Only ranks that completed their job have freed their memory themselves.
-            uuids = {hello.place.gpu for hello in hellos.values() if hello.place.gpu}
-            remaining += wait_for_gpu_memory(uuids, deadline)
-        return remaining
-
-    def _list_running_ranks(self) -> list[str]:
-        """Return a phrase for each rank whose process has not ended, in rank order.
-
-        A phrase is for example ``rank 1 (process 4711 is stopped)``. Ranks on other hosts are left
-        out, because this process cannot see them.
-        """
-        phrases = []
-        for rank, hello in sorted(self.evidence.hellos.items()):
-            state = find_process_state(hello)
-            if state not in (None, "gone"):
-                name = self.evidence.format_ranks([rank])
-                phrases.append(f"{name} (process {hello.pid} is {state})")
-        return phrases
 
     def _poll(self) -> None:
         """Store the messages that have arrived, or sleep for 0.05 s if there are none."""
@@ -230,48 +198,47 @@ class Ranks(ABC):
         while not condition() and time.monotonic() < deadline:
             self._poll()
 
-    def _has_failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Return True if the ranks cannot continue their job.
 
-        A rank has then raised an exception or ended early, or all ranks or their launcher have
-        ended.
+        Then a rank has raised an exception or has ended before it measured all of its cases, or
+        their launcher has ended.
         """
-        return bool(self.evidence.errors) or self.have_ended() or self._has_dead_rank()
-
-    def _has_dead_rank(self) -> bool:
-        """Return True if a rank has ended before it has measured all of its cases."""
-        return not self.get_exit_codes().keys() <= self.evidence.cpu_seconds.keys()
+        ended_ranks = self.get_exit_codes().keys()
+        is_dead = not ended_ranks <= self.evidence.cpu_seconds.keys()
+        return bool(self.evidence.errors) or is_dead or self.has_launcher_ended()
 
     def _explain_end(self, when: str) -> Outcome:
         """Wait for messages about a failure, and return a result of the case that explains it.
 
-        The wait ends when each rank has reported an exception or has an exit code. It lasts at most
-        3 s if a rank is known to have died, otherwise at most ``exit_code_seconds``. ``when`` is a
-        phrase about the time of the failure, such as ``while it was measured``.
+        The wait ends when each rank has reported an exception or has an exit code, or after 2 s.
+        ``when`` is a phrase about the time of the failure, such as ``while it was measured``.
         """
         self.mailbox.put("probe", b"x")  # ranks also end if their messages cannot be written
         errors = self.evidence.errors
-        grace = _GRACE_SECONDS if self._has_dead_rank() else self.exit_code_seconds
-        self._poll_until(lambda: len(errors) + len(self.get_exit_codes()) >= self._size, grace)
+        self._poll_until(
+            lambda: len(errors) + len(self.get_exit_codes()) >= self._size, _GRACE_SECONDS
+        )
         self._poll()
-        self.evidence.exit_codes = self.get_exit_codes()
-        self.evidence.last_error = self.get_last_error()
-        return explain_end(self.evidence, when)
+        return explain_end(self.evidence, self.get_exit_codes(), self.get_last_error(), when)
 
     def _explain_hang(self, index: int, timeout_seconds: float) -> Outcome:
         """Wait for the reports of all ranks about a hang, and return a result that explains it.
 
-        The wait lasts at most 3 s. ``index`` is the position in the job of the block of samples
+        The wait lasts at most 2 s. ``index`` is the position in the job of the block of samples
         that hangs. ``timeout_seconds`` is the timeout that the block has exceeded.
         """
-        evidence = self.evidence
-        self._poll_until(lambda: evidence.count_complete_reports() == self._size, _GRACE_SECONDS)
+        reports = self.evidence.reports
+        self._poll_until(
+            lambda: sum(not report.more for report in reports.values()) == self._size,
+            _GRACE_SECONDS,
+        )
         stacks = {}
-        for rank in evidence.hellos:
+        for rank in self.evidence.hellos:
             file = self._folder / f"rank-{rank}.stack"
             if file.exists():
                 stacks[rank] = file.read_text(errors="replace")
-        return explain_hang(evidence, index, timeout_seconds, stacks)
+        return explain_hang(self.evidence, index, timeout_seconds, stacks)
 
 
 def remove_if_empty(file: Path) -> None:
@@ -279,37 +246,3 @@ def remove_if_empty(file: Path) -> None:
     with suppress(OSError):
         if file.stat().st_size == 0:
             file.unlink()
-
-
-def wait_for_gpu_memory(uuids: Collection[str], deadline: float) -> list[str]:
-    """Wait until each GPU has at most 256 MiB more memory in use than before the run.
-
-    Returns a phrase such as ``1.2 GiB on GPU-...`` for each GPU of this host that still has more in
-    use at the deadline.
-
-    Args:
-        uuids: the UUIDs of the GPUs.
-        deadline: the ``time.monotonic()`` at which the wait ends.
-    """
-    if not uuids:
-        return []
-    before = _get_used_bytes(inspect_gpus(os.environ))
-    while True:
-        used_bytes = _get_used_bytes(read_report(os.environ, "sample"))
-        remains = []
-        for uuid in used_bytes.keys() & set(uuids) & before.keys():
-            extra_bytes = used_bytes[uuid] - before[uuid]
-            if extra_bytes > _SLACK_BYTES:
-                remains.append(f"{extra_bytes / 2**30:.1f} GiB on {uuid}")
-        if not remains or time.monotonic() > deadline:
-            return remains
-        time.sleep(0.5)
-
-
-def _get_used_bytes(report: GpuReport) -> dict[str | None, int]:
-    """Return the bytes of memory in use on each GPU, by UUID of the GPU.
-
-    GPUs for which the number is unknown are left out.
-    """
-    memory = {gpu.uuid: gpu.memory_used_bytes for gpu in report.gpus}
-    return {uuid: num_bytes for uuid, num_bytes in memory.items() if num_bytes is not None}

@@ -5,7 +5,7 @@ A record is the outcome of one case in one repetition, as one line of JSON.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -20,7 +20,6 @@ from parbench.bench.machine.environment import (
 )
 from parbench.bench.machine.gpu import GpuReport, inspect_gpus
 from parbench.bench.machine.gpu_inventory import GpuInventory
-from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record, RecordedOutcome, WorldInfo, compute_noise
 from parbench.bench.results.runs import (
@@ -43,7 +42,6 @@ class Recorder:
         self,
         run: Run,
         writer: RecordWriter,
-        facts: Mapping[str, Mapping[str, Any]],
         on_record: Callable[[Record], None],
     ) -> None:
         """Prepare the records of a run.
@@ -51,14 +49,11 @@ class Recorder:
         Args:
             run: the run with its plan and the records that it has so far.
             writer: appends records to the run's file.
-            facts: the facts about the driver's host that ranks do not report, by group and then by
-                name of the fact.
             on_record: is called with each record that was written.
         """
         self._path = run.path
         self._info = run.info
         self._writer = writer
-        self._facts = facts
         self._on_record = on_record
         plan = run.info.plan
         self._world = WorldInfo(size=plan.nproc, nodes=1, backend=plan.backend, device=plan.device)
@@ -80,11 +75,6 @@ class Recorder:
 
         Such a case is not measured in later repetitions.
         """
-        self.cleanup_notes: list[str] = []
-        """Sentences about what remained of the previous ranks: processes and GPU memory.
-
-        Each record contains them, because they may disturb the measurement.
-        """
 
     def store_environment(self, hellos: Sequence[Hello]) -> None:
         """Store the environment of new ranks, which ``hellos``, their first messages, contain.
@@ -97,11 +87,17 @@ class Recorder:
         common, differences = split_environments(
             self._gpus.add_facts([hello.environment for hello in hellos])
         )
-        for group, facts in self._facts.items():
-            common[group] = {**common.get(group, {}), **facts}
+        layout = self._info.plan.spread
+        if layout is not None:
+            job = os.environ.get("SLURM_JOB_ID", "")
+            common["slurm"] = {"job": job, "distribution": layout.distribution}
         places = [hello.place for hello in hellos]
         common["locality"] = describe_relations(places, self._gpus.links)
-        common |= describe_hosts(hellos)
+        hosts = [hello.host for hello in hellos]
+        if len(set(hosts)) > 1:
+            common["hosts"] = hosts
+            switches = {place.host: place.switches for place in places if place.switches}
+            common |= {"switches": switches} if switches else {}
         if self._info.environment is None:
             self._info = replace(self._info, environment=common)
             with convert_write_errors(self._path / "run.json"):
@@ -111,9 +107,8 @@ class Recorder:
         for hello, own in zip(hellos, differences, strict=True):
             if own:
                 self._environment[f"rank {hello.rank}"] = own
-        self._world = replace(self._world, nodes=len({hello.host for hello in hellos}))
-        layout = self._info.plan.spread
-        self._placement_notes = find_misplacements(layout, hellos)
+        self._world = replace(self._world, nodes=len(set(hosts)))
+        self._placement_notes = find_misplacements(hellos)
 
     def write(self, repetition: int, case: Case, outcome: Outcome) -> Record:
         """Write the record of a case in a repetition and return it.
@@ -122,8 +117,7 @@ class Recorder:
         there are any. ``repetition`` is the number of the repetition, from 0.
         """
         result = {name: getattr(outcome, name) for name in RecordedOutcome.__struct_fields__}
-        notes = [*self._info.plan.notes, *self._placement_notes, *self.cleanup_notes]
-        result["notes"] = [*notes, *outcome.notes]
+        result["notes"] = [*self._info.plan.notes, *self._placement_notes, *outcome.notes]
         fault = self._info.plan.injection
         record = Record(
             **result,
@@ -148,92 +142,26 @@ class Recorder:
         return record
 
 
-def describe_hosts(hellos: Sequence[Hello]) -> dict[str, Any]:
-    """Return the names of the hosts by rank, and Slurm's path of switches to each host.
+def find_misplacements(hellos: Sequence[Hello]) -> list[str]:
+    """Return a warning for each way in which the CPUs of ranks slow the ranks down.
 
-    ``hosts`` is a list in rank order. ``switches`` has the path by host, and is missing if it is
-    unknown. The result is empty if all ranks share one host.
+    Either the CPUs of ranks are in another NUMA node than their GPU, or several ranks may use only
+    the same single CPU. ``hellos`` are the first messages of all ranks, in rank order.
     """
-    hosts = [hello.host for hello in hellos]
-    if len(set(hosts)) == 1:
-        return {}
-    switches = {hello.host: hello.place.switches for hello in hellos if hello.place.switches}
-    return {"hosts": hosts, **({"switches": switches} if switches else {})}
-
-
-def find_misplacements(layout: NodeLayout | None, hellos: Sequence[Hello]) -> list[str]:
-    """Return a warning for each way in which the placement of ranks differs from the expected one.
-
-    Args:
-        layout: the requested numbers of nodes and ranks. None if all ranks are on this host, and
-            then only the distance between a rank's CPUs and its GPU is checked.
-        hellos: the first messages of all ranks, in rank order.
-    """
-    warnings = _check_gpu_distance(hellos)
-    if layout is not None:
-        warnings += [*_check_nodes(layout, hellos), *_check_cpus(hellos)]
-    return warnings
-
-
-def _check_gpu_distance(hellos: Sequence[Hello]) -> list[str]:
-    """Return a warning that names the ranks whose CPUs are in another NUMA node than their GPU.
-
-    The list has one warning, or is empty if there are no such ranks.
-    """
+    warnings = []
     distant_ranks = [
         hello.rank
         for hello in hellos
         if hello.place.gpu_numa_node is not None
         and hello.place.gpu_numa_node not in hello.place.numa_nodes
     ]
-    if not distant_ranks:
-        return []
-    ranks = f"rank{'s' if len(distant_ranks) > 1 else ''} {format_cpus(distant_ranks)}"
-    fix = "let ranks use CPUs next to their GPUs (srun --cpu-bind, taskset)"
-    return [f"{ranks}: the CPUs are in another NUMA node than the GPU; {fix}"]
-
-
-def _check_nodes(layout: NodeLayout, hellos: Sequence[Hello]) -> list[str]:
-    """Return a warning if the ranks are not on the nodes that the layout asks for.
-
-    The warning is about the number of ranks on each node. If that is right, it is about the
-    distribution (block or cyclic). The list is empty if both are right.
-    """
-    hosts = [hello.host for hello in hellos]
-    counts = Counter(hosts)
-    per_node = layout.ntasks_per_node
-    if len(counts) != layout.nodes or set(counts.values()) != {per_node}:
-        actual = ", ".join(f"{count} on {host}" for host, count in counts.items())
-        return [
-            f"{layout.nodes} nodes with {per_node} ranks each were asked for; there are {actual}"
-        ]
-    expected = list(counts) * per_node
-    if layout.distribution == "block":
-        expected = [host for host in counts for _ in range(per_node)]
-    if hosts != expected:
-        return [
-            f"distribution {layout.distribution} was asked for; ranks are on {', '.join(hosts)}"
-        ]
-    return []
-
-
-def _check_cpus(hellos: Sequence[Hello]) -> list[str]:
-    """Return a warning for each rank with too few CPUs, and for each CPU that several ranks share.
-
-    A rank has too few CPUs if it may use fewer than ``SLURM_CPUS_PER_TASK``. A CPU counts as shared
-    if it is the only CPU of several ranks.
-    """
-    warnings = []
-    single_cpus: Counter[tuple[str, int]] = Counter()
-    for hello in hellos:
-        cpus = hello.place.cpus
-        promised = str(hello.environment.get("variables", {}).get("SLURM_CPUS_PER_TASK", ""))
-        if promised.isdecimal() and len(cpus) < int(promised):
-            allowed = f"rank {hello.rank} on {hello.host} may use CPUs {format_cpus(cpus)}"
-            warnings.append(f"{allowed}; SLURM_CPUS_PER_TASK is {promised}")
-        if len(cpus) == 1:
-            single_cpus[hello.host, cpus[0]] += 1
-    shared = [
-        f"{n} ranks share CPU {cpu} of {host}" for (host, cpu), n in single_cpus.items() if n > 1
-    ]
-    return warnings + shared
+    if distant_ranks:
+        ranks = f"rank{'s' if len(distant_ranks) > 1 else ''} {format_cpus(distant_ranks)}"
+        fix = "let ranks use CPUs next to their GPUs (srun --cpu-bind, taskset)"
+        warnings.append(f"{ranks}: the CPUs are in another NUMA node than the GPU; {fix}")
+    places = [hello.place for hello in hellos if len(hello.place.cpus) == 1]
+    counts = Counter((place.host, place.cpus[0]) for place in places)
+    for (host, cpu), count in counts.items():
+        if count > 1:
+            warnings.append(f"{count} ranks share CPU {cpu} of {host}")
+    return warnings

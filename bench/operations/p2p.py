@@ -1,5 +1,7 @@
 """Point-to-point operations as benchmarks: a ring, and pairs of ranks while others are idle."""
 
+from dataclasses import replace
+
 import torch.distributed as dist
 
 from parbench.bench.operations.operation import Operation, describe_operation, make_pattern
@@ -33,10 +35,6 @@ def unidirectional(
     return _exchange(world, size_bytes, dtype, send_to, recv_from)
 
 
-matrix = unidirectional
-"""The same benchmark, which is measured for every ordered pair of ranks."""
-
-
 def bidirectional(
     world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1
 ) -> Operation:
@@ -60,7 +58,7 @@ def pingpong(
     return _exchange(world, size_bytes, dtype, peer, peer, in_turn=True)
 
 
-def pairwise(
+def round_of_pairs(
     world: World,
     *,
     size_bytes: int,
@@ -88,8 +86,8 @@ def pairwise(
     peer = peers.get(world.rank)
     in_turn = direction == "in_turn"
     operation = _exchange(world, size_bytes, dtype, peer, peer, in_turn=in_turn)
-    operation.description.details["pairs"] = format_pairs(round_pairs)
-    return operation
+    details = {**operation.description.details, "pairs": format_pairs(round_pairs)}
+    return replace(operation, description=replace(operation.description, details=details))
 
 
 def _exchange(

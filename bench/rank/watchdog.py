@@ -5,7 +5,6 @@ A block is a part of the samples of a case, between which no other case is measu
 
 import faulthandler
 import os
-import socket
 import threading
 import time
 from pathlib import Path
@@ -24,8 +23,6 @@ It is EX_TEMPFAIL of sysexits.h.
 """
 _LOOK_SECONDS = 0.25
 """The seconds between two checks whether another rank hangs or the block has ended."""
-_CONNECT_SECONDS = 1.5
-"""The seconds that a connection to the ranks' store may take before it counts as broken."""
 _END_SECONDS = 20.0
 """The seconds after its report for which a rank waits until the driver ends it."""
 _STACK_SECONDS = 1.0
@@ -66,8 +63,6 @@ class Watchdog:
         """The time.monotonic() at which the current block began."""
         self._handled_alarm: bytes | None = None
         """The content of the last alarm that this rank has answered by a report."""
-        self.store_address: tuple[str, int] | None = None
-        """The host and port of the store in which ranks find each other, None if unknown."""
         self._is_closed = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -119,20 +114,6 @@ class Watchdog:
         alarm = self._mailbox.get(ALARM)
         return alarm is not None and alarm != self._handled_alarm
 
-    def _is_connected(self) -> bool:
-        """Return True if this rank can connect to the torch store of rank 0 within 1.5 s.
-
-        The result is also True if ``store_address`` is None, because the server of the store is in
-        this process or its address is unknown.
-        """
-        if self.store_address is None:
-            return True
-        try:
-            socket.create_connection(self.store_address, timeout=_CONNECT_SECONDS).close()
-        except OSError:
-            return False
-        return True
-
     def _report(self) -> None:
         """Send the driver two reports about this rank, then wait until its block ends.
 
@@ -145,7 +126,6 @@ class Watchdog:
         if not self._has_new_alarm():
             self._mailbox.put(ALARM, f"{self._rank} {index}".encode())
         self._mailbox.post(self._rank, replace(state, more=True))
-        state = replace(state, is_connected=self._is_connected())
         groups, dumps = dump_flight_records()
         states = parse_groups(dumps, groups, self._progress.began_ns, time.time_ns())
         self._mailbox.post(self._rank, replace(state, groups=states))

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -125,7 +124,6 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
         bind_to_near_cpus(os.environ)
         serves_store = store is None and rank == 0
         store = store or meet_ranks(mailbox, os.environ)
-        watchdog.store_address = find_server_address(store, os.environ)
         mailbox.post(rank, make_hello(os.environ))
         job = JOB_DECODER.decode(wait_for(mailbox, JOB, _JOB_SECONDS))
         plan = job.plan
@@ -186,18 +184,6 @@ def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
     return store
 
 
-def find_server_address(store: Store, environ: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return the host and port of the server of the torch store in which the ranks meet.
-
-    The result is None on rank 0, because the server is in this process or on this host.
-    """
-    if environ["RANK"] == "0":
-        return None
-    if isinstance(store, TCPStore):
-        return store.host, store.port
-    return environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
-
-
 def is_on_one_host(environ: Mapping[str, str]) -> bool:
     """Return True if LOCAL_WORLD_SIZE equals WORLD_SIZE, so that all ranks share this host."""
     return environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"]
@@ -254,9 +240,10 @@ def measure_cases(
         watchdog: is started for each block, and reports a block that exceeds its timeout.
         mailbox: carries the results to the driver.
     """
-    clock = RepetitionClock(job)
+    began = time.monotonic()
     remaining = Counter(block.case for block in job.blocks)
     runs: dict[int, CaseRun] = {}
+    ends: dict[int, float] = {}  # the time at which the last block of each case ended
     for number, block in enumerate(job.blocks):
         index = block.case
         if not remaining[index]:
@@ -266,9 +253,9 @@ def measure_cases(
         progress.began_ns = time.time_ns()
         watchdog.begin(number, job.plan.timeout_seconds)
         world.recalibrate_stale_clock()
-        seconds = clock.compute_block_seconds(number, remaining.total())
-        clock.pause(index)
-        [elapsed] = world.broadcast_from_rank_0([clock.compute_elapsed_seconds()])
+        if index in ends:
+            time.sleep(max(_PAUSE_SECONDS - (time.monotonic() - ends[index]), 0.0))
+        [elapsed] = world.broadcast_from_rank_0([time.monotonic() - began])
         is_new = index not in runs
         if is_new and elapsed < job.run_seconds:
             case = job.plan.cases[index]
@@ -276,11 +263,12 @@ def measure_cases(
         if index not in runs:
             outcome = OUT_OF_BUDGET
         elif is_new or elapsed < job.budget_seconds:
+            seconds = compute_block_seconds(job, number, elapsed, remaining.total())
             is_alone = is_new and num_later == 0
             outcome = runs[index].run_block(seconds, num_later, is_only=is_alone)
         else:
             outcome = runs[index].end_early()
-        clock.note_block_end(index)
+        ends[index] = time.monotonic()
         if world.global_rank == 0:
             mailbox.post(0, BlockResult(index=number, outcome=outcome))
         if not outcome.more:
@@ -291,73 +279,24 @@ def measure_cases(
                 gc.collect()
 
 
-class RepetitionClock:
-    """Divides the time budget of a job among its blocks, each a part of the samples of a case.
+def compute_block_seconds(job: Job, number: int, elapsed: float, num_later: int = 0) -> float:
+    """Return the seconds that a block of samples may take.
 
-    A job is the work of one start of all ranks. Every rank has such a clock. The clock of rank 0
-    decides if a case may begin or continue.
+    The time that is left of the job's budget is shared in proportion to the weights of this and all
+    later blocks. If they all have weight 0, each gets an equal part. The result is at least 0.02 s
+    and at most half of the block's timeout.
+
+    Args:
+        job: the blocks with their weights, and the time budget.
+        number: the position of the block in the order of blocks, from 0.
+        elapsed: the seconds since the start of the job.
+        num_later: the number of blocks that are still to come after this one.
     """
-
-    def __init__(self, job: Job) -> None:
-        """Begin the time of the job now, and sum the weights and costs of its blocks."""
-        self._job = job
-        self._began = time.monotonic()
-        parts = np.array([(block.weight, block.cost_seconds) for block in job.blocks])
-        self._sums = np.cumsum(parts[::-1], axis=0)[::-1]
-        """The sums of the weights and of the costs in seconds, from each block to the last one.
-
-        The shape is (blocks, 2).
-        """
-        self._ends: dict[int, float] = {}
-        """The time.monotonic() at which the last block of a case ended, by index of the case."""
-
-    def compute_block_seconds(self, number: int, num_later: int = 0) -> float:
-        """Return the seconds that a block of samples may take if it begins now.
-
-        Each block has a cost, the seconds for its least number of samples, and a weight. The result
-        is the cost of this block plus its share of the free time. The free time is what remains of
-        the job's budget after the costs of this and all later blocks. It is shared in proportion to
-        the weights of these blocks.
-
-        There are three exceptions:
-
-        - If the budget does not suffice for all costs, all costs are reduced by the same factor.
-        - If this and all later blocks have weight 0, they get equal parts of the remaining budget.
-        - The result is at least 0.02 s and at most half of the block's timeout.
-
-        Args:
-            number: the position of the block in the order of blocks, from 0.
-            num_later: the number of blocks that are still to come after this one.
-        """
-        seconds = self._job.budget_seconds - self.compute_elapsed_seconds()
-        block = self._job.blocks[number]
-        weights, costs = map(float, self._sums[number])
-        share = seconds / (1 + num_later)
-        if weights > 0:
-            share = max(seconds - costs, 0.0) * block.weight / weights
-            share += block.cost_seconds * min(seconds / costs if costs else 0.0, 1.0)
-        max_seconds = _TIMEOUT_SHARE * self._job.plan.timeout_seconds
-        return min(max(share, _MIN_CASE_SECONDS), max_seconds)
-
-    def pause(self, case_index: int) -> None:
-        """Sleep until 0.05 s have passed since the previous block of the same case.
-
-        ``case_index`` is the index of the case in the plan.
-        """
-        if case_index in self._ends:
-            seconds = _PAUSE_SECONDS - (time.monotonic() - self._ends[case_index])
-            time.sleep(max(0.0, seconds))
-
-    def compute_elapsed_seconds(self) -> float:
-        """Return the seconds since this rank began to measure its cases."""
-        return time.monotonic() - self._began
-
-    def note_block_end(self, case_index: int) -> None:
-        """Store the present time as the end of the latest block of samples of a case.
-
-        ``case_index`` is the index of the case in the plan.
-        """
-        self._ends[case_index] = time.monotonic()
+    share = 1 / (1 + num_later)
+    if job.blocks[number].weight:
+        share = job.blocks[number].weight / sum(block.weight for block in job.blocks[number:])
+    max_seconds = _TIMEOUT_SHARE * job.plan.timeout_seconds
+    return min(max(share * (job.budget_seconds - elapsed), _MIN_CASE_SECONDS), max_seconds)
 
 
 def report_and_block(mailbox: Mailbox, rank: int, error: Exception) -> None:

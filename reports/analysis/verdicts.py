@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from parbench.bench.launch.budget import compute_costs, suggest_budget
-from parbench.bench.machine.environment import DISTURBANCES, VOLATILE, describe_emulation
+from parbench.bench.launch.budget import estimate_run_seconds, format_budget
+from parbench.bench.machine.environment import describe_emulation
 from parbench.bench.results.formatting import format_percent
 from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run
@@ -174,8 +174,7 @@ def describe_completion(run: Run) -> str:
 
     The text has the command that resumes the run, and a budget that suffices.
     """
-    num_repetitions = len({info.repetition for info in run.info.repetitions})
-    budget = suggest_budget(run.info.plan, compute_costs(run), num_repetitions)
+    budget = format_budget(estimate_run_seconds(run))
     return f"parbench run --resume {run.path}, or use --budget {budget}"
 
 
@@ -206,23 +205,11 @@ def _judge_noise(run: Run, results: Sequence[CaseResult]) -> ReportVerdict:
         return ReportVerdict("QUIET", "good", message)
     cases = pluralize(len(variations), "case")
     message += f", and over 15 % in {len(noisy)} of {cases}"
-    causes = _list_disturbances(run)
-    if causes:
-        message += f". Possible cause: {', '.join(causes)}"
+    disturbance = describe_host_disturbance(run)
+    if disturbance:
+        message += f". Possible cause: {disturbance}"
     hint = "Find causes: parbench doctor"
     return ReportVerdict("NOISY", "doubtful", message, hint=hint)
-
-
-def _list_disturbances(run: Run) -> list[str]:
-    """Return phrases about what disturbed the host: before the run, then in its repetitions.
-
-    Of the repetitions, only the most disturbed one has a phrase.
-    """
-    load = (run.info.environment or {}).get(VOLATILE) or {}
-    causes = load.get(DISTURBANCES) or {}
-    phrases = [name if value == "yes" else f"{name} {value}" for name, value in causes.items()]
-    during_run = describe_host_disturbance(run)
-    return [*phrases, during_run] if during_run else phrases
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -20,8 +21,8 @@ Examples:
   parbench ab --b-python .venv-nightly/bin/python --across 'versions.*' --across 'torch.*' -- fsdp
 
 \b
-Exit codes: 0 fine; 1 B is slower or wrong; 2 bad input, or the budget is too short; 3 nothing could be compared, or
-undecided with --fail-on-unknown; 4 failed or missing.
+Exit codes: 0 fine; 1 B is slower or wrong; 2 bad input; 3 nothing could be compared, or undecided with
+--fail-on-unknown; 4 failed or missing, or the budget is too short.
 """
 
 _AA_EXAMPLES = """\b
@@ -31,7 +32,7 @@ Examples:
   parbench compare BASE NEW                                     uses the thresholds
 
 \b
-Exit codes: 0 fine; 2 bad input, or the budget is too short; 4 no series was measured often enough.
+Exit codes: 0 fine; 2 bad input; 4 too few repetitions within the budget.
 """
 
 _budget_option = partial(
@@ -40,6 +41,15 @@ _budget_option = partial(
 _run_options = click.argument(
     "options", metavar="[-- ARGUMENTS OF RUN]", nargs=-1, type=click.UNPROCESSED
 )
+
+
+def _exit_without_result(reason: str, out: Path) -> NoReturn:
+    """Print the reason why there is no comparison, and exit with code 4.
+
+    The message also contains the folder of the runs (``out``).
+    """
+    click.echo(f"No result: {reason}. The runs are in {out}.")
+    click.get_current_context().exit(4)
 
 
 def _log(line: str) -> None:
@@ -115,6 +125,8 @@ def ab(
         max_pairs=repetitions,
         intended=across,
     )
+    if result.is_too_short:
+        _exit_without_result(result.reason, out)
     comparison = result.comparison
     code = comparison.get_exit_code(fail_on_unknown=fail_on_unknown)
     click.echo(render_comparison(comparison, form, code), nl=False)
@@ -153,13 +165,14 @@ def aa(
     change for which at most 1 % of comparisons among these repetitions are false alarms. compare
     and history check then ignore smaller changes. Arguments of parbench run follow after --.
     """
-    from parbench.bench.text import UserError, parse_duration
+    from parbench.bench.text import UserError, parse_duration, pluralize
     from parbench.reports.compare.ab import (
+        PairedSession,
         Side,
         check_run_options,
-        measure_pairs,
         run_repetition,
     )
+    from parbench.reports.compare.rule import Rule
     from parbench.reports.compare.thresholds import (
         MIN_REPETITIONS,
         format_thresholds,
@@ -168,7 +181,7 @@ def aa(
         save_thresholds,
     )
 
-    check_run_options(options)
+    check_run_options(options, "aa")
     if file.name.strip().endswith("%"):
         raise UserError(
             f"--thresholds {file} is a percentage, but aa writes a file: "
@@ -176,22 +189,27 @@ def aa(
         )
     if file.exists():
         read_thresholds(file)  # A bad file is refused before an hour is spent.
-    *_, pairs = measure_pairs(
+    session = PairedSession(
         (Side(name="a", variables={}), Side(name="b", variables={})),
         partial(run_repetition, out=out, options=options, log=_log),
         budget_seconds=parse_duration(budget or AA_BUDGET),
-        is_fixed_budget=budget is not None,
         min_pairs=MIN_REPETITIONS // 2,
-        max_pairs=repetitions,
         planned_pairs=repetitions,
+        is_fixed_budget=budget is not None,
     )
-    runs = sorted((run for pair in pairs for run in pair), key=lambda run: run.info.started)
-    thresholds = measure_thresholds(runs)
+    for _ in session.measure_pairs(repetitions):
+        pass
+    if session.problem:
+        _exit_without_result(session.problem, out)
+    runs = sorted(session.runs, key=lambda run: run.info.started)
+    thresholds = measure_thresholds(runs, Rule())
     if not thresholds:
-        _log(f"No series was measured in at least {MIN_REPETITIONS} repetitions, see {out}.")
-        click.get_current_context().exit(4)
+        _exit_without_result(
+            f"no series was measured in at least {MIN_REPETITIONS} of {len(runs)} repetitions", out
+        )
     save_thresholds(file, thresholds)
     click.echo(format_thresholds(thresholds), nl=False)
     click.echo("Noise: relative standard deviation of a repetition.")
     click.echo("Threshold: smallest change that is reported for a series.")
-    click.echo(f"Thresholds from {len(runs)} repetitions were written to {file}.")
+    written = pluralize(len(thresholds), "threshold")
+    click.echo(f"{written} from {len(runs)} repetitions written to {file}.")

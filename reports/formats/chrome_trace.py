@@ -26,12 +26,27 @@ Event = dict[str, Any]
 """An event of the Chrome trace format: its fields by name."""
 
 
-_CATEGORIES = {PHASE: "user_annotation", COPY: "gpu_memcpy"}
-"""The category of events, keyed by stream. Those of other streams are kernels."""
-_PREFIXES = {PHASE: "", COMPUTE: "", COPY: "Memcpy "}
-"""The prefix of the names of events, keyed by stream, by which HTA recognizes their kind."""
-_COMM_PREFIX = "ncclDevKernel_"
-"""The prefix of the names of events on all other streams, which communicate."""
+class _StreamFormat(NamedTuple):
+    """The form in which the events of a stream are exported.
+
+    The streams are compute, copies, communication and phases.
+    """
+
+    category: str
+    """The category of the events for Perfetto."""
+    hta_category: str
+    """The category of the events for HTA."""
+    hta_prefix: str
+    """The prefix of event names for HTA, which recognizes the kind of a kernel by it."""
+
+
+_STREAMS = {
+    PHASE: _StreamFormat("user_annotation", "user_annotation", ""),
+    COMPUTE: _StreamFormat("kernel", "kernel", ""),
+    COPY: _StreamFormat("gpu_memcpy", "gpu_memcpy", "Memcpy "),
+}
+"""The formats of all streams except communication, keyed by stream."""
+_COMM_STREAM = _StreamFormat("communication", "kernel", "ncclDevKernel_")
 
 
 class _CaseTrace(NamedTuple):
@@ -49,9 +64,8 @@ class _CaseTrace(NamedTuple):
 
 
 def render_trace(data: RunData) -> bytes:
-    """Return a JSON document of Chrome trace events: the timelines of steps.
+    """Return a JSON document of Chrome trace events: the timelines of cases whose ranks share a clock.
 
-    Only steps are included whose ranks share a clock.
     ``otherData.omissions`` has the reason for each other step, keyed by the label of the case.
     Raises ``UserError`` if no case has such a timeline.
     """
@@ -85,7 +99,7 @@ def render_for_analysis(data: RunData) -> dict[str, bytes]:
     for step in data.timelines:
         for rank in step.timeline.ranks if step.timeline else ():
             name = f"{make_file_name(step.result.case.id)}/rank-{rank.rank}.json"
-            process = {f"rank {rank.rank}": list(_make_rank_events(rank))}
+            process = {f"rank {rank.rank}": list(_make_rank_events(rank, is_for_hta=True))}
             document = {
                 "schemaVersion": 1,
                 "distributedInfo": {"rank": rank.rank},
@@ -111,15 +125,12 @@ def _list_case_traces(data: RunData) -> tuple[list[_CaseTrace], dict[str, str]]:
         repetition, details = find_details(result, PipelineDetails)
         if isinstance(details, str):
             omissions[label] = details
-        elif details.measured is None or not details.clock:
-            problem = "the record has no measured timeline on a clock that its ranks share"
-            omissions[label] = details.why_not_measured or problem
+        elif details.measured is None:
+            omissions[label] = details.why_not_measured or "the record has no measured timeline"
+        elif not details.clock:
+            omissions[label] = "the record does not name a clock that its ranks share"
         else:
-            clock = {
-                "method": details.clock,
-                "uncertainty_seconds": details.clock_uncertainty_seconds,
-                "repetition": repetition + 1,
-            }
+            clock = _describe_clock(details.clock, details.clock_uncertainty_seconds, repetition)
             traces.append(_CaseTrace(label, clock, _list_pipeline_processes(details)))
     for step in data.timelines:
         label = data.labels[step.result.case.id]
@@ -127,11 +138,7 @@ def _list_case_traces(data: RunData) -> tuple[list[_CaseTrace], dict[str, str]]:
         if timeline is None:
             omissions[label] = step.problem
             continue
-        clock = {
-            "method": timeline.clock,
-            "uncertainty_seconds": timeline.uncertainty_seconds,
-            "repetition": step.repetition + 1,
-        }
+        clock = _describe_clock(timeline.clock, timeline.uncertainty_seconds, step.repetition)
         processes = {f"rank {rank.rank}": list(_make_rank_events(rank)) for rank in timeline.ranks}
         traces.append(_CaseTrace(label, clock, processes))
     if not traces:
@@ -139,6 +146,21 @@ def _list_case_traces(data: RunData) -> tuple[list[_CaseTrace], dict[str, str]]:
         reasons.append("only training steps with a valid measurement have one")
         raise UserError(f"{data.run.path} contains no timeline to export: {reasons[0]}")
     return traces, omissions
+
+
+def _describe_clock(
+    method: str | None, uncertainty_seconds: float | None, repetition: int
+) -> Event:
+    """Return the method that compared the clocks of the ranks, its error and the repetition.
+
+    The keys are ``method``, ``uncertainty_seconds`` and ``repetition`` (from 1). The argument
+    ``repetition`` is the number of the exported repetition from 0.
+    """
+    return {
+        "method": method,
+        "uncertainty_seconds": uncertainty_seconds,
+        "repetition": repetition + 1,
+    }
 
 
 def _number_processes(
@@ -164,15 +186,15 @@ def _name_thread(tid: int, name: str) -> Iterator[Event]:
     yield {"ph": "M", "name": "thread_sort_index", "tid": tid, "args": {"sort_index": tid}}
 
 
-def _make_rank_events(rank: RankTimeline) -> Iterator[Event]:
+def _make_rank_events(rank: RankTimeline, *, is_for_hta: bool = False) -> Iterator[Event]:
     """Yield the events of one rank in a step, with times in us since the first rank began the step.
 
-    Each stream is a thread. A stream with overlapping intervals becomes several threads.
+    Each stream is a thread. A stream with overlapping intervals becomes several threads. With
+    ``is_for_hta``, names and categories are those by which HTA recognizes kernels.
     """
     tid = 0
     for stream, intervals in group_by_stream(rank).items():
-        prefix = _PREFIXES.get(stream, _COMM_PREFIX)
-        category = _CATEGORIES.get(stream, "kernel")
+        form = _STREAMS.get(stream, _COMM_STREAM)
         args: dict[str, Any] = {}
         axis = get_axis(stream)
         if axis is not None:
@@ -192,8 +214,8 @@ def _make_rank_events(rank: RankTimeline) -> Iterator[Event]:
                     "tid": tid,
                     "ts": start,
                     "dur": round(stop - start, 3),
-                    "name": f"{prefix}{interval.name}",
-                    "cat": category,
+                    "name": f"{form.hta_prefix if is_for_hta else ''}{interval.name}",
+                    "cat": form.hta_category if is_for_hta else form.category,
                     "args": args,
                 }
 

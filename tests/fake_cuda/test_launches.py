@@ -29,16 +29,6 @@ def test_slow_launches_of_a_rank_are_not_hidden(stub: Stub, slow_rank: int) -> N
     assert launch_hidden(session) < 0.5
 
 
-def test_rank_whose_device_hangs_is_blamed(stub: Stub) -> None:
-    # Rank 1 launches all steps of a sample. Its device stops among them, and rank 0 waits.
-    variables = {"FAKE_CUDA_HANG": "1:40", "TORCH_NCCL_ENABLE_TIMING": "1"}
-    session = run_all_reduce(stub, "--set", "mode=pipelined", **variables)
-    [record] = session.records
-    assert record.status == "hang"
-    assert "rank 1" in record.reason
-    assert "rank 0" not in record.reason
-
-
 def test_rank_that_misses_a_collective_is_blamed(stub: Stub) -> None:
     target = "tests.support.faults:asleep --set rank=1 --set at=8"
     session = replace(stub, has_values=True).parbench(*RUN.split(), *target.split())

@@ -25,7 +25,6 @@ import torch
 import torch.distributed as dist
 
 from parbench import load
-from parbench.bench.launch.budget import compute_costs
 from parbench.bench.results.runs import list_runs, load_run
 from parbench.bench.world.torch_compat import all_gather_single
 from tests.support.paths import ROOT, environment
@@ -217,8 +216,16 @@ def time_commands(num_rounds: int) -> None:
             for command in COMMANDS:
                 arguments = [paths.get(word, word) for word in command.split()]
                 seconds[command].append(run_parbench(arguments, folder))
-        costs = [compute_costs(load_run(path)) for path in list_runs(folder / "runs")]
-    startups = [cost.startup_seconds for cost in costs if cost.startup_seconds is not None]
+        startups = []
+        for path in list_runs(folder / "runs"):
+            run_data = load_run(path)
+            *_, last = run_data.info.repetitions
+            case_seconds = sum(
+                record.seconds
+                for record in run_data.records
+                if record.repetition == last.repetition
+            )
+            startups.append(last.seconds - case_seconds)
     print("| command | seconds |\n| --- | --- |")
     for command, values in seconds.items():
         print(f"| `parbench {command}` | {median(values):.2f} |")

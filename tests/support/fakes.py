@@ -76,11 +76,9 @@ def make_outcome(seconds: float = 1e-3, **overrides: Any) -> Outcome:
     return Outcome(**{**fields, **overrides})
 
 
-def make_single_blocks(
-    cases: Sequence[Case], weights: Sequence[float], *arguments: object, **options: object
-) -> list[Block]:
+def make_single_blocks(cases: Sequence[Case], **options: object) -> list[Block]:
     """Replace ``make_blocks``: each case has one block, in the order of the plan."""
-    return [Block(case=index, weight=weight) for index, weight in enumerate(weights)]
+    return [Block(case=index, weight=1.0) for index in range(len(cases))]
 
 
 def make_status(**overrides: Any) -> HangReport:
@@ -163,8 +161,6 @@ class ScriptedRanks(Ranks, Mailbox):
 
     ``hellos`` has the messages of the ranks that start.
     """
-
-    exit_code_seconds = 0.0
 
     def __init__(
         self, size: int, folder: Path, hellos: Iterable[Hello], script: Script

@@ -14,8 +14,8 @@ from parbench.bench.launch import driver as module
 from parbench.bench.launch import ranks as ranks_module
 from parbench.bench.launch.display import Display
 from parbench.bench.launch.driver import Driver, list_pending
-from parbench.bench.launch.messages import Block, Job, Outcome
-from parbench.bench.launch.recorder import Recorder
+from parbench.bench.launch.messages import Block, Hello, Job, Outcome
+from parbench.bench.launch.recorder import Recorder, find_misplacements
 from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.cases import make_case
 from parbench.bench.plan.plan import Plan, parse_fault
@@ -79,7 +79,7 @@ class FakeRun:
         """Measure the pending cases, and return a line for each record of the run."""
         run = load_run(self.path)
         with open_writer(self.path) as writer:
-            recorder = Recorder(run, writer, {}, self.check_record)
+            recorder = Recorder(run, writer, self.check_record)
             pending = list_pending(run)
             with Display(0, quiet=True) as display:
                 began = time.monotonic()
@@ -209,6 +209,17 @@ def test_environment_is_split_by_rank_and_repetition(make_run: MakeRun) -> None:
         "rank 1": {"process": {"affinity": 1}},
     }
     assert second.environment["changed"] == {"host.kernel": ["6.1", "6.2"]}
+
+
+def test_ranks_with_slow_cpus_are_reported() -> None:
+    def hello(rank: int, cpu: int, gpu_numa_node: int | None) -> Hello:
+        place = RankPlace(host="a", cpus=(cpu,), numa_nodes=(0,), gpu_numa_node=gpu_numa_node)
+        return make_hello(rank, host="a", place=place)
+
+    far, shared = find_misplacements([hello(0, 3, 0), hello(1, 3, 1), hello(2, 4, None)])
+    assert far.startswith("rank 1: the CPUs are in another NUMA node than the GPU")
+    assert shared == "2 ranks share CPU 3 of a"
+    assert find_misplacements([hello(0, 3, 0), hello(1, 4, 0)]) == []
 
 
 def test_record_has_the_time_at_which_its_case_began(make_run: MakeRun) -> None:

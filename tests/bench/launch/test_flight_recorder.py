@@ -79,13 +79,6 @@ def test_rank_behind_in_a_collective_is_waited_for() -> None:
     assert read_groups(stuck)["0"].name == "nccl:all_reduce"
 
 
-def test_gpu_that_did_not_start_is_waited_for() -> None:
-    scheduled = [make_entry(5, "scheduled")]
-    started = [make_entry(5, "started")]
-    assert find_waiting_in_world(started, scheduled) == {0: {1}}
-    assert find_waiting_in_world(started, started) == {}
-
-
 def test_blamed_rank_of_sub_groups_waits_for_nobody() -> None:
     first_row, second_row = {"tp0": (0, 1)}, {"tp1": (2, 3)}
     first_column, second_column = {"dp0": (0, 2)}, {"dp1": (1, 3)}
@@ -104,15 +97,6 @@ def test_coalesced_calls_are_done_with_their_launch() -> None:
     launched = make_entry(5, "completed", profiling_name="nccl:coalesced")
     assert read_groups(parts)["0"].pending == 5
     assert read_groups([*parts, launched])["0"].pending == 0
-
-
-def test_last_coalesced_launch_may_not_be_done() -> None:
-    """torch records the end of the launch on a stream that does not run it."""
-    launched = make_entry(5, profiling_name="nccl:coalesced")
-    assert read_groups([make_entry(4), launched])["0"].is_last_coalesced
-    assert not read_groups([launched, make_entry(6)])["0"].is_last_coalesced
-    exchange = make_entry(5, profiling_name="nccl:coalesced", is_p2p=True)
-    assert not read_groups([make_entry(5), exchange])["0"].is_last_coalesced
 
 
 def test_receive_waits_for_the_sender_and_send_for_the_receiver() -> None:

@@ -179,7 +179,7 @@ def test_failed_rank_reports_and_waits_for_its_end(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_hung_rank_reports_and_ends_itself(tmp_path: Path) -> None:
     """A driver that has vanished does not end the rank."""
-    job = make_job([fault_case("asleep", rank=0, at=1)], timeout_seconds=4.0)
+    job = make_job([fault_case("asleep", rank=0, at=1)], timeout_seconds=8.0)
     Mailbox(tmp_path).put(JOB, msgspec.json.encode(job))
     script = (
         "from parbench.bench.rank import watchdog, worker\n"
@@ -220,29 +220,17 @@ def test_rank_reports_once_another_exceeds_its_deadline(tmp_path: Path) -> None:
     ]
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The worker's clock, which only the test moves."""
-    fake = SimpleNamespace(now=1000.0, sleep=lambda seconds: None)
-    fake.monotonic = lambda: fake.now
-    monkeypatch.setattr(worker, "time", fake)
-    return fake
-
-
-def test_time_budget_is_shared_by_weight(clock: SimpleNamespace) -> None:
+def test_time_budget_is_shared_by_weight() -> None:
     cases = [fault_case("fine", number=number) for number in range(3)]
-    blocks = [
-        Block(case=case, weight=weight) for case, weight in ((0, 1), (1, 10), (2, 1), (0, 1))
-    ]
+    weights = [(0, 1), (1, 10), (2, 1), (0, 1), (1, 0)]
+    blocks = [Block(case=case, weight=weight) for case, weight in weights]
     job = make_job(cases, blocks=blocks, budget_seconds=13.0)
-    repetition = worker.RepetitionClock(job)
-    assert repetition.compute_block_seconds(0) == pytest.approx(1.0)
-    clock.now += 7.0
+    assert worker.compute_block_seconds(job, 0, 0.0) == pytest.approx(1.0)
     # Later cases share the time that the first one left.
-    assert repetition.compute_block_seconds(1) == pytest.approx(6.0 * 10 / 12)
-    assert repetition.compute_block_seconds(2) == pytest.approx(6.0 / 2)
-    clock.now += 8.0
-    assert repetition.compute_block_seconds(3) == 0.02
+    assert worker.compute_block_seconds(job, 1, 7.0) == pytest.approx(6.0 * 10 / 12)
+    assert worker.compute_block_seconds(job, 2, 7.0) == pytest.approx(6.0 / 2)
+    assert worker.compute_block_seconds(job, 3, 15.0) == 0.02
+    assert worker.compute_block_seconds(job, 4, 7.0, num_later=1) == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from parbench.bench.machine.environment import DISTURBANCES, VOLATILE
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Plan, SkippedCase
 from parbench.bench.results.records import Check, Record
@@ -105,12 +104,10 @@ def test_noise_is_the_variation_of_repetitions() -> None:
     quiet = [ok_record(FIRST, repetition, 1e-3) for repetition in range(3)]
     noisy = [ok_record(SECOND, repetition, 1e-3 * 2**repetition) for repetition in range(3)]
     assert judge(make_plan([FIRST], repetitions=3), *quiet)["QUIET"].level == "good"
-    load = {VOLATILE: {DISTURBANCES: {"load average": "3.10 on 2 cores"}}}
     plan = make_plan([FIRST, SECOND], repetitions=3)
-    verdict = judge(plan, *quiet, *noisy, environment=load)["NOISY"]
+    verdict = judge(plan, *quiet, *noisy)["NOISY"]
     assert verdict.level == "doubtful"
     assert "1 of 2 cases" in verdict.message
-    assert "load average 3.10 on 2 cores" in verdict.message
 
 
 def test_noise_of_a_single_repetition_is_unknown() -> None:
