@@ -97,7 +97,6 @@ _DEFINITIONS = {
         "Sizes more than 20 % and four standard deviations from the fit. They are plotted, but have "
         "little weight in the fit."
     ),
-    "slow-down": "Time under load over time without load, paired by repetition. 1 is as fast.",
     "late": (
         "The rank that most often arrives last, and its share of iterations. The lateness of a rank "
         "is its arrival minus the first arrival. Unknown if the skew is below the uncertainty of the "
@@ -127,8 +126,8 @@ _DEFINITIONS = {
         "constant."
     ),
     "ratio": (
-        "Time relative to the first run. Its 95 % interval is that of Welch's t-test on the "
-        "logarithms of the repetitions, which needs three repetitions of each run. parbench compare "
-        "reports which changes are significant."
+        "Time relative to the first time of the row. Its 95 % interval is that of a t-test on the "
+        "logarithms of at least three repetitions: paired within a run, and Welch's between runs. "
+        "parbench compare reports which changes between runs are significant."
     ),
 }

@@ -32,7 +32,6 @@ from parbench.reports.findings.record_evidence import collect_evidence
 from parbench.reports.report import Report, make_sections
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.communication import list_communication_tables
-from parbench.reports.tables.contention import list_contention_tables
 from parbench.reports.tables.context import list_context_tables
 from parbench.reports.tables.experts import list_expert_tables
 from parbench.reports.tables.groups import list_group_tables, list_link_tables
@@ -42,7 +41,7 @@ from parbench.reports.tables.hosts import (
     list_repetition_tables,
 )
 from parbench.reports.tables.predictions import list_prediction_tables
-from parbench.reports.tables.settings import list_setting_tables
+from parbench.reports.tables.side_by_side import list_contention_tables, list_setting_tables
 from parbench.reports.tables.steps import list_step_tables
 
 SECTIONS: Mapping[tuple[str, str], Callable[[RunData], Iterable[Table]]] = {

@@ -12,7 +12,7 @@ from parbench.reports.report import Report, make_problem_table, make_sections
 from parbench.reports.run_data import RunData
 from parbench.reports.run_set import RunSet
 from parbench.reports.tables.scaling import list_node_scaling_tables, list_rank_scaling_tables
-from parbench.reports.tables.side_by_side import make_environment_table, make_side_by_side_table
+from parbench.reports.tables.side_by_side import make_environment_table, make_run_table
 
 _RUN_COLUMNS = (
     Column("run", help="its name in the tables below"),
@@ -44,7 +44,7 @@ def make_report_of_runs(run_set: RunSet) -> Report:
             ("over-nodes", "Scaling over nodes"): over_nodes,
             ("scaling", "Scaling over ranks"): over_ranks,
             ("environments", "Environments side by side"): [make_environment_table(run_set)],
-            ("side-by-side", "Side by side"): [make_side_by_side_table(run_set)],
+            ("side-by-side", "Side by side"): [make_run_table(run_set)],
         }
     return Report(
         name=f"{len(run_set.runs)} runs",

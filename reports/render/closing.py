@@ -19,7 +19,7 @@ from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import SIZE_COLUMN
 from parbench.reports.tables.groups import list_link_tables
-from parbench.reports.tables.settings import list_setting_tables
+from parbench.reports.tables.side_by_side import list_setting_tables
 
 WIDTH = 80
 MAX_LINES = 64

@@ -1,42 +1,74 @@
-"""The times of the same cases in several runs or environments, one column each."""
+"""The times of the same cases side by side: by setting, by load, by environment, and by run."""
 
-from collections.abc import Mapping, Sequence
-from statistics import median
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from parbench.bench.results.tables import Column, Row, Table
+from parbench.bench.plan.cases import Case
+from parbench.bench.results.tables import Column, Table, keep_known_columns
+from parbench.bench.text import pluralize
+from parbench.reports.analysis.case_results import CaseResult, group_results
 from parbench.reports.analysis.labels import label_cases
-from parbench.reports.frames import list_rows
+from parbench.reports.run_data import RunData
 from parbench.reports.run_set import RunSet
-from parbench.reports.stats import estimate_unpaired_effect
+from parbench.reports.stats import estimate_paired_effect, estimate_unpaired_effect
 
-MAX_SIDES = 8
-"""The largest number of runs that the table shows."""
-_CASE = Column("case", help="what ran")
-_NODES = Column("nodes", kind="count", help="number of nodes")
+if TYPE_CHECKING:
+    import pandas as pd
+
+MAX_RUNS = 8
+"""The largest number of runs that the table of runs shows."""
+ALONE = "alone"
+"""The name of the column of cases without a load."""
+UNSET = "unset"
+"""The text of an environment variable that a setting leaves unset."""
+LOADS = {
+    "concurrent": "Contention: all groups at once relative to one group",
+    "background": "Interference from background load",
+}
+"""The titles of tables, keyed by the parameter that adds the load."""
+
+ComparedCase = tuple[str, Mapping[str, CaseResult]]
+"""The label of a case, and its result on each side, such as ``run 1``, keyed by the side."""
 
 
-def make_side_by_side_table(run_set: RunSet) -> Table:
+def list_setting_tables(data: RunData) -> Iterator[Table]:
+    """Yield the table of times by setting of environment variables, such as ``NCCL_ALGO=Ring``.
+
+    Yields nothing if no case ran with two settings.
+    """
+    variables = list(
+        dict.fromkeys(name for result in data.measured for name in result.case.variables)
+    )
+    cases = _group_by_params(data, variables) if variables else []
+    if cases:
+        yield _make_table("settings", f"Time by {' '.join(variables)}", cases, is_paired=True)
+
+
+def list_contention_tables(data: RunData) -> Iterator[Table]:
+    """Yield a table of times with concurrent groups, and one with background loads.
+
+    Both compare with the time without the load. A table without comparisons is left out.
+    """
+    for param, title in LOADS.items():
+        cases = [case for case in _group_by_params(data, [param]) if ALONE in case[1]]
+        if cases:
+            yield _make_table(f"contention-{param}", title, cases, is_paired=True)
+
+
+def make_run_table(run_set: RunSet) -> Table:
     """Return the table of times of the cases that at least two runs measured.
 
     Only the first eight runs are shown. Cases match if they are equal without the parameters in
     which the runs differ.
     """
     cases = run_set.cases
-    cases = cases[cases["run"] <= MAX_SIDES].drop_duplicates(["match", "run"], keep="last")
-    rows = []
-    for _, matching in cases.groupby("match", sort=False):
-        if len(matching) > 1:
-            results = {f"run {row['run']}": [row] for row in list_rows(matching)}
-            rows.append({"result": matching["result"].iloc[0], **compare_times(results)})
+    cases = cases[cases["run"] <= MAX_RUNS]
+    cases = cases.assign(side=[f"run {number}" for number in cases["run"]])
+    compared = _group_by_side(cases, ["match"])
     notes = []
-    if rows and len(run_set.runs) > MAX_SIDES:
-        notes.append(
-            f"The first {MAX_SIDES} of {len(run_set.runs)} runs are shown. "
-            "Name fewer runs to see others: parbench report RUN..."
-        )
-    names = [f"run {number}" for number in run_set.runs if number <= MAX_SIDES]
-    return _make_table("side-by-side", "Side by side", [_CASE], names, rows, notes)
+    if len(run_set.runs) > MAX_RUNS:
+        notes.append(f"The first {MAX_RUNS} of {len(run_set.runs)} runs are shown.")
+    return _make_table("side-by-side-table", "Side by side", compared, is_paired=False, notes=notes)
 
 
 def make_environment_table(run_set: RunSet) -> Table:
@@ -45,46 +77,76 @@ def make_environment_table(run_set: RunSet) -> Table:
     An environment is a named set of variables. Nodes and ranks of a row are equal.
     """
     cases = run_set.cases
-    names = [name for name in cases["environment"].unique() if name]
-    cases = cases[cases["environment"].isin(names) & cases["is_whole_world"] & cases["is_current"]]
-    rows = []
-    for _, repeats in cases.groupby("case_id", sort=False):
-        for _, layout in repeats.groupby(["nodes", "ranks_per_node", "distribution"]):
-            results: dict[str, list[Row]] = {}
-            for row in list_rows(layout):
-                results.setdefault(row["environment"], []).append(row)
-            if len(results) > 1:
-                first = {"result": layout["result"].iloc[0], "nodes": layout["nodes"].iloc[0]}
-                rows.append({**first, **compare_times(results)})
-    return _make_table("environments", "Environments side by side", [_CASE, _NODES], names, rows)
+    has_environment = cases["environment"] != ""
+    cases = cases[has_environment & cases["is_whole_world"] & cases["is_current"]]
+    cases = cases.assign(side=cases["environment"])
+    compared = _group_by_side(cases, ["case_id", "nodes", "ranks_per_node", "distribution"])
+    return _make_table("environments-table", "Environments side by side", compared, is_paired=False)
+
+
+def _group_by_params(data: RunData, params: Sequence[str]) -> list[ComparedCase]:
+    """Return the cases of a run that ran with at least two values of ``params``.
+
+    A case with fewer parameters comes first on its row, because it is the one without load.
+    """
+    compared: list[ComparedCase] = []
+    for group in group_results(data.measured, *params):
+        results = sorted(group, key=lambda result: len(result.case.params))
+        words = data.labels[results[0].case.id].split()
+        label = " ".join(word for word in words if word.partition("=")[0] not in params)
+        sides = {_name_side(result.case, params): result for result in results}
+        if len(sides) > 1:
+            compared.append((label, sides))
+    return compared
+
+
+def _name_side(case: Case, params: Sequence[str]) -> str:
+    """Return the values of ``params`` in a case as text, ``alone`` if it has none of them.
+
+    The value True is replaced by the name of its parameter, and an empty value by ``unset``.
+    """
+    values = {name: case.params[name] for name in params if name in case.params}
+    words = [name if value is True else str(value or UNSET) for name, value in values.items()]
+    return " ".join(words) or ALONE
+
+
+def _group_by_side(cases: "pd.DataFrame", keys: list[str]) -> list[ComparedCase]:
+    """Return the cases of several runs that were measured on at least two sides.
+
+    ``cases`` is a frame with a row per case and run (``RunSet.cases``), whose column ``side`` has
+    the name of the side. Rows with equal values of the columns ``keys`` are the same case. The last
+    row of a side counts.
+    """
+    groups = [
+        dict(zip(group["side"], group["result"], strict=True))
+        for _, group in cases.groupby(keys, sort=False)
+    ]
+    groups = [sides for sides in groups if len(sides) > 1]
+    first_results = [next(iter(sides.values())) for sides in groups]
+    labels = label_cases(first_results)
+    compared: list[ComparedCase] = []
+    for first, sides in zip(first_results, groups, strict=True):
+        nodes = f", {pluralize(first.world.nodes, 'node')}" if first.world.nodes > 1 else ""
+        compared.append((f"{labels[first.case.id]}{nodes}", sides))
+    return compared
 
 
 def _make_table(
     table_id: str,
     title: str,
-    columns: Sequence[Column],
-    names: Sequence[str],
-    rows: Sequence[dict[str, Any]],
+    cases: Sequence[ComparedCase],
+    *,
+    is_paired: bool,
     notes: Sequence[str] = (),
 ) -> Table:
-    """Return a table with the times of several runs or environments side by side.
+    """Return a table with the time of each side, and its ratio to the first side of the row.
 
-    It has the ``columns``, then the time of each of ``names``, and for each name but the first the
-    ratio of its time to that of the first.
-
-    ``names`` are the runs or environments. ``rows`` have the cells of ``compare_times`` and the
-    ``result`` that names the case. ``columns`` come first.
+    ``is_paired`` is True if the sides are cases of one run, whose repetitions are paired.
     """
-    labels = label_cases([row["result"] for row in rows])
-    for row in rows:
-        row["case"] = labels[row["result"].case.id]
+    names = dict.fromkeys(name for _, sides in cases for name in sides)
+    rows = [{"case": label, **compare_times(sides, is_paired=is_paired)} for label, sides in cases]
     times = [
-        Column(
-            name,
-            kind="s",
-            has_interval=True,
-            help=f"time in {name} with its 95 % interval",
-        )
+        Column(name, kind="s", has_interval=True, help=f"time of {name} with its 95 % interval")
         for name in names
     ]
     ratios = [
@@ -94,53 +156,39 @@ def _make_table(
             kind="number",
             has_interval=True,
             is_result=True,
-            help=f"time in {name} relative to the first of the row, with its 95 % interval",
+            help=f"time of {name} relative to the first of the row, with its 95 % interval",
         )
-        for name in names[1:]
+        for name in names
     ]
     return Table(
-        f"{table_id}-table",
+        table_id,
         title,
-        caption="times, and their ratios to the first that measured the case",
-        columns=[*columns, *times, *ratios],
+        caption="times, and their ratios to the first of the row",
+        columns=[Column("case", help="what ran"), *times, *keep_known_columns(ratios, rows)],
         rows=rows,
         terms=["ratio", "interval"],
         notes=notes,
-        where="page",
     )
 
 
-def compare_times(results: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
-    """Return the cells of one case: seconds in each run or environment, and ratios to the first.
+def compare_times(sides: Mapping[str, CaseResult], *, is_paired: bool) -> dict[str, Any]:
+    """Return the cells of one case: seconds on each side, and ratios to the first side.
 
-    ``results`` are rows of the case (``RunSet.cases``), keyed by the name of the run or
-    environment. The keys of the result are ``NAME``, ``NAME_low`` and ``NAME_high`` for the seconds
-    and their interval, and ``NAME ratio`` with its bounds. The seconds are the median over the rows
-    of the name. A ratio compares the repetitions of all these rows. A run with one repetition has
-    an interval only if all runs have one repetition.
+    The keys are ``NAME``, ``NAME_low`` and ``NAME_high`` for the seconds and their interval over
+    repetitions, and ``NAME ratio`` with its bounds. The ratios compare repetitions of equal number
+    if ``is_paired``, otherwise all repetitions of both sides.
     """
     cells: dict[str, Any] = {}
-    rows = [row for side in results.values() for row in side]
-    cells["is_within_repetition"] = all(row["is_within_repetition"] for row in rows)
-    base: dict[int, float] = {}
-    for name, side in results.items():
-        cells[name] = median(row["seconds"] for row in side)
-        is_comparable = cells["is_within_repetition"] or not side[0]["is_within_repetition"]
-        if len(side) == 1 and is_comparable:
-            cells[f"{name}_low"] = side[0]["seconds_low"]
-            cells[f"{name}_high"] = side[0]["seconds_high"]
-        seconds = [value for row in side for value in _list_repetitions(row)]
-        repetitions = dict(enumerate(seconds))
-        if not base:
-            base = repetitions
-            continue
-        effect = estimate_unpaired_effect(base, repetitions)
-        if effect:
+    estimate_effect = estimate_paired_effect if is_paired else estimate_unpaired_effect
+    base = next(iter(sides.values()))
+    for name, result in sides.items():
+        cells[name] = result.seconds
+        metric = result.metrics[result.headline]
+        if not metric.is_within_repetition:
+            cells |= {f"{name}_low": metric.low, f"{name}_high": metric.high}
+        effect = estimate_effect(
+            base.by_repetition(base.headline), result.by_repetition(base.headline)
+        )
+        if effect and result is not base:
             cells |= effect.make_cells(f"{name} ratio")
     return cells
-
-
-def _list_repetitions(row: Row) -> list[float]:
-    """Return the duration of a row's case in each repetition in seconds, in repetition order."""
-    result = row["result"]
-    return list(result.by_repetition(result.headline).values())
