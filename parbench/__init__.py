@@ -79,7 +79,7 @@ def load_samples(*runs: str | Path, by_rank: bool = False) -> "pd.DataFrame":
 def figures(*runs: str | Path) -> "Mapping[str, Figure]":
     """Return the figures of the report on the given runs by name, such as ``figures(run)["bandwidth"]``.
 
-    They are matplotlib figures, which are drawn when they are read. The names are those of the files that
+    They are matplotlib figures. The names are those of the files that
     ``parbench report --figures`` writes.
 
     Args:
@@ -88,10 +88,11 @@ def figures(*runs: str | Path) -> "Mapping[str, Figure]":
     Raises:
         UserError: A folder contains no run or cannot be read.
     """
-    from parbench.reports.figures.svg import Figures
+    from parbench.reports.figures.svg import draw
     from parbench.reports.render.show import load_report
 
-    return Figures(load_report([Path(run) for run in runs]).charts)
+    report = load_report([Path(run) for run in runs])
+    return {chart.name: draw(chart) for chart in report.charts}
 
 
 def step_of(

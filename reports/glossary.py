@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from parbench.bench.plan.catalogue import describe_busbw_factors
 from parbench.bench.results.metrics import Metric
 from parbench.bench.results.tables import Section
 
@@ -80,18 +79,19 @@ _DEFINITIONS = {
         "They are different series."
     ),
     "busbw": (
-        "Bus bandwidth: algbw times the factor of nccl-tests for n ranks "
-        f"({describe_busbw_factors()}). It compares with the speed of a link. The factor assumes "
-        "point-to-point links, so reduction in the network can exceed that speed."
+        "Bus bandwidth: algbw times the factor of nccl-tests for n ranks (2(n-1)/n for an all-reduce, "
+        "(n-1)/n if each rank has a shard of the data, otherwise 1). It compares with the speed of a "
+        "link. The factor assumes point-to-point links, so reduction in the network can exceed that "
+        "speed."
     ),
     "fit": (
-        "Latency-bandwidth model (alpha-beta, Hockney), piecewise linear: time = latency + size / "
+        "Latency-bandwidth model (alpha-beta, Hockney) with one or two lines: time = latency + size / "
         "bandwidth. n_1/2 = latency x bandwidth is the size that reaches half of the asymptotic "
         "bandwidth."
     ),
     "breakpoint": (
-        "The size at which the fit changes, such as at a switch of protocols: the intersection of "
-        "both lines if it lies between two measured sizes, otherwise the geometric mean of the two."
+        "The measured sizes between which the fit changes from one line to another, such as at a "
+        "switch of protocols."
     ),
     "outliers": (
         "Sizes more than 20 % and four standard deviations from the fit. They are plotted, but have "

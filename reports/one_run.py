@@ -11,7 +11,6 @@ from parbench.bench.text import pluralize
 from parbench.reports.analysis.comparisons import describe_settings
 from parbench.reports.analysis.footnotes import list_footnotes
 from parbench.reports.analysis.labels import list_environment_facts
-from parbench.reports.analysis.operations import select_operations
 from parbench.reports.analysis.overview import describe_setup, list_tiles
 from parbench.reports.analysis.repetitions import describe_measuring_time
 from parbench.reports.analysis.steps import find_details
@@ -24,14 +23,14 @@ from parbench.reports.analysis.verdicts import (
     list_warnings,
 )
 from parbench.reports.figures.chart import Chart, list_charts
-from parbench.reports.figures.lines import chart_bandwidth_overview
+from parbench.reports.figures.lines import chart_bandwidth
 from parbench.reports.figures.pipeline import chart_pipeline
 from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.findings.engine import apply_rules
 from parbench.reports.findings.record_evidence import collect_evidence
 from parbench.reports.report import Report, make_sections
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.communication import list_communication_tables
+from parbench.reports.tables.communication import group_operations, list_communication_tables
 from parbench.reports.tables.context import list_context_tables
 from parbench.reports.tables.experts import list_expert_tables
 from parbench.reports.tables.groups import list_group_tables, list_link_tables
@@ -60,8 +59,6 @@ SECTIONS: Mapping[tuple[str, str], Callable[[RunData], Iterable[Table]]] = {
 }
 """The functions that return the tables of each section, keyed by id and title, in order."""
 
-MAX_BOXES = 1500
-"""The largest number of boxes in the Gantt chart of the first screen."""
 HARDWARE_FACTS = (("host", "cpu_model", ""), ("torch", "gpu", ""), ("torch", "version", "torch "))
 """Facts of the environment in the heading: group, name, and text before the value."""
 
@@ -119,9 +116,10 @@ def describe_run(data: RunData) -> str:
 def chart_first_screen(data: RunData) -> list[Chart]:
     """Return the charts above the sections: bus bandwidth over size, and the first profiled step.
 
-    A chart without data is left out.
+    The bandwidth is that of the first mode and data type. A chart without data is left out.
     """
-    bandwidth = chart_bandwidth_overview(select_operations(data), data.ceiling)
+    groups = group_operations(data)
+    bandwidth = chart_bandwidth(1, *groups[0], data.ceiling) if groups else None
     return list_charts(bandwidth, _chart_first_step(data, is_wide=bandwidth is None))
 
 
@@ -141,7 +139,6 @@ def _chart_first_step(data: RunData, *, is_wide: bool) -> Chart | None:
                 f"Measured in repetition {repetition + 1}.",
                 replace(details, predicted=None),
                 is_wide=is_wide,
-                max_boxes=MAX_BOXES,
             )
     if step is None or step.timeline is None:
         return None
@@ -151,5 +148,4 @@ def _chart_first_step(data: RunData, *, is_wide: bool) -> Chart | None:
         f"Repetition {step.repetition + 1}. Waiting is hatched or grey.",
         step.timeline,
         is_wide=is_wide,
-        max_boxes=MAX_BOXES,
     )

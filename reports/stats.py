@@ -13,7 +13,7 @@ them is part of the effect.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, stdev, variance
+from statistics import fmean, stdev, variance
 
 from parbench.bench.results.stats import CONFIDENCE, MIN_INTERVAL_REPETITIONS, t_quantile
 
@@ -42,8 +42,6 @@ class Effect:
     """The geometric mean over repetitions of new time over base time, minus 1."""
     num_repetitions: int
     """The number of pairs, or the number of repetitions of the side that has fewer."""
-    is_paired: bool
-    """True if repetitions of both sides were paired by their index."""
     low: float | None = None
     """The lower bound of the 95 % confidence interval of the change (Student's t on logarithms)."""
     high: float | None = None
@@ -59,13 +57,6 @@ class Effect:
     def ratio(self) -> float:
         """The new time divided by the base time."""
         return 1 + self.change
-
-    @property
-    def is_significant(self) -> bool:
-        """True if the 95 % interval excludes zero. This is not corrected for multiple effects."""
-        if self.low is None or self.high is None:
-            return False
-        return self.low > 0 or self.high < 0
 
     def make_cells(self, key: str) -> dict[str, float | None]:
         """Return the ratio of new to base time and its 95 % interval as cells of a table row.
@@ -103,20 +94,7 @@ def estimate_paired_effect(
     ratios = [math.log(new[number] / base[number]) for number in base if number in new]
     if not ratios:
         return None
-    n = len(ratios)
-    if n < MIN_INTERVAL_REPETITIONS:
-        return Effect(change=_to_fraction(fmean(ratios)), num_repetitions=n, is_paired=True)
-    ratio_variance = variance(ratios) + MIN_VARIANCE
-    return _build_effect(
-        difference=fmean(ratios),
-        error=math.sqrt(ratio_variance / n),
-        df=n - 1,
-        noise=math.sqrt(ratio_variance / 2),
-        num_repetitions=n,
-        is_paired=True,
-        min_effect=min_effect,
-        level=level,
-    )
+    return _build_effect(fmean(ratios), [ratios], min_effect, level)
 
 
 def estimate_unpaired_effect(
@@ -135,56 +113,42 @@ def estimate_unpaired_effect(
     base_logs = [math.log(value) for value in base.values()]
     new_logs = [math.log(value) for value in new.values()]
     difference = fmean(new_logs) - fmean(base_logs)
-    n = min(len(base), len(new))
-    if n < MIN_INTERVAL_REPETITIONS:
-        return Effect(change=_to_fraction(difference), num_repetitions=n, is_paired=False)
-    base_variance = variance(base_logs) + MIN_VARIANCE
-    new_variance = variance(new_logs) + MIN_VARIANCE
-    base_square = base_variance / len(base)
-    new_square = new_variance / len(new)
-    square = base_square + new_square
-    df = square**2 / (base_square**2 / (len(base) - 1) + new_square**2 / (len(new) - 1))
-    return _build_effect(
-        difference=difference,
-        error=math.sqrt(square),
-        df=df,
-        noise=math.sqrt((base_variance + new_variance) / 2),
-        num_repetitions=n,
-        is_paired=False,
-        min_effect=min_effect,
-        level=level,
-    )
+    return _build_effect(difference, [base_logs, new_logs], min_effect, level)
 
 
 def _build_effect(
-    *,
-    difference: float,
-    error: float,
-    df: float,
-    noise: float,
-    num_repetitions: int,
-    is_paired: bool,
-    min_effect: float,
-    level: float,
+    difference: float, samples: Sequence[Sequence[float]], min_effect: float, level: float
 ) -> Effect:
     """Build an effect from the difference of mean logarithms of times: new minus base.
 
-    ``error`` is the standard error of the difference and ``df`` its degrees of freedom. ``noise``
-    is the standard deviation of one repetition's logarithm.
+    Args:
+        difference: the difference of the means.
+        samples: the log ratios of paired repetitions as one sample, or the logarithms of base and
+            of new as two samples. The degrees of freedom are those of Welch and Satterthwaite,
+            which are n - 1 for one sample.
+        min_effect: the change, as a fraction, that the hypothesis allows.
+        level: the significance level of the minimum detectable effect.
     """
     from scipy.special import stdtr  # type: ignore[import-untyped]
 
+    sizes = [len(sample) for sample in samples]
+    change = _to_fraction(difference)
+    if min(sizes) < MIN_INTERVAL_REPETITIONS:
+        return Effect(change=change, num_repetitions=min(sizes))
+    variances = [variance(sample) + MIN_VARIANCE for sample in samples]
+    squares = [value / n for value, n in zip(variances, sizes, strict=True)]
+    error = math.sqrt(sum(squares))
+    df = error**4 / sum(square**2 / (n - 1) for square, n in zip(squares, sizes, strict=True))
     half_width = t_quantile(0.5 + CONFIDENCE / 2, df) * error
     excess = abs(difference) - math.log1p(min_effect)
     return Effect(
-        change=_to_fraction(difference),
-        num_repetitions=num_repetitions,
-        is_paired=is_paired,
+        change=change,
+        num_repetitions=min(sizes),
         low=_to_fraction(difference - half_width),
         high=_to_fraction(difference + half_width),
         p_value=min(1.0, 2 * float(stdtr(df, -excess / error))),
         detectable=compute_detectable_effect(error, df, min_effect=min_effect, level=level),
-        noise=_to_fraction(noise),
+        noise=_to_fraction(math.sqrt(sum(variances) / 2)),
     )
 
 
@@ -224,30 +188,6 @@ def compute_log_deviation(values: Sequence[float]) -> float:
     """
     correction = 1 + 1 / (4 * (len(values) - 1))
     return stdev(map(math.log, values)) * correction
-
-
-def compute_overall_times(
-    base: Sequence[Repetitions], new: Sequence[Repetitions]
-) -> tuple[Repetitions, Repetitions]:
-    """Return the overall time of base and of new in each repetition: the median over series.
-
-    A series is one benchmark case. ``base`` and ``new`` have the seconds of each series, keyed by
-    repetition, in the same order of series. The times of a series are first divided by the series'
-    geometric mean in base. The two results, for base and for new, have the median of these
-    quotients over series, keyed by repetition. A few series with large changes do not move the
-    median.
-    """
-    sides: list[dict[int, list[float]]] = [{}, {}]
-    for base_times, new_times in zip(base, new, strict=True):
-        mean_log = fmean(math.log(value) for value in base_times.values())
-        for logs, times in zip(sides, (base_times, new_times), strict=True):
-            for number, value in times.items():
-                logs.setdefault(number, []).append(math.log(value) - mean_log)
-    base_overall, new_overall = (
-        {number: math.exp(median(values)) for number, values in sorted(logs.items())}
-        for logs in sides
-    )
-    return base_overall, new_overall
 
 
 def select_discoveries(p_values: Sequence[float | None], rate: float = LEVEL) -> list[bool]:

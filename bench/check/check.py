@@ -35,13 +35,6 @@ _HOST_TOPICS = (
     "gpu driver",
 )
 """The topics of ``parbench doctor`` whose disturbances a check reports as notes."""
-# A check has three repetitions. More time gives them more samples.
-_FIXES = {
-    "load average": "stop other work, or allow more time (--budget 2m)",
-    "steal time": "the hypervisor gives these cores to others: use dedicated cores, or allow more "
-    "time (--budget 2m)",
-}
-
 DEFAULT_BUDGETS = {"cpu": "40s", "cuda": "60s"}
 """The default of ``--budget``, the time for all measurements, by type of device."""
 
@@ -138,7 +131,7 @@ def list_disturbances(environ: Mapping[str, str], machine: Machine, *, has_gpus:
     """
     findings = examine_this_host(environ, machine, gpus=has_gpus)
     return [
-        f"{finding.topic}: {finding.facts} -> {_FIXES.get(finding.topic, finding.fix)}"
+        f"{finding.topic}: {finding.facts} -> {finding.fix}"
         for finding in findings
         if finding.disturbs and finding.topic in _HOST_TOPICS
     ]

@@ -7,6 +7,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from parbench.bench.check.health import Device, Fault
+from parbench.bench.machine.disturbance import Disturbance
 from parbench.bench.machine.gpu import (
     NO_FAILURE,
     POWER_CAP,
@@ -15,12 +16,7 @@ from parbench.bench.machine.gpu import (
     finish_nvml,
     start_nvml,
 )
-from parbench.bench.machine.gpu_topics import (
-    NVLINK_FIX,
-    UNKNOWN,
-    list_gpu_topics,
-    list_slowdowns,
-)
+from parbench.bench.machine.gpu_topics import NVLINK_FIX, examine_gpu, list_slowdowns
 
 _BAD_TOPICS = ("memory", "pcie", "nvlink")
 # An increase of these counters of NVLink is a fault. An increase of others should be watched.
@@ -66,41 +62,35 @@ def add_gpu_facts(
     latest = [replace(reported.get(gpu.uuid, gpu), processes=gpu.processes) for gpu in gpus]
     complete = []
     for device, before, after in zip(devices, gpus, latest, strict=True):
-        peers = [gpu for gpu in latest if gpu.name == after.name]
+        findings = examine_gpu(after, [gpu for gpu in latest if gpu.name == after.name])
         link_errors = dict(Counter(after.nvlink_errors) - Counter(before.nvlink_errors))
-        reasons = find_faults(after, peers, link_errors)
+        reasons = find_faults(after, findings, link_errors)
         if report.failure != NO_FAILURE and before.uuid not in reported:
             text = f"does not answer any more: {report.failure.describe()}"
             reasons = (*reasons, Fault(text=text, fix=report.failure.fix))
-        facts = {topic.name: topic.describe(after) or UNKNOWN for topic in list_gpu_topics(peers)}
-        if link_errors:
-            increases = [f"{name} +{count}" for name, count in link_errors.items()]
-            facts["nvlink counters"] = ", ".join(increases)
+        facts = {finding.topic: finding.facts for finding in findings}
         complete.append(replace(device, facts=facts, reasons=reasons))
     return tuple(complete)
 
 
 def find_faults(
-    gpu: Gpu, peers: Sequence[Gpu], link_errors: Mapping[str, int]
+    gpu: Gpu, findings: Sequence[Disturbance], link_errors: Mapping[str, int]
 ) -> tuple[Fault, ...]:
     """Return the faults of a GPU: disturbing states such as low clocks, and new NVLink errors.
 
-    ``peers`` are the GPUs of the same model on the host, including ``gpu``, which should have
-    equally many NVLinks. ``link_errors`` holds the increases of the GPU's NVLink error counters
-    during the measurement, by name. A software power cap is not a fault, because matrix
-    multiplications reach it on a good GPU.
+    ``findings`` are those of ``examine_gpu``. ``link_errors`` holds the increases of the GPU's
+    NVLink error counters during the measurement, by name. A software power cap is not a fault,
+    because matrix multiplications reach it on a good GPU.
     """
     slowdowns = list_slowdowns(gpu)
     is_halted = any(reason.startswith("hardware") for reason in slowdowns)
     faults = []
-    for topic in list_gpu_topics(peers):
-        is_clocks = topic.name == "clocks"
-        # Matrix products reach the power cap on a good GPU.
-        is_normal = is_clocks and set(slowdowns) == {POWER_CAP}
-        if topic.is_disturbing(gpu) and not is_normal:
-            text = f"{topic.name}: {topic.describe(gpu)}"
-            is_bad = topic.name in _BAD_TOPICS or (is_clocks and is_halted)
-            faults.append(Fault(text=text, fix=topic.fix, is_bad=is_bad))
+    for finding in findings:
+        is_clocks = finding.topic == "clocks"
+        if finding.disturbs and not (is_clocks and set(slowdowns) == {POWER_CAP}):
+            text = f"{finding.topic}: {finding.facts}"
+            is_bad = finding.topic in _BAD_TOPICS or (is_clocks and is_halted)
+            faults.append(Fault(text=text, fix=finding.fix, is_bad=is_bad))
     for name, count in link_errors.items():
         text = f"NVLink: {count} more {name} meanwhile"
         faults.append(Fault(text=text, fix=NVLINK_FIX, is_bad=name in _BAD_COUNTERS))

@@ -141,11 +141,11 @@ def prepare_run(
     if resume_path is not None:
         run = load_unfinished_run(resume_path, options, joined)
         if limits is not None:
-            read_limits(limits, run.info.plan.cases, run.info.plan.skipped)
+            read_limits(limits, run.info.plan.cases)
         return run
     plan = plan_run(options, modules, joined)
     if limits is not None:
-        read_limits(limits, plan.cases, plan.skipped)
+        read_limits(limits, plan.cases)
     path, info = create_run(out, plan, find_package_version("parbench") or "-")
     return Run(path=path, info=info, records=())
 

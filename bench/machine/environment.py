@@ -52,18 +52,34 @@ def capture_environment(environ: Mapping[str, str], *, root: Path = Path("/")) -
     """Return facts about the host, software and settings of this process as nested mappings.
 
     The keys are ``host``, ``versions`` (of Python and packages), ``variables`` (environment
-    variables and NCCL's configuration files, without secrets), ``process`` (``cores``,
-    ``affinity``, ``interface``) and ``load`` (``one_minute``, the load average). Unknown values are
-    None.
+    variables without secrets), ``process`` (``cores``, ``affinity``, ``interface``) and ``load``
+    (``one_minute``, the load average). Under ``host`` are ``name``, ``address``, ``os``,
+    ``kernel``, ``boot_id``, ``cpu_model``, ``memory_bytes`` and ``governor``, the distinct cpufreq
+    governors of the CPUs that this process may use. Unknown values are None.
 
-    ``environ`` holds the environment variables. ``root`` is the folder with the ``proc``, ``sys``
-    and ``etc`` to read.
+    ``environ`` holds the environment variables. ``root`` is the folder with the ``proc`` and
+    ``sys`` to read.
     """
     address = find_host_address()
-    variables = select_recorded_variables({**_read_nccl_files(environ, root), **environ})
+    variables = select_recorded_variables(environ)
     versions = {name: find_package_version(name) for name in ("torch", "numpy", "parbench")}
+    cpu_model = re.search(r"model name\s*: (.*)", read_text(root / "proc/cpuinfo") or "")
+    governors = {
+        read_text(root / _SYSTEM / f"cpu/cpu{cpu}/cpufreq/scaling_governor")
+        for cpu in get_affinity()
+    }
+    release = try_call(platform.freedesktop_os_release) or {}
     return {
-        "host": _capture_host(root, address),
+        "host": {
+            "name": socket.gethostname(),
+            "address": address,
+            "os": release.get("PRETTY_NAME") or platform.system(),
+            "kernel": platform.release(),
+            "boot_id": read_text(root / _BOOT_ID),
+            "cpu_model": cpu_model and cpu_model[1],
+            "memory_bytes": psutil.virtual_memory().total,
+            "governor": ",".join(sorted(filter(None, governors))) or None,
+        },
         "versions": {"python": platform.python_version(), **versions},
         "variables": variables,
         "process": {
@@ -74,43 +90,6 @@ def capture_environment(environ: Mapping[str, str], *, root: Path = Path("/")) -
         # The number of processes that run or wait for a core.
         VOLATILE: {"one_minute": round(os.getloadavg()[0], 2)},
     }
-
-
-def _capture_host(root: Path, address: str | None) -> dict[str, Any]:
-    """Return facts about this host: name, address, operating system, CPU, memory and clocks.
-
-    The keys of the result include ``name``, ``kernel``, ``cpu_model`` and ``memory_bytes``. Unknown
-    values are None. ``address`` is the address of the host name, None if it does not resolve.
-    ``root`` is the folder with the ``proc`` and ``sys`` to read.
-    """
-    first_cpu = (read_text(root / "proc/cpuinfo") or "").split("\n\n")[0]
-    cpu = dict(re.findall(r"^(.*?)[ \t]*:[ \t]*(.*?)[ \t]*$", first_cpu, re.MULTILINE))
-    flags = cpu.get("flags")  # Arm processors list "Features", which do not include it.
-    release = try_call(platform.freedesktop_os_release) or {}
-    return {
-        "name": socket.gethostname(),
-        "address": address,
-        "os": release.get("PRETTY_NAME") or platform.system(),
-        "kernel": platform.release(),
-        "boot_id": read_text(root / _BOOT_ID),
-        "cpu_model": cpu.get("model name"),
-        "memory_bytes": psutil.virtual_memory().total,
-        "clock_source": read_text(root / _SYSTEM / "clocksource/clocksource0/current_clocksource"),
-        "governor": _read_governors(root),
-        "virtualised": None if flags is None else "hypervisor" in flags.split(),
-    }
-
-
-def _read_governors(root: Path) -> str | None:
-    """Return the distinct cpufreq governors of the CPUs that this process may use.
-
-    The text joins them by commas, such as ``performance,powersave``. None if all are unknown.
-    """
-    cpu_folder = root / _SYSTEM / "cpu"
-    governors = {
-        read_text(cpu_folder / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in get_affinity()
-    }
-    return ",".join(sorted(governor for governor in governors if governor)) or None
 
 
 def select_recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -125,20 +104,6 @@ def select_recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
         if _RECORDED_VARIABLES.fullmatch(name) and not is_secret:
             # JSON cannot hold bytes that are not text.
             variables[name] = value.encode("utf-8", "backslashreplace").decode()
-    return variables
-
-
-def _read_nccl_files(environ: Mapping[str, str], root: Path) -> dict[str, str]:
-    """Return the variables (``NCCL_*``) in NCCL's configuration files, by name.
-
-    The user's file (``NCCL_CONF_FILE`` or ``~/.nccl.conf``) takes precedence over
-    ``/etc/nccl.conf``. Empty if neither file exists.
-    """
-    user_file = environ.get("NCCL_CONF_FILE") or f"{environ.get('HOME', '-')}/.nccl.conf"
-    variables: dict[str, str] = {}
-    for file in (root / "etc/nccl.conf", root / user_file.lstrip("/")):
-        text = read_text(file) or ""
-        variables |= dict(re.findall(r"^\s*(NCCL_\w+)\s*=\s*(.*?)\s*$", text, re.MULTILINE))
     return variables
 
 
@@ -388,21 +353,16 @@ def describe_relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
 
     - for ranks on CPUs of one host, ``same core``, ``same NUMA node`` or ``other NUMA node``,
     - for ranks on GPUs of one host, ``same GPU`` or the connection in ``links``,
-    - for ranks on two hosts, ``NVLink``, ``same switch`` or ``other node``,
+    - for ranks on two hosts, ``same switch`` or ``other node``,
     - None if it is unknown.
     """
-    gpu_link = None
-    if a.gpu is not None and b.gpu is not None:
-        gpu_link = "same GPU" if a.gpu == b.gpu else links.get(frozenset((a.gpu, b.gpu)))
     # As in NCCL: containers of one host may have several names, and hosts may have equal names.
     if (a.host, a.boot_id) != (b.host, b.boot_id):
-        if gpu_link == "NVLink":
-            return gpu_link
         # The last part of a path is the node itself.
         switches = [(place.switches or "").rpartition(".")[0] for place in (a, b)]
         return "same switch" if switches[0] and switches[0] == switches[1] else "other node"
     if a.gpu is not None and b.gpu is not None:
-        return gpu_link
+        return "same GPU" if a.gpu == b.gpu else links.get(frozenset((a.gpu, b.gpu)))
     if len(a.cpus) == 1 and a.cpus == b.cpus:
         return "same core"
     if len(a.numa_nodes) != 1 or len(b.numa_nodes) != 1:

@@ -33,16 +33,12 @@ _KILL_SECONDS = 1.0
 _NOT_RECORDED = ("name", "index", "minor", "pci_address", "nvlink_errors")
 _VARYING = (
     "sm_clock",
-    "memory_clock",
     "slowed_by",
     "utilization_percent",
     "temperature_celsius",
     "memory_used_bytes",
-    "pcie_generation",
     "pcie_width",
-    "errors_corrected",
     "errors_uncorrected",
-    "rows_remapped",
     "remap_pending",
     "remap_failed",
     "processes",
@@ -81,8 +77,6 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """The PCI address as the kernel writes it, such as ``0000:1b:00.0``."""
     driver: str | None = None
     """The version of NVIDIA's driver."""
-    compute_capability: str | None = None
-    """The compute capability, such as ``9.0``."""
     memory_bytes: int | None = None
     """The total memory of the GPU in bytes."""
     persistence: bool | None = None
@@ -97,8 +91,6 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """The power limit that the manufacturer sets."""
     sm_clock_max: int | None = None
     """The highest clock of the SMs in MHz."""
-    memory_clock_max: int | None = None
-    """The highest clock of the memory in MHz."""
     pcie_generation_max: int | None = None
     """The highest generation of PCIe that the GPU and its slot support."""
     pcie_width_max: int | None = None
@@ -112,14 +104,10 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     It is ``not started``, ``in progress``, ``completed`` or ``failed (REASON)``.
     """
-    nvlink_domain: str | None = None
-    """The id of the NVLink domain. NVLink connects the GPUs of one domain, also between hosts."""
     active_nvlinks: int | None = None
     """The number of active NVLinks."""
     sm_clock: int | None = None
     """The current clock of the SMs in MHz."""
-    memory_clock: int | None = None
-    """The current clock of the memory in MHz."""
     slowed_by: tuple[str, ...] | None = None
     """NVML's reasons why the clocks are low, such as ``software power cap``, empty without any."""
     utilization_percent: int | None = None
@@ -128,16 +116,10 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """The temperature of the GPU."""
     memory_used_bytes: int | None = None
     """The bytes of GPU memory that all processes and the driver use."""
-    pcie_generation: int | None = None
-    """The current generation of the PCIe link."""
     pcie_width: int | None = None
     """The current number of PCIe lanes."""
-    errors_corrected: int | None = None
-    """The number of corrected memory errors since the driver was loaded."""
     errors_uncorrected: int | None = None
     """The number of uncorrected memory errors since the driver was loaded."""
-    rows_remapped: int | None = None
-    """The number of memory rows that were ever replaced after uncorrected errors."""
     remap_pending: bool | None = None
     """True if a memory row will be remapped when the GPU is reset."""
     remap_failed: bool | None = None

@@ -43,18 +43,9 @@ class GpuInventory:
         self._add(report)
 
     def _add(self, report: GpuReport) -> None:
-        """Add the GPUs in NVML's report of a host, and their connections.
-
-        GPUs of different hosts in one NVLink domain are connected by ``NVLink``.
-        """
+        """Add the GPUs in NVML's report of a host, and their connections."""
         self._gpus |= {gpu.uuid: gpu for gpu in report.gpus}
         self.links |= report.get_links_by_pair()
-        # In some racks, NVLink also connects the GPUs of different hosts.
-        for gpu in report.gpus:
-            for uuid, known_gpu in self._gpus.items():
-                is_linked = gpu.nvlink_domain and gpu.nvlink_domain == known_gpu.nvlink_domain
-                if is_linked and gpu.uuid and uuid and uuid != gpu.uuid:
-                    self.links.setdefault(frozenset((uuid, gpu.uuid)), "NVLink")
 
     def add_facts(self, environments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return copies of the ranks' environments with the facts about each rank's GPU added.

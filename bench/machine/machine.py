@@ -5,7 +5,7 @@ import importlib.util
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -23,11 +23,6 @@ from parbench.bench.machine.silent_gpus import find_silent_gpus
 from parbench.bench.text import format_list
 
 SHARING_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
-_CPU_QUOTA_FILES = ("cpu.cfs_quota_us", "cpu.cfs_period_us")  # of cgroups v1
-_MEMORY_FILES = (  # limit, usage and the name of the cache in memory.stat
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),  # cgroups v1
-)
 _T = TypeVar("_T")
 
 
@@ -175,12 +170,10 @@ def count_available_cores(root: Path = Path("/"), pid: int = 0) -> int:
     the ``proc`` and ``sys`` that list cgroups.
     """
     limits: list[float] = [len(get_affinity(pid))]
-    for folder in _list_cgroups(root, "cpu"):
-        limit = read_text(folder / "cpu.max")
-        values = limit.split() if limit else [read_text(folder / name) for name in _CPU_QUOTA_FILES]
-        quota, period = (parse_count(value) for value in values)
-        if quota and period:
-            limits.append(quota / period)
+    for folder in _list_cgroups(root):
+        quota, _, period = (read_text(folder / "cpu.max") or "").partition(" ")
+        if quota.isdecimal():  # not "max"
+            limits.append(int(quota) / int(period))
     return max(1, int(min(limits)))
 
 
@@ -192,33 +185,23 @@ def count_available_memory_bytes(root: Path = Path("/")) -> int:
     and ``sys`` that list cgroups.
     """
     limits: list[int] = [psutil.virtual_memory().available]
-    for folder in _list_cgroups(root, "memory"):
-        for limit_file, usage_file, cache_name in _MEMORY_FILES:
-            limit = parse_count(read_text(folder / limit_file))
-            usage = parse_count(read_text(folder / usage_file))
-            if limit is not None and usage is not None:
-                statistics = read_text(folder / "memory.stat") or ""
-                cache = re.search(rf"^{cache_name} (\d+)$", statistics, re.MULTILINE)
-                limits.append(limit - usage + (int(cache[1]) if cache else 0))
+    for folder in _list_cgroups(root):
+        limit = parse_count(read_text(folder / "memory.max"))
+        usage = parse_count(read_text(folder / "memory.current"))
+        if limit is not None and usage is not None:
+            statistics = read_text(folder / "memory.stat") or ""
+            cache = re.search(r"^inactive_file (\d+)$", statistics, re.MULTILINE)
+            limits.append(limit - usage + (int(cache[1]) if cache else 0))
     return max(0, min(limits))
 
 
-def _list_cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's cgroup and of its ancestors, in cgroups v1 and v2.
+def _list_cgroups(root: Path) -> list[Path]:
+    """Return the folders of this process's cgroup (version 2) and of its ancestors.
 
-    ``controller`` is the kind of resource, ``cpu`` or ``memory``. Some folders may not exist.
+    Some folders may not exist: in a container the path may be that of the host. The limits of the
+    container are then in the last folder, the mount itself.
     """
-    base = root / "sys/fs/cgroup"
-    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        mounts = (
-            (base / controllers, base / controller) if controllers else (base, base / "unified")
-        )
-        # In a container the path may be the host's, which is unknown here. Its limits then lie at
-        # the mount itself.
-        parts = [part for part in path.split("/") if part]
-        for mount in mounts:
-            for depth in range(len(parts), -1, -1):
-                yield mount.joinpath(*parts[:depth])
+    mount = root / "sys/fs/cgroup"
+    match = re.search(r"^0::/(.*)$", read_text(root / "proc/self/cgroup") or "", re.MULTILINE)
+    cgroup = mount / (match[1] if match else "")
+    return [folder for folder in (cgroup, *cgroup.parents) if folder.is_relative_to(mount)]

@@ -34,39 +34,6 @@ from parbench.bench.machine.gpu import (
 )
 
 WATCH_SECONDS = 1.0
-# The fields of a GPU whose values NVML returns as they are: a function and its arguments.
-_QUERIES: dict[str, tuple[Any, ...]] = {
-    "uuid": (pynvml.nvmlDeviceGetUUID,),
-    "minor": (pynvml.nvmlDeviceGetMinorNumber,),
-    "sm_clock_max": (pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM),
-    "memory_clock_max": (pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_MEM),
-    "pcie_generation_max": (pynvml.nvmlDeviceGetMaxPcieLinkGeneration,),
-    "pcie_width_max": (pynvml.nvmlDeviceGetMaxPcieLinkWidth,),
-    "sm_clock": (pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
-    "memory_clock": (pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM),
-    "temperature_celsius": (pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
-    "pcie_generation": (pynvml.nvmlDeviceGetCurrPcieLinkGeneration,),
-    "pcie_width": (pynvml.nvmlDeviceGetCurrPcieLinkWidth,),
-    "errors_corrected": (
-        pynvml.nvmlDeviceGetTotalEccErrors,
-        pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
-        pynvml.NVML_VOLATILE_ECC,
-    ),
-    "errors_uncorrected": (
-        pynvml.nvmlDeviceGetTotalEccErrors,
-        pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-        pynvml.NVML_VOLATILE_ECC,
-    ),
-}
-_SWITCHES = {
-    "persistence": pynvml.nvmlDeviceGetPersistenceMode,
-    "mig": pynvml.nvmlDeviceGetMigMode,
-    "ecc": pynvml.nvmlDeviceGetEccMode,
-}
-_POWERS = {
-    "power_limit_watts": pynvml.nvmlDeviceGetEnforcedPowerLimit,
-    "power_default_watts": pynvml.nvmlDeviceGetPowerManagementDefaultLimit,
-}
 _CLOCK_REASONS = {
     pynvml.nvmlClocksEventReasonGpuIdle: IDLE,
     pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "applications clocks setting",
@@ -78,38 +45,17 @@ _CLOCK_REASONS = {
     pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "hardware power brake",
     pynvml.nvmlClocksEventReasonDisplayClockSetting: "display clock setting",
 }
-# Error counters of one NVLink, by the names that nvidia-smi prints. Left out are counters that
-# increase on good links: codewords without errors, corrected bits and successful recoveries.
+# Error counters of one NVLink since Hopper, by the names that nvidia-smi prints. Left out are
+# counters that increase on good links, such as corrected bits and successful recoveries.
 _LINK_COUNTERS = {
     "replay errors": pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY,
     "recovery errors": pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY,
     "crc errors": pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_CRC,
     # since Blackwell
-    "malformed packet errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS,
-    "buffer overrun errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS,
-    "rx remote errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_REMOTE_ERRORS,
     "link recovery failed events": pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
     "effective errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS,
     "symbol errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS,
 }
-# A bin counts codewords with this number of errors.
-for _number in range(8, 16):
-    _field = pynvml.NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_0 + _number
-    _LINK_COUNTERS[f"fec errors - {_number}"] = _field
-_OLD_LINK_COUNTERS = (  # before Hopper, by a function of their own
-    ("replay errors", pynvml.NVML_NVLINK_ERROR_DL_REPLAY),
-    ("recovery errors", pynvml.NVML_NVLINK_ERROR_DL_RECOVERY),
-    ("crc errors", pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT),
-    ("crc errors", pynvml.NVML_NVLINK_ERROR_DL_CRC_DATA),
-)
-_MAXIMA = (
-    "sm_clock",
-    "memory_clock",
-    "utilization_percent",
-    "temperature_celsius",
-    "pcie_generation",
-    "pcie_width",
-)
 # The nearest common ancestor of two GPUs. nvidia-smi abbreviates these levels in topo -m.
 _TOPOLOGY = {
     pynvml.NVML_TOPOLOGY_INTERNAL: SAME_SWITCH,  # on one board
@@ -167,7 +113,7 @@ def _watch() -> GpuReport:
 
 
 def summarize_load(gpu: Gpu, samples: Iterable[Gpu]) -> Gpu:
-    """Return a copy of ``gpu`` with the maxima of its clocks, load, temperature and PCIe link.
+    """Return a copy of ``gpu`` with the maxima of its clock, load, temperature and PCIe width.
 
     The maxima are over those ``samples`` that have the UUID of ``gpu`` and a utilization above 0.
     ``slowed_by`` has all reasons for reduced clocks in these samples, except idleness. Without such
@@ -177,7 +123,7 @@ def summarize_load(gpu: Gpu, samples: Iterable[Gpu]) -> Gpu:
     if not busy:
         return gpu
     maxima: dict[str, Any] = {}
-    for name in _MAXIMA:
+    for name in ("sm_clock", "utilization_percent", "temperature_celsius", "pcie_width"):
         values = [getattr(sample, name) for sample in busy]
         maxima[name] = max((value for value in values if value is not None), default=None)
     reasons = [reason for sample in busy for reason in sample.slowed_by or () if reason != IDLE]
@@ -187,7 +133,7 @@ def summarize_load(gpu: Gpu, samples: Iterable[Gpu]) -> Gpu:
 def make_report(*, has_details: bool) -> GpuReport:
     """Return NVML's report of all GPUs that this process may use.
 
-    With ``has_details`` the report also has the fabric, NVLinks, processes and remapped rows of
+    With ``has_details`` the report also has the fabric, NVLinks, processes and row remapping of
     each GPU, the connection of each pair of GPUs, and the CUDA version of the driver.
     """
     gpus = []
@@ -204,11 +150,12 @@ def make_report(*, has_details: bool) -> GpuReport:
         except pynvml.NVMLError as error:
             lost.append(index)
             failure = GpuFailure(kind="error", text=f"{error} (GPU {index})")
+    cuda_version = _ask(pynvml.nvmlSystemGetCudaDriverVersion_v2) if has_details else None
     return GpuReport(
         gpus=tuple(gpus),
         lost=tuple(lost),
         links=read_links(handles, gpus) if has_details else (),
-        cuda_version=_read_cuda_version() if has_details else None,
+        cuda_version=cuda_version and f"{cuda_version // 1000}.{cuda_version % 1000 // 10}",
         failure=failure,
     )
 
@@ -222,8 +169,8 @@ def read_clocks(uuid: str) -> Gpu:
     """
     try:
         handle = _open_gpu(uuid)
-        sm_clock = _ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)
-        return Gpu(uuid=uuid, sm_clock=sm_clock, slowed_by=_read_clock_reasons(handle))
+        sm_clock = _ask(_QUERIES["sm_clock"], handle)
+        return Gpu(uuid=uuid, sm_clock=sm_clock, slowed_by=_ask(_read_clock_reasons, handle))
     except pynvml.NVMLError:
         return Gpu()
 
@@ -235,14 +182,14 @@ def _open_gpu(uuid: str) -> Any:
     return pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
 
-def _ask(function: Callable[..., Any], *args: Any) -> Any:
-    """Call an NVML function with ``args`` and return its result, None if NVML reports an error.
+def _ask(query: Callable[..., Any], *args: Any) -> Any:
+    """Call a function that calls NVML, and return its result. None if NVML reports an error.
 
     An error usually means that the GPU or its driver lacks the function. ``NVMLError_GpuIsLost`` is
     raised, because a lost GPU answers no other function either.
     """
     try:
-        return function(*args)
+        return query(*args)
     except pynvml.NVMLError_GpuIsLost:
         raise
     except pynvml.NVMLError:
@@ -253,138 +200,45 @@ def read_gpu(handle: Any, index: int, *, has_details: bool) -> Gpu:
     """Return the facts about a GPU that NVML reports.
 
     ``handle`` is NVML's handle of the GPU, and ``index`` its index among all GPUs of the host. With
-    ``has_details`` the result also has the fabric, NVLinks, processes and remapped rows. Raises
+    ``has_details`` the result also has the fabric, NVLinks, processes and row remapping. Raises
     ``NVMLError`` if the GPU is lost.
     """
-    facts = {name: _ask(function, handle, *args) for name, (function, *args) in _QUERIES.items()}
-    for name, function in _SWITCHES.items():
-        facts[name] = _to_bool(_ask(function, handle))
-    for name, function in _POWERS.items():
-        milliwatts = _ask(function, handle)
-        facts[name] = None if milliwatts is None else milliwatts / 1000
-    memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
-    memory = memory or _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    if memory is not None:
-        facts |= {"memory_bytes": memory.total, "memory_used_bytes": memory.used}
-    capability = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
-    if capability is not None:
-        facts["compute_capability"] = "{}.{}".format(*capability)
-    utilization = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    if utilization is not None:
-        facts["utilization_percent"] = utilization.gpu
-    pci = _ask(pynvml.nvmlDeviceGetPciInfo_v3, handle)
-    if pci is not None:
-        facts["pci_address"] = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
+    queries = {**_QUERIES, **_DETAIL_QUERIES} if has_details else _QUERIES
+    facts = {name: _ask(query, handle) for name, query in queries.items()}
     if has_details:
-        facts |= _read_details(handle)
+        facts |= _read_nvlinks(handle)
     return Gpu(
         name=pynvml.nvmlDeviceGetName(handle),
         index=index,
         driver=_ask(pynvml.nvmlSystemGetDriverVersion),
-        slowed_by=_read_clock_reasons(handle),
         **facts,
     )
 
 
-def _read_details(handle: Any) -> dict[str, Any]:
-    """Return the fabric, NVLinks, processes and remapped rows of a GPU, by field name of ``Gpu``.
+def _read_nvlinks(handle: Any) -> dict[str, Any]:
+    """Return the number, speed and error counters of a GPU's NVLinks, by field name of ``Gpu``.
 
-    ``handle`` is NVML's handle of the GPU. Fields that NVML does not know may be missing.
+    Empty if the GPU has no NVLinks. Each counter is summed over the active links, and counters that
+    the GPU does not have are left out. ``handle`` is NVML's handle of the GPU.
     """
     fields = [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
     num_links, link_speed = _read_fields(handle, fields)
-    fabric, nvlink_domain = _read_fabric(handle)
-    details: dict[str, Any] = {
-        "fabric": fabric,
-        "nvlink_domain": nvlink_domain,
-        "processes": _read_processes(handle),
+    if not num_links:
+        return {}
+    links = range(num_links)
+    active = [link for link in links if _ask(pynvml.nvmlDeviceGetNvLinkState, handle, link)]
+    errors: Counter[str] = Counter()
+    for link in active:
+        counts = _read_fields(handle, [(field, link) for field in _LINK_COUNTERS.values()])
+        for name, count in zip(_LINK_COUNTERS, counts, strict=True):
+            if count is not None:
+                errors[name] += count
+    return {
+        "nvlinks": num_links,
+        "nvlink_bytes_per_second": 10**6 * link_speed if link_speed else None,
+        "active_nvlinks": len(active),
+        "nvlink_errors": dict(errors),
     }
-    if num_links:
-        links = range(num_links)
-        active = [link for link in links if _ask(pynvml.nvmlDeviceGetNvLinkState, handle, link)]
-        details |= {
-            "nvlinks": num_links,
-            "nvlink_bytes_per_second": 10**6 * link_speed if link_speed else None,
-            "active_nvlinks": len(active),
-            "nvlink_errors": _read_link_errors(handle, active),
-        }
-    rows = _ask(pynvml.nvmlDeviceGetRemappedRows, handle)
-    if rows is not None:
-        _, uncorrected, is_pending, has_failed = rows
-        details |= {
-            "rows_remapped": uncorrected,
-            "remap_pending": bool(is_pending),
-            "remap_failed": bool(has_failed),
-        }
-    return details
-
-
-def _read_fabric(handle: Any) -> tuple[str | None, str | None]:
-    """Return the state of a GPU's NVLink fabric and the id of its NVLink domain.
-
-    The state is ``not started``, ``in progress``, ``completed`` or ``failed (REASON)``, and None if
-    the GPU has no fabric. The domain is ``CLUSTER.CLIQUE``, and None if the GPU is in no domain.
-    ``handle`` is NVML's handle of the GPU.
-    """
-    info = pynvml.c_nvmlGpuFabricInfo_t()
-    if _ask(pynvml.nvmlDeviceGetGpuFabricInfo, handle, ctypes.byref(info)) is None:
-        return None, None
-    state = _FABRIC_STATES.get(info.state)
-    if state == FABRIC_READY and info.status:
-        return f"failed ({pynvml.NVMLError(info.status)})", None
-    cluster = bytes(info.clusterUuid)
-    return state, f"{cluster.hex()}.{info.cliqueId}" if any(cluster) else None
-
-
-def _to_bool(mode: Any) -> bool | None:
-    """Return True if a mode of the GPU, such as ECC, is on now. None if ``mode`` is None (unknown).
-
-    ``mode`` is NVML's result: the current mode, or a list of the current and the pending mode.
-    """
-    if isinstance(mode, list):
-        mode = mode[0]
-    return None if mode is None else bool(mode)
-
-
-def _read_cuda_version() -> str | None:
-    """Return the newest CUDA version that the driver supports, such as ``12.8``.
-
-    None if it is unknown.
-    """
-    version = _ask(pynvml.nvmlSystemGetCudaDriverVersion_v2)
-    return f"{version // 1000}.{version % 1000 // 10}" if version else None
-
-
-def _read_clock_reasons(handle: Any) -> tuple[str, ...] | None:
-    """Return NVML's reasons why the clocks of a GPU are low now, such as ``software power cap``.
-
-    The other texts are ``idle``, ``hardware slowdown``, ``hardware thermal slowdown`` and so on.
-    The result is empty if no reason is active, and None if the reasons are unknown.
-    ``handle`` is NVML's handle of the GPU.
-    """
-    mask = _ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-    if mask is None:  # the name before driver 535
-        mask = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-    if mask is None:
-        return None
-    return tuple(reason for bit, reason in _CLOCK_REASONS.items() if mask & bit)
-
-
-def _read_processes(handle: Any) -> tuple[str, ...] | None:
-    """Return the processes that compute on a GPU, each as ``NAME (pid PID)``. None if unknown.
-
-    The parent of this process, which is parbench itself, is left out. ``handle`` is NVML's handle
-    of the GPU.
-    """
-    processes = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
-    if processes is None:
-        return None
-    names = []
-    for process in processes:
-        if process.pid != os.getppid():
-            path = _ask(pynvml.nvmlSystemGetProcessName, process.pid)
-            names.append(f"{Path(path or '?').name} (pid {process.pid})")
-    return tuple(names)
 
 
 def _read_fields(handle: Any, fields: Sequence[int | tuple[int, int]]) -> list[Any]:
@@ -402,26 +256,83 @@ def _read_fields(handle: Any, fields: Sequence[int | tuple[int, int]]) -> list[A
     ]
 
 
-def _read_link_errors(handle: Any, links: Sequence[int]) -> dict[str, int]:
-    """Return the error counters of a GPU's NVLinks by name, each summed over ``links``.
+def _read_pci_address(handle: Any) -> str:
+    """Return the PCI address of a GPU as the kernel writes it, such as ``0000:1b:00.0``."""
+    pci = pynvml.nvmlDeviceGetPciInfo_v3(handle)
+    return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
 
-    ``links`` are the numbers of the active NVLinks. The names are as in nvidia-smi, such as ``crc
-    errors``. Counters that the GPU does not have are left out. ``handle`` is NVML's handle of the
-    GPU.
+
+def _read_fabric(handle: Any) -> str | None:
+    """Return the state of a GPU's NVLink fabric, None if the GPU has no fabric.
+
+    The state is ``not started``, ``in progress``, ``completed`` or ``failed (REASON)``.
     """
-    errors: Counter[str] = Counter()
-    for link in links:
-        values = _read_fields(handle, [(field, link) for field in _LINK_COUNTERS.values()])
-        counts = list(zip(_LINK_COUNTERS, values, strict=True))
-        if values.count(None) == len(values):
-            counts = [
-                (name, _ask(pynvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, kind))
-                for name, kind in _OLD_LINK_COUNTERS
-            ]
-        for name, count in counts:
-            if count is not None:
-                errors[name] += count
-    return dict(errors)
+    info = pynvml.c_nvmlGpuFabricInfo_t()
+    pynvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))
+    state = _FABRIC_STATES.get(info.state)
+    if state == FABRIC_READY and info.status:
+        return f"failed ({pynvml.NVMLError(info.status)})"
+    return state
+
+
+def _read_clock_reasons(handle: Any) -> tuple[str, ...]:
+    """Return NVML's reasons why the clocks of a GPU are low now, such as ``software power cap``.
+
+    The other texts are ``idle``, ``hardware slowdown``, ``hardware thermal slowdown`` and so on.
+    The result is empty if no reason is active.
+    """
+    mask = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    return tuple(reason for bit, reason in _CLOCK_REASONS.items() if mask & bit)
+
+
+def _read_processes(handle: Any) -> tuple[str, ...]:
+    """Return the processes that compute on a GPU, each as ``NAME (pid PID)``.
+
+    The parent of this process, which is parbench itself, is left out.
+    """
+    names = []
+    for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+        if process.pid != os.getppid():
+            path = _ask(pynvml.nvmlSystemGetProcessName, process.pid)
+            names.append(f"{Path(path or '?').name} (pid {process.pid})")
+    return tuple(names)
+
+
+# How each field of a GPU is read: a function of NVML's handle of the GPU.
+_QUERIES: dict[str, Callable[[Any], Any]] = {
+    "uuid": pynvml.nvmlDeviceGetUUID,
+    "minor": pynvml.nvmlDeviceGetMinorNumber,
+    "pci_address": _read_pci_address,
+    "memory_bytes": lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu, pynvml.nvmlMemory_v2).total,
+    "memory_used_bytes": lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu, pynvml.nvmlMemory_v2).used,
+    "persistence": lambda gpu: bool(pynvml.nvmlDeviceGetPersistenceMode(gpu)),
+    # Of the current and the pending mode, the current one.
+    "mig": lambda gpu: bool(pynvml.nvmlDeviceGetMigMode(gpu)[0]),
+    "ecc": lambda gpu: bool(pynvml.nvmlDeviceGetEccMode(gpu)[0]),
+    "power_limit_watts": lambda gpu: pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
+    "power_default_watts": lambda gpu: pynvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1000,
+    "sm_clock_max": lambda gpu: pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM),
+    "sm_clock": lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM),
+    "slowed_by": _read_clock_reasons,
+    "utilization_percent": lambda gpu: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+    "temperature_celsius": lambda gpu: pynvml.nvmlDeviceGetTemperature(
+        gpu, pynvml.NVML_TEMPERATURE_GPU
+    ),
+    "pcie_generation_max": pynvml.nvmlDeviceGetMaxPcieLinkGeneration,
+    "pcie_width_max": pynvml.nvmlDeviceGetMaxPcieLinkWidth,
+    "pcie_width": pynvml.nvmlDeviceGetCurrPcieLinkWidth,
+    "errors_uncorrected": lambda gpu: pynvml.nvmlDeviceGetTotalEccErrors(
+        gpu, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+    ),
+}
+# The elements of NVML's row remapping: rows after corrected errors and after uncorrected errors,
+# True if a remapping is pending, True if one failed.
+_DETAIL_QUERIES: dict[str, Callable[[Any], Any]] = {
+    "fabric": _read_fabric,
+    "processes": _read_processes,
+    "remap_pending": lambda gpu: bool(pynvml.nvmlDeviceGetRemappedRows(gpu)[2]),
+    "remap_failed": lambda gpu: bool(pynvml.nvmlDeviceGetRemappedRows(gpu)[3]),
+}
 
 
 def read_links(handles: Sequence[Any], gpus: Sequence[Gpu]) -> tuple[tuple[str, str, str], ...]:

@@ -2,33 +2,13 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
-from parbench.bench.machine.gpu import (
-    GpuReport,
-    is_entry_for,
-    split_visible_devices,
-)
+from parbench.bench.machine.gpu import GpuReport, is_entry_for, split_visible_devices
 
 _NVIDIA_VENDOR = "0x10de"
-_COMPUTE_CLASS = "0x0302"  # a 3D controller, which drives no display
-_GPU_CLASSES = ("0x0300", _COMPUTE_CLASS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelGpu:
-    """A GPU as NVIDIA's kernel driver lists it in /proc/driver/nvidia/gpus."""
-
-    address: str
-    """The PCI address in lower case, such as ``0000:1b:00.0``."""
-    minor: str
-    """The number in its device node /dev/nvidia<minor>, empty if it is unknown."""
-    uuid: str | None = None
-    """The UUID, None if the driver does not list one."""
-    is_excluded: bool = False
-    """True if the administrator excludes the GPU with the parameter NVreg_ExcludedGpus."""
+_GPU_CLASSES = ("0x0300", "0x0302")  # with and without a display
 
 
 def find_silent_gpus(
@@ -48,60 +28,29 @@ def find_silent_gpus(
     if variable is not None and not re.match(r"\s*(\d|GPU-|MIG-)", variable):
         return ()  # It hides all GPUs.
     driver_folder = root / "proc/driver/nvidia"
-    kernel_gpus = _read_kernel_gpus(driver_folder)
-    minors = _list_openable_minors(root)
-    candidates = [gpu for gpu in kernel_gpus if gpu.minor in minors and not gpu.is_excluded]
-    if not candidates and report.lost:
-        return tuple(str(index) for index in report.lost if _is_visible(environ, index, None))
-    if not candidates:
-        return _find_without_nodes(report, kernel_gpus, driver_folder, root)
-    answering = {str(gpu.minor) for gpu in report.gpus if gpu.minor is not None}
-    if len(answering) < len(report.gpus):
-        return ()  # The nodes of the GPUs that answer are unknown.
-    visible = [gpu for index, gpu in enumerate(candidates) if _is_visible(environ, index, gpu.uuid)]
-    silent = tuple(gpu.address for gpu in visible if gpu.minor not in answering)
-    if silent or variable is not None:
-        return silent
-    return _list_unclaimed(report, root)
-
-
-def _find_without_nodes(
-    report: GpuReport, kernel_gpus: Sequence[KernelGpu], driver_folder: Path, root: Path
-) -> tuple[str, ...]:
-    """Return the PCI addresses of all GPUs of this host if its driver hangs or is not loaded.
-
-    In other cases the result is empty. The function is called if this process may open no GPU's
-    device node, which is also the case in a container without GPUs. ``report`` is NVML's report.
-    ``kernel_gpus`` are the GPUs listed in ``driver_folder``, which is /proc/driver/nvidia. ``root``
-    is the folder with the ``sys`` to read.
-    """
-    if report.gpus:
-        return ()
     has_no_driver = report.failure.kind == "error" and not driver_folder.exists()
-    if report.failure.kind == "hang" or has_no_driver:
-        addresses = tuple(gpu.address for gpu in kernel_gpus if not gpu.is_excluded)
-        devices = _list_pci_devices(root, _GPU_CLASSES)
-        return addresses or tuple(folder.name for folder in devices)
-    return ()
-
-
-def _read_kernel_gpus(driver_folder: Path) -> list[KernelGpu]:
-    """Read the GPUs that NVIDIA's kernel driver lists, in the order of their PCI addresses.
-
-    ``driver_folder`` is /proc/driver/nvidia. Empty if the driver is not loaded.
-    """
-    gpus = []
+    if has_no_driver and not report.gpus and not report.lost:
+        return _list_pci_gpus(root)
+    answering = {gpu.minor for gpu in report.gpus}
+    if None in answering:
+        return ()  # The device nodes of the GPUs that answer are unknown.
+    usable = []
     for folder in sorted(driver_folder.glob("gpus/*"), key=lambda folder: folder.name.lower()):
         information = _read(folder / "information")
         facts = dict(re.findall(r"^(.+?):[ \t]*(.+?)[ \t]*$", information, re.MULTILINE))
-        gpu = KernelGpu(
-            address=folder.name.lower(),
-            minor=facts.get("Device Minor", ""),
-            uuid=facts.get("GPU UUID"),
-            is_excluded=facts.get("GPU Excluded") == "Yes",
-        )
-        gpus.append(gpu)
-    return gpus
+        minor = facts.get("Device Minor", "")
+        # The administrator excludes a GPU with the driver's parameter NVreg_ExcludedGpus.
+        is_excluded = facts.get("GPU Excluded") == "Yes"
+        # The cgroup of a job denies access to the nodes of other jobs.
+        if not is_excluded and os.access(root / f"dev/nvidia{minor}", os.R_OK | os.W_OK):
+            usable.append((folder.name.lower(), minor, facts.get("GPU UUID")))
+    if not usable:
+        return tuple(str(index) for index in report.lost if _is_visible(environ, index, None))
+    return tuple(
+        address
+        for index, (address, minor, uuid) in enumerate(usable)
+        if int(minor) not in answering and _is_visible(environ, index, uuid)
+    )
 
 
 def _is_visible(environ: Mapping[str, str], index: int, uuid: str | None) -> bool:
@@ -113,45 +62,19 @@ def _is_visible(environ: Mapping[str, str], index: int, uuid: str | None) -> boo
     return any(is_entry_for(entry, index, uuid) for entry in split_visible_devices(variable))
 
 
-def _list_openable_minors(root: Path) -> list[str]:
-    """Return each number N for which this process may read and write the GPU node /dev/nvidiaN.
+def _list_pci_gpus(root: Path) -> tuple[str, ...]:
+    """Return the PCI addresses of NVIDIA's GPUs on this host, in ascending order.
 
-    The cgroup of a job denies access to the nodes of other jobs. ``root`` is the folder with the
-    ``dev`` to read.
+    GPUs that are passed to a virtual machine (vfio-pci) are left out. ``root`` is the folder with
+    the ``sys`` to read.
     """
-    minors = []
-    for node in sorted((root / "dev").glob("nvidia*")):
-        number = node.name.removeprefix("nvidia")
-        if number.isdecimal() and os.access(node, os.R_OK | os.W_OK):
-            minors.append(number)
-    return minors
-
-
-def _list_pci_devices(root: Path, classes: Iterable[str]) -> list[Path]:
-    """Return the folders in ``sys`` of NVIDIA's PCI devices of these classes, sorted by address.
-
-    ``classes`` holds the first digits of PCI class codes, such as ``0x0302`` for 3D controllers.
-    Devices that are passed to a virtual machine (vfio-pci) are left out. ``root`` is the folder
-    with the ``sys`` to read.
-    """
-    folders = []
+    addresses = []
     for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
-        is_gpu = (
-            _read(folder / "vendor") == _NVIDIA_VENDOR and _read(folder / "class")[:6] in classes
-        )
-        if is_gpu and (folder / "driver").resolve().name != "vfio-pci":
-            folders.append(folder)
-    return folders
-
-
-def _list_unclaimed(report: GpuReport, root: Path) -> tuple[str, ...]:
-    """Return the PCI addresses of compute GPUs to which no kernel driver is bound.
-
-    Empty if NVML's ``report`` has no GPUs, because then the driver may be missing on purpose.
-    ``root`` is the folder with the ``sys`` to read.
-    """
-    folders = _list_pci_devices(root, (_COMPUTE_CLASS,)) if report.gpus else []
-    return tuple(folder.name for folder in folders if not (folder / "driver").exists())
+        is_nvidia = _read(folder / "vendor") == _NVIDIA_VENDOR
+        is_passed_on = (folder / "driver").resolve().name == "vfio-pci"
+        if is_nvidia and _read(folder / "class").startswith(_GPU_CLASSES) and not is_passed_on:
+            addresses.append(folder.name)
+    return tuple(addresses)
 
 
 def _read(path: Path) -> str:

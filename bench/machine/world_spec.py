@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from parbench.bench.choices import BACKENDS, DEVICES
 from parbench.bench.machine.machine import SHARING_VARIABLE, Machine
-from parbench.bench.text import UserError, format_list, pluralize, suggest_similar
+from parbench.bench.text import UserError, format_list, pluralize
 
 _MAX_RANKS = 1 << 12
 _MAX_DEFAULT_RANKS = 8  # on cores
@@ -113,7 +113,6 @@ def choose_world(
     backend: str | None,
     device: str | None,
     allow_single: bool,
-    one_gpu_options: str = "--nproc 1 --device cuda",
 ) -> WorldSpec:
     """Choose the number of ranks, the backend and the device for one node.
 
@@ -126,10 +125,8 @@ def choose_world(
             number of cores, but at least 2 and at most 8.
         backend: the value of ``--backend``. None stands for ``nccl`` on GPUs, ``gloo`` on the CPU.
         device: the value of ``--device``. None stands for ``cuda`` if torch supports it and there
-            are at least two GPUs, otherwise for ``cpu``.
+            are at least two GPUs, otherwise for ``cpu``. One GPU is enough if ``nproc`` is 1.
         allow_single: True if a single rank is permitted.
-        one_gpu_options: the options that measure the GPU of a node with one GPU. They are in a note
-            for the user if the CPU is measured instead.
     """
     if machine.torch_version is None and machine.torch_has_cuda is None:
         raise UserError(
@@ -137,57 +134,86 @@ def choose_world(
         )
     check_known("--device", device, DEVICES)
     check_known("--backend", backend, BACKENDS)
-    _check_nproc(nproc)
-    silence = describe_silence(machine)
-    if silence and device is None:
-        raise UserError(silence, hint=_suggest_device(machine))
-    chosen_device = device or _choose_device(machine, nproc, allow_single=allow_single)
-    chosen_backend = backend or ("nccl" if chosen_device == "cuda" else "gloo")
-    ranks = nproc or _choose_nproc(machine, chosen_device)
-    _check_world(machine, ranks, chosen_backend, chosen_device, allow_single=allow_single)
-    notes = []
-    if device is None and chosen_device == "cpu" and machine.gpus:
-        notes.append(_explain_cpu(machine, one_gpu_options))
-    if silence and chosen_device == "cuda":
-        notes.insert(0, silence)
+    if nproc is not None and not 1 <= nproc <= _MAX_RANKS:
+        raise UserError(f"--nproc {nproc}: 1 to {_MAX_RANKS} ranks are possible")
+    note = describe_silence(machine) if device == "cuda" else ""
+    if device is None:
+        device = _choose_device(machine, 1 if nproc == 1 and allow_single else 2)
+        if device == "cpu" and machine.gpus:
+            cause = f"{_describe_gpus(machine)}, {_describe_torch(machine)}"
+            note = f"{cause}: measuring the CPU. --nproc 1 --device cuda measures one GPU"
+    backend = backend or ("nccl" if device == "cuda" else "gloo")
+    ranks = nproc or max(2, min(_MAX_DEFAULT_RANKS, machine.cores))
+    if device == "cuda":
+        _check_cuda(machine)
+        ranks = nproc or len(machine.gpus)
+    _check_ranks(machine, ranks, backend, device)
+    if ranks == 1 and not allow_single:
+        raise UserError(
+            "one rank: at least 2 ranks are needed. Did each node start alone?",
+            hint="--nproc 2 --device cpu, or --nproc 1 if one rank is meant",
+        )
     return WorldSpec(
         nproc=ranks,
-        backend=chosen_backend,
-        device=chosen_device,
-        rank_bytes=_compute_rank_bytes(machine, ranks, chosen_device),
-        sharing=describe_sharing(machine, ranks, chosen_device),
-        notes=tuple(notes),
+        backend=backend,
+        device=device,
+        rank_bytes=_compute_rank_bytes(machine, ranks, device),
+        sharing=describe_sharing(machine, ranks, device),
+        notes=(note,) if note else (),
     )
 
 
-def _check_nproc(nproc: int | None) -> None:
-    """Raise ``UserError`` if ``--nproc`` is below 1 or above 4096.
+def _choose_device(machine: Machine, min_gpus: int) -> str:
+    """Return the default of ``--device``: ``cuda`` if torch supports it and has enough GPUs.
 
-    None is accepted and stands for the default number of ranks.
+    ``min_gpus`` is the number of GPUs that is enough. Otherwise the default is ``cpu``. Raises
+    ``UserError`` if a GPU does not answer, so that the user decides what is measured.
     """
-    if nproc is not None and nproc < 1:
-        raise UserError(f"--nproc {nproc}: at least 2 ranks are needed")
-    if nproc is not None and nproc > _MAX_RANKS:
-        raise UserError(f"--nproc {nproc}: a node has at most {_MAX_RANKS} ranks")
-
-
-def _choose_device(machine: Machine, nproc: int | None, *, allow_single: bool) -> str:
-    """Return the default of ``--device``: ``cuda`` if torch supports it and there are enough GPUs.
-
-    Two GPUs are enough, or one if ``nproc`` is 1 and ``allow_single`` is True. Otherwise ``cpu``.
-    """
-    min_gpus = 1 if nproc == 1 and allow_single else 2
+    silence = describe_silence(machine)
+    if silence:
+        hint = "--device cpu measures the cores"
+        if machine.gpus:
+            hint += f", --device cuda measures the GPUs that answer ({len(machine.gpus)})"
+        raise UserError(silence, hint=hint)
     return "cuda" if machine.torch_has_cuda and len(machine.gpus) >= min_gpus else "cpu"
 
 
-def _choose_nproc(machine: Machine, device: str) -> int:
-    """Return the default of ``--nproc`` for a device, ``cuda`` or ``cpu``.
+def _check_ranks(machine: Machine, ranks: int, backend: str, device: str) -> None:
+    """Raise ``UserError`` if this backend cannot connect so many ranks on this device.
 
-    It is the number of GPUs, or the number of cores limited to 2 to 8.
+    NCCL needs a GPU for each rank, unless NCCL_MULTI_RANK_GPU_ENABLE permits several on a GPU.
     """
-    if device == "cuda":
-        return len(machine.gpus)
-    return max(2, min(_MAX_DEFAULT_RANKS, machine.cores))
+    if backend != "nccl":
+        return
+    if device == "cpu":
+        raise UserError(
+            "--backend nccl moves data between GPUs, and these ranks would run on the CPU "
+            f"({_describe_gpus(machine)}, {_describe_torch(machine)})",
+            hint="--backend gloo",
+        )
+    num_gpus = len(machine.gpus)
+    if ranks > num_gpus and not machine.may_share_gpus:
+        raise UserError(
+            f"--nproc {ranks}: nccl needs a GPU for each rank, and {_describe_gpus(machine)}",
+            hint=f"use --nproc {num_gpus} or --backend gloo, or set {SHARING_VARIABLE}=1 "
+            "(NCCL 2.30 or newer) to test functions only",
+        )
+
+
+def _check_cuda(machine: Machine) -> None:
+    """Raise ``UserError`` if torch cannot use GPUs on this machine.
+
+    The reason may be that no GPU is found or answers, that torch is built without CUDA, or that the
+    driver is too old.
+    """
+    problem = ""
+    if not machine.gpus or not machine.torch_has_cuda:
+        silence = "" if machine.gpus else describe_silence(machine)
+        problem = silence or f"{_describe_gpus(machine)}, and {_describe_torch(machine)}"
+    elif old_driver := describe_driver_mismatch(machine):
+        problem = f"{old_driver}; {suggest_driver_fix(machine)}"
+    if problem:
+        raise UserError(f"--device cuda: {problem}", hint="--device cpu measures the cores")
 
 
 def _compute_rank_bytes(machine: Machine, ranks: int, device: str) -> int | None:
@@ -205,20 +231,6 @@ def _compute_rank_bytes(machine: Machine, ranks: int, device: str) -> int | None
         return None
     max_ranks_per_device = -(-ranks // len(memories))
     return min(known) // max_ranks_per_device
-
-
-def _explain_cpu(machine: Machine, one_gpu_options: str) -> str:
-    """Return a note that explains why the CPU is measured by default although there are GPUs.
-
-    Either there is only one GPU, or torch is built without CUDA. ``one_gpu_options`` is the text of
-    the options that measure the GPU.
-    """
-    if machine.torch_has_cuda:
-        return (
-            "one GPU found, and a collective needs two ranks: measuring the CPU; "
-            f"{one_gpu_options} measures the GPU alone"
-        )
-    return f"{_describe_gpus(machine)}, but {_describe_torch(machine)}: measuring the CPU"
 
 
 def describe_silence(machine: Machine) -> str:
@@ -241,9 +253,8 @@ def describe_driver_mismatch(machine: Machine) -> str:
     built = machine.torch_cuda_version
     if supported is None or built is None or _parse_major(supported) >= _parse_major(built):
         return ""
-    driver = next((gpu.driver for gpu in machine.gpus if gpu.driver), "of unknown version")
     torch = f"torch {machine.torch_version} is built for CUDA {built}"
-    return f"driver {driver} supports CUDA up to {supported}, and {torch}"
+    return f"driver {machine.gpus[0].driver} supports CUDA up to {supported}, and {torch}"
 
 
 def suggest_driver_fix(machine: Machine) -> str:
@@ -252,27 +263,13 @@ def suggest_driver_fix(machine: Machine) -> str:
     The advice is to install a torch for the CUDA of the driver, a newer driver, or cuda-compat.
     """
     major = _parse_major(machine.driver_cuda_version or "")
-    return (
-        f"install a build of torch for CUDA {major} (https://pytorch.org/get-started/locally), "
-        "a newer driver, "
-        "or NVIDIA's cuda-compat package"
-    )
+    torch = f"install a build of torch for CUDA {major} (https://pytorch.org/get-started/locally)"
+    return f"{torch}, a newer driver, or NVIDIA's cuda-compat package"
 
 
 def _parse_major(version: str) -> int:
     """Return the major version in a text such as ``12.8``, 0 for an empty text."""
     return int(version.partition(".")[0] or 0)
-
-
-def _suggest_device(machine: Machine) -> str:
-    """Return a hint for a machine on which some GPUs do not answer: usable values of ``--device``.
-
-    These are ``cpu``, and ``cuda`` if other GPUs answer.
-    """
-    cpu = "--device cpu measures the cores"
-    if not machine.gpus:
-        return cpu
-    return f"--device cuda measures the GPUs that answer ({len(machine.gpus)}), {cpu}"
 
 
 def describe_sharing(machine: Machine, ranks: int, device: str) -> str:
@@ -294,85 +291,16 @@ def check_known(option: str, value: str | None, allowed: tuple[str, ...]) -> Non
     which stands for the default, is accepted.
     """
     if value is not None and value not in allowed:
-        # The nearest spelling of gpu would be cpu, its opposite.
-        is_gpu = value.lower().startswith("gpu") and "cuda" in allowed
-        suggestion = suggest_similar("cuda" if is_gpu else value.lower(), allowed)
-        raise UserError(
-            f"{option} {value!r} is not known{suggestion}",
-            hint=f"allowed are {format_list(allowed, 'and')}",
-        )
-
-
-def _check_world(
-    machine: Machine, ranks: int, backend: str, device: str, *, allow_single: bool
-) -> None:
-    """Raise ``UserError`` if these ranks cannot run on the machine with this backend and device.
-
-    A single rank is refused unless ``allow_single`` is True.
-    """
-    if device == "cuda":
-        _check_cuda(machine)
-    elif backend == "nccl":
-        raise UserError(
-            "--backend nccl moves data between GPUs, and these ranks would run on the CPU "
-            f"({_describe_gpus(machine)}, {_describe_torch(machine)})",
-            hint="--backend gloo",
-        )
-    num_gpus = len(machine.gpus)
-    if ranks == 1 and not allow_single:
-        is_single_gpu = device == "cuda" and num_gpus == 1
-        gpu = " (one GPU was found)" if is_single_gpu else ""
-        cpu = " --device cpu" if is_single_gpu else ""
-        raise UserError(
-            f"one rank{gpu}: at least 2 ranks are needed. Did each node start alone?",
-            hint=f"--nproc 2{cpu}, or --nproc 1 if one rank is meant",
-        )
-    if backend == "nccl" and ranks > num_gpus:
-        _check_sharing(machine, ranks)
-
-
-def _check_cuda(machine: Machine) -> None:
-    """Raise ``UserError`` if torch cannot use GPUs on this machine.
-
-    The reason may be that no GPU is found or answers, that torch is built without CUDA, or that the
-    driver is too old.
-    """
-    silence = describe_silence(machine)
-    if silence and not machine.gpus:
-        raise UserError(f"--device cuda: {silence}", hint="--device cpu measures the cores")
-    if not machine.gpus or not machine.torch_has_cuda:
-        cause = f"{_describe_gpus(machine)}, and {_describe_torch(machine)}"
-        fix = "see what nvidia-smi and CUDA_VISIBLE_DEVICES say"
-        if machine.gpus:
-            fix = "install a CUDA build of torch"
-        raise UserError(f"--device cuda: {cause}", hint=f"{fix}, or use --device cpu")
-    old_driver = describe_driver_mismatch(machine)
-    if old_driver:
-        raise UserError(old_driver, hint=f"{suggest_driver_fix(machine)}, or use --device cpu")
-
-
-def _check_sharing(machine: Machine, ranks: int) -> None:
-    """Raise ``UserError`` unless NCCL_MULTI_RANK_GPU_ENABLE permits several NCCL ranks on a GPU.
-
-    It is called if there are more ranks than GPUs.
-    """
-    if machine.may_share_gpus:
-        return
-    num_gpus = len(machine.gpus)
-    fewer = f"--nproc {num_gpus}" if num_gpus > 1 else "--device cpu"
-    sharing = f"set {SHARING_VARIABLE}=1 (NCCL 2.30 or newer) to test functions only"
-    refusal = f"--nproc {ranks}: nccl needs a GPU for each rank, and {_describe_gpus(machine)}"
-    raise UserError(refusal, hint=f"use {fewer} or --backend gloo, or {sharing}")
+        hint = f"allowed are {format_list(allowed, 'and')}"
+        raise UserError(f"{option} {value!r} is not known", hint=hint)
 
 
 def _describe_gpus(machine: Machine) -> str:
-    """Return a clause with the number of visible GPUs, such as ``2 GPUs were found``."""
-    num_gpus = len(machine.gpus)
-    return f"{num_gpus or 'no'} {'GPU was' if num_gpus < 2 else 'GPUs were'} found"
+    """Return a clause with the number of visible GPUs, such as ``2 GPUs found``."""
+    return f"{pluralize(len(machine.gpus), 'GPU')} found" if machine.gpus else "no GPU found"
 
 
 def _describe_torch(machine: Machine) -> str:
     """Return a clause about torch's version and CUDA: ``torch 2.11.0 (with CUDA) is installed``."""
     builds = {True: "with CUDA", False: "without CUDA", None: "not known to have CUDA"}
-    version = machine.torch_version or "of unknown version"
-    return f"torch {version} ({builds[machine.torch_has_cuda]}) is installed"
+    return f"torch {machine.torch_version} ({builds[machine.torch_has_cuda]}) is installed"

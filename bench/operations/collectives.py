@@ -15,12 +15,11 @@ from parbench.bench.operations.data_pattern import poison
 from parbench.bench.operations.operation import Operation, describe_operation, make_pattern
 from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from parbench.bench.plan.groups import split_with_skew
-from parbench.bench.world.benchmark import Benchmark, Description
+from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.torch_compat import (
     REDUCE_OPS,
     all_gather_single,
     all_reduce_out_of_place,
-    coalesce_calls,
     reduce_scatter_single,
 )
 from parbench.bench.world.world import World
@@ -54,7 +53,6 @@ def all_reduce(
 
     return Operation(
         call=reduce_buffer if is_in_place else reduce_copy,
-        has_batched_call=is_in_place,
         restore=pattern.make_filler(buffer, world.rank) if is_in_place else None,
         output=buffer,
         expected=lambda: pattern.compute_reduction(0, count),
@@ -125,7 +123,6 @@ def all_gather(
 
     return Operation(
         call=partial(all_gather_single, gathered, shard, world.group),
-        has_batched_call=True,
         restore=restore,
         output=gathered,
         expected=lambda: pattern.compute_shards(0, [count] * world.size),
@@ -160,7 +157,6 @@ def reduce_scatter(
     shard = source[start:][:count] if is_in_place else pattern.allocate(count)
     return Operation(
         call=partial(reduce_scatter_single, shard, source, world.group, redop),
-        has_batched_call=True,
         restore=pattern.make_filler(source, world.rank) if is_in_place else None,
         output=shard,
         expected=lambda: pattern.compute_reduction(start, count),
@@ -229,55 +225,6 @@ def all_to_all_v(
             max(sent_bytes, max_received),
             send_bytes=sent_bytes,
             recv_bytes=max_received,
-        ),
-    )
-
-
-def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0) -> Operation:
-    """Return the benchmark of an all-gather with uneven shards, the largest of them from rank 0.
-
-    The gathered shards have ``size_bytes`` together. The fraction ``skew`` of these bytes comes
-    only from rank 0. The rest comes equally from all ranks, including rank 0.
-    """
-    pattern = make_pattern(world, dtype)
-    counts = split_with_skew(world.size, skew, size_bytes // pattern.itemsize)
-    source = pattern.compute_values(world.rank, 0, counts[world.rank])
-    gathered = pattern.allocate(sum(counts))
-    parts = list(torch.split(gathered, list(counts)))
-    on_gloo = world.backend == "gloo"
-
-    # torch's all_gather on NCCL does this for uneven shards, and copies even ones once more.
-    def broadcast_parts(*, async_op: bool = False) -> list[dist.Work]:
-        """Broadcast every rank's shard to all, and return works to wait for with ``async_op``."""
-        parts[world.rank].copy_(source)
-        works = []
-        device = None if on_gloo else world.device
-        with coalesce_calls(world.group, device, async_op=async_op) as group_call:
-            for root, part in enumerate(parts):
-                is_async = async_op or on_gloo
-                work = dist.broadcast(part, group=world.group, group_src=root, async_op=is_async)
-                works.append(work)
-        if not on_gloo:
-            return group_call.works
-        if not async_op:
-            for work in works:
-                work.wait()
-        return works
-
-    note = "gloo has no uneven all_gather: each rank broadcasts its shard"
-    # The rank with the smallest shard receives the most, and its link limits the bandwidth.
-    factor = 1 - min(counts) / sum(counts) if any(counts) else None
-    return Operation(
-        call=broadcast_parts,
-        output=gathered,
-        expected=lambda: pattern.compute_shards(0, counts),
-        description=describe_operation(
-            "all_gather_v",
-            world.size,
-            size_bytes,
-            send_bytes=max(counts) * pattern.itemsize,
-            factor=factor,
-            notes=(note,) if on_gloo else (),
         ),
     )
 
@@ -409,10 +356,6 @@ class Barrier(Benchmark):
     def corrupt(self) -> None:
         """Set the time of leaving so that this rank seems to have left before any rank arrived."""
         self._leave_ns = 1
-
-    def describe(self) -> Description:
-        """Return a description without bytes, because a barrier moves no data."""
-        return Description(details={"convention": "time only"})
 
 
 barrier = Barrier

@@ -2,9 +2,9 @@
 
 Data of ones cannot reveal swapped chunks, a wrong root or a stale buffer. Here each rank has a
 table of numbers of its own, a hash of rank and index, and repeats it. The table is short, so that
-restoring a large buffer does not evict the processor's caches. Its period is prime and each
-repetition begins a little later in the table, so that chunks of a buffer differ at any length
-and offset. The result of a reduction is such a table as well.
+restoring a large buffer does not evict the processor's caches. Its length is prime, so that chunks
+of a buffer differ unless their distance is a multiple of this length. The result of a reduction is
+such a table as well.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,17 +16,7 @@ import torch
 from parbench.bench.plan.catalogue import DTYPES
 
 PERIOD = 65_521
-"""The number of elements after which the data of a rank repeats.
-
-``PERIOD`` and ``PERIOD - _SHIFT`` are prime numbers.
-"""
-_SHIFT = 72
-"""The number of table elements by which each repetition begins later than the one before."""
-_NUM_SHIFTS = 1024
-"""The number of repetitions after which the beginning returns to the first element.
-
-Repetition r begins at element (r mod 1024) * 72 of the table.
-"""
+"""The number of elements after which the data of a rank repeats, a prime number."""
 _MAX_VALUE = 1 << 24
 """The largest number in the data that is moved or reduced by min or max."""
 _MIN_TERMS = 4
@@ -38,8 +28,6 @@ _COMPARED_ELEMENTS = 1 << 22
 
 Codes = npt.NDArray[np.int64]
 """Test data or indices as integers, before the conversion to a dtype of torch."""
-Mask = npt.NDArray[np.bool_]
-"""One bool for each index of the test data."""
 Table = npt.NDArray[np.int64 | np.float64]
 """The numbers that the data of a rank, or the result of a reduction, repeats."""
 
@@ -48,12 +36,11 @@ class DataPattern:
     """The generator of the test data of ``num_ranks`` ranks, and of the expected results.
 
     The data is for an operation that only moves data (empty ``redop``), or for a reduction by
-    ``redop``. Moved data differs between any two ranks at every index, and the first n elements of
-    n ranks are all different, as far as the dtype has enough values. Results of reductions are
-    exact in any order:
+    ``redop``. Moved data differs between any two ranks at every index, as far as the dtype has
+    enough values. Results of reductions are exact in any order:
 
     * sum: terms are positive, and the largest sum is an integer that the dtype represents.
-    * product: factors are 1 or 2.
+    * product: factors are 1 or 2, and the own factor of rank i mod n is 2 at index i.
     * min, max: at index i only rank i mod n holds the extreme.
     * avg: at index i only rank i mod n holds a number other than 0. It is a power of 2, whose
       share has the same bits whether a backend divides it or multiplies it by a rounded 1/n.
@@ -91,9 +78,7 @@ class DataPattern:
 
     def compute_values(self, rank: int, start: int, count: int) -> torch.Tensor:
         """Return elements ``start`` to ``start + count`` (exclusive) of a rank's data."""
-        return self._repeat(
-            self._compute_codes(rank, _compute_table_length(start + count)), start, count
-        )
+        return self._repeat(self._compute_codes(rank, start, count), count)
 
     def compute_shards(self, start: int, counts: Sequence[int]) -> torch.Tensor:
         """Return the concatenated shards of all ranks, such as the result of an all-gather.
@@ -103,11 +88,6 @@ class DataPattern:
         shards = [self.compute_values(rank, start, count) for rank, count in enumerate(counts)]
         return torch.cat(shards)
 
-    def make_filler(self, buffer: torch.Tensor, rank: int) -> Callable[[], None]:
-        """Return a function that fills ``buffer`` with the data of a rank, from element 0 on."""
-        table = self._compute_codes(rank, _compute_table_length(len(buffer)))
-        return self._make_copier(buffer, table, 0)
-
     def compute_reduction(self, start: int, count: int) -> torch.Tensor:
         """Return the expected result of reducing the data of all ranks by ``redop``.
 
@@ -115,89 +95,63 @@ class DataPattern:
         """
         joins: dict[str, np.ufunc] = {"min": np.minimum, "max": np.maximum, "product": np.multiply}
         join = joins.get(self._redop, np.add)
-        length = _compute_table_length(start + count)
         # A product of factors 2 can exceed the integers.
         accumulator = np.float64 if self._dtype.is_floating_point else np.int64
-        table: Table = self._compute_codes(0, length).astype(accumulator)
+        table: Table = self._compute_codes(0, start, count).astype(accumulator)
         for rank in range(1, self._num_ranks):
-            table = join(table, self._compute_codes(rank, length))
+            table = join(table, self._compute_codes(rank, start, count))
         if self._redop == "avg":
             table = table / self._num_ranks
-        return self._repeat(table, start, count)
+        return self._repeat(table, count)
 
-    def _repeat(self, table: Table, start: int, count: int) -> torch.Tensor:
-        """Return elements ``start`` to ``start + count`` (exclusive) of data that repeats a table.
+    def make_filler(self, buffer: torch.Tensor, rank: int) -> Callable[[], None]:
+        """Return a function that fills ``buffer`` with the data of a rank, from element 0 on."""
+        return self._make_copier(buffer, self._compute_codes(rank, 0, len(buffer)))
 
-        ``table`` holds the numbers that are repeated.
-        """
+    def _repeat(self, table: Table, count: int) -> torch.Tensor:
+        """Return a new tensor of ``count`` elements that repeats the numbers of a table."""
         buffer = self.allocate(count)
-        self._make_copier(buffer, table, start)()
+        self._make_copier(buffer, table)()
         return buffer
 
-    def _make_copier(self, buffer: torch.Tensor, table: Table, start: int) -> Callable[[], None]:
-        """Return a function that fills ``buffer`` with the data that repeats a table.
-
-        ``start`` is the index in the data of the first element of the buffer.
-        """
-        codes = torch.from_numpy(table).to(self._device, self._dtype)
-        pairs = []
-        position = 0
-        while position < len(buffer):
-            repetition, column = divmod(start + position, PERIOD)
-            shift = repetition % _NUM_SHIFTS
-            remaining = len(buffer) - position
-            source = codes[shift * _SHIFT + column :]
-            num_rows = min(remaining // PERIOD, _NUM_SHIFTS - shift) if column == 0 else 0
-            if num_rows > 0:
-                # Each row of the target begins _SHIFT elements later in the table.
-                length = num_rows * PERIOD
-                target = buffer[position:][:length].view(num_rows, PERIOD)
-                source = source.as_strided((num_rows, PERIOD), (_SHIFT, 1))
-            else:
-                length = min(remaining, PERIOD - column)
-                target = buffer[position:][:length]
-                source = source[:length]
-            pairs.append((target, source))
-            position += length
+    def _make_copier(self, buffer: torch.Tensor, table: Table) -> Callable[[], None]:
+        """Return a function that fills ``buffer`` with repetitions of a table."""
+        source = torch.from_numpy(table).to(self._device, self._dtype)
+        num_repetitions = len(buffer) // PERIOD
+        repetitions = buffer[: num_repetitions * PERIOD].view(num_repetitions, PERIOD)
+        remainder = buffer[num_repetitions * PERIOD :]
 
         def copy() -> None:
-            """Copy each part of the data from the table to the buffer."""
-            for target, source in pairs:
-                target.copy_(source)
+            """Copy the table to the buffer as often as it fits, and then its beginning."""
+            if num_repetitions > 0:
+                repetitions.copy_(source)
+            remainder.copy_(source[: len(remainder)])
 
         return copy
 
-    def _compute_codes(self, rank: int, length: int) -> Codes:
-        """Return the first ``length`` numbers of a rank's table, which depend on ``redop``."""
-        index = np.arange(length, dtype=np.int64)
+    def _compute_codes(self, rank: int, start: int, count: int) -> Codes:
+        """Return elements ``start`` to ``start + count`` of a rank's data, at most one period."""
+        index = np.arange(start, start + min(count, PERIOD), dtype=np.int64) % PERIOD
+        is_own = index % self._num_ranks == rank
+        limit = min(self._exact_up_to, _MAX_VALUE)
         match self._redop:
             case "":
-                return self._compute_moved_values(rank, index)
+                # The ranks of a block have different numbers at each index.
+                block, rank_in_block = divmod(rank, limit)
+                return 1 + (_hash(block, index) + rank_in_block) % limit
             case "sum":
                 return self._compute_terms(rank, index)
             case "product":
-                return self._compute_product_inputs(rank, index)
+                num_turns = _divide_up(self._num_ranks, self._max_exponent)
+                is_two = is_own | (_hash(rank, index) % 2 == 1)
+                return np.where(is_two & self._is_on_turn(rank, index, num_turns), 2, 1)
             case "avg":
-                exponents = _hash(rank, index) % min(self._largest_power, _MAX_EXPONENT)
-                return np.where(self._is_own(rank, index), 1 << exponents, 0)
-            case "max":
-                return self._compute_maxima(rank, index)
-            case _:
-                return 2 * self._half_range + 1 - self._compute_maxima(rank, index)
-
-    def _compute_moved_values(self, rank: int, index: Codes) -> Codes:
-        """Return the data of a rank for an operation that only moves data, at these indices.
-
-        The numbers are a permutation of the pairs of rank and index, so that all are different.
-        Where the dtype has too few numbers, each block of as many indices as possible has its own
-        permutation.
-        """
-        num_bits = min(self._exact_up_to, _MAX_VALUE).bit_length() - 1
-        rank_bits = (self._num_ranks - 1).bit_length()
-        index_bits = max(num_bits - rank_bits, 0)
-        number = (rank << index_bits) + index % (1 << index_bits)
-        key = _hash(rank >> num_bits, index >> index_bits)
-        return _permute(number, num_bits, key) + 1
+                exponents = _hash(rank, index) % min(self._max_exponent, _MAX_EXPONENT)
+                return np.where(is_own, 1 << exponents, 0)
+        # At each index the numbers of all ranks except one are in the lower half of the range.
+        half = limit // 2
+        maxima = 1 + _hash(rank, index) % half + np.where(is_own, half, 0)
+        return maxima if self._redop == "max" else 2 * half + 1 - maxima
 
     def _compute_terms(self, rank: int, index: Codes) -> Codes:
         """Return the terms that a rank contributes to a sum at these indices.
@@ -211,52 +165,21 @@ class DataPattern:
         terms = 1 + _hash(rank, index) % max_term
         return np.where(self._is_on_turn(rank, index, num_turns), terms, 0)
 
-    def _compute_product_inputs(self, rank: int, index: Codes) -> Codes:
-        """Return the factors, 1 or 2, that a rank contributes to a product at these indices."""
-        num_turns = _divide_up(self._num_ranks, self._largest_power)
-        # Every rank has a factor of 2 among the first elements.
-        is_two = (index < self._num_ranks) & self._is_own(rank, index)
-        is_two |= _hash(rank, index) % 2 == 1
-        return np.where(self._is_on_turn(rank, index, num_turns) & is_two, 2, 1)
-
-    def _compute_maxima(self, rank: int, index: Codes) -> Codes:
-        """Return the numbers that a rank contributes to a maximum at these indices.
-
-        At each index the numbers of all ranks except one are in the lower half of the range.
-        """
-        is_extreme = self._is_own(rank, index)
-        half = self._half_range
-        return 1 + _hash(rank, index) % half + np.where(is_extreme, half, 0)
-
-    @property
-    def _half_range(self) -> int:
-        """Half of the largest number that a rank contributes to a minimum or maximum."""
-        return min(self._exact_up_to, _MAX_VALUE) // 2
-
-    @property
-    def _largest_power(self) -> int:
-        """The exponent of the largest power of 2 that the dtype represents."""
-        if self._dtype.is_floating_point:
-            return int(torch.finfo(self._dtype).max).bit_length() - 1
-        return self._exact_up_to.bit_length() - 1
-
-    def _is_own(self, rank: int, index: Codes) -> Mask:
-        """Return True for each index that belongs to this rank, which is each n-th for n ranks.
-
-        There the rank holds the extreme of a minimum or maximum, the only number of an average
-        other than 0, or a factor 2 of a product.
-        """
-        is_own: Mask = index % self._num_ranks == rank
-        return is_own
-
-    def _is_on_turn(self, rank: int, index: Codes, num_turns: int) -> Mask:
+    def _is_on_turn(self, rank: int, index: Codes, num_turns: int) -> npt.NDArray[np.bool_]:
         """Return True for each index at which this rank contributes to a sum or product.
 
         At each index, one of every ``num_turns`` successive ranks contributes. The other ranks hold
         the neutral element. At the next index, other ranks contribute.
         """
-        is_on_turn: Mask = (index % self._num_ranks - rank) % num_turns == 0
+        is_on_turn: npt.NDArray[np.bool_] = (index % self._num_ranks - rank) % num_turns == 0
         return is_on_turn
+
+    @property
+    def _max_exponent(self) -> int:
+        """The exponent of the largest power of 2 that the dtype represents."""
+        if self._dtype.is_floating_point:
+            return int(torch.finfo(self._dtype).max).bit_length() - 1
+        return self._exact_up_to.bit_length() - 1
 
 
 def get_dtype(name: str) -> torch.dtype:
@@ -282,28 +205,6 @@ def _hash(seed: int, index: Codes) -> Codes:
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     bits ^= bits >> np.uint64(31)
     return (bits >> np.uint64(2)).astype(np.int64)
-
-
-def _permute(number: Codes, num_bits: int, key: Codes) -> Codes:
-    """Map each number below 2^num_bits to another one, by a permutation that depends on its key.
-
-    ``number`` and ``key`` have equal shapes. Larger numbers are first taken modulo 2^num_bits.
-    """
-    mask = (1 << num_bits) - 1
-    first_factor = (key & mask) | 1
-    second_factor = ((key >> 24) & mask) | 1
-    mixed = ((number & mask) * first_factor + (key >> 12)) & mask
-    mixed ^= mixed >> max(num_bits // 2, 1)
-    permuted: Codes = (mixed * second_factor + (key >> 36)) & mask
-    return permuted
-
-
-def _compute_table_length(count: int) -> int:
-    """Return the number of table elements that the first ``count`` elements of data are made of."""
-    if count <= PERIOD:
-        return count
-    num_repetitions = _divide_up(count, PERIOD)
-    return PERIOD + min(num_repetitions - 1, _NUM_SHIFTS - 1) * _SHIFT
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,6 @@ from parbench.bench.operations.operation import Operation, make_pattern
 from parbench.bench.plan.catalogue import NO_LOAD
 from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Benchmark, Description, Work
-from parbench.bench.world.torch_compat import all_gather_single
 from parbench.bench.world.world import World
 
 _NUM_ROWS = 5
@@ -28,13 +27,8 @@ _NUM_UNPAIRED = 8
 _MAX_FACTORS = (4, 6)
 """The largest numbers in the first and in the second matrix of Gemm."""
 _LOAD_PRODUCTS = 10  # between two looks at the clock
-_MIN_ROUND_MS = 5.0
-"""The least duration of a round of a background load on a device, after the first rounds."""
-_MAX_REPEATS = 1024
-"""The largest number of repeats of a load in a round on a device.
-
-A round is so long that the agreement of ranks to continue takes a small part of the time.
-"""
+_DEVICE_REPEATS = 32
+"""The number of repeats of a load between two agreements of the ranks to continue, on a device."""
 
 
 class Gemm(Benchmark):
@@ -150,89 +144,69 @@ def copy(world: World, *, size_bytes: int, dtype: str) -> Operation:
     """
     pattern = make_pattern(world, dtype)
     source = pattern.compute_values(world.rank, 0, size_bytes // pattern.itemsize)
-    details = {"read_bytes": size_bytes, "written_bytes": size_bytes}
-    return _make_copy(world, pattern, size_bytes, source, source.clone(), details)
+    return _make_copy(world, pattern, source, source.clone())
 
 
 def to_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
     """Return the benchmark of copying ``size_bytes`` from page-locked host memory to the device.
 
-    Every rank copies at the same time.
+    Every rank copies at the same time. On a CPU the copy is within the memory of the host.
     """
-    return _make_host_copy(world, size_bytes, dtype, to_device=True)
+    return _make_host_copy(world, size_bytes, dtype, is_to_device=True)
 
 
 def from_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
     """Return the benchmark of copying ``size_bytes`` from the device to page-locked host memory.
 
-    Every rank copies at the same time.
+    Every rank copies at the same time. On a CPU the copy is within the memory of the host.
     """
-    return _make_host_copy(world, size_bytes, dtype, to_device=False)
+    operation = _make_host_copy(world, size_bytes, dtype, is_to_device=False)
+    # To poison all of the host's memory would take longer than the copy. An element of each page
+    # shows which pages were not written.
+    target = operation.output
+    stride = mmap.PAGESIZE // target.itemsize
+    return replace(operation, restore=lambda: poison(target[::stride]))
 
 
-def _make_host_copy(world: World, size_bytes: int, dtype: str, *, to_device: bool) -> Operation:
+def _make_host_copy(world: World, size_bytes: int, dtype: str, *, is_to_device: bool) -> Operation:
     """Return the benchmark of copying ``size_bytes`` between page-locked host memory and a device.
 
-    ``to_device`` is the direction. On a CPU the copy is within the memory of the host.
+    ``is_to_device`` is the direction.
     """
     pattern = make_pattern(world, dtype)
     on_device = pattern.compute_values(world.rank, 0, size_bytes // pattern.itemsize)
     on_host = torch.empty_like(on_device, device="cpu", pin_memory=world.device.type == "cuda")
     on_host.copy_(on_device)
-    source, target = (on_host, on_device) if to_device else (on_device, on_host)
-    notes = () if on_host.is_pinned() else ("the device is the CPU: a copy within its memory",)
-    details = {"moved_bytes": size_bytes}
-    operation = _make_copy(world, pattern, size_bytes, source, target, details, notes)
-    if to_device:
-        return operation
-    # To poison all of the host's memory would take longer than the copy. An element of each page
-    # shows which pages were not written.
-    stride = mmap.PAGESIZE // pattern.itemsize
-    return replace(operation, restore=lambda: poison(target[::stride]))
+    source, target = (on_host, on_device) if is_to_device else (on_device, on_host)
+    return _make_copy(world, pattern, source, target)
 
 
 def _make_copy(
-    world: World,
-    pattern: DataPattern,
-    size_bytes: int,
-    source: torch.Tensor,
-    target: torch.Tensor,
-    details: dict[str, int],
-    notes: tuple[str, ...] = (),
+    world: World, pattern: DataPattern, source: torch.Tensor, target: torch.Tensor
 ) -> Operation:
     """Return the benchmark of copying this rank's data from ``source`` to ``target``.
 
-    ``pattern`` computes the expected data. The bandwidth is that of ``size_bytes``. ``details`` and
-    ``notes`` are facts and sentences for the record.
+    ``pattern`` computes the expected data.
     """
-
-    def compute_expected() -> torch.Tensor:
-        """Return the data of this rank, on the device of the target."""
-        return pattern.compute_values(world.rank, 0, len(target)).to(target.device)
-
+    size_bytes = target.nbytes
+    algbw = Work(name="algbw", amount=size_bytes)
     return Operation(
         call=lambda: target.copy_(source, non_blocking=True),
         output=target,
-        expected=compute_expected,
-        description=Description(
-            work=(Work(name="algbw", amount=size_bytes),),
-            details={"size_bytes": size_bytes, **details},
-            notes=notes,
-        ),
+        expected=lambda: pattern.compute_values(world.rank, 0, len(target)).to(target.device),
+        description=Description(work=(algbw,), details={"size_bytes": size_bytes}),
     )
 
 
 @contextmanager
-def background_load(kind: str, world: World) -> Iterator[list[float]]:
+def background_load(kind: str, world: World) -> Iterator[None]:
     """Run a background load on every rank during the block, which every rank enters.
 
     ``kind`` is ``nothing``, ``gemm`` or a collective such as ``all_reduce``. The load runs in a
-    thread and repeats in rounds of some milliseconds. Yields a list to which the duration (ms) of
-    each round is appended. It stays empty on a CPU.
+    thread and, on a GPU, on a stream of its own.
     """
-    rounds_ms: list[float] = []
     if kind == NO_LOAD:
-        yield rounds_ms
+        yield
         return
     all_ranks = (tuple(range(len(world.hosts))),)
     group = world.get_process_group(all_ranks, "background load")
@@ -246,54 +220,42 @@ def background_load(kind: str, world: World) -> Iterator[list[float]]:
         world.sync()
 
     def repeat_load() -> None:
-        """Repeat the load in rounds until all ranks have ended their blocks."""
-        run = _make_stream_runner(load, world.device) if on_device else None
-        repeats = 1
-        state = torch.zeros(2)
+        """Repeat the load until all ranks have ended their blocks."""
+        run_round = _make_stream_runner(load, world.device) if on_device else load
+        all_stopped = torch.zeros(1)
         # All ranks stop after the same round: a rank that stopped alone would block the others.
-        while not state[0]:
-            if run is None:
-                load()
-                round_ms = _MIN_ROUND_MS
-            else:
-                round_ms = run(repeats)
-                rounds_ms.append(round_ms)
-            state.copy_(torch.tensor([stop.is_set(), round_ms]))
-            dist.all_reduce(state, op=dist.ReduceOp.MIN, group=control)
-            if state[1] < _MIN_ROUND_MS:
-                repeats = min(2 * repeats, _MAX_REPEATS)
+        while not all_stopped:
+            run_round()
+            all_stopped.fill_(stop.is_set())
+            dist.all_reduce(all_stopped, op=dist.ReduceOp.MIN, group=control)
 
     thread = threading.Thread(target=repeat_load, daemon=True)
     thread.start()
     try:
-        yield rounds_ms
+        yield
     finally:
         stop.set()
         thread.join()
 
 
-def _make_stream_runner(load: Callable[[], object], device: torch.device) -> Callable[[int], float]:
-    """Return a function that runs a load a number of times on a new CUDA stream.
+def _make_stream_runner(load: Callable[[], object], device: torch.device) -> Callable[[], None]:
+    """Return a function that runs a load several times on a new CUDA stream and waits for its end.
 
-    The function takes the number, waits for the device, and returns the time in ms that the device
-    took for all of them.
+    The thread that calls the function must be the caller of ``_make_stream_runner``.
     """
     accelerator.select_device(device.index)  # a new thread starts with the first device
     stream = accelerator.make_stream(device)
-    start = accelerator.make_event(blocking=True)
     end = accelerator.make_event(blocking=True)
 
-    def run(repeats: int) -> float:
-        """Run the load ``repeats`` times and return the total time in ms on the device."""
+    def run_round() -> None:
+        """Run the load ``_DEVICE_REPEATS`` times and wait until the device has finished."""
         with stream:
-            start.record()
-            for _ in range(repeats):
+            for _ in range(_DEVICE_REPEATS):
                 load()
             end.record()
         end.synchronize()
-        return float(start.elapsed_time(end))
 
-    return run
+    return run_round
 
 
 def _make_load(
@@ -312,11 +274,8 @@ def _make_load(
     num_ranks = len(world.hosts)
     count = (1 << (25 if on_device else 18)) // num_ranks * num_ranks
     data = torch.ones(count, device=world.device)
-    output = torch.empty_like(data)
-    shard = data[: count // num_ranks]
     if kind == "all_reduce":
         return lambda: dist.all_reduce(data.fill_(1), group=group)
-    if kind == "all_to_all":
-        return lambda: dist.all_to_all_single(output, data, group=group)
-    assert kind == "all_gather", kind
-    return lambda: all_gather_single(output, shard, group)
+    assert kind == "all_to_all", kind
+    output = torch.empty_like(data)
+    return lambda: dist.all_to_all_single(output, data, group=group)

@@ -21,8 +21,7 @@ class Operation(Benchmark):
     call: Callable[..., Any]
     """A function that runs the operation once.
 
-    With ``async_op=True``, it returns the works to wait for: one, a list of them, or None if this
-    rank has nothing to do.
+    With ``async_op=True``, it returns a work to wait for, or a list of them.
     """
     output: torch.Tensor
     """The buffer to which the operation writes its result."""
@@ -35,8 +34,6 @@ class Operation(Benchmark):
 
     If it is None, the output is filled with a wrong number instead.
     """
-    has_batched_call: bool = False
-    """True if torch turns coalesced calls of the operation into one call for many tensors."""
 
     def step(self) -> None:
         """Run the operation once."""
@@ -48,8 +45,6 @@ class Operation(Benchmark):
         The catalogue refuses mode async for an operation whose call does not take ``async_op``.
         """
         works = self.call(async_op=True)
-        if works is None:
-            return []
         return works if isinstance(works, list) else [works]
 
     def reset(self) -> None:
@@ -99,18 +94,16 @@ def describe_operation(
     *,
     send_bytes: int | None = None,
     recv_bytes: int | None = None,
-    factor: float | None = None,
     **fields: Any,
 ) -> Description:
     """Return the facts about an operation for its records, with the work of a step.
 
-    The bandwidths are algbw = ``size_bytes`` / time and busbw = algbw * ``factor``. ``factor`` is
-    by default that of the operation ``name`` in the catalogue. ``send_bytes`` and ``recv_bytes``
-    are the bytes that one rank sends and receives, by default ``size_bytes``. ``fields`` are other
-    fields of ``Description``.
+    The bandwidths are algbw = ``size_bytes`` / time and busbw = algbw times the factor of the
+    operation ``name`` in the catalogue. ``send_bytes`` and ``recv_bytes`` are the bytes that one
+    rank sends and receives, by default ``size_bytes``. ``fields`` are other fields of
+    ``Description``.
     """
-    if factor is None:
-        factor = get_busbw_factor(name, num_ranks)
+    factor = get_busbw_factor(name, num_ranks)
     assert factor is not None, name
     algbw = Work(name="algbw", amount=size_bytes)
     busbw = Work(name="busbw", amount=size_bytes * factor)
@@ -119,6 +112,5 @@ def describe_operation(
         "send_bytes": size_bytes if send_bytes is None else send_bytes,
         "recv_bytes": size_bytes if recv_bytes is None else recv_bytes,
         "busbw_factor": factor,
-        "convention": "nccl-tests",
     }
     return Description(work=(algbw, busbw), details=details, **fields)

@@ -1,7 +1,5 @@
 """Point-to-point operations as benchmarks: a ring, and pairs of ranks while others are idle."""
 
-from dataclasses import replace
-
 import torch.distributed as dist
 
 from parbench.bench.operations.operation import Operation, describe_operation, make_pattern
@@ -35,6 +33,10 @@ def unidirectional(
     return _exchange(world, size_bytes, dtype, send_to, recv_from)
 
 
+matrix = unidirectional
+"""The same benchmark, which is measured for every ordered pair of ranks."""
+
+
 def bidirectional(
     world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1
 ) -> Operation:
@@ -58,7 +60,7 @@ def pingpong(
     return _exchange(world, size_bytes, dtype, peer, peer, in_turn=True)
 
 
-def round_of_pairs(
+def pairwise(
     world: World,
     *,
     size_bytes: int,
@@ -86,8 +88,8 @@ def round_of_pairs(
     peer = peers.get(world.rank)
     in_turn = direction == "in_turn"
     operation = _exchange(world, size_bytes, dtype, peer, peer, in_turn=in_turn)
-    details = {**operation.description.details, "pairs": format_pairs(round_pairs)}
-    return replace(operation, description=replace(operation.description, details=details))
+    operation.description.details["pairs"] = format_pairs(round_pairs)
+    return operation
 
 
 def _exchange(

@@ -1,14 +1,13 @@
 """The table of operations, declared without torch, by the conventions of nccl-tests."""
 
-import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.plan.cases import BenchmarkDefinition, Expansion, Params, keep_params
+from parbench.bench.plan.cases import BenchmarkDefinition, Expansion, Params
 from parbench.bench.plan.groups import FORMS, choose_pairs, count_rounds, form_groups
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError, format_size
@@ -39,19 +38,23 @@ DTYPES = {
 }
 
 
-class Factor(NamedTuple):
-    """The ratio busbw / algbw of an operation, as nccl-tests defines it."""
-
-    text: str
-    """The formula of the ratio as text, such as ``2(n-1)/n``, in which n is the number of ranks."""
-    compute: Callable[[int], float]
-    """Computes the ratio from the number of ranks."""
+BusFactor = Callable[[int], float]
+"""A function that returns busbw / algbw of an operation on n ranks, as nccl-tests defines it."""
 
 
-# The ratios busbw / algbw of nccl-tests.
-TWICE_RING = Factor(text="2(n-1)/n", compute=lambda n: 2 * (n - 1) / n)
-RING = Factor(text="(n-1)/n", compute=lambda n: (n - 1) / n)
-ONE = Factor(text="1", compute=lambda n: 1.0)
+def compute_double_ring_factor(n: int) -> float:
+    """Return 2(n-1)/n, the ratio busbw / algbw of an all-reduce on ``n`` ranks."""
+    return 2 * (n - 1) / n
+
+
+def compute_ring_factor(n: int) -> float:
+    """Return (n-1)/n, the ratio busbw / algbw if each of ``n`` ranks has a shard of the data."""
+    return (n - 1) / n
+
+
+def compute_unit_factor(n: int) -> float:
+    """Return 1, the ratio busbw / algbw of all other operations that move data."""
+    return 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +64,14 @@ class OperationSpec(BenchmarkDefinition):
     Its fields decide on which ranks and in which modes the operation can run.
     """
 
-    busbw: Factor | None = None
-    """The ratio busbw / algbw, None if the operation moves no data between ranks."""
+    busbw: BusFactor | None = None
+    """Computes busbw / algbw, None if the operation moves no data between ranks."""
     sharded: bool = False
     """True if ``size_bytes`` consists of an equal shard for each rank, as in an all-gather."""
     in_place: bool = False
     """True if the result overwrites the input buffer by default."""
     asynchronous: bool = True
     """True if torch can issue the operation with ``async_op=True`` and wait for its end later."""
-    coalesced: tuple[str, ...] = ()
-    """The backends that can launch several calls of the operation as one: ``nccl``, ``gloo``."""
 
     @property
     def is_reduction(self) -> bool:
@@ -108,11 +109,10 @@ class OperationSpec(BenchmarkDefinition):
 IN_PLACE, OUT_OF_PLACE = "in_place", "out_of_place"
 SIZE = Param("size_bytes", "size", 1 << 20, "total bytes, as nccl-tests counts them", minimum=0)
 DTYPE = Param("dtype", "str", "float32", "element type", choices=tuple(DTYPES))
-MODES = ("blocking", "pipelined", "async", "coalesced", "graph")
+MODES = ("blocking", "pipelined", "async", "graph")
 MODE_HELP = (
     "blocking: each starts at a barrier; pipelined: back to back, as nccl-tests; "
-    "async: issue and wait timed apart; coalesced: several in one launch; "
-    "graph: a CUDA graph, as nccl-tests -G"
+    "async: issue and wait timed apart; graph: a CUDA graph, as nccl-tests -G"
 )
 MODE = choice("mode", MODE_HELP, *MODES, optional=False)
 LOCAL_MODE = choice("mode", MODE_HELP, "blocking", "pipelined", optional=False)
@@ -134,29 +134,19 @@ ROUND = Param("round", "int", 0, "only this round; each has other pairs of ranks
 PAIRS = Param("pairs", "str", "", "these pairs instead, such as '0-3 1-2'", optional=True)
 DIRECTION = choice("direction", "both ways at once, or in turn", "at_once", "in_turn")
 REPEAT = Param("repeat", "int", 0, "a number for repeated cases", minimum=0, optional=True)
-SKEW_HELP = "share of the bytes that goes to rank 0; in all_gather_v, that rank 0 contributes"
+SKEW_HELP = "share of the bytes that goes to rank 0"
 SKEW = Param("skew", "float", 0.0, SKEW_HELP, minimum=0, maximum=1, optional=True)
-COLLECTIVE_LOADS = ("all_reduce", "all_gather", "all_to_all")
-"""The collectives that can run in the background of a measurement."""
 NO_LOAD = "nothing"
 """The value of the parameter ``background`` for a measurement without a background load."""
-LOADS = (NO_LOAD, "gemm", *COLLECTIVE_LOADS)
+LOADS = (NO_LOAD, "gemm", "all_reduce", "all_to_all")
 BACKGROUND = choice("background", "what runs at the same time on every rank", *LOADS)
-REGISTER = Param(
-    "register", "bool", False, "register the buffers with NCCL (ncclCommRegister)", optional=True
-)
+REGISTER_HELP = "register the buffers with NCCL (ncclCommRegister)"
+REGISTER = Param("register", "bool", False, REGISTER_HELP, optional=True)
 GEMM_SIZE = Param("m", "int", 512, "rows and columns of each matrix", minimum=1)
 GEMM_DTYPES = ("float32", "bfloat16", "float16", "float64")
 GEMM_DTYPE = choice("dtype", "element type", *GEMM_DTYPES)
-GEMM_LOAD = Param(
-    "load_seconds",
-    "float",
-    0.0,
-    "seconds of products of random numbers first, which heat a GPU",
-    minimum=0,
-    maximum=60,
-    optional=True,
-)
+LOAD_HELP = "seconds of products of random numbers first, which heat a GPU"
+GEMM_LOAD = Param("load_seconds", "float", 0.0, LOAD_HELP, minimum=0, maximum=60, optional=True)
 # Parameters that the runner handles. They are not passed to `prepare`.
 RUNNER_PARAMS = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name, REGISTER.name)
 
@@ -195,54 +185,48 @@ def _count_ranks(params: Params, spec: WorldSpec) -> int:
     return len(groups[index])
 
 
-def _refuse_single_rank(case: CaseInWorld) -> str | None:
-    """Return an error message if an operation between ranks has a process group of one rank.
+def _refuse_ranks(case: CaseInWorld) -> str | None:
+    """Return an error message if ranks in the parameters do not exist or cannot exchange data.
 
-    The group ``world`` is allowed to have one rank.
+    The rule checks root, source, target, round and pairs. A process group of an operation between
+    ranks must have two ranks, except for the group ``world``.
     """
-    group = case.params.get("group", "world")
+    params, n = case.params, case.num_ranks
+    group = params.get("group", "world")
     is_local = case.operation.name.startswith(("compute.", "memory."))
-    if case.num_ranks < 2 and group != "world" and not is_local:
+    if n < 2 and group != "world" and not is_local:
         return f"group {group!r} has one rank, and no data would move; write a larger group"
+    for name in ("root", "source", "target"):
+        if int(params.get(name, 0)) >= n:
+            return f"{name} {params[name]} is not one of the {n} ranks, 0 to {n - 1}"
+    if "source" in params and params["source"] == params["target"]:
+        return f"source and target are both rank {params['source']}: use two ranks"
+    if "round" in params:
+        try:
+            choose_pairs(n, int(params["round"]), str(params["pairs"]))
+        except UserError as error:
+            return str(error)
     return None
 
 
 def _refuse_dtype(case: CaseInWorld) -> str | None:
-    """Return an error message if the backend does not support the element type: float8 on gloo."""
-    dtype = str(case.params.get("dtype"))
-    backend = case.spec.backend
-    if backend == "gloo" and dtype.startswith("float8"):
-        return f"{backend} does not support {dtype}: use dtype=bfloat16, or --backend nccl"
-    return None
+    """Return an error message if the element type cannot be communicated or averaged.
 
-
-def _refuse_average(case: CaseInWorld) -> str | None:
-    """Return an error message if an average over the ranks cannot be checked in this dtype.
-
-    The check compares exact numbers, and it must notice that a rank is missing or counted twice.
+    The check of an average compares exact numbers. It must detect a rank that is missing or counted
+    twice, so averages of n - 1, n and n + 1 equal terms must differ in the dtype.
     """
+    dtype, n = str(case.params.get("dtype")), case.num_ranks
+    if case.spec.backend == "gloo" and dtype.startswith("float8"):
+        return f"gloo does not support {dtype}: use dtype=bfloat16, or --backend nccl"
     if case.params.get("redop") != "avg":
         return None
-    n = case.num_ranks
-    dtype = str(case.params["dtype"])
-    if "float" not in dtype:
-        return f"the average of {dtype} is not a {dtype}: use redop=sum or dtype=float32"
+    if "float" not in dtype or 2 * (n + 1) > DTYPES[dtype].exact_up_to:
+        return f"the average of {n} ranks is not exact in {dtype}: use redop=sum or dtype=float32"
     if dtype.startswith("float8") and n & (n - 1):
         return f"the average of {n} ranks is not exact in {dtype}: use redop=sum or dtype=float32"
     if n == 1 and case.spec.backend == "nccl":
-        bug = "is wrong in NCCL before 2.29.7 (github.com/NVIDIA/nccl/issues/1950)"
-        return f"the average of one rank {bug}: use redop=sum"
-    exact_up_to = DTYPES[dtype].exact_up_to
-    for wrong_n in (n - 1, n + 1):
-        if wrong_n and _round_share(wrong_n, exact_up_to) == _round_share(n, exact_up_to):
-            return f"averages of {n} and {wrong_n} ranks are equal in {dtype}: use dtype=float32"
+        return "the average of one rank is wrong in some versions of NCCL: use redop=sum"
     return None
-
-
-def _round_share(n: int, exact_up_to: int) -> float:
-    """Return 1/n, rounded to a floating-point type that has all integers up to ``exact_up_to``."""
-    mantissa, exponent = math.frexp(1 / n)
-    return math.ldexp(round(mantissa * exact_up_to), exponent)
 
 
 def _refuse_size(case: CaseInWorld) -> str | None:
@@ -251,20 +235,15 @@ def _refuse_size(case: CaseInWorld) -> str | None:
     A size must be a multiple of the bytes of an element, or of an element on each rank if the
     operation is sharded.
     """
-    params = case.params
+    params, rank_bytes = case.params, case.spec.rank_bytes
     if "size_bytes" not in params:
         return None
     size, dtype = int(params["size_bytes"]), str(params["dtype"])
-    num_shards = case.num_ranks if case.operation.sharded and "skew" not in params else 1
-    itemsize = DTYPES[dtype].itemsize
-    step = num_shards * itemsize
-    remainder = size % step
-    if remainder:
-        factors = f"{num_shards} ranks x {itemsize} B" if num_shards > 1 else f"{itemsize} B"
-        lower = size - remainder
-        hint = f"nearest are {lower} and {lower + step}" if lower else f"the least is {step}"
-        return f"size {size} B is not a multiple of {factors} ({dtype}); {hint}"
-    rank_bytes = case.spec.rank_bytes
+    is_sharded = case.operation.sharded and "skew" not in params
+    step = DTYPES[dtype].itemsize * (case.num_ranks if is_sharded else 1)
+    if size % step:
+        owners = f" on each of {case.num_ranks} ranks" if is_sharded else ""
+        return f"size {size} B is not a multiple of {step} B (one {dtype}{owners})"
     needed = estimate_needed_bytes(size)
     if rank_bytes is not None and needed > rank_bytes:
         available = f"{rank_bytes / 1e9:.1f} GB are available"
@@ -282,122 +261,42 @@ def estimate_needed_bytes(size: int) -> int:
     return 8 * size
 
 
-def _refuse_ranks(case: CaseInWorld) -> str | None:
-    """Return an error message if a rank or a pairing of ranks in the parameters does not exist.
+def _refuse_backend(case: CaseInWorld) -> str | None:
+    """Return an error message if the backend cannot run the operation or its background load.
 
-    It checks root, source, target, round and pairs.
+    Two NCCL collectives at once can deadlock if all kernels share one hardware queue of the GPU.
     """
-    params, n = case.params, case.num_ranks
-    for name in ("root", "source", "target"):
-        if int(params.get(name, 0)) >= n:
-            return f"{name} {params[name]} is not one of the {n} ranks, 0 to {n - 1}"
-    if "source" in params and params["source"] == params["target"]:
-        return f"source {params['source']} and target {params['target']} are one rank: use two"
-    if "round" in params:
-        try:
-            choose_pairs(n, int(params["round"]), str(params["pairs"]))
-        except UserError as error:
-            return str(error)
-    return None
-
-
-def _refuse_sends_of_gloo(case: CaseInWorld) -> str | None:
-    """Return an error message for point-to-point operations if gloo carries CUDA tensors."""
-    if case.spec.gloo_on_gpus and case.operation.name.startswith("p2p."):
-        return f"gloo sends no CUDA tensors from one rank to another: {GLOO_HINT}"
-    return None
-
-
-def _refuse_register(case: CaseInWorld) -> str | None:
-    """Return an error message if the case registers its buffers and the backend is not NCCL.
-
-    The parameter ``register`` requests registration. The result is None if the case can run.
-    """
-    backend = case.spec.backend
-    if case.params.get("register") and backend != "nccl":
-        return f"register=true is for NCCL, and the backend is {backend}: use register=false"
-    return None
-
-
-def _refuse_background(case: CaseInWorld) -> str | None:
-    """Return an error message if a background collective on NCCL can deadlock with the operation.
-
-    A deadlock is possible if CUDA_DEVICE_MAX_CONNECTIONS=1 gives all kernels one hardware queue.
-    """
-    background, spec = case.params.get("background"), case.spec
-    has_one_queue = os.environ.get(QUEUES_VARIABLE) == "1"
-    if background in COLLECTIVE_LOADS and spec.backend == "nccl" and has_one_queue:
-        cause = "kernels of two NCCL communicators can deadlock in one hardware queue"
-        return f"{QUEUES_VARIABLE}=1: {cause}; unset it, or use background=gemm"
-    return None
-
-
-def _refuse_graph(case: CaseInWorld) -> str | None:
-    """Return an error message if mode ``graph`` is set and the case cannot be a CUDA graph."""
     params, spec = case.params, case.spec
-    if params.get("mode") != "graph":
-        return None
-    if spec.device != "cuda":
-        return f"mode graph needs CUDA, and the device is {spec.device}: use mode=pipelined"
-    if spec.gloo_on_gpus and "group" in params:
-        return f"mode graph: a graph cannot contain gloo, which works on the host: {GLOO_HINT}"
-    if case.operation.short_name == "barrier":
-        return "mode graph: the host waits in a barrier, so use mode=blocking"
-    background = params.get("background", NO_LOAD)
-    if background != NO_LOAD:
-        return f"mode graph: background={background} would be captured too: use background=nothing"
+    if spec.gloo_on_gpus and case.operation.name.startswith("p2p."):
+        return f"gloo sends no CUDA tensors from one rank to another: {GLOO_HINT}"
+    if spec.backend != "nccl":
+        is_registered = params.get("register", False)
+        return "register=true requires --backend nccl" if is_registered else None
+    is_collective = params.get("background", NO_LOAD) not in (NO_LOAD, "gemm")
+    if is_collective and os.environ.get(QUEUES_VARIABLE) == "1":
+        return f"two NCCL communicators can deadlock with {QUEUES_VARIABLE}=1: unset it"
     return None
 
 
-def _refuse_async(case: CaseInWorld) -> str | None:
-    """Return an error message if mode ``async`` is set and torch has no asynchronous call."""
-    operation, params = case.operation, case.params
-    if params.get("mode") != "async":
-        return None
-    if _must_copy_input(case) or not operation.asynchronous:
-        return f"mode async: {operation.short_name} has no asynchronous form: use mode=pipelined"
-    if params.get("direction") == "in_turn":
-        return "mode async: direction=in_turn is several calls: use direction=at_once"
-    return None
+def _refuse_mode(case: CaseInWorld) -> str | None:
+    """Return an error message if the case cannot be a CUDA graph or an asynchronous call.
 
-
-def _refuse_coalesced(case: CaseInWorld) -> str | None:
-    """Return an error message if mode ``coalesced`` is set and the backend cannot do it.
-
-    In this mode several calls of the operation are launched as one.
+    The rule applies to the modes ``graph`` and ``async``.
     """
-    operation, spec = case.operation, case.spec
-    if case.params.get("mode") != "coalesced":
-        return None
-    if _must_copy_input(case) or spec.backend not in operation.coalesced:
-        name = operation.short_name
-        return f"mode coalesced: {spec.backend} cannot coalesce {name}: use mode=pipelined"
-    if spec.gloo_on_gpus and operation.short_name != "reduce_scatter":
-        return f"mode coalesced: gloo coalesces {operation.short_name} only on CPUs: {GLOO_HINT}"
+    operation, params, spec = case.operation, case.params, case.spec
+    if params.get("mode") == "graph":
+        if spec.device != "cuda" or (spec.gloo_on_gpus and "group" in params):
+            return "mode graph requires --device cuda and --backend nccl: use mode=pipelined"
+        if operation.short_name == "barrier" or params.get("background", NO_LOAD) != NO_LOAD:
+            return "mode graph supports neither barrier nor background: use mode=pipelined"
+    if params.get("mode") == "async":
+        has_copy = operation.in_place and params.get("placement") == OUT_OF_PLACE
+        if has_copy or not operation.asynchronous or params.get("direction") == "in_turn":
+            return f"mode async: torch has no asynchronous {operation.short_name} of this kind"
     return None
 
 
-def _must_copy_input(case: CaseInWorld) -> bool:
-    """Return True if the result is out of place, but torch has only the in-place form.
-
-    Then a step includes a copy of the input.
-    """
-    return case.operation.in_place and case.params.get("placement") == OUT_OF_PLACE
-
-
-RULES = (
-    _refuse_single_rank,
-    _refuse_dtype,
-    _refuse_average,
-    _refuse_size,
-    _refuse_ranks,
-    _refuse_sends_of_gloo,
-    _refuse_register,
-    _refuse_background,
-    _refuse_graph,
-    _refuse_async,
-    _refuse_coalesced,
-)
+RULES = (_refuse_ranks, _refuse_dtype, _refuse_size, _refuse_backend, _refuse_mode)
 """The functions that check a case before a run, each of which returns a reason or None.
 
 The first reason that is not None is reported.
@@ -462,28 +361,33 @@ _MODULES = {"collective": "collectives", "p2p": "p2p", "compute": "local", "memo
 def _declare_operation(
     name: str,
     help_text: str,
-    *params: Param,
-    function: str | None = None,
+    params: tuple[Param, ...],
+    tags: tuple[str, ...] = (),
+    *,
     expand: Expansion = expand_groups,
-    busbw: Factor | None = None,
+    busbw: BusFactor | None = None,
     sharded: bool = False,
-    **fields: Any,
+    in_place: bool = False,
+    asynchronous: bool = True,
 ) -> OperationSpec:
     """Return the definition of the operation ``name``, such as ``collective.all_reduce``.
 
-    ``function`` names the function that prepares it, by default the part of ``name`` after the dot.
-    ``fields`` are other fields of ``OperationSpec``.
+    The function that prepares it has the part of ``name`` after the dot as its name. The other
+    arguments are fields of ``OperationSpec``.
     """
-    kind, _, short_name = name.partition(".")
+    kind, _, function = name.partition(".")
     return OperationSpec(
         name=name,
-        target=f"parbench.bench.operations.{_MODULES[kind]}:{function or short_name}",
+        target=f"parbench.bench.operations.{_MODULES[kind]}:{function}",
         help=help_text,
         params=params,
+        tags=tags,
         expand=expand,
         busbw=busbw,
-        sharded=sharded or busbw is RING,  # The factor is the share of the other ranks.
-        **fields,
+        # The factor of a ring is the share of the other ranks.
+        sharded=sharded or busbw is compute_ring_factor,
+        in_place=in_place,
+        asynchronous=asynchronous,
     )
 
 
@@ -493,118 +397,150 @@ COLLECTIVE = (REGISTER, *SHARED)
 LOCAL = (SIZE, DTYPE, LOCAL_MODE, *GROUP)
 MAIN = ("smoke", "node", "main")
 SIZED = ("smoke", "node", "sized")
-NCCL = ("nccl",)
-BOTH = ("nccl", "gloo")
 
-# fmt: off
 OPERATIONS = (
     _declare_operation(
-        "collective.all_reduce", "combine every rank's buffer, result on all; size = the buffer",
-        *DATA, REDOP, IN_PLACE_FIRST, *COLLECTIVE,
-        tags=(*MAIN, "grouped"), busbw=TWICE_RING, in_place=True, coalesced=BOTH,
+        "collective.all_reduce",
+        "combine every rank's buffer, result on all; size = the buffer",
+        (*DATA, REDOP, IN_PLACE_FIRST, *COLLECTIVE),
+        (*MAIN, "grouped"),
+        busbw=compute_double_ring_factor,
+        in_place=True,
     ),
     _declare_operation(
-        "collective.all_gather", "collect every rank's shard on all; size = the output",
-        *DATA, OUT_OF_PLACE_FIRST, *COLLECTIVE,
-        tags=MAIN, busbw=RING, coalesced=BOTH,
+        "collective.all_gather",
+        "collect every rank's shard on all; size = the output",
+        (*DATA, OUT_OF_PLACE_FIRST, *COLLECTIVE),
+        MAIN,
+        busbw=compute_ring_factor,
     ),
     _declare_operation(
-        "collective.reduce_scatter", "combine buffers, a shard of it on each; size = the input",
-        *DATA, REDOP, OUT_OF_PLACE_FIRST, *COLLECTIVE,
-        tags=MAIN, busbw=RING, coalesced=BOTH,
+        "collective.reduce_scatter",
+        "combine buffers, a shard of it on each; size = the input",
+        (*DATA, REDOP, OUT_OF_PLACE_FIRST, *COLLECTIVE),
+        MAIN,
+        busbw=compute_ring_factor,
     ),
     _declare_operation(
-        "collective.all_to_all", "each rank sends a shard to each; size = what one rank sends",
-        *DATA, *COLLECTIVE,
-        tags=(*MAIN, "grouped"), busbw=RING, coalesced=NCCL,
+        "collective.all_to_all",
+        "each rank sends a shard to each; size = what one rank sends",
+        (*DATA, *COLLECTIVE),
+        (*MAIN, "grouped"),
+        busbw=compute_ring_factor,
     ),
     _declare_operation(
-        "collective.broadcast", "copy one rank's buffer to all; size = the buffer",
-        *DATA, ROOT, *COLLECTIVE,
-        tags=MAIN, busbw=ONE, in_place=True, coalesced=NCCL,
+        "collective.broadcast",
+        "copy one rank's buffer to all; size = the buffer",
+        (*DATA, ROOT, *COLLECTIVE),
+        MAIN,
+        busbw=compute_unit_factor,
+        in_place=True,
     ),
     _declare_operation(
-        "collective.all_to_all_v", "all_to_all, uneven shards; size = what one rank sends",
-        *DATA, SKEW, *COLLECTIVE,
-        tags=(*SIZED, "uneven"), busbw=RING, coalesced=NCCL,
+        "collective.all_to_all_v",
+        "all_to_all, uneven shards; size = what one rank sends",
+        (*DATA, SKEW, *COLLECTIVE),
+        (*SIZED, "uneven"),
+        busbw=compute_ring_factor,
     ),
     _declare_operation(
-        "collective.all_gather_v", "all_gather, uneven shards; size = the output",
-        *DATA, SKEW, *COLLECTIVE,
-        tags=("sized", "uneven"), busbw=RING,
+        "collective.reduce",
+        "combine every rank's buffer on one; size = the buffer",
+        (*DATA, REDOP, ROOT, *COLLECTIVE),
+        SIZED,
+        busbw=compute_unit_factor,
+        in_place=True,
     ),
     _declare_operation(
-        "collective.reduce", "combine every rank's buffer on one; size = the buffer",
-        *DATA, REDOP, ROOT, *COLLECTIVE,
-        tags=SIZED, busbw=ONE, in_place=True, coalesced=NCCL,
+        "collective.gather",
+        "collect every rank's shard on one; size = the output",
+        (*DATA, ROOT, *COLLECTIVE),
+        SIZED,
+        busbw=compute_ring_factor,
     ),
     _declare_operation(
-        "collective.gather", "collect every rank's shard on one; size = the output",
-        *DATA, ROOT, *COLLECTIVE,
-        tags=SIZED, busbw=RING, coalesced=NCCL,
+        "collective.scatter",
+        "split one rank's buffer over all; size = the input",
+        (*DATA, ROOT, *COLLECTIVE),
+        SIZED,
+        busbw=compute_ring_factor,
     ),
     _declare_operation(
-        "collective.scatter", "split one rank's buffer over all; size = the input",
-        *DATA, ROOT, *COLLECTIVE,
-        tags=SIZED, busbw=RING, coalesced=NCCL,
+        "collective.all_reduce_two_step",
+        "all_reduce as reduce_scatter, then all_gather",
+        (*DATA, REDOP, *COLLECTIVE),
+        SIZED,
+        busbw=compute_double_ring_factor,
+        sharded=True,
+        asynchronous=False,
     ),
     _declare_operation(
-        "collective.all_reduce_two_step", "all_reduce as reduce_scatter, then all_gather",
-        *DATA, REDOP, *COLLECTIVE,
-        tags=SIZED, busbw=TWICE_RING, sharded=True, asynchronous=False,
+        "collective.barrier",
+        "wait for all ranks; moves no data",
+        (MODE, *SHARED),
+        ("smoke", "node"),
+        asynchronous=False,
     ),
     _declare_operation(
-        "collective.barrier", "wait for all ranks; moves no data",
-        MODE, *SHARED,
-        tags=("smoke", "node"), asynchronous=False,
+        "p2p.sendrecv",
+        "each sends to the next, receives from the last",
+        (*DATA, *GROUP),
+        MAIN,
+        busbw=compute_unit_factor,
     ),
     _declare_operation(
-        "p2p.sendrecv", "each sends to the next, receives from the last",
-        *DATA, *GROUP,
-        tags=MAIN, busbw=ONE,
+        "compute.gemm",
+        "a matrix product on every rank; each element is compared",
+        (GEMM_SIZE, GEMM_DTYPE, GEMM_LOAD, *SHARED),
     ),
     _declare_operation(
-        "compute.gemm", "a matrix product on every rank; each element is compared",
-        GEMM_SIZE, GEMM_DTYPE, GEMM_LOAD, *SHARED,
+        "memory.copy",
+        "a memory copy on every rank; the ceiling for messages within a node",
+        LOCAL,
+        ("smoke", "node"),
+    ),
+    _declare_operation("memory.to_device", "from page-locked memory of the host to the GPU", LOCAL),
+    _declare_operation(
+        "memory.from_device", "from the GPU to page-locked memory of the host", LOCAL
     ),
     _declare_operation(
-        "memory.copy", "a memory copy on every rank; the ceiling for messages within a node",
-        *LOCAL,
-        tags=("smoke", "node"),
+        "p2p.pingpong",
+        "between two ranks and back; time = half the round trip",
+        (*DATA, *ENDS),
+        SIZED,
+        busbw=compute_unit_factor,
+        asynchronous=False,
     ),
     _declare_operation(
-        "memory.to_device", "from page-locked memory of the host to the GPU", *LOCAL
+        "p2p.unidirectional",
+        "one rank sends to another",
+        (*DATA, *ENDS),
+        SIZED,
+        busbw=compute_unit_factor,
     ),
     _declare_operation(
-        "memory.from_device", "from the GPU to page-locked memory of the host", *LOCAL
+        "p2p.bidirectional",
+        "two ranks send to each other at once",
+        (*DATA, *ENDS),
+        SIZED,
+        busbw=compute_unit_factor,
     ),
     _declare_operation(
-        "p2p.pingpong", "between two ranks and back; time = half the round trip",
-        *DATA, *ENDS,
-        tags=SIZED, busbw=ONE, expand=keep_params, asynchronous=False,
+        "p2p.matrix",
+        "one sends to another, every pair in turn",
+        (*DATA, *ENDS),
+        ("sized",),
+        busbw=compute_unit_factor,
+        expand=expand_pairs,
     ),
     _declare_operation(
-        "p2p.unidirectional", "one rank sends to another",
-        *DATA, *ENDS,
-        tags=SIZED, busbw=ONE, expand=keep_params,
-    ),
-    _declare_operation(
-        "p2p.bidirectional", "two ranks send to each other at once",
-        *DATA, *ENDS,
-        tags=SIZED, busbw=ONE, expand=keep_params,
-    ),
-    _declare_operation(
-        "p2p.matrix", "one sends to another, every pair in turn",
-        *DATA, *ENDS,
-        tags=("sized",), busbw=ONE, function="unidirectional", expand=expand_pairs,
-    ),
-    _declare_operation(
-        "p2p.pairwise", "all ranks at once, in pairs; round by round, until each has met each",
-        *DATA, ROUND, PAIRS, DIRECTION, REPEAT,
-        busbw=ONE, function="round_of_pairs", expand=expand_rounds,
+        "p2p.pairwise",
+        "all ranks at once, in pairs; round by round, until each has met each",
+        (*DATA, ROUND, PAIRS, DIRECTION, REPEAT),
+        busbw=compute_unit_factor,
+        expand=expand_rounds,
     ),
 )
-# fmt: on
 DEFINITIONS: tuple[BenchmarkDefinition, ...] = OPERATIONS
 """The benchmarks that this module adds to the catalogue."""
 
@@ -617,17 +553,5 @@ def get_busbw_factor(operation: str, n: int) -> float | None:
     """
     for spec in OPERATIONS:
         if spec.short_name == operation and spec.busbw is not None:
-            return spec.busbw.compute(n)
+            return spec.busbw(n)
     return None
-
-
-def describe_busbw_factors() -> str:
-    """Return a phrase with each formula of busbw / algbw and the operations that have it.
-
-    For example ``2(n-1)/n for all_reduce, ..., and 1 for all others that move data``.
-    """
-    parts = []
-    for factor in (TWICE_RING, RING):
-        names = [spec.short_name for spec in OPERATIONS if spec.busbw is factor]
-        parts.append(f"{factor.text} for {', '.join(names)}")
-    return f"{', '.join(parts)}, and {ONE.text} for all others that move data"

@@ -397,13 +397,11 @@ def _choose_world(
     nproc: int | None,
     *,
     has_other_ranks: bool = False,
-    one_gpu_options: str = "--nproc 1 --device cuda",
 ) -> WorldSpec:
     """Return the description of the ranks on this machine, with defaults for missing options.
 
     ``nproc`` is their number, None for the default. A single rank is allowed only if the user sets
     ``--nproc 1`` or if ``has_other_ranks``: other machines have ranks of the run too.
-    ``one_gpu_options`` are the options that the error message proposes on a machine with one GPU.
     """
     return choose_world(
         machine,
@@ -411,7 +409,6 @@ def _choose_world(
         backend=options.backend,
         device=options.device,
         allow_single=options.nproc == 1 or has_other_ranks,
-        one_gpu_options=one_gpu_options,
     )
 
 
@@ -438,13 +435,7 @@ def _choose_srun_ranks(options: Options, allocation: Allocation) -> tuple[WorldS
     has_one_gpu = machine.torch_has_cuda and len(machine.gpus) == 1
     if ntasks_per_node is None and has_one_gpu and has_several_nodes and options.device != "cpu":
         ntasks_per_node = 1
-    spec = _choose_world(
-        options,
-        machine,
-        ntasks_per_node,
-        has_other_ranks=has_several_nodes,
-        one_gpu_options="--nproc 1",
-    )
+    spec = _choose_world(options, machine, ntasks_per_node, has_other_ranks=has_several_nodes)
     layout = choose_layout(
         allocation,
         nodes=options.nodes,

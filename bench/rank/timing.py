@@ -27,7 +27,6 @@ from parbench.bench.results.records import MIN_HIDDEN, Stop
 from parbench.bench.results.stats import compute_relative_iqr, estimate_median
 from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Benchmark
-from parbench.bench.world.torch_compat import coalesce_calls
 from parbench.bench.world.world import Subgroup, World
 
 ARRIVAL, EXIT, DURATION, ISSUE, HIDDEN = range(5)
@@ -41,7 +40,7 @@ launched the whole sample before the device began it, otherwise 0.
 _MIN_BLOCK = 3
 """The least number of samples in one of several blocks of a case."""
 _MANY_STEPS_NS = 5_000_000
-"""The intended duration in ns of a sample in the modes pipelined, coalesced and graph.
+"""The intended duration in ns of a sample in the modes pipelined and graph.
 
 These modes have many steps per sample.
 """
@@ -97,15 +96,14 @@ class Progress:
         )
 
 
-def make_sampler(mode: str, benchmark: Benchmark, world: World | None, steps: int) -> Sampler:
+def make_sampler(mode: str, benchmark: Benchmark, steps: int) -> Sampler:
     """Return a function that takes one sample of ``steps`` steps of the benchmark on this rank.
 
     Args:
         mode: ``blocking`` takes one step. ``pipelined`` queues the steps one after the other.
-            ``coalesced`` launches their collectives as one. ``graph`` replays a CUDA graph of the
-            steps. ``async`` takes one step, and notes when its asynchronous call has returned.
+            ``graph`` replays a CUDA graph of the steps. ``async`` takes one step, and notes when
+            its asynchronous call has returned.
         benchmark: the benchmark whose steps are taken.
-        world: the ranks that communicate with each other, None on a rank that takes no steps.
         steps: the number of steps in a sample.
     """
 
@@ -128,18 +126,6 @@ def make_sampler(mode: str, benchmark: Benchmark, world: World | None, steps: in
         return issue_and_wait
     if mode == "graph":
         return accelerator.capture_graph(benchmark.step, repeat)
-    if mode == "coalesced" and world is not None:
-        # torch 2.11 does not wait for tensors that it gathers itself if it has a device.
-        gathers = world.backend == "gloo" or getattr(benchmark, "has_batched_call", False)
-        group = world.group
-        device = None if gathers else world.device
-
-        def repeat_coalesced() -> None:
-            """Take all steps of a sample, and launch their collectives as one."""
-            with coalesce_calls(group, device):
-                repeat()
-
-        return repeat_coalesced
     return repeat
 
 
@@ -356,7 +342,7 @@ class CaseTimer:
         self.samples = TimedSamples(
             stamps=np.empty((HIDDEN, len(subgroup.ranks), 0), dtype=np.int64)
         )
-        self.takes_many_steps = mode in ("pipelined", "coalesced", "graph")
+        self.takes_many_steps = mode in ("pipelined", "graph")
         """True if a sample has several steps, whose duration is then divided by their number."""
         self._benchmark = benchmark
         self._world = world
@@ -385,7 +371,7 @@ class CaseTimer:
         The graph is captured at the first use.
         """
         if self._replay is None:
-            self._replay = make_sampler("graph", self._benchmark, self._subgroup.world, 1)
+            self._replay = make_sampler("graph", self._benchmark, 1)
         return self._replay
 
     def close(self) -> None:
@@ -525,7 +511,7 @@ class CaseTimer:
         began = time.perf_counter()
         self._progress.phase = "warm-up"
         mode = "blocking" if self.takes_many_steps else self._mode
-        single_step = make_sampler(mode, self._benchmark, self._subgroup.world, 1)
+        single_step = make_sampler(mode, self._benchmark, 1)
         step_ns = int(self.stopwatch.take(single_step, 1)[DURATION, 0])
         if self._sampler is None:
             step_seconds = time.perf_counter() - began
@@ -538,8 +524,7 @@ class CaseTimer:
             steps = self._broadcast_from_rank_0(self._choose_steps(step_ns))
             self.samples.steps_per_sample = steps
             self._sample_seconds = step_seconds * steps
-            own_world = self._subgroup.world
-            self._sampler = make_sampler(self._mode, self._benchmark, own_world, steps)
+            self._sampler = make_sampler(self._mode, self._benchmark, steps)
         self._progress.phase = "timed"
         return self._sampler
 

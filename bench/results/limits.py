@@ -9,19 +9,12 @@ from pathlib import Path
 
 from parbench.bench.files import read_toml
 from parbench.bench.plan.cases import Case, matches
-from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.metrics import METRICS, Metric, find_metric
 from parbench.bench.text import UserError, format_list, suggest_similar
 
-OPERATORS = (
-    "<=",
-    "<",
-    ">=",
-    ">",
-    "==",
-)  # the longer ones first, as the pattern tries them in order
-_NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
-_LIMIT = re.compile(rf"\s*({'|'.join(OPERATORS)})\s*{_NUMBER}\s*([A-Za-z%/]*)\s*", re.ASCII)
+_LIMIT = re.compile(
+    r"\s*(<=|<|>=|>|==)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*([A-Za-z%/]*)\s*", re.ASCII
+)
 """Matches a limit such as ``<= 10%``. Its groups are the operator, the number and the unit."""
 _UNIT_FACTORS: Mapping[str, Mapping[str, float]] = {
     "": {"%": 0.01, "": 1.0},
@@ -69,45 +62,57 @@ class MetricLimit:
         return self.operator.startswith(direction)
 
 
-def read_limits(
-    path: Path,
-    cases: Sequence[Case],
-    skipped: Sequence[SkippedCase] = (),
-) -> tuple[MetricLimit, ...]:
+def read_limits(path: Path, cases: Sequence[Case]) -> tuple[MetricLimit, ...]:
     """Read and return the limits in the file of ``--limits``.
 
-    ``cases`` are the cases of the run, ``skipped`` the selected cases that it cannot measure.
-    Raises ``UserError`` if the file has no limits, if a metric is unknown, or if a glob matches
-    none of the ``cases``.
+    ``cases`` are the cases of the run. Raises ``UserError`` if the file has no limits, if a metric
+    or a limit is not valid, or if a glob matches none of the ``cases``.
     """
     limits = []
     for pattern, texts in read_toml(path, "limits", dict[str, dict[str, str]]).items():
         for metric, text in texts.items():
-            limits.append(_parse_limit(path, pattern, metric, text))
+            limit = _parse_limit(f"limits {path}", pattern, metric, text)
+            if not any(limit.applies_to(case) for case in cases):
+                names = dict.fromkeys(case.name for case in cases)
+                raise UserError(
+                    f"limits {path}: {pattern!r} matches no case of the run. "
+                    f"It has {format_list(names, 'and')}{suggest_similar(pattern, names)}"
+                )
+            limits.append(limit)
     if not limits:
         raise UserError(f"limits {path}: the file has no limit. Write, for example, {_EXAMPLE}")
-    for limit in limits:
-        if not any(limit.applies_to(case) for case in cases):
-            raise UserError(f"limits {path}: {_describe_unused(limit, cases, skipped)}")
     return tuple(limits)
 
 
-def _describe_unused(
-    limit: MetricLimit, cases: Sequence[Case], skipped: Sequence[SkippedCase]
-) -> str:
-    """Return a clause for an error message about a limit that applies to none of ``cases``.
+def _parse_limit(place: str, cases: str, name: str, text: str) -> MetricLimit:
+    """Return the limit that ``text``, such as ``<10%``, sets for the metric ``name``.
 
-    It says that the glob of the limit matches only skipped cases, or that it matches no case.
+    ``cases`` is the glob of the cases that must meet it. ``place`` is the start of error messages,
+    with the file. Raises ``UserError`` if the metric is unknown or the text is not valid.
     """
-    for skip in skipped:
-        if limit.applies_to(skip.case):
-            return f"{limit.cases!r} matches only cases that cannot run here: {skip.reason}"
-    names = dict.fromkeys(case.name for case in cases)
-    hint = suggest_similar(limit.cases, names)
-    return f"{limit.cases!r} matches no case of the run. It has {format_list(names, 'and')}{hint}"
+    metric = _resolve_metric(name)
+    if metric is None:
+        hint = suggest_similar(name, [metric.name.partition(".")[0] for metric in METRICS])
+        raise UserError(
+            f"{place}: {name} of {cases!r} is not a metric{hint} "
+            "(docs/reference/metrics.md lists them)"
+        )
+    factors = _UNIT_FACTORS.get(metric.unit, {metric.unit: 1.0, "": 1.0})
+    match = _LIMIT.fullmatch(text)
+    if match is None or match[3] not in factors:
+        units = [unit or "none" for unit in factors]
+        raise UserError(
+            f"{place}: {name} of {cases!r} has the invalid limit {text!r}. "
+            f"Write <, <=, ==, >= or > and a number in {format_list(units)}"
+        )
+    operator, digits, unit = match.groups()
+    number = float(digits) * factors[unit]
+    return MetricLimit(
+        cases=cases, metric=name, text=text.strip(), operator=operator, number=number
+    )
 
 
-def resolve_metric(name: str) -> Metric | None:
+def _resolve_metric(name: str) -> Metric | None:
     """Return the declaration of the metric that a limit names, None if the metric is unknown.
 
     The name may leave out the axis or the component, as in ``bytes_ratio``.
@@ -115,33 +120,8 @@ def resolve_metric(name: str) -> Metric | None:
     metric = find_metric(name)
     if metric is None:
         return next((metric for metric in METRICS if metric.name.partition(".")[0] == name), None)
-    if metric.name[0].isupper():
-        # Any name fits the declaration HEADLINE_q10, but only a metric has percentiles.
-        base = name.rpartition("_")[0]
-        return metric if find_metric(base) else None
+    if metric.name[0].isupper() and find_metric(name.rpartition("_")[0]) is None:
+        return (
+            None  # Any name fits the declaration HEADLINE_q10, but only a metric has percentiles.
+        )
     return metric
-
-
-def _parse_limit(path: Path, cases: str, name: str, text: str) -> MetricLimit:
-    """Return the limit that ``text``, such as ``<10%``, sets for the metric ``name``.
-
-    ``cases`` is the glob of the cases that must meet it. ``path`` is the file, for error messages.
-    Raises ``UserError`` if the metric is unknown or the text is not valid.
-    """
-    place = f"limits {path}: {name} of {cases!r}"
-    metric = resolve_metric(name)
-    if metric is None:
-        names = [metric.name.partition(".")[0] for metric in METRICS]
-        hint = suggest_similar(name, names)
-        raise UserError(f"{place} is not a metric{hint} (docs/reference/metrics.md lists them)")
-    factors = _UNIT_FACTORS.get(metric.unit, {metric.unit: 1.0, "": 1.0})
-    match = _LIMIT.fullmatch(text)
-    if match is None or match[3] not in factors:
-        units = [unit or "none" for unit in factors]
-        syntax = f"one of {format_list(OPERATORS)} and a number in {format_list(units)}"
-        raise UserError(f"{place} has the invalid limit {text!r}. Write {syntax}")
-    operator, digits, unit = match.groups()
-    number = float(digits) * factors[unit]
-    return MetricLimit(
-        cases=cases, metric=name, text=text.strip(), operator=operator, number=number
-    )

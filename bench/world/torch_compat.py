@@ -8,11 +8,10 @@ them names the private parts that it uses.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import cast
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d
@@ -70,18 +69,6 @@ def all_reduce_out_of_place(tensor: Tensor, group: dist.ProcessGroup, redop: str
     result = _functional_collectives.all_reduce(tensor, redop, group)
     result = _functional_collectives.wait_tensor(result)  # type: ignore[no-untyped-call]
     return cast(Tensor, result)
-
-
-def coalesce_calls(
-    group: dist.ProcessGroup, device: torch.device | None, *, async_op: bool = False
-) -> AbstractContextManager[distributed_c10d._CoalescingManager]:
-    """Return a context that launches the collectives issued in its block as one operation.
-
-    ``device`` is None on gloo. Then torch coalesces only several calls of one collective, and only
-    of some collectives. With ``async_op``, the object that the context yields has ``works`` to wait
-    for. Private: ``distributed_c10d._coalescing_manager``.
-    """
-    return distributed_c10d._coalescing_manager(group=group, device=device, async_ops=async_op)
 
 
 def dump_flight_records() -> tuple[dict[str, tuple[int, ...]], list[bytes]]:

@@ -93,10 +93,10 @@ class CaseResult:
         return self.value(self.headline) or None
 
     @property
-    def size_bytes(self) -> int | None:
-        """The message size in bytes as nccl-tests counts it, None if the case has no size."""
+    def size_bytes(self) -> int:
+        """The message size in bytes as nccl-tests counts it, 0 if the case has no size."""
         size = self.case.params.get("size_bytes")
-        return size if isinstance(size, int) else None
+        return size if isinstance(size, int) else 0
 
     @cached_property
     def details(self) -> dict[str, Any]:

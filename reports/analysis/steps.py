@@ -19,7 +19,7 @@ from parbench.bench.results.formatting import format_bytes
 from parbench.bench.results.tables import SortedText, is_missing
 from parbench.bench.text import format_size
 from parbench.reports.analysis.case_results import CaseResult
-from parbench.reports.analysis.fits import OperationCurve, get_size
+from parbench.reports.analysis.fits import OperationCurve
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
 
@@ -223,8 +223,8 @@ def predict_communication(
             continue
         slowest = max(candidates, key=lambda curve: curve.fit.predict(call.num_bytes))
         seconds += call.count * slowest.fit.predict(call.num_bytes)
-        low = get_size(slowest.rows[0])
-        high = get_size(slowest.rows[-1])
+        low = slowest.rows[0].size_bytes
+        high = slowest.rows[-1].size_bytes
         if not low <= call.num_bytes <= high:
             measured = f"{format_size(low)} to {format_size(high)} were measured"
             size = format_bytes(call.num_bytes)

@@ -25,8 +25,6 @@ from parbench.reports.run_data import RunData
 
 TEST_POINTS = (6, 8, 12, 16, 24)
 """The numbers of pairs after which the comparison is tested. The last one ends it."""
-MAX_PAIRS = TEST_POINTS[-1]
-"""The largest number of repetitions per side."""
 DEPENDENT_PATHS = {
     "OMP_NUM_THREADS": "torch.threads",
     "MKL_NUM_THREADS": "torch.threads",
@@ -37,6 +35,8 @@ RESERVED_OPTIONS = ("--repetitions", "--budget", "--out", "--format", "--quiet",
 """The options of ``parbench run`` that ``parbench ab`` and ``aa`` set themselves."""
 MEASURED_SHARE = 0.8  # of a session's time. The rest is for starting the commands.
 MIN_REPETITION_SECONDS = 30.0  # A repetition ends earlier once it is precise enough.
+Pair = tuple[Run, Run]
+"""(run of A, run of B), with one repetition each, which were measured next to each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,121 +63,63 @@ MeasureSide = Callable[[Side, float], Run]
 """Measures one repetition of a side in at most the given number of seconds, and returns its run."""
 
 
-class PairedSession:
-    """Measures pairs of repetitions of two sides in the order A B B A, until the budget ends.
+def measure_pairs(
+    sides: tuple[Side, Side],
+    measure: MeasureSide,
+    *,
+    budget_seconds: float,
+    is_fixed_budget: bool,
+    min_pairs: int,
+    max_pairs: int,
+    planned_pairs: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[list[Pair]]:
+    """Measure pairs of repetitions of two sides in the order A B B A, until the budget ends.
 
-    A side is one of two settings that are compared, such as two sets of variables. A budget that
-    is not fixed grows to the time of ``min_pairs`` pairs, estimated from the first pair. If a fixed
-    budget is too short for ``min_pairs`` pairs, the session ends, and ``problem`` has the reason.
+    Yields all pairs so far after each pair. A repetition takes as long as the budget allows for
+    ``planned_pairs``, at least 30 s, and longer if the first pair did not measure all cases.
 
     Args:
         sides: the sides A and B.
         measure: measures one repetition of a side.
         budget_seconds: the time for the whole session.
+        is_fixed_budget: False if the session may take longer to measure ``min_pairs``.
         min_pairs: the number of pairs for which the budget must suffice.
+        max_pairs: the number of pairs after which the session ends.
         planned_pairs: the number of pairs for which the budget should suffice.
-        is_fixed_budget: True if the user set the budget.
         clock: returns a time in seconds.
+
+    Raises ``UserError`` if a fixed budget does not suffice for ``min_pairs``.
     """
-
-    def __init__(
-        self,
-        sides: tuple[Side, Side],
-        measure: MeasureSide,
-        *,
-        budget_seconds: float,
-        min_pairs: int,
-        planned_pairs: int,
-        is_fixed_budget: bool = True,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.problem = ""
-        """The reason why the budget is too short for ``min_pairs``, empty if it is long enough."""
-        self.pairs: list[tuple[Run, Run]] = []
-        """(run of A, run of B) of each measured pair, in the order of measurement."""
-        self._sides = sides
-        self._measure = measure
-        self._budget_seconds = budget_seconds
-        self._min_pairs = min_pairs
-        self._is_fixed_budget = is_fixed_budget
-        self._clock = clock
-        self._repetition_seconds = max(
-            MEASURED_SHARE * budget_seconds / (2 * planned_pairs), MIN_REPETITION_SECONDS
-        )
-        """The longest time in seconds that a repetition of one side may measure."""
-
-    @property
-    def runs(self) -> list[Run]:
-        """The runs of all pairs in one list, A before B in each pair."""
-        return [run for pair in self.pairs for run in pair]
-
-    def measure_pairs(self, max_pairs: int) -> Iterator[int]:
-        """Measure at most ``max_pairs`` pairs, and yield their number so far after each one.
-
-        The session ends earlier if the budget does not suffice for another pair.
-        """
-        start = self._clock()
-        longest_pair = 0.0
-        while len(self.pairs) < max_pairs:
-            pair_start = self._clock()
-            is_over = pair_start - start + longest_pair > self._budget_seconds
-            if self.pairs and is_over:
-                if len(self.pairs) < self._min_pairs:
-                    self.problem = self._describe_problem("took up to", longest_pair)
-                return
-            self._measure_pair()
-            longest_pair = max(longest_pair, self._clock() - pair_start)
-            if len(self.pairs) == 1:
-                self._plan(longest_pair)
-            yield len(self.pairs)
-            if self.problem:
-                return
-
-    def _measure_pair(self) -> None:
-        """Measure one repetition of each side, and append both runs to ``pairs``.
-
-        A is measured first in the first, third, ... pair, otherwise B.
-        """
-        is_reversed = len(self.pairs) % 2 == 1
-        order = self._sides[::-1] if is_reversed else self._sides
-        first, second = (self._measure(side, self._repetition_seconds) for side in order)
-        self.pairs.append((second, first) if is_reversed else (first, second))
-
-    def _plan(self, pair_seconds: float) -> None:
-        """Set the time of a repetition and check the budget, after the first pair was measured.
-
-        ``pair_seconds`` is the time that this pair took. If it did not measure all cases, the time
-        of a repetition is increased.
-        """
-        verb = "took"
-        cut_runs = [
-            run for run in self.runs if any(record.is_out_of_budget for record in run.records)
-        ]
-        if cut_runs:
-            complete_seconds = RESERVE * max(map(estimate_run_seconds, cut_runs))
-            if complete_seconds > self._repetition_seconds:
-                pair_seconds += 2 * (complete_seconds - self._repetition_seconds)
-                self._repetition_seconds = complete_seconds
-                verb = "with all cases takes about"
-        required_seconds = self._min_pairs * pair_seconds
-        if not self._is_fixed_budget:
-            self._budget_seconds = max(self._budget_seconds, RESERVE * required_seconds)
-        elif required_seconds > self._budget_seconds:
-            self.problem = self._describe_problem(verb, pair_seconds)
-
-    def _describe_problem(self, verb: str, pair_seconds: float) -> str:
-        """Return a sentence that the budget is too short, with a budget that is long enough.
-
-        ``pair_seconds`` is the time of one pair. ``verb`` precedes it in the sentence, such as
-        ``took``.
-        """
-        min_pairs = self._min_pairs
-        budget = format_budget(min_pairs * pair_seconds)
-        return (
-            f"a repetition of both sides {verb} {format_duration(pair_seconds)}, because each side "
-            f"measures for up to {format_duration(self._repetition_seconds)}. "
-            f"At least {min_pairs} are needed: --budget {budget}"
-        )
+    repetition_seconds = MEASURED_SHARE * budget_seconds / (2 * planned_pairs)
+    repetition_seconds = max(repetition_seconds, MIN_REPETITION_SECONDS)
+    end = clock() + budget_seconds
+    longest_pair = 0.0
+    pairs: list[Pair] = []
+    while len(pairs) < max_pairs:
+        start = clock()
+        is_reversed = len(pairs) % 2 == 1
+        order = sides[::-1] if is_reversed else sides
+        first, second = (measure(side, repetition_seconds) for side in order)
+        pairs.append((second, first) if is_reversed else (first, second))
+        longest_pair = max(longest_pair, clock() - start)
+        for run in pairs[0] if len(pairs) == 1 else ():
+            if any(record.is_out_of_budget for record in run.records):
+                complete = RESERVE * estimate_run_seconds(run)
+                longest_pair += 2 * max(0.0, complete - repetition_seconds)
+                repetition_seconds = max(repetition_seconds, complete)
+        yield pairs
+        num_missing = min_pairs - len(pairs)
+        if clock() + max(1, num_missing) * longest_pair <= end:
+            continue
+        if num_missing <= 0:
+            return
+        if is_fixed_budget:
+            raise UserError(
+                f"--budget is too short: a repetition of both sides takes "
+                f"{format_duration(longest_pair)}, and at least {min_pairs} are needed",
+                hint=f"use --budget {format_budget(min_pairs * longest_pair)}",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,8 +132,6 @@ class PairedResult:
     """The number of repetitions of each side."""
     reason: str
     """The reason why the session ended."""
-    is_too_short: bool = False
-    """True if the budget was too short for the minimum number of pairs."""
 
 
 def compare_interleaved(
@@ -214,49 +154,44 @@ def compare_interleaved(
         measure: measures one repetition of a side.
         budget_seconds: the time for the whole session.
         min_effect: the threshold as a fraction: smaller changes of the time are ignored.
-        is_fixed_budget: False if the budget may grow to the time of the fewest pairs.
-        max_pairs: the largest number of pairs, None for ``MAX_PAIRS``.
+        is_fixed_budget: False if the session may take longer to measure the fewest pairs.
+        max_pairs: the largest number of pairs, None for the last of ``TEST_POINTS``.
         intended: globs for the paths of counts and environment values whose differences are
             intentional. Differences that follow from the variables of the sides are added.
         clock: returns a time in seconds.
+
+    Raises ``UserError`` if a fixed budget does not suffice for the fewest pairs.
     """
-    limit = max_pairs or MAX_PAIRS
+    limit = max_pairs or TEST_POINTS[-1]
     test_points = sorted({*(point for point in TEST_POINTS if point < limit), limit})
     level = Rule().level / len(test_points)
     rule = Rule(min_effect=min_effect, level=level, is_paired=True)
-    session = PairedSession(
+    globs = (*_find_intended_differences(sides), *intended)
+    pairs: list[Pair] = []
+    for pairs in measure_pairs(
         sides,
         measure,
         budget_seconds=budget_seconds,
-        min_pairs=rule.min_repetitions,
-        planned_pairs=max_pairs or TEST_POINTS[0],
         is_fixed_budget=is_fixed_budget,
+        min_pairs=rule.min_repetitions,
+        max_pairs=limit,
+        planned_pairs=max_pairs or TEST_POINTS[0],
         clock=clock,
-    )
-    globs = (*_find_intended_differences(sides), *intended)
-    for num_pairs in session.measure_pairs(limit):
-        if num_pairs in test_points:
-            comparison = compare_pairs(session.pairs, sides, rule, globs)
+    ):
+        if len(pairs) in test_points:
+            comparison = compare_pairs(pairs, sides, rule, globs)
             if not {Verdict.UNCONFIRMED, Verdict.TOO_FEW_RUNS} & comparison.verdicts.keys():
                 reason = "every series is decided"
                 break
     else:
-        reason = session.problem or "the budget ended"
-        if len(session.pairs) == limit:
-            reason = f"{limit} repetitions per side were made"
-    return PairedResult(
-        comparison=compare_pairs(session.pairs, sides, rule, globs),
-        num_pairs=len(session.pairs),
-        reason=reason,
-        is_too_short=bool(session.problem),
-    )
+        is_complete = len(pairs) == limit
+        reason = f"{limit} repetitions per side were made" if is_complete else "the budget ended"
+    comparison = compare_pairs(pairs, sides, rule, globs)
+    return PairedResult(comparison=comparison, num_pairs=len(pairs), reason=reason)
 
 
 def compare_pairs(
-    pairs: Sequence[tuple[Run, Run]],
-    sides: tuple[Side, Side],
-    rule: Rule,
-    intended: Sequence[str] = (),
+    pairs: Sequence[Pair], sides: tuple[Side, Side], rule: Rule, intended: Sequence[str]
 ) -> RunComparison:
     """Compare B with A, whose repetitions are paired in the order in which they were measured.
 
@@ -336,22 +271,21 @@ def run_repetition(
         raise SystemExit(4) from None
     created = set(folder.glob("*/run.json")) - existing
     if not created:
-        error_message = get_last_line(child.stderr).removeprefix("error: ")
-        if not error_message:
-            error_message = f"parbench run exited with code {child.returncode}"
-        raise UserError(f"side {side.name.upper()} has no run: {error_message}")
+        message = get_last_line(child.stderr).removeprefix("error: ")
+        raise UserError(
+            f"side {side.name.upper()} has no run, exit code {child.returncode}: {message}"
+        )
     return load_run(created.pop().parent)
 
 
-def check_run_options(options: Sequence[str], command: str = "ab") -> None:
+def check_run_options(options: Sequence[str]) -> None:
     """Raise ``UserError`` for an option of ``parbench run`` that a paired session sets itself.
 
-    ``options`` are the arguments after ``--``. ``command`` is the name of the command in the
-    message, ``ab`` or ``aa``.
+    ``options`` are the arguments after ``--``.
     """
     for option in options:
         if option.partition("=")[0] in RESERVED_OPTIONS:
             raise UserError(
-                f"parbench {command} sets {option} itself. "
-                "Remove it after --, and give --budget and --out before --"
+                f"{option} cannot follow after --, because the session sets it. "
+                "Give --budget and --out before --"
             )

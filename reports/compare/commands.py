@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
@@ -21,8 +20,8 @@ Examples:
   parbench ab --b-python .venv-nightly/bin/python --across 'versions.*' --across 'torch.*' -- fsdp
 
 \b
-Exit codes: 0 fine; 1 B is slower or wrong; 2 bad input; 3 nothing could be compared, or undecided with
---fail-on-unknown; 4 failed or missing, or the budget is too short.
+Exit codes: 0 fine; 1 B is slower or wrong; 2 bad input, or the budget is too short; 3 nothing could be compared, or
+undecided with --fail-on-unknown; 4 failed or missing.
 """
 
 _AA_EXAMPLES = """\b
@@ -32,7 +31,7 @@ Examples:
   parbench compare BASE NEW                                     uses the thresholds
 
 \b
-Exit codes: 0 fine; 2 bad input; 4 too few repetitions within the budget.
+Exit codes: 0 fine; 2 bad input, or the budget is too short; 4 no series was measured often enough.
 """
 
 _budget_option = partial(
@@ -41,15 +40,6 @@ _budget_option = partial(
 _run_options = click.argument(
     "options", metavar="[-- ARGUMENTS OF RUN]", nargs=-1, type=click.UNPROCESSED
 )
-
-
-def _exit_without_result(reason: str, out: Path) -> NoReturn:
-    """Print the reason why there is no comparison, and exit with code 4.
-
-    The message also contains the folder of the runs (``out``).
-    """
-    click.echo(f"No result: {reason}. The runs are in {out}.")
-    click.get_current_context().exit(4)
 
 
 def _log(line: str) -> None:
@@ -125,8 +115,6 @@ def ab(
         max_pairs=repetitions,
         intended=across,
     )
-    if result.is_too_short:
-        _exit_without_result(result.reason, out)
     comparison = result.comparison
     code = comparison.get_exit_code(fail_on_unknown=fail_on_unknown)
     click.echo(render_comparison(comparison, form, code), nl=False)
@@ -165,14 +153,13 @@ def aa(
     change for which at most 1 % of comparisons among these repetitions are false alarms. compare
     and history check then ignore smaller changes. Arguments of parbench run follow after --.
     """
-    from parbench.bench.text import UserError, parse_duration, pluralize
+    from parbench.bench.text import UserError, parse_duration
     from parbench.reports.compare.ab import (
-        PairedSession,
         Side,
         check_run_options,
+        measure_pairs,
         run_repetition,
     )
-    from parbench.reports.compare.rule import Rule
     from parbench.reports.compare.thresholds import (
         MIN_REPETITIONS,
         format_thresholds,
@@ -181,7 +168,7 @@ def aa(
         save_thresholds,
     )
 
-    check_run_options(options, "aa")
+    check_run_options(options)
     if file.name.strip().endswith("%"):
         raise UserError(
             f"--thresholds {file} is a percentage, but aa writes a file: "
@@ -189,27 +176,22 @@ def aa(
         )
     if file.exists():
         read_thresholds(file)  # A bad file is refused before an hour is spent.
-    session = PairedSession(
+    *_, pairs = measure_pairs(
         (Side(name="a", variables={}), Side(name="b", variables={})),
         partial(run_repetition, out=out, options=options, log=_log),
         budget_seconds=parse_duration(budget or AA_BUDGET),
-        min_pairs=MIN_REPETITIONS // 2,
-        planned_pairs=repetitions,
         is_fixed_budget=budget is not None,
+        min_pairs=MIN_REPETITIONS // 2,
+        max_pairs=repetitions,
+        planned_pairs=repetitions,
     )
-    for _ in session.measure_pairs(repetitions):
-        pass
-    if session.problem:
-        _exit_without_result(session.problem, out)
-    runs = sorted(session.runs, key=lambda run: run.info.started)
-    thresholds = measure_thresholds(runs, Rule())
+    runs = sorted((run for pair in pairs for run in pair), key=lambda run: run.info.started)
+    thresholds = measure_thresholds(runs)
     if not thresholds:
-        _exit_without_result(
-            f"no series was measured in at least {MIN_REPETITIONS} of {len(runs)} repetitions", out
-        )
+        _log(f"No series was measured in at least {MIN_REPETITIONS} repetitions, see {out}.")
+        click.get_current_context().exit(4)
     save_thresholds(file, thresholds)
     click.echo(format_thresholds(thresholds), nl=False)
     click.echo("Noise: relative standard deviation of a repetition.")
     click.echo("Threshold: smallest change that is reported for a series.")
-    written = pluralize(len(thresholds), "threshold")
-    click.echo(f"{written} from {len(runs)} repetitions written to {file}.")
+    click.echo(f"Thresholds from {len(runs)} repetitions were written to {file}.")

@@ -8,12 +8,10 @@ times, because the difference may be the cause.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from msgspec import structs
-
 from parbench.bench.exit_codes import ExitCode
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import WorldInfo
-from parbench.bench.text import UserError, name_first, pluralize
+from parbench.bench.text import UserError, name_first
 from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.compare.counts import (
     CountChange,
@@ -24,19 +22,12 @@ from parbench.reports.compare.counts import (
 from parbench.reports.compare.environment import (
     EnvironmentChange,
     collect_environment,
+    collect_points,
     find_environment_changes,
-    find_plan_changes,
 )
-from parbench.reports.compare.pool import are_equal_worlds, describe_world
-from parbench.reports.compare.rule import (
-    Rule,
-    SeriesTimes,
-    TimeJudgement,
-    estimate_effect,
-    judge_overall,
-    judge_series,
-)
-from parbench.reports.compare.thresholds import Threshold, find_fingerprints
+from parbench.reports.compare.pool import are_equal_worlds, describe_world, find_world
+from parbench.reports.compare.rule import Rule, SeriesTimes, judge_series
+from parbench.reports.compare.thresholds import Threshold
 from parbench.reports.compare.verdicts import (
     Verdict,
     combine_verdicts,
@@ -69,17 +60,12 @@ class SeriesComparison:
     effect: Effect | None = None
     """The change of the time from BASE to NEW with its 95 % interval.
 
-    None if no repetition can be compared.
+    None if the times were not compared.
     """
     times: SeriesTimes = field(default_factory=SeriesTimes)
     """The time of each repetition in seconds in both runs, and the threshold of the series."""
     environment_changes: tuple[EnvironmentChange, ...] = ()
     """The differences between the environments in which the series was measured."""
-    threshold: Threshold | None = None
-    """The least relevant change of the time that ``parbench aa`` measured, None if not measured.
-
-    It was measured in the environment of one run. If it is known for both, it is the higher one.
-    """
     counts: CountComparison = field(default_factory=CountComparison)
     """The comparison of the exact counts: calls, bytes, memory and schedule."""
 
@@ -100,19 +86,10 @@ class SeriesComparison:
         """The ranks, nodes, backend and device on which the series was measured."""
         return self.any_result.world
 
-    @property
-    def kernel_change(self) -> str:
-        """The kernels that NCCL launched in BASE and NEW, as ``BASE -> NEW``.
-
-        Empty if they are equal or unknown.
-        """
-        base, new = (side.kernel if side else None for side in (self.base, self.new))
-        return f"{base} -> {new}" if base and new and base != new else ""
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunComparison:
-    """The comparison of the runs BASE and NEW: the verdicts on each case and on all together."""
+    """The comparison of the runs BASE and NEW, case by case."""
 
     base: RunData
     """The results of the run BASE."""
@@ -120,18 +97,10 @@ class RunComparison:
     """The results of the run NEW."""
     rule: Rule
     """The threshold, the error rate and the least number of repetitions."""
-    overall: TimeJudgement | None
-    """The verdict on the median change over cases, None if fewer than two cases were judged."""
-    num_judged: int
-    """The number of cases whose times were judged."""
     series: tuple[SeriesComparison, ...]
     """The comparison of each case, in the order of the results of BASE and then of NEW."""
-    environment_changes: tuple[EnvironmentChange, ...]
-    """The differences between the environments and plans of the runs, each once."""
     limits: tuple[LimitResult, ...] = ()
     """The results of the limits that the user set for NEW."""
-    notes: tuple[str, ...] = ()
-    """Sentences about runs that were left out when several runs were pooled to BASE or NEW."""
 
     @property
     def verdicts(self) -> dict[Verdict, int]:
@@ -145,13 +114,21 @@ class RunComparison:
         return count_verdicts(verdicts)
 
     @property
-    def counted_series(self) -> list[SeriesComparison]:
-        """The comparisons of cases with compared or changed counts of calls, bytes or memory."""
-        return [
-            series
-            for series in self.series
-            if series.counts.num_compared > 0 or series.counts.changes
-        ]
+    def environment_changes(self) -> tuple[EnvironmentChange, ...]:
+        """The differences between the environments of all cases, each once."""
+        changes = [change for series in self.series for change in series.environment_changes]
+        return tuple(dict.fromkeys(changes))
+
+    @property
+    def num_counts(self) -> int:
+        """The number of exact counts that were compared, over all cases."""
+        return sum(series.counts.num_compared for series in self.series)
+
+    @property
+    def num_judged(self) -> int:
+        """The number of cases whose times were judged."""
+        judged = (Verdict.SLOWER, Verdict.FASTER, Verdict.NO_CHANGE, Verdict.UNCONFIRMED)
+        return sum(series.verdict in judged for series in self.series)
 
     @property
     def count_changes(self) -> list[tuple[SeriesComparison, CountChange]]:
@@ -171,11 +148,8 @@ class RunComparison:
         Undecided verdicts, such as UNCONFIRMED, make the exit code ``UNDECIDED`` (unless a verdict is
         worse) if ``fail_on_unknown`` is True, or if neither a count nor a time was compared.
         """
-        verdicts = list(self.verdicts)
-        if self.overall is not None:
-            verdicts.append(self.overall.verdict)
-        is_unchecked = not self.counted_series and not self.num_judged
-        code = combine_verdicts(verdicts, fail_on_unknown=fail_on_unknown or is_unchecked)
+        is_unchecked = not self.num_counts and not self.num_judged
+        code = combine_verdicts(self.verdicts, fail_on_unknown=fail_on_unknown or is_unchecked)
         return get_limits_exit_code(self.limits, code)
 
 
@@ -199,66 +173,34 @@ def compare(
 
     Raises ``UserError`` if the runs have no case on the same ranks in common.
     """
-    pairs = list(_pair_cases(base, new))
-    if not any(pair.base and pair.new for pair in pairs):
-        raise UserError(_describe_disjoint_runs(base, new))
+    min_effects: dict[str, float] = {}
+    for data in (base, new) if thresholds else ():
+        for point in collect_points(data.run, data.results):
+            threshold = (thresholds or {}).get(point.series.fingerprint)
+            if threshold:
+                case_id = point.series.case.id
+                min_effects[case_id] = max(threshold.min_effect, min_effects.get(case_id, 0.0))
     series = []
-    fingerprints = [find_fingerprints(data) if thresholds else {} for data in (base, new)]
-    for pair in pairs:
-        measured = [(thresholds or {}).get(side.get(pair.case.id, "")) for side in fingerprints]
-        known = [threshold for threshold in measured if threshold]
-        highest = max(known, key=lambda threshold: threshold.min_effect, default=None)
-        pair = replace(pair, threshold=highest)
-        series.append(_examine_series(pair, base, new, rule, intended))
-    undecided = [member.times for member in series if member.verdict == Verdict.UNCONFIRMED]
+    for pair in _pair_cases(base, new):
+        min_effect = max(rule.min_effect, min_effects.get(pair.case.id, 0.0))
+        series.append(_examine_series(pair, base, new, min_effect, intended))
+    if not any(pair.base and pair.new for pair in series):
+        raise UserError(
+            f"the runs share no series: BASE is {base.run.path}, NEW is {new.run.path}. "
+            "Compare runs of the same cases on the same number of ranks"
+        )
+    undecided = [pair.times for pair in series if pair.verdict == Verdict.UNCONFIRMED]
     judgements = iter(judge_series(undecided, rule))
-    judged = []
-    for member in series:
-        if member.verdict == Verdict.UNCONFIRMED:
-            judged.append(_apply_judgement(member, next(judgements)))
-        else:
-            judged.append(replace(member, effect=estimate_effect(member.times, rule)))
-    changes = [change for member in judged for change in member.environment_changes]
-    changes += find_plan_changes(base.plan, new.plan)
-    return RunComparison(
-        base=base,
-        new=new,
-        rule=rule,
-        overall=judge_overall(undecided, rule),
-        num_judged=len(undecided),
-        series=tuple(judged),
-        environment_changes=tuple(dict.fromkeys(changes)),
-        notes=(*base.run.exclusions, *new.run.exclusions),
-    )
-
-
-def _apply_judgement(series: SeriesComparison, judgement: TimeJudgement) -> SeriesComparison:
-    """Return the comparison of a case with the verdict on its times.
-
-    NO CHANGE becomes UNCONFIRMED if a count (calls, bytes, memory) differs between the repetitions
-    of BASE.
-    """
-    if judgement.verdict == Verdict.NO_CHANGE and series.counts.varying:
-        reason = "a count differs between repetitions of BASE"
-        judgement = replace(judgement, verdict=Verdict.UNCONFIRMED, reason=reason)
-    return replace(
-        series, verdict=judgement.verdict, reason=judgement.reason, effect=judgement.effect
-    )
-
-
-def _describe_disjoint_runs(base: RunData, new: RunData) -> str:
-    """Return the error message for runs without a common case, with the cases and ranks of both."""
-    sides = []
-    for name, data in (("BASE", base), ("NEW", new)):
-        cases = {record.case.id for record in data.run.records if record.status != "skipped"}
-        plan = data.plan
-        ranks = f"{pluralize(plan.nproc, 'rank')}, {plan.backend}, {plan.device}"
-        measured = pluralize(len(cases), "measured case")
-        sides.append(f"{name} ({data.run.path}) has {measured} on {ranks}")
-    return (
-        f"the runs share no series: {', '.join(sides)}. "
-        "Compare runs of the same cases on the same world"
-    )
+    for i, pair in enumerate(series):
+        if pair.verdict == Verdict.UNCONFIRMED:
+            judgement = next(judgements)
+            series[i] = replace(
+                pair,
+                verdict=judgement.verdict,
+                reason=judgement.reason,
+                effect=judgement.effect,
+            )
+    return RunComparison(base=base, new=new, rule=rule, series=tuple(series))
 
 
 def _pair_cases(base: RunData, new: RunData) -> Iterator[SeriesComparison]:
@@ -266,85 +208,56 @@ def _pair_cases(base: RunData, new: RunData) -> Iterator[SeriesComparison]:
 
     The cases of BASE come first. A case that only BASE has gets the verdict MISSING, a case that
     only NEW has gets NEW. A case on different ranks, nodes, backends or devices in the two runs
-    gives both.
+    gives both. Cases that were skipped in every repetition are left out.
     """
-    base_results = _select_results(base)
-    new_results = _select_results(new)
+    base_results, new_results = (
+        {
+            result.case.id: result
+            for result in data.results
+            if result.repetitions or result.status != "skipped"
+        }
+        for data in (base, new)
+    )
     for case_id in dict.fromkeys((*base_results, *new_results)):
         base_result = base_results.get(case_id)
         new_result = new_results.get(case_id)
-        if (
-            base_result
-            and new_result
-            and are_equal_worlds(_find_world(base_result), _find_world(new_result))
-        ):
-            yield SeriesComparison(base=base_result, new=new_result)
-            continue
+        if base_result and new_result:
+            worlds = find_world(base_result.records), find_world(new_result.records)
+            if are_equal_worlds(*worlds):
+                yield SeriesComparison(base=base_result, new=new_result)
+                continue
         if base_result:
-            reason = _explain_missing(base_result, new_result, new)
+            reasons = [skip.reason for skip in new.plan.skipped if skip.case.id == case_id]
+            reasons += [record.reason for record in new.run.records if record.case.id == case_id]
+            reasons.append(f"NEW has no result on {describe_world(base_result.world)}")
             yield SeriesComparison(
-                base=base_result, new=None, verdict=Verdict.MISSING, reason=reason
+                base=base_result,
+                new=None,
+                verdict=Verdict.MISSING,
+                reason=next(filter(None, reasons)),
             )
         if new_result:
-            reason = "BASE does not have it, or has it on another world"
+            reason = f"BASE has no result on {describe_world(new_result.world)}"
             yield SeriesComparison(base=None, new=new_result, verdict=Verdict.NEW, reason=reason)
 
 
-def _select_results(data: RunData) -> dict[str, CaseResult]:
-    """Return the results of a run, keyed by the id of the case.
-
-    Cases that were skipped in every repetition are left out.
-    """
-    return {
-        result.case.id: result
-        for result in data.results
-        if result.repetitions or result.status != "skipped"
-    }
-
-
-def _find_world(result: CaseResult) -> WorldInfo:
-    """Return the ranks, nodes, backend and device of a result.
-
-    The number of nodes is 0 (unknown) if the case was not measured.
-    """
-    return result.world if result.repetitions else structs.replace(result.world, nodes=0)
-
-
-def _explain_missing(base: CaseResult, new: CaseResult | None, data: RunData) -> str:
-    """Return the reason why NEW lacks a case of BASE: it ran on other ranks, or was not measured.
-
-    Args:
-        base: the result in BASE.
-        new: the result of the case in NEW on another number of ranks or nodes, None without one.
-        data: the run NEW.
-    """
-    if new is not None:
-        worlds = f"{describe_world(base.world)} -> {describe_world(new.world)}"
-        return f"NEW has it on another world: {worlds}"
-    case_id = base.case.id
-    reasons = [skip.reason for skip in data.plan.skipped if skip.case.id == case_id]
-    reasons += [record.reason for record in data.run.records if record.case.id == case_id]
-    if reasons:
-        return f"skipped in NEW: {reasons[0]}"
-    if any(case.id == case_id for case in data.plan.cases):
-        return "planned in NEW, but without a record"
-    return "not in the plan of NEW"
-
-
 def _examine_series(
-    series: SeriesComparison, base: RunData, new: RunData, rule: Rule, intended: Sequence[str]
+    series: SeriesComparison,
+    base: RunData,
+    new: RunData,
+    min_effect: float,
+    intended: Sequence[str],
 ) -> SeriesComparison:
     """Return the comparison of a case with its counts, times and environments.
 
-    The verdict is final if the case failed in NEW, if only one run has it, if the environments
-    differ, or if there are too few repetitions. Otherwise it stays UNCONFIRMED until the times are
-    judged.
+    The verdict is final if the case failed in NEW, if only one run has it, or if the environments
+    differ. Otherwise it stays UNCONFIRMED until the times are judged.
 
     Args:
         series: the results of the case in both runs.
         base: the run BASE.
         new: the run NEW.
-        rule: the least number of repetitions and the threshold.
+        min_effect: the threshold of the case as a fraction.
         intended: globs for the paths of counts and environment values whose differences are
             intentional.
     """
@@ -361,34 +274,18 @@ def _examine_series(
             collect_environment(new.run, series.new.measured),
             intended,
         )
-    torch_differs = any(change.path == "versions.torch" for change in changes)
-    counts = compare_counts(
-        collect_counts(series.base),
-        collect_counts(series.new),
-        intended,
-        torch_differs=torch_differs,
+    series = replace(
+        series,
+        times=SeriesTimes(
+            base=_collect_times(series.base), new=_collect_times(series.new), min_effect=min_effect
+        ),
+        environment_changes=changes,
+        counts=compare_counts(collect_counts(series.base), collect_counts(series.new), intended),
     )
-    measured_effect = series.threshold.min_effect if series.threshold else 0.0
-    times = SeriesTimes(
-        base=_collect_times(series.base),
-        new=_collect_times(series.new),
-        min_effect=max(rule.min_effect, measured_effect),
-    )
-    series = replace(series, times=times, environment_changes=changes, counts=counts)
     blocking = [change.text for change in changes if change.is_blocking]
-    if times.base and times.new and blocking:
+    if blocking:
         reason = "; ".join(name_first(blocking, MAX_NAMED_CHANGES))
         return replace(series, verdict=Verdict.ENVIRONMENT_CHANGED, reason=reason)
-    num_base = len(times.base)
-    num_new = len(times.new)
-    if min(num_base, num_new) < rule.min_repetitions:
-        status = series.base.status if series.base else "ok"
-        bad = f" (its status in BASE is {status})" if status != "ok" else ""
-        reason = (
-            f"at least {rule.min_repetitions} repetitions per side are needed: "
-            f"BASE has {num_base}, NEW has {num_new}{bad}"
-        )
-        return replace(series, verdict=Verdict.TOO_FEW_RUNS, reason=reason)
     return series
 
 

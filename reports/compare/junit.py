@@ -7,7 +7,7 @@ from parbench.bench.results.formatting import to_single_line
 from parbench.reports.compare.compare import RunComparison
 from parbench.reports.compare.pool import describe_world
 from parbench.reports.compare.verdicts import EXIT_CODES, MEANINGS, Verdict
-from parbench.reports.compare.wording import describe_overall, format_effect
+from parbench.reports.compare.wording import format_effect
 from parbench.reports.limits import EXIT_CODES as LIMIT_CODES
 
 TAGS = {
@@ -23,90 +23,52 @@ def render_junit(comparison: RunComparison) -> str:
 
     Limits, counts and times are a test suite each. A suite without test cases is left out.
     """
+    suites = {name: Element("testsuite", name=name) for name in ("limits", "counts", "times")}
+    for result in comparison.limits:
+        name = f"{result.case} {result.metric} {result.limit.text}"
+        tag = TAGS.get(LIMIT_CODES[result.verdict], "")
+        _add_case(suites["limits"], "limits", name, tag, result.message)
+    for series in comparison.series:
+        label = series.case.label
+        changes = [change for change in series.counts.changes if not change.is_intended]
+        if changes or series.counts.num_compared:
+            has_failed = any(change.fails for change in changes)
+            verdict = Verdict.COUNT_CHANGED if has_failed else Verdict.UNCONFIRMED
+            message = "; ".join([verdict, *(change.message for change in changes)])
+            tag = TAGS[EXIT_CODES[verdict]] if changes else ""
+            _add_case(suites["counts"], "counts", label, tag, message)
+        parts = [series.verdict, series.reason, MEANINGS[series.verdict]]
+        if series.effect:
+            parts.insert(1, format_effect(series.effect))
+        # Nothing was compared with a case that only the new run has.
+        is_new = series.verdict == Verdict.NEW
+        tag = "skipped" if is_new else TAGS.get(EXIT_CODES[series.verdict], "")
+        classname = f"{series.case.name} on {describe_world(series.world)}"
+        case = _add_case(suites["times"], classname, label, tag, ". ".join(filter(None, parts)))
+        if series.new and series.new.seconds is not None:
+            case.set("time", f"{series.new.seconds:.9f}")
     root = Element("testsuites", name="parbench compare")
-    suites = (
-        _build_limits(comparison),
-        _build_counts(comparison),
-        _build_times(comparison),
-    )
-    for suite in suites:
-        if suite.find("testcase") is not None:
-            _set_totals(suite)
+    for suite in suites.values():
+        if len(suite):
+            suite.set("tests", str(len(suite)))
+            for total, tag in (
+                ("failures", "failure"),
+                ("errors", "error"),
+                ("skipped", "skipped"),
+            ):
+                suite.set(total, str(len(suite.findall(f"testcase/{tag}"))))
             root.append(suite)
     indent(root)
     return tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _build_limits(comparison: RunComparison) -> Element:
-    """Return the test suite of the limits that the user set, with a test case for each limit."""
-    suite = Element("testsuite", name="limits")
-    for result in comparison.limits:
-        name = f"{result.limit.cases} {result.limit.metric} {result.limit.text}"
-        code = LIMIT_CODES[result.verdict]
-        _add_case(suite, "limits", name, result.verdict, TAGS.get(code, ""), result.message)
-    return suite
-
-
-def _build_counts(comparison: RunComparison) -> Element:
-    """Return the test suite of the exact counts, with a test case for each benchmark case.
-
-    A test case fails if a count (calls, bytes, memory) changed and the change is not intended.
-    """
-    suite = Element("testsuite", name="counts")
-    for series in comparison.counted_series:
-        failures = [change.message for change in series.counts.changes if change.fails]
-        verdict = Verdict.COUNT_CHANGED
-        tag = _get_tag(verdict) if failures else ""
-        if series.counts.varying and not failures:
-            failures = [change.message for change in series.counts.varying]
-            verdict = Verdict.UNCONFIRMED
-            tag = _get_tag(verdict)
-        _add_case(suite, "counts", series.case.label, verdict, tag, "; ".join(failures))
-    return suite
-
-
-def _build_times(comparison: RunComparison) -> Element:
-    """Return the test suite of the times, with a test case for each benchmark case.
-
-    If several cases were judged, there is also one for their median change.
-    """
-    suite = Element("testsuite", name="times")
-    for series in comparison.series:
-        parts = [format_effect(series.effect) if series.effect else "", series.reason]
-        parts.append(MEANINGS[series.verdict])
-        message = ". ".join(part for part in parts if part)
-        classname = f"{series.case.name} on {describe_world(series.world)}"
-        tag = _get_tag(series.verdict)
-        case = _add_case(suite, classname, series.case.label, series.verdict, tag, message)
-        seconds = series.new.seconds if series.new else None
-        if seconds is not None:
-            case.set("time", f"{seconds:.9f}")
-    if comparison.overall is not None:
-        verdict = comparison.overall.verdict
-        message = describe_overall(comparison)
-        _add_case(suite, "times", "overall", verdict, _get_tag(verdict), message)
-    return suite
-
-
-def _get_tag(verdict: Verdict) -> str:
-    """Return the XML element that marks a test case with this verdict, empty if it passes.
-
-    The elements are ``failure``, ``error`` and ``skipped``.
-    """
-    # Nothing was compared with a case that only the new run has.
-    return "skipped" if verdict == Verdict.NEW else TAGS.get(EXIT_CODES[verdict], "")
-
-
-def _add_case(
-    suite: Element, classname: str, name: str, verdict: str, tag: str, message: str
-) -> Element:
+def _add_case(suite: Element, classname: str, name: str, tag: str, message: str) -> Element:
     """Add a test case to a suite, and return its XML element.
 
     Args:
         suite: the element of the test suite.
         classname: the group in which CI systems show the test case.
         name: the name of the test case.
-        verdict: the verdict, which the message begins with.
         tag: the element that marks the result, such as ``failure``. Empty if it passes.
         message: the text for a test case that does not pass.
     """
@@ -115,12 +77,5 @@ def _add_case(
     )
     if tag:
         text = to_single_line(message)
-        SubElement(case, tag, type=verdict, message=text).text = f"{verdict}: {text}"
+        SubElement(case, tag, message=text).text = text
     return case
-
-
-def _set_totals(suite: Element) -> None:
-    """Set the numbers of tests, failures, errors and skipped tests in a test suite."""
-    suite.set("tests", str(len(suite.findall("testcase"))))
-    for total, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        suite.set(total, str(len(suite.findall(f"testcase/{tag}"))))

@@ -1,13 +1,13 @@
 """Pools several runs into one, which has the repetitions of all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from msgspec import structs
 
 from parbench.bench.machine.environment import find_differing_values
 from parbench.bench.results.records import Record, WorldInfo
-from parbench.bench.results.runs import Run, RunInfo
+from parbench.bench.results.runs import Run
 from parbench.bench.text import pluralize
 
 
@@ -24,17 +24,19 @@ def pool_runs(runs: Sequence[Run], name: str) -> Run:
     if len(runs) == 1:
         return runs[0]
     newest = runs[-1].info
-    world = _find_world(runs[-1])
-    similar = [run for run in runs if are_equal_worlds(_find_world(run), world)]
+    world = find_world(runs[-1].records)
+    similar = [run for run in runs if are_equal_worlds(find_world(run.records), world)]
     records: list[Record] = []
     num_repetitions = 0
     for run in similar:
-        records += [
-            _move_record(record, num_repetitions, run.info, newest) for record in run.records
-        ]
-        num_repetitions += max(
-            [run.info.plan.repetitions, *(record.repetition + 1 for record in run.records)]
-        )
+        changed = find_differing_values(newest.environment or {}, run.info.environment or {})
+        for record in run.records:
+            environment = dict(record.environment)
+            environment["changed"] = changed | (environment.get("changed") or {})
+            number = num_repetitions + record.repetition
+            records.append(structs.replace(record, repetition=number, environment=environment))
+        numbers = [record.repetition + 1 for record in run.records]
+        num_repetitions += max([run.info.plan.repetitions, *numbers])
     cases = {case.id: case for run in similar for case in run.info.plan.cases}
     plan = structs.replace(
         newest.plan,
@@ -52,49 +54,23 @@ def pool_runs(runs: Sequence[Run], name: str) -> Run:
     )
 
 
+def find_world(records: Iterable[Record]) -> WorldInfo | None:
+    """Return the ranks, nodes, backend and device of the first record with status ok.
+
+    None if nothing was measured.
+    """
+    return next((record.world for record in records if record.status == "ok"), None)
+
+
+def are_equal_worlds(world: WorldInfo | None, other: WorldInfo | None) -> bool:
+    """Return True if two worlds are equal, or if one of them is unknown (None).
+
+    A world is the number of ranks and nodes, the backend and the device.
+    """
+    return world is None or other is None or world == other
+
+
 def describe_world(world: WorldInfo) -> str:
     """Return the ranks, nodes, backend and device as text: ``8 ranks on 2 nodes, nccl, cuda``."""
     ranks = pluralize(world.size, "rank")
     return f"{ranks} on {pluralize(world.nodes, 'node')}, {world.backend}, {world.device}"
-
-
-def are_equal_worlds(world: WorldInfo, other: WorldInfo) -> bool:
-    """Return True if two worlds have the same number of ranks and nodes, backend and device.
-
-    0 nodes stand for an unknown number, which equals every number.
-    """
-    is_unknown = 0 in (world.nodes, other.nodes)
-    return structs.replace(world, nodes=other.nodes) == other and (
-        is_unknown or world.nodes == other.nodes
-    )
-
-
-def _find_world(run: Run) -> WorldInfo:
-    """Return the ranks, nodes, backend and device of a run.
-
-    The number of nodes is 0 (unknown) if nothing was measured.
-    """
-    plan = run.info.plan
-    nodes = [record.world.nodes for record in run.records if record.status == "ok"]
-    return WorldInfo(
-        size=plan.nproc, nodes=max(nodes, default=0), backend=plan.backend, device=plan.device
-    )
-
-
-def _move_record(record: Record, offset: int, own: RunInfo, newest: RunInfo) -> Record:
-    """Return a record with the repetition number and environment that it has in the pooled run.
-
-    Args:
-        record: the record in its own run.
-        offset: the number of repetitions of earlier runs, which is added to the record's
-            repetition.
-        own: the run of the record. Values in which its environment differs from the newest run are
-            stored with the record.
-        newest: the newest run, whose environment the pooled run has.
-    """
-    changed = find_differing_values(newest.environment or {}, own.environment or {})
-    changed |= record.environment.get("changed") or {}
-    environment = dict(record.environment)
-    if changed:
-        environment["changed"] = changed
-    return structs.replace(record, repetition=offset + record.repetition, environment=environment)

@@ -9,7 +9,7 @@ from parbench.bench.results.tables import Table
 from parbench.reports.render.markdown import escaped, markdown_table
 from parbench.reports.render.terminal import Sheet, width_of
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """The version of the JSON report, which it contains."""
 MAX_MARKDOWN_ROWS = 150
 """The number of rows that a table in Markdown shows.

@@ -1,7 +1,7 @@
 """The report on a comparison of the runs BASE and NEW, with tables, and its figure."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,7 @@ from parbench.bench.results.limits import read_limits
 from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Row, SortedText, Table
 from parbench.bench.text import UserError
-from parbench.reports.analysis.labels import label_cases
 from parbench.reports.compare.compare import RunComparison, SeriesComparison, compare
-from parbench.reports.compare.environment import EnvironmentChange
 from parbench.reports.compare.junit import render_junit
 from parbench.reports.compare.pool import describe_world
 from parbench.reports.compare.rendering import VerdictReport, render
@@ -20,7 +18,6 @@ from parbench.reports.compare.rule import Rule
 from parbench.reports.compare.thresholds import find_thresholds
 from parbench.reports.compare.verdicts import Verdict, format_verdicts, rank_verdict
 from parbench.reports.compare.wording import (
-    describe_runs,
     explain_comparison,
     format_effect,
     label_series,
@@ -32,6 +29,57 @@ from parbench.reports.run_data import RunData
 
 HUES = {Verdict.SLOWER: "red", Verdict.FASTER: "green", Verdict.NO_CHANGE: "grey"}
 """The color of a series in the figure by its verdict. Other verdicts are blue."""
+COUNT_COLUMNS = (
+    Column("case"),
+    Column("verdict", is_result=True),
+    Column(
+        "change",
+        is_result=True,
+        help="Calls and bytes of one rank and step, as a mean over ranks. Memory is the maximum.",
+    ),
+)
+"""The columns of the table of changed counts."""
+TIME_COLUMNS = (
+    Column("case"),
+    Column("world", "ranks"),
+    Column("verdict", is_result=True),
+    Column(
+        "change",
+        kind="percent",
+        is_result=True,
+        help="Change of the time with its 95 % confidence interval. + is slower.",
+    ),
+    Column(
+        "p_value",
+        "p",
+        kind="number",
+        number_format="{:.2g}",
+        help="Two-sided p-value for a change of at most the threshold.",
+    ),
+    Column("min_effect", "threshold", kind="percent", help="Smaller changes are ignored."),
+    Column(
+        "detectable",
+        kind="percent",
+        help="Minimum detectable effect at 80 % power, after correction for all series.",
+    ),
+    Column("base_seconds", "BASE", kind="s"),
+    Column("new_seconds", "NEW", kind="s"),
+    Column("repetitions", help="Repetitions that measured it in BASE and in NEW."),
+    Column("reason", is_result=True),
+)
+"""The columns of the table of times, with one row per series."""
+ENVIRONMENT_COLUMNS = (
+    Column("path", "value"),
+    Column("base", "BASE", is_result=True),
+    Column("new", "NEW", is_result=True),
+    Column(
+        "blocks",
+        "blocks comparison",
+        is_result=True,
+        help="Times are not compared if a difference blocks.",
+    ),
+)
+"""The columns of the table of differences between environments."""
 
 
 def compare_runs(
@@ -67,7 +115,7 @@ def compare_runs(
     fraction, thresholds = find_thresholds(min_effect)
     comparison = compare(RunData(base_run), new, Rule(min_effect=fraction), across, thresholds)
     if limits is not None:
-        results = check_limits(new, read_limits(limits, new.plan.cases, new.plan.skipped))
+        results = check_limits(new, read_limits(limits, new.plan.cases))
         comparison = replace(comparison, limits=results)
     code = comparison.get_exit_code(fail_on_unknown=fail_on_unknown)
     if figure is not None:
@@ -87,17 +135,122 @@ def render_comparison(comparison: RunComparison, form: str, code: int) -> str:
 
 
 def build_report(comparison: RunComparison, code: int = 0) -> VerdictReport:
-    """Return the report on a comparison with its tables.
+    """Return the report on a comparison with its tables, of which those without rows are left out.
 
     ``code`` is the exit code of the command, which the JSON contains.
     """
+    tables = (
+        Table(
+            id="counts",
+            title="Changed counts",
+            columns=COUNT_COLUMNS,
+            rows=_build_count_rows(comparison),
+        ),
+        Table(id="times", title="Times", columns=TIME_COLUMNS, rows=_build_time_rows(comparison)),
+        Table(
+            id="environment",
+            title="Environment differences",
+            columns=ENVIRONMENT_COLUMNS,
+            rows=[
+                {
+                    "path": change.path,
+                    "base": change.base,
+                    "new": change.new,
+                    "blocks": "yes" if change.is_blocking else "no",
+                }
+                for change in comparison.environment_changes
+            ],
+        ),
+    )
     return VerdictReport(
         title=f"Verdict: {format_verdicts(comparison.verdicts)}",
-        summary=[*summarize_comparison(comparison), *describe_runs(comparison)],
-        tables=build_tables(comparison),
+        summary=summarize_comparison(comparison),
+        tables=[table for table in tables if table.rows],
         explanations=explain_comparison(comparison),
-        content=_build_content(comparison, code),
+        content={
+            "exit_code": code,
+            "verdicts": comparison.verdicts,
+            "rule": comparison.rule,
+            "base": _describe_run(comparison.base.run),
+            "new": _describe_run(comparison.new.run),
+            "series": [_describe_series(series) for series in comparison.series],
+            "limits": comparison.limits,
+            "environment": comparison.environment_changes,
+        },
     )
+
+
+def _build_count_rows(comparison: RunComparison) -> list[Row]:
+    """Return a row for each changed count of calls, bytes or memory, keyed by column.
+
+    The worst verdict comes first, and intended changes last.
+    """
+    labels = label_series([series for series, _ in comparison.count_changes])
+    return [
+        {
+            "case": label,
+            "verdict": f"{change.verdict} (intended)" if change.is_intended else change.verdict,
+            "change": change.message,
+        }
+        for label, (_, change) in zip(labels, comparison.count_changes, strict=True)
+    ]
+
+
+def _build_time_rows(comparison: RunComparison) -> list[Row]:
+    """Return a row for each case, keyed by column, the worst verdict first.
+
+    Cases with the same verdict are in the order of the plan.
+    """
+    rows: list[Row] = []
+    for label, series in zip(label_series(comparison.series), comparison.series, strict=True):
+        effect = series.effect
+        row: dict[str, Any] = {
+            "case": label,
+            "world": describe_world(series.world),
+            "verdict": series.verdict,
+            "base_seconds": series.base.seconds if series.base else None,
+            "new_seconds": series.new.seconds if series.new else None,
+            "repetitions": f"{len(series.times.base)} / {len(series.times.new)}",
+            "reason": series.reason or UNKNOWN,
+        }
+        if effect:
+            row["change"] = SortedText(format_effect(effect), effect.change)
+            row["p_value"] = effect.p_value
+            row["min_effect"] = series.times.min_effect
+            row["detectable"] = effect.detectable
+        rows.append(row)
+    return sorted(rows, key=lambda row: rank_verdict(row["verdict"]))
+
+
+def _describe_run(run: Run) -> dict[str, str]:
+    """Return the id, folder, host, start and version of a run for the JSON report, by key."""
+    return {
+        "id": run.info.id,
+        "path": str(run.path),
+        "host": run.info.host,
+        "started": run.info.started,
+        "parbench": run.info.parbench,
+    }
+
+
+def _describe_series(series: SeriesComparison) -> dict[str, Any]:
+    """Return the content of the JSON report about one case, by key.
+
+    Times are in seconds, keyed by repetition, and changes are fractions.
+    """
+    return {
+        "case": series.case,
+        "world": series.world,
+        "verdict": series.verdict,
+        "reason": series.reason,
+        "metric": series.any_result.headline,
+        "effect": series.effect,
+        "min_effect": series.times.min_effect,
+        "base_seconds": series.times.base,
+        "new_seconds": series.times.new,
+        "environment": series.environment_changes,
+        "counts": series.counts,
+    }
 
 
 def draw_effects(comparison: RunComparison, file: Path) -> None:
@@ -125,194 +278,3 @@ def draw_effects(comparison: RunComparison, file: Path) -> None:
     if chart is None:
         raise UserError("no figure: no series was measured in both runs")
     save_chart(chart, file)
-
-
-COUNT_COLUMNS = (
-    Column("case"),
-    Column("verdict", is_result=True),
-    Column(
-        "change",
-        is_result=True,
-        help="Calls and bytes of one rank and step, as a mean over ranks. Memory is the maximum.",
-    ),
-)
-"""The columns of the table of changed counts."""
-TIME_COLUMNS = (
-    Column("case"),
-    Column("world", "ranks"),
-    Column("verdict", is_result=True),
-    Column(
-        "change",
-        kind="percent",
-        is_result=True,
-        help="Change of the time with its 95 % confidence interval. + is slower.",
-    ),
-    Column(
-        "p_value",
-        "p",
-        kind="number",
-        number_format="{:.2g}",
-        help="Two-sided p-value for a change of at most the threshold.",
-    ),
-    Column("min_effect", "threshold", kind="percent", help="Smaller changes are ignored."),
-    Column(
-        "detectable",
-        kind="percent",
-        help="Minimum detectable effect at 80 % power, after correction for all series.",
-    ),
-    Column("noise", kind="percent", help="Relative standard deviation of a repetition."),
-    Column("base_seconds", "BASE", kind="s"),
-    Column("new_seconds", "NEW", kind="s"),
-    Column("repetitions", help="Repetitions that measured it in BASE and in NEW."),
-    Column("reason", is_result=True),
-)
-"""The columns of the table of times, with one row per series."""
-ENVIRONMENT_COLUMNS = (
-    Column("path", "value"),
-    Column("base", "BASE", is_result=True),
-    Column("new", "NEW", is_result=True),
-    Column(
-        "blocks",
-        "blocks comparison",
-        is_result=True,
-        help="Times are not compared if a difference blocks.",
-    ),
-)
-"""The columns of the table of differences between environments and plans."""
-
-
-def build_tables(comparison: RunComparison) -> list[Table]:
-    """Return the tables of changed counts, times and environment differences.
-
-    A table without rows is left out.
-    """
-    contents = (
-        ("counts", "Changed counts", COUNT_COLUMNS, _build_count_rows(comparison)),
-        ("times", "Times", TIME_COLUMNS, _build_time_rows(comparison)),
-        (
-            "environment",
-            "Environment differences",
-            ENVIRONMENT_COLUMNS,
-            list(map(_build_environment_row, comparison.environment_changes)),
-        ),
-    )
-    return [
-        Table(id=name, title=title, columns=columns, rows=rows)
-        for name, title, columns, rows in contents
-        if rows
-    ]
-
-
-def _build_count_rows(comparison: RunComparison) -> list[Row]:
-    """Return a row for each changed count of calls, bytes or memory, keyed by column.
-
-    The worst verdict comes first, and intended changes last.
-    """
-    labels = label_cases([series.any_result for series in comparison.series])
-    return [
-        {
-            "case": labels[series.case.id],
-            "verdict": f"{change.verdict} (intended)" if change.is_intended else change.verdict,
-            "change": change.message,
-        }
-        for series, change in comparison.count_changes
-    ]
-
-
-def _build_time_rows(comparison: RunComparison) -> list[Row]:
-    """Return a row for each case, keyed by column, the worst verdict first.
-
-    Cases with the same verdict are in the order of the plan.
-    """
-    rows: list[Row] = []
-    for label, series in zip(label_series(comparison.series), comparison.series, strict=True):
-        effect = series.effect
-        row: dict[str, Any] = {
-            "case": label,
-            "world": describe_world(series.world),
-            "verdict": series.verdict,
-            "base_seconds": series.base.seconds if series.base else None,
-            "new_seconds": series.new.seconds if series.new else None,
-            "repetitions": f"{len(series.times.base)} / {len(series.times.new)}",
-            "reason": series.reason or UNKNOWN,
-        }
-        if effect:
-            row |= {
-                "change": SortedText(format_effect(effect), effect.change),
-                "p_value": effect.p_value,
-                "min_effect": series.times.min_effect,
-                "detectable": effect.detectable,
-                "noise": effect.noise,
-            }
-        rows.append(row)
-    return sorted(rows, key=lambda row: rank_verdict(row["verdict"]))
-
-
-def _build_environment_row(change: EnvironmentChange) -> Row:
-    """Return the row of a difference between environments or plans, keyed by column."""
-    blocks = "yes" if change.is_blocking else "no"
-    if change.is_intended:
-        blocks += " (intended)"
-    if change.changed_during:
-        blocks += f", changed during {change.changed_during}"
-    return {"path": change.path, "base": change.base, "new": change.new, "blocks": blocks}
-
-
-def _build_content(comparison: RunComparison, code: int) -> dict[str, object]:
-    """Return the content of the JSON report by key, without the schema version.
-
-    ``code`` is the exit code of the command.
-    """
-    counted = comparison.counted_series
-    return {
-        "exit_code": code,
-        "verdicts": comparison.verdicts,
-        "rule": comparison.rule,
-        "base": _describe_run(comparison.base.run),
-        "new": _describe_run(comparison.new.run),
-        "overall": comparison.overall,
-        "series": [_describe_series(series) for series in comparison.series],
-        "counts": {
-            "compared": sum(series.counts.num_compared for series in counted),
-            "series": len(counted),
-            "changes": [
-                {"case": series.case, "world": series.world, **asdict(change)}
-                for series, change in comparison.count_changes
-            ],
-        },
-        "limits": comparison.limits,
-        "environment": comparison.environment_changes,
-        "notes": comparison.notes,
-    }
-
-
-def _describe_run(run: Run) -> dict[str, str]:
-    """Return the id, folder, host, start and version of a run for the JSON report, by key."""
-    return {
-        "id": run.info.id,
-        "path": str(run.path),
-        "host": run.info.host,
-        "started": run.info.started,
-        "parbench": run.info.parbench,
-    }
-
-
-def _describe_series(series: SeriesComparison) -> dict[str, Any]:
-    """Return the content of the JSON report about one case, by key.
-
-    Times are in seconds, keyed by repetition, and changes are fractions.
-    """
-    return {
-        "case": series.case,
-        "world": series.world,
-        "verdict": series.verdict,
-        "reason": series.reason,
-        "metric": series.any_result.headline,
-        "effect": series.effect,
-        "kernel_change": series.kernel_change,
-        "min_effect": series.times.min_effect if series.effect else None,
-        "base_seconds": series.times.base,
-        "new_seconds": series.times.new,
-        "environment": [change.path for change in series.environment_changes],
-        "threshold": series.threshold,
-    }

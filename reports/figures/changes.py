@@ -1,18 +1,12 @@
 """Figures of the changes between two runs, and of times over the runs of a history."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from parbench.bench.results.formatting import UNKNOWN, format_seconds
+from parbench.bench.results.formatting import format_seconds
 from parbench.reports.figures.chart import Chart
-from parbench.reports.figures.primitives import (
-    IntervalRow,
-    draw_intervals,
-    draw_levels,
-    shorten,
-)
+from parbench.reports.figures.primitives import DASHES, IntervalRow, draw_intervals, shorten
 from parbench.reports.figures.quantities import AxisQuantity, set_x_axis, set_y_axis
 from parbench.reports.figures.style import color, new_figure
 
@@ -25,6 +19,13 @@ MAX_HISTORY_SERIES = 6
 """The largest number of series in one figure."""
 
 
+_CHANGE = AxisQuantity(
+    title="change of time, + is slower",
+    text=lambda fraction: f"{100 * fraction:+.3g} %",
+    is_log=False,
+)
+
+
 def chart_effects(rows: Sequence[IntervalRow], threshold: float) -> Chart | None:
     """Return a chart of the relative change of each series with its 95 % interval.
 
@@ -35,37 +36,24 @@ def chart_effects(rows: Sequence[IntervalRow], threshold: float) -> Chart | None
     if not rows:
         return None
     shown = sorted(rows, key=lambda row: -abs(row.interval[0]))[:MAX_EFFECTS]
-    caption = "Lines are 95 % intervals. The threshold is shaded."
-    if len(shown) < len(rows):
-        caption += f" The {len(shown)} largest of {len(rows)} changes are shown."
 
     def draw() -> "Figure":
         """Draw a row with a diamond and an interval for each change."""
         figure, [axes] = new_figure(0.4 + 0.27 * len(shown))
-        # The threshold is shaded next to each interval only, because labels lie between rows.
-        rows_on_axis = range(len(shown))
-        axes.barh(rows_on_axis, 2 * threshold, 0.36, left=-threshold, color=color("faint"))
-        axes.barh(rows_on_axis, 0, 0.36, edgecolor=color("muted"), linewidth=0.5)
-        draw_intervals(axes, shown)
+        axes.axvspan(-threshold, threshold, color=color("raised"))
+        axes.axvline(0, color=color("muted"), linewidth=0.5)
         ends = [end for row in shown for end in row.interval]
         width = max(threshold, *map(abs, ends)) * 1.08
-        quantity = AxisQuantity(
-            title="change of time, + is slower", text=_format_change, is_log=False
-        )
-        set_x_axis(axes, quantity, max(-1.0, -width), width)
+        set_x_axis(axes, _CHANGE, max(-1.0, -width), width)
+        draw_intervals(axes, shown)
         return figure
 
     return Chart(
         name="effects",
         title="Change of each series",
-        caption=caption,
+        caption=f"Lines are 95 % intervals. {len(shown)} of {len(rows)} series are shown.",
         draw=draw,
     )
-
-
-def _format_change(value: float | None) -> str:
-    """Return a fraction as a percentage with its sign: ``+5 %``. None becomes ``-``."""
-    return UNKNOWN if value is None else f"{100 * value:+.3g} %"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,23 +79,22 @@ def chart_history(runs: Sequence[str], series: Sequence[HistorySeries]) -> Chart
     ``MAX_HISTORY_SERIES`` are drawn.
     """
     shown = series[:MAX_HISTORY_SERIES]
-    caption = "Dots are runs, lines are levels, and dashes are changes between them."
-    if len(shown) < len(series):
-        caption += f" The first {len(shown)} of {len(series)} series are shown."
 
     def draw() -> "Figure":
         """Draw the series below each other, with the runs on a common x axis."""
         figure, all_axes = new_figure(0.4 + 1.1 * len(shown), is_wide=True, num_rows=len(shown))
+        places = range(0, len(runs), -(-len(runs) // 8))
         for axes, history in zip(all_axes, shown, strict=True):
-            draw_levels(axes, history.seconds_by_place, history.levels)
-            seconds = history.seconds_by_place.values()
-            quantity = AxisQuantity(
-                title=shorten(history.label, 120), text=format_seconds, is_log=False
-            )
-            margin = 0.1 * (max(seconds) - min(seconds)) or 0.1 * max(seconds)
-            set_y_axis(axes, quantity, min(seconds) - margin, max(seconds) + margin)
+            seconds = list(history.seconds_by_place.values())
+            axes.plot(list(history.seconds_by_place), seconds, "o", color=color("muted"))
+            for first, last, level in history.levels:
+                axes.plot([first, last], [level, level], color=color("blue"), linewidth=1.6)
+                if first > history.levels[0][0]:
+                    axes.axvline(first - 0.5, color=color("red"), linestyle=DASHES[2])
+            title = shorten(history.label, 120)
+            quantity = AxisQuantity(title=title, text=format_seconds, is_log=False)
+            set_y_axis(axes, quantity, 0.95 * min(seconds), 1.05 * max(seconds))
             axes.set_xlim(-0.5, len(runs) - 0.5)
-            places = range(0, len(runs), math.ceil(len(runs) / 8))
             axes.set_xticks(places, [runs[place] for place in places])
             axes.label_outer()
         return figure
@@ -115,7 +102,8 @@ def chart_history(runs: Sequence[str], series: Sequence[HistorySeries]) -> Chart
     return Chart(
         name="history",
         title="Time over runs",
-        caption=caption,
+        caption="Dots are runs, lines are levels, and dashes are changes between them. "
+        f"{len(shown)} of {len(series)} series are shown.",
         draw=draw,
         is_wide=True,
     )

@@ -1,17 +1,19 @@
 """The charts of a table, whether it belongs to a run or to a plan."""
 
-from parbench.bench.results.tables import Column, GanttChart, Plot, Table
+from parbench.bench.results.formatting import format_quantity, format_seconds
+from parbench.bench.results.tables import GanttChart, Plot, Table
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.pipeline import chart_pipeline
 from parbench.reports.figures.quantities import AxisQuantity
 from parbench.reports.figures.steps import chart_stacks
-from parbench.reports.figures.style import MEMORY, STEP
 
-_STACK_HUES = {"memory": MEMORY, "step": STEP}
-_STACK_AXES = {
-    "memory": Column(key="memory_gb", title="memory of a rank", kind="GB"),
-    "step": Column(key="seconds", title="time of a step", kind="s"),
+_QUANTITIES = {
+    "memory": AxisQuantity(
+        title="memory of a rank", text=lambda value: format_quantity(value, "GB"), is_log=False
+    ),
+    "step": AxisQuantity(title="time of a step", text=format_seconds, is_log=False),
 }
+"""The x axis of stacked bars, by ``StackedBars.quantity``."""
 
 
 def list_table_charts(table: Table) -> list[Chart]:
@@ -35,7 +37,5 @@ def _chart_plot(name: str, plot: Plot) -> Chart | None:
     """
     if isinstance(plot, GanttChart):
         return chart_pipeline(name, plot.title, plot.caption, plot.details)
-    hues, axis = _STACK_HUES[plot.quantity], _STACK_AXES[plot.quantity]
-    quantity = AxisQuantity(title=axis.title, text=axis.format_value, is_log=False)
-    stacks = list(plot.bars.items())
-    return chart_stacks(name, plot.title, plot.caption, stacks, hues, quantity, plot.limit)
+    quantity = _QUANTITIES[plot.quantity]
+    return chart_stacks(name, plot.title, plot.caption, plot.bars, quantity, plot.limit)

@@ -1,20 +1,26 @@
 """The quantities on the axes of figures: title, scale, ticks and the text of ticks."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from parbench.bench.results.formatting import UNKNOWN, format_count, format_number, format_seconds
-from parbench.bench.text import format_size
+from parbench.bench.results.formatting import (
+    format_case_size,
+    format_count,
+    format_number,
+    format_seconds,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.ticker import Locator
 
 MAX_X_TICKS = 5
 MAX_Y_TICKS = 7
+_TRAILING_ZEROS = re.compile(r"(\.\d*[1-9])0+(?= |$)|\.0+(?= |$)|(?<=^0) .*")
+"""Matches the needless part of ``1.50 ms``, ``1.00 ms`` and ``0 us``, after its first group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,51 +29,27 @@ class AxisQuantity:
 
     title: str
     """The name of the quantity, with its unit if tick texts have none."""
-    text: Callable[[float | None], str]
+    text: Callable[[float], str]
     """Returns the text of a value at a tick."""
     is_log: bool = True
     """True for a logarithmic axis. A linear axis starts at zero."""
     base: int = 10
     """The base of the ticks: 2 for powers of two, as for bytes, otherwise 10."""
 
-    def make_ticks(self, low: float, high: float, max_ticks: int) -> list[float]:
-        """Return round values between ``low`` and ``high``, at most ``max_ticks`` if possible."""
-        for locator in self._list_locators(high - low, max_ticks):
-            ticks = [float(tick) for tick in locator.tick_values(low, high) if low <= tick <= high]
-            if 1 < len(ticks) <= max_ticks:
-                break
-        return ticks
-
-    def _list_locators(self, width: float, max_ticks: int) -> "Iterator[Locator]":
-        """Yield matplotlib locators of ticks, from the finest to the coarsest.
-
-        ``width`` is the length of the axis in units of the quantity.
-        """
-        from matplotlib.ticker import LogLocator, MaxNLocator, MultipleLocator
-
-        if self.is_log and self.base == 10:
-            yield LogLocator(subs=(1.0, 2.0, 5.0), numticks=max_ticks)
-        if self.is_log:
-            yield LogLocator(base=self.base, numticks=max_ticks)
-        if self.base == 10:
-            yield MaxNLocator(max_ticks, steps=[1, 2, 5, 10])
-        else:
-            yield MultipleLocator(2.0 ** math.ceil(math.log2(width / max_ticks)))
+    @property
+    def label(self) -> str:
+        """The title, followed by ``log axis`` if the axis is logarithmic."""
+        return f"{self.title}, log axis" if self.is_log else self.title
 
 
-def _format_bytes(value: float | None) -> str:
-    """Return a number of bytes with a binary prefix: ``64K``. None becomes ``-``."""
-    return UNKNOWN if value is None else format_size(round(value))
-
-
-def format_share(value: float | None) -> str:
-    """Return a fraction as a whole percentage: ``25 %``. None becomes ``-``."""
-    return UNKNOWN if value is None else f"{100 * value:.0f} %"
+def format_share(value: float) -> str:
+    """Return a fraction as a whole percentage: ``25 %``."""
+    return f"{100 * value:.0f} %"
 
 
 BANDWIDTH = AxisQuantity(title="bus bandwidth (GB/s)", text=format_number)
 TIME = AxisQuantity(title="time", text=format_seconds)
-SIZE = AxisQuantity(title="message size (bytes, 1024-based)", text=_format_bytes, base=2)
+SIZE = AxisQuantity(title="message size (bytes, 1024-based)", text=format_case_size, base=2)
 EFFICIENCY = AxisQuantity(title="efficiency", text=format_share, is_log=False)
 STEP_TIME = AxisQuantity(title="step time", text=format_seconds, is_log=False)
 ITERATIONS = AxisQuantity(title="share of iterations", text=format_share, is_log=False)
@@ -89,8 +71,8 @@ def set_x_axis(axes: "Axes", quantity: AxisQuantity, low: float, high: float) ->
     """
     axes.set_xscale("log" if quantity.is_log else "linear")
     axes.set_xlim(low, high)
-    _set_ticks(axes.xaxis, quantity, quantity.make_ticks(low, high, MAX_X_TICKS))
-    axes.set_xlabel(_full_title(quantity))
+    axes.set_xlabel(quantity.label)
+    _set_ticks(axes.xaxis, quantity, low, high, MAX_X_TICKS)
 
 
 def set_y_axis(axes: "Axes", quantity: AxisQuantity, low: float, high: float) -> None:
@@ -98,34 +80,28 @@ def set_y_axis(axes: "Axes", quantity: AxisQuantity, low: float, high: float) ->
 
     ``low`` and ``high`` are its ends in units of the quantity.
     """
-    axes.set_yscale("log" if quantity.is_log else "linear")
+    if quantity.is_log:
+        axes.set_yscale("log", nonpositive="mask")
     axes.set_ylim(low, high)
-    _set_ticks(axes.yaxis, quantity, quantity.make_ticks(low, high, MAX_Y_TICKS))
-    axes.set_title(_full_title(quantity))
+    axes.set_title(quantity.label)
     axes.grid(axis="y")
+    _set_ticks(axes.yaxis, quantity, low, high, MAX_Y_TICKS)
 
 
-def _full_title(quantity: AxisQuantity) -> str:
-    """Return the title of a quantity, followed by ``log axis`` if its scale is logarithmic."""
-    return f"{quantity.title}, log axis" if quantity.is_log else quantity.title
+def _set_ticks(
+    axis: "Axis", quantity: AxisQuantity, low: float, high: float, max_ticks: int
+) -> None:
+    """Set round ticks with their texts on an axis from ``low`` to ``high``, without minor ticks."""
+    from matplotlib import ticker
 
-
-def _set_ticks(axis: "Axis", quantity: AxisQuantity, ticks: Sequence[float]) -> None:
-    """Set the major ticks of an axis with their texts, and remove minor ticks."""
-    from matplotlib.ticker import NullLocator
-
-    axis.set_ticks(ticks, [_shorten_number(quantity.text(tick)) for tick in ticks])
-    axis.set_minor_locator(NullLocator())
-
-
-def _shorten_number(text: str) -> str:
-    """Return a quantity without trailing zeros: ``1 ms`` for ``1.00 ms``.
-
-    A text that does not begin with a number is returned unchanged.
-    """
-    number, space, unit = text.partition(" ")
-    try:
-        value = float(number)
-    except ValueError:
-        return text
-    return f"{value:.12g}{space}{unit}" if value else f"0{' %' if unit == '%' else ''}"
+    locator: ticker.Locator = ticker.MaxNLocator(max_ticks, steps=[1, 2, 5, 10])
+    if quantity.is_log and quantity.base == 2:
+        locator = ticker.LogLocator(2, numticks=max_ticks)
+    elif quantity.is_log and high > 10 * low:
+        steps = (1, 2, 5) if high < 100 * low else (1,)
+        locator = ticker.LogLocator(10, subs=steps, numticks=max_ticks)
+    elif quantity.base == 2:
+        locator = ticker.MultipleLocator(2.0 ** math.ceil(math.log2((high - low) / max_ticks)))
+    axis.set_major_locator(locator)
+    axis.set_minor_locator(ticker.NullLocator())
+    axis.set_major_formatter(lambda value, _: _TRAILING_ZEROS.sub(r"\1", quantity.text(value)))

@@ -1,30 +1,28 @@
 """Figures of training steps: step times, parts of profiled steps, and memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parbench.bench.results.formatting import format_bytes
 from parbench.reports.analysis.case_results import CaseResult
-from parbench.reports.figures import quantities, style
+from parbench.reports.figures import quantities
 from parbench.reports.figures.chart import Chart
-from parbench.reports.figures.lines import read_interval
 from parbench.reports.figures.primitives import (
+    LIMIT_DASHES,
     IntervalRow,
-    add_patch_legend,
+    add_legend,
     draw_intervals,
     draw_stacks,
-    look_of_part,
 )
 from parbench.reports.figures.quantities import AxisQuantity, set_x_axis
-from parbench.reports.figures.style import color, new_figure
+from parbench.reports.figures.style import color, look_of_part, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_REPETITIONS = 20
 """The largest number of repetitions that are drawn next to an interval."""
-_LOG_FROM_RATIO = 10.0
 Stacks = Mapping[str, Mapping[str, float]]
 """The lengths of the parts of each bar, keyed by the label of the bar and then by part."""
 
@@ -36,25 +34,21 @@ def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
     """
     intervals = []
     for label, step in steps.items():
-        interval = read_interval(step.metrics.get(step.headline))
-        if interval:
-            repetitions = list(step.by_repetition(step.headline).values())
-            parts = repetitions[:MAX_REPETITIONS] if len(repetitions) > 1 else []
+        metric = step.metrics.get(step.headline)
+        if metric is not None and metric.value:
+            interval = (metric.value, metric.low or metric.value, metric.high or metric.value)
+            repetitions = list(step.by_repetition(step.headline).values())[:MAX_REPETITIONS]
+            parts = repetitions if len(repetitions) > 1 else []
             intervals.append(IntervalRow(label=label, interval=interval, parts=parts))
     if not intervals:
         return None
 
     def draw() -> "Figure":
-        """Draw a row for each step, on a logarithmic axis if times differ by a factor of ten."""
-        figure, [axes] = new_figure(0.35 + sum(0.36 if row.parts else 0.28 for row in intervals))
+        """Draw a row for each step on a common axis of time."""
+        figure, [axes] = new_figure(0.35 + 0.32 * len(intervals))
+        longest = max(end for row in intervals for end in (*row.interval, *row.parts))
+        set_x_axis(axes, quantities.STEP_TIME, 0.0, longest * 1.02)
         draw_intervals(axes, intervals)
-        ends = [end for row in intervals for end in (*row.interval, *row.parts)]
-        low = min(ends)
-        high = max(ends)
-        # Lengths start at zero unless the shortest would be invisible.
-        is_log = high / low > _LOG_FROM_RATIO
-        quantity = replace(quantities.STEP_TIME, is_log=is_log)
-        set_x_axis(axes, quantity, low / 1.1 if is_log else 0.0, high * 1.02)
         return figure
 
     return Chart(
@@ -71,14 +65,10 @@ def chart_breakdown(stacks: Stacks) -> Chart | None:
 
     None if no step was profiled.
     """
-    return chart_stacks(
-        "step_breakdown",
-        "Where the time goes: the parts of each step",
-        "Each bar is a profiled step.",
-        list(stacks.items()),
-        style.STEP,
-        replace(quantities.STEP_TIME, title="time of a profiled step"),
-    )
+    title = "Where the time goes: the parts of each step"
+    quantity = replace(quantities.STEP_TIME, title="time of a profiled step")
+    caption = "Each bar is a profiled step."
+    return chart_stacks("step_breakdown", title, caption, stacks, quantity)
 
 
 def chart_memory(stacks: Stacks) -> Chart | None:
@@ -86,36 +76,29 @@ def chart_memory(stacks: Stacks) -> Chart | None:
 
     Each component is a maximum over ranks. None without data.
     """
+    title = "Memory by component, measured"
     quantity = AxisQuantity(
         title="memory, maximum over ranks", text=format_bytes, is_log=False, base=2
     )
-    return chart_stacks(
-        "memory",
-        "Memory by component, measured",
-        "Each bar is the rank that needs most.",
-        list(stacks.items()),
-        style.MEMORY,
-        quantity,
-    )
+    caption = "Each bar is the rank that needs most."
+    return chart_stacks("memory", title, caption, stacks, quantity)
 
 
 def chart_stacks(
     name: str,
     title: str,
     caption: str,
-    stacks: Sequence[tuple[str, Mapping[str, float]]],
-    hues: Mapping[str, str],
+    stacks: Stacks,
     quantity: AxisQuantity,
     limit: tuple[float, str] | None = None,
 ) -> Chart | None:
     """Return a chart with a horizontal stacked bar for each stack that has a part above zero.
 
-    A stack is (label, lengths of its parts keyed by part), in units of ``quantity``. ``hues`` has
-    the name of the color of each part. ``limit`` is (position, name) of a line across the bars. The
-    result is None if no stack has a part above zero.
+    ``stacks`` are in units of ``quantity``. ``limit`` is (position, name) of a line across the
+    bars. The result is None if no stack has a part above zero.
     """
     bars = []
-    for label, stack in stacks:
+    for label, stack in stacks.items():
         positive = {part: value for part, value in stack.items() if value > 0}
         if positive:
             bars.append((label, positive))
@@ -124,26 +107,18 @@ def chart_stacks(
 
     def draw() -> "Figure":
         """Draw the bars, the line of the limit, and the legend of the parts."""
-        part_names = list(dict.fromkeys(part for _, stack in bars for part in stack))
+        parts = list(dict.fromkeys(part for _, stack in bars for part in stack))
         # All bars have one order: compute, exposed communication by axis, copy, idle.
-        part_names.sort(key=lambda part: (part != "compute", part == "idle", part == "copy"))
-        looks = {part: look_of_part(part, hues.get(part, "grey")) for part in part_names}
-        exposed = [part for part in part_names if part.startswith("exposed ")]
-        # Several axes look alike, so their names are on the bars.
-        bar_names = {part: part.removeprefix("exposed ") for part in exposed if len(exposed) > 1}
-        legend = {
-            "exposed communication" if part in bar_names else part: look
-            for part, look in looks.items()
-        }
+        parts.sort(key=lambda part: (part != "compute", part == "idle", part == "copy"))
+        looks = {part: look_of_part(part, number) for number, part in enumerate(parts)}
         longest = max(sum(stack.values()) for _, stack in bars)
-        longest = max(longest, limit[0] if limit else 0.0) * 1.01
         figure, [axes] = new_figure(0.35 + 0.34 * len(bars))
-        set_x_axis(axes, quantity, 0.0, longest)
-        draw_stacks(axes, bars, looks, bar_names)
+        set_x_axis(axes, quantity, 0.0, max(longest, limit[0] if limit else 0.0) * 1.01)
+        draw_stacks(axes, bars, looks)
         if limit:
-            axes.axvline(limit[0], color=color("text"), linestyle=(0, (6, 2)), linewidth=0.8)
+            axes.axvline(limit[0], color=color("text"), linestyle=LIMIT_DASHES, linewidth=0.8)
             axes.set_title(limit[1], loc="right")
-        add_patch_legend(figure, legend, columns=4)
+        add_legend(figure)
         return figure
 
     return Chart(name=name, title=title, caption=caption, draw=draw)

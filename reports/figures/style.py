@@ -31,35 +31,20 @@ PAGE = {
 }
 """The background, the text and the rules of the page, light and dark."""
 
-STEP = {
+PARTS = {
     "compute": "blue",
     "hidden": "teal",
     "exposed": "orange",
     "copy": "gold",
-    "idle": "grey",
-    "bubble": "grey",
     "non-pipeline": "purple",
     "update": "purple",
-    "residual": "grey",
-    "phase": "raised",
-}
-"""The color of each part of a training step."""
-PIPELINE = {
-    "F": "blue",
-    "B": "green",
-    "I": "teal",
-    "W": "purple",
-}
-"""The color of each kind of pipeline action."""
-MEMORY = {
     "parameters": "blue",
     "gradients": "gold",
     "optimizer": "green",
     "activations": "purple",
     "buffers": "teal",
 }
-"""The color of each component of memory."""
-# Operations of one hue are told apart by the dashes of their lines.
+"""The color of each part of a training step's time or memory. Other parts are grey."""
 OPERATIONS = {
     "all_reduce": "blue",
     "all_gather": "orange",
@@ -67,14 +52,11 @@ OPERATIONS = {
     "all_to_all": "purple",
     "broadcast": "red",
     "sendrecv": "teal",
-    **dict.fromkeys(("all_reduce_two_step", "reduce"), "blue"),
-    **dict.fromkeys(("all_gather_v", "gather"), "orange"),
-    "scatter": "green",
-    "all_to_all_v": "purple",
-    **dict.fromkeys(("copy", "to_device", "from_device", "barrier"), "grey"),
-    **dict.fromkeys(("pingpong", "unidirectional", "bidirectional", "matrix", "pairwise"), "teal"),
 }
+"""The color of each well-known operation. Other operations have any of the colors."""
 
+HATCHES = ("//////", "xxxxxx", "------")
+"""The hatches of parts of a step that are exposed communication, such as those of mesh axes."""
 COLUMN_INCHES = 3.5
 PAGE_INCHES = 7.16
 """One column and the full width of a two-column paper."""
@@ -84,6 +66,21 @@ FONT_POINTS = 6.5
 def color(name: str) -> str:
     """Return the hex code of a color in the light theme, given its name in ``HUES`` or ``PAGE``."""
     return (HUES | PAGE)[name][0]
+
+
+def look_of_part(part: str, number: int = 0) -> dict[str, Any]:
+    """Return the arguments of a matplotlib patch for a part of a step, such as ``compute``.
+
+    Exposed communication is hatched, and idle time is pale. Parts of exposed communication with
+    successive ``number`` have different hatches.
+    """
+    hue = PARTS.get(part.partition(" ")[0], "grey")
+    look: dict[str, Any] = {"label": part, "facecolor": color(hue)}
+    if part.startswith("exposed"):
+        look |= {"hatch": HATCHES[number % len(HATCHES)], "edgecolor": color("back")}
+    if part == "idle":
+        look["alpha"] = 0.4
+    return look
 
 
 def variables_by_color() -> dict[str, str]:
@@ -119,27 +116,19 @@ SETTINGS: Any = {
     "axes.spines.left": False,
     "axes.axisbelow": True,
     "grid.color": color("faint"),
-    "grid.linewidth": 0.5,
     "xtick.color": color("muted"),
     "ytick.color": color("muted"),
     "xtick.labelcolor": color("text"),
     "ytick.labelcolor": color("text"),
-    "xtick.major.width": 0.5,
     "xtick.major.size": 2.5,
     "ytick.major.size": 0,
     "lines.linewidth": 1.1,
     "lines.markersize": 2.5,
-    "lines.solid_capstyle": "round",
     "patch.linewidth": 0,
     "hatch.linewidth": 0.7,
-    "hatch.color": color("back"),
     "legend.frameon": False,
-    "legend.borderpad": 0,
-    "legend.borderaxespad": 0.3,
+    "legend.borderaxespad": 0.6,
     "legend.handlelength": 3.0,
-    "legend.handletextpad": 0.5,
-    "legend.columnspacing": 1.2,
-    "legend.labelspacing": 0.35,
     "figure.constrained_layout.w_pad": 0.02,
     "figure.constrained_layout.h_pad": 0.02,
     "figure.dpi": 72,

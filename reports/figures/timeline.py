@@ -1,6 +1,6 @@
 """Gantt charts of profiled steps: the streams of each rank, with hidden communication."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -9,18 +9,12 @@ from parbench.bench.results.formatting import format_seconds
 from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline, Timeline
 from parbench.bench.results.spans import Span, difference, gaps, intersection, union
 from parbench.reports.analysis.timelines import convert_to_spans, group_by_stream, name_stream
-from parbench.reports.figures import quantities, style
+from parbench.reports.figures import quantities
 from parbench.reports.figures.chart import Chart
-from parbench.reports.figures.lanes import (
-    Lane,
-    Look,
-    choose_num_bins,
-    describe_bins,
-    draw_lanes,
-)
-from parbench.reports.figures.primitives import add_patch_legend, look_of_part, write_between
+from parbench.reports.figures.lanes import Lane, draw_lanes
+from parbench.reports.figures.primitives import add_legend, write_between
 from parbench.reports.figures.quantities import set_x_axis
-from parbench.reports.figures.style import new_figure
+from parbench.reports.figures.style import color, look_of_part, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,95 +23,62 @@ MAX_RANKS = 8
 """The largest number of ranks in a chart."""
 _LANE_INCHES = 0.14
 _GAP_BETWEEN_RANKS = 0.4
-_PART_NAMES = {
-    "compute": "compute",
-    "exposed": "exposed communication",
-    "hidden": "hidden communication",
-    "copy": "copy",
-    "idle": "idle",
-}
+_PARTS = ("compute", "exposed communication", "hidden communication", "copy", "idle")
+"""The parts of a step that have a color. Other parts are phases that the step marks."""
 _TIME = replace(quantities.TIME_SINCE_START, title="time since the first rank began")
 
 
 def chart_timeline(
-    name: str,
-    title: str,
-    caption: str,
-    timeline: Timeline,
-    *,
-    max_boxes: int = 4000,
-    is_wide: bool = True,
+    name: str, title: str, caption: str, timeline: Timeline, *, is_wide: bool = True
 ) -> Chart:
     """Return a Gantt chart of a profiled step with a row for each stream of each rank.
 
-    A stream is compute, copies, phases, or the communication of one mesh axis. ``caption`` is
-    followed by sentences on the clock and on ranks that are left out. Above ``max_boxes`` boxes,
-    neighboring spans are merged for drawing.
+    A stream is compute, copies, phases, or the communication of one mesh axis. At most eight ranks
+    are drawn, those with the longest steps. ``caption`` is followed by sentences on the clock and
+    the number of ranks.
     """
-    start_us = min((rank.start_us for rank in timeline.ranks), default=0.0)
-    stop_us = max((rank.stop_us for rank in timeline.ranks), default=0.0)
-    seconds = max(stop_us - start_us, 1e-3) / 1e6
-    ranks = choose_ranks(timeline.ranks)
-    lanes = make_lanes(ranks, start_us)
-    num_bins = choose_num_bins([lane.spans for lane in lanes], seconds, max_boxes)
+    seconds = max((rank.stop_us for rank in timeline.ranks), default=1.0) / 1e6
+    ranks = sorted(timeline.ranks, key=lambda rank: rank.start_us - rank.stop_us)[:MAX_RANKS]
+    lanes = make_lanes(sorted(ranks, key=lambda rank: rank.rank))
     uncertainty = format_seconds(timeline.uncertainty_seconds)
     caption += f" {format_seconds(seconds)} on one clock ({timeline.clock}, +/- {uncertainty})."
     if len(ranks) < len(timeline.ranks):
-        caption += f" {len(ranks)} of {len(timeline.ranks)} ranks, among them the slowest."
+        caption += f" The {len(ranks)} slowest of {len(timeline.ranks)} ranks."
 
     def draw() -> "Figure":
         """Draw the lanes, the names of phases, and the legend."""
         bottom = lanes[-1].middle + 0.7 if lanes else 1.0
         figure, [axes] = new_figure(0.35 + _LANE_INCHES * bottom, is_wide=is_wide)
         set_x_axis(axes, _TIME, 0.0, seconds)
-        looks = _list_looks(lanes)
-        draw_lanes(axes, lanes, looks, seconds, num_bins)
+        phase_look = {"facecolor": color("raised"), "edgecolor": color("muted"), "linewidth": 0.3}
+        looks = {}
+        for part in chain.from_iterable(lane.spans for lane in lanes):
+            looks[part] = look_of_part(part) if part in _PARTS else phase_look
+        draw_lanes(axes, lanes, looks, seconds)
         axes.set_ylim(bottom, 0.0)
-        drawn_parts = set()
         for lane in lanes:
-            for part, spans in lane.spans.items():
-                if part not in _PART_NAMES:
-                    for start, stop in spans:
-                        write_between(axes, start, stop, lane.middle, part)
-                elif spans:
-                    drawn_parts.add(part)
-        legend = {looks[part].name: looks[part].fill for part in _PART_NAMES if part in drawn_parts}
-        if legend:
-            add_patch_legend(figure, legend, columns=5 if is_wide else 2)
+            for phase in lane.spans.keys() - _PARTS:
+                for start, stop in lane.spans[phase]:
+                    write_between(axes, start, stop, lane.middle, phase)
+        add_legend(figure)
         return figure
 
-    return Chart(
-        name=name,
-        title=title,
-        caption=caption.strip() + describe_bins(seconds, num_bins),
-        draw=draw,
-        is_wide=is_wide,
-    )
+    return Chart(name=name, title=title, caption=caption.strip(), draw=draw, is_wide=is_wide)
 
 
-def choose_ranks(ranks: Sequence[RankTimeline]) -> Sequence[RankTimeline]:
-    """Return at most eight ranks: evenly spaced ones, and the one with the longest step."""
-    if len(ranks) <= MAX_RANKS:
-        return ranks
-    slowest = max(range(len(ranks)), key=lambda i: ranks[i].stop_us - ranks[i].start_us)
-    evenly_spaced = [i * (len(ranks) - 1) // (MAX_RANKS - 2) for i in range(MAX_RANKS - 1)]
-    return [ranks[i] for i in sorted({*evenly_spaced, slowest})]
-
-
-def make_lanes(ranks: Sequence[RankTimeline], start_us: float) -> list[Lane]:
+def make_lanes(ranks: Sequence[RankTimeline]) -> list[Lane]:
     """Return the rows of a Gantt chart, one for each stream of each rank.
 
     A stream is compute, copies, phases, or the communication of one mesh axis. Spans are (start,
-    end) in seconds since ``start_us``, a time in us on the clock of the intervals.
+    end) in seconds since the first rank began the step.
     """
-    start_ns = 1e3 * start_us
     lanes = []
     middle = 0.7
     for rank in ranks:
         prefix = f"rank {rank.rank}  "
         for stream, parts in split_streams(rank).items():
             spans = {
-                part: [((start - start_ns) / 1e9, (stop - start_ns) / 1e9) for start, stop in times]
+                part: [(start / 1e9, stop / 1e9) for start, stop in times]
                 for part, times in parts.items()
             }
             lanes.append(Lane(prefix + name_stream(stream), middle, spans))
@@ -135,7 +96,8 @@ def split_streams(rank: RankTimeline) -> dict[str, dict[str, list[Span]]]:
     - ``phase``: a part for each phase that the step marks, by its name, such as ``forward``
     - ``compute``: ``compute`` and ``idle`` (nothing runs on the rank)
     - ``copy``: ``copy``
-    - ``comm AXIS`` for each mesh axis: ``hidden`` (during compute or copies) and ``exposed``
+    - ``comm AXIS`` for each mesh axis: ``hidden communication`` (during compute or copies) and
+      ``exposed communication``
 
     Streams without intervals are left out.
     """
@@ -154,18 +116,8 @@ def split_streams(rank: RankTimeline) -> dict[str, dict[str, list[Span]]]:
         elif stream == COPY:
             streams[stream] = {"copy": work}
         else:
-            exposed = difference(work, busy)
-            streams[stream] = {"hidden": intersection(work, busy), "exposed": exposed}
+            streams[stream] = {
+                "hidden communication": intersection(work, busy),
+                "exposed communication": difference(work, busy),
+            }
     return streams
-
-
-def _list_looks(lanes: Sequence[Lane]) -> Mapping[str, Look]:
-    """Return the look of each part of a step, keyed by part, such as ``compute`` or ``exposed``.
-
-    The phases that the lanes have are parts, too.
-    """
-    parts = {
-        part: Look(name, look_of_part(part, style.STEP[part])) for part, name in _PART_NAMES.items()
-    }
-    phases = [part for lane in lanes for part in lane.spans if part not in parts]
-    return parts | {phase: Look(phase, look_of_part("phase", "raised")) for phase in phases}

@@ -7,7 +7,7 @@ from typing import Any
 
 from parbench.bench.results.formatting import format_case_size
 from parbench.reports.analysis.case_results import CaseResult, group_results
-from parbench.reports.analysis.fits import OperationCurve, get_size
+from parbench.reports.analysis.fits import OperationCurve
 from parbench.reports.analysis.labels import label_communication, label_operation
 from parbench.reports.findings.commands import build_case_command
 from parbench.reports.findings.evidence import Rates, TimeComparison
@@ -55,7 +55,7 @@ def collect_rates(data: RunData) -> Iterator[Rates]:
         operation = label_operation(results[0].case, ("group", "group_index"))
         yield Rates(
             kind="slow-group",
-            scope=f"{operation} {format_case_size(get_size(results[0]))}",
+            scope=f"{operation} {format_case_size(results[0].size_bytes)}",
             by_name={_name_group(result): _list_bandwidths(result) for result in results},
             command=_build_command(data, results[0], without=("group_index",)),
         )
@@ -104,7 +104,7 @@ def _compare_with_fit(data: RunData, curve: OperationCurve) -> Iterator[TimeComp
     total_seconds = sum(result.seconds or 0.0 for result in curve.rows)
     outliers = {size for size, _ in curve.fit.outliers}
     for result in curve.rows:
-        size = get_size(result)
+        size = result.size_bytes
         if size not in outliers:
             continue
         times = result.by_repetition("time")
@@ -159,7 +159,7 @@ def _build_command(data: RunData, result: CaseResult, **options: Any) -> str:
 
     ``options`` are arguments of ``build_case_command``.
     """
-    sizes = format_case_size(get_size(result))
+    sizes = format_case_size(result.size_bytes)
     return build_case_command(result.case, data.run, sizes=sizes, **options)
 
 

@@ -26,27 +26,12 @@ Event = dict[str, Any]
 """An event of the Chrome trace format: its fields by name."""
 
 
-class _StreamFormat(NamedTuple):
-    """The form in which the events of a stream are exported.
-
-    The streams are compute, copies, communication and phases.
-    """
-
-    category: str
-    """The category of the events for Perfetto."""
-    hta_category: str
-    """The category of the events for HTA."""
-    hta_prefix: str
-    """The prefix of event names for HTA, which recognizes the kind of a kernel by it."""
-
-
-_STREAMS = {
-    PHASE: _StreamFormat("user_annotation", "user_annotation", ""),
-    COMPUTE: _StreamFormat("kernel", "kernel", ""),
-    COPY: _StreamFormat("gpu_memcpy", "gpu_memcpy", "Memcpy "),
-}
-"""The formats of all streams except communication, keyed by stream."""
-_COMM_STREAM = _StreamFormat("communication", "kernel", "ncclDevKernel_")
+_CATEGORIES = {PHASE: "user_annotation", COPY: "gpu_memcpy"}
+"""The category of events, keyed by stream. Those of other streams are kernels."""
+_PREFIXES = {PHASE: "", COMPUTE: "", COPY: "Memcpy "}
+"""The prefix of the names of events, keyed by stream, by which HTA recognizes their kind."""
+_COMM_PREFIX = "ncclDevKernel_"
+"""The prefix of the names of events on all other streams, which communicate."""
 
 
 class _CaseTrace(NamedTuple):
@@ -64,8 +49,9 @@ class _CaseTrace(NamedTuple):
 
 
 def render_trace(data: RunData) -> bytes:
-    """Return a JSON document of Chrome trace events: the timelines of cases whose ranks share a clock.
+    """Return a JSON document of Chrome trace events: the timelines of steps.
 
+    Only steps are included whose ranks share a clock.
     ``otherData.omissions`` has the reason for each other step, keyed by the label of the case.
     Raises ``UserError`` if no case has such a timeline.
     """
@@ -99,7 +85,7 @@ def render_for_analysis(data: RunData) -> dict[str, bytes]:
     for step in data.timelines:
         for rank in step.timeline.ranks if step.timeline else ():
             name = f"{make_file_name(step.result.case.id)}/rank-{rank.rank}.json"
-            process = {f"rank {rank.rank}": list(_make_rank_events(rank, is_for_hta=True))}
+            process = {f"rank {rank.rank}": list(_make_rank_events(rank))}
             document = {
                 "schemaVersion": 1,
                 "distributedInfo": {"rank": rank.rank},
@@ -125,12 +111,15 @@ def _list_case_traces(data: RunData) -> tuple[list[_CaseTrace], dict[str, str]]:
         repetition, details = find_details(result, PipelineDetails)
         if isinstance(details, str):
             omissions[label] = details
-        elif details.measured is None:
-            omissions[label] = details.why_not_measured or "the record has no measured timeline"
-        elif not details.clock:
-            omissions[label] = "the record does not name a clock that its ranks share"
+        elif details.measured is None or not details.clock:
+            problem = "the record has no measured timeline on a clock that its ranks share"
+            omissions[label] = details.why_not_measured or problem
         else:
-            clock = _describe_clock(details.clock, details.clock_uncertainty_seconds, repetition)
+            clock = {
+                "method": details.clock,
+                "uncertainty_seconds": details.clock_uncertainty_seconds,
+                "repetition": repetition + 1,
+            }
             traces.append(_CaseTrace(label, clock, _list_pipeline_processes(details)))
     for step in data.timelines:
         label = data.labels[step.result.case.id]
@@ -138,7 +127,11 @@ def _list_case_traces(data: RunData) -> tuple[list[_CaseTrace], dict[str, str]]:
         if timeline is None:
             omissions[label] = step.problem
             continue
-        clock = _describe_clock(timeline.clock, timeline.uncertainty_seconds, step.repetition)
+        clock = {
+            "method": timeline.clock,
+            "uncertainty_seconds": timeline.uncertainty_seconds,
+            "repetition": step.repetition + 1,
+        }
         processes = {f"rank {rank.rank}": list(_make_rank_events(rank)) for rank in timeline.ranks}
         traces.append(_CaseTrace(label, clock, processes))
     if not traces:
@@ -146,21 +139,6 @@ def _list_case_traces(data: RunData) -> tuple[list[_CaseTrace], dict[str, str]]:
         reasons.append("only training steps with a valid measurement have one")
         raise UserError(f"{data.run.path} contains no timeline to export: {reasons[0]}")
     return traces, omissions
-
-
-def _describe_clock(
-    method: str | None, uncertainty_seconds: float | None, repetition: int
-) -> Event:
-    """Return the method that compared the clocks of the ranks, its error and the repetition.
-
-    The keys are ``method``, ``uncertainty_seconds`` and ``repetition`` (from 1). The argument
-    ``repetition`` is the number of the exported repetition from 0.
-    """
-    return {
-        "method": method,
-        "uncertainty_seconds": uncertainty_seconds,
-        "repetition": repetition + 1,
-    }
 
 
 def _number_processes(
@@ -186,15 +164,15 @@ def _name_thread(tid: int, name: str) -> Iterator[Event]:
     yield {"ph": "M", "name": "thread_sort_index", "tid": tid, "args": {"sort_index": tid}}
 
 
-def _make_rank_events(rank: RankTimeline, *, is_for_hta: bool = False) -> Iterator[Event]:
+def _make_rank_events(rank: RankTimeline) -> Iterator[Event]:
     """Yield the events of one rank in a step, with times in us since the first rank began the step.
 
-    Each stream is a thread. A stream with overlapping intervals becomes several threads. With
-    ``is_for_hta``, names and categories are those by which HTA recognizes kernels.
+    Each stream is a thread. A stream with overlapping intervals becomes several threads.
     """
     tid = 0
     for stream, intervals in group_by_stream(rank).items():
-        form = _STREAMS.get(stream, _COMM_STREAM)
+        prefix = _PREFIXES.get(stream, _COMM_PREFIX)
+        category = _CATEGORIES.get(stream, "kernel")
         args: dict[str, Any] = {}
         axis = get_axis(stream)
         if axis is not None:
@@ -214,8 +192,8 @@ def _make_rank_events(rank: RankTimeline, *, is_for_hta: bool = False) -> Iterat
                     "tid": tid,
                     "ts": start,
                     "dur": round(stop - start, 3),
-                    "name": f"{form.hta_prefix if is_for_hta else ''}{interval.name}",
-                    "cat": form.hta_category if is_for_hta else form.category,
+                    "name": f"{prefix}{interval.name}",
+                    "cat": category,
                     "args": args,
                 }
 

@@ -1,7 +1,7 @@
 """Imports the output of other tools as runs, so that reports and comparisons can read it."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from parbench.bench.machine.machine import find_package_version
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.plan.catalogue import get_busbw_factor
 from parbench.bench.plan.plan import Measure, Plan
-from parbench.bench.results.records import Record, Samples, WorldInfo, compute_noise
+from parbench.bench.results.metrics import make_value
+from parbench.bench.results.records import Record, Status, WorldInfo
 from parbench.bench.results.runs import create_run, open_writer, utc_now, write_run_info
 from parbench.bench.text import UserError, format_list
 from parbench.reports.formats.imported import UNKNOWN, ImportedResult, ImportedRun
@@ -55,20 +56,16 @@ def import_file(
     """
     with convert_read_errors(path, "cannot be imported"):
         text = read_file(path).decode(errors="replace")
-        tool = tool or detect_tool(text, str(path))
-        parse = load_function(IMPORT_FORMATS[tool].parser)
-        imported: ImportedRun = parse(text, str(path), nproc)
-        if not imported.results:
-            reason = "; ".join(imported.omissions)
-            hint = f": not imported: {reason}" if reason else ""
-            raise UserError(f"{path} contains no result of {tool}{hint}")
-        source = {"tool": tool, "version": imported.version, "file": path.name}
-        records = [
-            _make_record(case, result, imported, source)
-            for case, result in _make_cases(imported.results, tool)
-        ]
-        for record in records:  # Checks the limits before a run is created.
-            msgspec.convert(msgspec.to_builtins(record), Record)
+    tool = tool or detect_tool(text, str(path))
+    parse = load_function(IMPORT_FORMATS[tool].parser)
+    imported: ImportedRun = parse(text, str(path), nproc)
+    if not imported.results:
+        raise UserError("; ".join((f"{path} contains no result of {tool}", *imported.notes)))
+    source = {"tool": tool, "version": imported.version, "file": path.name}
+    records = [
+        _make_record(case, result, imported, source)
+        for case, result in _make_cases(imported, f"import:{tool}")
+    ]
     plan = Plan(
         preset=f"import:{tool}",
         cases=tuple(record.case for record in records),
@@ -81,17 +78,11 @@ def import_file(
         timeout_seconds=0.0,
         measure=Measure(),
         link_bytes_per_second=link_bytes_per_second,
-        notes=(
-            *imported.notes,
-            *(f"not imported: {omission}" for omission in imported.omissions),
-        ),
+        notes=tuple(imported.notes),
     )
     run, info = create_run(out, plan, find_package_version("parbench") or UNKNOWN)
-    environment: dict[str, Any] = {}
-    if imported.variables:
-        environment["variables"] = dict(imported.variables)
-    if imported.environment:
-        environment["imported"] = dict(imported.environment)
+    facts = {"variables": dict(imported.variables), "imported": dict(imported.environment)}
+    environment = {name: values for name, values in facts.items() if values}
     host = ", ".join(imported.hosts) or UNKNOWN
     write_run_info(run, msgspec.structs.replace(info, host=host, environment=environment or None))
     with open_writer(run) as writer:
@@ -100,21 +91,19 @@ def import_file(
     return run
 
 
-def _make_cases(
-    results: Sequence[ImportedResult], tool: str
-) -> Iterator[tuple[Case, ImportedResult]]:
+def _make_cases(imported: ImportedRun, target: str) -> Iterator[tuple[Case, ImportedResult]]:
     """Yield (case, result) for each result. A case is a benchmark with its parameters.
 
     If a file has several results of a case, the later ones get the parameter ``repeat``: 2, 3 and
-    so on. ``tool`` is the name of the tool.
+    so on. ``target`` is the text ``import:TOOL``, which cases store as their origin.
     """
     counts = Counter[str]()
-    for result in results:
-        case = make_case(result.name, f"import:{tool}", result.params)
+    for result in imported.results:
+        case = make_case(result.operation.name, target, result.params)
         counts[case.id] += 1
         if counts[case.id] > 1:
             params = {**result.params, "repeat": counts[case.id]}
-            case = make_case(result.name, f"import:{tool}", params)
+            case = make_case(result.operation.name, target, params)
         yield case, result
 
 
@@ -123,7 +112,7 @@ def _make_record(
 ) -> Record:
     """Return the record of an imported result. Its status is ``wrong`` if the tool's check failed.
 
-    Otherwise the status is ``ok``.
+    Otherwise the status is ``ok``, and bandwidths are computed from size and time.
 
     Args:
         case: the case of the result.
@@ -133,40 +122,39 @@ def _make_record(
     """
     tool = source["tool"]
     version = imported.version or "version unknown"
-    notes = [f"imported from {tool} ({version}); times have no interval"]
-    if not imported.nodes:
+    notes = [f"imported from {tool} ({version}); times have no interval", *result.notes]
+    if not imported.hosts:
         notes.append("the file does not state the number of nodes: it is recorded as 0")
-    is_wrong = result.check.passed is False
-    num_wrong = "" if result.check.wrong is None else f" {result.check.wrong}"
-    samples = Samples(values=list(result.samples))
-    group_size = result.group_size or imported.num_ranks
-    details = {
-        "size_bytes": case.params["size_bytes"],
-        "busbw_factor": get_busbw_factor(case.short_name, group_size),
-        "convention": "nccl-tests",
-        "iterations": result.iterations,
-        "printed": dict(result.printed),
-        "source": source,
-    }
-    if result.group_size:
-        details["group_size"] = result.group_size
+    status: Status = "ok"
+    reason = ""
+    metrics = {}
+    if result.check.passed is False:
+        status = "wrong"
+        num_wrong = "" if result.check.wrong is None else f"{result.check.wrong} "
+        reason = f"{tool} reported {num_wrong}wrong results"
+    elif result.seconds:
+        algbw = int(result.params["size_bytes"]) / result.seconds
+        factor = get_busbw_factor(case.short_name, imported.num_ranks) or 1.0
+        metrics = {
+            "time": make_value("time", result.seconds, "as printed"),
+            "algbw": make_value("algbw", algbw, "size over time"),
+            "busbw": make_value("busbw", factor * algbw, "size over time"),
+        }
     return Record(
         case=case,
         world=WorldInfo(
             size=imported.num_ranks,
-            nodes=imported.nodes or 0,
+            nodes=len(imported.hosts),
             backend=imported.backend,
             device=imported.device,
         ),
         repetition=0,
-        status="wrong" if is_wrong else "ok",
-        reason=f"{tool} reported{num_wrong} wrong results" if is_wrong else "",
+        status=status,
+        reason=reason,
         check=result.check,
-        samples=samples,
-        metrics={} if is_wrong else dict(result.metrics),  # A wrong result has no time.
-        noise=compute_noise(samples),
-        details=details,
-        notes=[*notes, *result.notes],
+        metrics=metrics,
+        details={"source": source},
+        notes=notes,
         started=utc_now(),
         seconds=0.0,
     )

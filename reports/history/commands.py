@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
 from parbench.bench.command_line import BranchName, RunPath, format_option
-from parbench.bench.results.formatting import UNKNOWN
 from parbench.reports.options import (
     figure_option,
     history_option,
@@ -27,6 +25,7 @@ Exit codes: 0 fine; 1 slower, wrong or a changed count; 2 bad input; 3 undecided
 --fail-on-unknown; 4 failed or missing.
 """
 _file_option = history_option("file", help="The history file.")
+_branch_option = click.option("--branch", type=BranchName(), help="Only runs of this branch.")
 
 
 @click.group(epilog=_EXAMPLES)
@@ -47,8 +46,7 @@ def history() -> None:
     envvar=["GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_BRANCH"],
     default="main",
     show_default=True,
-    help="Branch of the runs. Default: from GitHub or GitLab CI variables, otherwise main. "
-    "If given, runs that were added before are moved to it.",
+    help="Branch of the runs. Default: from GitHub or GitLab CI variables, otherwise main.",
 )
 @click.option(
     "--commit",
@@ -60,23 +58,18 @@ def history() -> None:
 def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
     """Add runs, or all runs of a folder, to the history.
 
-    A run that was added before is not added again.
+    A run that was added before is updated. It keeps its branch and commit.
     """
     from parbench.reports.history.runs import add_folders
 
-    get_source = click.get_current_context().get_parameter_source
-    # The variables of a CI job do not apply to runs of earlier jobs.
-    explicit = [
-        name for name in ("branch", "commit") if get_source(name) is ParameterSource.COMMANDLINE
-    ]
     if not file.exists():
         click.echo(f"Creating a new history: {file.absolute()}", err=True)
-    for run_id, result in add_folders(file, runs, branch=branch, commit=commit, explicit=explicit):
-        click.echo(f"{result} {run_id}")
+    for run_id, outcome in add_folders(file, runs, branch=branch, commit=commit):
+        click.echo(f"{outcome} {run_id}")
 
 
 @history.command("list", epilog="Example: parbench history list --branch main")
-@click.option("--branch", type=BranchName(), help="Only runs of this branch.")
+@_branch_option
 @_file_option
 def list_runs(branch: str | None, file: Path) -> None:
     """List the runs in the history, newest first."""
@@ -85,40 +78,40 @@ def list_runs(branch: str | None, file: Path) -> None:
 
     with open_history(file) as opened:
         runs = opened.list_runs(branch)
-        counts = opened.count_series()
         annotations = opened.list_annotations()
-    rows = [("run", "started", "branch", "commit", "preset", "series", "failed")]
-    for run in reversed(runs):
-        num_series, num_failed = counts.get(run.number, (0, 0))
-        texts = (run.id, run.started, run.branch, run.commit[:12] or UNKNOWN, run.preset or UNKNOWN)
-        rows.append((*texts, str(num_series), str(num_failed)))
     click.echo(pluralize(len(runs), "run"))
-    if runs:
-        click.echo(format_table(rows))
+    rows = [("run", "started", "branch", "commit", "preset")]
+    for run in reversed(runs):
+        rows.append((run.id, run.started, run.branch, run.commit[:12], run.preset))
+    click.echo(format_table(rows))
     for annotation in annotations:
         click.echo(f"Annotation at {annotation.run_id}, {annotation.series}: {annotation.note}")
 
 
 @history.command(epilog="Example: parbench history show '*all_reduce*' --figure trend.svg")
 @click.argument("pattern", default="*")
-@click.option("--branch", type=BranchName(), help="Only runs of this branch.")
+@_branch_option
 @figure_option(help="Draw the trend of the first six series to this file: .png, .svg or .pdf.")
 @_file_option
 def show(pattern: str, branch: str | None, figure: Path | None, file: Path) -> None:
     """Show the levels of series, and the runs that began them.
 
-    PATTERN is a glob for the names of cases.
+    PATTERN is a part of the names of cases, or a glob.
     """
     from parbench.reports.history.database import open_history
-    from parbench.reports.history.levels import LevelRule
-    from parbench.reports.history.trends import draw_trends, find_trends, render_trends
+    from parbench.reports.history.trends import (
+        build_time_table,
+        draw_trends,
+        find_trends,
+        render_trends,
+    )
 
     with open_history(file) as opened:
-        runs = opened.list_runs(branch)
-        trends = find_trends(opened, pattern, runs, LevelRule())
+        times = build_time_table(opened, branch)
+    trends = find_trends(times, pattern)
     if figure is not None:
-        draw_trends(trends, runs, figure)
-    click.echo(render_trends(trends, runs), nl=False)
+        draw_trends(trends, times, figure)
+    click.echo(render_trends(trends, times), nl=False)
 
 
 @history.command(
@@ -134,13 +127,6 @@ def show(pattern: str, branch: str | None, figure: Path | None, file: Path) -> N
     help="The branch to check, or to compare RUN with.",
 )
 @min_effect_option
-@click.option(
-    "--window",
-    type=click.IntRange(min=8),
-    default=30,
-    show_default=True,
-    help="Number of most recent runs to compare with.",
-)
 @format_option(type=click.Choice(("tables", "markdown", "json")), default="tables")
 @unknown_option
 @_file_option
@@ -148,7 +134,6 @@ def check(
     run: str | None,
     branch: str,
     min_effect: str | None,
-    window: int,
     form: str,
     fail_on_unknown: bool,
     file: Path,
@@ -164,27 +149,28 @@ def check(
     Times are checked after 8 runs in the same environment. A rise in the newest run only is
     UNCONFIRMED, and a gradual increase is DRIFT.
 
-    A case is MISSING if RUN did not measure it but one of the last three similar runs did.
+    A case is MISSING if RUN did not measure it but the previous run of its preset did.
     """
     from parbench.bench.results.runs import load_run, require_complete
     from parbench.reports.compare.rendering import render
     from parbench.reports.compare.thresholds import find_thresholds
-    from parbench.reports.history.check import check_candidate, check_stored_run, find_newest_run
+    from parbench.reports.history.check import check_candidate, check_run
     from parbench.reports.history.check_report import build_report
     from parbench.reports.history.database import open_history
     from parbench.reports.history.levels import LevelRule
+    from parbench.reports.history.runs import select_runs
     from parbench.reports.run_data import RunData
 
     fraction, thresholds = find_thresholds(min_effect)
-    rule = LevelRule(min_effect=fraction, window=window)
+    rule = LevelRule(min_effect=fraction)
     folder = RunPath().convert(run, None, None) if run else None
     if folder is not None and (folder / "run.json").exists():
         data = RunData(require_complete(load_run(folder)))
         result = check_candidate(file, data, branch, rule, thresholds)
     else:
         with open_history(file) as opened:
-            stored = opened.find_run(run) if run else find_newest_run(opened, branch)
-            result = check_stored_run(opened, stored, rule, thresholds)
+            stored = select_runs(opened.list_runs(), run or branch)[-1]
+            result = check_run(opened, stored, opened.read_points(stored), rule, thresholds)
     exit_code = result.compute_exit_code(fail_on_unknown=fail_on_unknown)
     click.echo(render(build_report(result, exit_code), form), nl=False)
     click.get_current_context().exit(exit_code)
@@ -206,9 +192,10 @@ def check(
 def annotate(run: str, note: str, series: str, file: Path) -> None:
     """Mark a change as intended. Later runs are compared from RUN on."""
     from parbench.reports.history.database import open_history
+    from parbench.reports.history.runs import select_runs
 
     with open_history(file) as opened:
-        opened.annotate(run, series, note)
+        opened.annotate(select_runs(opened.list_runs(), run)[-1], series, note)
 
 
 @history.command(epilog="Example: parbench history prune --keep 400")
@@ -230,13 +217,13 @@ def prune(keep: int, file: Path) -> None:
 
 @history.command(epilog="Example: parbench history export times.csv --branch main")
 @click.argument("target", type=click.Path(path_type=Path))
-@click.option("--branch", type=BranchName(), help="Only runs of this branch.")
+@_branch_option
 @_file_option
 def export(target: Path, branch: str | None, file: Path) -> None:
     """Write the times of all runs as CSV in seconds, a row per run and a column per series."""
     from parbench.bench.files import convert_write_errors
     from parbench.reports.history.database import open_history
-    from parbench.reports.history.trends import build_export_table
+    from parbench.reports.history.trends import build_time_table
 
     with open_history(file) as opened, convert_write_errors(target):
-        build_export_table(opened, branch).to_csv(target, index=False)
+        build_time_table(opened, branch).to_csv(target, index=False)

@@ -3,12 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from parbench.bench.results.fit import CurveFit
-from parbench.bench.results.formatting import format_case_size, format_quantity
-from parbench.bench.results.stats import WITHIN_REPETITION
+from parbench.bench.results.formatting import format_case_size
+from parbench.bench.results.stats import Estimate
 from parbench.bench.results.tables import (
     Column,
     SortedText,
@@ -20,7 +18,7 @@ from parbench.reports.analysis.fits import OperationCurve, describe_fits
 from parbench.reports.analysis.labels import label_operation
 from parbench.reports.analysis.operations import OPERATION_KEYS, select_operations
 from parbench.reports.figures.chart import Chart, list_charts
-from parbench.reports.figures.lines import chart_bandwidth_and_time, chart_efficiency, chart_latency
+from parbench.reports.figures.lines import chart_bandwidth, list_operation_charts
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import (
@@ -63,11 +61,9 @@ _FIT_COLUMNS = (
         help="size at which half the bandwidth is reached: latency times bandwidth",
     ),
     Column(
-        "breakpoints",
         "breakpoint",
         kind="size",
-        help="size at which another line begins, such as a change of protocol, and the measured "
-        "sizes next to it",
+        help="sizes between which another line begins, such as at a change of protocol",
     ),
     Column("outliers", help="sizes far from the fit, and their distance"),
     Column(
@@ -95,15 +91,28 @@ def list_communication_tables(data: RunData) -> list[Table]:
     if operations.empty:
         return []
     tables = _make_terminal_tables(operations)
-    groups = operations.groupby(["mode", "dtype"], sort=False)
-    for index, (setting, cases) in enumerate(groups, start=1):
-        title = ", ".join(filter(None, map(str, setting))) or "without mode or type"
+    for index, (title, cases) in enumerate(group_operations(data), start=1):
         figures = partial(_chart_operations, data, index, title, cases)
         table = _make_operation_table(f"communication-{index}", title, cases)
         tables.append(replace(table, where="page", figures=figures))
     if data.curves:
-        tables.append(_make_fit_table(data, operations))
+        tables.append(_make_fit_table(data))
     return tables
+
+
+def group_operations(data: RunData) -> "list[tuple[str, pd.DataFrame]]":
+    """Return the communication cases by mode (blocking or pipelined) and data type.
+
+    An element has the mode and data type as text, and a frame with a row per case.
+    """
+    operations = select_operations(data)
+    if operations.empty:
+        return []
+    groups = operations.groupby(["mode", "dtype"], sort=False)
+    return [
+        (", ".join(filter(None, map(str, setting))) or "without mode or type", cases)
+        for setting, cases in groups
+    ]
 
 
 def _chart_operations(
@@ -111,14 +120,15 @@ def _chart_operations(
 ) -> Iterator[Chart]:
     """Yield the charts of one table: bandwidth, time over size, and the distribution of latency.
 
+    The bandwidth of the first table is above the sections of the report.
+
     ``cases`` is a frame with a row per communication case of one mode and data type. ``title`` is
     the mode and data type, which end the titles of the charts. ``index`` is a number from 1 that
     makes the names of the charts unique.
     """
-    case_ids = set(cases["case_id"])
-    curves = [curve for curve in data.curves if curve.rows[0].case.id in case_ids]
-    yield from chart_bandwidth_and_time(index, title, cases, curves, data.ceiling)
-    yield from list_charts(chart_latency(index, title, cases))
+    if index > 1:
+        yield from list_charts(chart_bandwidth(index, title, cases, data.ceiling))
+    yield from list_operation_charts(index, title, cases, data.ceiling)
 
 
 def _make_terminal_tables(operations: "pd.DataFrame") -> list[Table]:
@@ -165,23 +175,19 @@ def _make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> T
 
 
 def _make_sweep_tables(operations: "pd.DataFrame") -> list[Table]:
-    """Return tables of time, bus bandwidth and kernel over size: a row per operation.
+    """Return tables of time and of bus bandwidth over size: a row per operation.
 
     A column is a size. A table is left out if none of its values is known. ``operations`` is a
     frame with a row per communication case (``select_operations``).
     """
-    title = "Time over size"
-    if operations["is_within_repetition"].all():
-        title += f", {WITHIN_REPETITION}"
     specifications = (
-        ("time", TIME_COLUMN, title),
+        ("time", TIME_COLUMN, "Time over size"),
         ("busbw", metric_column("busbw"), "Bus bandwidth over size, GB/s"),
-        ("kernel", KERNEL_COLUMN, "NCCL kernel over size, <<<blocks, threads>>>"),
     )
     rows = _pivot_sizes(operations)
     sizes = sorted(operations["size"].unique())
     tables = []
-    for name, column, table_title in specifications:
+    for name, column, title in specifications:
         by_size = [
             replace(column, key=f"{column.key}_{size}", title=format_case_size(size))
             for size in sizes
@@ -190,28 +196,25 @@ def _make_sweep_tables(operations: "pd.DataFrame") -> list[Table]:
         if known_columns:
             table = Table(
                 f"{name}-over-size",
-                table_title,
+                title,
                 columns=[*OPERATION_COLUMNS, *known_columns],
                 rows=rows,
                 where="terminal",
             )
             tables.append(table)
-    note = "report.html has the noise, iterations and checks of each size."
+    note = "report.html has the kernel, noise, iterations and checks of each size."
     return [*tables[:-1], replace(tables[-1], notes=[note])]
 
 
 def _pivot_sizes(operations: "pd.DataFrame") -> list[dict[str, Any]]:
     """Return a row for each operation with the values at all sizes.
 
-    Keys are ``seconds_SIZE``, ``seconds_SIZE_low``, ``seconds_SIZE_high``, ``busbw_SIZE`` and
-    ``kernel_SIZE``, with the size in bytes. Intervals within a single repetition are left out
-    unless all intervals are of this kind.
+    Keys are ``seconds_SIZE``, ``seconds_SIZE_low``, ``seconds_SIZE_high`` and ``busbw_SIZE``, with
+    the size in bytes. Intervals within a single repetition are left out.
     """
-    is_within_repetition = operations["is_within_repetition"]
-    if not is_within_repetition.all():
-        operations = operations.copy()
-        operations.loc[is_within_repetition, ["seconds_low", "seconds_high"]] = None
-    values = ["seconds", "seconds_low", "seconds_high", "busbw", "kernel"]
+    operations = operations.copy()
+    operations.loc[operations["is_within_repetition"], ["seconds_low", "seconds_high"]] = None
+    values = ["seconds", "seconds_low", "seconds_high", "busbw"]
     sweeps = operations.pivot_table(
         index=OPERATION_KEYS, columns="size", values=values, aggfunc="last", sort=False
     )
@@ -224,12 +227,8 @@ def _pivot_sizes(operations: "pd.DataFrame") -> list[dict[str, Any]]:
     return list_rows(sweeps.reset_index())
 
 
-def _make_fit_table(data: RunData, operations: "pd.DataFrame") -> Table:
-    """Return the table of fits: latency, asymptotic bandwidth and breakpoints of each operation.
-
-    ``operations`` is a frame with a row per communication case (``select_operations``), for the
-    figure of efficiency over size.
-    """
+def _make_fit_table(data: RunData) -> Table:
+    """Return the table of fits: latency, asymptotic bandwidth and breakpoints of each operation."""
     rows = [_make_fit_row(curve) for curve in data.curves]
     return Table(
         "fits",
@@ -237,59 +236,42 @@ def _make_fit_table(data: RunData, operations: "pd.DataFrame") -> Table:
         caption="model of time over size, and its error",
         columns=[*OPERATION_COLUMNS, *keep_known_columns(_FIT_COLUMNS, rows)],
         rows=rows,
-        notes=describe_fits(data.curves, data.ceiling),
+        notes=describe_fits(data.ceiling),
         terms=["fit", "breakpoint", "outliers"],
-        figures=lambda: list_charts(chart_efficiency(operations, data.ceiling)),
     )
 
 
 def _make_fit_row(curve: OperationCurve) -> dict[str, Any]:
-    """Return the values of one fit, keyed by column of the table of fits.
-
-    The intervals of latency and bandwidth are left out if the fit has exactly two repetitions.
-    """
+    """Return the values of one fit, keyed by column of the table of fits."""
     fit = curve.fit
     first, last = fit.segments[0], fit.segments[-1]
-    result = curve.rows[0]
-    params = result.case.params
-    row: dict[str, Any] = {
-        "operation": label_operation(result.case),
-        "mode": params.get("mode"),
-        "dtype": params.get("dtype"),
-        "latency": first.latency_seconds,
+    case = curve.rows[0].case
+    sizes = f"{format_case_size(first.last_bytes)} to {format_case_size(last.first_bytes)}"
+    return {
+        "operation": label_operation(case),
+        "mode": case.params.get("mode"),
+        "dtype": case.params.get("dtype"),
+        **_make_cells("latency", first.latency, 1.0),
+        **_make_cells("algbw", last.bandwidth, 1.0),
+        **_make_cells("busbw", last.bandwidth, curve.busbw_factor),
         "half_bandwidth": last.half_bandwidth_bytes,
-        "breakpoints": _format_breakpoints(fit),
+        "breakpoint": SortedText(sizes, fit.breakpoint_bytes) if fit.breakpoint_bytes else None,
         "outliers": ", ".join(
             f"{format_case_size(size)} {100 * error:+.0f} %" for size, error in fit.outliers
         ),
         "residual": fit.residual,
         "efficiency": curve.efficiency,
-        "is_within_repetition": fit.repetitions < 2,
     }
-    bounds = {
-        "": last.bytes_per_second,
-        "_low": last.bytes_per_second_low,
-        "_high": last.bytes_per_second_high,
-    }
-    for suffix, bandwidth in bounds.items():
-        if bandwidth is not None:
-            row[f"algbw{suffix}"] = bandwidth
-            if curve.busbw_factor is not None:
-                row[f"busbw{suffix}"] = bandwidth * curve.busbw_factor
-    row |= {"latency_low": first.latency_low, "latency_high": first.latency_high}
-    if fit.repetitions == 2:
-        # Two repetitions are too few for an interval.
-        return {key: row[key] for key in row if not key.endswith(("_low", "_high"))}
-    return row
 
 
-def _format_breakpoints(fit: CurveFit) -> SortedText:
-    """Return the breakpoints of a fit in bytes as text: ``24 KiB [16K, 32K]``.
+def _make_cells(key: str, estimate: Estimate | None, factor: float | None) -> dict[str, float]:
+    """Return an estimate times a factor as cells ``key``, ``key_low`` and ``key_high``.
 
-    The brackets have the measured sizes on both sides. The cell is sorted by the first breakpoint.
+    The dict has no cell for an unknown bound, and no cells if the estimate or the factor is None.
     """
-    texts = []
-    for size, (left, right) in zip(fit.breakpoints, pairwise(fit.segments), strict=True):
-        sizes = f"{format_case_size(left.last_bytes)}, {format_case_size(right.first_bytes)}"
-        texts.append(f"{format_quantity(size, 'B')} [{sizes}]")
-    return SortedText(", ".join(texts), fit.breakpoints[0] if fit.breakpoints else None)
+    if estimate is None or factor is None:
+        return {}
+    bounds = {"": estimate.value, "_low": estimate.low, "_high": estimate.high}
+    return {
+        f"{key}{suffix}": factor * bound for suffix, bound in bounds.items() if bound is not None
+    }

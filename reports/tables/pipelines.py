@@ -22,8 +22,6 @@ from parbench.reports.tables.columns import (
 
 _SCHEDULE_PARAMS = ("schedule", "microbatches", "chunks", "split")
 """The parameters in which compared steps may differ. All others make another model."""
-_MAX_BOXES = 5000
-"""The limit for the charts of all pipelines, which keeps the page below a megabyte."""
 _SCHEDULE = Column("schedule", help="order of actions, with the parameters that differ")
 _CHUNKS = Column("chunks", "v", kind="count", help="virtual stages per rank")
 _PIPELINE_COLUMNS = (
@@ -85,7 +83,6 @@ def _chart_pipelines(rows: Sequence[StepRow]) -> Iterator[Chart]:
             f"Pipeline: {row['schedule']}",
             caption,
             row["details"],
-            max_boxes=_MAX_BOXES // len(measured),
         )
 
 

@@ -45,8 +45,6 @@ from parbench.reports.tables.pipelines import make_pipeline_tables
 
 MEMORY_SOURCES = ("memory_formula", "memory_counted", "memory")
 """The metrics of memory, from the analytical one to the measured one."""
-_MAX_BOXES = 8000
-"""The limit for the timelines of all steps, which keeps the page below a megabyte."""
 _PREDICTED_COLUMN = Column(
     "predicted",
     "predicted comm",
@@ -350,7 +348,6 @@ def _chart_timelines(data: RunData) -> Iterator[Chart]:
                 f"Profiled step: {data.labels[step.result.case.id]}",
                 f"Repetition {step.repetition + 1}.",
                 step.timeline,
-                max_boxes=_MAX_BOXES // len(steps),
             )
 
 

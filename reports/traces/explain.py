@@ -32,8 +32,6 @@ from parbench.reports.traces.trace_evidence import PredictSeconds, collect_evide
 
 MAX_RANK_ROWS = 16
 """The number of ranks that a table shows."""
-MAX_BOXES = 4000
-"""The number of spans that the timeline draws."""
 RANK_COLUMNS = (
     Column("rank", kind="count", help="global rank"),
     Column("step", kind="s", help="time of a step"),
@@ -123,9 +121,7 @@ def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
 def _chart_median_step(job: TracedJob) -> Chart:
     """Return the timeline of all ranks in one step of median duration as a figure."""
     caption = "Waiting is hatched or empty."
-    return chart_timeline(
-        "step", "Profiled step", caption, build_timeline(job), max_boxes=MAX_BOXES
-    )
+    return chart_timeline("step", "Profiled step", caption, build_timeline(job))
 
 
 def make_predictor(run: Run) -> PredictSeconds:

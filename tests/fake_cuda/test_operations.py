@@ -22,7 +22,6 @@ SEND_AND_RECEIVE = ["ncclRecv", "ncclSend"]
 CALLS_PER_STEP = {
     "collective.all_reduce": ["ncclAllReduce"],
     "collective.all_gather": ["ncclAllGather"],
-    "collective.all_gather_v": ["ncclBroadcast"] * 2,
     "collective.reduce_scatter": ["ncclReduceScatter"],
     "collective.all_to_all": ["ncclAlltoAll"],
     "collective.all_to_all_v": SEND_AND_RECEIVE * 2,
@@ -54,11 +53,7 @@ WAITING = {"collective.barrier": ["cudaStreamSynchronize"]}
 GROUPED = ("p2p.sendrecv", "p2p.bidirectional", "p2p.pairwise", "collective.all_to_all_v")
 """Operations whose sends and receives are one group, which is one node of a graph."""
 
-NODES_BESIDE_NCCL = {
-    "collective.gather": 1,
-    "collective.scatter": 1,
-    "collective.all_gather_v": 1,
-}
+NODES_BESIDE_NCCL = {"collective.gather": 1, "collective.scatter": 1}
 """Copies of a step on rank 0 that torch adds."""
 
 

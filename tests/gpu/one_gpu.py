@@ -276,7 +276,7 @@ def run_gpu_tests(session: Session, *paths: str) -> Iterator[Line]:
 
 def one_rank(session: Session) -> Iterator[Line]:
     """Run every collective in every mode at a small and a large size."""
-    modes = "mode=blocking,pipelined,async,coalesced,graph"
+    modes = "mode=blocking,pipelined,async,graph"
     selection = ["collective.*", "--sizes", "1K,256M", "--set", modes]
     records, line = session.run_parbench(
         "collectives", *session.one_rank_options, *selection, budget=30
@@ -395,7 +395,6 @@ def on_gloo(session: Session) -> Iterator[Line]:
     yield line
     for name, selected in (
         ("p2p", "sendrecv --sizes 1K"),
-        ("coalesced", "all_gather --sizes 1K --set mode=coalesced"),
         ("fsdp", "fsdp"),
     ):
         args = ["-m", "parbench", "run", *options, *selected.split()]

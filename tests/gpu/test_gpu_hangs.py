@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 
 from parbench.bench.launch.flight_recorder import GroupState, parse_groups
@@ -18,7 +19,6 @@ from parbench.bench.machine.gpu import read_report
 from parbench.bench.results.records import read_records
 from parbench.bench.world import accelerator
 from parbench.bench.world.torch_compat import (
-    coalesce_calls,
     dump_flight_records,
 )
 from parbench.bench.world.world import World
@@ -98,7 +98,8 @@ def test_flight_recorder_counts_done_and_pending(nccl_world: World) -> None:
 def test_flight_recorder_completes_coalesced_calls(nccl_world: World) -> None:
     start_ns = time.time_ns()
     data = torch.ones(1 << 10, device="cuda")
-    with coalesce_calls(nccl_world.group, nccl_world.device):
+    group, device = nccl_world.group, nccl_world.device
+    with distributed_c10d._coalescing_manager(group=group, device=device):
         dist.all_reduce(data, group=nccl_world.group)
         dist.all_reduce(data, group=nccl_world.group)
     torch.cuda.synchronize()

@@ -4,11 +4,11 @@ import time
 
 import pytest
 import torch
+from torch.distributed import distributed_c10d
 
 from parbench.bench.results.spans import intersection, length
 from parbench.bench.results.step_trace import TraceEvent
 from parbench.bench.world.benchmark import Explanation
-from parbench.bench.world.torch_compat import coalesce_calls
 from parbench.bench.world.world import World
 from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.pipeline_parallel.pipeline_probe import can_measure_bubble
@@ -76,7 +76,7 @@ def test_send_to_self_is_one_kernel_of_two_calls(nccl_world: World) -> None:
     received = torch.zeros(1 << 20, device=GPU)
 
     def exchange() -> None:
-        with coalesce_calls(nccl_world.group, GPU):
+        with distributed_c10d._coalescing_manager(group=nccl_world.group, device=GPU):
             nccl_world.group.send([sent], 0, 0)
             nccl_world.group.recv([received], 0, 0)
 

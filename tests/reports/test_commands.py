@@ -64,7 +64,7 @@ def test_report_writes_figures_in_each_format(tmp_path: Path) -> None:
     run = write_run(tmp_path, run_from_records(*curve))
     folder = tmp_path / "figures"
     output = read_output(report, run, "--figures", folder, "--figure-format", "svg,pdf")
-    assert f"{folder}: 4 figures as svg, pdf" in output
+    assert f"{folder}: 3 figures as svg, pdf" in output
     names = {file.stem for file in folder.iterdir()}
     assert names == set(parbench.figures(run))
     assert {"bandwidth", "time_by_size", "latency_ecdf"} <= names

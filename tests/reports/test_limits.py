@@ -10,7 +10,7 @@ from parbench.bench.plan.cases import make_case
 from parbench.bench.results.limits import MetricLimit
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.limits import check_limits, get_limits_exit_code
+from parbench.reports.limits import check_limits, describe_limits, get_limits_exit_code
 from parbench.reports.run_data import RunData
 from tests.support.reports.report_rows import run_from_records
 from tests.support.reports.reports_fixtures import (
@@ -36,9 +36,9 @@ def make_limit(metric: str, operator: str, number: float, cases: str = "*") -> M
 
 
 def check(run: Run, limit: MetricLimit) -> tuple[str, int]:
-    """Return the sentence on a limit and the exit code."""
-    (result,) = check_limits(RunData(run), [limit])
-    return result.message, get_limits_exit_code([result])
+    """Return the worst sentence on a limit and the exit code."""
+    results = check_limits(RunData(run), [limit])
+    return results[0].message, get_limits_exit_code(results)
 
 
 def train_record(**metrics: float | None) -> Record:
@@ -52,8 +52,8 @@ def train_record(**metrics: float | None) -> Record:
     ("limit", "value"),
     [
         (make_limit("exposed_fraction", "<", 0.1), "30.0 %"),
-        (make_limit("bytes_ratio", "==", 1), "1.250 on tp"),
-        (make_limit("memory", "<", 2**21 + 1), "3.00 MiB on activations"),
+        (make_limit("bytes_ratio", "==", 1), "bytes_ratio.tp of step.ddp"),
+        (make_limit("memory", "<", 2**21 + 1), "memory.activations of step.ddp"),
         (make_limit("step_time", "<", 0.001), "10.0 ms [9.00, 11.0]"),
     ],
 )
@@ -64,12 +64,14 @@ def test_exceeded_limit_names_case_limit_and_value(limit: MetricLimit, value: st
         assert fact in sentence
 
 
-def test_limit_of_several_cases_names_the_farthest() -> None:
+def test_limit_of_several_cases_names_each() -> None:
     run = run_from_records(ok_record(LARGE, seconds=1e-3), ok_record(SMALL, seconds=1e-3))
-    sentence, code = check(run, make_limit("busbw", ">", 1e12, "collective.*"))
-    assert code == 1
-    assert "size_bytes=1024 " in sentence
-    assert "2 of 2 cases" in sentence
+    limit = make_limit("busbw", ">", 1e9, "collective.*")
+    results = check_limits(RunData(run), [limit])
+    assert [result.verdict for result in results] == ["NOT MET", "MET"]
+    assert "size_bytes=1024 " in results[0].message
+    assert describe_limits(results) == [results[0].message]
+    assert describe_limits(results[1:]) == ["Limits: all are met (values checked: 1)."]
 
 
 def test_share_of_copy_uses_the_copy_of_the_run() -> None:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from parbench.bench.results.runs import Run
 from parbench.reports.compare.ab import PairedResult, Side, compare_interleaved
-from parbench.reports.compare.rule import Rule, SeriesTimes, judge_overall, judge_series
+from parbench.reports.compare.rule import Rule, SeriesTimes, judge_series
 from parbench.reports.compare.verdicts import Verdict
 from tests.support.reports.compare_fixtures import run_from_records
 from tests.support.reports.reports_fixtures import collective_case, ok_record
@@ -140,7 +140,7 @@ def simulate_times(
 
 
 def find_verdicts(logs: NDArray[np.float64]) -> list[str]:
-    """Return the verdicts of all series, and that of the overall change."""
+    """Return the verdicts of all series."""
     base, new = np.split(np.exp(logs), 2)
     rule = Rule()
     series = [
@@ -151,11 +151,7 @@ def find_verdicts(logs: NDArray[np.float64]) -> list[str]:
         )
         for i in range(logs.shape[1])
     ]
-    judgements = [
-        *judge_series(series, rule),
-        judge_overall(series, rule),
-    ]
-    return [judgement.verdict for judgement in judgements if judgement is not None]
+    return [judgement.verdict for judgement in judge_series(series, rule)]
 
 
 def print_comparisons(trials: int, seed: int) -> None:

@@ -13,8 +13,8 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Protocol
 
-from parbench.bench.plan.catalogue import ONE
 from parbench.bench.plan.catalogue import OPERATIONS as CATALOGUE
+from parbench.bench.plan.catalogue import compute_unit_factor
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.layer_call import LayerCall
 from parbench.workloads.costs.parameter_table import (
@@ -29,8 +29,8 @@ from parbench.workloads.expert_parallel.moe_case import list_exchange_calls
 from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES
 
 _FACTORS: Mapping[str, Callable[[int], float]] = {
-    **{spec.short_name: spec.busbw.compute for spec in CATALOGUE if spec.busbw},
-    "send": ONE.compute,
+    **{spec.short_name: spec.busbw for spec in CATALOGUE if spec.busbw},
+    "send": compute_unit_factor,
     "recv": lambda n: 0.0,  # the sender counts it
     "barrier": lambda n: 0.0,
 }

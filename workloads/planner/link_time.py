@@ -263,14 +263,14 @@ def by_curves(curves: Sequence[Curve]) -> Seconds:
             return 0.0
         curve = curve_for(call, curves)
         if curve.op in MESSAGES:
-            return curve.fit.predict(round(call.num_bytes))
+            return curve.fit.predict(call.num_bytes)
         # The call of the curve that moves as many bytes over a link has this size.
         sent = sent_bytes(call.op, call.num_bytes, call.place.ranks)
         size = sent / sent_bytes(curve.op, 1.0, curve.ranks)
         hops = _count_ring_hops(call.op, call.place.ranks)
         more_hops = hops / _count_ring_hops(curve.op, curve.ranks) - 1
-        latency = curve.fit.segments[0].latency_seconds
-        return curve.fit.predict(round(size)) + latency * more_hops
+        latency = curve.fit.segments[0].latency.value
+        return curve.fit.predict(size) + latency * more_hops
 
     return seconds
 

@@ -17,7 +17,6 @@ from parbench.bench.check import check as check_module
 from parbench.bench.check import show
 from parbench.bench.check.check import check
 from parbench.bench.check.health import Device, Fault, Health
-from parbench.bench.machine.doctor import FIXES, Disturbance
 from parbench.bench.machine.gpu import GpuFailure
 from parbench.bench.machine.machine import Machine, inspect_machine
 from parbench.bench.results.runs import load_run
@@ -74,15 +73,6 @@ def test_check_refuses_more_groups_than_cores() -> None:
 def test_check_refuses_to_start_in_a_rank() -> None:
     variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "1"}
     assert "RANK" in usage_error(check, (), variables, **TOO_MANY_RANKS)
-
-
-def test_check_advises_options_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    finding = Disturbance(
-        topic="steal time", facts="high", disturbs=True, fix=FIXES["steal time"]
-    )
-    monkeypatch.setattr(check_module, "examine_this_host", lambda *args, **kwargs: [finding])
-    [note] = check_module.list_disturbances({}, MACHINE, has_gpus=False)
-    assert note.endswith("(--budget 2m)")
 
 
 LOST = GpuFailure(kind="error", text="GPU is lost (GPU 0)")

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from parbench.bench.machine.gpu import Gpu, GpuReport
@@ -23,15 +22,6 @@ def test_facts_of_the_drivers_host_are_added() -> None:
     assert complete["load"]["gpu"]["temperature_celsius"] == 30
     assert complete["load"]["gpu"]["processes"] == ()
     assert inventory.links == {frozenset(("local", "b")): "NVLink"}
-
-
-def test_gpus_of_a_rack_are_linked_between_hosts() -> None:
-    domain = "07.1"
-    inventory = GpuInventory(GpuReport(gpus=(Gpu(uuid="a", nvlink_domain=domain),)))
-    others = (Gpu(uuid="b", nvlink_domain=domain), Gpu(uuid="c", nvlink_domain="08.1"))
-    report = msgspec.to_builtins(GpuReport(gpus=others))
-    inventory.add_facts([{"gpu": {"uuid": "b"}, "gpu_report": report}])
-    assert inventory.links == {frozenset(("a", "b")): "NVLink"}
 
 
 def test_rank_without_a_known_gpu_keeps_its_environment() -> None:

@@ -21,10 +21,7 @@ from tests.support.nvidia import H100, LOST, gpus, install, write_evidence
 from tests.support.trees import write_tree
 
 GIB = 1 << 30
-CGROUP_V2 = "0::/jobs/one\n"
-CGROUP_V1 = "5:memory:/jobs/one\n2:cpu,cpuacct:/jobs/one\n1:name=systemd:/\n0::/\n"
-QUOTA_V1 = "cpu,cpuacct/jobs/one/cpu.cfs_quota_us"
-PERIOD_V1 = "cpu,cpuacct/jobs/one/cpu.cfs_period_us"
+CGROUP = "0::/jobs/one\n"
 
 
 def write_cgroup(root: Path, cgroup: str, files: dict[str, str]) -> Path:
@@ -35,16 +32,14 @@ def write_cgroup(root: Path, cgroup: str, files: dict[str, str]) -> Path:
 @pytest.mark.parametrize(
     ("cgroup", "files", "cores"),
     [
-        (CGROUP_V2, {}, 8),
-        (CGROUP_V2, {"jobs/one/cpu.max": "50000 100000"}, 1),
-        (CGROUP_V2, {"jobs/one/cpu.max": "max 100000"}, 8),
-        (CGROUP_V2, {"jobs/one/cpu.max": "700000 100000", "jobs/cpu.max": "500000 100000"}, 5),
+        (CGROUP, {}, 8),
+        (CGROUP, {"jobs/one/cpu.max": "50000 100000"}, 1),
+        (CGROUP, {"jobs/one/cpu.max": "max 100000"}, 8),
+        (CGROUP, {"jobs/one/cpu.max": "700000 100000", "jobs/cpu.max": "500000 100000"}, 5),
         # Inside a container the limit lies at the mount.
         ("0::/docker/0123\n", {"cpu.max": "200000 100000"}, 2),
-        # A path may contain colons, and the mount may be next to version 1.
-        ("0::/pod:0123\n", {"unified/pod:0123/cpu.max": "300000 100000"}, 3),
-        (CGROUP_V1, {QUOTA_V1: "250000", PERIOD_V1: "100000"}, 2),
-        (CGROUP_V1, {QUOTA_V1: "-1", PERIOD_V1: "100000"}, 8),
+        # A path may contain colons.
+        ("0::/pod:0123\n", {"pod:0123/cpu.max": "300000 100000"}, 3),
     ],
 )
 def test_cores_are_limited_by_cgroups(
@@ -58,14 +53,7 @@ def test_cores_are_limited_by_cgroups(
     assert count_available_cores(write_cgroup(tmp_path, cgroup, files)) == cores
 
 
-LIMITS_V1 = {
-    "memory/jobs/one/memory.limit_in_bytes": str(4 * GIB),
-    "memory/jobs/one/memory.usage_in_bytes": str(3 * GIB),
-    "memory/jobs/one/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}\n",
-}
-
-
-def limit_v2(limit: str, used: int, cached: int = 0) -> dict[str, str]:
+def limit_memory(limit: str, used: int, cached: int = 0) -> dict[str, str]:
     return {
         "jobs/one/memory.max": limit,
         "jobs/one/memory.current": str(used),
@@ -76,11 +64,10 @@ def limit_v2(limit: str, used: int, cached: int = 0) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("cgroup", "files", "gibibytes"),
     [
-        (CGROUP_V2, {}, 16),
-        (CGROUP_V2, limit_v2(str(8 * GIB), 3 * GIB, cached=GIB), 6),
-        (CGROUP_V2, limit_v2("max", 3 * GIB), 16),
-        (CGROUP_V2, limit_v2(str(GIB), 2 * GIB), 0),
-        (CGROUP_V1, LIMITS_V1, 2),
+        (CGROUP, {}, 16),
+        (CGROUP, limit_memory(str(8 * GIB), 3 * GIB, cached=GIB), 6),
+        (CGROUP, limit_memory("max", 3 * GIB), 16),
+        (CGROUP, limit_memory(str(GIB), 2 * GIB), 0),
     ],
 )
 def test_memory_is_limited_by_cgroups(

@@ -106,7 +106,8 @@ def test_job_with_a_share_of_the_gpus_has_no_silent_gpus(
 
 def test_gpu_that_the_driver_lost_is_silent_without_nodes(tmp_path: Path) -> None:
     """Neither the kernel's files nor device nodes are known."""
-    lost = replace(make_report(0, 2), lost=(1,))
+    failure = GpuFailure(kind="error", text="GPU is lost")
+    lost = replace(make_report(0, 2), lost=(1,), failure=failure)
     assert find(lost, tmp_path) == ("1",)
     assert find(lost, tmp_path, CUDA_VISIBLE_DEVICES="1") == ("1",)
     assert find(lost, tmp_path, CUDA_VISIBLE_DEVICES="0") == ()
@@ -118,13 +119,6 @@ def test_gpus_of_virtual_machines_are_not_silent(tmp_path: Path) -> None:
     device = root / "sys/bus/pci/devices" / format_address(0)
     (device / "driver").symlink_to(root / "drivers/vfio-pci")
     assert find(NO_DRIVER, root) == (format_address(1),)
-
-
-def test_gpu_that_its_driver_has_not_taken_is_silent(tmp_path: Path) -> None:
-    root = write_evidence(tmp_path, 2)
-    unclaimed = {"vendor": "0x10de\n", "class": "0x030200\n"}
-    write_tree(root / "sys/bus/pci/devices" / format_address(2), unclaimed)
-    assert find(make_report(0, 1), root) == (format_address(2),)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_layout_uses_all_nodes_in_blocks() -> None:
         (8, None, ["--nodes 8", "17", "4"]),
         (0, None, ["--nodes 0"]),
         (1, None, ["at least 2 ranks"]),
-        (2, "cylic", ["--distribution 'cylic'", "'cyclic'"]),
+        (2, "cylic", ["--distribution 'cylic'", "block and cyclic"]),
     ],
 )
 def test_impossible_layout_is_refused(

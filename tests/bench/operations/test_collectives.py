@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, product
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.operations.collectives import Barrier, all_gather_v
+from parbench.bench.operations.collectives import Barrier
 from parbench.bench.operations.operation import Operation
 from parbench.bench.plan.catalogue import (
     DEFINITIONS,
@@ -56,7 +55,6 @@ NCCL_CONVENTION = {
     "collective.all_reduce": (1.5, 1.0, 1.0),
     "collective.all_reduce_two_step": (1.5, 1.0, 1.0),
     "collective.all_gather": (0.75, 0.25, 1.0),
-    "collective.all_gather_v": (0.75, 0.25, 1.0),
     "collective.reduce_scatter": (0.75, 1.0, 0.25),
     "collective.all_to_all": (0.75, 1.0, 1.0),
     "collective.all_to_all_v": (0.75, 1.0, 1.0),
@@ -278,14 +276,6 @@ def test_bus_bandwidth_follows_nccl_tests(four_ranks: Ranks) -> None:
         amounts = (facts["busbw"], facts["send_bytes"], facts["recv_bytes"])
         assert tuple(amount / size for amount in amounts) == NCCL_CONVENTION[name], name
         assert (facts["hops"] == 2) == (name == "p2p.pingpong"), name
-
-
-@pytest.mark.parametrize(("skew", "factor"), [(0.0, 0.75), (0.5, 0.875), (1.0, 1.0)])
-def test_uneven_gather_counts_what_arrives(skew: float, factor: float) -> None:
-    device = torch.device("cpu")
-    world = SimpleNamespace(size=4, rank=1, backend="gloo", device=device, group=None)
-    operation = all_gather_v(cast(World, world), size_bytes=1024, dtype="float32", skew=skew)
-    assert operation.describe().details["busbw_factor"] == factor
 
 
 def measure_all_peak_bytes(world: World, size_bytes: int) -> list[int]:

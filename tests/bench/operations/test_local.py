@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -142,33 +141,3 @@ def count_threads_after_failing_block(world: World) -> int:
 
 def test_background_load_ends_with_failed_block(two_ranks: Ranks) -> None:
     assert two_ranks.call(f"{THIS_MODULE}:count_threads_after_failing_block") == [0, 0]
-
-
-class CudaWorld(World):
-    """A world that reports a CUDA device without having one."""
-
-    def sync(self) -> None:
-        return
-
-
-def measure_device_rounds(world: World, load_ms: list[float]) -> list[float]:
-    """Return the first rounds of a load that takes ``load_ms[rank]`` on this rank's device."""
-    cuda_world = CudaWorld(**{**vars(world), "device": SimpleNamespace(type="cuda")})
-
-    def time_on_stream(load: object, device: object) -> Callable[[int], float]:
-        return lambda times: times * load_ms[world.rank]
-
-    with (
-        mock.patch.object(local, "_make_load", return_value=lambda: None),
-        mock.patch.object(local, "_make_stream_runner", time_on_stream),
-        background_load("all_reduce", cuda_world) as rounds,
-    ):
-        while any(world.gather(len(rounds) < 6)):
-            pass
-    return rounds[:6]
-
-
-def test_device_load_grows_equally_on_all_ranks(two_ranks: Ranks) -> None:
-    """A round grows until it takes 5 ms on the rank with the shortest load."""
-    rounds = two_ranks.call(f"{THIS_MODULE}:measure_device_rounds", load_ms=[1.0, 3.0])
-    assert rounds == [[1.0, 2.0, 4.0, 8.0, 8.0, 8.0], [3.0, 6.0, 12.0, 24.0, 24.0, 24.0]]

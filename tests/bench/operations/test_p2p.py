@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from parbench.bench.operations.data_pattern import DataPattern, count_wrong
-from parbench.bench.operations.p2p import round_of_pairs, sendrecv
+from parbench.bench.operations.p2p import pairwise, sendrecv
 from parbench.bench.text import UserError
 from parbench.bench.world.world import World
 from tests.support.ranks import Ranks
@@ -46,7 +46,7 @@ def test_ring_receives_from_previous_rank(two_ranks: Ranks, four_ranks: Ranks) -
 
 def run_round(world: World, **params: Any) -> tuple[int | None, int, str]:
     """Return the rank's sender, its wrong elements before a step, and all pairs."""
-    operation = round_of_pairs(world, dtype="float32", **params)
+    operation = pairwise(world, dtype="float32", **params)
     operation.reset()
     wrong = operation.check()
     operation.step()
@@ -81,11 +81,11 @@ def test_pairs_of_a_round_exchange_data(
 @pytest.mark.parametrize(("direction", "num_hops"), [("at_once", 1), ("in_turn", 2)])
 def test_in_turn_time_is_half_the_round_trip(direction: str, num_hops: int) -> None:
     world = cast(World, SimpleNamespace(size=2, rank=0, device=torch.device("cpu"), group=None))
-    operation = round_of_pairs(world, size_bytes=64, dtype="float32", direction=direction)
+    operation = pairwise(world, size_bytes=64, dtype="float32", direction=direction)
     assert operation.describe().hops == num_hops
 
 
-@pytest.mark.parametrize("prepare", [sendrecv, round_of_pairs])
+@pytest.mark.parametrize("prepare", [sendrecv, pairwise])
 def test_single_rank_is_refused(prepare: Callable[..., object]) -> None:
     world = cast(World, SimpleNamespace(size=1))
     with pytest.raises(UserError, match=r"size\(1\)"):

@@ -32,7 +32,6 @@ from parbench.bench.results.records import Check
 from parbench.bench.text import UserError
 from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Description, Explanation, Work
-from parbench.bench.world.torch_compat import coalesce_calls
 from parbench.bench.world.world import World
 from tests.bench.rank.test_device_timer import FakeDevice
 from tests.support.fake_time import HeldTime
@@ -406,13 +405,11 @@ def run_graph_on_rank(world: World, empty_graph: str, repeatable: bool) -> Outco
     """Measure in mode graph, where graphs of ``one`` step or of ``many`` steps contain nothing."""
     original_sampler = timing.make_sampler
 
-    def make_sampler(
-        mode: str, benchmark: CountingBenchmark, world: World, steps: int
-    ) -> timing.Sampler:
+    def make_sampler(mode: str, benchmark: CountingBenchmark, steps: int) -> timing.Sampler:
         if mode != "graph":
-            return original_sampler(mode, benchmark, world, steps)
+            return original_sampler(mode, benchmark, steps)
         is_empty = empty_graph == ("one" if steps == 1 else "many")
-        return original_sampler("pipelined", benchmark, world, 0 if is_empty else steps)
+        return original_sampler("pipelined", benchmark, 0 if is_empty else steps)
 
     params: dict[str, Value] = {"mode": "graph", "repeatable": repeatable}
     case = make_case("workload.counting", f"{MODULE}:prepare_counting", params)
@@ -442,22 +439,6 @@ def test_empty_graph_is_a_wrong_result(
 def make_all_reduce(**params: Value) -> Case:
     [definition] = [spec for spec in OPERATIONS if spec.short_name == "all_reduce"]
     return definition.build_case({"size_bytes": 1024, **params})
-
-
-def list_sizes_of_coalesced_groups(world: World, concurrent: bool) -> list[int]:
-    """Measure six coalesced samples in a group of one rank."""
-    case = make_all_reduce(mode="coalesced", group="contiguous:1", concurrent=concurrent)
-    measure = Measure(warmup=1, min_iterations=6, max_iterations=6)
-    run = CaseRun(case, world, measure, Progress(), None)
-    with mock.patch.object(timing, "coalesce_calls", wraps=coalesce_calls) as coalesce:
-        assert run.run_block(5.0).status == "ok"
-    return [call.args[0].size() for call in coalesce.call_args_list]
-
-
-@pytest.mark.parametrize("concurrent", [False, True])
-def test_subgroup_coalesces_on_its_own_ranks(two_ranks: Ranks, concurrent: bool) -> None:
-    sizes = two_ranks.call(f"{MODULE}:list_sizes_of_coalesced_groups", concurrent=concurrent)
-    assert sizes == [[1] * 6, [1] * 6 if concurrent else []]
 
 
 def measure_kernel(world: World) -> list[str | None]:

@@ -15,14 +15,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from parbench.bench.launch.messages import HangReport
-from parbench.bench.plan.catalogue import OPERATIONS
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import timing
-from parbench.bench.rank.runner import load_target
 from parbench.bench.rank.timing import (
     ARRIVAL,
     DURATION,
@@ -34,7 +31,6 @@ from parbench.bench.rank.timing import (
     gather_stamps,
     make_sampler,
 )
-from parbench.bench.world.torch_compat import coalesce_calls
 from parbench.bench.world.world import World, select_subgroup
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark, wait_until
@@ -277,32 +273,9 @@ def test_async_sample_waits_for_all_works(monkeypatch: pytest.MonkeyPatch) -> No
     clock = HeldTime(0)
     monkeypatch.setattr(timing, "time", clock)
     benchmark = AsyncBenchmark(clock)
-    issued_ns = make_sampler("async", benchmark, NO_WORLD, 1)()
+    issued_ns = make_sampler("async", benchmark, 1)()
     assert issued_ns == 5_000_000_000
     assert benchmark.calls == ["issue", "wait", "wait"]
-
-
-def reduce_three_tensors(world: World, mode: str) -> tuple[list[float], list[float]]:
-    """Return the first element of each tensor right after its call, and at the end."""
-    tensors = [torch.ones(4) for _ in range(3)]
-    values_after_call: list[float] = []
-
-    class ReduceNext(NotingBenchmark):
-        def step(self) -> None:
-            tensor = tensors[len(values_after_call)]
-            dist.all_reduce(tensor, group=world.group)
-            values_after_call.append(float(tensor[0]))
-
-    make_sampler(mode, ReduceNext(), world, 3)()
-    return values_after_call, [float(tensor[0]) for tensor in tensors]
-
-
-@pytest.mark.parametrize(("mode", "value_after_call"), [("pipelined", 2.0), ("coalesced", 1.0)])
-def test_coalesced_calls_run_together_at_the_end(
-    two_ranks: Ranks, mode: str, value_after_call: float
-) -> None:
-    results = two_ranks.call(f"{MODULE}:reduce_three_tensors", mode=mode)
-    assert results == [([value_after_call] * 3, [2.0] * 3)] * 2
 
 
 def find_status_of_waiting_rank(world: World, folder: Path) -> HangReport | None:
@@ -336,27 +309,3 @@ def test_progress_shows_which_rank_waits(two_ranks: Ranks, tmp_path: Path) -> No
     status, _ = two_ranks.call(target, folder=tmp_path)
     assert status.communicates
     assert "in backward" in status.stack
-
-
-def find_gathered_operations(world: World) -> dict[str, tuple[bool, bool]]:
-    """Return by operation whether torch gathers its call while coalescing, and what it declares."""
-    gathered_by_name = {}
-    for spec in OPERATIONS:
-        if spec.coalesced:
-            prepare = load_target(spec.target)
-            operation: Any = prepare(world, size_bytes=1 << 12, dtype="float32")
-            with coalesce_calls(world.group, None):
-                operation.step()
-                calls = distributed_c10d._world.pg_coalesce_state[world.group]
-                gathered_by_name[spec.short_name] = (bool(calls), operation.has_batched_call)
-                calls.clear()
-    return gathered_by_name
-
-
-def test_operations_declare_which_calls_torch_gathers(two_ranks: Ranks) -> None:
-    """The others need a device: without it torch 2.11 never waits for an all_gather on NCCL."""
-    for gathered_by_name in two_ranks.call(f"{MODULE}:find_gathered_operations"):
-        assert gathered_by_name["all_reduce"] == (True, True)
-        assert gathered_by_name["broadcast"] == (False, False)
-        for name, (is_gathered, is_declared) in gathered_by_name.items():
-            assert is_gathered == is_declared, name

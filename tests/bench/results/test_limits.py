@@ -4,19 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.limits import MetricLimit, read_limits
 from tests.support.refusals import usage_error
 from tests.support.reports.reports_fixtures import collective_case, step_case
 
 CASES = (step_case("ddp"), collective_case("all_reduce", 1 << 20))
-SKIPPED = (SkippedCase(case=step_case("fsdp"), reason="needs 4 ranks"),)
 
 
 def read_text(folder: Path, text: str) -> tuple[MetricLimit, ...]:
     file = folder / "limits.toml"
     file.write_text(text)
-    return read_limits(file, CASES, SKIPPED)
+    return read_limits(file, CASES)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +67,6 @@ def test_unknown_metric_is_refused(tmp_path: Path, name: str) -> None:
         ('"ddp" = { step_time = "<30" }', "a number in s, ms or us"),
         ('"ddp" = { mfu = 1 }', "got `int`"),
         ('"step.dpp" = { mfu = ">1" }', "did you mean"),
-        ('"fsdp" = { mfu = ">1" }', "needs 4 ranks"),
         ('"ddp" = {', "is not TOML"),
     ],
 )

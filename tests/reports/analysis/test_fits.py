@@ -38,7 +38,7 @@ def fit_curve(records: Sequence[Record], ceiling: Ceiling | None = None) -> Oper
     return curve
 
 
-def sizes_of(curve: OperationCurve) -> list[int | None]:
+def sizes_of(curve: OperationCurve) -> list[int]:
     return [row.size_bytes for row in curve.rows]
 
 
@@ -46,8 +46,9 @@ def test_curve_has_rows_of_one_operation_by_size() -> None:
     curve = fit_curve(curve_records(latency=20e-6)[::-1])
     assert sizes_of(curve) == SIZES
     (line,) = curve.fit.segments
-    assert line.latency_seconds == pytest.approx(20e-6)
-    assert line.bytes_per_second == pytest.approx(3e9)
+    assert line.latency.value == pytest.approx(20e-6)
+    assert line.bandwidth is not None
+    assert line.bandwidth.value == pytest.approx(3e9)
     assert curve.busbw_factor == pytest.approx(1.5)
     assert fit_curves(summarize_rows(*curve_records()[:2]), None) == ()
 

@@ -65,9 +65,8 @@ CUT = out_of_budget_record(OTHER_CASE, 0)
 @pytest.mark.parametrize(
     ("new", "reason"),
     [
-        (run_from_records(BASE), "not in the plan"),
+        (run_from_records(BASE), "NEW has no result on"),
         (run_from_records(BASE, skipped=[SKIPPED]), "needs 4 ranks"),
-        (run_from_records(BASE, cases=[CASE, OTHER_CASE]), "without a record"),
         (run_from_records([*BASE, CUT]), CUT.reason),
     ],
 )
@@ -86,15 +85,6 @@ def test_another_world_is_another_series(change: dict[str, Any]) -> None:
     comparison = compare_records(BOTH_CASES, new)
     assert comparison.verdicts == {"MISSING": 1, "NEW": 1, "NO CHANGE": 1}
     assert comparison.get_exit_code() == 4
-
-
-def test_overall_change_needs_most_series() -> None:
-    one_slower = compare_records(make_curve(1, 1, 1), make_curve(1, 1.5, 1))
-    assert one_slower.overall is not None
-    assert one_slower.overall.verdict == "NO CHANGE"
-    all_slower = compare_records(make_curve(1, 1, 1), make_curve(1.1, 1.1, 1.1))
-    assert all_slower.overall is not None
-    assert all_slower.overall.verdict == "SLOWER"
 
 
 def test_many_series_require_smaller_p_values() -> None:

@@ -17,8 +17,6 @@ from parbench.reports.compare.report import build_report
 from tests.support.paths import Command
 from tests.support.reports.compare_fixtures import (
     compare_records,
-    compare_with_rule,
-    run_from_records,
 )
 from tests.support.reports.reports_fixtures import ok_record, step_case, step_metrics
 from tests.support.workloads.planted_steps import PLANTS, VARIABLE
@@ -33,7 +31,7 @@ FSDP = {
     "memory_counted.parameters": 64 * MIB,
 }
 EXTRA_CALL = {**FSDP, "calls.fsdp.all_gather": 10.0}
-EXTRA_CALL_TEXT = "all_gather on fsdp: 9 -> 10 calls a step, same number of bytes"
+EXTRA_CALL_TEXT = "all_gather on fsdp: 9 -> 10 calls a step"
 
 
 def make_record(
@@ -62,19 +60,14 @@ def find_changes(
     ("counts", "text"),
     [
         (
-            {"calls.fsdp.all_gather": 8.0, "sent.fsdp.all_gather": 150 * MIB},
-            "all_gather on fsdp: 9 -> 8 calls a step, -10.0 MiB",
-        ),
-        (
             {"sent.fsdp.reduce_scatter": 180 * MIB},
-            "reduce_scatter on fsdp: 90.0 MiB -> 180 MiB a step in 5 calls, "
-            "each 2.00 times as large",
+            "reduce_scatter on fsdp: 90.0 MiB -> 180 MiB (+90.0 MiB) a step",
         ),
+        ({"calls.tp.all_reduce": 2.5}, "all_reduce on tp: 0 -> 2.5 calls a step"),
         (
-            {"calls.tp.all_reduce": 2.5, "sent.tp.all_reduce": 4.0},
-            "all_reduce on tp: 0 -> 2.5 calls a step, +4.00 B",
+            {"memory_counted.parameters": 32 * MIB},
+            "parameters in memory: 64.0 MiB -> 32.0 MiB (-32.0 MiB)",
         ),
-        ({"memory_counted.parameters": 128 * MIB}, "parameters in memory: 64.0 MiB -> 128 MiB"),
     ],
 )
 def test_changed_count_is_reported(counts: dict[str, float], text: str) -> None:
@@ -91,7 +84,7 @@ def test_changed_schedule_is_reported() -> None:
     base = make_pipeline_record("1f1b", 2.0)
     new = make_pipeline_record("gpipe", 4.0)
     in_flight, schedule = list_failures(compare_records([base], [new]))
-    assert "2.00 microbatches -> 4.00 microbatches" in in_flight
+    assert "2 microbatches -> 4 microbatches" in in_flight
     assert "1f1b of 4 microbatches -> gpipe of 4 microbatches" in schedule
 
 
@@ -100,7 +93,6 @@ def test_disagreeing_repetitions_fail_only_in_new() -> None:
     varying = [make_record(), make_record(EXTRA_CALL, 1)]
     [text] = list_failures(compare_records(stable, varying))
     assert "9 -> 9 or 10 calls a step" in text
-    assert text.endswith("the count differs between repetitions of NEW")
     assert list_failures(compare_records(varying, stable)) == []
 
 
@@ -110,13 +102,12 @@ def test_count_that_varies_in_base_is_named(first: dict[str, float]) -> None:
     varying += [make_record(EXTRA_CALL, i) for i in range(1, 5)]
     comparison = compare_records(varying, varying)
     text = render_text(build_report(comparison))
-    calls = f"{first.get('calls.fsdp.all_gather', 0):g} or 10 calls a step"
-    assert f"all_gather on fsdp: {calls}, the count differs between repetitions" in text
+    calls = f"{first.get('calls.fsdp.all_gather', 0):g} or 10"
+    assert f"all_gather on fsdp: {calls} -> {calls} calls a step" in text
     assert "Counts: none of" not in text
     assert "--across counts.fsdp." in text
-    assert "NO CHANGE" not in comparison.verdicts
     assert comparison.get_exit_code(fail_on_unknown=True) == 3
-    assert "differs between repetitions" in render_junit(comparison)
+    assert f"{calls} -> {calls}" in html.unescape(render_junit(comparison))
     intended = compare_records(varying, varying, intended=["counts.*"])
     assert intended.verdicts == {"NO CHANGE": 1}
 
@@ -124,8 +115,6 @@ def test_count_that_varies_in_base_is_named(first: dict[str, float]) -> None:
 def test_bytes_unknown_on_one_side_are_not_compared() -> None:
     unknown = {**FSDP}
     del unknown["sent.fsdp.all_gather"]
-    extra_call = {**unknown, "calls.fsdp.all_gather": 10.0}
-    assert find_changes(unknown, extra_call) == ["all_gather on fsdp: 9 -> 10 calls a step"]
     comparison = compare_records([make_record()], [make_record(unknown)])
     assert list_failures(comparison) == []
     assert comparison.get_exit_code(fail_on_unknown=True) == 3
@@ -134,18 +123,9 @@ def test_bytes_unknown_on_one_side_are_not_compared() -> None:
 def test_activations_of_routed_tokens_are_not_compared() -> None:
     small = {**FSDP, "memory_counted.activations": 1.0}
     large = {**FSDP, "memory_counted.activations": 2.0}
-    assert find_changes(small, large) == ["activations in memory: 1.00 B -> 2.00 B"]
+    assert find_changes(small, large) == ["activations in memory: 1.00 B -> 2.00 B (+1.00 B)"]
     routed = {"expert_load": [[3, 1]], "rank_load": [[4, 0]]}
     assert find_changes(small, large, details=routed) == []
-
-
-def test_operation_of_another_torch_may_be_renamed() -> None:
-    renamed = {name.replace("all_gather", "gather_all"): value for name, value in FSDP.items()}
-    base = run_from_records([make_record()], {"versions": {"torch": "1"}})
-    new = run_from_records([make_record(renamed)], {"versions": {"torch": "2"}})
-    comparison = compare_with_rule(base, new)
-    assert list_failures(comparison) == []
-    assert comparison.get_exit_code(fail_on_unknown=True) == 3
 
 
 @pytest.mark.parametrize(
@@ -168,7 +148,8 @@ def test_every_format_shows_changed_counts() -> None:
     report = build_report(comparison)
     texts = (render_text(report), render_markdown(report), render_junit(comparison))
     assert all(EXTRA_CALL_TEXT in html.unescape(text) for text in texts)
-    [change] = json.loads(render(report, "json"))["counts"]["changes"]
+    [series] = json.loads(render(report, "json"))["series"]
+    [change] = series["counts"]["changes"]
     assert change["path"] == "counts.fsdp.all_gather"
     assert change["base"] == [9]
     assert change["new"] == [10]

@@ -5,15 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from parbench.bench.plan.plan import Measure, parse_fault
 from parbench.reports.compare.environment import (
     EnvironmentChange,
-    EnvironmentValues,
     SeriesPoint,
     collect_environment,
     collect_points,
     find_environment_changes,
-    find_plan_changes,
 )
 from tests.support.reports.compare_fixtures import CASE, make_repetitions, run_from_records
 from tests.support.reports.reports_fixtures import (
@@ -28,7 +25,7 @@ from tests.support.reports.reports_fixtures import (
 PLAN = make_plan([CASE])
 
 
-def surround(shared: dict[str, Any], record: dict[str, Any] | None = None) -> EnvironmentValues:
+def surround(shared: dict[str, Any], record: dict[str, Any] | None = None) -> dict[str, str]:
     """Return the surroundings of a run that measured two records, the second in this one."""
     records = [ok_record(CASE, 0), ok_record(CASE, 1, environment=record or {})]
     return collect_environment(make_run(PLAN, records, shared), records)
@@ -68,11 +65,10 @@ def test_changed_value_blocks_unless_harmless_intended_or_unknown(
     [change] = find_changes(base, new, glob)
     assert change.text == text
     assert change.is_blocking is is_blocking
-    assert change.is_intended is (glob == "host.*")
 
 
 def test_ranks_that_differ_are_compared_as_a_set() -> None:
-    def surround_ranks(*ranks: dict[str, Any]) -> EnvironmentValues:
+    def surround_ranks(*ranks: dict[str, Any]) -> dict[str, str]:
         environment = {f"rank {i}": rank for i, rank in enumerate(ranks)}
         records = [ok_record(CASE, environment=environment)]
         return collect_environment(make_run(PLAN, records), records)
@@ -87,21 +83,22 @@ def test_change_within_a_run_is_named() -> None:
     moved = surround(NODE_A, {"changed": {"host.name": ["a", "b"]}})
     [change] = find_environment_changes(surround(NODE_A), moved)
     assert change.new == "a then b"
-    assert change.changed_during == "NEW"
     assert change.is_blocking
 
 
-def test_plan_changes_are_shown_and_do_not_block() -> None:
-    injection = parse_fault("slow:1:10%", 4)
-    new = msgspec.structs.replace(PLAN, measure=Measure(precision=0.01), injection=injection)
-    differences = find_plan_changes(PLAN, new)
-    assert {change.text for change in differences} == {
-        "plan.measure.precision: 0.025 -> 0.01",
-        "plan.injection: none -> slow:1:10%",
-    }
-    assert not any(change.is_blocking for change in differences)
-    other_cases = msgspec.structs.replace(PLAN, cases=(), notes=("a note",))
-    assert find_plan_changes(PLAN, other_cases) == ()
+def test_fault_and_kernel_are_shown_and_do_not_block() -> None:
+    details = {"kernel": "RING"}
+    records = [ok_record(CASE, injected="slow:1:10%", details=details)]
+    other_records = [ok_record(CASE, details={"kernel": "TREE"})]
+    base, new = (
+        collect_environment(make_run(PLAN, side), side) for side in (records, other_records)
+    )
+    changes = find_environment_changes(base, new)
+    assert [change.text for change in changes] == [
+        "injected: slow:1:10% -> -",
+        "nccl.kernel: RING -> TREE",
+    ]
+    assert not any(change.is_blocking for change in changes)
 
 
 def with_value(path: str, value: object) -> dict[str, Any]:

@@ -1,9 +1,7 @@
 """Measured thresholds of series: their height, their file and the option `--min-effect`."""
 
-import json
 import math
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,7 +22,6 @@ from tests.support.reports.compare_fixtures import (
 )
 from tests.support.reports.reports_fixtures import ENVIRONMENT, failed_record, ok_record
 
-RULE = Rule()
 THRESHOLD = make_threshold(0.031)
 
 
@@ -33,31 +30,27 @@ def draw_times(seed: int, sigma: float, count: int = 20) -> list[float]:
     return [1e-3 * math.exp(generator.gauss(0, sigma)) for _ in range(count)]
 
 
-def compute(times: Sequence[float]) -> float:
-    return compute_threshold(dict(enumerate(times)), RULE)
-
-
 @pytest.mark.parametrize("times", [draw_times(1, 0.003), [1e-3] * 10])
 def test_threshold_of_quiet_times_is_that_of_the_rule(times: list[float]) -> None:
-    assert compute(times) == RULE.min_effect
+    assert compute_threshold(times) == Rule().min_effect
 
 
 def test_threshold_covers_a_change_of_level() -> None:
     slower = [1.1 * seconds for seconds in draw_times(2, 0.002, 10)]
     times = draw_times(1, 0.002, 10) + slower
-    threshold = compute(times)
+    threshold = compute_threshold(times)
     assert threshold == pytest.approx(0.1, abs=0.004)
-    assert compute(times[::-1]) == pytest.approx(threshold)
-    assert compute([1 / seconds for seconds in times]) == pytest.approx(threshold)
+    assert compute_threshold(times[::-1]) == pytest.approx(threshold)
+    assert compute_threshold([1 / seconds for seconds in times]) == pytest.approx(threshold)
 
 
 def test_thresholds_need_ten_valid_runs() -> None:
     times = draw_times(1, 0.01, 10)
     runs = [run_from_records([ok_record(CASE, 0, seconds)], ENVIRONMENT) for seconds in times]
     wrong = run_from_records([failed_record(CASE, 0, "wrong")], ENVIRONMENT)
-    [threshold] = measure_thresholds([*runs, wrong], RULE).values()
+    [threshold] = measure_thresholds([*runs, wrong]).values()
     assert threshold.repetitions == 10
-    assert measure_thresholds([*runs[:9], wrong], RULE) == {}
+    assert measure_thresholds([*runs[:9], wrong]) == {}
 
 
 def test_saved_thresholds_update_a_file(tmp_path: Path) -> None:
@@ -66,18 +59,11 @@ def test_saved_thresholds_update_a_file(tmp_path: Path) -> None:
     save_thresholds(file, {"a": THRESHOLD, "b": THRESHOLD})
     save_thresholds(file, {"b": newer})
     assert read_thresholds(file) == {"a": THRESHOLD, "b": newer}
-    assert json.loads(file.read_text())["schema_version"] == 2
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ("", "does not contain thresholds"),
-        ('{"schema_version": 2, "thresholds": {"a": 3}}', "does not contain thresholds"),
-        ('{"schema_version": 3, "thresholds": {}}', "schema version 3"),
-    ],
-)
-def test_foreign_file_is_refused_and_kept(content: str, problem: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["", '{"a": 3}'])
+def test_foreign_file_is_refused_and_kept(content: str, tmp_path: Path) -> None:
+    problem = "does not contain thresholds"
     file = tmp_path / "thresholds.json"
     file.write_text(content)
     assert problem in usage_error(read_thresholds, file)

@@ -8,13 +8,10 @@ from parbench.reports.analysis.fits import Ceiling
 from parbench.reports.analysis.operations import select_operations
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.lines import (
-    chart_bandwidth_and_time,
-    chart_efficiency,
+    chart_bandwidth,
     chart_latency,
-    chart_lines,
-    make_lines,
+    list_operation_charts,
 )
-from parbench.reports.figures.quantities import BANDWIDTH, count_of
 from parbench.reports.run_data import RunData
 from tests.support.reports.figure_parts import find_lines
 from tests.support.reports.report_rows import run_from_records
@@ -38,19 +35,16 @@ def draw_lines(chart: Chart | None) -> dict[str, list[tuple[float, float]]]:
 
 
 def test_lines_are_ordered_by_size_in_their_unit() -> None:
+    ceiling = Ceiling(name="link", bytes_per_second=1.5 * 4.096e6 / 3)
     operations = make_operations(*CURVE[::-1])
-    bandwidth, time = chart_bandwidth_and_time(1, "", operations, [], None)
+    bandwidth = chart_bandwidth(1, "", operations, ceiling)
+    efficiency, time, _ = list_operation_charts(1, "", operations, ceiling)
     assert draw_lines(time) == {"all_reduce": [(1024, 1e-3), (4096, 3e-3)]}
     [(_, small), (_, large)] = draw_lines(bandwidth)["all_reduce"]
     assert [small, large] == pytest.approx([1.5 * 1.024e-3, 1.5 * 4.096e-3 / 3])  # GB/s
-
-
-def test_efficiency_is_relative_to_the_ceiling() -> None:
-    ceiling = Ceiling(name="link", bytes_per_second=1.5 * 4.096e6 / 3)
-    operations = make_operations(*CURVE)
-    lines = draw_lines(chart_efficiency(operations, ceiling))
-    assert lines["all_reduce"][-1] == pytest.approx((4096, 1.0))
-    assert chart_efficiency(operations, None) is None
+    assert draw_lines(efficiency)["all_reduce"][-1] == pytest.approx((4096, 1.0))
+    names = [chart.name for chart in list_operation_charts(2, "", operations, None)]
+    assert names == ["time_by_size_2", "latency_ecdf_2"]
 
 
 def test_latency_is_the_share_of_iterations_at_the_smallest_size() -> None:
@@ -65,13 +59,14 @@ def test_latency_is_the_share_of_iterations_at_the_smallest_size() -> None:
     assert (shares[0], shares[-1]) == (0.0, 1.0)
 
 
-def test_points_that_a_log_axis_cannot_show_are_left_out() -> None:
-    rates = {"a": {4: 1.0, 1: 8.0, 2: 2.0}, "b": {0: 1.0, 1: 1.0, 2: 0.0, 4: 0.5}}
-    rows = [
-        {"case": case, "nodes": nodes, "rate": rate}
-        for case, by_nodes in rates.items()
-        for nodes, rate in by_nodes.items()
+def test_known_operations_come_first() -> None:
+    names = [f"custom_{letter}" for letter in "abcdefgh"] + ["all_gather", "all_reduce"]
+    records = [
+        ok_record(collective_case(name, size_bytes))
+        for name in names
+        for size_bytes in (1024, 4096)
     ]
-    lines = make_lines(rows, "case", "nodes", "rate")
-    drawn = draw_lines(chart_lines("name", "", "", lines, count_of("nodes"), BANDWIDTH))
-    assert drawn == {"a": [(1, 8.0), (2, 2.0), (4, 1.0)], "b": [(1, 1.0), (4, 0.5)]}
+    chart = chart_bandwidth(1, "", make_operations(*records), None)
+    assert list(draw_lines(chart)) == ["all_reduce", "all_gather", *names[:6]]
+    assert chart is not None
+    assert chart.caption.startswith("8 of 10 operations.")

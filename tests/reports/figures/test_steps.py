@@ -43,4 +43,4 @@ def test_breakdown_stacks_parts_of_a_step() -> None:
         False,
         False,
     ]
-    assert {"61 %", "dp 15 %"} <= set(find_texts(figure))
+    assert {"61 %", "15 %"} <= set(find_texts(figure))

@@ -10,8 +10,7 @@ from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.lines import chart_lines, make_lines
 from parbench.reports.figures.quantities import EFFICIENCY, STEP_TIME, count_of
 from parbench.reports.figures.steps import chart_stacks
-from parbench.reports.figures.style import STEP
-from parbench.reports.figures.svg import Figures, render_inline, save_charts
+from parbench.reports.figures.svg import render_inline, save_charts
 
 HOSTILE_LABEL = "<script>alert(1)</script> 漢字 $x_1 \x1b[31m"
 
@@ -40,8 +39,8 @@ def test_inline_svg_is_accessible_and_escapes_text() -> None:
 
 
 def test_inline_svg_takes_the_colors_of_the_page() -> None:
-    stacks = [("ddp", {"compute": 1.0, "exposed dp": 2.0})]
-    chart = chart_stacks("stacks", "", "", stacks, STEP, STEP_TIME)
+    stacks = {"ddp": {"compute": 1.0, "exposed dp": 2.0}}
+    chart = chart_stacks("stacks", "", "", stacks, STEP_TIME)
     assert chart is not None
     html = render_inline(chart)
     assert {"blue", "orange"} <= set(re.findall(r"var\(--(\w+)\)", html))
@@ -60,14 +59,3 @@ def test_equal_charts_have_equal_bytes(suffix: str, start: bytes, tmp_path: Path
     assert content.startswith(start)
     [file] = save_charts([make_chart()], tmp_path, [suffix])
     assert file.read_bytes() == content
-
-
-def test_figures_are_drawn_when_read() -> None:
-    def fail() -> None:
-        raise AssertionError("drawn")
-
-    undrawn = Chart(name="other", title="", caption="", draw=fail)  # type: ignore[arg-type]
-    figures = Figures([make_chart(), undrawn])
-    assert list(figures) == ["scaling", "other"]
-    assert figures["scaling"] is figures["scaling"]
-    assert figures["scaling"].axes[0].get_title(loc="left") == "efficiency"

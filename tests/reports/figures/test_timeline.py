@@ -1,11 +1,7 @@
 """Profiled steps over time: a box for each span, few boxes for many spans."""
 
 from parbench.bench.results.records import Interval, RankTimeline, Timeline
-from parbench.reports.figures.timeline import (
-    MAX_RANKS,
-    chart_timeline,
-    choose_ranks,
-)
+from parbench.reports.figures.timeline import chart_timeline
 from tests.support.reports.figure_parts import find_boxes, find_texts
 from tests.support.reports.traced import make_rank_timeline
 
@@ -32,11 +28,11 @@ def test_timeline_has_boxes_at_its_spans() -> None:
     assert {"rank 0  phases", "forward", "exposed communication"} <= set(find_texts(figure))
 
 
-def test_slowest_of_many_ranks_is_drawn() -> None:
-    ranks = [make_rank([], rank) for rank in range(64)]
-    ranks[37] = make_rank([], 37, seconds=2.0)
+def test_slowest_of_many_ranks_are_drawn() -> None:
+    ranks = [make_rank([Interval("compute", "", 0.0, 1.0)], rank) for rank in range(64)]
+    ranks[37] = make_rank([Interval("compute", "", 0.0, 1.0)], 37, seconds=2.0)
     chart = chart_timeline("step", "ddp", "", join(*ranks))
-    assert "8 of 64 ranks" in chart.caption
-    chosen = [timeline.rank for timeline in choose_ranks(ranks)]
-    assert len(chosen) == MAX_RANKS
-    assert {0, 37, 63} <= set(chosen)
+    assert "The 8 slowest of 64 ranks." in chart.caption
+    texts = set(find_texts(chart.draw()))
+    assert {"rank 0  compute", "rank 37  compute"} <= texts
+    assert sum(text.startswith("rank ") for text in texts) == 8

@@ -12,7 +12,7 @@ from parbench.reports.history.baseline import judge_by_history
 from parbench.reports.history.database import open_history
 from parbench.reports.run_data import RunData
 from tests.support.reports.compare_fixtures import CASE
-from tests.support.reports.history_fixtures import fill_history, make_entry, write_history_run
+from tests.support.reports.history_fixtures import add_run, fill_history, write_history_run
 from tests.support.reports.reports_fixtures import (
     failed_record,
     ok_record,
@@ -48,7 +48,7 @@ def test_run_is_compared_and_not_kept(
     result = judge(write_history_run(tmp_path, 99, factor))
     assert result.word == verdict
     assert result.level == level
-    assert "2 series" in result.message
+    assert f"2 {verdict}" in result.message
     assert "12 runs" in result.message
     assert file.read_bytes() == content
 
@@ -64,11 +64,11 @@ def test_run_without_a_time_has_no_judge(file: Path, twelve_runs: Path, tmp_path
 def test_young_history_is_no_judge(file: Path, path: Path, tmp_path: Path) -> None:
     assert judge(path).word == "NO BASELINE"
     with open_history(file, create=True) as history:
-        history.add(make_entry(tmp_path, 9, preset="smoke"))
+        add_run(history, tmp_path, 9, preset="smoke")
     assert "no run of preset node" in judge(path).message
     with open_history(file) as history:
         fill_history(history, tmp_path, [1.0] * 4)
-    assert judge(path).message == "TOO FEW RUNS: 5 of 8 required runs"
+    assert judge(path).message == "5 of 8 required earlier runs"
 
 
 def test_unreadable_history_fails_no_run(file: Path, path: Path) -> None:
@@ -83,7 +83,7 @@ def make_step(num_calls: float) -> Record:
 
 def test_changed_count_is_reported(file: Path, tmp_path: Path) -> None:
     with open_history(file, create=True) as history:
-        history.add(make_entry(tmp_path, 0, records=[make_step(2.0)]))
+        add_run(history, tmp_path, 0, records=[make_step(2.0)])
     result = judge(write_history_run(tmp_path, 1, records=[make_step(4.0)]))
     assert result.word == "COUNT CHANGED"
     assert "2 -> 4 calls" in result.message

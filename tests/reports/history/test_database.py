@@ -7,83 +7,41 @@ import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from parbench.bench.results.runs import load_run
 from parbench.reports.history import database
-from parbench.reports.history.database import History, RunEntry, open_history
-from parbench.reports.history.runs import add_folders, read_entry
+from parbench.reports.history.database import History, open_history
+from parbench.reports.history.runs import add_folders, find_run
 from tests.support.refusals import usage_error
 from tests.support.reports.compare_fixtures import make_repetitions
-from tests.support.reports.history_fixtures import DailyRuns, make_entry, write_history_run
+from tests.support.reports.history_fixtures import DailyRuns, add_run, write_history_run
 from tests.support.reports.reports_fixtures import collective_case
-
-
-@pytest.fixture
-def history(no_runs: DailyRuns) -> History:
-    return no_runs.history
-
-
-@pytest.fixture
-def entry(tmp_path: Path) -> RunEntry:
-    return make_entry(tmp_path / "added", 1, branch="topic", commit="abc")
 
 
 def list_ids(history: History, branch: str | None = None) -> list[str]:
     return [line.id for line in history.list_runs(branch)]
 
 
-def find_place(history: History) -> tuple[str, str]:
-    """Return branch and commit of the only run."""
-    [run] = history.list_runs()
-    return run.branch, run.commit
-
-
-def test_add_keeps_a_run_once(history: History, entry: RunEntry, tmp_path: Path) -> None:
-    assert history.add(entry) == "added"
-    assert history.add(entry) == "unchanged"
-    [line] = history.list_runs()
-    assert line.id == "run-001"
-    assert find_place(history) == ("topic", "abc")
-    assert history.count_series() == {line.number: (2, 0)}
-    path = tmp_path / "added" / "run-001"
-    assert history.load_run(line).path == path
-    assert history.load_run(line).records == load_run(path).records
-
-
-def test_add_moves_a_run_with_its_annotations(history: History, entry: RunEntry) -> None:
-    history.add(entry)
-    history.annotate("run-001", "*", "intended")
-    corrected = replace(entry, branch="main", commit="def")
-    assert history.add(corrected) == "unchanged"  # a default branch moves nothing
-    assert history.add(corrected, {"branch"}) == "updated"
-    assert find_place(history) == ("main", "abc")
-    [annotation] = history.list_annotations()
-    assert annotation.branch == "main"
-
-
-def test_add_updates_a_grown_run(history: History, tmp_path: Path) -> None:
+def test_add_updates_a_grown_run(no_runs: DailyRuns, tmp_path: Path) -> None:
+    history = no_runs.history
     short = make_repetitions(count=2)
-    history.add(make_entry(tmp_path / "short", 1, records=short, branch="topic"))
+    outcome = add_run(history, tmp_path / "a", 1, records=short, branch="topic", commit="abc")
+    assert outcome == "added"
+    no_runs.annotate("run-001", "*")
     long = make_repetitions(count=4)
-    assert history.add(make_entry(tmp_path / "long", 1, records=long)) == "updated"
-    assert find_place(history) == ("topic", "")
-    assert len(history.read_points(history.find_run("run-001"))) == 1
-
-
-@pytest.mark.parametrize("branch", ["last", "", "main~1", "a:b", "two words"])
-def test_ambiguous_branch_is_refused(branch: str, history: History, entry: RunEntry) -> None:
-    ambiguous = replace(entry, branch=branch)
-    assert repr(branch) in usage_error(history.add, ambiguous)
-    assert history.list_runs() == ()
-
-
-def test_unknown_run_is_refused(history: History) -> None:
-    assert "'nope'" in usage_error(history.find_run, "nope")
-    assert "'nope'" in usage_error(history.annotate, "nope", "*", "note")
+    assert add_run(history, tmp_path / "b", 1, records=long) == "updated"
+    [run] = history.list_runs()
+    assert (run.branch, run.commit) == ("topic", "abc")
+    [point] = history.read_points(run)
+    assert point.repetitions == 4
+    assert len(history.list_annotations()) == 1
+    path = tmp_path / "b" / "run-001"
+    assert find_run("run-001", no_runs.file).records == load_run(path).records
+    path.rename(tmp_path / "renamed")
+    assert str(path) in usage_error(find_run, "run-001", no_runs.file)
 
 
 def test_prune_keeps_newest_runs_and_annotations(no_runs: DailyRuns) -> None:
@@ -92,25 +50,13 @@ def test_prune_keeps_newest_runs_and_annotations(no_runs: DailyRuns) -> None:
     no_runs.add(3)
     no_runs.add(2, branch="topic")
     no_runs.add(1, preset="smoke")
-    history.annotate("run-001", "*", "intended")
-    assert history.prune(2) == ("run-001", "run-000")
+    no_runs.annotate("run-001", "*")
+    no_runs.annotate("run-002", "*")
+    assert sorted(history.prune(2)) == ["run-000", "run-001"]
     assert list_ids(history) == ["run-002", "run-003", "run-004", "run-005", "run-006"]
-    assert len(history.list_annotations()) == 1
+    assert [note.run_id for note in history.list_annotations()] == ["run-002"]
     models = {series.environment["host.cpu_model"] for series in history.list_series()}
     assert models == {"Example CPU"}  # Series without points are deleted.
-    assert history.prune(1) == ("run-002", "run-004")
-
-
-def test_history_reads_a_run_where_its_folder_was_added_last(
-    history: History, entry: RunEntry, tmp_path: Path
-) -> None:
-    history.add(entry)
-    (tmp_path / "added").rename(tmp_path / "renamed")
-    line = history.find_run("run-001")
-    assert str(tmp_path / "added" / "run-001") in usage_error(history.load_run, line)
-    path = tmp_path / "renamed" / "run-001"
-    assert history.add(read_entry(path, entry.branch)) == "updated"
-    assert history.load_run(history.find_run("run-001")).path == path
 
 
 def test_two_writers_add_each_run_once(tmp_path: Path) -> None:
@@ -124,7 +70,7 @@ def test_two_writers_add_each_run_once(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(2) as writers:
         first, second = writers.map(add_runs, range(2))
-    assert Counter(first + second) == {"added": 6, "unchanged": 6}
+    assert Counter(first + second) == {"added": 6, "updated": 6}
     with open_history(file) as history:
         assert list_ids(history) == [f"run-00{i}" for i in range(6)]
 
@@ -146,10 +92,8 @@ def connect_with_trace(*args, **options):
     connection.set_trace_callback(trace)
     return connection
 sqlite3.connect = connect_with_trace
-from parbench.reports.history.database import open_history
-from parbench.reports.history.runs import read_entry
-with open_history(Path(sys.argv[1])) as history:
-    history.add(read_entry(Path(sys.argv[2]), "main"))
+from parbench.reports.history.runs import add_folders
+list(add_folders(Path(sys.argv[1]), [Path(sys.argv[2])], branch="main", commit=""))
 """
 
 
@@ -168,27 +112,25 @@ def test_sigkill_in_a_transaction_leaves_a_readable_history(
     with open_history(no_runs.file) as history:
         assert list_ids(history) == ["run-000"]
         assert len(history.list_series()) == 2
-        assert history.add(read_entry(path, "main")) == "added"
-
-
-def add_entry(file: Path, entry: RunEntry) -> None:
-    with open_history(file) as history:
-        history.add(entry)
+    [(_, outcome)] = add_folders(no_runs.file, [path], branch="main", commit="")
+    assert outcome == "added"
 
 
 def test_add_gives_up_waiting_for_a_writer(
-    no_runs: DailyRuns, entry: RunEntry, monkeypatch: pytest.MonkeyPatch
+    no_runs: DailyRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(database, "WAIT_SECONDS", 0.05)
+    path = write_history_run(tmp_path, 1)
     with closing(sqlite3.connect(no_runs.file, isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
-        assert "another process" in usage_error(add_entry, no_runs.file, entry)
+        changes = add_folders(no_runs.file, [path], branch="main", commit="")
+        assert "locked" in usage_error(list, changes)
 
 
 def test_history_with_analyze_and_a_user_index_opens(runs: DailyRuns) -> None:
     with closing(sqlite3.connect(runs.file)) as connection:
         connection.execute("ANALYZE")
-        connection.execute("CREATE INDEX my_index ON point (status)")
+        connection.execute("CREATE INDEX my_index ON point (seconds)")
         connection.commit()
     with open_history(runs.file) as history:
         assert len(history.list_runs()) == 12

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from parbench.reports.history.database import History
-from parbench.reports.history.levels import LevelRule
 from parbench.reports.history.trends import (
-    build_export_table,
+    build_time_table,
     draw_trends,
     find_trends,
     render_trends,
@@ -18,25 +17,26 @@ from tests.support.reports.history_fixtures import DailyRuns, make_daily_records
 from tests.support.reports.reports_fixtures import ENVIRONMENT
 
 
-def show(history: History, pattern: str = "*all_reduce*") -> str:
-    runs = history.list_runs()
-    return render_trends(find_trends(history, pattern, runs, LevelRule()), runs)
+def show(history: History, pattern: str = "all_reduce") -> str:
+    times = build_time_table(history, None)
+    return render_trends(find_trends(times, pattern), times)
 
 
 def test_trends_distinguish_series_of_one_case(runs: DailyRuns) -> None:
     newer = {**ENVIRONMENT, "torch": {"version": "2.14.0", "cuda": None, "threads": 1}}
     runs.add(1, environment=newer)
     runs.add_records(make_repetitions(CASE, injected="delay 1 ms"))
-    assert "(injected -, torch.version 2.14.0)" in show(runs.history)
+    assert "(torch.version 2.14.0)" in show(runs.history)
     assert "(injected delay 1 ms, torch.version 2.13.0)" in show(runs.history)
     assert "    1 run, " in show(runs.history)
 
 
 def test_trend_figure_has_levels(runs: DailyRuns, tmp_path: Path) -> None:
     runs.add(4, 1.1)
-    trends = find_trends(runs.history, "*", runs.history.list_runs(), LevelRule())
+    times = build_time_table(runs.history, "main")
+    trends = find_trends(times, "*")
     assert [len(trend.levels) for trend in trends] == [2, 2]
-    draw_trends(trends, runs.history.list_runs(), tmp_path / "trend.svg")
+    draw_trends(trends, times, tmp_path / "trend.svg")
     figure = (tmp_path / "trend.svg").read_text()
     assert "all_reduce" in figure
     assert "00:00:00" in figure  # Runs of the same day differ in their time.
@@ -44,7 +44,7 @@ def test_trend_figure_has_levels(runs: DailyRuns, tmp_path: Path) -> None:
 
 def export_csv(history: History, branch: str | None = None) -> list[dict[str, str]]:
     return list(
-        csv.DictReader(build_export_table(history, branch).to_csv(index=False).splitlines())
+        csv.DictReader(build_time_table(history, branch).to_csv(index=False).splitlines())
     )
 
 

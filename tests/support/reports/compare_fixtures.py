@@ -55,8 +55,6 @@ def make_threshold(min_effect: float) -> Threshold:
     """Return a threshold as `parbench aa` measures it with 20 repetitions."""
     return Threshold(
         series="a case",
-        host="node-a",
-        measured="2026-01-02T03:04:05.678Z",
         repetitions=20,
         noise=0.1,
         min_effect=min_effect,

@@ -3,11 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from parbench.bench.results.records import Record
-from tests.support.reports.reports_fixtures import collective_case, ok_record
-
 FORMATS_FOLDER = Path(__file__).parents[2] / "reports" / "formats"
 
 NCCL = (FORMATS_FOLDER / "nccl_all_reduce.txt").read_text()
@@ -38,13 +33,7 @@ def nccl_report(**overrides: Any) -> dict[str, Any]:
         "redop": "sum",
         "root": "    -1",
         "out_of_place": placement,
-        "out_of_place_per_iter": {
-            "skipped_iterations": 1,
-            "min_us": 70.0,
-            "times_us": [99.0, 70.0, 72.0],
-        },
         "in_place": {**placement, "nwrong": None},
-        "actual_iterations": 20,
         "experiment_name": "",
     }
     devices = [
@@ -69,15 +58,3 @@ def nccl_report(**overrides: Any) -> dict[str, Any]:
         "errors": [],
         **overrides,
     }
-
-
-def make_pairs_record(size_bytes: int = 4096) -> Record:
-    """Return an all_gather of a pair of the four ranks; its busbw is that of two ranks."""
-    record = ok_record(collective_case("all_gather", size_bytes, group="pairs", group_index=0))
-    algbw = record.metrics["algbw"].value or 0.0
-    busbw = msgspec.structs.replace(record.metrics["busbw"], value=algbw / 2)
-    return msgspec.structs.replace(
-        record,
-        metrics={**record.metrics, "busbw": busbw},
-        details={"group_size": 2, "group_ranks": [0, 1]},
-    )

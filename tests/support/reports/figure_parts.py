@@ -36,7 +36,7 @@ def find_lines(axes: Axes) -> Mapping[str, list[tuple[float, float]]]:
 def find_markers(axes: Axes, marker: str) -> list[float]:
     """Return the place on the x axis of each marker of this kind."""
     lines = [line for line in axes.get_lines() if line.get_marker() == marker]
-    return [float(np.asarray(line.get_xydata())[0, 0]) for line in lines]
+    return [float(x) for line in lines for x in np.asarray(line.get_xdata())]
 
 
 def find_texts(figure: Figure) -> list[str]:

@@ -9,15 +9,12 @@ import msgspec
 
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record, encode_record
-from parbench.reports.history.check import (
-    HistoryCheck,
-    check_candidate,
-    check_stored_run,
-    find_newest_run,
-)
-from parbench.reports.history.database import History, RunEntry
+from parbench.bench.results.runs import load_run
+from parbench.reports.compare.environment import collect_points
+from parbench.reports.history.check import HistoryCheck, check_candidate, check_run
+from parbench.reports.history.database import History
 from parbench.reports.history.levels import LevelRule
-from parbench.reports.history.runs import read_entry
+from parbench.reports.history.runs import make_history_run, select_runs
 from parbench.reports.run_data import RunData
 from tests.support.reports.compare_fixtures import (
     CASE,
@@ -60,23 +57,25 @@ def write_history_run(
     return path
 
 
-def make_entry(
+def add_run(
+    history: History,
     folder: Path,
     i: int,
     factor: float = 1.0,
     branch: str = "main",
     commit: str = "",
-    **run: Any,
-) -> RunEntry:
-    path = write_history_run(folder, i, factor, **run)
-    return read_entry(path, branch, commit)
+    **fields: Any,
+) -> str:
+    """Write the run of day ``i``, add it, and return the outcome."""
+    run = load_run(write_history_run(folder, i, factor, **fields))
+    return history.add(make_history_run(run, branch, commit), collect_points(run))
 
 
 def fill_history(
     history: History, folder: Path, factors: Iterable[float], first: int = 0, **entry: Any
 ) -> None:
     for i, factor in enumerate(factors, start=first):
-        history.add(make_entry(folder, i, factor, **entry))
+        add_run(history, folder, i, factor, **entry)
 
 
 @dataclass(frozen=True)
@@ -98,16 +97,17 @@ class DailyRuns:
 
     def add_records(self, records: list[Record], **entry: Any) -> HistoryCheck:
         """Add a run of these records, and check it."""
-        self.history.add(make_entry(self.folder, self.num_runs, records=records, **entry))
+        add_run(self.history, self.folder, self.num_runs, records=records, **entry)
         return self.check()
 
     def check(self, run_id: str = "", rule: LevelRule = RULE) -> HistoryCheck:
         """Check a run, or the newest one of the branch main."""
-        if run_id:
-            run = self.history.find_run(run_id)
-        else:
-            run = find_newest_run(self.history, "main")
-        return check_stored_run(self.history, run, rule)
+        run = select_runs(self.history.list_runs(), run_id or "main")[0]
+        return check_run(self.history, run, self.history.read_points(run), rule)
+
+    def annotate(self, run_id: str, series: str) -> None:
+        """Declare the changes of some series in a run intended."""
+        self.history.annotate(select_runs(self.history.list_runs(), run_id)[0], series, "note")
 
     def check_candidate(self, factor: float = 1.0, **run: Any) -> HistoryCheck:
         """Compare a run that is not part of the history with the branch main."""

@@ -21,8 +21,6 @@ NCCL_ONLY_CASES: list[NamedCase] = [
     ("p2p.pingpong", {"size_bytes": 4096}),
     ("p2p.sendrecv", {"size_bytes": 4096, "mode": "async"}),
     ("p2p.pairwise", {"size_bytes": 4096, "mode": "async"}),
-    ("collective.all_reduce", {"size_bytes": 4096, "mode": "coalesced"}),
-    ("collective.all_gather", {"size_bytes": 4096, "mode": "coalesced"}),
 ]
 """Cases that gloo does not carry between CUDA tensors."""
 

@@ -1,0 +1,214 @@
+"""The tables of nccl-tests, as text or JSON contains them, and their conversion to results."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import NamedTuple
+
+from parbench.bench.machine.environment import select_recorded_variables
+from parbench.bench.plan.catalogue import OperationSpec
+from parbench.bench.plan.params import Value
+from parbench.bench.results.records import Check
+from parbench.bench.text import UserError, format_list
+from parbench.reports.formats.imported import (
+    MICRO,
+    OPERATIONS_BY_NAME,
+    UNKNOWN,
+    ImportedResult,
+    ImportedRun,
+    resolve_num_ranks,
+)
+from parbench.reports.formats.nccl_names import PROGRAMS, REDOPS, TYPES
+
+PROGRAM = re.compile(r"\b\w+_perf\b")
+"""The name of a program of nccl-tests, such as ``all_reduce_perf``."""
+_OPERATIONS = {program: OPERATIONS_BY_NAME[name] for name, program in PROGRAMS.items()}
+"""The operation of each program."""
+_DTYPES = {nccl_type: dtype for dtype, nccl_type in TYPES.items()}
+"""The torch dtype of each type, keyed by the name in nccl-tests: ``half`` is ``float16``."""
+_REDOPS = {nccl_redop: redop for redop, nccl_redop in REDOPS.items()}
+"""The reduction of each redop, keyed by the name in nccl-tests: ``prod`` is ``product``."""
+MIN_CHECKED_BUSBW = 1.0
+"""Smaller printed bus bandwidths in GB/s have too few digits to be compared."""
+MAX_BUSBW_DIFFERENCE = 0.05
+"""The largest relative difference between printed and computed bus bandwidth without a note."""
+
+
+class NcclNumbers(NamedTuple):
+    """The printed numbers of one placement (in or out of place) of a row."""
+
+    time: float
+    """The time of one operation in us."""
+    busbw: float | None
+    """The bus bandwidth in GB/s, None if it was printed as N/A."""
+    num_wrong: int | None
+    """The number of wrong elements, None if results were not checked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclRow:
+    """One line of a table of nccl-tests: the results of one message size, in and out of place."""
+
+    place: str
+    """The location of the row for messages: ``FILE, line N`` or ``FILE, result N``."""
+    size: int
+    """The message size in bytes."""
+    type: str
+    """The data type by its name in nccl-tests, such as ``float``."""
+    redop: str
+    """The reduction by its name in nccl-tests, such as ``sum``, or ``none``."""
+    root: int
+    """The root rank, -1 for an operation without a root."""
+    measurements: Mapping[str, NcclNumbers]
+    """The printed numbers, keyed by placement (``out_of_place``, ``in_place``).
+
+    A placement whose time was printed as N/A is left out.
+    """
+
+
+class NcclRank(NamedTuple):
+    """A rank that nccl-tests lists above a table."""
+
+    number: int
+    """The number of the rank."""
+    host: str
+    """The name of the host, or ``unknown``."""
+    gpu: str
+    """The model of the GPU, empty if unknown."""
+
+
+@dataclass(kw_only=True)
+class NcclTable:
+    """A table of nccl-tests: the facts that are printed above it, and its rows."""
+
+    program: str = ""
+    """The program, such as ``all_reduce_perf``. Empty if the file does not name it."""
+    version: str | None = None
+    """The version of nccl-tests, None if unknown."""
+    nccl: str | None = None
+    """The version of NCCL, such as ``2.28.9``. None if unknown."""
+    mode: str = "pipelined"
+    """The mode of the cases: ``pipelined`` or ``blocking``."""
+    ranks: list[NcclRank] = field(default_factory=list)
+    """The listed ranks, in the order of the file. Empty if the file lists none."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """The environment variables of the job by name, which only JSON contains."""
+    rows: list[NcclRow] = field(default_factory=list)
+    """The rows of the table in the order of the file."""
+
+
+def convert_tables(tables: Sequence[NcclTable], source: str, nproc: int | None) -> ImportedRun:
+    """Return the run with the results of all tables of a file.
+
+    Raises ``UserError`` if a program is unknown, or if the number of ranks is unknown or differs
+    between tables.
+
+    Args:
+        tables: the tables, at least one.
+        source: the path of the file, for messages. A program that no line names may be in it.
+        nproc: the number of ranks that the user gave with ``--nproc``, None if not given.
+    """
+    for table in tables:
+        _check_ranks(table.ranks, source)
+    counts = {len(table.ranks) for table in tables}
+    if len(counts) > 1:
+        sizes = format_list(sorted(counts), "and")
+        raise UserError(f"{source} has tables of {sizes} ranks: import them from separate files")
+    num_ranks = resolve_num_ranks(counts.pop() or None, nproc, source)
+    results: list[ImportedResult] = []
+    notes: list[str] = []
+    for table in tables:
+        operation = _find_operation(table, source)
+        for row in table.rows:
+            results += _convert_row(table, row, operation)
+        notes += _check_busbw(table.rows, operation, num_ranks)
+    first = tables[0]
+    hosts = dict.fromkeys(rank.host for rank in first.ranks if rank.host != UNKNOWN)
+    gpus = dict.fromkeys(rank.gpu for rank in first.ranks if rank.gpu)
+    facts = {"gpu": ", ".join(gpus), "nccl": first.nccl}
+    return ImportedRun(
+        version=first.version,
+        environment={name: value for name, value in facts.items() if value},
+        num_ranks=num_ranks,
+        backend="nccl",
+        device="cuda",
+        results=results,
+        hosts=list(hosts),
+        variables=select_recorded_variables(first.variables),
+        notes=notes[:1],
+    )
+
+
+def _check_ranks(ranks: Sequence[NcclRank], source: str) -> None:
+    """Raise ``UserError`` if the listed ranks of a table are not 0, 1, 2 and so on, each once."""
+    numbers = sorted(rank.number for rank in ranks)
+    if numbers != list(range(len(numbers))):
+        raise UserError(
+            f"{source} does not list each rank from 0 up once. "
+            "If mpirun started several ranks, build nccl-tests with: make MPI=1"
+        )
+
+
+def _find_operation(table: NcclTable, source: str) -> OperationSpec:
+    """Return the operation of a table, by the program that the file or its name (``source``) names.
+
+    Raises ``UserError`` if there is no program, or if it has no operation.
+    """
+    in_name = PROGRAM.search(PurePath(source).name)
+    program = table.program or (in_name[0] if in_name else "")
+    if not program:
+        raise UserError(
+            f"{source} does not name the program of nccl-tests. "
+            "Add the line '# Collective test starting: all_reduce_perf' before the table"
+        )
+    if program not in _OPERATIONS:
+        programs = format_list(_OPERATIONS, "and")
+        raise UserError(f"{source}: {program} has no equivalent case. These have one: {programs}")
+    return _OPERATIONS[program]
+
+
+def _convert_row(
+    table: NcclTable, row: NcclRow, operation: OperationSpec
+) -> Iterator[ImportedResult]:
+    """Yield a result for each placement that was measured in a row of a table."""
+    params: dict[str, Value] = {
+        "size_bytes": row.size,
+        "dtype": _DTYPES.get(row.type, row.type),
+        "mode": table.mode,
+    }
+    if operation.is_reduction:
+        params["redop"] = _REDOPS.get(row.redop, row.redop)
+    if row.root >= 0:
+        params["root"] = row.root
+    for placement, numbers in row.measurements.items():
+        check = Check()
+        if numbers.num_wrong is not None:
+            check = Check(passed=numbers.num_wrong == 0, wrong=numbers.num_wrong)
+        yield ImportedResult(
+            operation=operation,
+            params={**params, "placement": placement},
+            seconds=numbers.time * MICRO,
+            check=check,
+        )
+
+
+def _check_busbw(
+    rows: Sequence[NcclRow], operation: OperationSpec, num_ranks: int
+) -> Iterator[str]:
+    """Yield a sentence for each printed bus bandwidth that differs from the computed one.
+
+    It is computed from size, time and the operation's factor for ``num_ranks`` ranks.
+    """
+    factor = operation.busbw(num_ranks) if operation.busbw else 1.0
+    for row in rows:
+        for numbers in row.measurements.values():
+            busbw = numbers.busbw or 0.0
+            if not numbers.time or busbw < MIN_CHECKED_BUSBW:
+                continue
+            computed = factor * row.size / numbers.time / 1e3
+            if abs(busbw - computed) > MAX_BUSBW_DIFFERENCE * computed:
+                yield (
+                    f"{row.place}: busbw {busbw:g} GB/s is printed, but size and time on "
+                    f"{num_ranks} ranks are {computed:.4g} GB/s: the list of ranks may be wrong"
+                )
