@@ -68,7 +68,6 @@ def measure_pairs(
     measure: MeasureSide,
     *,
     budget_seconds: float,
-    is_fixed_budget: bool,
     min_pairs: int,
     max_pairs: int,
     planned_pairs: int,
@@ -83,13 +82,12 @@ def measure_pairs(
         sides: the sides A and B.
         measure: measures one repetition of a side.
         budget_seconds: the time for the whole session.
-        is_fixed_budget: False if the session may take longer to measure ``min_pairs``.
         min_pairs: the number of pairs for which the budget must suffice.
         max_pairs: the number of pairs after which the session ends.
         planned_pairs: the number of pairs for which the budget should suffice.
         clock: returns a time in seconds.
 
-    Raises ``UserError`` if a fixed budget does not suffice for ``min_pairs``.
+    Raises ``UserError`` if the budget does not suffice for ``min_pairs``.
     """
     repetition_seconds = MEASURED_SHARE * budget_seconds / (2 * planned_pairs)
     repetition_seconds = max(repetition_seconds, MIN_REPETITION_SECONDS)
@@ -110,11 +108,9 @@ def measure_pairs(
                 repetition_seconds = max(repetition_seconds, complete)
         yield pairs
         num_missing = min_pairs - len(pairs)
-        if clock() + max(1, num_missing) * longest_pair <= end:
-            continue
-        if num_missing <= 0:
-            return
-        if is_fixed_budget:
+        if clock() + max(1, num_missing) * longest_pair > end:
+            if num_missing <= 0:
+                return
             raise UserError(
                 f"--budget is too short: a repetition of both sides takes "
                 f"{format_duration(longest_pair)}, and at least {min_pairs} are needed",
@@ -140,7 +136,6 @@ def compare_interleaved(
     *,
     budget_seconds: float,
     min_effect: float,
-    is_fixed_budget: bool = True,
     max_pairs: int | None = None,
     intended: Sequence[str] = (),
     clock: Callable[[], float] = time.monotonic,
@@ -154,13 +149,12 @@ def compare_interleaved(
         measure: measures one repetition of a side.
         budget_seconds: the time for the whole session.
         min_effect: the threshold as a fraction: smaller changes of the time are ignored.
-        is_fixed_budget: False if the session may take longer to measure the fewest pairs.
         max_pairs: the largest number of pairs, None for the last of ``TEST_POINTS``.
         intended: globs for the paths of counts and environment values whose differences are
             intentional. Differences that follow from the variables of the sides are added.
         clock: returns a time in seconds.
 
-    Raises ``UserError`` if a fixed budget does not suffice for the fewest pairs.
+    Raises ``UserError`` if the budget does not suffice for the fewest pairs.
     """
     limit = max_pairs or TEST_POINTS[-1]
     test_points = sorted({*(point for point in TEST_POINTS if point < limit), limit})
@@ -172,7 +166,6 @@ def compare_interleaved(
         sides,
         measure,
         budget_seconds=budget_seconds,
-        is_fixed_budget=is_fixed_budget,
         min_pairs=rule.min_repetitions,
         max_pairs=limit,
         planned_pairs=max_pairs or TEST_POINTS[0],

@@ -9,10 +9,6 @@ import click
 from parbench.bench.command_line import format_option
 from parbench.reports.options import COMPARE_FORMATS, runs_option, unknown_option
 
-AB_BUDGET = "10m"
-"""The time that ``parbench ab`` takes by default. It grows if it is too short."""
-AA_BUDGET = "20m"
-"""The time that ``parbench aa`` takes by default. It grows if it is too short."""
 _AB_EXAMPLES = """\b
 Examples:
   parbench ab --a NCCL_ALGO=Ring --b NCCL_ALGO=Tree -- all_reduce --sizes 1M:64M:x4
@@ -35,7 +31,11 @@ Exit codes: 0 fine; 2 bad input, or the budget is too short; 4 no series was mea
 """
 
 _budget_option = partial(
-    click.option, "--budget", metavar="TIME", help="Time for the whole session."
+    click.option,
+    "--budget",
+    metavar="TIME",
+    show_default=True,
+    help="Time for the whole session.",
 )
 _run_options = click.argument(
     "options", metavar="[-- ARGUMENTS OF RUN]", nargs=-1, type=click.UNPROCESSED
@@ -59,7 +59,7 @@ def _log(line: str) -> None:
     help="Python interpreter of side A, with parbench installed.",
 )
 @click.option("--b-python", default="", metavar="PYTHON", help="Python interpreter of side B.")
-@_budget_option(show_default=AB_BUDGET)
+@_budget_option(default="10m")
 @click.option("--min-effect", default="3%", show_default=True, help="Ignore smaller changes.")
 @click.option(
     "--across",
@@ -80,7 +80,7 @@ def ab(
     repetitions: int | None,
     out: Path,
     options: tuple[str, ...],
-    budget: str | None,
+    budget: str,
     min_effect: str,
     form: str,
     **sides: str,
@@ -109,8 +109,7 @@ def ab(
     result = compare_interleaved(
         (base_side, new_side),
         partial(run_repetition, out=out, options=options, log=_log),
-        budget_seconds=parse_duration(budget or AB_BUDGET),
-        is_fixed_budget=budget is not None,
+        budget_seconds=parse_duration(budget),
         min_effect=parse_percentage(min_effect),
         max_pairs=repetitions,
         intended=across,
@@ -131,7 +130,7 @@ def ab(
     show_default=True,
     help="Repetitions per side.",
 )
-@_budget_option(show_default=AA_BUDGET)
+@_budget_option(default="20m")
 @click.option(
     "--thresholds",
     "file",
@@ -144,9 +143,7 @@ def ab(
 )
 @runs_option(default=Path("runs/aa"), help="Folder for the runs.")
 @_run_options
-def aa(
-    repetitions: int, budget: str | None, file: Path, out: Path, options: tuple[str, ...]
-) -> None:
+def aa(repetitions: int, budget: str, file: Path, out: Path, options: tuple[str, ...]) -> None:
     """Measure this machine's noise, and write a threshold for each series.
 
     The same code is compared with itself, interleaved. The threshold of a series is the smallest
@@ -179,8 +176,7 @@ def aa(
     *_, pairs = measure_pairs(
         (Side(name="a", variables={}), Side(name="b", variables={})),
         partial(run_repetition, out=out, options=options, log=_log),
-        budget_seconds=parse_duration(budget or AA_BUDGET),
-        is_fixed_budget=budget is not None,
+        budget_seconds=parse_duration(budget),
         min_pairs=MIN_REPETITIONS // 2,
         max_pairs=repetitions,
         planned_pairs=repetitions,

@@ -6,7 +6,7 @@ times, because the difference may be the cause.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from parbench.bench.exit_codes import ExitCode
 from parbench.bench.plan.cases import Case
@@ -49,42 +49,27 @@ class SeriesComparison:
     A series is a case (benchmark with parameters) on given ranks, nodes, backend and device.
     """
 
-    base: CaseResult | None
-    """The result in BASE, None if BASE does not have the series."""
-    new: CaseResult | None
-    """The result in NEW, None if NEW does not have the series."""
-    verdict: Verdict = Verdict.UNCONFIRMED
+    case: Case
+    """The case that the series measures."""
+    label: str
+    """The name of the case with the parameters that distinguish it from other cases."""
+    world: WorldInfo
+    """The ranks, nodes, backend and device on which the series was measured."""
+    verdict: Verdict
     """The verdict on the time, or on a failure. It is UNCONFIRMED until the times are judged."""
-    reason: str = ""
+    reason: str
     """The reason for the verdict as text, empty for SLOWER, FASTER and NO CHANGE."""
     effect: Effect | None = None
     """The change of the time from BASE to NEW with its 95 % interval.
 
     None if the times were not compared.
     """
-    times: SeriesTimes = field(default_factory=SeriesTimes)
+    times: SeriesTimes
     """The time of each repetition in seconds in both runs, and the threshold of the series."""
-    environment_changes: tuple[EnvironmentChange, ...] = ()
+    environment_changes: tuple[EnvironmentChange, ...]
     """The differences between the environments in which the series was measured."""
-    counts: CountComparison = field(default_factory=CountComparison)
+    counts: CountComparison
     """The comparison of the exact counts: calls, bytes, memory and schedule."""
-
-    @property
-    def any_result(self) -> CaseResult:
-        """The result in NEW, or the result in BASE if NEW does not have the series."""
-        result = self.new or self.base
-        assert result is not None, "a series is in at least one run"
-        return result
-
-    @property
-    def case(self) -> Case:
-        """The case that the series measures."""
-        return self.any_result.case
-
-    @property
-    def world(self) -> WorldInfo:
-        """The ranks, nodes, backend and device on which the series was measured."""
-        return self.any_result.world
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,22 +165,24 @@ def compare(
             if threshold:
                 case_id = point.series.case.id
                 min_effects[case_id] = max(threshold.min_effect, min_effects.get(case_id, 0.0))
-    series = []
-    for pair in _pair_cases(base, new):
-        min_effect = max(rule.min_effect, min_effects.get(pair.case.id, 0.0))
-        series.append(_examine_series(pair, base, new, min_effect, intended))
-    if not any(pair.base and pair.new for pair in series):
+    pairs = list(_pair_results(base, new))
+    if not any(base_result and new_result for base_result, new_result in pairs):
         raise UserError(
             f"the runs share no series: BASE is {base.run.path}, NEW is {new.run.path}. "
             "Compare runs of the same cases on the same number of ranks"
         )
-    undecided = [pair.times for pair in series if pair.verdict == Verdict.UNCONFIRMED]
+    series = []
+    for base_result, new_result in pairs:
+        member = _examine_series(base_result, new_result, base, new, intended)
+        min_effect = max(rule.min_effect, min_effects.get(member.case.id, 0.0))
+        series.append(replace(member, times=replace(member.times, min_effect=min_effect)))
+    undecided = [member.times for member in series if member.verdict == Verdict.UNCONFIRMED]
     judgements = iter(judge_series(undecided, rule))
-    for i, pair in enumerate(series):
-        if pair.verdict == Verdict.UNCONFIRMED:
+    for i, member in enumerate(series):
+        if member.verdict == Verdict.UNCONFIRMED:
             judgement = next(judgements)
             series[i] = replace(
-                pair,
+                member,
                 verdict=judgement.verdict,
                 reason=judgement.reason,
                 effect=judgement.effect,
@@ -203,12 +190,14 @@ def compare(
     return RunComparison(base=base, new=new, rule=rule, series=tuple(series))
 
 
-def _pair_cases(base: RunData, new: RunData) -> Iterator[SeriesComparison]:
-    """Yield a comparison for each case with its results in BASE and NEW, before times are compared.
+def _pair_results(
+    base: RunData, new: RunData
+) -> Iterator[tuple[CaseResult | None, CaseResult | None]]:
+    """Yield (result in BASE, result in NEW) of each case, those of BASE first.
 
-    The cases of BASE come first. A case that only BASE has gets the verdict MISSING, a case that
-    only NEW has gets NEW. A case on different ranks, nodes, backends or devices in the two runs
-    gives both. Cases that were skipped in every repetition are left out.
+    A result is None if a run does not have the case. A case on different ranks, nodes, backends or
+    devices in the two runs gives two pairs. Cases that were skipped in every repetition are left
+    out.
     """
     base_results, new_results = (
         {
@@ -223,75 +212,77 @@ def _pair_cases(base: RunData, new: RunData) -> Iterator[SeriesComparison]:
         new_result = new_results.get(case_id)
         if base_result and new_result:
             worlds = find_world(base_result.records), find_world(new_result.records)
-            if are_equal_worlds(*worlds):
-                yield SeriesComparison(base=base_result, new=new_result)
-                continue
-        if base_result:
-            reasons = [skip.reason for skip in new.plan.skipped if skip.case.id == case_id]
-            reasons += [record.reason for record in new.run.records if record.case.id == case_id]
-            reasons.append(f"NEW has no result on {describe_world(base_result.world)}")
-            yield SeriesComparison(
-                base=base_result,
-                new=None,
-                verdict=Verdict.MISSING,
-                reason=next(filter(None, reasons)),
-            )
-        if new_result:
-            reason = f"BASE has no result on {describe_world(new_result.world)}"
-            yield SeriesComparison(base=None, new=new_result, verdict=Verdict.NEW, reason=reason)
+            if not are_equal_worlds(*worlds):
+                yield base_result, None
+                base_result = None
+        yield base_result, new_result
 
 
 def _examine_series(
-    series: SeriesComparison,
+    base_result: CaseResult | None,
+    new_result: CaseResult | None,
     base: RunData,
     new: RunData,
-    min_effect: float,
     intended: Sequence[str],
 ) -> SeriesComparison:
     """Return the comparison of a case with its counts, times and environments.
 
     The verdict is final if the case failed in NEW, if only one run has it, or if the environments
-    differ. Otherwise it stays UNCONFIRMED until the times are judged.
+    differ. Otherwise it is UNCONFIRMED until the times are judged.
 
     Args:
-        series: the results of the case in both runs.
+        base_result: the result of the case in BASE, None if BASE lacks it.
+        new_result: the result of the case in NEW, None if NEW lacks it.
         base: the run BASE.
         new: the run NEW.
-        min_effect: the threshold of the case as a fraction.
         intended: globs for the paths of counts and environment values whose differences are
             intentional.
     """
-    if series.new is not None and series.new.status in ("wrong", "failed", "hang"):
-        verdict = Verdict.WRONG if series.new.status == "wrong" else Verdict.FAILED
-        reason = "; ".join(series.new.reasons) or series.new.status
-        return replace(series, verdict=verdict, reason=reason)
-    if series.base is None or series.new is None:
-        return series
+    result = new_result or base_result
+    assert result is not None, "a series is in at least one run"
+    verdict, reason = Verdict.UNCONFIRMED, ""
     changes: tuple[EnvironmentChange, ...] = ()
-    if series.base.measured and series.new.measured:
-        changes = find_environment_changes(
-            collect_environment(base.run, series.base.measured),
-            collect_environment(new.run, series.new.measured),
-            intended,
-        )
-    series = replace(
-        series,
-        times=SeriesTimes(
-            base=_collect_times(series.base), new=_collect_times(series.new), min_effect=min_effect
-        ),
+    counts = CountComparison()
+    if new_result and new_result.status in ("wrong", "failed", "hang"):
+        verdict = Verdict.WRONG if new_result.status == "wrong" else Verdict.FAILED
+        reason = "; ".join(new_result.reasons) or new_result.status
+    elif base_result is None:
+        verdict, reason = Verdict.NEW, f"BASE has no result on {describe_world(result.world)}"
+    elif new_result is None:
+        case_id = result.case.id
+        reasons = [skip.reason for skip in new.plan.skipped if skip.case.id == case_id]
+        reasons += [record.reason for record in new.run.records if record.case.id == case_id]
+        reasons.append(f"NEW has no result on {describe_world(result.world)}")
+        verdict, reason = Verdict.MISSING, next(filter(None, reasons))
+    else:
+        if base_result.measured and new_result.measured:
+            changes = find_environment_changes(
+                collect_environment(base.run, base_result.measured),
+                collect_environment(new.run, new_result.measured),
+                intended,
+            )
+        counts = compare_counts(collect_counts(base_result), collect_counts(new_result), intended)
+        blocking = [change.text for change in changes if change.is_blocking]
+        if blocking:
+            verdict = Verdict.ENVIRONMENT_CHANGED
+            reason = "; ".join(name_first(blocking, MAX_NAMED_CHANGES))
+    return SeriesComparison(
+        case=result.case,
+        label=(base.labels | new.labels)[result.case.id],
+        world=result.world,
+        verdict=verdict,
+        reason=reason,
+        times=SeriesTimes(base=_collect_times(base_result), new=_collect_times(new_result)),
         environment_changes=changes,
-        counts=compare_counts(collect_counts(series.base), collect_counts(series.new), intended),
+        counts=counts,
     )
-    blocking = [change.text for change in changes if change.is_blocking]
-    if blocking:
-        reason = "; ".join(name_first(blocking, MAX_NAMED_CHANGES))
-        return replace(series, verdict=Verdict.ENVIRONMENT_CHANGED, reason=reason)
-    return series
 
 
-def _collect_times(result: CaseResult) -> Repetitions:
+def _collect_times(result: CaseResult | None) -> Repetitions:
     """Return the times of a case in seconds, keyed by the number of the repetition.
 
-    The result is empty if the result of the case is wrong.
+    They are empty if the result of the case is wrong or None.
     """
-    return {} if result.status == "wrong" else result.by_repetition(result.headline)
+    if result is None or result.status == "wrong":
+        return {}
+    return result.by_repetition(result.headline)

@@ -45,8 +45,8 @@ def render_junit(comparison: RunComparison) -> str:
         tag = "skipped" if is_new else TAGS.get(EXIT_CODES[series.verdict], "")
         classname = f"{series.case.name} on {describe_world(series.world)}"
         case = _add_case(suites["times"], classname, label, tag, ". ".join(filter(None, parts)))
-        if series.new and series.new.seconds is not None:
-            case.set("time", f"{series.new.seconds:.9f}")
+        if series.times.new_seconds is not None:
+            case.set("time", f"{series.times.new_seconds:.9f}")
     root = Element("testsuites", name="parbench compare")
     for suite in suites.values():
         if len(suite):

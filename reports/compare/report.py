@@ -10,7 +10,7 @@ from parbench.bench.results.limits import read_limits
 from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Row, SortedText, Table
 from parbench.bench.text import UserError
-from parbench.reports.compare.compare import RunComparison, SeriesComparison, compare
+from parbench.reports.compare.compare import RunComparison, compare
 from parbench.reports.compare.junit import render_junit
 from parbench.reports.compare.pool import describe_world
 from parbench.reports.compare.rendering import VerdictReport, render
@@ -20,7 +20,6 @@ from parbench.reports.compare.verdicts import Verdict, format_verdicts, rank_ver
 from parbench.reports.compare.wording import (
     explain_comparison,
     format_effect,
-    label_series,
     summarize_comparison,
 )
 from parbench.reports.figures.primitives import IntervalRow
@@ -173,7 +172,7 @@ def build_report(comparison: RunComparison, code: int = 0) -> VerdictReport:
             "rule": comparison.rule,
             "base": _describe_run(comparison.base.run),
             "new": _describe_run(comparison.new.run),
-            "series": [_describe_series(series) for series in comparison.series],
+            "series": comparison.series,
             "limits": comparison.limits,
             "environment": comparison.environment_changes,
         },
@@ -185,14 +184,13 @@ def _build_count_rows(comparison: RunComparison) -> list[Row]:
 
     The worst verdict comes first, and intended changes last.
     """
-    labels = label_series([series for series, _ in comparison.count_changes])
     return [
         {
-            "case": label,
+            "case": series.label,
             "verdict": f"{change.verdict} (intended)" if change.is_intended else change.verdict,
             "change": change.message,
         }
-        for label, (_, change) in zip(labels, comparison.count_changes, strict=True)
+        for series, change in comparison.count_changes
     ]
 
 
@@ -202,14 +200,14 @@ def _build_time_rows(comparison: RunComparison) -> list[Row]:
     Cases with the same verdict are in the order of the plan.
     """
     rows: list[Row] = []
-    for label, series in zip(label_series(comparison.series), comparison.series, strict=True):
+    for series in comparison.series:
         effect = series.effect
         row: dict[str, Any] = {
-            "case": label,
+            "case": series.label,
             "world": describe_world(series.world),
             "verdict": series.verdict,
-            "base_seconds": series.base.seconds if series.base else None,
-            "new_seconds": series.new.seconds if series.new else None,
+            "base_seconds": series.times.base_seconds,
+            "new_seconds": series.times.new_seconds,
             "repetitions": f"{len(series.times.base)} / {len(series.times.new)}",
             "reason": series.reason or UNKNOWN,
         }
@@ -233,26 +231,6 @@ def _describe_run(run: Run) -> dict[str, str]:
     }
 
 
-def _describe_series(series: SeriesComparison) -> dict[str, Any]:
-    """Return the content of the JSON report about one case, by key.
-
-    Times are in seconds, keyed by repetition, and changes are fractions.
-    """
-    return {
-        "case": series.case,
-        "world": series.world,
-        "verdict": series.verdict,
-        "reason": series.reason,
-        "metric": series.any_result.headline,
-        "effect": series.effect,
-        "min_effect": series.times.min_effect,
-        "base_seconds": series.times.base,
-        "new_seconds": series.times.new,
-        "environment": series.environment_changes,
-        "counts": series.counts,
-    }
-
-
 def draw_effects(comparison: RunComparison, file: Path) -> None:
     """Draw the change of the time of each case with its 95 % interval to a file.
 
@@ -262,14 +240,14 @@ def draw_effects(comparison: RunComparison, file: Path) -> None:
     from parbench.reports.figures.svg import save_chart
 
     rows = []
-    for label, series in zip(label_series(comparison.series), comparison.series, strict=True):
+    for series in comparison.series:
         effect = series.effect
         if effect is not None:
             low = effect.change if effect.low is None else effect.low
             high = effect.change if effect.high is None else effect.high
             rows.append(
                 IntervalRow(
-                    label=f"{label}: {series.verdict}",
+                    label=f"{series.label}: {series.verdict}",
                     interval=(effect.change, low, high),
                     hue=HUES.get(series.verdict, "blue"),
                 )

@@ -6,7 +6,8 @@ the whole 95 % interval of the change lies within the threshold, otherwise UNCON
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from statistics import geometric_mean
 
 from parbench.bench.results.formatting import format_percent
 from parbench.reports.compare.verdicts import Verdict
@@ -37,12 +38,22 @@ class Rule:
 class SeriesTimes:
     """The times of one case in the runs BASE and NEW, and its threshold."""
 
-    base: Repetitions = field(default_factory=dict)
+    base: Repetitions
     """The time of an iteration in each repetition of BASE in seconds, keyed by repetition."""
-    new: Repetitions = field(default_factory=dict)
+    new: Repetitions
     """The time of an iteration in each repetition of NEW in seconds, keyed by repetition."""
     min_effect: float = 0.0
     """The threshold of the case as a fraction: smaller changes are ignored."""
+
+    @property
+    def base_seconds(self) -> float | None:
+        """The geometric mean of the times in BASE in seconds, None without times."""
+        return geometric_mean(self.base.values()) if self.base else None
+
+    @property
+    def new_seconds(self) -> float | None:
+        """The geometric mean of the times in NEW in seconds, None without times."""
+        return geometric_mean(self.new.values()) if self.new else None
 
 
 @dataclass(frozen=True, kw_only=True)

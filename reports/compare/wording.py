@@ -1,14 +1,12 @@
 """The sentences and numbers in the report on a comparison of the runs BASE and NEW."""
 
-from collections.abc import Sequence
 from datetime import datetime
 from statistics import median
 
 from parbench.bench.results.formatting import format_number, format_percent
 from parbench.bench.text import format_duration, name_first, pluralize
-from parbench.reports.analysis.labels import label_cases
 from parbench.reports.analysis.verdicts import describe_emulations
-from parbench.reports.compare.compare import RunComparison, SeriesComparison
+from parbench.reports.compare.compare import RunComparison
 from parbench.reports.compare.verdicts import MEANINGS, Verdict, count_verdicts, format_verdicts
 from parbench.reports.limits import describe_limits
 from parbench.reports.stats import Effect, compute_required_repetitions
@@ -28,12 +26,6 @@ def format_effect(effect: Effect) -> str:
     )
     has_interval = effect.low is not None and effect.high is not None
     return f"{change} % [{low}, {high}]" if has_interval else f"{change} %"
-
-
-def label_series(series: Sequence[SeriesComparison]) -> list[str]:
-    """Return a label for each compared case, in order, with the parameters that distinguish it."""
-    labels = label_cases([member.any_result for member in series])
-    return [labels[member.case.id] for member in series]
 
 
 def summarize_comparison(comparison: RunComparison) -> list[str]:
@@ -80,8 +72,8 @@ def _describe_times(comparison: RunComparison) -> str:
         what = "Times were not checked" if comparison.num_counts else "Nothing was checked"
         return f"{what}: {format_verdicts(verdicts)}."
     slower = [
-        (series.effect, label)
-        for label, series in zip(label_series(comparison.series), comparison.series, strict=True)
+        (series.effect, series.label)
+        for series in comparison.series
         if series.verdict == Verdict.SLOWER and series.effect
     ]
     judged = f"{comparison.num_judged} series"

@@ -111,7 +111,7 @@ def test_compare_uses_a_measured_threshold(base: str, slower: str, tmp_path: Pat
     assert "at most 30.0 %" in result.output
     data = json.loads(invoke(base, slower, "--min-effect", file, "--format", "json").output)
     [series] = data["series"]
-    assert series["min_effect"] == pytest.approx(0.3)
+    assert series["times"]["min_effect"] == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_json_holds_every_number(mixed: RunComparison) -> None:
     series = data["series"][0]
     assert series["effect"]["change"] == pytest.approx(0.2)
     assert {"low", "high", "detectable", "p_value", "noise"} < series["effect"].keys()
-    assert len(series["base_seconds"]) == 5
+    assert len(series["times"]["base"]) == 5
     [change] = data["environment"]
     assert change["path"] == "host.address"
     assert change["new"] == "b|c"
