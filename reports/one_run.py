@@ -26,8 +26,8 @@ from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import chart_bandwidth
 from parbench.reports.figures.pipeline import chart_pipeline
 from parbench.reports.figures.timeline import chart_timeline
-from parbench.reports.findings.engine import apply_rules
-from parbench.reports.findings.record_evidence import collect_evidence
+from parbench.reports.findings.rules import apply_rules
+from parbench.reports.findings.run_evidence import collect_evidence
 from parbench.reports.report import Report, make_sections
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.communication import group_operations, list_communication_tables

@@ -41,7 +41,7 @@ link_option = click.option(
     "link_bytes_per_second",
     metavar="SPEED",
     callback=_parse_link,
-    help="Speed of the links, such as 400Gbit. Bandwidths above it are named.",
+    help="Speed of the links, such as 400Gbit, with which bandwidths are compared.",
 )
 history_option = partial(
     click.option,

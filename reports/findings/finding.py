@@ -1,7 +1,6 @@
 """Findings: problems of a run or of traces that cost enough time to be reported."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from parbench.bench.results.formatting import format_percent
 
@@ -28,27 +27,11 @@ class Finding:
 
     None if its cost is not a time, such as for unexpected bytes.
     """
-    confidence: float = 1.0
-    """1 if repetitions agree, 0.5 for a single repetition."""
-    evidence: Mapping[str, object] = field(default_factory=dict)
-    """The numbers behind the message, keyed by name such as ``seconds``, for JSON."""
 
     @property
     def text(self) -> str:
         """The message, followed by ``-> COMMAND`` if there is a command."""
         return f"{self.message} -> {self.command}" if self.command else self.message
-
-    @property
-    def expected_share(self) -> float:
-        """The fraction of the time that the problem costs, times the confidence, for sorting."""
-        return (self.time_share or 0.0) * self.confidence
-
-    @property
-    def name(self) -> str:
-        """The subject, followed by ``time_share`` in percent if it is known: ``rank 3 (12 %)``."""
-        if self.time_share is None:
-            return self.subject
-        return f"{self.subject} ({format_percent(self.time_share)})"
 
 
 def describe_no_finding(min_share: float) -> str:

@@ -15,8 +15,8 @@ from parbench.reports.analysis.labels import AXES
 from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.timeline import chart_timeline
-from parbench.reports.findings.engine import apply_rules
 from parbench.reports.findings.finding import MIN_SHARE, describe_no_finding
+from parbench.reports.findings.rules import apply_rules
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
 from parbench.reports.traces.flight_dumps import explain_dumps, list_dumps

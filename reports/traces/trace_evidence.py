@@ -13,14 +13,14 @@ from parbench.bench.results.formatting import format_case_size, format_percent
 from parbench.bench.results.spans import difference, gaps, intersection, length
 from parbench.bench.text import pluralize
 from parbench.reports.findings.commands import build_command, build_preset_command
-from parbench.reports.findings.communication_evidence import compare_times
 from parbench.reports.findings.evidence import (
     CollectedEvidence,
     Communication,
+    FitComparison,
     PipelineIdle,
     StepEvidence,
     StragglerEvidence,
-    TimeComparison,
+    compare_with_fit,
 )
 from parbench.reports.traces.job import SharedCall, TracedJob, compute_waits
 from parbench.reports.traces.rank_trace import TracedCall, TracedRank, TracedStep
@@ -55,9 +55,7 @@ def collect_evidence(job: TracedJob, predict: PredictSeconds | None = None) -> C
     copy_seconds = [rank.compute_median(lambda parts: parts.copy_seconds) for rank in job.ranks]
     step = StepEvidence(
         name="",
-        id="",
         seconds=job.step_seconds,
-        num_observations=job.num_steps,
         command=build_preset_command,
         communication=[
             _make_communication(label, rank, seconds)
@@ -202,13 +200,10 @@ def _measure_pipeline(job: TracedJob, message_seconds: Sequence[float]) -> Pipel
     """
     if not message_seconds or len(job.ranks) < 2:
         return None
-    slowest = max(job.ranks, key=_compute_seconds)
-    mean_seconds = fmean(_compute_seconds(rank) for rank in job.ranks)
+    compute_seconds = [_compute_seconds(rank) for rank in job.ranks]
     return PipelineIdle(
         bubble_seconds=sum(message_seconds),
-        uneven_seconds=_compute_seconds(slowest) - mean_seconds,
-        ranks=len(job.ranks),
-        slowest_rank=slowest.rank,
+        uneven_seconds=max(compute_seconds) - fmean(compute_seconds),
     )
 
 
@@ -226,20 +221,21 @@ def _find_stragglers(job: TracedJob) -> Iterator[StragglerEvidence]:
     seconds = waits[late_rank]
     if seconds < 2 * waits[second_rank] or seconds <= (job.clock_error_ns or 0) / 1e9:
         return
-    compute_seconds, other_compute_seconds = _compare_rank(job, late_rank, _compute_seconds)
-    idle_seconds, other_idle_seconds = _compare_rank(job, late_rank, _measure_idle)
-    is_computing = compute_seconds - other_compute_seconds >= seconds / 2
-    is_idle = idle_seconds - other_idle_seconds >= seconds / 2
     share = fmean(shared.last_rank == late_rank for shared in job.shared_calls)
     steps = pluralize(job.num_steps, "step")
+    observation = f"arrives last in {format_percent(share)} of collectives of {steps}"
+    compute_seconds, other_compute_seconds = _compare_rank(job, late_rank, _compute_seconds)
+    idle_seconds, other_idle_seconds = _compare_rank(job, late_rank, _measure_idle)
+    if compute_seconds - other_compute_seconds >= seconds / 2:
+        ratio = compute_seconds / max(other_compute_seconds, 1e-9)
+        observation += f", and computes {ratio:.2f} times as long as the others"
+    elif idle_seconds - other_idle_seconds >= seconds / 2:
+        observation += ", and its host probably does not keep up"
     yield StragglerEvidence(
         rank=late_rank,
-        observation="arrives last",
-        occasions=f"in {format_percent(share)} of collectives of {steps}",
+        observation=observation,
         waited_seconds=seconds,
         waited_share=seconds / job.step_seconds,
-        compute_ratio=compute_seconds / max(other_compute_seconds, 1e-9) if is_computing else 1.0,
-        host_idle_seconds=idle_seconds - other_idle_seconds if is_idle else 0.0,
     )
 
 
@@ -257,7 +253,7 @@ def _compare_rank(
 
 def _compare_with_fits(
     job: TracedJob, exposed: Mapping[str, tuple[TracedRank, float]], predict: PredictSeconds
-) -> Iterator[TimeComparison]:
+) -> Iterator[FitComparison]:
     """Yield a comparison of measured and predicted transfer times for each kind of collective.
 
     Args:
@@ -271,16 +267,12 @@ def _compare_with_fits(
         if shared.transfer_ns > 0 and predict(shared):
             calls[shared.call.label].append(shared)
     for label, shared_calls in calls.items():
-        fits = {number: predict(shared) or 0.0 for number, shared in enumerate(shared_calls)}
-        times = {number: shared.transfer_ns / 1e9 for number, shared in enumerate(shared_calls)}
         facts = shared_calls[0].call.facts
         size = format_case_size(facts.num_bytes)
-        yield from compare_times(
-            fits,
-            times,
-            kind="off-fit",
-            name=label,
-            reference="the fit of the run",
+        yield from compare_with_fit(
+            label,
+            [predict(shared) or 0.0 for shared in shared_calls],
+            [shared.transfer_ns / 1e9 for shared in shared_calls],
             affected_seconds=exposed[label][1],
             total_seconds=job.step_seconds,
             command=build_command([facts.op, "--sizes", size], {}),

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from parbench.bench.plan.cases import Case, load_catalogue, make_case
+from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Interval, Record
 from parbench.bench.results.runs import Run, load_run, make_samples_path
-from parbench.reports.findings.commands import STEP_DEFAULTS
-from parbench.reports.findings.engine import MAX_FINDINGS, apply_rules
 from parbench.reports.findings.finding import Finding
-from parbench.reports.findings.record_evidence import collect_evidence
+from parbench.reports.findings.rules import MAX_FINDINGS, apply_rules
+from parbench.reports.findings.run_evidence import collect_evidence
 from parbench.reports.run_data import RunData
 from tests.support.reports.late import find_stragglers, late_record
 from tests.support.reports.nodes_fixtures import (
@@ -150,12 +149,6 @@ def make_outlier(repetitions: int, seconds: float) -> list[Record]:
     ]
 
 
-def make_composite(*seconds: float) -> list[Record]:
-    """Return an all_reduce of 1 ms, and a reduce_scatter that takes these times."""
-    all_reduce = repeat(collective_case(size_bytes=1 << 20), 1e-3, 1e-3, 1e-3, 1e-3)
-    return [*all_reduce, *repeat(collective_case("reduce_scatter", 1 << 20), *seconds)]
-
-
 def make_uneven_pipeline() -> Record:
     return make_pipeline({"imbalance": 0.2}, split="3+1", layers_by_stage=[3, 1])
 
@@ -163,25 +156,25 @@ def make_uneven_pipeline() -> Record:
 @pytest.mark.parametrize(
     ("records", "kind", "facts"),
     [
-        (make_late_records(skew=6e-4), "late-rank", ["Rank 1", "3 of 3", "600 us", "60.0 %"]),
+        (make_late_records(skew=6e-4), "slow-rank", ["Rank 1", "3 of 3", "600 us", "60.0 %"]),
         (
             train_buckets(count=1),
             "one-bucket",
-            ["8.00 MiB", "30.0 %", "-> parbench run ddp --set bucket_mb=2,25"],
+            ["8.00 MiB", "30.0 %", "-> parbench run ddp --nproc 4 ", "--set bucket_mb=2,25"],
         ),
         (
             train_sharded(),
             "no-prefetch",
-            ["-> parbench run fsdp --set prefetch=default,explicit"],
+            ["-> parbench run fsdp ", "--set prefetch=default,explicit"],
         ),
         (train_sharded(prefetch="explicit"), "exposed-communication", []),
         (train_microbatches(), "sync-per-microbatch", ["--set no_sync=false,true"]),
         (
             [*train("tp", exposed=0.3), *train("cp", exposed=0.5)],
             "exposed-communication",
-            ["cp (axis dp): 50.0 %", "Also: tp (axis dp) (30.0 %)"],
+            ["cp (axis dp): 50.0 %", "Also: tp (axis dp)"],
         ),
-        (train(idle=0.4), "host-bound", ["-> parbench run fsdp --set microbatch=4,16"]),
+        (train(idle=0.4), "host-bound", ["-> parbench run fsdp ", "--set microbatch=4,16"]),
         ([make_uneven_pipeline()], "uneven-stages", ["20.0 %", "--set split=3+1,2+2"]),
         (
             [make_pipeline({"schedule": 0.3}, microbatches=2)],
@@ -191,20 +184,13 @@ def make_uneven_pipeline() -> Record:
         (
             [expert_record(routing="zipf")],
             "hot-experts",
-            ["20.0 %", "1.35 times", "--set capacity=0,1.25"],
+            ["20.0 %", "--set capacity=0,1.25"],
         ),
         (link_records((2, 1)), "slow-link", ["from rank 2 to 1", "0.315 GB/s", "1.57 GB/s"]),
         (
             make_outlier(3, 4e-3),
             "off-fit",
             ["times as long as its fit", "-> parbench run all_reduce --sizes "],
-        ),
-        # Logs of other tools have one repetition, and small sizes are a small share of their time.
-        (make_outlier(1, 1e-2), "off-fit", []),
-        (
-            make_composite(2e-3, 2.02e-3, 2e-3, 2.02e-3),
-            "slower-than-composite",
-            ["2.01 ms", "reduce_scatter all_reduce --sizes 1M"],
         ),
     ],
 )
@@ -241,7 +227,7 @@ def test_problem_is_the_only_finding(
             *link_records((2, 1), repetition=1),
             *link_records(repetition=2),
         ],
-        make_composite(1.3e-3, 2.6e-3, 1.3e-3, 2.6e-3),
+        make_outlier(1, 1e-2),
     ],
 )
 def test_small_or_uncertain_problem_is_no_finding(records: list[Record]) -> None:
@@ -304,20 +290,6 @@ def test_slow_rank_computes_longer(tmp_path: Path) -> None:
     assert find_by_compute(tmp_path / "no-wait", longer_us=3000.0, straggler_wait=1e-4) == ()
 
 
-def test_finding_names_phase() -> None:
-    seconds = {
-        "phase_time.forward": 0.06,
-        "phase_time.data": 0.03,
-        "phase_exposed.forward": 0.025,
-        "phase_exposed.data": 0.024,
-    }
-    records = [
-        with_metrics(record, **record.metrics, **counted_metrics("s", seconds))
-        for record in train(exposed=0.3)
-    ]
-    assert "exposed communication, most of it in phase data." in get_finding(records).text
-
-
 def find_slow(records: Sequence[Record]) -> list[Finding]:
     """Return the findings on slow links and groups of a run on four nodes of two ranks."""
     findings = find_in(make_node_run(records, make_hosts(4, 2)))
@@ -359,22 +331,14 @@ def test_unexpected_bytes_have_no_share_of_the_time() -> None:
     assert "2.000 times the expected bytes on dp" in finding.message
 
 
-def test_step_defaults_are_those_of_the_catalogue() -> None:
-    definitions = load_catalogue(["parbench.workloads.catalogue"])
-    for definition in definitions:
-        for param in definition.params:
-            if param.name in STEP_DEFAULTS and not param.optional:
-                assert STEP_DEFAULTS[param.name] == param.default, (definition.name, param.name)
-
-
 def test_findings_are_ordered_by_cost_and_limited() -> None:
     records = train_buckets(count=1, num_bytes=1 << 20, exposed=0.1)
     records += train_sharded()
     records.append(make_pipeline({"imbalance": 0.4, "schedule": 0.35}))
     assert get_kinds(records) == [
-        "no-prefetch",
         "uneven-stages",
         "pipeline-bubble",
+        "no-prefetch",
         "one-bucket",
     ]
     records += make_late_records()

@@ -95,13 +95,13 @@ def test_logs_of_two_nccl_versions_are_compared(tmp_path: Path) -> None:
     assert not change.is_blocking
 
 
-def test_import_names_bandwidths_above_the_link(tmp_path: Path) -> None:
+def test_import_compares_bandwidths_with_the_link(tmp_path: Path) -> None:
     run = import_text(tmp_path, NCCL, link_bytes_per_second=1e9)
-    findings = make_report(RunData(run)).findings
-    assert [finding.kind for finding in findings] == ["above-link"]
-    assert "above the link of 1.00 GB/s" in findings[0].message
-    data = RunData.load(import_text(tmp_path, NCCL).path, link_bytes_per_second=1e15)
-    assert not make_report(data).findings
+    ceilings = [
+        RunData(run).ceiling,
+        RunData.load(run.path, link_bytes_per_second=1e15).ceiling,
+    ]
+    assert [ceiling and ceiling.bytes_per_second for ceiling in ceilings] == [1e9, 1e15]
 
 
 def test_import_shows_gpus_and_published_bandwidths(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_transfers_are_compared_with_the_fit_of_a_run(traces: Path, tmp_path: Pa
     run = write_run(tmp_path, run_from_records(*records))
     result = explain(traces, "--against", run)
     assert result.exit_code == 0
-    assert "as long as the fit" in result.stdout
+    assert "as long as its fit" in result.stdout
     assert str(run) in result.stdout
 
 
