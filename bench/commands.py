@@ -408,7 +408,7 @@ Examples:
   parbench slurm screen --nodes 64        every node of a Slurm cluster, and the links between them
 
 \b
-Exit codes: 0 all fine; 1 a device, link or port is bad; 2 bad input; 4 something did not run.
+Exit codes: 0 all fine; 1 a device or link is bad; 2 bad input; 4 something did not run.
 """
 """The text after the options in the help of ``parbench check``."""
 
@@ -435,7 +435,7 @@ Exit codes: 0 all fine; 1 a device, link or port is bad; 2 bad input; 4 somethin
     "--hosts",
     metavar="FILE|HOST,...",
     help="Check these hosts over ssh, each separately, all at the same time. A list may be "
-    "n[01-03]. The file may be a hostfile of MPI.",
+    "n[01-03]. A file has one host a line.",
 )
 @click.option(
     "--ssh",
@@ -476,15 +476,18 @@ def check(
 
     from parbench.bench.check import check as checks
     from parbench.bench.check import hosts as host_checks
+    from parbench.bench.check.health import Health
     from parbench.bench.check.show import render
     from parbench.bench.files import write_output
     from parbench.bench.text import parse_duration
 
     report: dict[str, Any]
+    results: tuple[Health, ...]
     if hosts is None:
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the numbers of nvidia-smi
-        health = checks.check(hooks.modules, os.environ, **options)
-        report, text, code = checks.to_document(health), render(health), health.exit_code
+        results = (checks.check(hooks.modules, os.environ, **options),)
+        report = checks.to_document(results[0])
+        code = results[0].exit_code
     else:
         names = host_checks.parse_hosts(hosts)
         arguments = []
@@ -494,10 +497,10 @@ def check(
         seconds = parse_duration(options["budget"] or checks.DEFAULT_BUDGETS["cuda"])
         results = host_checks.check_hosts(names, arguments, agent=ssh, seconds=seconds)
         results = host_checks.compare_hosts(results)
-        text, code = host_checks.render(results), host_checks.compute_exit_code(results)
+        code = host_checks.compute_exit_code(results)
         report = {"code": code, "hosts": [checks.to_document(health) for health in results]}
     line = msgspec.json.encode(report)
     if output is not None:
         write_output(output, line + b"\n")
-    click.echo(line.decode() if form == "json" else text)
+    click.echo(line.decode() if form == "json" else render(results))
     sys.exit(code)

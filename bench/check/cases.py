@@ -1,6 +1,6 @@
 """The benchmark cases that ``parbench check`` runs, and the rates of devices in their results."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -156,60 +156,33 @@ communication), and the number of the repetition.
 def read_rates(run: Run) -> Rates:
     """Return the rates in each repetition of all successful cases of a run.
 
-    The rates are computed from the sample files of the run. Raises ``UserError`` if a file is
-    damaged.
+    A rate is the work of one step of a rank (floating-point operations, or bytes times the
+    bus-bandwidth factor of nccl-tests) divided by the time of a step. In each sample, the slowest
+    rank of the ranks that work together determines the time. Over the samples, the median is taken
+    on GPUs. On CPUs, where other work slows most samples, the 5 % quantile is taken. Raises
+    ``UserError`` if a sample file of the run is damaged.
     """
     rates: Rates = {}
     for record in run.records:
-        if record.status == "ok":
-            name = get_quantity_name(record)
-            for ranks, rate in _compute_rates(run, record):
-                by_ranks = rates.setdefault(name, {})
-                by_ranks.setdefault(ranks, {})[record.repetition] = rate
+        samples = load_rank_samples(run, record) if record.status == "ok" else {}
+        if "duration_ns" not in samples:
+            continue
+        name = get_quantity_name(record)
+        details = record.details
+        amount = details.get("size_bytes", 0) * details.get("busbw_factor", 1.0)
+        if "m" in details:
+            amount = 2 * details["m"] ** 3
+        ranks = samples["ranks"].tolist()
+        groups: Sequence[Ranks] = [(rank,) for rank in ranks]
+        if name == "pairs":
+            groups = parse_pairs(str(details["pairs"]), record.world.size)
+        elif name == "all ranks":
+            groups = [tuple(ranks)]
+        seconds = samples["duration_ns"] / 1e9 / int(samples["steps_per_sample"])
+        quantile = 0.5 if record.world.device == "cuda" else _CPU_QUANTILE
+        for group in groups:
+            slowest = seconds[[ranks.index(rank) for rank in group]].max(axis=0)
+            by_group = rates.setdefault(name, {})
+            by_repetition = by_group.setdefault(group, {})
+            by_repetition[record.repetition] = amount / float(np.quantile(slowest, quantile))
     return rates
-
-
-def _compute_rates(run: Run, record: Record) -> Iterator[tuple[Ranks, float]]:
-    """Yield each group of ranks that worked together in a case, and the rate of the group.
-
-    The rate is the work of one step of a rank (bytes or floating-point operations) divided by the
-    time of a step. In each sample, the slowest rank of the group determines the time. Over the
-    samples, the median is taken on GPUs. On CPUs, where other work slows most samples, the 5 %
-    quantile is taken. Nothing is yielded if no durations were recorded.
-    """
-    samples = load_rank_samples(run, record)
-    if "duration_ns" not in samples:
-        return
-    seconds = samples["duration_ns"] / 1e9 / int(samples["steps_per_sample"])
-    ranks = samples["ranks"].tolist()
-    share = 0.5 if record.world.device == "cuda" else _CPU_QUANTILE
-    for group in _list_concurrent_groups(record, tuple(ranks)):
-        rows = [ranks.index(rank) for rank in group]
-        slowest = seconds[rows].max(axis=0)
-        yield group, _compute_amount(record) / float(np.quantile(slowest, share))
-
-
-def _compute_amount(record: Record) -> float:
-    """Return the work of one rank in one step of a case.
-
-    It is the floating-point operations of a matrix multiplication, or the bytes of data times the
-    bus-bandwidth factor of nccl-tests (1 for cases without such a factor).
-    """
-    details = record.details
-    if "m" in details:
-        return float(2 * details["m"] ** 3)
-    return float(details["size_bytes"] * details.get("busbw_factor", 1.0))
-
-
-def _list_concurrent_groups(record: Record, ranks: Ranks) -> list[Ranks]:
-    """Return the groups of ``ranks`` that worked together in a case.
-
-    For the quantity ``pairs`` each pair is a group, and for ``all ranks`` all ranks are one group.
-    For other quantities each rank is a group.
-    """
-    name = get_quantity_name(record)
-    if name == "pairs":
-        return list(parse_pairs(str(record.details["pairs"]), record.world.size))
-    if name == "all ranks":
-        return [ranks]
-    return [(rank,) for rank in ranks]

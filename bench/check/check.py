@@ -12,29 +12,16 @@ from parbench.bench.check.cases import make_options
 from parbench.bench.check.earlier_gpus import find_missing_gpus
 from parbench.bench.check.gpus import add_gpu_facts, run_watched
 from parbench.bench.check.health import Device, Health, add_run
-from parbench.bench.check.infiniband import find_port_faults, read_ports
 from parbench.bench.launch.measure import run_options
-from parbench.bench.machine.doctor import examine_this_host
 from parbench.bench.machine.environment import EMULATED_VARIABLE, format_cpus, group_cores
 from parbench.bench.machine.gpu import Gpu
 from parbench.bench.machine.machine import Machine, get_affinity, inspect_machine
 from parbench.bench.machine.world_spec import Joined
-from parbench.bench.results.runs import load_run, utc_now
+from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, pluralize, strip_domain
 
 _MAX_CORE_GROUPS = 8
 """The largest default number of groups of cores."""
-_HOST_TOPICS = (
-    "cores",
-    "load average",
-    "cpu governor",
-    "steal time",
-    "memory",
-    "/dev/shm",
-    "swap",
-    "gpu driver",
-)
-"""The topics of ``parbench doctor`` whose disturbances a check reports as notes."""
 DEFAULT_BUDGETS = {"cpu": "40s", "cuda": "60s"}
 """The default of ``--budget``, the time for all measurements, by type of device."""
 
@@ -65,46 +52,39 @@ def check(
             "parbench check starts its own ranks, and RANK is set: start it by itself, once on each host"
         )
     start = time.monotonic()
-    started = utc_now()
     machine = inspect_machine(environ)
-    host = strip_domain(socket.gethostname())
-    silent = () if device == "cpu" else _list_silent_gpus(host, machine)
-    missing: tuple[Device, ...] = ()
-    if device != "cpu" and nproc is None:
-        missing = find_missing_gpus(out, host, environ, machine.gpus, silent)
-    absent = (*silent, *missing)
-    device = device or ("cuda" if machine.gpus or absent else "cpu")
-    health = Health(host=host, started=started, device=device, devices=absent)
-    if absent and not machine.gpus:
-        health = replace(health, problems=("no GPU answers, so nothing was measured",))
-    else:
-        gpus = machine.gpus[:nproc] if device == "cuda" else ()
-        core_sets = () if gpus else _choose_cores(nproc or min(_MAX_CORE_GROUPS, machine.cores))
-        options = make_options(
-            device,
-            nproc or len(gpus or core_sets),
-            budget=budget or DEFAULT_BUDGETS[device],
-            timeout=timeout,
-            inject=inject,
-        )
-
-        def measure() -> Path | None:
-            """Run all benchmark cases of the check and return the folder of the run."""
-            return run_options(options, modules, out=out, cpus=core_sets)
-
-        notes = list_disturbances(environ, machine, has_gpus=bool(gpus))
-        ports = read_ports()
-        path, report = run_watched(environ, gpus, measure)
-        assert path is not None, "only a rank that joins has no run"
-        devices = _list_cores(host, core_sets)
-        if gpus:
-            devices = add_gpu_facts(_list_gpus(host, gpus), gpus, report)
-        # Nodes share the cores of a machine, so rates show nothing about them.
-        health = replace(health, notes=tuple(notes), emulated=EMULATED_VARIABLE in environ)
-        health = add_run(health, devices, load_run(path))
-        port_faults = find_port_faults(ports, read_ports())
-        health = replace(health, num_ports=len(ports), ports=port_faults)
-    return replace(health, seconds=round(time.monotonic() - start, 1))
+    health = Health(host=strip_domain(socket.gethostname()), device=device or "")
+    if device != "cpu":
+        absent = _list_silent_gpus(health.host, machine)
+        if nproc is None:
+            absent += find_missing_gpus(out, health.host, environ, machine.gpus, len(absent))
+        device = device or ("cuda" if machine.gpus or absent else "cpu")
+        health = replace(health, device=device, devices=absent)
+    if health.devices and not machine.gpus:
+        problem = "no GPU answers, so nothing was measured"
+        return replace(health, problems=(problem,))
+    gpus = machine.gpus[:nproc] if health.device == "cuda" else ()
+    core_sets = () if gpus else _choose_cores(nproc or min(_MAX_CORE_GROUPS, machine.cores))
+    options = make_options(
+        health.device,
+        nproc or len(gpus or core_sets),
+        budget=budget or DEFAULT_BUDGETS[health.device],
+        timeout=timeout,
+        inject=inject,
+    )
+    path, report = run_watched(
+        environ, gpus, lambda: run_options(options, modules, out=out, cpus=core_sets)
+    )
+    assert path is not None, "only a rank that joins has no run"
+    devices = _list_cores(health.host, core_sets)
+    if gpus:
+        devices = add_gpu_facts(_list_gpus(health.host, gpus), gpus, report)
+    # Nodes share the cores of a machine, so rates show nothing about them.
+    health = replace(health, emulated=EMULATED_VARIABLE in environ)
+    return replace(
+        add_run(health, devices, load_run(path)),
+        seconds=round(time.monotonic() - start, 1),
+    )
 
 
 def _choose_cores(nproc: int) -> tuple[tuple[int, ...], ...]:
@@ -117,24 +97,6 @@ def _choose_cores(nproc: int) -> tuple[tuple[int, ...], ...]:
         cores = pluralize(len(core_sets), "core")
         raise UserError(f"--nproc {nproc}: this process may use {cores}, one for each at most")
     return core_sets
-
-
-def list_disturbances(environ: Mapping[str, str], machine: Machine, *, has_gpus: bool) -> list[str]:
-    """Return a text for each state of this host that disturbs a measurement.
-
-    The texts have the form ``TOPIC: FACTS -> FIX``. ``parbench doctor`` finds the states. Only
-    eight of its topics count here: cores, load average, cpu governor, steal time, memory, /dev/shm,
-    swap, and a missing GPU driver. The last one is examined only if ``has_gpus`` is True. The
-    states of single GPUs are left out, because ``add_gpu_facts`` reports them. The list is empty if
-    nothing disturbs. Call this function before the measurement, because the measurement is a load
-    itself.
-    """
-    findings = examine_this_host(environ, machine, gpus=has_gpus)
-    return [
-        f"{finding.topic}: {finding.facts} -> {finding.fix}"
-        for finding in findings
-        if finding.disturbs and finding.topic in _HOST_TOPICS
-    ]
 
 
 def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, ...]:

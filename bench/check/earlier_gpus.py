@@ -9,50 +9,39 @@ from parbench.bench.results.runs import Run, list_runs, load_run
 from parbench.bench.text import UserError, format_list, strip_domain
 
 _MAX_RUNS = 100  # a check reads only so many of the newest runs
-_FIX = "see lspci -d 10de:, dmesg (Xid) and parbench doctor; if it was removed, delete that run"
 
 
 def find_missing_gpus(
-    out: Path,
-    host: str,
-    environ: Mapping[str, str],
-    gpus: Sequence[Gpu],
-    silent: Sequence[Device],
+    out: Path, host: str, environ: Mapping[str, str], gpus: Sequence[Gpu], num_silent: int
 ) -> tuple[Device, ...]:
-    """Return devices with the verdict ``bad`` for GPUs that this host had and does not have now.
+    """Return a device with the verdict ``bad`` if this host had more GPUs than it has now.
 
     The current GPUs are compared with the GPUs of one earlier run on the same host with the same
-    ``CUDA_VISIBLE_DEVICES``: the run that used the most GPUs. Normally the result has a device for
-    each missing GPU. If it is unknown which of the earlier GPUs are missing, the result has one
-    device, whose fault names the candidates. The result is empty if there are as many GPUs as
-    before, also if some were replaced by others.
+    ``CUDA_VISIBLE_DEVICES``: the run that used the most GPUs. The fault names the GPUs that do not
+    answer now. The result is empty if there are as many GPUs as before, also if some were replaced
+    by others.
 
     Args:
         out: the folder with the folders of earlier runs.
         host: the name of this host without its domain.
         environ: the environment variables, with ``CUDA_VISIBLE_DEVICES``.
         gpus: the GPUs that answer now.
-        silent: the GPUs that are present now but do not answer.
+        num_silent: the number of GPUs that are present now but do not answer.
     """
     earlier_uuids: frozenset[str] = frozenset()
-    origin = ""
+    earlier_run = ""
     for run in _load_runs(out, host, environ.get("CUDA_VISIBLE_DEVICES")):
         run_uuids = _list_uuids(run)
         if len(run_uuids) > len(earlier_uuids):
             earlier_uuids = run_uuids
-            origin = f"here in {run.info.id} of {run.info.started.partition('T')[0]}"
-    num_missing = len(earlier_uuids) - len(gpus) - len(silent)
-    uuids = sorted(earlier_uuids - {gpu.uuid for gpu in gpus})
-    if num_missing <= 0 or not uuids:
+            earlier_run = run.info.id
+    num_missing = len(earlier_uuids) - len(gpus) - num_silent
+    if num_missing <= 0:
         return ()
-    if num_missing == len(uuids):
-        return tuple(
-            Device.make_absent(host, "missing GPU", f"{uuid} was {origin}", _FIX, uuid=uuid)
-            for uuid in uuids
-        )
-    # The UUID of a silent GPU is unknown.
-    text = f"{num_missing} of {format_list(uuids, 'and')}, which were {origin}"
-    return (Device.make_absent(host, "missing GPU", text, _FIX),)
+    uuids = sorted(earlier_uuids - {gpu.uuid for gpu in gpus})
+    text = f"{num_missing} of {format_list(uuids, 'and')}, which run {earlier_run} used"
+    fix = "see lspci -d 10de:, dmesg (Xid) and parbench doctor; if it was removed, delete that run"
+    return (Device.make_absent(host, "missing GPU", text, fix),)
 
 
 def _load_runs(out: Path, host: str, visible_devices: str | None) -> Iterator[Run]:

@@ -1,9 +1,9 @@
-"""The result of ``parbench check`` on one host: verdicts on its devices, links and ports.
+"""The result of ``parbench check`` on one host: verdicts on its devices and links.
 
 A device is a GPU or a group of cores. Verdicts follow from measured rates and driver facts.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -18,7 +18,8 @@ from parbench.bench.check.cases import (
     read_rates,
 )
 from parbench.bench.check.rule import MIN_REPETITIONS, Gap, compute_gaps
-from parbench.bench.exit_codes import ExitCode, combine_exit_codes
+from parbench.bench.exit_codes import ExitCode
+from parbench.bench.machine.environment import DISTURBANCES, VOLATILE
 from parbench.bench.plan.groups import Ranks
 from parbench.bench.results.records import SkipReason
 from parbench.bench.results.runs import Run
@@ -29,8 +30,7 @@ THRESHOLDS = {True: 0.05, False: 0.1}
 """The fraction of its peers' rate that a slow device lacks, for GPUs (True) and cores (False)."""
 _CORRUPT_FIX = "drain the host: it computes or copies wrongly without an error; run it again, then replace the device"
 _IN_ALL_REPETITIONS = f"in {MIN_REPETITIONS} of {MIN_REPETITIONS} repetitions"
-_VERDICTS = {ExitCode.OK: "ok", ExitCode.BAD: "bad", ExitCode.DID_NOT_RUN: "did not run"}
-_MORE_TIME = " -> stop other work here, or allow more time (--budget 2m)"
+_EXIT_CODES = {"ok": ExitCode.OK, "bad": ExitCode.BAD, "did not run": ExitCode.DID_NOT_RUN}
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault of a device, link or InfiniBand port, with advice to the user."""
+    """A fault of a device or of a link between two devices, with advice to the user."""
 
     text: str
     """The observation, such as ``memory: ECC on, 3 uncorrected errors``."""
@@ -87,39 +87,28 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a GPU that the driver reports, as text by topic such as ``clocks``."""
     reasons: tuple[Fault, ...] = ()
     """The faults that decide the verdict, empty if the device has no fault."""
-    ran: bool = True
-    """True if the device was measured."""
-    uncompared: tuple[str, ...] = ()
-    """The names of quantities whose rate could not be compared with devices of other hosts."""
 
     @staticmethod
-    def make_absent(
-        host: str, name: str, text: str, fix: str, *, kind: str = "GPU", uuid: str = ""
-    ) -> "Device":
+    def make_absent(host: str, name: str, text: str, fix: str, *, kind: str = "GPU") -> "Device":
         """Return a device with the verdict ``bad`` that could not be measured.
 
         Its only fault has ``text`` as the observation and ``fix`` as the advice. The other
         arguments are fields of ``Device``. Use it for a GPU that does not answer or is missing.
         """
         fault = Fault(text=text, fix=fix)
-        return Device(
-            host=host, name=name, uuid=uuid, kind=kind, rank=-1, reasons=(fault,), ran=False
-        )
+        return Device(host=host, name=name, kind=kind, rank=-1, reasons=(fault,))
 
     @property
     def verdict(self) -> str:
-        """The verdict on the device: the first of five that applies.
+        """The verdict on the device: the first of four that applies.
 
-        ``bad``: it has a bad fault. ``did not run``: it was not measured. ``not compared``: a rate
-        could not be compared with other hosts. ``watch``: it has other faults. ``ok``: none of
-        these.
+        ``bad``: it has a bad fault. ``did not run``: it was not measured. ``watch``: it has other
+        faults. ``ok``: none of these.
         """
         if any(reason.is_bad for reason in self.reasons):
             return "bad"
-        if not self.ran:
+        if not self.rates:
             return "did not run"
-        if self.uncompared:
-            return "not compared"
         return "watch" if self.reasons else "ok"
 
 
@@ -128,8 +117,6 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     """The name of the host."""
-    started: str
-    """The UTC time at which the check began, empty if the host gave no result."""
     seconds: float = 0.0
     """The duration of the check in seconds."""
     device: str
@@ -138,10 +125,6 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """The checked GPUs or groups of cores, including GPUs that are missing or do not answer."""
     links: tuple[Fault, ...] = ()
     """The faults of links: pairs of devices that are slow although the devices are not."""
-    num_ports: int = 0
-    """The number of InfiniBand ports of the host."""
-    ports: tuple[Fault, ...] = ()
-    """The faults of InfiniBand ports."""
     bus_bandwidth: float | None = None
     """The bus bandwidth in B/s of an all-reduce of all devices, as nccl-tests defines it.
 
@@ -161,41 +144,29 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bad_names(self) -> list[str]:
-        """The names of all devices, links and ports with a bad fault, empty if there are none.
+        """The names of all devices and links with a bad fault, empty if there are none.
 
-        A name has the form ``GPU 0``, ``link GPU 0 - GPU 1`` or ``port mlx5_0/1``.
+        A name has the form ``GPU 0`` or ``link GPU 0 - GPU 1``.
         """
         devices = [device.name for device in self.devices if device.verdict == "bad"]
-        faults = [fault for fault in (*self.links, *self.ports) if fault.is_bad]
-        return [*devices, *(fault.text.partition(":")[0] for fault in faults)]
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The exit code: the first of ``BAD``, ``DID_NOT_RUN`` and ``OK`` that applies.
-
-        ``BAD`` means a bad device, link or port. ``DID_NOT_RUN`` means that a benchmark case has no
-        result, a device was not measured, or a rate could not be compared with other hosts.
-        """
-        codes = [ExitCode.BAD] if self.bad_names else []
-        if self._is_incomplete or any(device.uncompared for device in self.devices):
-            codes.append(ExitCode.DID_NOT_RUN)
-        return combine_exit_codes(codes)
+        return [*devices, *(fault.text.partition(":")[0] for fault in self.links)]
 
     @property
     def verdict(self) -> str:
-        """The verdict on the host, which is the exit code in words.
+        """The verdict on the host: the first of three that applies.
 
-        It is ``bad`` for ``BAD``, ``ok`` for ``OK``, and for ``DID_NOT_RUN`` either ``not
-        compared``, if only comparisons with other hosts are missing, or ``did not run``.
+        ``bad``: a device or link is bad. ``did not run``: a benchmark case has no result, or
+        a device was not measured. ``ok``: none of these.
         """
-        if self.exit_code is ExitCode.DID_NOT_RUN and not self._is_incomplete:
-            return "not compared"
-        return _VERDICTS[self.exit_code]
+        if self.bad_names:
+            return "bad"
+        has_gap = any(device.verdict == "did not run" for device in self.devices)
+        return "did not run" if self.problems or has_gap else "ok"
 
     @property
-    def _is_incomplete(self) -> bool:
-        """True if a benchmark case has no result or a device was not measured."""
-        return bool(self.problems) or not all(device.ran for device in self.devices)
+    def exit_code(self) -> ExitCode:
+        """The exit code of the verdict: ``BAD``, ``DID_NOT_RUN`` or ``OK``."""
+        return _EXIT_CODES[self.verdict]
 
 
 def add_run(health: Health, devices: Sequence[Device], run: Run) -> Health:
@@ -209,28 +180,33 @@ def add_run(health: Health, devices: Sequence[Device], run: Run) -> Health:
     """
     rates = read_rates(run)
     [by_repetition] = rates.pop("all ranks", {(): {}}).values()
-    wrong_results = _count_wrong_records(run)
+    wrong_cases = _list_wrong_cases(run)
     measured_devices = []
     for device in devices:
-        device_rates = _collect_rates(rates, device.rank)
         reasons = device.reasons
-        wrong = wrong_results.get(device.rank)
-        if wrong is not None:
-            text = f"wrong results in {', '.join(wrong)} ({pluralize(wrong.total(), 'time')})"
+        if device.rank in wrong_cases:
+            text = f"wrong results in {', '.join(wrong_cases[device.rank])}"
             reasons = (*reasons, Fault(text=text, fix=_CORRUPT_FIX))
-        ran = bool(device_rates) or wrong is not None
-        measured_devices.append(replace(device, rates=device_rates, reasons=reasons, ran=ran))
+        device_rates = _collect_rates(rates, device.rank)
+        measured_devices.append(replace(device, rates=device_rates, reasons=reasons))
     links: tuple[Fault, ...] = ()
     if not health.emulated:
         measured_devices = compare_with_peers(measured_devices)
-        links = _find_slow_links(devices, rates.get("pairs", {}), run)
+        links = _find_slow_links(measured_devices, rates.get("pairs", {}), run)
+    environment = run.info.environment or {}
+    disturbances = environment.get(VOLATILE, {}).get(DISTURBANCES, {})
+    notes = [
+        f"{topic}: {facts}, see parbench doctor"
+        for topic, facts in disturbances.items()
+        if not topic.startswith("gpu ")  # These are facts of the devices.
+    ]
     return replace(
         health,
         devices=(*measured_devices, *health.devices),
         links=links,
         bus_bandwidth=median(list(by_repetition.values())) if by_repetition else None,
-        problems=_list_problems(run),
-        notes=(*health.notes, *run.info.plan.limitations),
+        problems=_list_problems(run, has_bad_device=bool(wrong_cases)),
+        notes=(*notes, *run.info.plan.limitations),
         run=str(run.path),
     )
 
@@ -258,47 +234,43 @@ def _collect_rates(rates: Rates, rank: int) -> dict[str, Rate]:
     return device_rates
 
 
-def _count_wrong_records(run: Run) -> dict[int, Counter[str]]:
-    """Count the repetitions in which a rank had wrong results, by rank and then by case name.
+def _list_wrong_cases(run: Run) -> dict[int, list[str]]:
+    """Return the names of the cases in which a rank had wrong results, each once, by rank.
 
     Ranks without wrong results are left out. Wrong results of a communication count only if a
     single rank has them. If several ranks have them, the rank that caused them is unknown.
     """
-    counts: dict[int, Counter[str]] = {}
+    names: dict[int, list[str]] = {}
     for record in run.records:
         is_local = record.case.name.startswith(("compute.", "memory."))
         if len(record.wrong_by_rank) == 1 or is_local:
             for rank in record.wrong_by_rank:
-                counts.setdefault(rank, Counter())[record.case.name] += 1
-    return counts
+                rank_names = names.setdefault(rank, [])
+                if record.case.name not in rank_names:
+                    rank_names.append(record.case.name)
+    return names
 
 
-def _list_problems(run: Run) -> tuple[str, ...]:
+def _list_problems(run: Run, *, has_bad_device: bool) -> tuple[str, ...]:
     """Return sentences about the benchmark cases of a run that have no result, with the reason.
 
-    Two kinds of cases are left out: cases with wrong results for which a device already has a
-    fault, and cases that were skipped because an injected fault would have no effect on them. If
-    the run ended early, the last sentence has the number of measurements that it did not reach.
+    Two kinds of cases are left out: cases with wrong results if ``has_bad_device``, because a
+    device has a fault for them, and cases that were skipped because an injected fault would have no
+    effect on them. If the run ended early, the last sentence has the number of measurements that it
+    did not reach.
     """
-    wrong_cases = set()
-    if _count_wrong_records(run):
-        wrong_cases = {record.case.id for record in run.records if record.status == "wrong"}
-    has_injection = run.info.plan.injection is not None
-    cases_by_reason: dict[str, dict[str, None]] = {}
-    for record in run.records:
-        # A case that was wrong is skipped in later repetitions.
-        is_wrong = record.status == "wrong" or record.skip_reason is SkipReason.EARLIER_FAILURE
-        if record.status == "ok" or (is_wrong and record.case.id in wrong_cases):
-            continue
-        if has_injection and record.skip_reason is SkipReason.IMPOSSIBLE:
-            continue  # The fault would have no effect, for example on another core.
-        reason = record.reason + (_MORE_TIME if record.is_out_of_budget else "")
-        cases_by_reason.setdefault(reason, {})[record.case.name] = None
-    problems = [f"{', '.join(names)}: {reason}" for reason, names in cases_by_reason.items()]
+    wrong_cases = {record.case.id for record in run.records if record.status == "wrong"}
     plan = run.info.plan
+    problems: dict[str, None] = {}
+    for record in run.records:
+        is_explained = has_bad_device and record.case.id in wrong_cases
+        is_untouched = plan.injection is not None and record.skip_reason is SkipReason.IMPOSSIBLE
+        if record.status != "ok" and not is_explained and not is_untouched:
+            problems[f"{record.case.name}: {record.reason}"] = None
     num_missing = plan.repetitions * len(plan.cases) - len(run.records)
     if num_missing > 0:
-        problems.append(f"not reached: {pluralize(num_missing, 'measurement')}")
+        missing = pluralize(num_missing, "measurement")
+        problems[f"not reached: {missing} -> allow more time (--budget 2m)"] = None
     return tuple(problems)
 
 
@@ -318,7 +290,7 @@ def compare_with_peers(devices: Sequence[Device]) -> list[Device]:
         # hosts equal indices.
         rates: dict[str, dict[int, Mapping[int, float]]] = {}
         for position, device in enumerate(compared):
-            if device.kind == kind and device.ran:
+            if device.kind == kind:
                 for name, rate in device.rates.items():
                     rates.setdefault(name, {})[position] = rate.repetitions
         gaps: dict[int, dict[str, Gap]] = {}
@@ -330,32 +302,30 @@ def compare_with_peers(devices: Sequence[Device]) -> list[Device]:
 
 
 def _add_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
-    """Return the device with the gaps to its peers in its rates, and with faults for slow rates.
+    """Return the device with the gaps to its peers in its rates, and with a fault if it is slow.
 
-    ``gaps`` holds the gap in each quantity, by the name of the quantity. Slow quantities with the
-    same advice form one fault.
-
-    A quantity whose name ends with `` alone`` was measured while the other devices were idle. It is
-    left out of the faults if the quantity without this suffix, measured on all devices at the same
-    time, is slow too.
+    ``gaps`` holds the gap in each quantity, by the name of the quantity. The fault lists all slow
+    quantities, and has the advice of the first. A quantity that was measured while the other
+    devices were idle is left out if the same quantity, measured on all devices, is slow too.
     """
     rates = dict(device.rates)
-    texts_by_fix: dict[str, list[str]] = {}
     for name, gap in gaps.items():
         rates[name] = replace(rates[name], gap=gap.share)
-        gap_of_all = gaps.get(name.removesuffix(ALONE_SUFFIX))
-        is_slow_anyway = (
-            name.endswith(ALONE_SUFFIX) and gap_of_all is not None and gap_of_all.is_under
-        )
-        if gap.is_under and not is_slow_anyway:
-            texts = texts_by_fix.setdefault(find_fix(name, is_gpu=device.is_gpu), [])
-            peers = "" if texts else " under its peers"
-            texts.append(f"{100 * gap.share:.0f} %{peers} in {name} ({gap.mads:.1f} MADs)")
-    reasons = [
-        Fault(text=f"{', '.join(texts)}, {_IN_ALL_REPETITIONS}", fix=fix, is_comparison=True)
-        for fix, texts in texts_by_fix.items()
-    ]
-    return replace(device, rates=rates, reasons=(*device.reasons, *reasons))
+    slow = {name: gap for name, gap in gaps.items() if gap.is_under}
+    slow = {
+        name: gap
+        for name, gap in slow.items()
+        if not name.endswith(ALONE_SUFFIX) or name.removesuffix(ALONE_SUFFIX) not in slow
+    }
+    if not slow:
+        return replace(device, rates=rates)
+    texts = [f"{name} {100 * gap.share:.0f} % ({gap.mads:.1f} MADs)" for name, gap in slow.items()]
+    fault = Fault(
+        text=f"under its peers in {', '.join(texts)}, {_IN_ALL_REPETITIONS}",
+        fix=find_fix(next(iter(slow)), is_gpu=device.is_gpu),
+        is_comparison=True,
+    )
+    return replace(device, rates=rates, reasons=(*device.reasons, fault))
 
 
 def _find_slow_links(
@@ -363,9 +333,8 @@ def _find_slow_links(
 ) -> tuple[Fault, ...]:
     """Return a fault for each pair of devices between which data moves slower than in other pairs.
 
-    A pair is compared with the other pairs that have the same connection, such as NVLink. If all
-    pairs of a device are slow, these pairs are left out, because the device itself is slow and has
-    a fault of its own.
+    A pair is compared with the other pairs that have the same connection, such as NVLink. Pairs of
+    a device that is slow itself are left out, because the device has a fault of its own.
 
     ``pairs`` holds the rates in B/s by pair of ranks and then by number of the repetition. ``run``
     is the run in which they were measured, whose environment has the connections.
@@ -373,19 +342,20 @@ def _find_slow_links(
     connections = (run.info.environment or {}).get("locality") or {}
     by_connection: dict[str, dict[Ranks, Mapping[int, float]]] = {}
     for pair, by_repetition in pairs.items():
-        connection = connections.get("{}-{}".format(*pair)) or ""
+        connection = connections.get("{}-{}".format(*pair)) or "unknown connection"
         by_connection.setdefault(connection, {})[pair] = by_repetition
+    names = {
+        device.rank: device.name
+        for device in devices
+        if not any(reason.is_comparison for reason in device.reasons)
+    }
+    faults = []
     gaps = compute_gaps(by_connection, THRESHOLDS[devices[0].is_gpu])
-    slow = {key: gap for key, gap in gaps.items() if gap.is_under}
-    num_peers = len(devices) - 1
-    counts = Counter(rank for _, pair in slow for rank in pair)
-    name_by_rank = {device.rank: device.name for device in devices}
-    reasons = []
-    for (connection, pair), gap in slow.items():
-        if num_peers < 2 or all(counts[rank] < num_peers for rank in pair):
-            link = " - ".join(name_by_rank[rank] for rank in pair)
-            peers = f"its peers with {connection}" if connection else "its peers"
-            share = f"{100 * gap.share:.0f} % under {peers}"
-            text = f"link {link}: {share}, {gap.mads:.1f} MADs, {_IN_ALL_REPETITIONS}"
-            reasons.append(Fault(text=text, fix=LINK_FIX))
-    return tuple(reasons)
+    for (connection, (first, second)), gap in gaps.items():
+        if gap.is_under and first in names and second in names:
+            text = (
+                f"link {names[first]} - {names[second]}: {100 * gap.share:.0f} % under other links "
+                f"({connection}), {gap.mads:.1f} MADs, {_IN_ALL_REPETITIONS}"
+            )
+            faults.append(Fault(text=text, fix=LINK_FIX))
+    return tuple(faults)

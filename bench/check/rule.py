@@ -29,8 +29,8 @@ _NORMAL = 1.4826
 _MIN_VARIATION = 0.003  # of logarithms of rates
 _MIN_PEERS = 3  # fewer do not show how peers vary
 D = TypeVar("D", bound=Hashable)
-Table = npt.NDArray[np.float64]
-"""A table of rates or levels: a row for each device and a column for each repetition."""
+Array = npt.NDArray[np.float64]
+"""The levels of a device, one for each repetition."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,56 +70,32 @@ def compute_gaps(
     Other work on a host makes all quantities vary alike. So the variation of a device's repetitions
     is at least the median over all devices and quantities.
     """
-    levels: dict[tuple[str, D], Table] = {}
+    levels: dict[tuple[str, D], Array] = {}
     peer_variations: dict[tuple[str, D], float] = {}
     for name, rates in quantities.items():
-        devices = [
-            device
+        complete = {
+            device: by_repetition
             for device, by_repetition in rates.items()
             if len(by_repetition) >= MIN_REPETITIONS
-        ]
-        repetitions = sorted({repetition for device in devices for repetition in rates[device]})
-        table = np.array([[rates[device][r] for r in repetitions] for device in devices])
-        for row, device in enumerate(devices):
+        }
+        if len(complete) < 2:
+            continue
+        repetitions = sorted(set().union(*complete.values()))
+        table = np.log([[by[repetition] for repetition in repetitions] for by in complete.values()])
+        for row, device in enumerate(complete):
             peers = np.delete(table, row, axis=0)
-            if len(peers) > 0:
-                levels[name, device] = np.log(table[row] / np.median(peers, axis=0))
-                peer_variations[name, device] = _compute_peer_variation(peers)
-    variations = {}
-    for key, level in levels.items():
-        variations[key] = float(np.std(level, ddof=1))
+            typical_rates = np.median(peers, axis=0)
+            levels[name, device] = table[row] - typical_rates
+            distances = np.abs(peers - typical_rates)
+            has_variation = len(peers) >= _MIN_PEERS
+            peer_variations[name, device] = has_variation * _NORMAL * float(np.median(distances))
+    variations = {key: float(np.std(level, ddof=1)) for key, level in levels.items()}
     typical_variation = float(np.median([*variations.values()])) if variations else 0.0
     gaps = {}
     for key, level in levels.items():
-        limits = (peer_variations[key], variations[key], typical_variation, _MIN_VARIATION)
-        gaps[key] = _make_gap(float(np.median(level)), max(limits), threshold)
+        variation = max(peer_variations[key], variations[key], typical_variation, _MIN_VARIATION)
+        limit = max(-math.log1p(-threshold), MADS * variation)
+        drop = -float(np.median(level))
+        share = -math.expm1(-drop)
+        gaps[key] = Gap(share=share, mads=drop / variation, is_under=drop > limit)
     return gaps
-
-
-def _make_gap(level: float, variation: float, threshold: float) -> Gap:
-    """Return the gap of a device to its peers.
-
-    ``level`` is the logarithm of the device's rate over the median rate of its peers, as a median
-    over the repetitions. ``variation`` is the standard deviation of such logarithms. ``threshold``
-    is the fraction of the peers' rate that a device must lack to count as slower.
-    """
-    limit = max(-math.log1p(-threshold), MADS * variation)
-    return Gap(
-        share=-math.expm1(level),
-        mads=-level / variation,
-        is_under=-level > limit,
-    )
-
-
-def _compute_peer_variation(peers: Table) -> float:
-    """Return the relative variation of rates among peers within a repetition.
-
-    It is a robust standard deviation of logarithms: 1.4826 times the median of the absolute
-    distances to the peers' median, over all peers and repetitions. ``peers`` holds rates, with a
-    row for each peer and a column for each repetition. The result is 0 if there are fewer than
-    three peers.
-    """
-    if len(peers) < _MIN_PEERS:
-        return 0.0
-    distances = np.abs(np.log(peers / np.median(peers, axis=0)))
-    return _NORMAL * float(np.median(distances))

@@ -4,84 +4,82 @@ from collections.abc import Sequence
 
 from parbench.bench.check.cases import QUANTITIES
 from parbench.bench.check.health import Device, Fault, Health, Rate
-from parbench.bench.text import format_duration, format_list, format_table, pluralize
+from parbench.bench.check.hosts import list_hosts_by_device
+from parbench.bench.exit_codes import ExitCode
+from parbench.bench.text import format_duration, format_table
 
 _TERA = 1e12
 _GIGA = 1e9
 
 
-def render(health: Health) -> str:
-    """Return the check of one host as the text that the command prints.
+def render(results: Sequence[Health]) -> str:
+    """Return the checks of one or more hosts as the text that the command prints.
 
-    It has the verdict, a table with a line for each device, and the faults with advice. ``health``
-    must have at least one device.
+    It has the verdict, a table with a line for each device, the faults with advice and, of several
+    hosts, the names of bad hosts to leave out of jobs.
     """
-    first = health.devices[0]
-    parts = [f"{health.host}: {health.verdict}", f"{len(health.devices)} x {first.kind}"]
-    if "driver" in first.facts:
-        parts.append(f"driver {first.facts['driver']}")
-    parts.append(format_duration(health.seconds))
-    lines = [" · ".join(parts), *render_devices(health.devices)]
-    if health.bus_bandwidth is not None:
-        lines.append(
-            f"all devices at once: all_reduce {health.bus_bandwidth / _GIGA:.3g} GB/s (bus)"
-        )
-    if health.num_ports:
-        num_good = health.num_ports - len(health.ports)
-        ports = pluralize(health.num_ports, "InfiniBand port")
-        lines.append(f"{ports}: {num_good} as they should be")
-    lines += [f"note: {note}" for note in health.notes]
-    lines += format_faults(health)
-    lines += format_reasons(health.devices)
-    if health.run:
-        lines.append(f"all rows: parbench show --all {health.run}")
+    devices = [device for health in results for device in health.devices]
+    has_several_hosts = len(results) > 1
+    if has_several_hosts:
+        verdicts = [health.verdict for health in results]
+        title = f"{len(results)} hosts: {verdicts.count('bad')} bad"
+        lines = [f"{title}, {verdicts.count('did not run')} did not run"]
+    else:
+        lines = [_format_title(results[0])]
+    if devices:
+        lines += _render_devices(devices, has_several_hosts=has_several_hosts)
+    for health in results:
+        lines += _list_host_lines(health, f"{health.host}: " if has_several_hosts else "")
+    hosts_by_device = list_hosts_by_device(results)
+    if len(hosts_by_device) > 1:
+        parts = [f"{device} on {','.join(hosts)}" for device, hosts in hosts_by_device.items()]
+        lines.append(f"hosts differ in what was checked: {' and '.join(parts)}")
+        lines.append("     -> see parbench doctor there, or check the same on all with --device")
+    bad_hosts = [health.host for health in results if health.exit_code is ExitCode.BAD]
+    if has_several_hosts and bad_hosts:
+        lines.append(f"leave out: {','.join(bad_hosts)}")
     return "\n".join(lines)
 
 
-def format_faults(health: Health, host: str = "") -> list[str]:
-    """Return lines about problems of the check and faults of links and InfiniBand ports.
+def _format_title(health: Health) -> str:
+    """Return a line with a host, its verdict, its devices and the duration of its check."""
+    parts = [f"{health.host}: {health.verdict}"]
+    for device in health.devices[:1]:
+        parts.append(f"{len(health.devices)} x {device.kind}")
+        if "driver" in device.facts:
+            parts.append(f"driver {device.facts['driver']}")
+    return " · ".join([*parts, format_duration(health.seconds)])
 
-    Faults of devices are left out. ``host`` is the name of the host, which is put into each line.
-    It is empty if only one host was checked.
+
+def _list_host_lines(health: Health, prefix: str) -> list[str]:
+    """Return lines about the bandwidth of a host, its notes, problems and faults.
+
+    ``prefix`` is put before the text of each line: the name of the host with a colon, empty if only
+    one host was checked.
     """
-    prefix = f"{host} " if host else ""
-    title = f"did not run  {host}: " if host else "did not run  "
-    problems = [title + problem for problem in health.problems]
-    faults = [
-        _format_fault(fault.is_bad, f"{prefix}{fault.text}", fault.fix)
-        for fault in (*health.links, *health.ports)
-    ]
-    return [*problems, *faults]
+    lines = []
+    if health.bus_bandwidth is not None:
+        bandwidth = f"{health.bus_bandwidth / _GIGA:.3g} GB/s (bus)"
+        lines.append(f"{prefix}all devices at once: all_reduce {bandwidth}")
+    lines += [f"note: {prefix}{note}" for note in health.notes]
+    lines += [f"did not run  {prefix}{problem}" for problem in health.problems]
+    lines += [_format_fault(prefix, fault) for fault in health.links]
+    for device in health.devices:
+        lines += [_format_fault(f"{prefix}{device.name}: ", fault) for fault in device.reasons]
+    if health.run:
+        lines.append(f"{prefix}all rows: parbench show --all {health.run}")
+    return lines
 
 
-def format_reasons(devices: Sequence[Device], *, with_host: bool = False) -> list[str]:
-    """Return a text of two lines for each fault of the devices: the fault and the advice.
-
-    A fault that several devices have, such as a driver that does not answer, is listed once with
-    the names of the devices. Bad faults are last. With ``with_host`` the names contain the host.
-    """
-    names: dict[Fault, list[str]] = {}
-    for device in devices:
-        name = f"{device.host} {device.name}" if with_host else device.name
-        for reason in device.reasons:
-            names.setdefault(reason, []).append(name)
-    return [
-        _format_fault(
-            reason.is_bad, f"{format_list(names[reason], 'and')}: {reason.text}", reason.fix
-        )
-        for reason in sorted(names, key=lambda reason: reason.is_bad)
-    ]
+def _format_fault(prefix: str, fault: Fault) -> str:
+    """Return two lines: ``bad`` or ``watch`` with ``prefix`` and the fault, and the advice."""
+    return f"{'bad' if fault.is_bad else 'watch'}  {prefix}{fault.text}\n     -> {fault.fix}"
 
 
-def _format_fault(is_bad: bool, text: str, fix: str) -> str:
-    """Return two lines: ``bad`` or ``watch`` with the fault ``text``, and the advice ``fix``."""
-    return f"{'bad' if is_bad else 'watch'}  {text}\n     -> {fix}"
-
-
-def render_devices(devices: Sequence[Device], *, with_host: bool = False) -> list[str]:
+def _render_devices(devices: Sequence[Device], *, has_several_hosts: bool) -> list[str]:
     """Return the lines of a table of devices, the first of which has the titles of the columns.
 
-    The columns are the verdict, the host (with ``with_host``), the name of the device, and the rate
+    The columns are the verdict, the host (of several hosts), the name of the device, and the rate
     in each measured quantity. A rate is followed by its difference from the median of the device's
     peers in per cent, which is negative if the device is slower.
     """
@@ -90,10 +88,10 @@ def render_devices(devices: Sequence[Device], *, with_host: bool = False) -> lis
     flops = (_TERA, "TFLOP/s") if devices[0].is_gpu else (_GIGA, "GFLOP/s")
     scales = {"FLOP/s": flops, "B/s": (_GIGA, "GB/s")}
     titles = [f"{quantity.name} {scales[quantity.unit][1]}" for quantity in quantities]
-    columns = ["verdict", "host", "device"] if with_host else ["verdict", "device"]
+    columns = ["verdict", "host", "device"] if has_several_hosts else ["verdict", "device"]
     rows = [[*columns, *titles]]
     for device in devices:
-        names = [device.host, device.name] if with_host else [device.name]
+        names = [device.host, device.name] if has_several_hosts else [device.name]
         rates = [
             _format_rate(device.rates.get(quantity.name), scales[quantity.unit][0])
             for quantity in quantities

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from parbench.bench.check.health import Health
-from parbench.bench.check.hosts import render as render_hosts
+from parbench.bench.check.show import render as render_checks
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.processes import PARBENCH
@@ -376,5 +376,5 @@ def format_screening(screening: Screening) -> str:
     lines += [f"note: {note}" for note in screening.notes]
     lines.append(f"runs: {screening.folder}")
     if screening.checks:
-        lines.append(render_hosts(screening.checks))
+        lines.append(render_checks(screening.checks))
     return "\n".join([*lines, screening.exclude_option or "nothing to exclude"])

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from parbench.bench.check import check as check_module
 from parbench.bench.check import show
 from parbench.bench.check.check import check
-from parbench.bench.check.health import Device, Fault, Health
+from parbench.bench.check.health import Device, Fault, Health, Rate
 from parbench.bench.machine.gpu import GpuFailure
 from parbench.bench.machine.machine import Machine, inspect_machine
 from parbench.bench.results.runs import load_run
@@ -30,7 +30,8 @@ from tests.support.paths import environment
 from tests.support.refusals import usage_error
 from tests.support.slurm.clusters import PARBENCH, run_in_cluster
 
-DEVICE = Device(host="n1", name="GPU 0", uuid="a", kind="H100", rank=0)
+RATE = Rate(unit="FLOP/s", value=1e12, repetitions={0: 1e12})
+DEVICE = Device(host="n1", name="GPU 0", kind="H100", rank=0, rates={"float32": RATE})
 SLOW_LINK = Fault(text="GPU 0 - GPU 1: slow", fix="see")
 
 
@@ -45,7 +46,7 @@ SLOW_LINK = Fault(text="GPU 0 - GPU 1: slow", fix="see")
 def test_command_exits_with_code_of_verdict(
     code: int, verdict: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = Health(host="n1", started="2026", seconds=41.0, devices=(DEVICE,), device="cuda")
+    good = Health(host="n1", seconds=41.0, devices=(DEVICE,), device="cuda")
     monkeypatch.setattr(check_module, "check", lambda *args, **kwargs: replace(good, **fields))
     text = CliRunner().invoke(main, ["check"])
     assert text.exit_code == code
@@ -93,7 +94,7 @@ def test_host_whose_gpus_do_not_answer_is_bad(
     health = check_machine(ALL_LOST, monkeypatch, device)
     assert health.exit_code == 1
     assert health.bad_names == ["GPU 0000:19:00.0"]
-    text = show.render(health)
+    text = show.render([health])
     assert "bad  GPU 0000:19:00.0: does not answer" in text
     assert "'GPU is lost (GPU 0)'" in text
     assert "dmesg" in text
@@ -104,14 +105,14 @@ def test_host_whose_gpus_do_not_answer_is_bad(
     ("state", "exit_code", "verdicts", "reason"),
     [
         ("healthy", 0, "ok ok ok ok", "4 x NVIDIA H100 80GB HBM3 · driver 580.95.05"),
-        ("slow", 1, "ok ok bad ok", "bad  GPU 2: 20 % under its peers in bfloat16"),
-        ("wrong", 1, "ok bad ok ok", "bad  GPU 1: wrong results in compute.gemm (3 times)"),
+        ("slow", 1, "ok ok bad ok", "bad  GPU 2: under its peers in bfloat16 20 %"),
+        ("wrong", 1, "ok bad ok ok", "bad  GPU 1: wrong results in compute.gemm"),
         ("missing", 1, "ok ok ok ok bad", "bad  GPU 0000:5d:00.0: does not answer"),
         (
             "removed",
             1,
             "ok ok ok ok bad",
-            f"bad  missing GPU: {format_uuid(NUM_RANKS)} was here",
+            f"bad  missing GPU: 1 of {format_uuid(NUM_RANKS)}, which run",
         ),
     ],
 )

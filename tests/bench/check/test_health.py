@@ -128,7 +128,7 @@ def list_devices(host: str = "n1") -> list[Device]:
 
 
 def check_run(run: Run, host: str = "n1") -> Health:
-    return add_run(Health(host=host, started="", device="cuda"), list_devices(host), run)
+    return add_run(Health(host=host, device="cuda"), list_devices(host), run)
 
 
 def list_verdicts(health: Health) -> list[str]:
@@ -166,18 +166,18 @@ def test_slow_device_is_bad(tmp_path: Path) -> None:
     assert health.exit_code == 1
     assert health.bad_names == ["GPU 2"]
     assert health.links == ()
-    compute, host, pairs = health.devices[2].reasons
-    assert "20 % under its peers in bfloat16" in compute.text
-    assert "to device" in host.text
-    assert "pairs" in pairs.text
-    assert "bad  GPU 2" in render(health)
+    [reason] = health.devices[2].reasons
+    for fact in ("under its peers in bfloat16 20 %", "to device 20 %", "pairs 20 %"):
+        assert fact in reason.text
+    assert "alone" not in reason.text, "the rates on all devices are slow too"
+    assert "bad  GPU 2" in render([health])
 
 
 def test_slow_link_is_bad_and_its_devices_are_not(tmp_path: Path) -> None:
     health = check_run(build_run(tmp_path, slow_pair="1-3"))
     assert health.exit_code == 1
     assert health.bad_names == ["link GPU 1 - GPU 3"]
-    assert "29 % under its peers" in health.links[0].text
+    assert "29 % under other links" in health.links[0].text
     assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
     # A MiB in 1.1 ms, the median of the repetitions.
     assert health.bus_bandwidth == pytest.approx((1 << 20) / 1.1e-3, rel=0.01)
@@ -209,7 +209,7 @@ def test_device_with_wrong_results_is_bad(tmp_path: Path) -> None:
     health = check_run(replace(run, records=tuple(records)))
     assert health.exit_code == 1
     assert list_verdicts(health) == ["ok", "bad", "ok", "ok"]
-    assert "wrong results in compute.gemm (1 time)" in health.devices[1].reasons[0].text
+    assert health.devices[1].reasons[0].text == "wrong results in compute.gemm"
     assert health.problems == ()
 
 
@@ -255,7 +255,7 @@ def test_slow_host_is_bad_only_among_peers_of_its_kind(tmp_path: Path) -> None:
     devices = compare_with_peers(devices)
     for device in devices:
         assert (device.verdict == "bad") == (device.host == "n2")
-        assert len(device.reasons) <= 3
+        assert len(device.reasons) <= 1
     other_kind = [replace(device, kind="NVIDIA A100") for device in slow]
     for device in compare_with_peers([*fast, *other_kind]):
         assert device.verdict == "ok"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from parbench.bench.check.check import to_document
-from parbench.bench.check.health import Device, Health
+from parbench.bench.check.health import Device, Health, Rate
 from parbench.slurm.screen.devices import check_nodes, estimate_check_seconds
 from tests.support.trees import write_tool
 
@@ -27,8 +27,9 @@ def test_check_nodes_runs_one_task_per_node(
 ) -> None:
     """The first node answers, the second prints an error, and srun reports the third."""
     monkeypatch.chdir(tmp_path)
-    device = Device(host="n1", name="GPU 5", uuid="n1", kind="H100", rank=0)
-    health = Health(host="n1", started="2026", seconds=41.0, device="cuda", devices=(device,))
+    rate = Rate(unit="B/s", value=1.0, repetitions={})
+    device = Device(host="n1", name="GPU 5", kind="H100", rank=0, rates={"copy": rate})
+    health = Health(host="n1", seconds=41.0, device="cuda", devices=(device,))
     Path("answer.json").write_text(json.dumps(to_document(health)))
     write_tool(tmp_path, "srun", FAKE_SRUN)
     path = f"{tmp_path}:/usr/bin:/bin"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from parbench.bench.check.health import Device, Fault, Health
+from parbench.bench.check.health import Device, Fault, Health, Rate
 from parbench.bench.check.hosts import make_failed_check
 from parbench.slurm.screen import screen as screen_module
 from parbench.slurm.screen.measure import Measurement, Setup
@@ -247,8 +247,9 @@ def test_failed_allocation_is_not_a_bad_node(
 
 
 def make_answer(host: str, *reasons: Fault) -> Health:
-    device = Device(host=host, name="GPU 5", uuid=host, kind="H100", rank=0, reasons=reasons)
-    return Health(host=host, started="2026", seconds=41.0, device="cuda", devices=(device,))
+    rates = {"copy": Rate(unit="B/s", value=1.0, repetitions={})}
+    device = Device(host=host, name="GPU 5", kind="H100", rank=0, rates=rates, reasons=reasons)
+    return Health(host=host, seconds=41.0, device="cuda", devices=(device,))
 
 
 def test_node_with_a_bad_device_is_excluded(simulated: SimulatedNodes) -> None:
@@ -257,7 +258,7 @@ def test_node_with_a_bad_device_is_excluded(simulated: SimulatedNodes) -> None:
     code, text = run_screen()
     assert code == 1
     assert text.splitlines()[-1] == "--exclude=n2"
-    assert "n2 GPU 5: wrong results in compute.gemm" in text
+    assert "n2: GPU 5: wrong results in compute.gemm" in text
     code, _ = run_screen(devices=False)
     assert code == 0
 
