@@ -19,7 +19,6 @@ from parbench.bench.check.cases import (
 )
 from parbench.bench.check.rule import MIN_REPETITIONS, Gap, compute_gaps
 from parbench.bench.exit_codes import ExitCode
-from parbench.bench.machine.environment import DISTURBANCES, VOLATILE
 from parbench.bench.plan.groups import Ranks
 from parbench.bench.results.records import SkipReason
 from parbench.bench.results.runs import Run
@@ -133,7 +132,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
     """Sentences about benchmark cases without a result, or the reason why nothing was measured."""
     notes: tuple[str, ...] = ()
-    """Sentences about disturbances of this host and limitations of the run."""
+    """Sentences about limitations of the run."""
     run: str = ""
     """The path of the run's folder, empty if nothing was measured."""
     emulated: bool = False
@@ -193,20 +192,13 @@ def add_run(health: Health, devices: Sequence[Device], run: Run) -> Health:
     if not health.emulated:
         measured_devices = compare_with_peers(measured_devices)
         links = _find_slow_links(measured_devices, rates.get("pairs", {}), run)
-    environment = run.info.environment or {}
-    disturbances = environment.get(VOLATILE, {}).get(DISTURBANCES, {})
-    notes = [
-        f"{topic}: {facts}, see parbench doctor"
-        for topic, facts in disturbances.items()
-        if not topic.startswith("gpu ")  # These are facts of the devices.
-    ]
     return replace(
         health,
         devices=(*measured_devices, *health.devices),
         links=links,
         bus_bandwidth=median(list(by_repetition.values())) if by_repetition else None,
         problems=_list_problems(run, has_bad_device=bool(wrong_cases)),
-        notes=(*notes, *run.info.plan.limitations),
+        notes=run.info.plan.limitations,
         run=str(run.path),
     )
 

@@ -91,22 +91,16 @@ def sample_load() -> dict[str, Any]:
     }
 
 
-def examine_this_host(
-    environ: Mapping[str, str], machine: Machine | None = None, *, gpus: bool = True
-) -> tuple[Disturbance, ...]:
+def examine_this_host(environ: Mapping[str, str]) -> tuple[Disturbance, ...]:
     """Examine this host and return one finding for each topic, also if nothing disturbs in it.
 
-    ``environ`` holds the environment variables. ``machine`` describes this host if the caller has
-    inspected it already. If it is None, the host is inspected here. If ``gpus`` is False, GPUs are
-    ignored, because the caller measures the CPU.
+    ``environ`` holds the environment variables.
     """
-    machine = machine or inspect_machine(environ)
-    if not gpus:
-        machine = replace(machine, gpus=(), silent_gpus=(), driver_cuda_version=None)
+    machine = inspect_machine(environ)
     environment = capture_environment(environ)
     environment[VOLATILE] |= sample_load()
     findings = [*examine_cores(machine, environment), *examine_gpus(machine)]
-    if gpus and not machine.gpus and not machine.silent_gpus and has_library(environ):
+    if not machine.gpus and not machine.silent_gpus and has_library(environ):
         facts = "NVML is installed, and no GPU is visible"
         findings.append(_examine("gpu driver", facts, True))
     if machine.gpus:

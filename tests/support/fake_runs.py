@@ -11,7 +11,6 @@ from parbench.bench.launch import driver
 from parbench.bench.launch import measure as measuring
 from parbench.bench.launch.driver import StartRanks
 from parbench.bench.launch.messages import Job
-from parbench.bench.machine import doctor
 from parbench.bench.machine import slurm_allocation as node_machine
 from parbench.bench.machine.machine import Machine
 from parbench.bench.plan import options
@@ -48,7 +47,6 @@ def isolate_driver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(node_machine, "inspect_machine", lambda environ: MACHINE)
     monkeypatch.setattr(driver, "make_blocks", make_single_blocks)
-    monkeypatch.setattr(doctor, "_SAMPLE_SECONDS", 0.01)
     monkeypatch.chdir(folder)
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from parbench.bench.machine import doctor
 from parbench.bench.machine.disturbance import UNKNOWN, Disturbance
 from parbench.bench.machine.doctor import (
     examine_cores,
@@ -178,14 +177,6 @@ def test_driver_is_compared_with_cuda_of_torch(driver: str, disturbs: bool) -> N
     assert finding.disturbs is disturbs
     assert f"up to {driver}" in finding.facts
     assert ("for CUDA 13.2" in finding.facts) is disturbs
-
-
-def test_run_on_cores_has_no_findings_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = dataclasses.replace(MACHINE, silent_gpus=("0000:19:00.0",), gpu_failure=LOST)
-    monkeypatch.setattr(doctor, "inspect_machine", lambda environ: machine)
-    topics = {finding.topic for finding in examine_this_host(os.environ, gpus=False)}
-    assert "ranks" in topics
-    assert "gpus" not in topics
 
 
 def test_render_has_verdict_and_fix() -> None:
