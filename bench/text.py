@@ -185,9 +185,12 @@ def _parse_range(text: str) -> list[int]:
     return sizes
 
 
-def parse_duration(text: str) -> float:
-    """Return the seconds in a text such as ``90``, ``2m`` or ``500ms``, above 0 and up to 500 h."""
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)(ms|s|m|h|)", text.strip(), re.ASCII)
+def parse_duration(text: str | float) -> float:
+    """Return the seconds in a text such as ``90``, ``2m`` or ``500ms``, above 0 and up to 500 h.
+
+    A number is already in seconds.
+    """
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)(ms|s|m|h|)", str(text).strip(), re.ASCII)
     seconds = float(match[1]) * _DURATION_FACTORS[match[2]] if match else 0.0
     if seconds <= 0:
         hint = "write a number above 0 with ms, s, m or h, such as 90s"

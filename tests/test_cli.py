@@ -114,7 +114,7 @@ def test_crash_exit_code_is_4(
     ("options", "parts"),
     [
         ("--sizes 1Z", ["1Z", "K, M, G or T"]),
-        ("--nproc 0", ["--nproc 0", "at least 2 ranks"]),
+        ("--nproc 0", ["--nproc 0", "1 to 4096 ranks"]),
         ("al_reduce", ["al_reduce", "did you mean 'all_reduce'"]),
         ("--set layer=2", ["layer", "did you mean 'layers'"]),
         ("tp --nproc 4 --set heads=2", ["heads(2) % tp(4) != 0"]),

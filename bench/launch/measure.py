@@ -35,7 +35,6 @@ from parbench.bench.machine.slurm_allocation import (
 )
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan.cases import EXPLAINER
-from parbench.bench.plan.custom_step import hash_source
 from parbench.bench.plan.options import Options, plan_run
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.limits import read_limits
@@ -175,13 +174,6 @@ def load_unfinished_run(path: Path, options: Options, joined: Joined | None) -> 
     elif options.nodelist is not None:
         problem = f"{path} was not measured by srun, but on one node"
         raise UserError(f"--nodes {options.nodelist}: {problem}")
-    for target, digest in plan.sources.items():
-        if hash_source(target, Path(plan.path or ".")) != digest:
-            raise UserError(
-                f"--resume: the file of {target} has changed since the run began, so that its "
-                "repetitions would measure different steps",
-                hint=f"parbench run {target}",
-            )
     if options.budget is not None:
         seconds = parse_duration(options.budget)
     else:

@@ -125,7 +125,8 @@ def choose_world(
             number of cores, but at least 2 and at most 8.
         backend: the value of ``--backend``. None stands for ``nccl`` on GPUs, ``gloo`` on the CPU.
         device: the value of ``--device``. None stands for ``cuda`` if torch supports it and there
-            are at least two GPUs, otherwise for ``cpu``. One GPU is enough if ``nproc`` is 1.
+            are at least two GPUs, otherwise for ``cpu``. One GPU is enough if a single rank is
+            permitted and ``nproc`` is 1 or None.
         allow_single: True if a single rank is permitted.
     """
     if machine.torch_version is None and machine.torch_has_cuda is None:
@@ -138,7 +139,7 @@ def choose_world(
         raise UserError(f"--nproc {nproc}: 1 to {_MAX_RANKS} ranks are possible")
     note = describe_silence(machine) if device == "cuda" else ""
     if device is None:
-        device = _choose_device(machine, 1 if nproc == 1 and allow_single else 2)
+        device = _choose_device(machine, 1 if nproc in (None, 1) and allow_single else 2)
         if device == "cpu" and machine.gpus:
             cause = f"{_describe_gpus(machine)}, {_describe_torch(machine)}"
             note = f"{cause}: measuring the CPU. --nproc 1 --device cuda measures one GPU"

@@ -7,9 +7,10 @@ text describes.
 
 import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
-from parbench.bench.text import UserError, format_list, suggest_similar
+from parbench.bench.text import UserError, format_list
 
 Ranks = tuple[int, ...]
 """The ranks of a process group."""
@@ -39,11 +40,19 @@ def parse_mesh(text: str) -> dict[str, int]:
             hint = "write AXIS=SIZE,..., each axis once, as dp=2,tp=4"
             raise UserError(f"mesh {text!r} is not understood at {part!r}: {hint}")
         axes[match[1]] = int(match[2])
-    if math.prod(size for name, size in axes.items() if name not in INSIDE) > MOST_RANKS:
+    if count_mesh_ranks(axes) > MOST_RANKS:
         raise UserError(f"mesh {text!r} has more than {MOST_RANKS} ranks")
     if not axes:
         raise UserError("a mesh needs an axis: write AXIS=SIZE,..., such as dp=2,tp=4")
     return axes
+
+
+def count_mesh_ranks(axes: Mapping[str, int]) -> int:
+    """Return the number of ranks of a mesh, of which ``axes`` holds the ranks along each axis.
+
+    The axes ``ep`` and ``etp`` do not count, because they lie inside the other axes.
+    """
+    return math.prod(size for axis, size in axes.items() if axis not in INSIDE)
 
 
 def join_mesh_axes(groups: str) -> str:
@@ -68,54 +77,47 @@ def form_groups(text: str, size: int, hosts: Sequence[str] | None = None) -> tup
     - ``dp=2,tp=4:tp``: ranks that differ only in their coordinate on the axis ``tp`` of the mesh
       form a group.
     """
+    members: dict[object, list[int]] = {}
+    for rank, key in enumerate(_compute_keys(text, size, hosts or [""] * size)):
+        members.setdefault(key, []).append(rank)
+    groups = tuple(map(tuple, members.values()))
+    if text == "across" and (len(groups[0]) < 2 or len(groups[0]) != len(groups[-1])):
+        raise UserError("group 'across' needs equal numbers of ranks on at least 2 nodes")
+    return groups
+
+
+def _compute_keys(text: str, size: int, hosts: Sequence[str]) -> Sequence[object]:
+    """Return a key for each rank. Ranks with equal keys are in one group.
+
+    The arguments and errors are those of ``form_groups``.
+    """
     if text == "world":
-        return (tuple(range(size)),)
+        return [0] * size
     if text == "node":
-        return _group_by_key(hosts or [""] * size)
+        return hosts
     if text == "across":
-        return _form_groups_across(_group_by_key(hosts or [""] * size))
+        # The key is the number of earlier ranks on the same host.
+        num_ranks: Counter[str] = Counter()
+        keys = []
+        for host in hosts:
+            keys.append(num_ranks[host])
+            num_ranks[host] += 1
+        return keys
     kind, _, argument = ("contiguous:2" if text == "pairs" else text).rpartition(":")
     if "=" in kind:
-        return _form_groups_along_axis(kind, argument, size)
-    group_size = int(argument) if argument.isdecimal() and len(argument) < 10 else 0
+        return _compute_axis_keys(kind, argument, size)
+    group_size = int(argument) if re.fullmatch(r"\d{1,9}", argument, re.ASCII) else 0
     if kind not in ("contiguous", "strided") or group_size < 1:
-        hint = suggest_similar(text, ("world", "node", "across", "pairs"))
-        raise UserError(f"group {text!r} is not known: it is {FORMS}{hint}")
+        raise UserError(f"group {text!r} is not known: it is {FORMS}")
     if size % group_size:
         raise UserError(f"group {text!r} cannot be formed: world size({size}) % {group_size} != 0")
     if kind == "contiguous":
-        return _group_by_key([rank // group_size for rank in range(size)])
-    return _group_by_key([rank % (size // group_size) for rank in range(size)])
+        return [rank // group_size for rank in range(size)]
+    return [rank % (size // group_size) for rank in range(size)]
 
 
-def _form_groups_across(nodes: Sequence[Ranks]) -> tuple[Ranks, ...]:
-    """Return groups with one rank of every node: the first ranks of all nodes, the second, ...
-
-    ``nodes`` holds the ranks of each node. Raises ``UserError`` if there is one node, or if the
-    nodes differ in their number of ranks.
-    """
-    if len(nodes) < 2:
-        raise UserError("group 'across' needs ranks on at least 2 nodes; all are on one")
-    sizes = {len(node) for node in nodes}
-    if len(sizes) > 1:
-        numbers = ", ".join(map(str, sorted(sizes)))
-        raise UserError(f"group 'across' needs as many ranks on every node; nodes have {numbers}")
-    return tuple(zip(*nodes, strict=True))
-
-
-def _group_by_key(keys: Sequence[object]) -> tuple[Ranks, ...]:
-    """Return the groups of ranks whose keys are equal, in order of their first rank.
-
-    ``keys`` holds the key of each rank, such as the name of its host.
-    """
-    members: dict[object, list[int]] = {}
-    for rank, key in enumerate(keys):
-        members.setdefault(key, []).append(rank)
-    return tuple(map(tuple, members.values()))
-
-
-def _form_groups_along_axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
-    """Return the groups of ranks that differ only in their coordinate on one axis of a mesh.
+def _compute_axis_keys(mesh: str, axis: str, size: int) -> list[int]:
+    """Return the first rank of each rank's group, whose ranks differ only on one axis of a mesh.
 
     ``mesh`` is a text such as ``dp=2,tp=4`` and ``axis`` one of its names. The mesh must contain
     all ``size`` ranks, in row-major order: the last axis varies fastest.
@@ -126,12 +128,9 @@ def _form_groups_along_axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...
         raise UserError(f"{product} != world size({size})")
     names = list(axes)
     if axis not in names:
-        raise UserError(
-            f"group {mesh}:{axis}: {axis!r} is not an axis of the mesh; it has {format_list(names)}"
-        )
+        raise UserError(f"group {mesh}:{axis}: the mesh has the axes {format_list(names, 'and')}")
     stride = math.prod(axes[name] for name in names[names.index(axis) + 1 :])
-    first_ranks = [rank - (rank // stride % axes[axis]) * stride for rank in range(size)]
-    return _group_by_key(first_ranks)
+    return [rank - (rank // stride % axes[axis]) * stride for rank in range(size)]
 
 
 def count_rounds(n: int) -> int:
@@ -153,9 +152,7 @@ def list_round_pairs(n: int, index: int) -> tuple[Pair, ...]:
     """
     rounds = count_rounds(n)
     if not 0 <= index < rounds:
-        raise UserError(
-            f"round {index} is not one of the {rounds} rounds of {n} ranks, 0 to {rounds - 1}"
-        )
+        raise UserError(f"round {index} is not a round of {n} ranks, 0 to {rounds - 1}")
     pairs = []
     if n % 2 == 0 and n >= 2:
         pairs.append((index, n - 1))
@@ -179,12 +176,9 @@ def parse_pairs(text: str, n: int) -> tuple[Pair, ...]:
             raise UserError(f"pairs {text!r}: {word!r} is not a pair; {hint}")
         pair = int(match[1]), int(match[2])
         for rank in pair:
-            if rank >= n:
-                raise UserError(f"pairs {text!r}: rank {rank} is not one of the {n} ranks")
-            if rank in paired_ranks:
-                raise UserError(
-                    f"pairs {text!r}: rank {rank} is named twice; a rank meets one other in a round"
-                )
+            if rank >= n or rank in paired_ranks:
+                allowed = f"each of the ranks 0 to {n - 1} can be in one pair"
+                raise UserError(f"pairs {text!r}: rank {rank} is not possible; {allowed}")
             paired_ranks.add(rank)
         pairs.append((min(pair), max(pair)))
     return tuple(pairs)

@@ -1,18 +1,12 @@
 """The catalogue as text: a line for each name, all facts about some names, and both as Markdown."""
 
 import textwrap
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
 from parbench.bench.plan.cases import BenchmarkDefinition
-from parbench.bench.plan.params import MAX_FLOAT, Param
+from parbench.bench.plan.params import Param
 from parbench.bench.plan.plan import PRESETS
 from parbench.bench.text import format_size
-
-
-def _get_kind(definition: BenchmarkDefinition) -> str:
-    """Return the part of the name before the dot, such as ``collective``."""
-    return definition.name.partition(".")[0]
 
 
 def render_names(definitions: Sequence[BenchmarkDefinition]) -> str:
@@ -20,11 +14,13 @@ def render_names(definitions: Sequence[BenchmarkDefinition]) -> str:
 
     Lines have at most 80 columns. Benchmarks are grouped by the part of the name before the dot.
     """
+    by_kind: dict[str, list[str]] = {}
+    for definition in definitions:
+        line = f"  {definition.short_name:20}{definition.help.partition(';')[0]}"
+        by_kind.setdefault(definition.name.partition(".")[0], []).append(line)
     lines = []
-    for kind, members in groupby(sorted(definitions, key=_get_kind), _get_kind):
-        lines.append(f"{kind}.*")
-        for definition in members:
-            lines.append(f"  {definition.short_name:20}{definition.help.partition(';')[0]}")
+    for kind in sorted(by_kind):
+        lines += [f"{kind}.*", *by_kind[kind]]
     lines += ["", "Presets: parbench run --preset NAME"]
     for name, preset in PRESETS.items():
         lines.append(f"  {name:6}{preset.help:59} {preset.lasts:>11}")
@@ -43,11 +39,10 @@ def render_details(definitions: Sequence[BenchmarkDefinition], width: int) -> st
         text = f"{definition.name}: {definition.help}; presets: {_list_presets(definition)}"
         lines += textwrap.wrap(text, width, subsequent_indent="    ")
     lines += ["", "--set NAME=VALUE, or several values with commas; shown with the defaults:"]
-    for param, owners in _list_params(definitions):
+    for param, owners in _find_owners(definitions).items():
         head = f"  {param.name}={_format_default(param)}"
-        allowed = _format_allowed(param)
-        text = f"{param.help} [{allowed}]" if allowed else param.help
-        if owners:
+        text = f"{param.help} [{param.describe_allowed()}]"
+        if owners != "all":
             text += f"; of {owners}"
         lines += textwrap.wrap(
             text, width, initial_indent=f"{head:25} ", subsequent_indent=" " * 26
@@ -59,20 +54,16 @@ def render_markdown(definitions: Sequence[BenchmarkDefinition]) -> str:
     """Return two Markdown tables: the benchmarks with their help, and their parameters."""
     lines = ["| name | what it is | presets |", "| --- | --- | --- |"]
     for definition in definitions:
-        lines.append(_join(f"`{definition.name}`", definition.help, _list_presets(definition)))
+        presets = _list_presets(definition)
+        lines.append(f"| `{definition.name}` | {definition.help} | {presets} |")
     lines += ["", "| parameter | default | what it is | allowed | of |"]
     lines.append("| --- | --- | --- | --- | --- |")
-    for param, owners in _list_params(definitions):
+    for param, owners in _find_owners(definitions).items():
         default = _format_default(param)
         code = f"`{default}`" if default else ""
-        allowed = _format_allowed(param)
-        lines.append(_join(f"`{param.name}`", code, param.help, allowed, owners or "all"))
+        allowed = param.describe_allowed()
+        lines.append(f"| `{param.name}` | {code} | {param.help} | {allowed} | {owners} |")
     return "\n".join(lines)
-
-
-def _join(*cells: str) -> str:
-    """Return a row of a Markdown table with these cells."""
-    return f"| {' | '.join(cells)} |"
 
 
 def _list_presets(definition: BenchmarkDefinition) -> str:
@@ -80,39 +71,23 @@ def _list_presets(definition: BenchmarkDefinition) -> str:
     return ", ".join(name for name in PRESETS if name == "full" or name in definition.tags)
 
 
-def _list_params(definitions: Sequence[BenchmarkDefinition]) -> Iterable[tuple[Param, str]]:
-    """Yield each distinct parameter with a phrase about the benchmarks that have it.
+def _find_owners(definitions: Sequence[BenchmarkDefinition]) -> dict[Param, str]:
+    """Return the short names of the benchmarks that have a parameter, by the parameter.
 
-    The phrase is a list of names, or ``all but`` and the names of the others if these are fewer. It
-    is empty if all benchmarks have the parameter.
+    The names are separated by commas. The text is ``all`` if all benchmarks have the parameter.
     """
     owners: dict[Param, list[str]] = {}
     for definition in definitions:
         for param in definition.params:
             owners.setdefault(param, []).append(definition.short_name)
-    for param, names in owners.items():
-        others = [entry.short_name for entry in definitions if entry.short_name not in names]
-        if len(others) < len(names):
-            yield param, f"all but {', '.join(others)}" if others else ""
-        else:
-            yield param, ", ".join(names)
+    return {
+        param: "all" if len(names) == len(definitions) else ", ".join(names)
+        for param, names in owners.items()
+    }
 
 
 def _format_default(param: Param) -> str:
     """Return the default of a parameter as a user types it, such as ``1M`` or ``false``."""
     if param.kind == "size":
         return format_size(int(param.default))
-    return "false" if param.default is False else str(param.default)
-
-
-def _format_allowed(param: Param) -> str:
-    """Return the allowed values of a parameter as a phrase, empty if any text is allowed.
-
-    The phrase lists the choices, gives the bounds of a number, or shows an example.
-    """
-    if param.choices:
-        return ", ".join(str(choice) for choice in param.choices if choice != "")
-    if param.kind in ("int", "float"):
-        is_limited = param.maximum < MAX_FLOAT
-        return f"{param.minimum:g} to {param.maximum:g}" if is_limited else f">={param.minimum:g}"
-    return {"size": "1K,3M or 1K:64M:x4", "str": ""}.get(param.kind, param.describe_allowed())
+    return str(param.default).lower() if param.kind == "bool" else str(param.default)

@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from parbench.bench.limits import MAX_REPETITIONS
 from parbench.bench.machine.environment import get_emulation
-from parbench.bench.machine.machine import Machine, count_available_cores, try_call
+from parbench.bench.machine.machine import count_available_cores, try_call
 from parbench.bench.machine.slurm_allocation import (
     Allocation,
     NodeLayout,
@@ -20,47 +19,52 @@ from parbench.bench.machine.slurm_allocation import (
     choose_layout,
     inspect_rank_machine,
 )
-from parbench.bench.machine.world_spec import Joined, WorldSpec, choose_world, describe_sharing
+from parbench.bench.machine.world_spec import Joined, WorldSpec, choose_world
 from parbench.bench.plan.cases import (
     BenchmarkDefinition,
     Case,
     Params,
+    group_by_variables,
     load_catalogue,
     matches,
     select_definitions,
 )
-from parbench.bench.plan.catalogue import DTYPES, estimate_needed_bytes
-from parbench.bench.plan.custom_step import define_custom_step, hash_source
-from parbench.bench.plan.groups import INSIDE, join_mesh_axes, parse_mesh
+from parbench.bench.plan.catalogue import DTYPES
+from parbench.bench.plan.custom_step import define_custom_step
+from parbench.bench.plan.groups import count_mesh_ranks, join_mesh_axes, parse_mesh
 from parbench.bench.plan.params import Value, declare_variable, is_variable, refuse_unknown
 from parbench.bench.plan.plan import (
-    BEYOND_CACHE,
-    FEW_OPERATIONS,
-    FEW_OPERATIONS_REPETITIONS,
-    LARGE_BYTES,
-    MIN_RANKS_OF_GROUPS,
-    PLATEAU,
-    PLATEAU_BYTES,
     PRESETS,
-    SHORT_REPETITIONS,
-    SHORT_SECONDS_PER_CASE,
     Entry,
-    FaultSpec,
     Measure,
     Plan,
     PlanFile,
     Preset,
     SkippedCase,
-    compute_short_budget,
+    compute_sampling_seconds,
     get_case_weight,
     parse_fault,
     read_plan_file,
 )
 from parbench.bench.text import UserError, format_choices, parse_duration, parse_link
 
-_MAX_ITEMSIZE = max(dtype.itemsize for dtype in DTYPES.values())
 Candidate = tuple[Case, str | None]
 """A case, and a sentence with the reason why it cannot run here, None if it can run."""
+MIN_RANKS_OF_GROUPS = 4
+"""The least number of ranks with which a preset measures process groups of some of the ranks."""
+BEYOND_CACHE = (256 << 20, 1 << 30)
+"""The sizes (bytes) that a run on GPUs adds to a preset's list of sizes that reaches 16 MiB.
+
+They are larger than the last level of a GPU's cache.
+"""
+SHORT_REPETITIONS = 3
+"""The repetitions of a run of named cases, which is the least number for an interval."""
+FEW_OPERATIONS = 4
+"""The largest total weight of the cases of a run that counts as a run of few operations."""
+FEW_OPERATIONS_REPETITIONS = 5
+"""The repetitions of a run of few operations. Intervals of three repetitions are twice as wide."""
+SHORT_SECONDS_PER_CASE = 0.3
+"""The sampling time, per repetition, of a case of weight 1 in a run of named cases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +86,7 @@ class Options:
     preset_overrides: Mapping[str, str] = field(default_factory=dict)
     """The parameter values that the output format requires, as texts by parameter name.
 
-    They take precedence over the preset, but not over ``settings``.
+    They take precedence over presets and plan files, but not over ``settings``.
     """
     entries: tuple[Entry, ...] = ()
     """The cases of ``cases_file``, which replace the cases of the preset. Empty without any."""
@@ -94,10 +98,10 @@ class Options:
     """``cpu`` or ``cuda``."""
     repetitions: int | None = None
     """The number of times that all ranks are started and measure all cases."""
-    budget: str | None = None
-    """The time budget of the whole run, such as ``90s``."""
-    timeout: str | None = None
-    """The time after which a case counts as hung, such as ``60s``."""
+    budget: str | float | None = None
+    """The time budget of the whole run, as text such as ``90s`` or a number of seconds."""
+    timeout: str | float | None = None
+    """The time after which a case counts as hung, as text or a number of seconds."""
     mesh: str | None = None
     """The mesh of training steps, such as ``dp=2,tp=2``, or several meshes separated by ``;``."""
     group: str | None = None
@@ -140,43 +144,21 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
         steps = [define_custom_step(target, folder) for target in options.targets]
         catalogue = (*catalogue, *steps)
         options = replace(options, names=(*options.names, *(step.name for step in steps)))
-    has_budget = options.budget is not None  # on the command line
     options = _apply_cases_file(options)
     options = _apply_mesh(options, joined)
     spec, layout = _choose_ranks(options, joined)
-    plan = make_plan(options, catalogue, spec)
-    fault = _parse_fault_for(plan, options.inject)
+    fault = None if options.inject is None else parse_fault(options.inject, spec.nproc)
     injection_note = "" if fault is None else f"injected: {fault.text}"
     notes = (*spec.notes, spec.sharing, injection_note)
     return msgspec.structs.replace(
-        plan,
+        make_plan(options, catalogue, spec),
         emulation=get_emulation(os.environ),
         notes=tuple(note for note in notes if note),
         path=str(folder) if options.targets else None,
-        sources={target: hash_source(target, folder) for target in options.targets},
         injection=fault,
-        measure=plan.measure.extend_to_budget()
-        if has_budget and plan.repetitions > 1
-        else plan.measure,
         link_bytes_per_second=None if options.link is None else parse_link(options.link),
         spread=layout,
     )
-
-
-def _parse_fault_for(plan: Plan, text: str | None) -> FaultSpec | None:
-    """Return the fault that the text of ``--inject`` describes, None without the option.
-
-    Raises ``UserError`` if the text is not valid or if a case of the plan cannot run with the
-    fault.
-    """
-    if text is None:
-        return None
-    fault = parse_fault(text, plan.nproc)
-    for case in plan.cases:
-        # The host takes no part in the steps of a graph.
-        if fault.kind == "slow" and case.all_params.get("mode") == "graph":
-            raise UserError(f"--inject {text}: slow does not support mode graph of {case.label}")
-    return fault
 
 
 def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: WorldSpec) -> Plan:
@@ -184,27 +166,25 @@ def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: 
 
     ``catalogue`` holds the definitions of all benchmarks. The plan lists selected cases that cannot
     run here as skipped. Raises ``UserError`` if the options name a benchmark or preset that does
-    not exist, if no case can run, or if no case can run with one of the user's parameter values.
+    not exist, or if no case can run.
     """
     name = options.preset or "node"
     if name not in PRESETS:
         raise UserError(f"no preset is named {name!r}: there are {format_choices(PRESETS, name)}")
-    if options.repetitions is not None and not 1 <= options.repetitions <= MAX_REPETITIONS:
-        raise UserError(
-            f"--repetitions {options.repetitions}: it is a number from 1 to {MAX_REPETITIONS}"
-        )
     preset = PRESETS[name]
     candidates: dict[str, Candidate] = {}
     for definition in _select_definitions(options, catalogue, name):
-        for case, reason in _list_candidates(definition, options, preset, spec):
-            candidates[case.id] = case, reason
-    _check_possible(list(candidates.values()), options)
+        for params in _list_params(definition, options, preset, spec):
+            for case, reason in _list_candidates(definition, params, spec):
+                candidates[case.id] = case, reason
     cases, skipped = [], []
     for case, reason in candidates.values():
         if reason is None:
             cases.append(case)
         else:
             skipped.append(SkippedCase(case=case, reason=reason))
+    if not cases:
+        raise UserError(f"no case can run here; {skipped[0].case.label}: {skipped[0].reason}")
     repetitions, budget_seconds, measure = _choose_duration(options, preset, cases)
     timeout = options.timeout
     return Plan(
@@ -230,21 +210,39 @@ def _choose_duration(
     number and the kind of the cases. Otherwise they are those of the preset, except for the values
     that the user sets.
     """
+    repetitions = options.repetitions or preset.repetitions
+    measure = preset.measure
     if options.budget is not None:
-        repetitions = options.repetitions or preset.repetitions
-        return repetitions, parse_duration(options.budget), preset.measure
-    if options.preset is not None or not options.has_named_cases:
-        repetitions = options.repetitions or preset.repetitions
-        measure = preset.measure
-        if not options.has_named_cases:
-            measure = msgspec.structs.replace(measure, seconds_per_case=preset.seconds_per_case)
+        if repetitions > 1:
+            # Imprecise cases use all of the time that the user allows.
+            max_iterations = max(measure.max_iterations, 2000)
+            measure = msgspec.structs.replace(
+                measure, max_iterations=max_iterations, more_blocks=10
+            )
+        return repetitions, parse_duration(options.budget), measure
+    if not options.has_named_cases:
+        seconds_per_case = preset.seconds_per_case
+        measure = msgspec.structs.replace(measure, seconds_per_case=seconds_per_case)
         return repetitions, preset.budget_seconds, measure
-    # The duration follows from the number of cases.
+    if options.preset is not None:
+        return repetitions, preset.budget_seconds, measure
     has_few_operations = sum(map(get_case_weight, cases)) <= FEW_OPERATIONS
     repetitions = FEW_OPERATIONS_REPETITIONS if has_few_operations else SHORT_REPETITIONS
     repetitions = options.repetitions or repetitions
-    measure = msgspec.structs.replace(preset.measure, seconds_per_case=SHORT_SECONDS_PER_CASE)
-    return repetitions, compute_short_budget(cases, measure, repetitions), measure
+    measure = msgspec.structs.replace(measure, seconds_per_case=SHORT_SECONDS_PER_CASE)
+    return repetitions, _compute_short_budget(cases, measure, repetitions), measure
+
+
+def _compute_short_budget(cases: Sequence[Case], measure: Measure, repetitions: int) -> float:
+    """Return a generous time budget (seconds) for a whole run of named cases.
+
+    It contains the import of torch, the starts of the ranks, and three times the sampling time, so
+    that only a slow or busy machine reaches it.
+    """
+    import_seconds, start_seconds = 30.0, 10.0
+    startup_seconds = start_seconds * len(group_by_variables(cases))
+    repetition_seconds = startup_seconds + 3 * compute_sampling_seconds(cases, measure)
+    return import_seconds + repetitions * repetition_seconds
 
 
 def _select_definitions(
@@ -283,64 +281,52 @@ def _check_settings(
     declared = {param.name for definition in definitions for param in definition.params}
     is_single = len(definitions) == 1
     owner = definitions[0].name if is_single else f"the {len(definitions)} chosen cases"
-    if "mesh" in settings and "mesh" not in declared:
-        problem = f"mesh is not a parameter of {owner}: only training steps have one"
-        raise UserError(problem, hint="groups along an axis of a mesh: --group dp=2,tp=2:tp")
     refuse_unknown(settings, declared, owner)
 
 
-def _list_candidates(
+def _list_params(
     definition: BenchmarkDefinition, options: Options, preset: Preset, spec: WorldSpec
-) -> Iterator[Candidate]:
-    """Yield pairs of a case of one benchmark and the reason why it cannot run, None if it can.
+) -> Iterator[Params]:
+    """Yield every combination of the selected parameter values of one benchmark, by name.
 
-    There is at least one case for every combination of the selected parameter values. The values
-    of the user replace those of a plan file, and both replace the values of the preset.
+    The values of the user replace those of a plan file, and both replace the values of the preset.
     """
+    entries = options.entries or preset.entries
+    if not options.has_named_cases:
+        has_groups = spec.nproc >= MIN_RANKS_OF_GROUPS
+        entries += tuple(
+            entry for entry in preset.unnamed_entries if has_groups or "group" not in entry.set
+        )
     has_preset_sizes = not options.entries and "size_bytes" not in options.settings
     params_by_name = {param.name: param for param in definition.params}
-    entries = options.entries or preset.entries
-    unnamed_entry = Entry(name=definition.name)
-    if not options.has_named_cases:
-        unnamed_entry = Entry(name=definition.name, set=preset.other_settings)
-        if spec.nproc >= MIN_RANKS_OF_GROUPS:
-            entries += preset.entries_of_groups
     matching = [entry for entry in entries if matches(definition.name, entry.name)]
-    for entry in matching or [unnamed_entry]:
+    for entry in matching or [Entry(name=definition.name)]:
         # The parameters vary in the order in which they are written.
         settings = {**entry.set, **options.preset_overrides, **options.settings}
-        if options.entries:
-            settings |= {**entry.set, **options.settings}
-        values_by_name = {}
-        for name, setting in settings.items():
-            if name in params_by_name:
-                values_by_name[name] = params_by_name[name].parse_many(setting)
+        values_by_name = {
+            name: params_by_name[name].parse_many(setting)
+            for name, setting in settings.items()
+            if name in params_by_name
+        }
         if has_preset_sizes and "size_bytes" in values_by_name:
             values_by_name["size_bytes"] = _adapt_sizes(values_by_name["size_bytes"], spec)
         for combination in itertools.product(*values_by_name.values()):
-            params = dict(zip(values_by_name, combination, strict=True))
-            yield from _expand(definition, params, spec)
+            yield dict(zip(values_by_name, combination, strict=True))
 
 
 def _adapt_sizes(sizes: Sequence[Value], spec: WorldSpec) -> tuple[Value, ...]:
     """Return the sizes (bytes) of a preset, rounded up so that every rank gets whole elements.
 
-    On GPUs, larger sizes are appended. If the largest size is at least 16 MiB, these are 256 MiB
-    and 1 GiB, which exceed the last level of cache. If it is at least 64 MiB, also 4 and 8 GiB, at
-    which the bandwidth is highest, as far as the memory of a rank suffices.
+    On GPUs, 256 MiB and 1 GiB are appended if the largest size is at least 16 MiB.
     """
     num_bytes = [int(size) for size in sizes]
-    max_bytes = max(num_bytes) if spec.device == "cuda" else 0
-    if max_bytes >= LARGE_BYTES:
+    if spec.device == "cuda" and max(num_bytes) >= 16 << 20:
         num_bytes += BEYOND_CACHE
-    if max_bytes >= PLATEAU_BYTES:
-        memory = spec.rank_bytes or 0
-        num_bytes += [size for size in PLATEAU if estimate_needed_bytes(size) <= memory]
-    step = spec.nproc * _MAX_ITEMSIZE
+    step = spec.nproc * max(dtype.itemsize for dtype in DTYPES.values())
     return tuple(math.ceil(size / step) * step for size in num_bytes)
 
 
-def _expand(
+def _list_candidates(
     definition: BenchmarkDefinition, params: Params, spec: WorldSpec
 ) -> Iterator[Candidate]:
     """Yield the cases of one combination of parameter values, such as one for each process group.
@@ -356,124 +342,67 @@ def _expand(
         yield case, definition.refuse(case.all_params, spec)
 
 
-def _check_possible(candidates: Sequence[Candidate], options: Options) -> None:
-    """Raise ``UserError`` if no case can run here.
-
-    Also raise it if all cases with one of the user's parameter values cannot run, although cases
-    with other values can.
-    """
-    names = {*options.settings, *(name for entry in options.entries for name in entry.set)}
-    possible: set[tuple[str, Value]] = set()
-    for case, reason in candidates:
-        if reason is None:
-            possible.update(case.params.items())
-    for case, reason in candidates:
-        for name, value in case.params.items():
-            if reason is not None and name in names and (name, value) not in possible:
-                raise UserError(f"no case can run with {name} = {value}: {reason}")
-    if not possible:
-        case, reason = candidates[0]
-        raise UserError(f"none of {len(candidates)} cases can run here; {case.label}: {reason}")
-
-
 def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, NodeLayout | None]:
     """Return the description of the run's ranks, and their layout on the nodes of a Slurm job.
 
     ``joined`` describes ranks that another launcher has started. The layout is None if srun does
-    not start the ranks.
+    not start the ranks. Raises ``UserError`` if the options do not fit these ranks or this machine.
     """
-    allocation = _find_allocation(options, joined)
-    if allocation is not None:
-        return _choose_srun_ranks(options, allocation)
+    if options.launcher == "srun":
+        if joined is not None:
+            raise UserError("--launcher srun starts ranks, and RANK is set: a launcher did it")
+        return _choose_srun_ranks(options)
+    nodes = options.nodelist or options.nodes
+    for option, value in (("--nodes", nodes), ("--distribution", options.distribution)):
+        if value is not None:
+            raise UserError(f"{option} {value} requires srun", hint="add --launcher srun")
     machine = inspect_rank_machine(os.environ, None)
+    nproc, allow_single = options.nproc, options.nproc == 1
     if joined is not None:
-        return _choose_joined_ranks(options, joined, machine), None
-    return _choose_world(options, machine, options.nproc), None
-
-
-def _choose_world(
-    options: Options,
-    machine: Machine,
-    nproc: int | None,
-    *,
-    has_other_ranks: bool = False,
-) -> WorldSpec:
-    """Return the description of the ranks on this machine, with defaults for missing options.
-
-    ``nproc`` is their number, None for the default. A single rank is allowed only if the user sets
-    ``--nproc 1`` or if ``has_other_ranks``: other machines have ranks of the run too.
-    """
-    return choose_world(
+        if nproc not in (None, joined.size):
+            problem = f"{joined.size} ranks are there already (WORLD_SIZE)"
+            raise UserError(f"--nproc {nproc}: {problem}", hint="leave out --nproc")
+        nproc, allow_single = joined.local_size, allow_single or joined.size > 1
+        # A launcher that binds each rank to cores leaves this rank only its own.
+        cores_of_launcher = try_call(lambda: count_available_cores(pid=os.getppid())) or 1
+        machine = replace(machine, cores=max(machine.cores, cores_of_launcher))
+    spec = choose_world(
         machine,
         nproc=nproc,
         backend=options.backend,
         device=options.device,
-        allow_single=options.nproc == 1 or has_other_ranks,
+        allow_single=allow_single,
     )
+    if joined is not None:
+        nodes = math.ceil(joined.size / joined.local_size)
+        spec = replace(spec, nproc=joined.size, nodes=nodes)
+    return spec, None
 
 
-def _choose_joined_ranks(options: Options, joined: Joined, machine: Machine) -> WorldSpec:
-    """Return the description of the ranks that another launcher, such as torchrun, has started.
+def _choose_srun_ranks(options: Options) -> tuple[WorldSpec, NodeLayout]:
+    """Return the description of the ranks that srun is to start, and their layout on the nodes.
 
-    Raises ``UserError`` if the options do not fit these ranks or this machine.
+    Raises ``UserError`` without srun, outside of an allocation, or if the nodes do not suffice.
     """
-    if options.nproc not in (None, joined.size):
-        problem = f"{joined.size} ranks are there already (WORLD_SIZE)"
-        raise UserError(f"--nproc {options.nproc}: {problem}", hint="leave out --nproc")
-    # A launcher that binds each rank to cores leaves this rank only its own.
-    cores_of_launcher = try_call(lambda: count_available_cores(pid=os.getppid())) or 1
-    machine = replace(machine, cores=max(machine.cores, cores_of_launcher))
-    spec = _choose_world(options, machine, joined.local_size, has_other_ranks=joined.size > 1)
-    return replace(spec, nproc=joined.size, nodes=math.ceil(joined.size / joined.local_size))
-
-
-def _choose_srun_ranks(options: Options, allocation: Allocation) -> tuple[WorldSpec, NodeLayout]:
-    """Return the description of the ranks that srun is to start, and their layout on the nodes."""
-    machine = inspect_rank_machine(os.environ, allocation)
-    has_several_nodes = allocation.nodes > 1
-    ntasks_per_node = allocation.ntasks_per_node if options.nproc is None else options.nproc
-    has_one_gpu = machine.torch_has_cuda and len(machine.gpus) == 1
-    if ntasks_per_node is None and has_one_gpu and has_several_nodes and options.device != "cpu":
-        ntasks_per_node = 1
-    spec = _choose_world(options, machine, ntasks_per_node, has_other_ranks=has_several_nodes)
+    check_srun()
+    allocation = Allocation.find(os.environ)
+    spec = choose_world(
+        inspect_rank_machine(os.environ, allocation),
+        nproc=allocation.ntasks_per_node if options.nproc is None else options.nproc,
+        backend=options.backend,
+        device=options.device,
+        allow_single=options.nproc == 1 or allocation.nodes > 1,
+    )
     layout = choose_layout(
         allocation,
         nodes=options.nodes,
         ntasks_per_node=spec.nproc,
         distribution=options.distribution,
     )
-    sharing = spec.sharing
-    if get_emulation(os.environ):  # All nodes share the cores of this machine.
-        sharing = describe_sharing(machine, layout.num_ranks, spec.device)
     spec = replace(
-        spec,
-        nproc=layout.num_ranks,
-        nodes=layout.nodes,
-        distribution=layout.distribution,
-        sharing=sharing,
+        spec, nproc=layout.num_ranks, nodes=layout.nodes, distribution=layout.distribution
     )
     return spec, layout
-
-
-def _find_allocation(options: Options, joined: Joined | None) -> Allocation | None:
-    """Return the Slurm allocation in which srun starts the ranks, None without ``--launcher srun``.
-
-    Raises ``UserError`` if options require srun but the launcher is another, if this process is
-    itself a rank, or if this process is not in an allocation.
-    """
-    if options.launcher != "srun":
-        values = {
-            "--nodes": options.nodelist or options.nodes,
-            "--distribution": options.distribution,
-        }
-        for option, value in values.items():
-            if value is not None:
-                raise UserError(f"{option} {value} requires srun", hint="add --launcher srun")
-        return None
-    if joined is not None:
-        raise UserError("--launcher srun starts ranks, and RANK is set: this one is there already")
-    check_srun()
-    return Allocation.find(os.environ)
 
 
 def _apply_cases_file(options: Options) -> Options:
@@ -486,9 +415,8 @@ def _apply_cases_file(options: Options) -> Options:
     file = read_plan_file(options.cases_file)
     values: dict[str, Any] = {}
     for name in PlanFile.OPTIONS:
-        value = getattr(file, name)
-        if value is not None and getattr(options, name) is None:
-            values[name] = str(value) if name in ("budget", "timeout") else value
+        if getattr(options, name) is None:
+            values[name] = getattr(file, name)
     return replace(options, **values, entries=file.case)
 
 
@@ -498,27 +426,14 @@ def _apply_mesh(options: Options, joined: Joined | None) -> Options:
     ``--mesh`` also sets ``nproc`` if the user did not, if parbench starts the ranks on this
     machine, and if all given meshes have the same number of ranks.
     """
-    mesh, settings = options.mesh, options.settings
+    settings = dict(options.settings)
+    nproc = options.nproc
     if options.group is not None:
-        settings = {**settings, "group": join_mesh_axes(options.group)}
-        options = replace(options, settings=settings)
-    if mesh is None:
-        return options
-    if "mesh" in settings:
-        conflict = f"--mesh {mesh} and --set mesh={settings['mesh']} conflict"
-        raise UserError(conflict, hint="leave out one of them")
-    options = replace(options, settings={**settings, "mesh": mesh})
-    sizes = {_count_mesh_ranks(text) for text in mesh.split(";")}
-    is_possible = len(sizes) == 1 and (sizes != {1} or options.nproc == 1)
-    if is_possible and options.nproc is None and joined is None and options.launcher == "local":
-        return replace(options, nproc=sizes.pop())
-    return options
-
-
-def _count_mesh_ranks(text: str) -> int:
-    """Return the product of the axis sizes of a mesh such as ``dp=2,tp=4``.
-
-    The axes ``ep`` and ``etp`` do not count, because they lie inside the other axes.
-    """
-    axes = parse_mesh(text)
-    return math.prod(size for axis, size in axes.items() if axis not in INSIDE)
+        settings["group"] = join_mesh_axes(options.group)
+    if options.mesh is not None:
+        settings["mesh"] = options.mesh
+        sizes = {count_mesh_ranks(parse_mesh(text)) for text in options.mesh.split(";")}
+        starts_ranks = joined is None and options.launcher == "local"
+        if nproc is None and starts_ranks and len(sizes) == 1:
+            nproc = sizes.pop()
+    return replace(options, settings=settings, nproc=nproc)

@@ -28,11 +28,11 @@ Kind = Literal["int", "float", "str", "bool", "size", "mesh"]
 
 _TYPES: dict[str, Any] = {"int": Int64, "size": Int64, "float": float, "bool": bool}
 _DESCRIPTIONS = {
-    "int": "a whole number (64 bits)",
+    "int": "a whole number",
     "float": "a finite number",
     "str": "a word",
     "bool": "true or false",
-    "size": "a size such as 64K",
+    "size": "a size (64K, or 1K:64M:x4)",
     "mesh": "axes and their ranks, such as dp=2,tp=2",
 }
 MAX_FLOAT = sys.float_info.max
@@ -65,16 +65,13 @@ class Param:
     """
 
     def describe_allowed(self) -> str:
-        """Return a phrase about the allowed values, such as ``a finite number of at least 0``."""
+        """Return a phrase about the allowed values, such as ``a finite number >= 0``."""
         if self.choices:
-            return format_list(self.choices)
-        bounds = []
-        if self.minimum > -MAX_FLOAT:
-            bounds.append(f"at least {self.minimum:g}")
-        if self.maximum < MAX_FLOAT:
-            bounds.append(f"at most {self.maximum:g}")
+            return format_list(choice or "empty" for choice in self.choices)
         description = _DESCRIPTIONS[self.kind]
-        return f"{description} of {' and '.join(bounds)}" if bounds else description
+        if self.maximum < MAX_FLOAT:
+            return f"{description} from {self.minimum:g} to {self.maximum:g}"
+        return f"{description} >= {self.minimum:g}" if self.minimum > -MAX_FLOAT else description
 
     def parse(self, raw: object) -> Value:
         """Convert a text, or a value from a plan file, to the type of this parameter.

@@ -12,7 +12,7 @@ from parbench.bench.files import convert_read_errors, decode_json, read_file, re
 from parbench.bench.limits import Count, NonNegative, NumRanks, NumRepetitions, Rank
 from parbench.bench.machine.environment import describe_emulation
 from parbench.bench.machine.slurm_allocation import NodeLayout
-from parbench.bench.plan.cases import Case, group_by_variables
+from parbench.bench.plan.cases import Case
 from parbench.bench.plan.catalogue import OPERATIONS
 from parbench.bench.plan.params import Setting
 from parbench.bench.text import UserError, parse_duration
@@ -37,25 +37,20 @@ def parse_fault(text: str, nproc: int) -> FaultSpec:
     ``nproc`` is the number of ranks of the run. Raises ``UserError`` if the text is not valid or
     names a rank that does not exist.
     """
-    pattern = r"(late|slow|corrupt):(\d{1,9})(?::(.+))?"
-    match = re.fullmatch(pattern, text.strip(), re.ASCII)
-    if match is None or (match[3] is None) != (match[1] == "corrupt"):
+    kind, _, rest = text.strip().partition(":")
+    rank, _, amount = rest.partition(":")
+    seconds_or_share = 0.0
+    if kind == "late" and amount:
+        seconds_or_share = parse_duration(amount)
+    elif kind == "slow" and re.fullmatch(r"\d{1,9}(\.\d{1,9})?%", amount, re.ASCII):
+        seconds_or_share = float(amount.removesuffix("%")) / 100
+    elif kind != "corrupt" or amount:
         hint = "write late:RANK:3ms, slow:RANK:10% or corrupt:RANK"
-        raise UserError(f"--inject {text!r} is not understood: {hint}")
-    kind, rank = match[1], int(match[2])
-    if rank >= nproc:
-        ranks = f"the {nproc} ranks, 0 to {nproc - 1}"
-        raise UserError(f"--inject {text!r}: rank {rank} is not one of {ranks}")
-    amount = 0.0
-    if kind == "late":
-        amount = parse_duration(match[3])
-    if kind == "slow":
-        percentage = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)%", match[3], re.ASCII)
-        amount = float(percentage[1]) / 100 if percentage else 0.0
-        if amount == 0:
-            problem = f"{match[3]!r} is not a share of a step"
-            raise UserError(f"--inject {text!r}: {problem}", hint="write a percentage such as 10%")
-    return msgspec.convert({"kind": kind, "rank": rank, "amount": amount, "text": text}, FaultSpec)
+        raise UserError(f"--inject {text!r} is not understood", hint=hint)
+    if rank not in map(str, range(nproc)):
+        raise UserError(f"--inject {text!r}: {rank!r} is not a rank from 0 to {nproc - 1}")
+    fault = {"kind": kind, "rank": int(rank), "amount": seconds_or_share, "text": text}
+    return msgspec.convert(fault, FaultSpec)
 
 
 class SkippedCase(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,16 +101,6 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     sum of their weights. None if only the time budget limits it.
     """
 
-    def extend_to_budget(self) -> "Measure":
-        """Return settings that allow at least 2000 samples of each case, and 10 extra blocks.
-
-        They are used if the user sets the time budget, so that a run with imprecise cases uses all
-        of this time.
-        """
-        return msgspec.structs.replace(
-            self, max_iterations=max(self.max_iterations, 2000), more_blocks=10
-        )
-
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a run is to measure: its cases, its ranks and its time."""
@@ -153,8 +138,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     It is the last folder of ``sys.path``.
     """
-    sources: dict[str, str] = {}
-    """The SHA-256 of the file of each custom step, by its target ``package.module:function``."""
     spread: NodeLayout | None = None
     """The layout of the ranks on nodes, None if srun does not start the ranks."""
 
@@ -191,16 +174,6 @@ def get_case_weight(case: Case) -> float:
     return _CASE_WEIGHTS.get(case.kind, 1.0)
 
 
-SHORT_REPETITIONS = 3
-"""The repetitions of a run of named cases, which is the least number for an interval."""
-FEW_OPERATIONS = 4
-"""The largest total weight of the cases of a run that counts as a run of few operations."""
-FEW_OPERATIONS_REPETITIONS = 5
-"""The repetitions of a run of few operations. Intervals of three repetitions are twice as wide."""
-SHORT_SECONDS_PER_CASE = 0.3
-"""The sampling time, per repetition, of a case of weight 1 in a run of named cases."""
-
-
 def compute_sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
     """Return the largest time in seconds in which a repetition measures all these cases together.
 
@@ -212,38 +185,6 @@ def compute_sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
     return measure.seconds_per_case * sum(map(get_case_weight, cases))
 
 
-def compute_short_budget(cases: Sequence[Case], measure: Measure, repetitions: int) -> float:
-    """Return a generous time budget (seconds) for a whole run of named cases.
-
-    It contains the import of torch, the starts of the ranks, and three times the sampling time, so
-    that only a slow or busy machine reaches it.
-    """
-    import_seconds, start_seconds = 30.0, 10.0
-    startup_seconds = start_seconds * len(group_by_variables(cases))
-    repetition_seconds = startup_seconds + 3 * compute_sampling_seconds(cases, measure)
-    return import_seconds + repetitions * repetition_seconds
-
-
-MIN_RANKS_OF_GROUPS = 4
-"""The least number of ranks with which a preset measures process groups of some of the ranks."""
-
-BEYOND_CACHE = (256 << 20, 1 << 30)
-"""The sizes (bytes) that a run on GPUs adds to a preset's list of sizes that reaches 16 MiB.
-
-They are larger than the last level of a GPU's cache.
-"""
-LARGE_BYTES = 16 << 20
-"""The size in bytes that a list must reach so that ``BEYOND_CACHE`` is added to it on GPUs."""
-PLATEAU = (4 << 30, 8 << 30)
-"""The sizes (bytes) that a run on GPUs adds to a preset's list of sizes that reaches 64 MiB.
-
-They are added only if the GPU has the memory. Eight GPUs with NVLink SHARP reach their highest
-bandwidth only at these sizes.
-"""
-PLATEAU_BYTES = 64 << 20
-"""The size in bytes that a list must reach so that ``PLATEAU`` is added to it on GPUs."""
-
-
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
     """A named selection of benchmarks with parameter values, and the time to measure them."""
 
@@ -253,13 +194,11 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     """The duration of a run on two cores, such as ``about 90 s``."""
     entries: tuple[Entry, ...]
     """The parameter values of benchmarks. Several entries of a benchmark make several cases."""
-    entries_of_groups: tuple[Entry, ...] = ()
-    """More entries, for process groups of some of the ranks.
+    unnamed_entries: tuple[Entry, ...] = ()
+    """More entries, which are used only if the user names no cases.
 
-    They are added if there are at least four ranks and the user names no cases.
+    Entries for process groups are left out if there are less than four ranks.
     """
-    other_settings: Mapping[str, Setting] = {}
-    """The parameter values, by name, of benchmarks without an entry, if the user names no cases."""
     repetitions: int
     """The number of times that all ranks are started and measure all cases."""
     budget_seconds: float
@@ -308,13 +247,14 @@ PRESETS = {
             *_make_entries_for_tag("sized", size_bytes="1M"),
             Entry(name="copy", set={"size_bytes": "16M"}),
         ),
-        entries_of_groups=(
+        unnamed_entries=(
             Entry(
                 name="all_reduce",
                 set={"size_bytes": "64K,1M,16M", "group": "pairs", "group_index": "0"},
             ),
+            # Steps are small, so that five repetitions fit.
+            Entry(name="workload.*", set={"microbatch": "1"}),
         ),
-        other_settings={"microbatch": "1"},  # Steps are small, so that five repetitions fit.
         repetitions=5,  # A regression check needs at least as many.
         budget_seconds=110,
         seconds_per_case=0.05,

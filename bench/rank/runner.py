@@ -310,8 +310,8 @@ class CaseRun:
             return
         if fault.rank not in self._ranks:
             raise _make_skip_error(fault, f"rank {fault.rank} is not measured in this case")
-        if fault.kind == "slow" and self._mode == "async":
-            raise _make_skip_error(fault, "a step of mode async can only be late")
+        if fault.kind == "slow" and self._mode in ("async", "graph"):
+            raise _make_skip_error(fault, f"a step of mode {self._mode} can only be late")
 
     def _measure_block(
         self, began: float, seconds: float, num_later: int, is_only: bool

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from parbench.bench.operations.collectives import all_gather
-from parbench.bench.plan.plan import BEYOND_CACHE
+from parbench.bench.plan.options import BEYOND_CACHE
 from parbench.bench.rank.runner import refuse_float8
 from parbench.bench.text import UserError
 from parbench.bench.world.world import World

@@ -13,7 +13,6 @@ from rich.console import Console
 from parbench.bench.launch import measure as measuring
 from parbench.bench.launch.display import Display
 from parbench.bench.launch.measure import choose_variables, run_options
-from parbench.bench.plan.custom_step import hash_source
 from parbench.bench.plan.options import Options
 from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.records import Record, SkipReason
@@ -151,21 +150,6 @@ def test_resume_refuses_before_a_rank_starts(
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     assert "--resume" in usage_error(run, Options(), resume_path=path)
-    assert ranks.starts == []
-
-
-def test_resume_refuses_a_changed_step(ranks: FakeRanks, tmp_path: Path) -> None:
-    step = tmp_path / "changing_step.py"
-    step.write_text("def prepare(world): ...")
-    digest = hash_source("changing_step:prepare", tmp_path)
-    plan = msgspec.structs.replace(
-        make_plan([make_fake_case()]),
-        path=str(tmp_path),
-        sources={"changing_step:prepare": digest},
-    )
-    path = create_run(Path("runs"), plan, "0.1.0")[0]
-    step.write_text("def prepare(world): raise NotImplementedError")
-    assert "changing_step:prepare has changed" in usage_error(run, resume_path=path)
     assert ranks.starts == []
 
 
