@@ -11,7 +11,6 @@ from parbench.reports.analysis.repetitions import describe_measuring_time
 from parbench.reports.analysis.steps import (
     StepRow,
     compute_profiled_share,
-    find_deviating_profile,
     list_step_rows,
     sum_exposed_communication,
     sum_memory,
@@ -79,8 +78,6 @@ def summarize_steps(data: RunData) -> list[StepRow]:
     - ``compute``, ``exposed`` (communication), ``idle``: percentages of the profiled step
     - ``overlap``: the percentage of communication that compute or copies hide
     - ``memory``: the measured bytes, each component the maximum over ranks
-    - ``is_profile_deviating``: True if the profiled step took over 10 % more or less time than the
-      step without a profiler
     """
     rows = list_step_rows(data)
     for row in rows:
@@ -96,7 +93,6 @@ def summarize_steps(data: RunData) -> list[StepRow]:
             part: None if share is None else round(100 * share) for part, share in shares.items()
         }
         row["memory"] = sum_memory(result)
-        row["is_profile_deviating"] = find_deviating_profile(result) is not None
     return rows
 
 

@@ -31,8 +31,6 @@ _PLAIN_PARAMS = {"size_bytes", "dtype", "mode", "group", "group_index", "concurr
 
 A fit of cases with other parameters, such as a background load, does not predict one.
 """
-_MAX_DEVIATION = 0.1
-"""The largest relative difference between profiled and uninstrumented steps that is usual."""
 
 
 def list_step_rows(data: RunData) -> list[StepRow]:
@@ -160,18 +158,6 @@ def get_profiled_seconds(step: CaseResult) -> float | None:
     if "compute" not in parts:
         return None
     return sum(parts.values()) + (step.value("residual") or 0.0) or None
-
-
-def find_deviating_profile(step: CaseResult) -> float | None:
-    """Return the seconds of the profiled step if they differ clearly from the step time.
-
-    The step time is measured without a profiler. The result is None if the relative difference is
-    at most 10 %, or if a time is unknown.
-    """
-    profiled = get_profiled_seconds(step)
-    if not profiled or not step.seconds:
-        return None
-    return profiled if abs(profiled / step.seconds - 1) > _MAX_DEVIATION else None
 
 
 def compute_profiled_share(step: CaseResult, seconds: float | None) -> float | None:

@@ -55,7 +55,7 @@ def render_text(report: VerdictReport, width: int | None = None) -> str:
     sheet.write_text(report.title, *report.summary)
     for table in report.tables:
         sheet.write_table(table)
-    sheet.write("")
+    sheet.write_text("")
     sheet.write_text(*report.explanations)
     return sheet.text()
 

@@ -9,7 +9,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from parbench.bench.text import escape_unprintable, format_duration
-from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.plots import list_table_charts
 from parbench.reports.figures.style import style_sheet
 from parbench.reports.figures.svg import render_inline
@@ -31,17 +30,11 @@ def render_page(report: Report) -> str:
 
     If the page would exceed a megabyte, rows of tables and figures are left out.
     """
-    figures: dict[str, Markup] = {}
-
-    def render_figure(chart: Chart) -> Markup:
-        """Return the HTML of a chart, which is drawn only once."""
-        if chart.name not in figures:
-            figures[chart.name] = render_inline(chart)
-        return figures[chart.name]
-
-    names = [chart.name for chart in report.charts]
+    charts = report.charts
+    drawn = [(chart.name, render_inline(chart)) for chart in charts[: LIMITS[0][1]]]
     page = ""
     for max_rows, max_figures in LIMITS:
+        figures = dict(drawn[:max_figures])
         page = _render_template(
             title="several runs" if len(report.runs) > 1 else report.name,
             report=report,
@@ -49,9 +42,8 @@ def render_page(report: Report) -> str:
             method_terms=get_terms(METHOD_TERMS),
             duration=format_duration,
             max_rows=max_rows,
-            figure_names=names[:max_figures],
-            num_hidden_figures=max(0, len(names) - max_figures),
-            render_figure=render_figure,
+            figures=figures,
+            num_hidden_figures=len(charts) - len(figures),
         )
         if len(page.encode(errors="replace")) <= MAX_PAGE_BYTES:
             break
