@@ -11,7 +11,7 @@ from parbench.reports.one_run import describe_run
 from parbench.reports.report import Report, make_problem_table, make_sections
 from parbench.reports.run_data import RunData
 from parbench.reports.run_set import RunSet
-from parbench.reports.tables.scaling import list_node_scaling_tables, list_rank_scaling_tables
+from parbench.reports.tables.scaling import list_scaling_tables
 from parbench.reports.tables.side_by_side import make_environment_table, make_run_table
 
 _RUN_COLUMNS = (
@@ -38,11 +38,8 @@ def make_report_of_runs(run_set: RunSet) -> Report:
         ("differences", "Differences"): [_make_difference_table(run_set)],
     }
     if any(data.measured for data in run_set.runs.values()):
-        over_nodes = list_node_scaling_tables(run_set)
-        over_ranks = [] if over_nodes else list_rank_scaling_tables(run_set)
         tables |= {
-            ("over-nodes", "Scaling over nodes"): over_nodes,
-            ("scaling", "Scaling over ranks"): over_ranks,
+            ("scaling", "Scaling"): list_scaling_tables(run_set),
             ("environments", "Environments side by side"): [make_environment_table(run_set)],
             ("side-by-side", "Side by side"): [make_run_table(run_set)],
         }

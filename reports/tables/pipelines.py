@@ -1,4 +1,4 @@
-"""The tables of pipeline steps: bubbles with their causes, and schedules compared."""
+"""The tables of pipeline steps: bubbles with their causes, and simulated schedules."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,12 +16,11 @@ from parbench.reports.figures.chart import Chart, number_name
 from parbench.reports.figures.pipeline import chart_pipeline
 from parbench.reports.tables.columns import (
     ACTIVATIONS_COLUMN,
+    STEP_COLUMN,
     STEP_TIME_COLUMN,
     list_metric_columns,
 )
 
-_SCHEDULE_PARAMS = ("schedule", "microbatches", "chunks", "split")
-"""The parameters in which compared steps may differ. All others make another model."""
 _SCHEDULE = Column("schedule", help="order of actions, with the parameters that differ")
 _CHUNKS = Column("chunks", "v", kind="count", help="virtual stages per rank")
 _PIPELINE_COLUMNS = (
@@ -31,14 +30,11 @@ _PIPELINE_COLUMNS = (
     _CHUNKS,
     STEP_TIME_COLUMN,
 )
-_SCHEDULE_COLUMNS = (
-    _SCHEDULE,
-    Column(
-        "source",
-        help="measured in this run, or simulated with the action times of its first such step",
-    ),
+_SIMULATED_COLUMNS = (
+    STEP_COLUMN,
+    Column("schedule", help="order of actions"),
     _CHUNKS,
-    STEP_TIME_COLUMN,
+    Column("seconds", "step time", kind="s", help="simulated time of a step, without latency"),
     metric_column("bubble_fraction"),
     metric_column("in_flight"),
     ACTIVATIONS_COLUMN,
@@ -46,7 +42,7 @@ _SCHEDULE_COLUMNS = (
 
 
 def make_pipeline_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
-    """Yield the table of pipeline steps with their charts, then a table of schedules per model.
+    """Yield the table of pipeline steps with their charts, then the table of simulated schedules.
 
     ``rows`` are steps with ``PipelineDetails``, from ``list_rows_with_details``. Yields nothing if
     there are none.
@@ -68,7 +64,26 @@ def make_pipeline_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
         terms=["idle: schedule, imbalance, p2p, rest", "F, B, I, W"],
         figures=lambda: _chart_pipelines(rows),
     )
-    yield from _make_schedule_tables(rows)
+    simulated = [
+        {
+            "label": row["label"],
+            "schedule": to_single_line(schedule.schedule),
+            "chunks": schedule.chunks,
+            "seconds": schedule.step_seconds,
+            "bubble_fraction": schedule.bubble_fraction,
+            "in_flight": schedule.in_flight,
+            ACTIVATIONS_COLUMN.key: schedule.activation_bytes,
+        }
+        for row in rows
+        for schedule in row["details"].comparison or ()
+    ]
+    yield Table(
+        "schedules",
+        "Schedules",
+        caption="schedules simulated with the action times of each step, without latency",
+        columns=keep_known_columns(_SIMULATED_COLUMNS, simulated),
+        rows=simulated,
+    )
 
 
 def _chart_pipelines(rows: Sequence[StepRow]) -> Iterator[Chart]:
@@ -84,50 +99,3 @@ def _chart_pipelines(rows: Sequence[StepRow]) -> Iterator[Chart]:
             caption,
             row["details"],
         )
-
-
-def _make_schedule_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
-    """Yield a table for each model that compares its measured and simulated schedules.
-
-    The steps of a table have equal ranks and microbatches. The fastest schedule comes first.
-    """
-    models = label_differences([row["result"] for row in rows], _SCHEDULE_PARAMS)
-    groups: dict[object, list[StepRow]] = {}
-    for row in rows:
-        setup = (row["result"].make_key(*_SCHEDULE_PARAMS), row["ranks"], row["microbatches"])
-        groups.setdefault(setup, []).append(row)
-    for number, group in enumerate(groups.values(), start=1):
-        schedules = [*({**row, "source": "measured"} for row in group), *_simulate(group)]
-        schedules.sort(key=lambda row: (row["seconds"] is None, row["seconds"]))
-        first = group[0]
-        title = f"Schedules: {first['ranks']} ranks, {first['microbatches']} microbatches"
-        if models[first["case_id"]]:
-            title += f", {models[first['case_id']]}"
-        if len(schedules) > 1:
-            yield Table(
-                f"schedules-{number}",
-                title,
-                caption="measured, and simulated without latency; the fastest first",
-                columns=keep_known_columns(_SCHEDULE_COLUMNS, schedules),
-                rows=schedules,
-            )
-
-
-def _simulate(group: Sequence[StepRow]) -> Iterator[StepRow]:
-    """Yield a row for each schedule that was simulated but not measured in a group of steps.
-
-    The simulations are from the first step of ``group`` that has any.
-    """
-    measured = {(row["details"].schedule, row["chunks"]) for row in group}
-    comparisons = (row["details"].comparison for row in group)
-    for simulated in next(filter(None, comparisons), ()):
-        if (simulated.schedule, simulated.chunks) not in measured:
-            yield {
-                "schedule": to_single_line(simulated.schedule),
-                "source": "simulated",
-                "chunks": simulated.chunks,
-                "seconds": simulated.step_seconds,
-                "bubble_fraction": simulated.bubble_fraction,
-                "in_flight": simulated.in_flight,
-                ACTIVATIONS_COLUMN.key: simulated.activation_bytes,
-            }

@@ -1,15 +1,14 @@
 """Scaling of cases over numbers of nodes or ranks, with times, bandwidths and efficiency."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from parbench.bench.results.formatting import GIGA, format_quantity
 from parbench.bench.results.tables import Column, Row, SortedText, Table
 from parbench.bench.text import pluralize
-from parbench.reports.analysis.labels import label_cases
 from parbench.reports.figures import quantities
-from parbench.reports.figures.chart import Chart, list_charts, number_name
+from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import chart_lines, make_lines
+from parbench.reports.frames import list_rows
 from parbench.reports.run_set import RunSet
 
 if TYPE_CHECKING:
@@ -17,162 +16,100 @@ if TYPE_CHECKING:
 
 MAX_LINES = 12
 """The largest number of series that a scaling chart draws."""
-_SERIES = ("case_id", "ranks_per_node", "distribution", "environment")
-"""The columns that are equal in a series. All but the first are its layout."""
-_PERFECT = "A level line at 100 % is perfect scaling."
+_LAYOUT = ["ranks_per_node", "distribution", "environment"]
+"""The columns that are equal in a series of one case."""
 _IDEAL = (1.0, "ideal")
-Unit = Literal["node", "rank"]
-"""The machine part whose number grows along a scaling series."""
 
 
-def list_node_scaling_tables(run_set: RunSet) -> list[Table]:
+def list_scaling_tables(run_set: RunSet) -> list[Table]:
     """Return the table of cases that ran on several numbers of nodes with equal ranks per node.
 
-    The list is empty if no case did.
+    If no case did, it is the table of cases that ran on several numbers of ranks, however placed on
+    nodes. The list has at most one table. Cases on a part of the ranks, and runs that a later run
+    repeats, are left out.
     """
     cases = run_set.cases
-    # An imported file may not state the number of nodes, which is recorded as 0.
-    cases = cases[cases["nodes"] > 0]
-    return _list_tables("over-nodes", "Scaling over nodes", cases, "node")
-
-
-def list_rank_scaling_tables(run_set: RunSet) -> list[Table]:
-    """Return the table of cases that ran on several numbers of ranks, however placed on nodes.
-
-    The list is empty if no case did.
-    """
-    cases = run_set.cases.assign(ranks_per_node=0.0, distribution="")
-    return _list_tables("scaling", "Scaling over ranks", cases, "rank")
-
-
-def _list_tables(table_id: str, title: str, cases: "pd.DataFrame", unit: Unit) -> list[Table]:
-    """Return the table of cases over a growing number of nodes or ranks, as a list.
-
-    ``cases`` is a frame with a row per case and run (``RunSet.cases``). Cases on a part of the
-    ranks, and runs that a later run repeats, are left out. The list is empty if no case ran on two
-    numbers.
-    """
     cases = cases[cases["is_whole_world"] & cases["is_current"]]
-    count = "nodes" if unit == "node" else "world_size"
-    series = _assign_series(cases).astype({count: int})
-    repeats = series.groupby([*_SERIES, "is_communication", count], sort=False)
-    medians = repeats[["scaling_value", "rate"]].median().dropna().reset_index()
-    rows = [
-        _make_row(points.sort_values(count).set_index(count))
-        for _, points in medians.groupby([*_SERIES], sort=False)
-        if len(points) > 1
-    ]
-    if not rows:
-        return []
-    _label_rows(rows, cases)
-    notes = []
-    if len(rows) > MAX_LINES:
-        notes.append(f"The first {MAX_LINES} of {len(rows)} series are drawn.")
-    max_repeats = repeats.size().max()
-    if max_repeats > 1:
-        notes.append(f"Values are medians of up to {max_repeats} runs.")
-    counts = sorted({number for row in rows for number in row["values"]})
-    table = Table(
-        f"{table_id}-table",
-        title,
-        caption="bus bandwidth or step time, and parallel efficiency",
-        columns=_make_columns(counts, unit),
-        rows=rows,
-        terms=["parallel efficiency", "busbw"],
-        notes=notes,
-        figures=lambda: _list_scaling_charts(table_id.replace("-", "_"), rows, unit),
-    )
-    return [table]
+    by_rank = cases.assign(ranks_per_node=0.0, distribution="")
+    for unit, counted in (("node", _repeat_for_distributions(cases)), ("rank", by_rank)):
+        points = _make_points(counted, "nodes" if unit == "node" else "world_size")
+        if not points.empty:
+            return [_make_table(unit, points)]
+    return []
 
 
-def _assign_series(cases: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the cases, repeated for each series to which they belong.
+def _repeat_for_distributions(cases: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the cases, with those that need no distribution of ranks in each series of their case.
 
-    A series is a case in one layout: ranks per node, distribution and environment. A case that
-    needs no distribution, such as one on a single node, belongs to the series of each distribution.
+    A case on a single node needs none, so it is the first point of the series of ``block`` and of
+    the series of ``cyclic``. ``cases`` is a frame with a row per case and run (``RunSet.cases``).
     """
-    keys = ["case_id", "ranks_per_node", "environment"]
-    order = cases.groupby("case_id", sort=False).ngroup()
-    ordered = cases.loc[order.sort_values(kind="stable").index]
-    layouts = ordered[[*keys, "distribution"]].drop_duplicates()
-    series = layouts.merge(ordered, on=keys, suffixes=("", "_of_case"))
-    distribution = series["distribution_of_case"]
-    return series[(distribution == series["distribution"]) | (distribution == "")]
+    import pandas as pd
+
+    is_distributed = cases["distribution"] != ""
+    names = cases.loc[is_distributed, ["case_id", "distribution"]].drop_duplicates()
+    others = cases[~is_distributed].drop(columns="distribution")
+    repeated = others.merge(names, on="case_id", how="left").fillna({"distribution": ""})
+    return pd.concat([repeated, cases[is_distributed]])
 
 
-def _make_row(points: "pd.DataFrame") -> dict[str, Any]:
-    """Return the row of one case in one layout over growing numbers of nodes or ranks.
+def _make_points(cases: "pd.DataFrame", count: str) -> "pd.DataFrame":
+    """Return a row for each case, layout and number of nodes or ranks, with its efficiency.
 
-    ``points`` has the case's results, indexed by the number of nodes or ranks. In the row,
-    ``values`` (B/s or seconds) and ``efficiencies`` (fractions) are keyed by this number. An
+    ``count`` is the column with the number, ``nodes`` or ``world_size``. The returned columns are
+    ``case`` (its label with the layout), ``number``, ``value`` (bus bandwidth in B/s or step time
+    in seconds, the median over repeated runs), ``is_communication`` and ``efficiency``. An
     efficiency is relative to the smallest number. It is 1 if the rate of a step is proportional to
-    the number, or if bus bandwidth is constant.
+    the number, or if bus bandwidth is constant. Cases with a single number are left out.
     """
-    row: dict[str, Any] = {name: points[name].iloc[0] for name in (*_SERIES, "is_communication")}
-    efficiencies = points["rate"] / points["rate"].iloc[0]
-    if not row["is_communication"]:
-        efficiencies /= points.index / points.index[0]
-    row["metric"] = "busbw" if row["is_communication"] else "step time"
-    row["unit"] = "B/s" if row["is_communication"] else "s"
-    row["values"] = points["scaling_value"].to_dict()
-    row["efficiencies"] = efficiencies.to_dict()
-    for number, value in row["values"].items():
-        row[f"value_{number}"] = SortedText(format_quantity(value, row["unit"]), value)
-    for number, efficiency in list(row["efficiencies"].items())[1:]:
-        row[f"efficiency_{number}"] = efficiency
-    return row
+    keys = ["case_id", "label", "is_communication", *_LAYOUT]
+    cases = cases[cases[count] > 0]
+    medians = cases.groupby([*keys, count], sort=False)[["scaling_value", "rate"]].median()
+    points = medians.dropna().reset_index().sort_values(count, kind="stable")
+    points = points.rename(columns={"scaling_value": "value", count: "number"})
+    series = points.groupby(keys, sort=False)
+    growth = points["number"] / series["number"].transform("first")
+    speedup = points["rate"] / series["rate"].transform("first")
+    points["efficiency"] = speedup / growth.where(~points["is_communication"], 1.0)
+    points["case"] = [_label_series(row) for row in list_rows(points)]
+    return points[series["number"].transform("size") > 1]
 
 
-def _label_rows(rows: Sequence[dict[str, Any]], cases: "pd.DataFrame") -> None:
-    """Set ``case`` in each row: the label of the case, then the parts of its layout that differ.
+def _label_series(row: Row) -> str:
+    """Return the label of a case with its layout, such as ``ddp, 2 per node, block``."""
+    per_node = f"{row['ranks_per_node']:g} per node" if row["ranks_per_node"] else ""
+    parts = (row["label"], per_node, row["distribution"], row["environment"])
+    return ", ".join(part for part in parts if part)
 
-    ``cases`` is the frame with the results of the rows.
+
+def _make_table(unit: str, points: "pd.DataFrame") -> Table:
+    """Return the table of cases over a growing number of nodes or ranks.
+
+    ``points`` is the frame of ``_make_points``. ``unit`` is ``node`` or ``rank``.
     """
-    results = cases.drop_duplicates("case_id").set_index("case_id")["result"]
-    labels = label_cases([results[row["case_id"]] for row in rows])
-    for row in rows:
-        parts = [labels[row["case_id"]]]
-        for name in _SERIES[1:]:
-            if row[name] and any(other_row[name] != row[name] for other_row in rows):
-                is_number = name == "ranks_per_node"
-                parts.append(f"{row[name]:g} per node" if is_number else row[name])
-        row["case"] = ", ".join(parts)
-
-
-def _make_columns(counts: Sequence[int], unit: Unit) -> list[Column]:
-    """Return the columns of a scaling table, two for each number of nodes or ranks.
-
-    ``counts`` are these numbers in ascending order. The columns have the value and the efficiency.
-    The smallest number has no efficiency, because it is the reference.
-    """
-    columns = [
-        Column("case", help="what ran, with the layout where it differs"),
-        Column("metric", help="what is shown: bus bandwidth or step time"),
-    ]
-    if unit == "node":
-        columns += [
-            Column(
-                "ranks_per_node",
-                "ranks per node",
-                kind="number",
-                number_format="{:g}",
-                help="number of ranks on each node",
-            ),
-            Column("distribution", help="how ranks lie on nodes, as found"),
-        ]
-    for number in counts:
-        title = pluralize(number, unit)
+    rows: list[dict[str, Any]] = []
+    for case, series in points.groupby("case", sort=False):
+        row: dict[str, Any] = {"case": case}
+        for point in list_rows(series):
+            text = format_quantity(point["value"], "B/s" if point["is_communication"] else "s")
+            row[f"value_{point['number']}"] = SortedText(text, point["value"])
+            row[f"efficiency_{point['number']}"] = point["efficiency"]
+        rows.append(row)
+    numbers = sorted(points["number"].unique())
+    columns = [Column("case", help="what ran, with the layout of ranks and the environment")]
+    for number in numbers:
+        title = pluralize(int(number), unit)
         columns.append(
             Column(
                 f"value_{number}",
                 title,
                 kind="number",
                 is_result=True,
-                help=f"bus bandwidth or step time on {title}",
+                help=f"bus bandwidth or step time on {title}, median of repeated runs",
             )
         )
-    for number in counts[1:]:
-        title = pluralize(number, unit)
+    for number in numbers[1:]:
+        title = pluralize(int(number), unit)
         columns.append(
             Column(
                 f"efficiency_{number}",
@@ -182,46 +119,51 @@ def _make_columns(counts: Sequence[int], unit: Unit) -> list[Column]:
                 help=f"parallel efficiency on {title} relative to the fewest {unit}s of the row",
             )
         )
-    return columns
+    return Table(
+        "scaling-table",
+        f"Scaling over {unit}s",
+        caption="bus bandwidth or step time, and parallel efficiency",
+        columns=columns,
+        rows=rows,
+        terms=["parallel efficiency", "busbw"],
+        figures=lambda: _list_charts(unit, points),
+    )
 
 
-def _list_scaling_charts(name: str, rows: Sequence[Row], unit: Unit) -> list[Chart]:
-    """Return the charts of a scaling table, with a line for each series.
+def _list_charts(unit: str, points: "pd.DataFrame") -> list[Chart]:
+    """Return the charts of bus bandwidth, step time and efficiency, with a line for each series.
 
-    Over nodes these are bandwidth, step time and efficiency, over ranks only efficiency. ``name``
-    is the first chart's name.
+    At most twelve series are drawn. A chart without data is left out. ``points`` is the frame of
+    ``_make_points``. ``unit`` is ``node`` or ``rank``.
     """
-    points = [
-        {"case": row["case"], "unit": row["unit"], "number": number, "value": value}
-        | {"efficiency": row["efficiencies"][number]}
-        for row in rows[:MAX_LINES]
-        for number, value in row["values"].items()
-    ]
-    bandwidths = [point for point in points if point["unit"] == "B/s"]
-    times = [point for point in points if point["unit"] == "s"]
-    caption = "A line for each case and layout."
+    drawn = points[points["case"].isin(points["case"].unique()[:MAX_LINES])]
+    is_communication = drawn["is_communication"]
     axis = quantities.count_of(f"{unit}s")
-    title = f"Parallel efficiency over {unit}s"
-    lines = make_lines(points, "case", "number", "efficiency")
-    quantity = quantities.EFFICIENCY
-    if unit == "rank":
-        return list_charts(chart_lines(name, title, _PERFECT, lines, axis, quantity, _IDEAL))
+    caption = f"A line for each case and layout, at most {MAX_LINES}."
     return list_charts(
         chart_lines(
-            name,
+            "scaling",
             f"Bus bandwidth over {unit}s",
             caption,
-            make_lines(bandwidths, "case", "number", "value", GIGA),
+            make_lines(list_rows(drawn[is_communication]), "case", "number", "value", GIGA),
             axis,
             quantities.BANDWIDTH,
         ),
         chart_lines(
-            number_name(name, 2),
+            "scaling_2",
             f"Step time over {unit}s",
             caption,
-            make_lines(times, "case", "number", "value"),
+            make_lines(list_rows(drawn[~is_communication]), "case", "number", "value"),
             axis,
             quantities.TIME,
         ),
-        chart_lines(number_name(name, 3), title, _PERFECT, lines, axis, quantity, _IDEAL),
+        chart_lines(
+            "scaling_3",
+            f"Parallel efficiency over {unit}s",
+            "A level line at 100 % is perfect scaling.",
+            make_lines(list_rows(drawn), "case", "number", "efficiency"),
+            axis,
+            quantities.EFFICIENCY,
+            _IDEAL,
+        ),
     )

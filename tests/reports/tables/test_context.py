@@ -1,6 +1,5 @@
 """Context-parallel steps: their table, and methods compared."""
 
-import pytest
 from msgspec.structs import replace
 
 from tests.support.reports.figure_parts import find_texts
@@ -48,36 +47,6 @@ def test_unknown_part_makes_the_sum_unknown() -> None:
     unknown = {**record.metrics, "bytes_sent.ring": counted_metric(None, "B")}
     (line,) = report_lines("context-table", replace(record, metrics=unknown))
     assert "bytes sent" not in line
-
-
-@pytest.mark.parametrize(
-    ("ranks", "verdict"),
-    [(2, "sends more"), (4, "sends as many"), (8, "sends fewer")],
-)
-def test_crossover_depends_on_the_ranks(ranks: int, verdict: str) -> None:
-    methods = ("ring", "zigzag")
-    records = [context_record(name, ranks=ranks, crossover_ranks=4.0) for name in methods]
-    table = find_table_of_run(load_records(*records), "context-table")
-    (note,) = table.notes
-    assert "= 4 ranks" in note
-    assert verdict in note
-
-
-def test_methods_are_compared_paired_by_repetition() -> None:
-    drifts = (1.0, 1.2, 1.5)
-    records = []
-    for repetition, drift in enumerate(drifts):
-        for method, seconds in (("ring", 0.010), ("ulysses", 0.009)):
-            record = context_record(method, seconds=drift * seconds)
-            records.append(replace(record, repetition=repetition))
-    ring, ulysses = report_lines("context-table", *records)
-    assert ring["time change"] == "base"
-    assert ulysses["time change"] == "-10.0 % [-10.0 %, -10.0 %]"
-
-
-def test_methods_are_compared_on_equal_ranks() -> None:
-    records = [context_record("ring"), context_record("ulysses", ranks=4)]
-    assert "time change" not in report_lines("context-table", *records)[0]
 
 
 def test_figures_compare_methods_over_sequences() -> None:

@@ -7,7 +7,7 @@ from parbench.bench.plan.cases import Case
 from parbench.bench.results.runs import Run
 from parbench.reports.run_set import RunSet
 from parbench.reports.sweeps import MeasuredPoint
-from parbench.reports.tables.scaling import list_node_scaling_tables, list_rank_scaling_tables
+from parbench.reports.tables.scaling import list_scaling_tables
 from tests.support.reports.nodes_fixtures import (
     group_record,
     make_hosts,
@@ -23,7 +23,7 @@ SIZE = 1 << 22
 def node_lines(*runs: Run, points: tuple[MeasuredPoint, ...] = ()) -> dict[str, dict[str, str]]:
     """Return the lines of the table of nodes by their cases."""
     pairs = list(zip(runs, points or [None] * len(runs), strict=True))
-    (table,) = list_node_scaling_tables(RunSet(pairs))
+    (table,) = list_scaling_tables(RunSet(pairs))
     return {line["case"]: line for line in table_lines(table)}
 
 
@@ -35,12 +35,10 @@ def rate_run(nodes: int, rate: float) -> Run:
 def test_table_has_rates_and_efficiency() -> None:
     lines = node_lines(*(scaling_run(nodes, 2) for nodes in (1, 2, 4)))
     small, large, step = lines
-    assert small == "all_reduce 64K blocking float32"
+    assert small == "all_reduce 64K blocking float32, 2 per node, block"
     assert_cells(
         lines[large],
         {
-            "ranks per node": "2",
-            "distribution": "block",
             "1 node": "3.93 GB/s",
             "2 nodes": "0.499 GB/s",
             "efficiency 2 nodes": "12.7 %",
@@ -53,8 +51,8 @@ def test_distributions_are_series_from_one_base() -> None:
     runs = [scaling_run(1, 2)]
     runs += [scaling_run(4, 2, distribution) for distribution in ("block", "cyclic")]
     lines = node_lines(*runs)
-    block = lines["all_reduce 4M blocking float32, block"]
-    cyclic = lines["all_reduce 4M blocking float32, cyclic"]
+    block = lines["all_reduce 4M blocking float32, 2 per node, block"]
+    cyclic = lines["all_reduce 4M blocking float32, 2 per node, cyclic"]
     assert block["1 node"] == cyclic["1 node"] == "3.93 GB/s"
     assert (block["4 nodes"], cyclic["4 nodes"]) == ("0.250 GB/s", "0.125 GB/s")
 
@@ -93,6 +91,6 @@ def test_efficiency_of_ranks_expects_rate_or_busbw(
     case: Case, seconds: float, efficiency: str
 ) -> None:
     runs = [run_on(2, case, 1e-3), run_on(8, case, seconds)]
-    (table,) = list_rank_scaling_tables(RunSet([(run, None) for run in runs]))
+    (table,) = list_scaling_tables(RunSet([(run, None) for run in runs]))
     (line,) = table_lines(table)
     assert line["efficiency 8 ranks"] == efficiency
