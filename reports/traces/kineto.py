@@ -8,19 +8,16 @@ import math
 import re
 import sys
 import zlib
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from parbench.bench.results import step_trace
 from parbench.bench.results.spans import Span
 from parbench.bench.results.step_trace import (
+    OPERATIONS,
     PHASE,
     CallFacts,
     TraceEvent,
@@ -28,37 +25,28 @@ from parbench.bench.results.step_trace import (
     parse_kernel_operation,
     parse_operation,
 )
-from parbench.bench.text import UserError
 
-TORCH_PIPELINE_RANGE = re.compile(r"PP:|(Forward|Backward) \d+$")
-"""The ranges that the schedules of torch.distributed.pipelining record."""
 _GZIP_START = b"\x1f\x8b"
 _GZIP_FORMAT = 31  # zlib's number for gzip with the largest window.
-_LIST_START = re.compile(rb'"traceEvents"\s*:\s*\[')
-"""The text after which the events of a file begin."""
-_MAX_ENDS = 40
-"""The number of last braces at which the last complete event may end."""
 _DTYPE_BYTES = {
-    **dict.fromkeys(("double", "long", "int64"), 8),
-    **dict.fromkeys(("float", "float32", "int", "int32"), 4),
-    **dict.fromkeys(("half", "float16", "bfloat16", "c10::half", "c10::bfloat16", "short"), 2),
-    **dict.fromkeys(("byte", "char", "bool", "uint8", "int8", "unsigned char", "signed char"), 1),
-    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "c10::float8_e4m3fn", "c10::float8_e5m2"), 1),
+    **dict.fromkeys(("double", "long", "long int"), 8),
+    **dict.fromkeys(("float", "int"), 4),
+    **dict.fromkeys(("half", "bfloat16", "short"), 2),
+    **dict.fromkeys(("byte", "char", "bool", "unsigned char", "signed char"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), 1),
 }
-"""The bytes of an element, keyed by the names of data types in traces, in lower case."""
+"""The bytes of an element, keyed by data type in lower case and without ``c10::``."""
 _DEVICE_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset"}
 """The categories of events that ran on a GPU."""
 _RANGE_CATEGORIES = {"user_annotation", "gpu_user_annotation"}
 """The categories of named ranges, such as those of ``record_function``."""
 _RUNTIME_CATEGORIES = {"cuda_runtime", "cuda_driver"}
 """The categories of calls of CUDA on the host."""
-_OPERATOR_CATEGORIES = {"cpu_op", "Operator"}
-"""The categories of operators of torch on the host."""
 _OPERATORS = ("aten::", "c10d::", "record_param_comms", "_c10d_functional::wait_tensor")
 """The prefixes of the operators that are read."""
-_NCCL_RANGE = "nccl:"
-"""The prefix of the ranges in which torch issues a collective of NCCL."""
-_RANGES = ("ProfilerStep#", PHASE, "gloo:", _NCCL_RANGE, "Optimizer.step#")
+_GLOO = "gloo:"
+"""The prefix of the ranges in which gloo communicates."""
+_RANGES = ("ProfilerStep#", PHASE, _GLOO, "Optimizer.step#")
 """The prefixes of the ranges that are read."""
 _NON_FINITE = re.compile(rb"([:,\[]\s*)-?(?:inf|infinity|nan)(?=\s*[,}\]])", re.IGNORECASE)
 """Numbers that Kineto writes, although JSON has none of them."""
@@ -127,15 +115,8 @@ class DistributedInfo(msgspec.Struct):
     """The global rank whose trace the file is."""
     world_size: int | None = None
     """The number of ranks of the job."""
-    pg_config: Any = None
-    """The process groups, usually a list in the form of ``ProcessGroup``."""
-
-
-class OtherData(msgspec.Struct):
-    """The metadata that programs other than torch's profiler add to a trace file."""
-
-    parbench: str | None = None
-    """The version of parbench that exported the file, None for a trace of torch's profiler."""
+    groups: list[ProcessGroup] = msgspec.field(default_factory=list, name="pg_config")
+    """The process groups of the rank."""
 
 
 class Header(msgspec.Struct):
@@ -149,8 +130,8 @@ class Header(msgspec.Struct):
     """The name of the host, None if unknown."""
     base_ns: int = msgspec.field(default=0, name="baseTimeNanoseconds")
     """The origin of the times of the events, in ns since 1970. 0 if unknown."""
-    other: OtherData = msgspec.field(default_factory=OtherData, name="otherData")
-    """The metadata that programs other than torch's profiler add."""
+    other: dict[str, Any] = msgspec.field(default_factory=dict, name="otherData")
+    """The metadata that programs other than torch's profiler add, such as ``parbench``."""
 
 
 class _TraceDocument(Header, kw_only=True):
@@ -161,167 +142,49 @@ class _TraceDocument(Header, kw_only=True):
 
 
 _DOCUMENT_DECODER = msgspec.json.Decoder(_TraceDocument, strict=False)
-_HEADER_DECODER = msgspec.json.Decoder(Header, strict=False)
-_LIST_DECODER = msgspec.json.Decoder(list[msgspec.Raw])
 _EVENT_DECODER = msgspec.json.Decoder(_Event, strict=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceFile:
-    """The content of a trace file that is needed to explain a step."""
+def read_trace(path: Path) -> tuple[Header, list[TraceEvent]]:
+    """Return the metadata of a trace file, and the events that show where the time of steps goes.
 
-    events: Sequence[TraceEvent]
-    """The events that show where time goes: kernels, copies, launches, operators and ranges."""
-    header: Header
-    """The rank, the process groups, the host and the clock that the file states."""
-    notes: list[str]
-    """Sentences about events that are missing or ambiguous."""
-
-
-def read_trace(path: Path) -> TraceFile:
-    """Read a trace file, also one that is cut short.
-
-    Raises ``UserError`` if it has no list of events.
+    These are kernels, copies, launches, operators and ranges. Their times are in ns since 1970. An
+    operator of torch that runs within another one on the same thread is left out. Raises
+    ``ValueError`` if the file is not a complete trace.
     """
     content = path.read_bytes()
     if content.startswith(_GZIP_START):
-        content = zlib.decompressobj(_GZIP_FORMAT).decompress(content)  # It may be truncated.
-    notes: list[str] = []
-    if content.lstrip().startswith(b"["):
-        content = b'{"traceEvents": ' + content + b"}"
-    header: Header
+        content = zlib.decompress(content, _GZIP_FORMAT)
     try:
-        header = document = _DOCUMENT_DECODER.decode(content)
-        raw_events = document.events
+        document = _DOCUMENT_DECODER.decode(content)
     except msgspec.DecodeError:
-        header, raw_events, is_complete = _repair(content, path)
-        if not is_complete:
-            notes.append("the file ends within an event: later events are missing")
-    events, num_invalid = _decode_events(raw_events)
-    if num_invalid:
-        notes.append(f"{num_invalid} invalid events are left out")
-    notes.extend(_describe_fused_kernels(events))
-    return TraceFile(events=_complete_operations(events), header=header, notes=notes)
-
-
-def _repair(content: bytes, path: Path) -> tuple[Header, list[msgspec.Raw], bool]:
-    """Return the metadata, the events and the completeness of a file whose JSON is invalid.
-
-    Kineto writes infinite numbers and unescaped text into a file, and may be killed before its end.
-    Metadata that is not valid is left out. The third value is True if the list of events has an
-    end. Raises ``UserError`` for a file without a list of events, whose ``path`` the message names.
-    """
-    content = _NON_FINITE.sub(rb"\1null", content)
-    start = _LIST_START.search(content)
-    if start is None:
-        raise UserError(f"{path} is not a trace of PyTorch's profiler: it has no traceEvents")
-    events: list[msgspec.Raw] = []
-    trailer = b""
-    stop = len(content)
-    for _ in range(_MAX_ENDS):
-        stop = content.rfind(b"}", start.end(), stop)
-        if stop < 0:
-            break
-        with suppress(msgspec.DecodeError):
-            events = _LIST_DECODER.decode(b"[" + content[start.end() : stop + 1] + b"]")
-            trailer = content[stop + 1 :].lstrip()
-            break
-    is_complete = trailer.startswith(b"]")
-    trailer = trailer[1:].strip() if is_complete else b"}"
-    leader = content[: start.start()].rstrip().removesuffix(b",")
-    for metadata in (leader + trailer, b"{" + trailer.removeprefix(b",")):
-        with suppress(msgspec.DecodeError):
-            return _HEADER_DECODER.decode(metadata), events, is_complete
-    return Header(), events, is_complete
-
-
-def _decode_events(raw_events: Sequence[msgspec.Raw]) -> tuple[list[TraceEvent], int]:
-    """Return the events that show where time goes, and the number of invalid events.
-
-    An operator of torch that runs within another one on the same thread is left out.
-    """
-    events: list[TraceEvent] = []
-    num_invalid = 0
+        document = _DOCUMENT_DECODER.decode(_NON_FINITE.sub(rb"\1null", content))
+    events = []
     outer_spans: dict[object, Span] = {}
-    for raw in raw_events:
-        try:
-            event = _EVENT_DECODER.decode(raw)
-        except msgspec.DecodeError:
-            num_invalid += 1
-            continue
+    for raw in document.events:
+        event = _EVENT_DECODER.decode(raw)
         if event.ph != "X" or not _is_relevant(event.cat, event.name):
             continue
-        span = round(event.ts * 1000), round((event.ts + max(event.dur, 0.0)) * 1000)
+        start = document.base_ns + round(event.ts * 1000)
+        span = start, document.base_ns + round((event.ts + max(event.dur, 0.0)) * 1000)
         if event.name.startswith("aten::"):
             outer_start, outer_stop = outer_spans.get(event.tid, (0, 0))
             if outer_start <= span[0] and span[1] <= outer_stop:
                 continue
             outer_spans[event.tid] = span
         events.append(_convert_event(event, span))
-    return events, num_invalid
-
-
-def _describe_fused_kernels(events: Sequence[TraceEvent]) -> Iterator[str]:
-    """Yield a note that names kernels that both compute and communicate, with their total time.
-
-    Such kernels count as computation.
-    """
-    fused = [
-        event for event in events if event.is_device and classify_kernel(event.name) == "fused"
-    ]
-    if fused:
-        milliseconds = sum(event.stop_ns - event.start_ns for event in fused) / 1e6
-        names = ", ".join(sorted({event.name.split("<")[0] for event in fused})[:3])
-        yield (
-            f"kernels that may communicate count as computation: {names} ({milliseconds:.3g} ms)"
-        )
-
-
-def _complete_operations(events: list[TraceEvent]) -> list[TraceEvent]:
-    """Return the events, where calls of NCCL without metadata get the operation that torch issued.
-
-    NCCL names a kernel after one of several operations that it implements: SendRecv is also the
-    kernel of all_to_all. The range of torch around the launch has the name of the operation.
-    """
-    ranges = [
-        event
-        for event in events
-        if event.is_annotation and not event.is_device and event.name.startswith(_NCCL_RANGE)
-    ]
-    if not ranges:
-        return events
-    ranges.sort(key=lambda event: event.start_ns)
-    starts = [event.start_ns for event in ranges]
-    names = {event.correlation: event.name for event in ranges if event.correlation}
-    launches = {
-        event.correlation: event.start_ns
-        for event in events
-        if event.correlation and not event.is_device and not event.is_annotation
-    }
-    completed = []
-    for event in events:
-        call = event.call
-        if call and event.is_device and call.group is None and call.num_bytes is None:
-            name = names.get(event.operator_correlation, "")
-            launch = launches.get(event.correlation)
-            if not name and launch is not None:
-                index = bisect_right(starts, launch) - 1
-                if index >= 0 and launch <= ranges[index].stop_ns:
-                    name = ranges[index].name
-            op = _find_operation(name.removeprefix(_NCCL_RANGE), call.op)
-            event = replace(event, call=replace(call, op=op))
-        completed.append(event)
-    return completed
+    document.events.clear()  # They refer to the content of the file.
+    return document, events
 
 
 @lru_cache(maxsize=1 << 16)
 def _is_relevant(category: str, name: str) -> bool:
     """Return True if events with this category and name show where the time of a step goes."""
     if category in _RANGE_CATEGORIES:
-        return name.startswith(_RANGES) or TORCH_PIPELINE_RANGE.match(name) is not None
+        return name.startswith(_RANGES)
     if category in _RUNTIME_CATEGORIES:
-        return "Launch" in name or "Synchronize" in name
-    if category in _OPERATOR_CATEGORIES:
+        return "Launch" in name
+    if category == "cpu_op":
         return name.startswith(_OPERATORS)
     return category in _DEVICE_CATEGORIES
 
@@ -335,7 +198,7 @@ def _convert_event(event: _Event, span: Span) -> TraceEvent:
     name = sys.intern(event.name)
     is_device = event.cat in _DEVICE_CATEGORIES or event.cat == "gpu_user_annotation"
     is_launched = is_device or event.cat in _RUNTIME_CATEGORIES
-    is_gloo = name.startswith("gloo:")
+    is_gloo = name.startswith(_GLOO)
     call = None
     if is_gloo:
         call = _read_gloo_call(name, args)
@@ -355,26 +218,29 @@ def _convert_event(event: _Event, span: Span) -> TraceEvent:
     )
 
 
-def _read_nccl_call(name: str, args: _Args) -> CallFacts:
+def _read_nccl_call(kernel: str, args: _Args) -> CallFacts:
     """Return the operation, group and bytes of a kernel of NCCL, from the metadata of torch.
 
-    ``name`` is the name of the kernel. ``args`` has the metadata, which older versions of torch
-    lack.
+    The name of the kernel decides the operation if torch names none, as for a coalesced launch.
     """
+    candidates = (parse_operation(args.collective or ""), parse_operation(kernel))
+    known = [op for op in candidates if op in OPERATIONS.values()]
+    op = known[0] if known else parse_kernel_operation(kernel) or "communication"
     # nccl-tests counts what a rank has at the end of an all_gather, otherwise what it has before.
     elements = args.sent_elements
-    op = _find_operation(args.collective or "", name)
     if op == "all_gather" and args.received_elements is not None:
         elements = args.received_elements
-    element_bytes = _DTYPE_BYTES.get((args.dtype or "").lower())
-    ranks = _parse_ranks(args.group_ranks)
+    element_bytes = _get_element_bytes(args.dtype or "")
+    ranks = None  # Kineto shortens a long list.
+    if args.group_ranks and "..." not in args.group_ranks:
+        ranks = tuple(int(number) for number in re.findall(r"\d+", args.group_ranks))
     num_bytes = None
     if elements is not None and element_bytes is not None:
         num_bytes = elements * element_bytes
     return CallFacts(
         op=op,
         group=args.group_description or args.group_name,
-        ranks=ranks,
+        ranks=ranks or None,
         size=args.group_size or (len(ranks) if ranks else None),
         num_bytes=num_bytes,
     )
@@ -386,46 +252,22 @@ def _read_gloo_call(name: str, args: _Args) -> CallFacts:
     ``name`` is the name of the range, such as ``gloo:all_reduce``. The trace does not contain the
     group.
     """
+    op = parse_operation(name)
     dims = msgspec.json.decode(args.input_dims)
-    types = msgspec.json.decode(args.input_types)
-    op = _find_operation(name)
-    if not dims or not isinstance(dims, list) or not isinstance(types, list):
+    types = [dtype for dtype in msgspec.json.decode(args.input_types) if dtype]
+    element_bytes = _get_element_bytes(types[0]) if types else None
+    if not dims or element_bytes is None:
         return CallFacts(op)
-    dtypes = [str(dtype).lower() for dtype in types if dtype]
-    element_bytes = _DTYPE_BYTES.get(dtypes[0]) if dtypes else None
-    if element_bytes is None:
-        return CallFacts(op)
-    return CallFacts(op, num_bytes=element_bytes * sum(map(_count_elements, dims)))
+    return CallFacts(op, num_bytes=element_bytes * _count_elements(dims))
 
 
-def _find_operation(*names: str) -> str:
-    """Return the first known operation in these names of kernels, calls and ranges.
-
-    The result is ``communication`` if none is known.
-    """
-    operations = map(parse_operation, names)
-    known = [op for op in operations if op in step_trace.OPERATIONS.values()]
-    by_kernel = list(filter(None, map(parse_kernel_operation, names)))
-    return [*known, *by_kernel, "communication"][0]
+def _get_element_bytes(dtype: str) -> int | None:
+    """Return the bytes of an element of a data type, such as ``c10::Half``. None if unknown."""
+    return _DTYPE_BYTES.get(dtype.lower().removeprefix("c10::"))
 
 
-def _count_elements(dims: Any) -> int:
-    """Return the number of elements of a tensor shape, or the sum over a list of shapes.
-
-    Anything else has 0 elements.
-    """
-    if not isinstance(dims, list) or not dims:
-        return 0
-    if isinstance(dims[0], list):
-        return sum(map(_count_elements, dims))
-    return math.prod(dim if isinstance(dim, int) else 0 for dim in dims)
-
-
-def _parse_ranks(text: str | None) -> tuple[int, ...] | None:
-    """Return the ranks of a text such as ``[0, 1, 2]``, None without ranks.
-
-    None also stands for a long list, which Kineto shortens.
-    """
-    if text is None or "..." in text:
-        return None
-    return tuple(int(number) for number in re.findall(r"\d+", text)) or None
+def _count_elements(dims: Sequence[Any]) -> int:
+    """Return the number of elements of a tensor shape, or the sum over a nested list of shapes."""
+    if any(isinstance(dim, list) for dim in dims):
+        return sum(_count_elements(dim) for dim in dims)
+    return math.prod(dims) if dims else 0

@@ -1,14 +1,11 @@
 """The profiled steps of one rank, read from its trace: computation, communication and copies."""
 
 import re
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-
-import msgspec
 
 from parbench.bench.files import convert_read_errors
 from parbench.bench.results.spans import Breakdown, Span, compute_breakdown, intersection
@@ -22,17 +19,13 @@ from parbench.bench.results.step_trace import (
     list_phases,
 )
 from parbench.bench.text import UserError
-from parbench.reports.traces.kineto import (
-    TORCH_PIPELINE_RANGE,
-    DistributedInfo,
-    ProcessGroup,
-    TraceFile,
-    read_trace,
-)
+from parbench.reports.traces.kineto import Header, read_trace
 
 TRACE_SUFFIXES = (".json", ".json.gz")
 """The ends of the names of trace files."""
-POINT_TO_POINT = {"send", "recv", "sendrecv"}
+UNMARKED = "all"
+"""The name of the only step of a trace that marks no steps."""
+_POINT_TO_POINT = {"send", "recv", "sendrecv"}
 """The operations between two ranks, which are not collectives."""
 _PROFILER_STEP = re.compile(r"ProfilerStep#\d+")
 """The names of the ranges that ``torch.profiler.profile.step`` records."""
@@ -62,7 +55,7 @@ class TracedCall:
     @property
     def is_point_to_point(self) -> bool:
         """True for sends and receives, False for collectives."""
-        return self.facts.op in POINT_TO_POINT
+        return self.facts.op in _POINT_TO_POINT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +63,14 @@ class TracedStep(StepTrace):
     """A profiled step of one rank, with its communication calls and the breakdown of its time."""
 
     name: str
-    """The name of the range that marks the step, such as ``ProfilerStep#5``.
-
-    ``all`` without marks.
-    """
+    """The name of the range that marks the step, such as ``ProfilerStep#5``, or ``UNMARKED``."""
     calls: list[TracedCall]
     """The communication calls that start within the step, in the order of the trace."""
     parts: Breakdown
-    """The seconds of the step by computation, communication, copies and idle time."""
+    """The seconds of the step by computation, communication, copies and idle time.
+
+    Exposed communication is keyed by the labels of calls.
+    """
 
     @property
     def busy(self) -> list[Span]:
@@ -99,12 +92,6 @@ class TracedRank:
     """The name of the rank's host, None if the file does not state it."""
     has_device: bool
     """True if the trace has kernels of a GPU. Otherwise its spans are those of the host."""
-    has_pipeline_ranges: bool
-    """True if a schedule of torch.distributed.pipelining recorded its ranges."""
-    base_ns: int
-    """The origin of the file's clock in ns since 1970, to which times of events are relative."""
-    notes: tuple[str, ...]
-    """Sentences about information that the file lacks."""
     steps: tuple[TracedStep, ...]
     """The steps, oldest first."""
 
@@ -113,19 +100,10 @@ class TracedRank:
         """The communication calls of all steps of this rank, in the order of time."""
         return (call for step in self.steps for call in step.calls)
 
-    @property
-    def median_step(self) -> int:
-        """The index in ``steps`` of the step of median duration.
-
-        With an even number of steps, it is the shorter of the two in the middle.
-        """
-        order = sorted(range(len(self.steps)), key=lambda step: self.steps[step].parts.wall_seconds)
-        return order[(len(order) - 1) // 2]
-
     def compute_median(self, get_part: Callable[[Breakdown], float]) -> float:
-        """Return the median over the rank's steps of one part of the step time.
+        """Return the median over the rank's steps of a number that ``get_part`` reads or computes.
 
-        ``get_part`` selects the part of a breakdown in seconds.
+        ``get_part`` takes the breakdown of a step. The number is a time in seconds or a fraction.
         """
         return median(get_part(step.parts) for step in self.steps)
 
@@ -133,34 +111,20 @@ class TracedRank:
 def list_trace_files(paths: Sequence[Path]) -> list[Path]:
     """Return the trace files that the user named, and the traces in folders that the user named.
 
-    The traces of a folder are sorted by name. If the folder itself has none, they are taken from
-    the only folder in it that has traces. Raises ``UserError`` if there is no trace, or if several
-    folders in it have traces.
+    The traces of a folder are sorted by name. Raises ``UserError`` if a folder has none.
     """
     files: list[Path] = []
     for path in paths:
+        if not path.is_dir():
+            files.append(path)
+            continue
         with convert_read_errors(path):
-            files += _list_folder(path) if path.is_dir() else [path]
+            traces = [file for file in sorted(path.iterdir()) if file.name.endswith(TRACE_SUFFIXES)]
+        if not traces:
+            suffixes = " or ".join(TRACE_SUFFIXES)
+            raise UserError(f"{path} contains no trace: traces end with {suffixes}")
+        files += traces
     return files
-
-
-def _list_folder(folder: Path) -> list[Path]:
-    """Return the trace files of a folder, or of the only folder in it that has some.
-
-    They are sorted by name. Raises ``UserError`` if there are none, or if several folders have
-    traces.
-    """
-    traces = [path for path in sorted(folder.rglob("*")) if path.name.endswith(TRACE_SUFFIXES)]
-    folders = list(dict.fromkeys(path.parent for path in traces))
-    if folder in folders:
-        return [path for path in traces if path.parent == folder]
-    if len(folders) > 1:
-        count = f"{len(folders)} folders in it contain traces"
-        raise UserError(f"{folder}: {count}. Explain one, such as {folders[-1]}")
-    if not traces:
-        suffixes = " or ".join(TRACE_SUFFIXES)
-        raise UserError(f"{folder} contains no trace: traces end with {suffixes}")
-    return traces
 
 
 def read_rank(path: Path) -> TracedRank:
@@ -170,58 +134,29 @@ def read_rank(path: Path) -> TracedRank:
     ``UserError`` if the file is not a trace of torch's profiler with operators or kernels.
     """
     with convert_read_errors(path, "is not a trace of PyTorch's profiler"):
-        if path.exists() and not path.is_file():
-            raise UserError(f"{path} is not a regular file")
-        file = read_trace(path)
-    if file.header.other.parbench:
+        header, events = read_trace(path)
+    if "parbench" in header.other:
         raise UserError(
             f"{path} is a timeline that parbench exported, without operators and sizes",
             hint="parbench show --all RUN explains its step, and parbench export RUN --format hta "
             "writes a trace for each rank",
         )
-    if not file.events:
-        raise UserError(f"{path} contains no operator, kernel or step of a profile")
-    return _build_rank(path, file)
-
-
-def _build_rank(path: Path, file: TraceFile) -> TracedRank:
-    """Return the steps of a rank, with notes on missing steps and ranks.
-
-    ``path`` is named in the error for a trace in which all events have no duration.
-    """
-    events = file.events
-    notes = list(file.notes)
     has_device = any(event.is_device and not event.is_annotation for event in events)
     windows = _find_steps(events, has_device=has_device)
     if not windows:
-        notes.append("no step is marked with profiler.step(): the recording counts as one step")
-        start = min(event.start_ns for event in events)
-        stop = max(event.stop_ns for event in events)
-        if start == stop:
-            raise UserError(f"{path} contains no event with a duration")
-        windows = {"all": (start, stop)}
-    distributed = file.header.distributed
-    rank = distributed.rank
+        raise UserError(f"{path} contains no operator, kernel or step with a duration")
+    rank = header.distributed.rank
     if rank is None:
         numbers = re.findall(r"\d+", path.name.split(".")[0])
         rank = int(numbers[-1]) if numbers else 0
-        notes.append(f"the file does not state its rank, which is {rank} by its name")
     trace = _divide_recording(events, list(windows.values()), has_device=has_device)
-    group = None if has_device else _find_single_group(distributed)
-    calls = []
-    for facts, span in zip(trace.facts or [None] * len(trace.comm), trace.comm, strict=True):
-        if facts and group:
-            facts = _add_ranks(facts, group)
-        calls.append(TracedCall(facts or CallFacts("communication"), span))
+    calls = _list_calls(trace, header)
     return TracedRank(
         path=path,
         rank=rank,
-        world_size=distributed.world_size,
-        host=file.header.host,
+        world_size=header.distributed.world_size,
+        host=header.host,
         has_device=has_device,
-        has_pipeline_ranges=any(TORCH_PIPELINE_RANGE.match(event.name) for event in events),
-        base_ns=file.header.base_ns,
-        notes=tuple(notes),
         steps=tuple(_build_step(name, span, trace, calls) for name, span in windows.items()),
     )
 
@@ -238,17 +173,21 @@ def _find_steps(events: Sequence[TraceEvent], *, has_device: bool) -> dict[str, 
 
     Each step lasts until the next one starts. If ``has_device`` is True, a step starts with its
     first kernel on the GPU, and the last step ends with the last kernel. The profiler repeats the
-    mark of a step on each stream of the GPU, and the first of them counts.
+    mark of a step on each stream of the GPU, and the first of them counts. Without marks, all
+    events are one step. Steps without a duration are left out.
     """
     marks = [event for event in events if _is_step_mark(event)]
     on_device = [event for event in marks if event.is_device]
-    last_events = marks
+    last_events: Sequence[TraceEvent] = marks
     if has_device and on_device:
         marks = on_device
         last_events = [event for event in events if event.is_device]
     starts: dict[str, int] = {}
     for event in sorted(marks, key=lambda event: event.start_ns):
         starts.setdefault(event.name, event.start_ns)
+    if not marks and events:
+        starts = {UNMARKED: min(event.start_ns for event in events)}
+        last_events = events
     stops = [*list(starts.values())[1:], max((event.stop_ns for event in last_events), default=0)]
     windows = zip(starts.items(), stops, strict=False)
     return {name: (start, stop) for (name, start), stop in windows if start < stop}
@@ -279,6 +218,37 @@ def _divide_recording(
     return trace
 
 
+def _find_main_thread(events: Sequence[TraceEvent]) -> int:
+    """Return the id of the host thread that marks steps, otherwise of the one with most events."""
+    for event in events:
+        if _is_step_mark(event) and not event.is_device:
+            return event.thread
+    threads = [event.thread for event in events if not event.is_device and not event.is_async]
+    return max(set(threads), key=threads.count, default=0)
+
+
+def _list_calls(trace: StepTrace, header: Header) -> list[TracedCall]:
+    """Return the communication calls of a recording.
+
+    The calls of gloo do not record their group. If the job has only one group of several ranks
+    (``header``), its ranks are added. The bytes of an all_gather of gloo then become those of all
+    ranks, by the convention of nccl-tests.
+    """
+    groups = header.distributed.groups
+    rank_lists = {tuple(group.ranks) for group in groups if len(group.ranks) > 1}
+    calls = []
+    for facts, span in zip(trace.facts or [None] * len(trace.comm), trace.comm, strict=True):
+        facts = facts or CallFacts("communication")
+        if facts.size is None and len(rank_lists) == 1:
+            (ranks,) = rank_lists
+            num_bytes = facts.num_bytes
+            if facts.op == "all_gather" and num_bytes is not None:
+                num_bytes *= len(ranks)
+            facts = replace(facts, ranks=ranks, size=len(ranks), num_bytes=num_bytes)
+        calls.append(TracedCall(facts, span))
+    return calls
+
+
 def _build_step(
     name: str, window: Span, trace: StepTrace, all_calls: Sequence[TracedCall]
 ) -> TracedStep:
@@ -293,8 +263,8 @@ def _build_step(
     """
     start, stop = window
     calls = [call for call in all_calls if start <= call.span[0] < stop]
-    compute = intersection(_select_near(trace.compute, window), [window])
-    copies = intersection(_select_near(trace.copies, window), [window])
+    compute = intersection(trace.compute, [window])
+    copies = intersection(trace.copies, [window])
     comm: dict[str, list[Span]] = defaultdict(list)
     for call in calls:
         comm[call.label].append(call.span)
@@ -309,46 +279,3 @@ def _build_step(
         phases=[phase for phase in trace.phases if start <= phase[1][0] < stop],
         parts=parts,
     )
-
-
-def _select_near(spans: Sequence[Span], window: Span) -> Sequence[Span]:
-    """Return the spans that may overlap a window, so that only these need be clipped to it.
-
-    ``spans`` are sorted and disjoint.
-    """
-    first = max(bisect_left(spans, (window[0], window[0])) - 1, 0)
-    return spans[first : bisect_left(spans, (window[1], window[1]))]
-
-
-def _find_main_thread(events: Sequence[TraceEvent]) -> int:
-    """Return the id of the host thread that marks steps, otherwise of the one with most events."""
-    for event in events:
-        if _is_step_mark(event) and not event.is_device:
-            return event.thread
-    threads = [event.thread for event in events if not event.is_device and not event.is_async]
-    return max(set(threads), key=threads.count, default=0)
-
-
-def _find_single_group(distributed: DistributedInfo) -> tuple[int, ...] | None:
-    """Return the ranks of the process group of a job that has only one, otherwise None.
-
-    The calls of gloo do not record their group. With a single group, it is known. Groups of one
-    rank do not count.
-    """
-    try:
-        groups = msgspec.convert(distributed.pg_config, list[ProcessGroup])
-    except msgspec.ValidationError:
-        return None
-    ranks = {tuple(group.ranks) for group in groups if len(group.ranks) > 1}
-    return ranks.pop() if len(ranks) == 1 else None
-
-
-def _add_ranks(call: CallFacts, ranks: tuple[int, ...]) -> CallFacts:
-    """Return the facts about a call of gloo, completed with the ranks of its group.
-
-    The bytes of all_gather become those of all ranks, by the convention of nccl-tests.
-    """
-    num_bytes = call.num_bytes
-    if call.op == "all_gather" and num_bytes is not None:
-        num_bytes *= len(ranks)
-    return replace(call, ranks=ranks, size=len(ranks), num_bytes=num_bytes)

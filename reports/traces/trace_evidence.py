@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 
 from parbench.bench.results.formatting import format_case_size, format_percent
-from parbench.bench.results.spans import difference, gaps, intersection, length
 from parbench.bench.text import pluralize
 from parbench.reports.findings.commands import build_command, build_preset_command
 from parbench.reports.findings.evidence import (
@@ -23,7 +22,7 @@ from parbench.reports.findings.evidence import (
     compare_with_fit,
 )
 from parbench.reports.traces.job import SharedCall, TracedJob, compute_waits
-from parbench.reports.traces.rank_trace import TracedCall, TracedRank, TracedStep
+from parbench.reports.traces.rank_trace import TracedRank
 
 PredictSeconds = Callable[[SharedCall], float | None]
 """Predicts the time of a collective in seconds by the fits of a run, None without a suitable fit.
@@ -31,14 +30,8 @@ PredictSeconds = Callable[[SharedCall], float | None]
 A fit is the latency-bandwidth model of an operation that ``parbench run`` measured.
 """
 
-GATHERS = {"all_gather"}
-"""The operations that fetch parameters before computation needs them."""
 REDUCTIONS = {"all_reduce", "reduce_scatter"}
 """The operations that sum gradients."""
-MIN_HIDEABLE_SHARE = 0.5
-"""The fraction of exposed time that an earlier start must be able to hide to be worth a finding."""
-MIN_HOST_GAP_NS = 1_000_000
-"""Shorter gaps between operators on a host are not idle time, but the time of Python itself."""
 PIPELINE_GROUP = re.compile(r"(^|[^a-z])(pp|pipe[a-z]*)([^a-z]|$)", re.IGNORECASE)
 """The names of process groups of pipelines: ``mesh_pp``, ``PIPELINE_MODEL_PARALLEL_GROUP``."""
 
@@ -83,112 +76,62 @@ def compute_exposed_seconds(job: TracedJob) -> dict[str, tuple[TracedRank, float
     """
     exposed: dict[str, tuple[TracedRank, float]] = {}
     for rank in job.ranks:
-        for label, by_step in _compute_exposed_of_rank(rank).items():
+        for label in dict.fromkeys(call.label for call in rank.calls):
+            by_step = [step.parts.exposed_comm_seconds.get(label, 0.0) for step in rank.steps]
             seconds = median(by_step)
             if label not in exposed or seconds < exposed[label][1]:
                 exposed[label] = rank, seconds
     return exposed
 
 
-def _compute_exposed_of_rank(rank: TracedRank) -> dict[str, list[float]]:
-    """Return the exposed seconds of a rank in each step in order, keyed by the label of the calls.
-
-    Exposed time is communication that neither computation nor copies hide. Time that an all_gather
-    shares with other calls counts only for the all_gather: computation continues as soon as the
-    parameters are there, and would hide the other calls.
-    """
-    ops = {call.label: call.facts.op for call in rank.calls}
-    exposed: dict[str, list[float]] = {label: [] for label in ops}
-    for step in rank.steps:
-        gathers = [call.span for call in step.calls if call.facts.op in GATHERS]
-        for label, op in ops.items():
-            spans = [call.span for call in step.calls if call.label == label]
-            hiding = step.busy if op in GATHERS else [*step.busy, *gathers]
-            visible = difference(intersection(spans, [step.step]), hiding)
-            exposed[label].append(length(visible) / 1e9)
-    return exposed
-
-
 def _make_communication(label: str, rank: TracedRank, exposed_seconds: float) -> Communication:
-    """Return the facts about one kind of call: exposed time, bytes, and time that could be hidden.
+    """Return the facts about one kind of call: exposed time and bytes.
 
-    The bytes and the time that an earlier start could hide are from the rank's step of median
-    duration.
+    The bytes are those of the rank's last step.
 
     Args:
         label: the operation and the process group of the calls.
         rank: the rank on which these calls are least exposed.
         exposed_seconds: the exposed seconds of these calls per step on this rank.
     """
-    step = rank.steps[rank.median_step]
-    calls = [call for call in step.calls if call.label == label]
+    calls = [call for call in rank.steps[-1].calls if call.label == label]
     ops = {call.facts.op for call in calls}
     sizes = [call.facts.num_bytes or 0 for call in calls]
-    hideable_seconds = _measure_earlier_compute(step, calls)
-    if hideable_seconds < MIN_HIDEABLE_SHARE * exposed_seconds:
-        hideable_seconds = 0.0
     return Communication(
         label=label,
         exposed_seconds=exposed_seconds,
-        hideable_seconds=min(hideable_seconds, exposed_seconds),
+        hideable_seconds=exposed_seconds,
         reductions=len(calls) if ops & REDUCTIONS and all(sizes) else 0,
         largest_bytes=max(sizes, default=0),
         reduced_bytes=sum(sizes),
-        is_on_demand=bool(ops & GATHERS),
+        is_on_demand="all_gather" in ops,
     )
 
 
-def _measure_earlier_compute(step: TracedStep, calls: Sequence[TracedCall]) -> float:
-    """Return the seconds of calls in a step that would be hidden if the calls started earlier.
-
-    For each call, it is the computation since the previous call during which no communication was
-    running, at most the exposed time of the call. ``calls`` are some of the calls of the step.
-    """
-    unused = difference(step.busy, [call.span for call in step.calls])
-    total_ns = 0
-    previous_stop = step.step[0]
-    for call in sorted(calls, key=lambda call: call.span):
-        start, stop = call.span
-        before = (previous_stop, max(start, previous_stop))
-        exposed_ns = length(difference([call.span], step.busy))
-        total_ns += min(length(intersection(unused, [before])), exposed_ns)
-        previous_stop = max(previous_stop, stop)
-    return total_ns / 1e9
-
-
 def _measure_idle(rank: TracedRank) -> float:
-    """Return the idle seconds per step of a rank, the median over steps.
+    """Return the seconds per step in which nothing runs on the GPU of a rank, the median over steps.
 
-    Nothing runs in idle time. On a host, gaps shorter than ``MIN_HOST_GAP_NS`` do not count.
+    It is 0 for a trace without a GPU, where the time between operators is that of Python itself.
     """
-    min_ns = 0 if rank.has_device else MIN_HOST_GAP_NS
-    idle_ns = []
-    for step in rank.steps:
-        spans = gaps([*step.busy, *(call.span for call in step.calls)], step.step)
-        lengths = [stop - start for start, stop in spans]
-        idle_ns.append(sum(length for length in lengths if length >= min_ns))
-    return median(idle_ns) / 1e9
+    return rank.compute_median(lambda parts: parts.idle_seconds) if rank.has_device else 0.0
 
 
-def _compute_seconds(rank: TracedRank) -> float:
-    """Return the seconds per step in which a rank computes, the median over steps."""
-    return rank.compute_median(lambda parts: parts.compute_seconds)
+def _list_compute_seconds(job: TracedJob) -> dict[int, float]:
+    """Return the seconds per step in which each rank computes, keyed by rank: medians over steps."""
+    return {
+        rank.rank: rank.compute_median(lambda parts: parts.compute_seconds) for rank in job.ranks
+    }
 
 
 def _find_pipeline_labels(job: TracedJob) -> list[str]:
     """Return the labels of sends and receives between pipeline stages, each once.
 
-    Ring attention, halo exchange and expert dispatch also send from rank to rank. So the group must
-    have the name of a pipeline, or torch's pipeline schedule must have recorded its ranges.
+    Ring attention and expert dispatch also send from rank to rank, so the process group must have
+    the name of a pipeline.
     """
-    has_schedule = any(rank.has_pipeline_ranges for rank in job.ranks)
-    labels = []
-    for rank in job.ranks:
-        for call in rank.calls:
-            is_named = PIPELINE_GROUP.search(call.facts.group or "") is not None
-            if call.is_point_to_point and (has_schedule or is_named):
-                labels.append(call.label)
-    return list(dict.fromkeys(labels))
+    calls = [call for rank in job.ranks for call in rank.calls if call.is_point_to_point]
+    groups = {call.label: call.facts.group or "" for call in calls}
+    return [label for label, group in groups.items() if PIPELINE_GROUP.search(group)]
 
 
 def _measure_pipeline(job: TracedJob, message_seconds: Sequence[float]) -> PipelineIdle | None:
@@ -200,7 +143,7 @@ def _measure_pipeline(job: TracedJob, message_seconds: Sequence[float]) -> Pipel
     """
     if not message_seconds or len(job.ranks) < 2:
         return None
-    compute_seconds = [_compute_seconds(rank) for rank in job.ranks]
+    compute_seconds = list(_list_compute_seconds(job).values())
     return PipelineIdle(
         bubble_seconds=sum(message_seconds),
         uneven_seconds=max(compute_seconds) - fmean(compute_seconds),
@@ -210,11 +153,10 @@ def _measure_pipeline(job: TracedJob, message_seconds: Sequence[float]) -> Pipel
 def _find_stragglers(job: TracedJob) -> Iterator[StragglerEvidence]:
     """Yield the rank for which the others wait at least twice as long as for any other rank.
 
-    There is at most one. The wait is the median over steps of the seconds per step
-    (``compute_waits``). It must also exceed the error of the common clock. The result states
-    whether the rank computes longer or its host is idle.
+    There is at most one. The wait per step must also exceed the error of the common clock. The
+    result states whether the rank computes longer.
     """
-    waits = {rank: median(seconds) for rank, seconds in compute_waits(job).items()}
+    waits = compute_waits(job)
     if len(waits) < 2:
         return
     late_rank, second_rank = sorted(waits, key=lambda rank: waits[rank], reverse=True)[:2]
@@ -224,31 +166,18 @@ def _find_stragglers(job: TracedJob) -> Iterator[StragglerEvidence]:
     share = fmean(shared.last_rank == late_rank for shared in job.shared_calls)
     steps = pluralize(job.num_steps, "step")
     observation = f"arrives last in {format_percent(share)} of collectives of {steps}"
-    compute_seconds, other_compute_seconds = _compare_rank(job, late_rank, _compute_seconds)
-    idle_seconds, other_idle_seconds = _compare_rank(job, late_rank, _measure_idle)
-    if compute_seconds - other_compute_seconds >= seconds / 2:
-        ratio = compute_seconds / max(other_compute_seconds, 1e-9)
+    compute_seconds = _list_compute_seconds(job)
+    own_seconds = compute_seconds.pop(late_rank)
+    other_seconds = median(compute_seconds.values())
+    if own_seconds - other_seconds >= seconds / 2:
+        ratio = own_seconds / max(other_seconds, 1e-9)
         observation += f", and computes {ratio:.2f} times as long as the others"
-    elif idle_seconds - other_idle_seconds >= seconds / 2:
-        observation += ", and its host probably does not keep up"
     yield StragglerEvidence(
         rank=late_rank,
         observation=observation,
         waited_seconds=seconds,
         waited_share=seconds / job.step_seconds,
     )
-
-
-def _compare_rank(
-    job: TracedJob, rank_number: int, measure: Callable[[TracedRank], float]
-) -> tuple[float, float]:
-    """Return (seconds of one rank, median of the seconds of the other ranks).
-
-    ``measure`` returns the seconds of a rank, such as its compute time per step.
-    """
-    values = {rank.rank: measure(rank) for rank in job.ranks}
-    own_value = values.pop(rank_number)
-    return own_value, median(values.values())
 
 
 def _compare_with_fits(
@@ -262,17 +191,18 @@ def _compare_with_fits(
             returns them.
         predict: gives the time of a collective by the latency-bandwidth model of a run.
     """
-    calls: dict[str, list[SharedCall]] = defaultdict(list)
+    calls: dict[str, list[tuple[SharedCall, float]]] = defaultdict(list)
     for shared in job.shared_calls:
-        if shared.transfer_ns > 0 and predict(shared):
-            calls[shared.call.label].append(shared)
-    for label, shared_calls in calls.items():
-        facts = shared_calls[0].call.facts
+        fit_seconds = predict(shared)
+        if fit_seconds and shared.transfer_ns > 0:
+            calls[shared.call.label].append((shared, fit_seconds))
+    for label, pairs in calls.items():
+        facts = pairs[0][0].call.facts
         size = format_case_size(facts.num_bytes)
         yield from compare_with_fit(
             label,
-            [predict(shared) or 0.0 for shared in shared_calls],
-            [shared.transfer_ns / 1e9 for shared in shared_calls],
+            [fit_seconds for _, fit_seconds in pairs],
+            [shared.transfer_ns / 1e9 for shared, _ in pairs],
             affected_seconds=exposed[label][1],
             total_seconds=job.step_seconds,
             command=build_command([facts.op, "--sizes", size], {}),

@@ -54,7 +54,7 @@ def test_steps_that_not_all_ranks_traced_are_left_out(tmp_path: Path) -> None:
 def test_ranks_without_a_common_step_are_refused(tmp_path: Path) -> None:
     first = read_drawn_rank(tmp_path, 0, {1: 10_000})
     second = read_drawn_rank(tmp_path, 1, {8: 10_000})
-    with pytest.raises(UserError, match=r"rank 0: ProfilerStep#1 .*rank 1: ProfilerStep#8"):
+    with pytest.raises(UserError, match="no step in common"):
         join_ranks([first, second])
 
 
