@@ -14,8 +14,8 @@ from parbench.bench.check.gpus import add_gpu_facts, run_watched
 from parbench.bench.check.health import Device, Health, add_run
 from parbench.bench.launch.measure import run_options
 from parbench.bench.machine.environment import EMULATED_VARIABLE, format_cpus, group_cores
-from parbench.bench.machine.gpu import Gpu
-from parbench.bench.machine.machine import Machine, get_affinity, inspect_machine
+from parbench.bench.machine.gpu import GPU_FIX, Gpu
+from parbench.bench.machine.machine import get_affinity, inspect_machine
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, pluralize, strip_domain
@@ -55,7 +55,11 @@ def check(
     machine = inspect_machine(environ)
     health = Health(host=strip_domain(socket.gethostname()), device=device or "")
     if device != "cpu":
-        absent = _list_silent_gpus(health.host, machine)
+        text = f"does not answer: {machine.gpu_failure}"
+        absent = tuple(
+            Device.make_absent(health.host, f"GPU {address}", text, GPU_FIX)
+            for address in machine.silent_gpus
+        )
         if nproc is None:
             absent += find_missing_gpus(out, health.host, environ, machine.gpus, len(absent))
         device = device or ("cuda" if machine.gpus or absent else "cpu")
@@ -127,23 +131,6 @@ def _list_gpus(host: str, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
         device = Device(host=host, name=name, uuid=gpu.uuid or "", kind=kind, rank=rank)
         devices.append(device)
     return tuple(devices)
-
-
-def _list_silent_gpus(host: str, machine: Machine) -> tuple[Device, ...]:
-    """Return a device with the verdict ``bad`` for each GPU of this host that does not answer.
-
-    Raises ``UserError`` if there are such GPUs and NVML is not installed, because then they may be
-    healthy.
-    """
-    failure = machine.gpu_failure
-    if machine.silent_gpus and failure.kind == "no library":
-        problem = machine.describe_silent_gpus()
-        raise UserError(f"{problem}; {failure.fix}; --device cpu checks the cores")
-    text = f"does not answer: {failure.describe()}"
-    return tuple(
-        Device.make_absent(host, f"GPU {address}", text, failure.fix)
-        for address in machine.silent_gpus
-    )
 
 
 def to_document(health: Health) -> dict[str, object]:

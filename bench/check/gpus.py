@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from parbench.bench.check.health import Device, Fault
 from parbench.bench.machine.disturbance import Disturbance
 from parbench.bench.machine.gpu import (
-    NO_FAILURE,
+    GPU_FIX,
     POWER_CAP,
     Gpu,
     GpuReport,
@@ -65,9 +65,9 @@ def add_gpu_facts(
         findings = examine_gpu(after, [gpu for gpu in latest if gpu.name == after.name])
         link_errors = dict(Counter(after.nvlink_errors) - Counter(before.nvlink_errors))
         reasons = find_faults(after, findings, link_errors)
-        if report.failure != NO_FAILURE and before.uuid not in reported:
-            text = f"does not answer any more: {report.failure.describe()}"
-            reasons = (*reasons, Fault(text=text, fix=report.failure.fix))
+        if report.failure and before.uuid not in reported:
+            text = f"does not answer any more: {report.failure}"
+            reasons = (*reasons, Fault(text=text, fix=GPU_FIX))
         facts = {finding.topic: finding.facts for finding in findings}
         complete.append(replace(device, facts=facts, reasons=reasons))
     return tuple(complete)

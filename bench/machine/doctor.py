@@ -23,7 +23,7 @@ from parbench.bench.machine.environment import (
     format_cpus,
     parse_cpus,
 )
-from parbench.bench.machine.gpu import Gpu, has_library
+from parbench.bench.machine.gpu import GPU_FIX, Gpu, has_library
 from parbench.bench.machine.gpu_host import (
     has_iommu_translation,
     has_numa_balancing,
@@ -38,11 +38,7 @@ from parbench.bench.machine.machine import (
     parse_count,
     try_call,
 )
-from parbench.bench.machine.world_spec import (
-    choose_world,
-    describe_driver_mismatch,
-    suggest_driver_fix,
-)
+from parbench.bench.machine.world_spec import choose_world
 from parbench.bench.text import UserError, format_table, pluralize
 
 _MIN_TORCH = (2, 11)
@@ -190,20 +186,14 @@ def _examine_interface(environment: Mapping[str, Any]) -> Disturbance:
 def examine_gpus(machine: Machine) -> list[Disturbance]:
     """Return the findings about the GPUs of a machine, empty if it has none.
 
-    They are GPUs that do not answer, a driver that is too old for torch, and one finding for each
-    topic of ``examine_gpu``, which disturbs if any GPU disturbs in it. If the GPUs differ in a
-    topic, the facts are listed with the indices of the GPUs: ``GPU 0-2: on; GPU 3: off``.
+    They are GPUs that do not answer, and one finding for each topic of ``examine_gpu``, which
+    disturbs if any GPU disturbs in it. If the GPUs differ in a topic, the facts are listed with the
+    indices of the GPUs: ``GPU 0-2: on; GPU 3: off``.
     """
     findings = []
     if machine.silent_gpus:
         facts = machine.describe_silent_gpus()
-        findings.append(make_finding("gpus", facts, True, machine.gpu_failure.fix))
-    if machine.driver_cuda_version and machine.torch_cuda_version:
-        old_driver = describe_driver_mismatch(machine)
-        facts = old_driver or f"driver supports CUDA up to {machine.driver_cuda_version}"
-        findings.append(
-            make_finding("gpu cuda", facts, bool(old_driver), suggest_driver_fix(machine))
-        )
+        findings.append(make_finding("gpus", facts, True, GPU_FIX))
     by_gpu = [examine_gpu(gpu, machine.gpus) for gpu in machine.gpus]
     for topic_findings in zip(*by_gpu, strict=True):
         indices: dict[str, list[int]] = {}

@@ -49,11 +49,11 @@ Links = Mapping[frozenset[str], str]
 
 A connection is ``NVLink`` or the nearest PCIe ancestor, such as ``same PCIe switch``.
 """
-NvmlAction = Literal["report", "sample", "watch"]
+NvmlAction = Literal["report", "watch"]
 """The task of the child process that calls NVML.
 
-``report`` reads all facts once. ``sample`` leaves out the details of links and processes. ``watch``
-reads all facts at its end, with the maxima of clocks and load since its start.
+``report`` reads all facts once. ``watch`` reads them at its end, with the maxima of clocks and load
+since its start.
 """
 
 
@@ -142,38 +142,11 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-class GpuFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """The reason why NVML does not report all GPUs of this host."""
-
-    kind: Literal["no error", "no library", "error", "hang"] = "no error"
-    """The type of failure.
-
-    ``no error``: NVML reported no error. ``no library``: NVML is not installed. ``error``: NVML or
-    its process failed. ``hang``: NVML did not answer within the time limit.
-    """
-    text: str = ""
-    """The message of an ``error``, or the exceeded time limit of a ``hang`` such as ``60 s``."""
-
-    def describe(self) -> str:
-        """Return the failure as a clause, such as ``NVML did not answer within 60 s``."""
-        if self.kind == "no library":
-            return f"NVML ({LIBRARY}) is not installed"
-        if self.kind == "hang":
-            return f"NVML did not answer within {self.text}"
-        if self.kind == "error":
-            return f"NVML reported {self.text!r}"
-        return "NVML reports no error"
-
-    @property
-    def fix(self) -> str:
-        """Advice to the user: install NVML, or look for driver errors and reset the GPU."""
-        if self.kind == "no library":
-            return "install NVIDIA's driver libraries (containers: NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
-        return "see dmesg (Xid, NVRM), then reset the GPU or reboot the host"
-
-
-NO_FAILURE = GpuFailure()
-"""The value for a host on which NVML reported no error."""
+GPU_FIX = (
+    "see dmesg (Xid, NVRM), then reset the GPU or reboot the host; "
+    "containers need NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+)
+"""Advice to the user about a GPU that does not answer NVML."""
 
 
 class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,10 +161,11 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
     """The indices of GPUs that NVML counts but cannot read."""
     links: tuple[tuple[str, str, str], ...] = ()
     """A tuple for each pair of GPUs: the UUID of one, the UUID of the other, their connection."""
-    cuda_version: str | None = None
-    """The newest CUDA version that the driver supports, including cuda-compat. None if unknown."""
-    failure: GpuFailure = NO_FAILURE
-    """The reason why GPUs are missing in the report, ``NO_FAILURE`` if NVML had no error."""
+    failure: str = ""
+    """The reason why GPUs are missing, such as ``NVML did not answer within 60 s``.
+
+    Empty if NVML had no error or is not installed.
+    """
 
     def get_links_by_pair(self) -> Links:
         """Return the connection of each pair of GPUs, such as ``NVLink``, by the pair of UUIDs."""
@@ -214,20 +188,16 @@ def has_library(environ: Mapping[str, str]) -> bool:
 
 
 def read_report(
-    environ: Mapping[str, str],
-    action: NvmlAction = "report",
-    *,
-    timeout_seconds: float = _TIMEOUT_SECONDS,
+    environ: Mapping[str, str], *, timeout_seconds: float = _TIMEOUT_SECONDS
 ) -> GpuReport:
     """Read this host's GPUs from NVML in a child process, because NVML may hang.
 
-    The ``action`` ``report`` reads all facts, and ``sample`` leaves out the details of links and
-    processes. If NVML is not installed, fails or exceeds ``timeout_seconds``, the report has no
-    GPUs and its ``failure`` is set.
+    If NVML is not installed, the report is empty. If NVML fails or exceeds ``timeout_seconds``, the
+    report has no GPUs and its ``failure`` is set.
     """
     if not has_library(environ):
-        return GpuReport(failure=GpuFailure(kind="no library"))
-    return finish_nvml(start_nvml(environ, action), timeout_seconds)
+        return GpuReport()
+    return finish_nvml(start_nvml(environ, "report"), timeout_seconds)
 
 
 def inspect_gpus(environ: Mapping[str, str]) -> GpuReport:
@@ -270,12 +240,12 @@ def finish_nvml(
         output, errors = child.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
         abandon(child)
-        return GpuReport(failure=GpuFailure(kind="hang", text=f"{timeout_seconds:g} s"))
+        return GpuReport(failure=f"NVML did not answer within {timeout_seconds:g} s")
     try:
         return msgspec.json.decode(output, type=GpuReport)
     except msgspec.DecodeError:
         text = get_last_line(errors.decode(errors="replace")) or f"exit code {child.returncode}"
-        return GpuReport(failure=GpuFailure(kind="error", text=text))
+        return GpuReport(failure=f"NVML reported {text!r}")
 
 
 def abandon(child: "subprocess.Popen[bytes]") -> None:
@@ -339,7 +309,7 @@ def choose_gpu_index(environ: Mapping[str, str], count: int) -> int:
     """
     if count == 0:
         raise UserError(
-            "torch finds no GPU in this rank: see nvidia-smi, "
-            "CUDA_VISIBLE_DEVICES and parbench doctor on this host; --device cpu measures the cores"
+            "torch finds no GPU in this rank: see CUDA_VISIBLE_DEVICES, and nvidia-smi for a driver "
+            "that is too old for torch's CUDA; --device cpu measures the cores"
         )
     return int(environ.get("LOCAL_RANK", "0")) % count

@@ -12,13 +12,7 @@ from typing import TypeVar
 
 import psutil
 
-from parbench.bench.machine.gpu import (
-    NO_FAILURE,
-    Gpu,
-    GpuFailure,
-    inspect_gpus,
-    select_visible,
-)
+from parbench.bench.machine.gpu import LIBRARY, Gpu, inspect_gpus, select_visible
 from parbench.bench.machine.silent_gpus import find_silent_gpus
 from parbench.bench.text import format_list
 
@@ -42,19 +36,12 @@ class Machine:
     """The GPUs that ``CUDA_VISIBLE_DEVICES`` selects, in the order of this variable."""
     silent_gpus: tuple[str, ...] = ()
     """The PCI addresses, or the indices, of GPUs that do not answer."""
-    gpu_failure: GpuFailure = NO_FAILURE
-    """The reason why GPUs do not answer."""
+    gpu_failure: str = ""
+    """The reason why GPUs do not answer, such as ``NVML did not answer within 60 s``."""
     torch_version: str | None = None
     """The version of torch, None also if torch is not installed."""
     torch_has_cuda: bool | None = None
     """True if torch is built with CUDA."""
-    torch_cuda_version: str | None = None
-    """The CUDA version for which torch is built."""
-    driver_cuda_version: str | None = None
-    """The newest CUDA version that the driver supports.
-
-    None also if torch has no CUDA or no GPU is visible.
-    """
     may_share_gpus: bool = False
     """True if ``NCCL_MULTI_RANK_GPU_ENABLE`` permits several ranks on a GPU."""
 
@@ -65,12 +52,8 @@ class Machine:
         """
         if not self.silent_gpus:
             return ""
-        is_single = len(self.silent_gpus) == 1
-        names = f"GPU{'' if is_single else 's'} {format_list(self.silent_gpus, 'and')}"
-        verb = "does not answer" if is_single else "do not answer"
-        if self.gpu_failure.kind == "no library":
-            verb = "cannot be examined"
-        return f"{names} {verb}: {self.gpu_failure.describe()}"
+        names = format_list(self.silent_gpus, "and")
+        return f"no answer from GPU {names}: {self.gpu_failure}"
 
 
 def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
@@ -80,38 +63,31 @@ def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machi
     and ``sys`` in which GPUs that do not answer are found.
     """
     report = inspect_gpus(environ)
-    visible_gpus = select_visible(report.gpus, environ)
-    silent_gpus = find_silent_gpus(environ, report, root)
-    has_cuda, cuda_version = _read_cuda_of_torch()
     return Machine(
         cores=count_available_cores(),
         host_cores=psutil.cpu_count(),
         physical_cores=psutil.cpu_count(logical=False),
         memory_bytes=count_available_memory_bytes(),
-        gpus=visible_gpus,
-        silent_gpus=silent_gpus,
-        gpu_failure=report.failure,
+        gpus=select_visible(report.gpus, environ),
+        silent_gpus=find_silent_gpus(environ, report, root),
+        gpu_failure=report.failure or f"NVML ({LIBRARY}) is not installed or does not list them",
         torch_version=find_package_version("torch"),
-        torch_has_cuda=has_cuda,
-        torch_cuda_version=cuda_version,
-        driver_cuda_version=report.cuda_version if visible_gpus and cuda_version else None,
+        torch_has_cuda=_has_torch_cuda(),
         may_share_gpus=environ.get(SHARING_VARIABLE, "0").strip() not in ("", "0"),
     )
 
 
-def _read_cuda_of_torch() -> tuple[bool | None, str | None]:
-    """Return True if the installed torch is built with CUDA, and the CUDA version.
+def _has_torch_cuda() -> bool | None:
+    """Return True if the installed torch is built with CUDA, without an import of torch.
 
-    An example is ``(True, "12.8")``. Without CUDA the result is ``(False, None)``. If torch is not
-    installed or its file version.py is not understood, the result is ``(None, None)``. Torch is not
-    imported.
+    None if torch is not installed or its file version.py is not understood.
     """
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
-        return None, None
+        return None
     text = read_text(Path(torch.origin).with_name("version.py")) or ""
-    match = re.search(r"^cuda\b[^=\n]*= *(None|['\"](.+)['\"])", text, re.MULTILINE)
-    return (None, None) if match is None else (match[1] != "None", match[2])
+    match = re.search(r"^cuda\b[^=\n]*= *(None|['\"])", text, re.MULTILINE)
+    return None if match is None else match[1] != "None"
 
 
 def try_call(function: Callable[[], _T]) -> _T | None:

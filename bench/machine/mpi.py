@@ -1,21 +1,11 @@
 """Translates the environment variables of MPI launchers to those of torch, such as RANK."""
 
-import zlib
 from collections.abc import Mapping
 
 from parbench.bench.text import UserError
 
-_DEFAULT_PORT = 29500
+_DEFAULT_PORT = "29500"
 """The default port of torchrun."""
-_JOB_VARIABLES = (
-    "PMIX_NAMESPACE",
-    "OMPI_MCA_ess_base_jobid",
-    "PMI_JOBID",
-    "PALS_APID",
-    "SLURM_JOB_ID",
-)
-
-
 # The variables of Open MPI, of PMI launchers (MPICH, Intel MPI, MVAPICH, Cray, srun --mpi=pmi2) and
 # of PMIx launchers (srun --mpi=pmix), of which the first one that is set counts. The size is that
 # of a step of Slurm, because the job may have more tasks.
@@ -67,17 +57,5 @@ def find_mpi_variables(environ: Mapping[str, str]) -> dict[str, str]:
             )
         variables["MASTER_ADDR"] = "127.0.0.1"
     if "MASTER_PORT" not in environ:
-        variables["MASTER_PORT"] = str(_choose_port(environ))
+        variables["MASTER_PORT"] = _DEFAULT_PORT
     return variables
-
-
-def _choose_port(environ: Mapping[str, str]) -> int:
-    """Return a value of MASTER_PORT that is the same for all ranks of a job.
-
-    It is a hash of the job's id from 20000 to 29999, below the ports that Linux assigns by itself.
-    It is 29500 if the id is unknown.
-    """
-    for name in _JOB_VARIABLES:
-        if name in environ:
-            return 20000 + zlib.crc32(environ[name].encode()) % 10000
-    return _DEFAULT_PORT

@@ -1,4 +1,4 @@
-"""The child process that calls NVML: ``python -m parbench.bench.machine.nvml report|sample|watch``.
+"""The child process that calls NVML: ``python -m parbench.bench.machine.nvml report|watch``.
 
 It prints a ``GpuReport`` as JSON. ``watch`` samples the GPUs each second until its standard input
 ends, and reports the maxima.
@@ -22,14 +22,12 @@ from msgspec.structs import replace
 from parbench.bench.machine.gpu import (
     FABRIC_READY,
     IDLE,
-    NO_FAILURE,
     OTHER_NUMA_NODE,
     POWER_CAP,
     SAME_BRIDGE,
     SAME_NUMA_NODE,
     SAME_SWITCH,
     Gpu,
-    GpuFailure,
     GpuReport,
 )
 
@@ -84,16 +82,16 @@ _VALUE_FIELDS = {
 def main(action: str) -> None:
     """Call NVML in this process and print a ``GpuReport`` of this host's GPUs as JSON.
 
-    ``action`` is ``report`` for all facts, or ``sample`` for facts without the details of links and
-    processes. With ``watch``, the GPUs are sampled every second until standard input ends. Then all
-    facts are reported, in which clocks and load are the maxima of the samples.
+    With the ``action`` ``report`` all facts are read once. With ``watch``, the GPUs are sampled
+    every second until standard input ends. Then all facts are reported, in which clocks and load
+    are the maxima of the samples.
     """
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        report = GpuReport(failure=GpuFailure(kind="error", text=str(error)))
+        report = GpuReport(failure=f"NVML reported {str(error)!r}")
     else:
-        report = _watch() if action == "watch" else make_report(has_details=action == "report")
+        report = _watch() if action == "watch" else make_report(has_details=True)
     sys.stdout.buffer.write(msgspec.json.encode(report))
 
 
@@ -134,12 +132,12 @@ def make_report(*, has_details: bool) -> GpuReport:
     """Return NVML's report of all GPUs that this process may use.
 
     With ``has_details`` the report also has the fabric, NVLinks, processes and row remapping of
-    each GPU, the connection of each pair of GPUs, and the CUDA version of the driver.
+    each GPU, and the connection of each pair of GPUs.
     """
     gpus = []
     handles = []
     lost = []
-    failure = NO_FAILURE
+    failure = ""
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -149,13 +147,11 @@ def make_report(*, has_details: bool) -> GpuReport:
             continue  # The GPU belongs to another job or container.
         except pynvml.NVMLError as error:
             lost.append(index)
-            failure = GpuFailure(kind="error", text=f"{error} (GPU {index})")
-    cuda_version = _ask(pynvml.nvmlSystemGetCudaDriverVersion_v2) if has_details else None
+            failure = f"NVML reported '{error} (GPU {index})'"
     return GpuReport(
         gpus=tuple(gpus),
         lost=tuple(lost),
         links=read_links(handles, gpus) if has_details else (),
-        cuda_version=cuda_version and f"{cuda_version // 1000}.{cuda_version % 1000 // 10}",
         failure=failure,
     )
 

@@ -28,7 +28,7 @@ def find_silent_gpus(
     if variable is not None and not re.match(r"\s*(\d|GPU-|MIG-)", variable):
         return ()  # It hides all GPUs.
     driver_folder = root / "proc/driver/nvidia"
-    has_no_driver = report.failure.kind == "error" and not driver_folder.exists()
+    has_no_driver = bool(report.failure) and not driver_folder.exists()
     if has_no_driver and not report.gpus and not report.lost:
         return _list_pci_gpus(root)
     answering = {gpu.minor for gpu in report.gpus}

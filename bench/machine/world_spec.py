@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from parbench.bench.choices import BACKENDS, DEVICES
+from parbench.bench.machine.gpu import GPU_FIX
 from parbench.bench.machine.machine import SHARING_VARIABLE, Machine
 from parbench.bench.text import UserError, format_list, pluralize
 
@@ -204,16 +205,11 @@ def _check_ranks(machine: Machine, ranks: int, backend: str, device: str) -> Non
 def _check_cuda(machine: Machine) -> None:
     """Raise ``UserError`` if torch cannot use GPUs on this machine.
 
-    The reason may be that no GPU is found or answers, that torch is built without CUDA, or that the
-    driver is too old.
+    The reason may be that no GPU is found or answers, or that torch is built without CUDA.
     """
-    problem = ""
     if not machine.gpus or not machine.torch_has_cuda:
         silence = "" if machine.gpus else describe_silence(machine)
         problem = silence or f"{_describe_gpus(machine)}, and {_describe_torch(machine)}"
-    elif old_driver := describe_driver_mismatch(machine):
-        problem = f"{old_driver}; {suggest_driver_fix(machine)}"
-    if problem:
         raise UserError(f"--device cuda: {problem}", hint="--device cpu measures the cores")
 
 
@@ -240,37 +236,7 @@ def describe_silence(machine: Machine) -> str:
     Empty if all GPUs answer.
     """
     silence = machine.describe_silent_gpus()
-    return f"{silence}; {machine.gpu_failure.fix}" if silence else ""
-
-
-def describe_driver_mismatch(machine: Machine) -> str:
-    """Return a message that the NVIDIA driver is too old for the CUDA that torch is built for.
-
-    Empty if the driver is new enough or a version is unknown. Only major versions of CUDA are
-    compared, because within a major version an older driver is enough (CUDA Compatibility, "Minor
-    Version Compatibility").
-    """
-    supported = machine.driver_cuda_version
-    built = machine.torch_cuda_version
-    if supported is None or built is None or _parse_major(supported) >= _parse_major(built):
-        return ""
-    torch = f"torch {machine.torch_version} is built for CUDA {built}"
-    return f"driver {machine.gpus[0].driver} supports CUDA up to {supported}, and {torch}"
-
-
-def suggest_driver_fix(machine: Machine) -> str:
-    """Return advice for a driver that is too old for torch's CUDA.
-
-    The advice is to install a torch for the CUDA of the driver, a newer driver, or cuda-compat.
-    """
-    major = _parse_major(machine.driver_cuda_version or "")
-    torch = f"install a build of torch for CUDA {major} (https://pytorch.org/get-started/locally)"
-    return f"{torch}, a newer driver, or NVIDIA's cuda-compat package"
-
-
-def _parse_major(version: str) -> int:
-    """Return the major version in a text such as ``12.8``, 0 for an empty text."""
-    return int(version.partition(".")[0] or 0)
+    return f"{silence}; {GPU_FIX}" if silence else ""
 
 
 def describe_sharing(machine: Machine, ranks: int, device: str) -> str:

@@ -35,7 +35,7 @@ SPIN_CYCLES = 8 * 10**9
 
 
 def read_used_bytes() -> int:
-    return sum(gpu.memory_used_bytes or 0 for gpu in read_report(os.environ, "sample").gpus)
+    return sum(gpu.memory_used_bytes or 0 for gpu in read_report(os.environ).gpus)
 
 
 @pytest.mark.parametrize(

@@ -86,11 +86,11 @@ def test_memory_is_limited_by_cgroups(
 
 
 @pytest.mark.parametrize(
-    ("version_file", "has_cuda", "version"),
+    ("version_file", "has_cuda"),
     [
-        ("from typing import Optional\ncuda: Optional[str] = '12.8'\n", True, "12.8"),
-        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4'\n", False, None),
-        ("cuda = find_cuda()\n", None, None),
+        ("from typing import Optional\ncuda: Optional[str] = '12.8'\n", True),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4'\n", False),
+        ("cuda = find_cuda()\n", None),
     ],
 )
 def test_cuda_of_torch_is_read_from_version_file(
@@ -98,16 +98,11 @@ def test_cuda_of_torch_is_read_from_version_file(
     monkeypatch: pytest.MonkeyPatch,
     version_file: str,
     has_cuda: bool | None,
-    version: str | None,
 ) -> None:
     spec = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", {"torch": spec}.get)
     (tmp_path / "version.py").write_text(version_file)
-    environ = install(tmp_path, gpus(H100, 1), cuda="12040")
-    this_machine = inspect_machine(environ)
-    assert this_machine.torch_has_cuda is has_cuda
-    assert this_machine.torch_cuda_version == version
-    assert this_machine.driver_cuda_version == ("12.4" if has_cuda else None)
+    assert inspect_machine({}).torch_has_cuda is has_cuda
 
 
 @pytest.mark.parametrize(("value", "may_share"), [("1", True), ("0", False), ("", False)])
@@ -122,7 +117,7 @@ def test_silent_gpu_of_a_host_is_found(tmp_path: Path) -> None:
     this_machine = inspect_machine(environ, root)
     assert len(this_machine.gpus) == 2
     assert this_machine.silent_gpus == ("0000:19:00.0",)
-    assert "GPU is lost" in this_machine.gpu_failure.text
+    assert "GPU is lost" in this_machine.gpu_failure
     # A node of an allocation sends it to the driver of a run.
     encoded = msgspec.json.encode(this_machine)
     assert msgspec.json.decode(encoded, type=Machine) == this_machine
