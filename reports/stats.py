@@ -24,8 +24,6 @@ LEVEL = 1 - CONFIDENCE
 """The significance level and false discovery rate, 0.05."""
 POWER = 0.8
 """The power for which a minimum detectable effect is computed."""
-MAX_REPETITIONS = 1000
-"""The largest number of repetitions that ``compute_required_repetitions`` tries."""
 MIN_VARIANCE = 1e-12  # Values that agree to a millionth are treated as if they varied by that much.
 _MAX_LOG = 700.0  # exp() of more overflows.
 
@@ -49,9 +47,10 @@ class Effect:
     p_value: float | None = None
     """The two-sided p-value for the hypothesis that the change is at most the minimum effect."""
     detectable: float | None = None
-    """The minimum detectable effect: an increase by this fraction is significant with 80 % power."""
-    noise: float | None = None
-    """The relative standard deviation of the time of a single repetition, as a fraction."""
+    """The minimum detectable effect (Bloom, Evaluation Review 1995), as a fraction.
+
+    An increase of the time by more than this is significant in 80 % of comparisons.
+    """
 
     @property
     def ratio(self) -> float:
@@ -140,6 +139,7 @@ def _build_effect(
     error = math.sqrt(sum(squares))
     df = error**4 / sum(square**2 / (n - 1) for square, n in zip(squares, sizes, strict=True))
     half_width = t_quantile(0.5 + CONFIDENCE / 2, df) * error
+    detectable_excess = (t_quantile(1 - level / 2, df) + t_quantile(POWER, df)) * error
     excess = abs(difference) - math.log1p(min_effect)
     return Effect(
         change=change,
@@ -147,37 +147,8 @@ def _build_effect(
         low=_to_fraction(difference - half_width),
         high=_to_fraction(difference + half_width),
         p_value=min(1.0, 2 * float(stdtr(df, -excess / error))),
-        detectable=compute_detectable_effect(error, df, min_effect=min_effect, level=level),
-        noise=_to_fraction(math.sqrt(sum(variances) / 2)),
+        detectable=_to_fraction(math.log1p(min_effect) + detectable_excess),
     )
-
-
-def compute_detectable_effect(
-    error: float, df: float, *, min_effect: float = 0.0, level: float = LEVEL
-) -> float:
-    """Return the minimum detectable effect of a comparison at 80 % power, as a fraction.
-
-    A larger change would be found significant at ``level`` in 80 % of comparisons. It is a multiple
-    of ``error``, the standard error of the log ratio, beyond ``min_effect`` (Bloom, Evaluation
-    Review 1995). ``df`` are the degrees of freedom of the error.
-    """
-    multiple = t_quantile(1 - level / 2, df) + t_quantile(POWER, df)
-    return _to_fraction(math.log1p(min_effect) + multiple * error)
-
-
-def compute_required_repetitions(
-    noise: float, effect: float, *, level: float = LEVEL
-) -> int | None:
-    """Return the number of paired repetitions at which an effect is detectable with 80 % power.
-
-    ``noise`` is the relative standard deviation of one repetition, ``effect`` the change as a
-    fraction, and ``level`` the significance level. None if more than 1000 are required.
-    """
-    for n in range(MIN_INTERVAL_REPETITIONS, MAX_REPETITIONS + 1):
-        error = math.log1p(noise) * math.sqrt(2 / n)
-        if compute_detectable_effect(error, n - 1, level=level) <= effect:
-            return n
-    return None
 
 
 def compute_log_deviation(values: Sequence[float]) -> float:

@@ -25,12 +25,6 @@ from parbench.reports.run_data import RunData
 
 TEST_POINTS = (6, 8, 12, 16, 24)
 """The numbers of pairs after which the comparison is tested. The last one ends it."""
-DEPENDENT_PATHS = {
-    "OMP_NUM_THREADS": "torch.threads",
-    "MKL_NUM_THREADS": "torch.threads",
-    "GLOO_SOCKET_IFNAME": "process.interface",
-}
-"""The path of the environment value that each environment variable changes."""
 RESERVED_OPTIONS = ("--repetitions", "--budget", "--out", "--format", "--quiet", "-q", "--resume")
 """The options of ``parbench run`` that ``parbench ab`` and ``aa`` set themselves."""
 MEASURED_SHARE = 0.8  # of a session's time. The rest is for starting the commands.
@@ -137,7 +131,6 @@ def compare_interleaved(
     budget_seconds: float,
     min_effect: float,
     max_pairs: int | None = None,
-    intended: Sequence[str] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> PairedResult:
     """Measure both sides in pairs until each case is decided, and return their comparison.
@@ -150,8 +143,6 @@ def compare_interleaved(
         budget_seconds: the time for the whole session.
         min_effect: the threshold as a fraction: smaller changes of the time are ignored.
         max_pairs: the largest number of pairs, None for the last of ``TEST_POINTS``.
-        intended: globs for the paths of counts and environment values whose differences are
-            intentional. Differences that follow from the variables of the sides are added.
         clock: returns a time in seconds.
 
     Raises ``UserError`` if the budget does not suffice for the fewest pairs.
@@ -160,7 +151,6 @@ def compare_interleaved(
     test_points = sorted({*(point for point in TEST_POINTS if point < limit), limit})
     level = Rule().level / len(test_points)
     rule = Rule(min_effect=min_effect, level=level, is_paired=True)
-    globs = (*_find_intended_differences(sides), *intended)
     pairs: list[Pair] = []
     for pairs in measure_pairs(
         sides,
@@ -172,44 +162,33 @@ def compare_interleaved(
         clock=clock,
     ):
         if len(pairs) in test_points:
-            comparison = compare_pairs(pairs, sides, rule, globs)
+            comparison = compare_pairs(pairs, sides, rule)
             if not {Verdict.UNCONFIRMED, Verdict.TOO_FEW_RUNS} & comparison.verdicts.keys():
                 reason = "every series is decided"
                 break
     else:
         is_complete = len(pairs) == limit
         reason = f"{limit} repetitions per side were made" if is_complete else "the budget ended"
-    comparison = compare_pairs(pairs, sides, rule, globs)
+    comparison = compare_pairs(pairs, sides, rule)
     return PairedResult(comparison=comparison, num_pairs=len(pairs), reason=reason)
 
 
-def compare_pairs(
-    pairs: Sequence[Pair], sides: tuple[Side, Side], rule: Rule, intended: Sequence[str]
-) -> RunComparison:
+def compare_pairs(pairs: Sequence[Pair], sides: tuple[Side, Side], rule: Rule) -> RunComparison:
     """Compare B with A, whose repetitions are paired in the order in which they were measured.
+
+    All differences of environments and counts are intentional, because the user chose the sides and
+    both run on the same machine. The report lists them.
 
     Args:
         pairs: the runs of A and B in each pair.
         sides: the sides A and B.
         rule: the threshold and the error rate.
-        intended: globs for the paths of differences that are intentional.
     """
     base, new = (
         pool_runs([pair[i] for pair in pairs], f"{side.name.upper()} ({side.text})")
         for i, side in enumerate(sides)
     )
-    return compare(RunData(base), RunData(new), rule, intended)
-
-
-def _find_intended_differences(sides: tuple[Side, Side]) -> list[str]:
-    """Return globs for the differences that follow from the environment variables of the sides.
-
-    They match the variables, environment values that depend on them, and all counts of calls, bytes
-    and memory, because these may depend on the variables.
-    """
-    names = list(dict.fromkeys([*sides[0].variables, *sides[1].variables]))
-    globs = ["counts.*", *(f"variables.{name}" for name in names)]
-    return globs + [DEPENDENT_PATHS[name] for name in names if name in DEPENDENT_PATHS]
+    return compare(RunData(base), RunData(new), rule, intended=["*"])
 
 
 def parse_side(name: str, text: str, python: str = "") -> Side:

@@ -13,7 +13,7 @@ _AB_EXAMPLES = """\b
 Examples:
   parbench ab --a NCCL_ALGO=Ring --b NCCL_ALGO=Tree -- all_reduce --sizes 1M:64M:x4
   parbench ab --a OMP_NUM_THREADS=1 --b OMP_NUM_THREADS=2 --budget 5m -- ddp
-  parbench ab --b-python .venv-nightly/bin/python --across 'versions.*' --across 'torch.*' -- fsdp
+  parbench ab --b-python .venv-nightly/bin/python -- fsdp
 
 \b
 Exit codes: 0 fine; 1 B is slower or wrong; 2 bad input, or the budget is too short; 3 nothing could be compared, or
@@ -61,12 +61,6 @@ def _log(line: str) -> None:
 @click.option("--b-python", default="", metavar="PYTHON", help="Python interpreter of side B.")
 @_budget_option(default="10m")
 @click.option("--min-effect", default="3%", show_default=True, help="Ignore smaller changes.")
-@click.option(
-    "--across",
-    multiple=True,
-    metavar="GLOB",
-    help="Declare another difference intentional.",
-)
 @unknown_option
 @click.option(
     "--repetitions", type=click.IntRange(5, 24), help="Maximum number per side; default: 24."
@@ -75,7 +69,6 @@ def _log(line: str) -> None:
 @runs_option(default=Path("runs/ab"), help="Folder for the runs.")
 @_run_options
 def ab(
-    across: tuple[str, ...],
     fail_on_unknown: bool,
     repetitions: int | None,
     out: Path,
@@ -88,7 +81,8 @@ def ab(
     """Compare two settings, measured alternately in one session.
 
     Repetitions are interleaved in the order A B B A and compared in pairs, so a slow drift of the
-    machine does not matter. The session ends when every series is decided, or with the budget.
+    machine does not matter. All differences of environments and counts count as intended, and are
+    listed. The session ends when every series is decided, or with the budget.
     Arguments of parbench run follow after --.
     """
     from parbench.bench.text import UserError, parse_duration
@@ -112,7 +106,6 @@ def ab(
         budget_seconds=parse_duration(budget),
         min_effect=parse_percentage(min_effect),
         max_pairs=repetitions,
-        intended=across,
     )
     comparison = result.comparison
     code = comparison.get_exit_code(fail_on_unknown=fail_on_unknown)

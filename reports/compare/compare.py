@@ -158,13 +158,11 @@ def compare(
 
     Raises ``UserError`` if the runs have no case on the same ranks in common.
     """
-    min_effects: dict[str, float] = {}
-    for data in (base, new) if thresholds else ():
-        for point in collect_points(data.run, data.results):
-            threshold = (thresholds or {}).get(point.series.fingerprint)
-            if threshold:
-                case_id = point.series.case.id
-                min_effects[case_id] = max(threshold.min_effect, min_effects.get(case_id, 0.0))
+    min_effects = {}
+    for point in collect_points(new.run, new.results) if thresholds else ():
+        threshold = (thresholds or {}).get(point.series.fingerprint)
+        if threshold:
+            min_effects[point.series.case.id] = threshold.min_effect
     pairs = list(_pair_results(base, new))
     if not any(base_result and new_result for base_result, new_result in pairs):
         raise UserError(

@@ -197,8 +197,6 @@ class SeriesPoint:
 
     None if the case failed or was not measured.
     """
-    repetitions: int
-    """The number of repetitions that measured the case."""
     reason: str = ""
     """The reasons for a status other than ok, empty for ok."""
     explanatory_values: Mapping[str, str]
@@ -242,7 +240,6 @@ def _build_point(run: Run, result: CaseResult) -> SeriesPoint:
         series=SeriesIdentity(case=result.case, world=result.world, environment=identifying),
         status=result.status,
         seconds=result.seconds if result.status in ("ok", "skipped") else None,
-        repetitions=result.repetitions,
         reason="; ".join(result.reasons),
         explanatory_values=explanatory,
         counts=collect_counts(result),

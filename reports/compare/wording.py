@@ -1,5 +1,6 @@
 """The sentences and numbers in the report on a comparison of the runs BASE and NEW."""
 
+import math
 from datetime import datetime
 from statistics import median
 
@@ -9,7 +10,7 @@ from parbench.reports.analysis.verdicts import describe_emulations
 from parbench.reports.compare.compare import RunComparison
 from parbench.reports.compare.verdicts import MEANINGS, Verdict, count_verdicts, format_verdicts
 from parbench.reports.limits import describe_limits
-from parbench.reports.stats import Effect, compute_required_repetitions
+from parbench.reports.stats import Effect
 
 MAX_NAMED_SERIES = 3
 """The number of slower series that a sentence names."""
@@ -140,15 +141,15 @@ def _suggest_actions(comparison: RunComparison) -> list[str]:
             "To confirm a slowdown without drift, interleave both versions: "
             "parbench ab --a-python BASE_PYTHON --b-python NEW_PYTHON -- OPTIONS_OF_RUN"
         )
-    noises = [
-        series.effect.noise
+    min_effect = comparison.rule.min_effect
+    required = [
+        _estimate_required_repetitions(series.effect, series.times.min_effect)
         for series in comparison.series
-        if series.verdict == Verdict.UNCONFIRMED and series.effect and series.effect.noise
+        if series.verdict == Verdict.UNCONFIRMED and series.effect and min_effect
     ]
-    if noises and comparison.rule.min_effect:
-        required = compute_required_repetitions(median(noises), comparison.rule.min_effect)
+    if required:
         actions.append(
-            f"Deciding half of the UNCONFIRMED series needs about {required or 'over 1000'} "
+            f"Deciding half of the UNCONFIRMED series needs about {median(required):.0f} "
             "repetitions per side: parbench ab --repetitions N -- OPTIONS_OF_RUN. "
             "With a higher --min-effect, fewer are enough."
         )
@@ -169,3 +170,15 @@ def _suggest_actions(comparison: RunComparison) -> list[str]:
     if blocking:
         actions.append(f"If you test this difference, declare it: --across {blocking[0]}")
     return actions
+
+
+def _estimate_required_repetitions(effect: Effect, min_effect: float) -> float:
+    """Return the number of repetitions per side with which a change is decided.
+
+    With that number, the excess of the minimum detectable effect over the threshold ``min_effect``
+    is as large as the threshold. The excess is proportional to the standard error, so it decreases
+    with the root of the number of repetitions.
+    """
+    threshold = math.log1p(min_effect)
+    excess = math.log1p(effect.detectable or 0.0) - threshold
+    return effect.num_repetitions * (excess / threshold) ** 2

@@ -8,7 +8,6 @@ import scipy.stats  # type: ignore[import-untyped]
 
 from parbench.reports.stats import (
     Effect,
-    compute_required_repetitions,
     estimate_paired_effect,
     estimate_unpaired_effect,
     select_discoveries,
@@ -60,7 +59,7 @@ def test_paired_effect_is_insensitive_to_drift() -> None:
 def test_effect_of_two_repetitions_has_no_interval(paired: bool) -> None:
     effect = estimate_required({0: 1.0, 1: 2.0}, {0: 2.0, 1: 4.0}, paired=paired)
     assert effect.change == pytest.approx(1.0)
-    assert (effect.low, effect.p_value, effect.noise) == (None, None, None)
+    assert (effect.low, effect.p_value, effect.detectable) == (None, None, None)
     assert not effect.is_within(1.0)
 
 
@@ -88,17 +87,20 @@ def test_p_value_is_at_most_nominal_at_the_threshold() -> None:
     assert rejections <= 65
 
 
-def test_required_repetitions_give_the_stated_power() -> None:
-    n = compute_required_repetitions(0.05, 0.06)
-    assert n is not None
+def test_detectable_effect_has_the_stated_power() -> None:
     random = np.random.default_rng(2)
+    logs = 0.05 * random.normal(size=(500, 2, 12))
+    effects = [
+        estimate_required(dict(enumerate(base)), dict(enumerate(new)), paired=True)
+        for base, new in np.exp(logs)
+    ]
+    detectable = np.mean([effect.detectable or 0.0 for effect in effects])
     detections = 0
-    for _ in range(500):
-        base, new = np.exp(0.05 * random.normal(size=(2, n)))
-        effect = estimate_paired_effect(dict(enumerate(base)), dict(enumerate(1.06 * new)))
-        detections += effect is not None and effect.low is not None and effect.low > 0
-    assert 0.72 < detections / 500 < 0.90
-    assert compute_required_repetitions(1.0, 0.001) is None
+    for base, new in np.exp(logs):
+        slower = dict(enumerate((1 + detectable) * new))
+        effect = estimate_required(dict(enumerate(base)), slower, paired=True)
+        detections += effect.p_value is not None and effect.p_value < 0.05
+    assert 0.72 < detections / 500 < 0.88
 
 
 def test_discoveries_skip_hypotheses_that_were_not_tested() -> None:

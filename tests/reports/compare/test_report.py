@@ -189,7 +189,7 @@ def test_json_holds_every_number(mixed: RunComparison) -> None:
     assert data["verdicts"] == dict.fromkeys(VERDICTS, 1)
     series = data["series"][0]
     assert series["effect"]["change"] == pytest.approx(0.2)
-    assert {"low", "high", "detectable", "p_value", "noise"} < series["effect"].keys()
+    assert {"low", "high", "detectable", "p_value"} < series["effect"].keys()
     assert len(series["times"]["base"]) == 5
     [change] = data["environment"]
     assert change["path"] == "host.address"
