@@ -4,9 +4,7 @@ A case is a benchmark with values for its parameters. A run is a folder with the
 cases.
 """
 
-import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -158,27 +156,3 @@ class RunPath(click.Path):
         paths += [file.parent for file in files]
         items = [CompletionItem(path) for path in map(str, paths) if path.startswith(incomplete)]
         return items or [CompletionItem(incomplete, type="dir")]
-
-
-class BranchName(click.types.StringParamType):
-    """The type of an argument that is a branch in the history file, with shell completion."""
-
-    name = "branch"
-    """The name of the type in messages of click."""
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Return the branches in the history file that begin with the incomplete word.
-
-        The list is empty without the option for the file, or if the file cannot be read.
-        """
-        file = ctx.params.get("file")
-        if file is None or not Path(file).is_file():
-            return []
-        try:
-            with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
-                rows = connection.execute("SELECT DISTINCT branch FROM run").fetchall()
-        except sqlite3.Error:
-            return []
-        return [CompletionItem(name) for (name,) in rows if name.startswith(incomplete)]

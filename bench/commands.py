@@ -376,9 +376,8 @@ def list_cases(hooks: AppHooks, names: tuple[str, ...], form: str) -> None:
     is_flag=True,
     help="Disturb one rank as a test, and check that parbench names it.",
 )
-@click.option("--nproc", type=int, help="Ranks for --selftest; default: as parbench run.")
 @click.pass_obj
-def doctor(hooks: AppHooks, /, *, form: str, selftest: bool, nproc: int | None) -> None:
+def doctor(hooks: AppHooks, /, *, form: str, selftest: bool) -> None:
     """Check this machine for disturbances of a measurement.
 
     Prints the hardware and settings, what disturbs, and how to fix it.
@@ -386,7 +385,7 @@ def doctor(hooks: AppHooks, /, *, form: str, selftest: bool, nproc: int | None) 
     if selftest:
         from parbench.bench import selftest as selftest_module
 
-        results = selftest_module.selftest(hooks.modules, nproc)
+        results = selftest_module.selftest(hooks.modules)
         click.echo(selftest_module.render(results))
         sys.exit(ExitCode.OK if all(result.is_proved for result in results) else ExitCode.BAD)
     import msgspec
@@ -450,12 +449,6 @@ Exit codes: 0 all fine; 1 a device or link is bad; 2 bad input; 4 something did 
     help="Where runs go.",
 )
 @format_option(type=click.Choice(("tables", "json")), default="tables")
-@click.option(
-    "-o",
-    "--output",
-    type=FILE_PATH,
-    help="Also write it to this file, as JSON.",
-)
 @click.pass_obj
 def check(
     hooks: AppHooks,
@@ -464,7 +457,6 @@ def check(
     hosts: str | None,
     ssh: str,
     form: str,
-    output: Path | None,
     **options: Any,
 ) -> None:
     """Check each GPU or core: is it right, and as fast as its peers?
@@ -478,7 +470,6 @@ def check(
     from parbench.bench.check import hosts as host_checks
     from parbench.bench.check.health import Health
     from parbench.bench.check.show import render
-    from parbench.bench.files import write_output
     from parbench.bench.text import parse_duration
 
     report: dict[str, Any]
@@ -499,8 +490,5 @@ def check(
         results = host_checks.compare_hosts(results)
         code = host_checks.compute_exit_code(results)
         report = {"code": code, "hosts": [checks.to_document(health) for health in results]}
-    line = msgspec.json.encode(report)
-    if output is not None:
-        write_output(output, line + b"\n")
-    click.echo(line.decode() if form == "json" else render(results))
+    click.echo(msgspec.json.encode(report) if form == "json" else render(results))
     sys.exit(code)

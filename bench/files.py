@@ -1,6 +1,5 @@
 """Reading and atomic writing of files, with errors of both as one message to the user."""
 
-import errno
 import hashlib
 import os
 import re
@@ -8,9 +7,9 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import TypeVar
 
-from parbench.bench.text import UserError, format_choices, format_size
+from parbench.bench.text import UserError, format_size
 
 # msgspec and tomllib are imported where they are needed, so that `parbench --help` starts faster.
 
@@ -19,10 +18,6 @@ MAX_FILE_BYTES = 1 << 30
 """The largest size in bytes of a file that is read as a whole."""
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 """Matches texts that can be the name of a file on every system."""
-_UNKNOWN_NAME = re.compile(r"(?:unknown field `|enum value ')([^`']*)[`']")
-"""Matches the field name or enum value that msgspec rejects, in msgspec's message."""
-_PLACE = re.compile(r" - at `\$([^`]*)`$")
-"""Matches the path of the wrong value at the end of msgspec's message."""
 
 
 @contextmanager
@@ -58,23 +53,6 @@ def convert_write_errors(target: object, problem: str = "cannot be written") -> 
         yield
     except OSError as error:
         raise UserError(f"{target} {problem}: {error.strerror}") from error
-
-
-@contextmanager
-def convert_out_errors(problem: str, needed_space: str = "") -> Iterator[None]:
-    """Convert an ``OSError`` within the ``with`` statement to a ``UserError`` that suggests --out.
-
-    ``problem`` is the clause about the folder of results that begins the message. ``needed_space``
-    is a phrase that follows ``the disk is full``, empty if the needed space is unknown.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            reason = f"the disk is full{needed_space}; free some, or"
-        else:
-            reason = f"{error.strerror} ({error.filename});"
-        raise UserError(f"{problem}: {reason} choose another folder with --out") from error
 
 
 def replace_file(target: Path, content: bytes) -> None:
@@ -168,38 +146,4 @@ def read_toml(path: Path, description: str, kind: type[_T], **defaults: object) 
     try:
         return msgspec.convert({**defaults, **content}, kind)
     except msgspec.ValidationError as error:
-        allowed = _describe_allowed(str(error), kind)
-        raise UserError(f"{description} {path}: {error}{allowed}") from error
-
-
-def _describe_allowed(message: str, kind: Any) -> str:
-    """Return a clause with the allowed names, if msgspec rejects a field name or enum value.
-
-    An example is ``; allowed are name or set; did you mean 'set'?``. For other errors it is empty.
-    ``message`` is msgspec's message, which ends in the path of the error. ``kind`` is the type of
-    the whole file.
-    """
-    unknown_name = _UNKNOWN_NAME.search(message)
-    if unknown_name is None:
-        return ""
-    types = _list_member_types(kind)
-    place = _PLACE.search(message)
-    for field in re.findall(r"\.(\w+)", place[1] if place else ""):
-        [struct] = [member for member in types if hasattr(member, "__struct_fields__")]
-        types = _list_member_types(get_type_hints(struct)[field])
-    names: list[str] = []
-    for member in types:
-        if isinstance(member, str):
-            names.append(member)
-        else:
-            names += getattr(member, "__struct_fields__", ())
-    return f"; allowed are {format_choices(names, unknown_name[1])}"
-
-
-def _list_member_types(kind: Any) -> list[Any]:
-    """Return the types in a union, list or other generic type, and the values of a ``Literal``.
-
-    They are distinct. A type without such members is its own and only member.
-    """
-    members = [member for arg in get_args(kind) for member in _list_member_types(arg)]
-    return list(dict.fromkeys(members)) or [kind]
+        raise UserError(f"{description} {path}: {error}") from error

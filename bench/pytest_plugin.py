@@ -141,8 +141,8 @@ def select_measured(records: Sequence[Record]) -> tuple[Record, ...]:
 def build_extra_info(records: Sequence[Record]) -> dict[str, Any]:
     """Return the facts that pytest-benchmark stores next to the times, in JSON types.
 
-    The keys are ``case``, ``world`` (the ranks), ``repetitions`` (their number), ``metrics`` (the
-    values by name for each repetition) and ``notes`` (sentences about limits of the results).
+    The keys are ``case``, ``world`` (the ranks) and ``metrics`` (a dict of values by name for each
+    repetition).
     """
     metrics = []
     for record in records:
@@ -150,7 +150,5 @@ def build_extra_info(records: Sequence[Record]) -> dict[str, Any]:
     return {
         "case": msgspec.to_builtins(records[0].case),
         "world": msgspec.to_builtins(records[0].world),
-        "repetitions": len(records),
         "metrics": metrics,
-        "notes": list(dict.fromkeys(note for record in records for note in record.notes)),
     }

@@ -13,7 +13,7 @@ _SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 """The number of bytes that each prefix of a size stands for."""
 _DURATION_FACTORS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 """The number of seconds that each unit of a duration stands for."""
-_LINK_FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_RATE_FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 """The factor that each prefix of a link speed stands for."""
 _SIZES_HELP = "write 1K,3M or a range such as 1K:64M:x4 (times 4) or 1M:8M:+1M (plus 1M)"
 """The hint for sizes that are not understood."""
@@ -21,12 +21,6 @@ _MAX_SIZES = 10_000
 """The largest number of sizes in a range."""
 _MAX_HOURS = 500
 """The longest duration in hours, because waits are 32-bit numbers of milliseconds."""
-_LINK_UNITS = "[Bb]it(?:/s)?|bps|b/s|Bps|B/s"
-"""The accepted units of a link speed, in bits or bytes per second, as a regular expression."""
-_LINK = re.compile(rf"(\d{{1,9}}(?:\.\d{{1,9}})?)\s?([kKmMgGtT]?)({_LINK_UNITS})", re.ASCII)
-"""Matches a link speed: the number, the prefix and the unit."""
-_LINK_HELP = "write a number above 0 with its unit, 1e9-based, such as 400Gbit, 100mbit or 50GB/s"
-"""The hint for a link speed that is not understood."""
 
 
 class UserError(ValueError):
@@ -158,30 +152,22 @@ def _parse_range(text: str) -> list[int]:
     A range is ``FIRST:LAST``, which doubles the size, or ``FIRST:LAST:xFACTOR`` or
     ``FIRST:LAST:+BYTES``.
     """
-    parts = text.split(":")
-    if len(parts) == 1:
+    if ":" not in text:
         return [parse_size(text)]
-    if len(parts) > 3:
-        raise UserError(f"sizes {text!r} are not understood", hint=_SIZES_HELP)
-    first, last = parse_size(parts[0]), parse_size(parts[1])
-    step = parts[2] if len(parts) == 3 else "x2"
-    if first > last:
-        bounds = f"{parts[0]} > {parts[1]}"
-        raise UserError(f"sizes {text!r} start above their end: {bounds}", hint=_SIZES_HELP)
-    is_sum = step.startswith("+")
-    amount = parse_size(step[1:]) if step[:1] in ("+", "x", "X") else 0
-    if amount <= 0 or (not is_sum and (amount == 1 or first == 0)):
-        problem = "neither xFACTOR (above 1, from a start above 0) nor +BYTES (above 0)"
-        message = f"sizes {text!r} have no usable step: {step!r} is {problem}"
-        raise UserError(message, hint=_SIZES_HELP)
+    first_text, _, rest = text.partition(":")
+    last_text, _, step = rest.partition(":")
+    first, last = parse_size(first_text), parse_size(last_text)
+    operator, amount = step[:1] or "x", parse_size(step[1:] or "2")
+    grows = amount > 0 if operator == "+" else amount > 1 and first > 0
+    if operator not in ("+", "x") or not grows or first > last:
+        raise UserError(f"sizes {text!r} are not an ascending range", hint=_SIZES_HELP)
     sizes: list[int] = []
     size = first
-    while size <= last:
-        if len(sizes) == _MAX_SIZES:
-            message = f"sizes {text!r} are more than {_MAX_SIZES}"
-            raise UserError(message, hint="write a larger step")
+    while size <= last and len(sizes) <= _MAX_SIZES:
         sizes.append(size)
-        size = size + amount if is_sum else size * amount
+        size = size + amount if operator == "+" else size * amount
+    if len(sizes) > _MAX_SIZES:
+        raise UserError(f"sizes {text!r} are more than {_MAX_SIZES}", hint="write a larger step")
     return sizes
 
 
@@ -214,15 +200,13 @@ def parse_link(text: str) -> float:
     Both the text and the result are the speed in one direction. Prefixes such as G are powers of
     1000.
     """
-    match = _LINK.fullmatch(text.strip())
+    pattern = r"(\d{1,9}(?:\.\d{1,9})?)\s?([kKmMgGtT]?)(bit(?:/s)?|bps|B/s)"
+    match = re.fullmatch(pattern, text.strip(), re.ASCII)
     if match is None or float(match[1]) == 0:
-        raise UserError(f"link speed {text!r} is not understood: {_LINK_HELP}")
-    number, prefix, unit = match.groups()
-    if unit == "b/s" and prefix.islower():
-        problem = "could mean bits or bytes, which differ by eight"
-        raise UserError(f"link speed {text!r} {problem}: {_LINK_HELP}")
-    rate = float(number) * _LINK_FACTORS[prefix.upper()]
-    return rate if unit in ("B/s", "Bps") else rate / 8
+        hint = "write a number above 0 with its unit, such as 400Gbit or 50GB/s (1e9-based)"
+        raise UserError(f"link speed {text!r} is not understood", hint=hint)
+    rate = float(match[1]) * _RATE_FACTORS[match[2].upper()]
+    return rate if match[3] == "B/s" else rate / 8
 
 
 def format_table(rows: Iterable[Sequence[str]], right_aligned: Collection[int] = ()) -> str:

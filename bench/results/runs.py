@@ -22,7 +22,6 @@ import msgspec
 from msgspec.structs import replace
 
 from parbench.bench.files import (
-    convert_out_errors,
     convert_read_errors,
     convert_write_errors,
     decode_json,
@@ -139,9 +138,8 @@ def create_run(out: Path, plan: Plan, version: str) -> tuple[Path, RunInfo]:
     name = f"{time}-{host}-{secrets.token_hex(3)}"
     path = out / name
     info = RunInfo(id=name, started=utc_now(), host=host, parbench=version, plan=plan)
-    need = f" ({MIN_FREE_BYTES >> 20} MB are needed)"
     try:
-        with convert_out_errors(f"--out {out} cannot hold a run", need):
+        with convert_write_errors(f"--out {out}", "cannot hold a run"):
             for folder in FOLDERS:
                 (path / folder).mkdir(parents=True)
             # The reported free space of a file system does not include quotas.

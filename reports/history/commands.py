@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from parbench.bench.command_line import BranchName, RunPath, format_option
+from parbench.bench.command_line import RunPath, format_option
 from parbench.reports.options import (
     figure_option,
     history_option,
@@ -25,7 +25,7 @@ Exit codes: 0 fine; 1 slower, wrong or a changed count; 2 bad input; 3 undecided
 --fail-on-unknown; 4 failed or missing.
 """
 _file_option = history_option("file", help="The history file.")
-_branch_option = click.option("--branch", type=BranchName(), help="Only runs of this branch.")
+_branch_option = click.option("--branch", help="Only runs of this branch.")
 
 
 @click.group(epilog=_EXAMPLES)
@@ -42,7 +42,6 @@ def history() -> None:
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
 @click.option(
     "--branch",
-    type=BranchName(),
     envvar=["GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_BRANCH"],
     default="main",
     show_default=True,
@@ -121,7 +120,6 @@ def show(pattern: str, branch: str | None, figure: Path | None, file: Path) -> N
 @click.argument("run", required=False)
 @click.option(
     "--branch",
-    type=BranchName(),
     default="main",
     show_default=True,
     help="The branch to check, or to compare RUN with.",

@@ -18,8 +18,8 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from parbench.bench.files import (
-    convert_out_errors,
     convert_read_errors,
+    convert_write_errors,
     decode_json,
     encode_json,
     read_file,
@@ -128,7 +128,7 @@ def create_folder(out: Path, name: str) -> Path:
     time = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     path = out.absolute() / f"{time}-{make_slug(name)}-{secrets.token_hex(3)}"
     try:
-        with convert_out_errors(f"out = {str(out)!r} cannot hold a sweep"):
+        with convert_write_errors(f"out = {str(out)!r}", "cannot hold a sweep"):
             path.mkdir(parents=True)
             for folder in FOLDERS:
                 (path / folder).mkdir()
@@ -152,7 +152,7 @@ def write_sweep(folder: Path, sweep: Sweep) -> None:
 
     Raises ``UserError`` if a file cannot be written.
     """
-    with convert_out_errors(f"{folder} cannot be written"):
+    with convert_write_errors(folder):
         for point in sweep.points:
             plan = replace(sweep.file.make_plan_file(), case=point.cases)
             replace_file(make_plan_path(folder, point.id), encode_json(plan))
@@ -173,7 +173,7 @@ def write_job(file: Path, job: SweepJob) -> None:
 
     Raises ``UserError`` if the file cannot be written.
     """
-    with convert_out_errors(f"{file} cannot be written"):
+    with convert_write_errors(file):
         replace_file(file, msgspec.json.encode(job))
 
 

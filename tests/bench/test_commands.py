@@ -215,7 +215,7 @@ def test_bad_limit_is_refused_before_a_rank_starts(
 @pytest.mark.parametrize(
     ("limits", "code", "fact"),
     [
-        ('{ time = "<1s", skew = "<1s" }', 0, "all 2"),
+        ('{ time = "<1s", skew = "<1s" }', 0, "all are met"),
         ('{ time = "<1s", skew = ">1s" }', 1, "skew of collective.all_reduce"),
         ('{ drop_rate = "<1%" }', 3, "<1%"),
     ],

@@ -154,7 +154,7 @@ def test_plan_file_is_toml_or_json(tmp_path: Path, name: str, text: str) -> None
 @pytest.mark.parametrize(
     ("text", "fact"),
     [
-        ("time-out = 3", "'timeout'"),
+        ("time-out = 3", "`time-out`"),
         ("[measure]\nwarmup = 3", "`measure`"),
         ("preset = smoke", "line 1"),
         ('preset = "\xff"\n', "0xff"),

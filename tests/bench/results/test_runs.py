@@ -70,7 +70,7 @@ def test_full_disk_is_refused_and_leaves_nothing(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", fail_fsync)
-    assert "the disk is full" in usage_error(create_run, tmp_path, PLAN, "0.1.0")
+    assert "No space left" in usage_error(create_run, tmp_path, PLAN, "0.1.0")
     assert list(tmp_path.iterdir()) == []
 
 
