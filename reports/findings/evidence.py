@@ -41,8 +41,6 @@ class Communication:
     """The bytes of the largest reduction call, 0 if unknown."""
     reduced_bytes: float = 0
     """The bytes of all of these calls together."""
-    hideable_seconds: float
-    """The part of ``exposed_seconds`` that an earlier start could hide."""
     is_on_demand: bool = False
     """True if parameters are gathered when needed, without prefetch."""
 

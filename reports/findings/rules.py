@@ -137,15 +137,14 @@ def find_exposed_communication(step: StepEvidence) -> Iterator[Finding]:
     for part in step.communication:
         num_bytes = part.largest_bytes or DEFAULT_BUCKET_BYTES
         sync_seconds = part.exposed_seconds * (step.syncs - 1) / step.syncs
-        hideable_seconds = part.hideable_seconds
         min_seconds = MIN_SHARE * step.seconds
         command = ""
         if part.reductions and sync_seconds >= min_seconds:
             kind, seconds = "sync-per-microbatch", sync_seconds
             cause = f"Gradients are reduced after each of {step.syncs} microbatches."
             command = step.command("ddp", microbatches=step.syncs, no_sync=(False, True))
-        elif _has_one_bucket(part, num_bytes) and hideable_seconds >= min_seconds:
-            kind, seconds = "one-bucket", hideable_seconds
+        elif _has_one_bucket(part, num_bytes) and part.exposed_seconds >= min_seconds:
+            kind, seconds = "one-bucket", part.exposed_seconds
             bucket_bytes = min(num_bytes / SUGGESTED_BUCKETS, DEFAULT_BUCKET_BYTES)
             bucket_mb = 2.0 ** round(math.log2(bucket_bytes / 2**20))
             cause = (
@@ -154,8 +153,8 @@ def find_exposed_communication(step: StepEvidence) -> Iterator[Finding]:
             )
             sizes = (bucket_mb, step.settings.get("bucket_mb", 25))
             command = step.command("ddp", bucket_mb=sizes)
-        elif part.is_on_demand and hideable_seconds >= min_seconds:
-            kind, seconds = "no-prefetch", hideable_seconds
+        elif part.is_on_demand and part.exposed_seconds >= min_seconds:
+            kind, seconds = "no-prefetch", part.exposed_seconds
             cause = "Parameters are probably gathered only when they are needed."
             command = step.command("fsdp", prefetch=("default", "explicit"))
         elif part.exposed_seconds >= MIN_GENERAL_SHARE * step.seconds:

@@ -229,7 +229,6 @@ def _list_communication(step: CaseResult, label: str) -> Iterator[Communication]
         yield Communication(
             label=f"{label} (axis {axis})",
             exposed_seconds=seconds,
-            hideable_seconds=seconds,
             reductions=sum(call.count for call in reductions) / syncs,
             reduced_bytes=sum(call.count * call.num_bytes for call in reductions) / syncs,
             has_buckets=step.case.is_custom or "bucket_mb" in params,

@@ -100,7 +100,6 @@ def _make_communication(label: str, rank: TracedRank, exposed_seconds: float) ->
     return Communication(
         label=label,
         exposed_seconds=exposed_seconds,
-        hideable_seconds=exposed_seconds,
         reductions=len(calls) if ops & REDUCTIONS and all(sizes) else 0,
         largest_bytes=max(sizes, default=0),
         reduced_bytes=sum(sizes),

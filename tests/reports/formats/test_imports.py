@@ -1,4 +1,4 @@
-"""Files of other tools as runs: detected, written, refused, and equal after a round trip."""
+"""Files of other tools as runs: detected, written as records, or refused."""
 
 import json
 from pathlib import Path

@@ -58,13 +58,6 @@ def test_json_has_the_same_numbers(traces: Path) -> None:
     assert ranks[3]["wait"] == pytest.approx(2e-6, abs=1e-6)
 
 
-def test_report_on_the_current_folder_has_its_name(
-    traces: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(traces)
-    assert json.loads(explain(".", "--format", "json").stdout)["name"] == traces.name
-
-
 def test_page_needs_no_other_file(traces: Path, tmp_path: Path) -> None:
     page = tmp_path / "explained.html"
     assert explain(traces, "-o", page).exit_code == 0
@@ -85,19 +78,15 @@ def test_transfers_are_compared_with_the_fit_of_a_run(traces: Path, tmp_path: Pa
     assert str(run) in result.stdout
 
 
-def assert_refused(message: str, *args: object) -> None:
-    result = explain(*args)
-    assert result.exit_code == 2
-    assert message in result.stderr
-
-
 def test_bad_traces_are_refused(traces: Path, tmp_path: Path) -> None:
-    empty = tmp_path / "empty.json"
-    empty.write_text("{}")
-    assert_refused("empty.json", empty)
     duplicate = shutil.copy(traces / "rank0.json", tmp_path / "again.json")
-    assert_refused("both of rank 0", traces, duplicate)
-    assert_refused("absent", tmp_path / "absent")
+    for paths, problem in (
+        ([traces, duplicate], "both of rank 0"),
+        ([tmp_path / "absent"], "absent"),
+    ):
+        result = explain(*paths)
+        assert result.exit_code == 2
+        assert problem in result.stderr
 
 
 def test_clean_job_has_no_finding(tmp_path: Path) -> None:

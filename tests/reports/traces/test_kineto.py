@@ -1,4 +1,4 @@
-"""Files of Kineto are read, and what is missing or odd is noted."""
+"""Files of Kineto become the steps of a rank, or are refused."""
 
 import json
 from pathlib import Path
@@ -44,63 +44,59 @@ def read_text(folder: Path, text: str, name: str = "rank0.json") -> TracedRank:
 
 
 def shift(spans: list[Span]) -> list[Span]:
-    """Return spans relative to the origin of the file's times."""
-    return [(start - BASE_NS, stop - BASE_NS) for start, stop in spans]
-
-
-def list_facts(rank: TracedRank) -> list[CallFacts]:
-    return [call.facts for call in rank.calls]
-
-
-def list_operations(rank: TracedRank) -> list[str]:
-    return [facts.op for facts in list_facts(rank)]
+    """Return spans in us relative to the origin of the file's times."""
+    return [((start - BASE_NS) // 1000, (stop - BASE_NS) // 1000) for start, stop in spans]
 
 
 def test_kernels_collectives_and_copies_are_read(trace: TracedRank) -> None:
     assert (trace.rank, trace.world_size, trace.host) == (0, 2, "node0")
     assert trace.has_device
-    spans = [step.step for step in trace.steps]
-    assert shift(spans) == [(0, 1_000_000), (1_000_000, 2_000_000)]
+    assert shift([step.step for step in trace.steps]) == [(0, 1000), (1000, 2000)]
     step = trace.steps[0]
-    assert shift(step.compute) == [(100_000, 600_000)]
-    assert shift(step.copies) == [(850_000, 900_000)]
-    calls = [call.span for call in step.calls]
-    assert shift(calls) == [(200_000, 300_000), (500_000, 800_000)]
+    assert shift(step.compute) == [(100, 600)]
+    assert shift(step.copies) == [(850, 900)]
+    assert shift([call.span for call in step.calls]) == [(200, 300), (500, 800)]
     # The bytes of an all_gather are those that each rank ends with.
-    all_gather, all_reduce = list_facts(trace)[:2]
-    assert all_gather == CallFacts("all_gather", "default_pg", (0, 1), 2, 8 * MB)
-    assert all_reduce == CallFacts("all_reduce", "default_pg", (0, 1), 2, 4 * MB)
+    all_gather, all_reduce = step.calls
+    assert all_gather.facts == CallFacts("all_gather", "default_pg", (0, 1), 2, 8 * MB)
+    assert all_reduce.facts == CallFacts("all_reduce", "default_pg", (0, 1), 2, 4 * MB)
 
 
-def edit_first_call(**args: Any) -> str:
-    """Return the text of a file whose first all_reduce has another kernel or arguments."""
+def read_call(folder: Path, kernel: str | None = None, **args: Any) -> CallFacts:
+    """Return the facts of the first all_reduce, with another kernel or other arguments."""
     file = make_file()
-    call, _ = [event for event in file.events if "AllReduce" in event["name"]]
-    call["name"] = args.pop("kernel", call["name"])
+    call = next(event for event in file.events if "AllReduce" in event["name"])
+    call["name"] = kernel or call["name"]
     for name, value in args.items():
         call["args"][name.replace("_", " ")] = value
-    return file.text()
+    return read_text(folder, file.text()).steps[0].calls[1].facts
 
 
 @pytest.mark.parametrize(
-    ("args", "op"),
+    ("name", "kernel", "op"),
     [
-        ({"Collective_name": "nccl:coalesced"}, "all_reduce"),
-        ({"kernel": "ncclDevKernel_Generic_1"}, "all_reduce"),
-        ({"Collective_name": "", "kernel": "ncclDevKernel_Generic_1"}, "communication"),
-        ({"Collective_name": "", "kernel": "ncclSymkDevKernel_AllGather_LL"}, "all_gather"),
+        ("nccl:coalesced", None, "all_reduce"),
+        ("allreduce", "ncclDevKernel_Generic_1", "all_reduce"),
+        ("", "ncclDevKernel_Generic_1", "communication"),
+        ("", "ncclSymkDevKernel_AllGather_LL", "all_gather"),
+        ("", "void multimem_all_reduce_kernel<c10::BFloat16, 16, 8>(int)", "all_reduce"),
+        ("", "void deep_ep::internode_ll::dispatch<true, 3>(int)", "all_to_all"),
     ],
 )
 def test_operation_is_read_from_call_or_kernel(
-    tmp_path: Path, args: dict[str, str | None], op: str
+    tmp_path: Path, name: str, kernel: str | None, op: str
 ) -> None:
-    assert list_operations(read_text(tmp_path, edit_first_call(**args)))[1] == op
+    assert read_call(tmp_path, kernel, Collective_name=name).op == op
+
+
+def test_kernel_named_after_a_collective_in_its_template_computes(tmp_path: Path) -> None:
+    text = make_file().text().replace("sm90_xmma", "void reduce_kernel<512, all_reduce>(int)")
+    assert len(read_text(tmp_path, text).steps[0].calls) == 2
 
 
 def test_shortened_ranks_leave_the_group_size(tmp_path: Path) -> None:
     """Kineto shortens long lists of ranks."""
-    text = edit_first_call(Process_Group_Ranks="[0, 1, ..., 7]", Group_size=8)
-    facts = list_facts(read_text(tmp_path, text))[1]
+    facts = read_call(tmp_path, Process_Group_Ranks="[0, 1, ..., 7]", Group_size=8)
     assert facts == CallFacts("all_reduce", "default_pg", None, 8, 4 * MB)
 
 
@@ -112,18 +108,18 @@ def test_gzip_file_is_read(tmp_path: Path, trace: TracedRank) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[1, 2, 3]", '{"traceEvents": []}', make_file().text()[:-400]]
+    ("text", "problem"),
+    [
+        ("", "is not a trace"),
+        ("[1, 2, 3]", "is not a trace"),
+        (make_file().text()[:-400], "is not a trace"),
+        ('{"traceEvents": []}', "contains no operator"),
+        ('{"traceEvents": [], "otherData": {"parbench": "0.2"}}', "parbench exported"),
+    ],
 )
-def test_file_that_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UserError, match=str(tmp_path / "rank0.json")):
+def test_file_that_is_no_trace_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(UserError, match=rf"rank0\.json.*{problem}"):
         read_text(tmp_path, text)
-
-
-def test_timeline_of_parbench_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    event = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2, "tid": 1}'
-    path.write_text(f'{{"traceEvents": [{event}], "otherData": {{"parbench": "0.2.0"}}}}')
-    assert "timeline that parbench exported" in usage_error(read_rank, path)
 
 
 def test_rank_is_read_from_the_file_name(tmp_path: Path) -> None:
@@ -143,29 +139,6 @@ def test_infinite_number_loses_no_event(tmp_path: Path, trace: TracedRank) -> No
     infinite = text.replace('"correlation": 1\n', '"correlation": 1, "GB/s": -Infinity\n')
     assert infinite != text
     assert read_text(tmp_path, infinite).steps == trace.steps
-
-
-def make_kernel_file(kernel: str) -> RankFile:
-    """Return a step of 100 us with one kernel."""
-    file = RankFile(0, 2)
-    file.step(0, 0.0, 100.0)
-    file.event("kernel", kernel, 10.0, 50.0, 7, correlation=1)
-    return file
-
-
-@pytest.mark.parametrize(
-    ("kernel", "op"),
-    [
-        ("void multimem_all_reduce_kernel<c10::BFloat16, 16, 8>(int)", "all_reduce"),
-        ("void vllm::cross_device_reduce_2stage<__half, 8>(int)", "all_reduce"),
-        ("void deep_ep::internode_ll::dispatch<true, 3>(int)", "all_to_all"),
-        ("void (anonymous namespace)::multimem_all_gather(int)", "all_gather"),
-        ("void reduce_kernel<512, 1, all_reduce>(int)", None),
-    ],
-)
-def test_kernels_communicate_without_nccl(tmp_path: Path, kernel: str, op: str | None) -> None:
-    trace = read_rank(make_kernel_file(kernel).write(tmp_path))
-    assert list_operations(trace) == ([op] if op else [])
 
 
 def test_folder_without_traces_is_refused(tmp_path: Path) -> None:
