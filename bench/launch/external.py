@@ -4,8 +4,7 @@ Each of these processes is an agent. It starts the measuring process of its rank
 child. So no measuring process also drives the run, and new workers can follow those that failed.
 
 Agents meet in the launcher's torch store at MASTER_ADDR and MASTER_PORT. Messages of workers pass
-through this store, because their hosts may share no file system. Messages of rank 0, which may be
-large, are files, because the driver runs on the same host.
+through this store, because their hosts may share no file system.
 """
 
 import itertools
@@ -50,22 +49,18 @@ _RELEASE_SECONDS = 5.0
 
 
 class StoreMailbox(Mailbox):
-    """A mailbox whose messages are in a torch store instead of files.
+    """A mailbox whose messages and published values are in a torch store instead of files.
 
-    Messages of rank 0 are still files in the folder, because the driver runs on the same host.
+    ``store`` has a prefix that is unique to this start of ranks.
     """
 
-    def __init__(self, store: Store, folder: Path) -> None:
-        """Use a store for the messages, and a folder for the messages of rank 0.
-
-        ``store`` has a prefix that is unique to this start of ranks.
-        """
-        super().__init__(folder)
+    def __init__(self, store: Store) -> None:
+        """Use a store for all messages."""
         self._store = store
         self._num_received = 0
 
     def put(self, name: str, content: bytes) -> None:
-        """Publish a value under a name in the store, instead of a file."""
+        """Publish a value under a name in the store."""
         self._store.set(name, content.decode())
 
     def get(self, name: str) -> bytes | None:
@@ -73,22 +68,18 @@ class StoreMailbox(Mailbox):
         return self._store.get(name) if self._store.check([name]) else None
 
     def post(self, rank: int, message: Message) -> None:
-        """Send a message to the driver: as a file from rank 0, in the store from any other rank."""
-        if rank == 0:
-            super().post(rank, message)
-            return
+        """Send a message to the driver. ``rank`` is the rank that sends the message."""
         number = self._store.add("messages", 1)
-        self._store.set(f"message/{number}", msgspec.json.encode((rank, message)).decode())
+        self.put(f"message/{number}", msgspec.json.encode((rank, message)))
 
     def receive(self) -> list[tuple[int, Message]]:
         """Return the messages since the last call as pairs: the rank that sent it and the message.
 
-        The messages of rank 0 come first.
+        The messages of a rank are in the order of sending.
         """
-        messages = super().receive()
-        while self._store.check([f"message/{self._num_received + 1}"]):
+        messages = []
+        while content := self.get(f"message/{self._num_received + 1}"):
             self._num_received += 1
-            content = self._store.get(f"message/{self._num_received}")
             messages.append(MESSAGE_DECODER.decode(content))
         return messages
 
@@ -170,7 +161,7 @@ class ExternalRanks(Ranks):
             variables: environment variables of all ranks. An empty value removes a variable.
         """
         super().__init__(size, folder)
-        self.mailbox = StoreMailbox(PrefixStore(f"{number}/mail", store), folder)
+        self.mailbox = StoreMailbox(PrefixStore(f"{number}/mail", store))
         self._store = PrefixStore(str(number), store)
         store.set(f"order/{number}", msgspec.json.encode(dict(variables)).decode())
         self._process = start_worker(number, folder.absolute(), variables)

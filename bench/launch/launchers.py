@@ -106,7 +106,10 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         return read_last_line(self._log)
 
     def start(self) -> None:
-        """Start the server process with its variables, and store its process id in ``pid``."""
+        """Start the server process with its variables, unless it runs already.
+
+        ``pid`` is then its process id. The server may have been killed because memory was short.
+        """
         before = dict(os.environ)
         os.environ.update(self._variables)
         try:
@@ -132,7 +135,7 @@ class ForkedRanks(Ranks):
         """Fork the ranks.
 
         Args:
-            server: the fork server, which is started again if it has ended.
+            server: the fork server.
             size: the number of ranks.
             folder: the folder for the logs and messages of these ranks.
             variables: additional environment variables of all ranks.
@@ -141,8 +144,7 @@ class ForkedRanks(Ranks):
         super().__init__(size, folder)
         self._server = server
         self._processes: list[ForkServerProcess] = []
-        if server.has_ended():  # killed, perhaps because memory was short
-            server.start()
+        server.start()
         # The ranks report a server that dies here.
         with suppress(OSError, EOFError), hide_main_module():
             for rank in range(size):

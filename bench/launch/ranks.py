@@ -73,6 +73,8 @@ class Ranks(ABC):
 
         The key is the position of the block in the job. The value is the result of its case so far.
         """
+        self._exit_codes: dict[int, int] = {}
+        """The exit codes of the ranks that have ended, by rank."""
         self._deadline = 0.0
         """The ``time.monotonic()`` after which the driver counts the current block as hung."""
 
@@ -104,10 +106,10 @@ class Ranks(ABC):
         If a rank fails or does not start within 120 s, the result is an outcome with status failed.
         """
         hellos = self.evidence.hellos
-        self._poll_until(lambda: len(hellos) == self._size or self.has_failed(), START_SECONDS)
+        self._poll_until(lambda: len(hellos) == self._size or self._has_failed(), START_SECONDS)
         if len(hellos) == self._size:
             return None
-        if self.has_failed():
+        if self._has_failed():
             return self._explain_end("before every rank had started")
         missing = [rank for rank in range(self._size) if rank not in hellos]
         names = self.evidence.format_ranks(missing)
@@ -134,14 +136,9 @@ class Ranks(ABC):
         """
         while index not in self._outcomes:
             self._poll()
-            has_failed = self.has_failed()
-            is_late = bool(self.evidence.reports) or time.monotonic() > self._deadline
-            if not has_failed and not is_late:
-                continue
-            self._poll()  # a rank that has completed its job reports so before it ends
-            if self.has_failed():
+            if self._has_failed():
                 failure = self._explain_end("while it was measured")
-            elif is_late:
+            elif self.evidence.reports or time.monotonic() > self._deadline:
                 failure = self._explain_hang(index, timeout_seconds)
             else:
                 continue
@@ -154,7 +151,7 @@ class Ranks(ABC):
     def wait_for_end(self) -> None:
         """Wait until all ranks have exited or one has failed, at most 10 s."""
         self._poll_until(
-            lambda: len(self.get_exit_codes()) == self._size or self.has_failed(),
+            lambda: len(self._exit_codes) == self._size or self._has_failed(),
             _FAREWELL_SECONDS,
         )
         self._poll()
@@ -176,6 +173,7 @@ class Ranks(ABC):
     def _poll(self) -> None:
         """Store the messages that have arrived, or sleep for 0.05 s if there are none."""
         evidence = self.evidence
+        self._exit_codes = self.get_exit_codes()  # before the messages that ended ranks have sent
         messages = self.mailbox.receive()
         for rank, message in messages:
             match message:
@@ -198,14 +196,13 @@ class Ranks(ABC):
         while not condition() and time.monotonic() < deadline:
             self._poll()
 
-    def has_failed(self) -> bool:
+    def _has_failed(self) -> bool:
         """Return True if the ranks cannot continue their job.
 
         Then a rank has raised an exception or has ended before it measured all of its cases, or
         their launcher has ended.
         """
-        ended_ranks = self.get_exit_codes().keys()
-        is_dead = not ended_ranks <= self.evidence.cpu_seconds.keys()
+        is_dead = not self._exit_codes.keys() <= self.evidence.cpu_seconds.keys()
         return bool(self.evidence.errors) or is_dead or self.has_launcher_ended()
 
     def _explain_end(self, when: str) -> Outcome:
@@ -216,11 +213,9 @@ class Ranks(ABC):
         """
         self.mailbox.put("probe", b"x")  # ranks also end if their messages cannot be written
         errors = self.evidence.errors
-        self._poll_until(
-            lambda: len(errors) + len(self.get_exit_codes()) >= self._size, _GRACE_SECONDS
-        )
+        self._poll_until(lambda: len(errors) + len(self._exit_codes) >= self._size, _GRACE_SECONDS)
         self._poll()
-        return explain_end(self.evidence, self.get_exit_codes(), self.get_last_error(), when)
+        return explain_end(self.evidence, self._exit_codes, self.get_last_error(), when)
 
     def _explain_hang(self, index: int, timeout_seconds: float) -> Outcome:
         """Wait for the reports of all ranks about a hang, and return a result that explains it.

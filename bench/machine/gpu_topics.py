@@ -76,18 +76,6 @@ def list_slowdowns(gpu: Gpu) -> list[str]:
     return list(reasons)
 
 
-def describe_clock_drop(before: Gpu, after: Gpu) -> str:
-    """Return a text about a fall of a GPU's SM clock between two readings, with NVML's reasons.
-
-    ``before`` and ``after`` are the readings. The text is empty if a clock is unknown, or if the
-    later clock is at least 90 % of the earlier one.
-    """
-    if not _is_less(after.sm_clock, before.sm_clock, _MIN_CLOCK_SHARE):
-        return ""
-    cause = " and ".join(list_slowdowns(after)) or "no reason reported"
-    return f"SM clock fell from {before.sm_clock} to {after.sm_clock} MHz ({cause})"
-
-
 def _examine_processes(gpu: Gpu) -> tuple[str | None, bool]:
     """Return a text about the other processes on a GPU, and True if they disturb.
 

@@ -5,7 +5,6 @@ ends, and reports the maxima.
 """
 
 import ctypes
-import functools
 import os
 import select
 import sys
@@ -154,28 +153,6 @@ def make_report(*, has_details: bool) -> GpuReport:
         links=read_links(handles, gpus) if has_details else (),
         failure=failure,
     )
-
-
-def read_clocks(uuid: str) -> Gpu:
-    """Read the current SM clock of a GPU, and the reasons for a reduced clock.
-
-    They are the fields ``sm_clock`` (MHz) and ``slowed_by`` of the result, whose other fields are
-    None except the UUID. If NVML reports an error, all fields are None. NVML is called in this
-    process, not in a child process.
-    """
-    try:
-        handle = _open_gpu(uuid)
-        sm_clock = _ask(_QUERIES["sm_clock"], handle)
-        return Gpu(uuid=uuid, sm_clock=sm_clock, slowed_by=_ask(_read_clock_reasons, handle))
-    except pynvml.NVMLError:
-        return Gpu()
-
-
-@functools.cache
-def _open_gpu(uuid: str) -> Any:
-    """Initialize NVML and return its handle of the GPU with this UUID, cached in this process."""
-    pynvml.nvmlInit()
-    return pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
 
 def _ask(query: Callable[..., Any], *args: Any) -> Any:

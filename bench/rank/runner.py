@@ -14,11 +14,9 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from parbench.bench.launch.messages import Outcome
-from parbench.bench.machine.gpu import Gpu
-from parbench.bench.machine.gpu_topics import describe_clock_drop
 from parbench.bench.operations.local import background_load
 from parbench.bench.plan.cases import EXPLAINER, Case
-from parbench.bench.plan.catalogue import MODES, NO_LOAD, RUNNER_PARAMS, estimate_needed_bytes
+from parbench.bench.plan.catalogue import NO_LOAD, RUNNER_PARAMS, estimate_needed_bytes
 from parbench.bench.plan.plan import FaultSpec, Measure
 from parbench.bench.rank.result import add_samples
 from parbench.bench.rank.timing import CaseTimer, Progress
@@ -30,7 +28,7 @@ from parbench.bench.results.records import (
     encode_timeline,
 )
 from parbench.bench.results.step_trace import describe_nccl_kernels
-from parbench.bench.text import UserError, format_list, format_size
+from parbench.bench.text import UserError, format_size
 from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import (
     Benchmark,
@@ -38,7 +36,7 @@ from parbench.bench.world.benchmark import (
     SupportsDifferences,
     SupportsExplanation,
 )
-from parbench.bench.world.world import IdleBenchmark, Subgroup, World, select_subgroup
+from parbench.bench.world.world import IdleBenchmark, World, select_subgroup
 
 _MAX_NAMED_DIFFERENCES = 3
 """The largest number of wrong results that an error message describes."""
@@ -54,43 +52,29 @@ The rest of the time is for the profiled steps.
 """
 
 
-class FaultInjector:
-    """A benchmark that wraps another one, and slows its steps down or corrupts their results.
+def inject_fault(benchmark: Benchmark, fault: FaultSpec, sync: Callable[[], None]) -> None:
+    """Replace ``step`` of a benchmark by a step with the fault ``slow`` or ``corrupt``.
 
-    This is the effect of ``--inject slow`` and ``--inject corrupt`` on the rank that they name.
-    ``sync`` is a function that waits until the device has done the launched work.
+    After each step, ``slow`` sleeps for a fraction of the time of the step, and ``corrupt`` changes
+    its result. ``sync`` is a function that waits until the device has done the launched work.
+    Raises ``UserError`` if the fault is ``corrupt`` and the benchmark has no method ``corrupt``.
     """
+    step = benchmark.step
+    corrupt = getattr(benchmark, "corrupt", None)
+    if fault.kind == "corrupt" and corrupt is None:
+        raise UserError(f"--inject {fault.text}: this benchmark has no corrupt()")
 
-    def __init__(self, benchmark: Benchmark, fault: FaultSpec, sync: Callable[[], None]) -> None:
-        """Wrap a benchmark so that its steps have the fault.
-
-        Raises ``UserError`` if the fault is ``corrupt`` and the benchmark has no method
-        ``corrupt``.
-        """
-        if fault.kind == "corrupt" and not hasattr(benchmark, "corrupt"):
-            raise UserError(f"--inject {fault.text}: this benchmark has no corrupt()")
-        self._benchmark = benchmark
-        self._fault = fault
-        self._sync = sync
-        self.reset = benchmark.reset
-        self.check = benchmark.check
-        self.describe = benchmark.describe
-        self.close = benchmark.close
-        self.has_batched_call = getattr(benchmark, "has_batched_call", False)
-
-    def step(self) -> None:
-        """Take a step of the wrapped benchmark and apply the fault.
-
-        ``slow`` then sleeps for a fraction of the time of that step, and ``corrupt`` changes its
-        result.
-        """
+    def step_with_fault() -> None:
+        """Take a step of the benchmark and apply the fault."""
         began = time.perf_counter()
-        self._benchmark.step()
-        if self._fault.kind == "slow":
-            self._sync()  # the delay is a share of the step, not only of its launch
-            time.sleep(self._fault.amount * (time.perf_counter() - began))
-        elif self._fault.kind == "corrupt":
-            cast(Any, self._benchmark).corrupt()
+        step()
+        if corrupt is not None and fault.kind == "corrupt":
+            corrupt()
+        else:
+            sync()  # the delay is a share of the step, not only of its launch
+            time.sleep(fault.amount * (time.perf_counter() - began))
+
+    object.__setattr__(benchmark, "step", step_with_fault)  # also if it is a frozen dataclass
 
 
 class CaseEndedError(Exception):
@@ -223,20 +207,23 @@ class CaseRun:
         assert benchmark is not None
         assert subgroup is not None
         self._ranks = subgroup.ranks
-        self._refuse_fault_without_effect()
         self._benchmark = benchmark = self._make_explainable(benchmark)
         check = getattr(benchmark.check, "__func__", None)
         self._has_check = world.is_any_true(check is not Benchmark.check)
-        self._timer = self._make_timer(benchmark, subgroup)
+        fault = self._fault
+        is_late = fault is not None and (fault.kind, fault.rank) == ("late", world.global_rank)
+        self._timer = CaseTimer(
+            benchmark,
+            world,
+            self._progress,
+            self._measure,
+            subgroup,
+            mode=self._mode,
+            late_seconds=fault.amount if fault is not None and is_late else 0.0,
+            has_load=self._load != NO_LOAD,
+        )
         self._resources.callback(self._timer.close)
-        descriptions = world.gather(benchmark.describe())
-        first_rank = self._ranks[0]
-        self._description = descriptions[first_rank]
-        texts = [repr(description) for description in descriptions]
-        others = [str(rank) for rank in self._ranks if texts[rank] != texts[first_rank]]
-        if others:
-            reason = f"{', '.join(others)} unlike rank {first_rank}"
-            raise CaseEndedError("failed", f"ranks disagree about what a step does: {reason}")
+        self._description = world.gather(benchmark.describe())[self._ranks[0]]
         self._check_first_step(benchmark)
 
     def _register_buffers(self, world: World | None) -> AbstractContextManager[None]:
@@ -253,46 +240,29 @@ class CaseRun:
         """Return the benchmark, wrapped so that a step can be profiled if it is a custom step.
 
         A custom step that breaks its own time down is returned unchanged. ``_can_explain`` is set
-        to True if all ranks can break down the time of a step.
+        to True if all ranks can break down the time of a step. No step with a fault is profiled.
         """
-        can_explain = self._world.gather(_can_explain(benchmark))
-        self._can_explain = all(can_explain)
-        if self._case.is_custom and all(can is False for can in can_explain):
+        has_fault = self._fault is not None and self._fault.kind != "late"
+        can_explain = self._world.gather(isinstance(benchmark, SupportsExplanation))
+        self._can_explain = all(can_explain) and not has_fault
+        if self._case.is_custom and not any(can_explain) and not has_fault:
             self._can_explain = True
             return load_target(EXPLAINER)(self._world, benchmark)
         return benchmark
 
-    def _make_timer(self, benchmark: Benchmark, subgroup: Subgroup) -> CaseTimer:
-        """Return the object that takes the timed samples of the case.
-
-        If a fault of kind ``late`` names this rank, each sample is delayed on this rank.
-        ``subgroup`` has the ranks that are measured and the ranks that take steps.
-        """
-        fault = self._fault
-        late_seconds = 0.0
-        if fault is not None and (fault.kind, fault.rank) == ("late", self._world.global_rank):
-            late_seconds = fault.amount
-        return CaseTimer(
-            benchmark,
-            self._world,
-            self._progress,
-            self._measure,
-            subgroup,
-            mode=self._mode,
-            late_seconds=late_seconds,
-            has_load=self._load != NO_LOAD,
-        )
-
     def _check_first_step(self, benchmark: Benchmark) -> None:
         """Check the result of an untimed step and, in mode graph, of an untimed graph replay.
 
-        Raises ``CaseEndedError`` with status wrong if a result is wrong. Raises it with status
-        skipped if ``--inject corrupt`` had no effect on the result.
+        Raises ``CaseEndedError`` with status wrong if a result is wrong, and with status skipped if
+        the fault of ``--inject`` has no effect on this case.
         """
         self._check("before the timed region", benchmark.step)
         fault = self._fault
-        if fault is not None and fault.kind == "corrupt":
-            raise _make_skip_error(fault, f"rank {fault.rank} has no result that can be wrong")
+        if fault is not None:
+            can_slow = fault.kind != "slow" or self._mode not in ("async", "graph")
+            if fault.kind == "corrupt" or not can_slow or fault.rank not in self._ranks:
+                reason = f"--inject {fault.text} has no effect in this case"
+                raise CaseEndedError("skipped", reason, skip_reason=SkipReason.IMPOSSIBLE)
         if self._mode == "graph":
             # The result of many steps can be checked if a second step does not change it.
             benchmark.step()
@@ -302,16 +272,6 @@ class CaseRun:
         if self._load != NO_LOAD:
             # CUDA may wait for an idle device to load a kernel, and none is idle during a load.
             self._timer.stopwatch.start_line(1)
-
-    def _refuse_fault_without_effect(self) -> None:
-        """Raise ``CaseEndedError`` with status skipped if the fault cannot affect this case."""
-        fault = self._fault
-        if fault is None or fault.kind == "corrupt":
-            return
-        if fault.rank not in self._ranks:
-            raise _make_skip_error(fault, f"rank {fault.rank} is not measured in this case")
-        if fault.kind == "slow" and self._mode in ("async", "graph"):
-            raise _make_skip_error(fault, f"a step of mode {self._mode} can only be late")
 
     def _measure_block(
         self, began: float, seconds: float, num_later: int, is_only: bool
@@ -333,13 +293,11 @@ class CaseRun:
             # Such a benchmark is a step, whose preparation takes a considerable part of the time.
             seconds_to_measure = _EXPLAINED_SHARE * seconds - (time.perf_counter() - began)
         seconds_to_measure = max(seconds_to_measure, 0.0)
-        clocks = _read_clocks(self._world)
         with background_load(self._load, self._world):
             if is_only:
                 timing.measure_until_precise(seconds_to_measure)
             else:
                 timing.measure_block(seconds_to_measure, num_later)
-        clock_notes = _describe_clocks(self._world, clocks)
         if self._is_repeatable:
             self._check("in the last replay of the timed region")
         step: Callable[[], object] | None = None
@@ -349,7 +307,6 @@ class CaseRun:
             step = self._benchmark.step
         self._check("after the timed region", step)
         outcome = self._make_outcome(0 if timing.is_complete else num_later)
-        outcome = replace(outcome, notes=[*outcome.notes, *clock_notes])
         if explains:
             outcome = self._explain(outcome, seconds - (time.perf_counter() - began))
         kernel = "" if outcome.more else self._describe_launched_kernels()
@@ -427,8 +384,10 @@ class CaseRun:
             return outcome
         samples = self._timer.samples
         outcome = add_samples(outcome, samples, self._description, self._world, list(self._ranks))
-        notes = _make_notes(self._case, self._world, len(self._ranks), samples.hidden)
-        return replace(outcome, notes=[*outcome.notes, *notes])
+        if samples.hidden is None or samples.hidden >= MIN_HIDDEN or self._mode == "async":
+            return outcome
+        note = f"{1 - samples.hidden:.0%} of iterations {_LAUNCH_NOTE}"
+        return replace(outcome, notes=[*outcome.notes, note])
 
     def _explain(self, outcome: Outcome, seconds: float) -> Outcome:
         """Profile steps for at most ``seconds``, and add the breakdown of a step to the outcome."""
@@ -446,53 +405,6 @@ class CaseRun:
         )
 
 
-def _read_clocks(world: World) -> Gpu:
-    """Return the clock rates of this rank's GPU and the reasons that lower them.
-
-    On a CPU the result is an empty ``Gpu``. This is not called during the timed samples.
-    """
-    if world.device.type != "cuda":
-        return Gpu()
-    from parbench.bench.machine.nvml import read_clocks
-
-    return read_clocks(accelerator.get_properties(world.device).uuid)
-
-
-def _describe_clocks(world: World, before: Gpu) -> list[str]:
-    """Return a note for each rank whose GPU clock fell by more than 10 % during a block of samples.
-
-    ``before`` has the clocks of this rank's GPU before the block. Every rank calls this function
-    after the block. The list is empty on CPUs and if no clock has fallen.
-    """
-    if world.device.type != "cuda":
-        return []
-    drop = describe_clock_drop(before, _read_clocks(world))
-    if not world.is_any_true(bool(drop)):
-        return []
-    drops = world.gather(drop)
-    return [f"rank {rank}: {text} in this block" for rank, text in enumerate(drops) if text]
-
-
-def _can_explain(benchmark: Benchmark) -> bool | None:
-    """Return True if the benchmark can break down the time of its steps, False if it cannot.
-
-    The result is None on a rank whose steps a fault slows or corrupts. With None on any rank, no
-    step of the case is profiled.
-    """
-    if isinstance(benchmark, FaultInjector):
-        return None
-    return isinstance(benchmark, SupportsExplanation)
-
-
-def _make_skip_error(fault: FaultSpec, reason: str) -> CaseEndedError:
-    """Return the error that ends a case as skipped, because the fault does not apply to it.
-
-    ``reason`` is the clause of the message that follows the text of the fault.
-    """
-    reason = f"--inject {fault.text}: {reason}"
-    return CaseEndedError("skipped", reason, skip_reason=SkipReason.IMPOSSIBLE)
-
-
 def _refuse_too_large(case: Case, world: World) -> None:
     """Raise ``UserError`` if an operation needs more memory than a GPU of these ranks has free.
 
@@ -507,30 +419,6 @@ def _refuse_too_large(case: Case, world: World) -> None:
     if needed > free:
         amounts = f"about {needed / 1e9:.1f} GB a rank; {free / 1e9:.1f} GB of the device are free"
         raise UserError(f"size {format_size(size_bytes)} needs {amounts}")
-
-
-def _make_notes(case: Case, world: World, num_ranks: int, hidden: float | None) -> list[str]:
-    """Return notes about the limits of an operation's times, if the device measured them.
-
-    They state that blocking times differ from nccl-tests, that some times include launches, and
-    that a single rank moves no data.
-
-    ``hidden`` is the fraction of samples that the host had launched before the device began them.
-    It is None if the host measured the times, and then the list is empty.
-    """
-    mode = case.all_params.get("mode")
-    if hidden is None or mode not in MODES:
-        return []
-    notes = []
-    if mode == "blocking":
-        start_line = "each alone from a start line on the device"
-        notes.append(f"{start_line}: mode pipelined or graph compares with nccl-tests")
-    if mode != "async" and hidden < MIN_HIDDEN:
-        iterations = f"{1 - hidden:.0%} of iterations"
-        notes.append(f"{iterations} {_LAUNCH_NOTE}")
-    if num_ranks == 1 and world.backend == "nccl":
-        notes.append("one rank: nothing moves, and NCCL launches nothing in place")
-    return notes
 
 
 def load_target(target: str) -> Callable[..., Benchmark]:
@@ -552,8 +440,8 @@ def load_target(target: str) -> Callable[..., Benchmark]:
 def make_benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> Benchmark:
     """Prepare the benchmark of a case on this rank and return it.
 
-    If the fault names this rank and slows or corrupts steps, the benchmark is wrapped by
-    ``FaultInjector``.
+    If the fault names this rank and slows or corrupts steps, the step of the benchmark has the
+    fault. Raises ``TypeError`` if the target of the case returns something else than a benchmark.
 
     ``world`` has the ranks of this rank's group in the case. If this rank takes no steps in the
     case, ``world`` is None and the result is an ``IdleBenchmark``.
@@ -566,28 +454,11 @@ def make_benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> 
         capability = accelerator.get_capability(world.device)
         refuse_float8(str(params.get("dtype")), capability)
     benchmark = load_target(case.target)(world, **params)
-    _check_is_benchmark(benchmark, case.target)
+    if isinstance(benchmark, type) or not isinstance(benchmark, Benchmark):
+        raise TypeError(f"target {case.target!r} returned {benchmark!r}, which is not a benchmark")
     if fault is not None and fault.kind != "late" and fault.rank == world.global_rank:
-        return FaultInjector(benchmark, fault, world.sync_stream)
+        inject_fault(benchmark, fault, world.sync_stream)
     return benchmark
-
-
-def _check_is_benchmark(benchmark: object, target: str) -> None:
-    """Raise ``TypeError`` if the object lacks a method of the interface ``Benchmark``.
-
-    ``target`` is the function that returned the object, as ``package.module:function``.
-    """
-    if isinstance(benchmark, type):
-        name = benchmark.__name__
-        raise TypeError(
-            f"target {target!r} returned the class {name}: return a benchmark made of it",
-        )
-    methods = ("step", "reset", "check", "describe", "close")
-    missing = [method for method in methods if not hasattr(benchmark, method)]
-    if missing:
-        name = type(benchmark).__name__
-        problem = f"which is not a benchmark: it has no {format_list(missing)}"
-        raise TypeError(f"target {target!r} returned {name}, {problem}")
 
 
 def refuse_float8(dtype: str, capability: tuple[int, int]) -> None:

@@ -388,44 +388,35 @@ class CaseTimer:
         time is over. The reason is stored in ``samples.stop``.
         """
         end = time.perf_counter() + seconds
+        samples = self.samples
         sampler = self._warm_up(seconds)
         # Long steps may not leave time for more, but two samples show whether they differ.
         affordable = max(2, self._count_affordable(max(end - time.perf_counter(), 5.0)))
         batch = self._broadcast_from_rank_0(min(self._measure.min_iterations, affordable))
         while batch > 0:
             self._take_samples(sampler, batch)
+            samples.samples_per_block = [samples.stamps.shape[2]]
             if self._world.global_rank == 0:
-                batch = self._choose_batch(end - time.perf_counter())
+                remaining_seconds = end - time.perf_counter()
+                half_width = compute_half_width(samples.compute_durations())
+                samples.stop = self._find_stop(half_width, has_time=remaining_seconds > 0)
+                batch = 0
+                if samples.stop == "visits":
+                    affordable = self._count_affordable(remaining_seconds)
+                    batch = min(samples.stamps.shape[2], affordable, self._count_remaining())
             batch = self._broadcast_from_rank_0(batch)
-        self.samples.samples_per_block = [self.samples.stamps.shape[2]]
 
-    def _choose_batch(self, remaining_seconds: float) -> int:
-        """Return the number of samples of the next batch, 0 to stop.
-
-        A batch has as many samples as all earlier batches together, as far as the time and
-        ``max_iterations`` allow. If the result is 0, the reason is stored in ``samples.stop``. Only
-        rank 0 calls this method.
-        """
-        samples = self.samples
-        num_samples: int = samples.stamps.shape[2]
-        num_remaining = self._measure.max_iterations - num_samples
-        if self._is_narrow(compute_half_width(samples.compute_durations())):
-            samples.stop = "precision"
-        elif num_remaining <= 0:
-            samples.stop = "max-iters"
-        elif remaining_seconds <= 0:
-            samples.stop = "budget"
-        else:
-            return min(num_samples, self._count_affordable(remaining_seconds), num_remaining)
-        return 0
-
-    def _is_narrow(self, half_width: float | None) -> bool:
-        """Return True if the median's interval is as narrow as the case requires.
+    def _find_stop(self, half_width: float | None, *, has_time: bool) -> Stop:
+        """Return the reason why sampling ends, ``visits`` if no limit ends it now.
 
         ``half_width`` is the half-width of the interval relative to the median, None if it is
-        unknown. Then the result is False.
+        unknown. ``has_time`` is True if more samples than so far would be possible.
         """
-        return half_width is not None and half_width <= self._measure.precision
+        if half_width is not None and half_width <= self._measure.precision:
+            return "precision"
+        if self.is_complete:
+            return "max-iters"
+        return "visits" if has_time else "budget"
 
     def _count_affordable(self, seconds: float) -> int:
         """Return the number of samples that fit into ``seconds`` at the last speed, at least 1."""
@@ -452,7 +443,9 @@ class CaseTimer:
         self._take_samples(sampler, count)
         samples.samples_per_block.append(count)
         if is_rank_0:
-            samples.stop = self._find_block_stop(affordable)
+            counts = samples.samples_per_block
+            half_width = estimate_median(samples.compute_durations(), counts).half_width
+            samples.stop = self._find_stop(half_width, has_time=count < affordable)
         if num_later > 0 and len(samples.samples_per_block) >= BLOCKS:
             self._is_precise = bool(self._broadcast_from_rank_0(samples.stop == "precision"))
 
@@ -464,42 +457,24 @@ class CaseTimer:
     def _choose_count(self, num_later: int) -> int:
         """Return the number of samples for the next block, from the variation of earlier samples.
 
-        Let the share be the samples that ``max_iterations`` still allows, divided by the number of
-        blocks that are left. The first block has 3 samples, the second one 3 to 9, the third to the
-        tenth 3 to the share. Later blocks have the share, but at least 3 samples. No block has more
-        than ``max_iterations`` still allows. ``num_later`` is the number of blocks of this case
-        after the next one. Only rank 0 calls this method.
+        The first block has 3 samples. Later blocks have more, but at most an equal share of the
+        samples that ``max_iterations`` still allows. Blocks after the tenth have this share,
+        because fewer were not enough. ``num_later`` is the number of blocks of this case after the
+        next one. Only rank 0 calls this method.
         """
         durations = self.samples.compute_durations()
         num_blocks = len(self.samples.samples_per_block)
         limit = self._count_remaining()
-        if not durations:
-            return min(_MIN_BLOCK, limit)
-        # The interquartile range of a normal distribution is 1.349 sigma.
-        sigma = compute_relative_iqr(durations) / 1.349
-        # The second of ten medians of k samples is one standard error, 1.25 sigma / sqrt(k), from
-        # the middle. The factor is a little less, because sigma of few samples is often too large.
-        count = math.ceil((1.2 * sigma / self._measure.precision) ** 2)
-        # The few samples of the first block do not show the variation.
-        max_count = limit // (num_later + 1) if num_blocks > 1 else 3 * _MIN_BLOCK
-        if num_blocks >= BLOCKS:
-            # Fewer samples than affordable were not enough in the planned blocks.
-            count = max_count
-        return min(max(_MIN_BLOCK, min(count, max_count)), limit)
-
-    def _find_block_stop(self, affordable: int) -> Stop:
-        """Return the reason why sampling ends, in case the latest block is the last one.
-
-        The reason is one of those of ``TimedSamples.stop``. ``affordable`` is the number of samples
-        for which the latest block had time.
-        """
-        counts = self.samples.samples_per_block
-        half_width = estimate_median(self.samples.compute_durations(), counts).half_width
-        if self._is_narrow(half_width):
-            return "precision"
-        if self.is_complete:
-            return "max-iters"
-        return "budget" if counts[-1] == affordable else "visits"
+        max_count = limit // (num_later + 1)
+        if num_blocks == 0:
+            max_count = _MIN_BLOCK
+        elif num_blocks < BLOCKS:
+            # The interquartile range of a normal distribution is 1.349 sigma. The second of ten
+            # medians of k samples is one standard error, 1.25 sigma / sqrt(k), from the middle. The
+            # factor is a little less, because sigma of few samples is often too large.
+            sigma = compute_relative_iqr(durations) / 1.349
+            max_count = min(max_count, math.ceil((1.2 * sigma / self._measure.precision) ** 2))
+        return min(max(_MIN_BLOCK, max_count), limit)
 
     def _warm_up(self, seconds: float) -> Sampler:
         """Take the untimed steps of a block, and return the function that takes a timed sample.

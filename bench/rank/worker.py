@@ -13,7 +13,6 @@ results.
 import gc
 import importlib.metadata
 import os
-import re
 import socket
 import sys
 import threading
@@ -62,8 +61,6 @@ from parbench.bench.rank.watchdog import Watchdog
 from parbench.bench.world import accelerator
 from parbench.bench.world.world import World, disable_tf32, open_world
 
-SOURCE_LOCATION = re.compile(r"\[enforce fail at [^\]]*\]\s*")
-"""The source file and line in an error message of gloo, as a regular expression."""
 _JOB_SECONDS = 600.0
 """The seconds that a rank waits for its cases from the driver, which may have ended."""
 _MIN_CASE_SECONDS = 0.02
@@ -102,7 +99,7 @@ def main() -> None:
         # this thread waits.
         mail_store = PrefixStore(f"{prefix}/mail", connect_store(os.environ))
         store = PrefixStore(f"{prefix}/ranks", connect_store(os.environ))
-        run_rank(StoreMailbox(mail_store, folder), store, folder)
+        run_rank(StoreMailbox(mail_store), store, folder)
     exit_now(0)
 
 
@@ -304,25 +301,12 @@ def report_and_block(mailbox: Mailbox, rank: int, error: Exception) -> None:
 
     If this rank exited, other ranks would raise exceptions too, and theirs could arrive first.
     """
-    first_line = describe_exception(error, os.environ)
+    first_line = f"{type(error).__name__}: {error}".splitlines()[0]
     traceback.print_exc()
     mailbox.post(
         rank, RankError(error=first_line, stack=traceback.format_exc(), seconds=time.time())
     )
     threading.Event().wait()
-
-
-def describe_exception(error: Exception, environ: Mapping[str, str]) -> str:
-    """Return the type and the first line of an exception's message.
-
-    The source location in messages of gloo is left out, because reports shorten long messages. If
-    gloo does not find an address, the value of ``GLOO_SOCKET_IFNAME`` is appended.
-    """
-    first_line = f"{type(error).__name__}: {error}".splitlines()[0]
-    message = SOURCE_LOCATION.sub("", first_line)
-    if "Unable to find address" in message and environ.get(INTERFACE_VARIABLE):
-        return f"{message} ({INTERFACE_VARIABLE}={environ[INTERFACE_VARIABLE]})"
-    return message
 
 
 def make_hello(environ: Mapping[str, str]) -> Hello:

@@ -53,6 +53,7 @@ class Explanation:
     """The work of all ranks in one step, None if no step was profiled."""
 
 
+@runtime_checkable
 class Benchmark(Protocol):
     """The interface of a benchmark: a timed step, and methods to prepare and check the step.
 

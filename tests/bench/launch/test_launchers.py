@@ -79,7 +79,7 @@ def test_fork_server_isolates_ranks(fork_server: ForkServer, tmp_path: Path) -> 
 
 def test_fork_server_reports_and_ends_ranks(fork_server: ForkServer, tmp_path: Path) -> None:
     ranks = start(fork_server, tmp_path / "a", "wait", "stop", "raise")
-    wait_until(ranks.has_failed, PATIENCE)
+    wait_until(ranks.get_exit_codes, PATIENCE)
     assert ranks.get_exit_codes() == {2: 1}
     assert ranks.get_last_error() == "RuntimeError: the roof is on fire (a/rank-2.log)"
     assert not are_gone(read_pids(tmp_path / "a")[:2])
@@ -93,7 +93,7 @@ def test_fork_server_ends_what_ranks_left_behind(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
     ranks = start(fork_server, tmp_path / "a", "leave a child")
-    wait_until(ranks.has_failed, PATIENCE)
+    wait_until(ranks.get_exit_codes, PATIENCE)
     child = psutil.Process(int((tmp_path / "a" / "child").read_text()))
     assert child.is_running()
     ranks.kill()
@@ -106,10 +106,10 @@ def test_killed_fork_server_is_replaced(fork_server: ForkServer, tmp_path: Path)
     ranks = start(fork_server, tmp_path / "a", "wait", "stop")
     os.kill(fork_server.pid, signal.SIGKILL)
     wait_until(lambda: are_gone(read_pids(tmp_path / "a")), PATIENCE)
-    assert ranks.has_failed()
+    assert fork_server.has_ended()
     ranks.kill()
     ranks = start(fork_server, tmp_path / "b", "look")
-    wait_until(ranks.has_failed, PATIENCE)
+    wait_until(ranks.get_exit_codes, PATIENCE)
     assert ranks.get_exit_codes() == {0: 0}
 
 
@@ -217,7 +217,7 @@ def test_parse_exit_codes_of_srun(text: str, codes: dict[int, int]) -> None:
 def test_srun_first_error_is_reported(slurm: Path) -> None:
     write_slurm_tool(slurm, "srun", "echo srun: queued; echo 'srun: error: n3: no answer' >&2")
     ranks = start_srun(slurm)
-    wait_until(ranks.has_failed, PATIENCE)
+    wait_until(ranks.has_launcher_ended, PATIENCE)
     assert ranks.get_last_error() == "srun: error: n3: no answer"
     assert ranks.get_exit_codes() == {}
     ranks.evidence.hellos[0] = make_hello(0, step="17.3")
@@ -231,8 +231,8 @@ def test_srun_step_is_killed(slurm: Path) -> None:
     assert args[0] == f"{slurm}/logs"
     assert "--nodelist=n2" in args
     assert f"--output={slurm}/logs/rank-%t.log" in args
-    assert not ranks.has_failed()
+    assert not ranks.has_launcher_ended()
     ranks.evidence.hellos[0] = make_hello(0, step="17.3")
     ranks.kill()
-    assert ranks.has_failed()
+    assert ranks.has_launcher_ended()
     assert (slurm / "scancel.args").read_text().split() == ["--signal=KILL", "17.3"]

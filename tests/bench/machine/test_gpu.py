@@ -1,8 +1,6 @@
 """Facts about GPUs and their links are read from NVML, in a child process."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -18,7 +16,6 @@ from parbench.bench.machine.gpu import (
     read_report,
     select_visible,
 )
-from parbench.bench.machine.gpu_topics import describe_clock_drop
 from tests.support.nvidia import (
     H100,
     HANG,
@@ -190,31 +187,3 @@ def test_links_are_read_from_topology(tmp_path: Path) -> None:
         None,
     ]
     assert msgspec.json.decode(msgspec.json.encode(report), type=GpuReport) == report
-
-
-CLOCKS_SCRIPT = """
-import sys
-from parbench.bench.machine.nvml import read_clocks
-gpu = read_clocks(sys.argv[1])
-print(gpu.sm_clock, gpu.slowed_by)
-"""
-
-
-@pytest.mark.parametrize(
-    ("index", "clocks"), [(1, "345 ('hardware slowdown',)"), (7, "None None")]
-)
-def test_rank_reads_the_clocks_of_its_gpu(tmp_path: Path, index: int, clocks: str) -> None:
-    environ = install(tmp_path, gpus(H100, 2, gpu1={"clock_reasons": "0x8"}))
-    output = subprocess.check_output(
-        [sys.executable, "-c", CLOCKS_SCRIPT, format_uuid(index)],
-        env={**os.environ, "LD_LIBRARY_PATH": environ["LD_LIBRARY_PATH"]},
-        text=True,
-    )
-    assert output.strip() == clocks
-
-
-def test_clock_drop_is_described() -> None:
-    slow = Gpu(sm_clock=1410, slowed_by=("hardware slowdown",))
-    text = describe_clock_drop(Gpu(sm_clock=1980), slow)
-    assert text == "SM clock fell from 1980 to 1410 MHz (hardware slowdown)"
-    assert describe_clock_drop(Gpu(sm_clock=1980), Gpu(sm_clock=1900)) == ""

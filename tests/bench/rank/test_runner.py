@@ -25,7 +25,7 @@ from parbench.bench.plan.catalogue import OPERATIONS
 from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import FaultSpec, Measure, parse_fault
 from parbench.bench.rank import runner, timing
-from parbench.bench.rank.runner import CaseRun, FaultInjector, load_target
+from parbench.bench.rank.runner import CaseRun, inject_fault, load_target
 from parbench.bench.rank.timing import CaseTimer, Progress
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check
@@ -294,15 +294,11 @@ def test_case_that_all_ranks_refuse_is_skipped(two_ranks: Ranks) -> None:
         assert run.calls == ["prepare"]
 
 
-@pytest.mark.parametrize(
-    ("fault", "fact"),
-    [("refuse", "rank 1: no flux capacitor"), ("disagree", "1 unlike rank 0")],
-)
-def test_case_that_one_rank_refuses_fails(two_ranks: Ranks, fault: str, fact: str) -> None:
-    runs = run_case(two_ranks, fault=fault, faulty_ranks="1")
+def test_case_that_one_rank_refuses_fails(two_ranks: Ranks) -> None:
+    runs = run_case(two_ranks, fault="refuse", faulty_ranks="1")
     for run in runs:
         assert run.outcome.status == "failed"
-        assert fact in run.outcome.reason
+        assert "rank 1: no flux capacitor" in run.outcome.reason
         assert "step" not in run.calls
     assert runs[0].calls == ["prepare", "close"]
 
@@ -512,12 +508,14 @@ def test_slow_step_takes_its_share_of_device_time(monkeypatch: pytest.MonkeyPatc
     clock = HeldTime(0)
     monkeypatch.setattr(runner, "time", clock)
     benchmark = SlowDevice(clock)
-    FaultInjector(benchmark, parse_fault("slow:1:300%", 2), benchmark.sync).step()
+    inject_fault(benchmark, parse_fault("slow:1:300%", 2), benchmark.sync)
+    benchmark.step()
     assert clock.perf_counter() == 40.0
 
 
 def test_corrupt_step_has_one_wrong_element() -> None:
-    disturbed = FaultInjector(filling(), parse_fault("corrupt:1", 2), lambda: None)
+    disturbed = filling()
+    inject_fault(disturbed, parse_fault("corrupt:1", 2), lambda: None)
     disturbed.reset()
     disturbed.step()
     assert disturbed.check() == 1
@@ -526,7 +524,7 @@ def test_corrupt_step_has_one_wrong_element() -> None:
 def test_corruption_that_a_benchmark_lacks_is_refused() -> None:
     benchmark = NotingBenchmark()
     corrupt = parse_fault("corrupt:1", 2)
-    assert "corrupt:1" in usage_error(FaultInjector, benchmark, corrupt, lambda: None)
+    assert "corrupt:1" in usage_error(inject_fault, benchmark, corrupt, lambda: None)
 
 
 def test_load_target_imports_or_refuses(
@@ -548,7 +546,7 @@ def test_load_target_imports_or_refuses(
 def test_target_must_return_a_benchmark() -> None:
     case = make_case("custom.odd", "builtins:id", {})
     world = cast(World, SimpleNamespace(backend="gloo"))
-    with pytest.raises(TypeError, match="int, which is not a benchmark"):
+    with pytest.raises(TypeError, match="which is not a benchmark"):
         runner.make_benchmark(case, world, None)
 
 

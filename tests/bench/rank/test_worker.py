@@ -249,14 +249,3 @@ def test_rank_binds_itself_if_its_launcher_does_not(
     )
     worker.bind_to_near_cpus({**variables, "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3"})
     assert calls == ([(2, ["gpu0", "gpu1", "gpu0"])] if is_bound else [])
-
-
-def test_exception_names_the_variable_that_caused_it() -> None:
-    error = RuntimeError(
-        "[enforce fail at /src/gloo/device.cc:84] Unable to find address for: ^lo"
-    )
-    message = worker.describe_exception(error, {"GLOO_SOCKET_IFNAME": "^lo"})
-    assert message.endswith(
-        "RuntimeError: Unable to find address for: ^lo (GLOO_SOCKET_IFNAME=^lo)"
-    )
-    assert worker.describe_exception(ValueError("a\nb"), {}) == "ValueError: a"
