@@ -213,11 +213,9 @@ class BytesFormulaDetails(Details, frozen=True, kw_only=True):
 
 
 class ExpertLoadDetails(Details, frozen=True, kw_only=True):
-    """The distribution of tokens over experts, and over the ranks that hold the experts."""
+    """The distribution of tokens over the ranks that hold the experts."""
 
-    key = "expert_load"
-    expert_load: list[list[int]]
-    """For each MoE layer, the number of tokens that chose each expert, dropped ones included."""
+    key = "rank_load"
     rank_load: list[list[int]]
     """For each MoE layer, the number of pairs of token and expert that each rank computes.
 

@@ -251,8 +251,6 @@ METRICS = (
     Metric("imbalance.rank", "", "lower", "rank load", "how uneven the ranks' work is",
            "max / mean of pairs that ranks get, dropped ones left out, the worst layer",
            ("experts",), "{:.2f}"),
-    Metric("imbalance.expert", "", "lower", "expert load", "how unevenly experts are chosen",
-           "max / mean of tokens that chose an expert, the worst layer", ("experts",), "{:.2f}"),
     Metric("drop_rate", "", "lower", "dropped",
            "share of token-expert pairs dropped because experts were full",
            "dropped over routed, all ranks and layers", ("experts",), kind="from zero"),

@@ -31,7 +31,7 @@ from parbench.reports.findings.evidence import (
 )
 from parbench.reports.run_data import RunData
 
-UNEQUAL_WORK_DETAILS = {"pipeline", "crossover_ranks", "expert_load"}
+UNEQUAL_WORK_DETAILS = {"pipeline", "crossover_ranks", "rank_load"}
 """The keys of details that only steps with unequal work on ranks have."""
 MIN_READ_SHARE = 0.01
 """Traces of a step are searched for a slow rank from this fraction of waiting time."""

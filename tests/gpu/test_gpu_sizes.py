@@ -2,19 +2,16 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from parbench.bench.operations.collectives import all_gather
 from parbench.bench.plan.options import BEYOND_CACHE
 from parbench.bench.rank.runner import refuse_float8
 from parbench.bench.text import UserError
 from parbench.bench.world.world import World
-from parbench.workloads.expert_parallel.moe_layer import list_kernel_notes
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.parallel.mesh import get_full_tensor
 from parbench.workloads.step.reference_choice import count_free_bytes
 from parbench.workloads.step.train_step import SMALL_MODEL_NOTE, fsdp
-from parbench.workloads.torch_internals import profiling, trace_events
 from tests.support.workloads.training_steps import DEFINITION_BY_NAME, build_model
 
 pytestmark = pytest.mark.gpu
@@ -60,23 +57,6 @@ def test_large_step_is_checked_by_small_model(nccl_world: World) -> None:
     assert step.check() == 0, step.differences()
     assert SMALL_MODEL_NOTE in step.describe().notes
     step.close()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_grouped_gemm_note_names_the_kernel(dtype: torch.dtype) -> None:
-    rows = torch.randn(256, 64, device=GPU, dtype=dtype)
-    weights = torch.randn(2, 64, 128, device=GPU, dtype=dtype)
-    offsets = torch.tensor([100, 256], device=GPU, dtype=torch.int32)
-    F.grouped_mm(rows, weights, offs=offsets)
-    torch.cuda.synchronize()
-    with profiling(GPU) as profiler:
-        F.grouped_mm(rows, weights, offs=offsets)
-        torch.cuda.synchronize()
-    names = [event.name for event in trace_events(profiler) if event.is_device]
-    notes = list_kernel_notes(GPU, dtype)
-    # A loop over groups copies the offsets to the host.
-    copies_to_host = any("DtoH" in name for name in names)
-    assert copies_to_host == bool(notes), names
 
 
 def test_float8_needs_compute_capability_9(nccl_world: World) -> None:

@@ -52,14 +52,14 @@ def run_step(world: World, name: str, params: Params) -> tuple[int, list[str]]:
         # Each mixture reads how many rows it sends and receives, once in every forward pass.
         ("ep_dispatch", {}, 1),
         ("ep_layer", {}, 1),
-        ("ep_step", {**EXPERTS, "aux": 0.1, "microbatches": 2}, 2),
+        ("ep_step", {**EXPERTS, "microbatches": 2}, 2),
         ("hybrid", {**EXPERTS, **TWO_MICROBATCHES, "mesh": "dp=1,tp=2,etp=2"}, 0),
         # The number of tokens that others send here, or that are not dropped, is read as well.
         ("ep_layer", {"variant": "allgather"}, 1),
         pytest.param("ep_layer", {"ep": 1, **DROPS}, 1, marks=FULL),
         ("ep_layer", {"ep": 1}, 0),
         pytest.param("ep_step", {**EXPERTS, "checkpointing": "full"}, 2, marks=FULL),
-        pytest.param("ep_step", {**EXPERTS, "fsdp": True, "aux": 0.1}, 1, marks=FULL),
+        pytest.param("ep_step", {**EXPERTS, "fsdp": True}, 1, marks=FULL),
         pytest.param("ep_step", {**EXPERTS, "tp": 2, "etp": 1, **BFLOAT16}, 1, marks=FULL),
         pytest.param("hybrid", {**EXPERTS, "mesh": "dp=2,ep=2"}, 4, marks=FULL),
     ],

@@ -25,7 +25,7 @@ BFLOAT16: Params = {"precision": "bfloat16"}
 LLAMA: Params = {"recipe": "llama"}
 ODD: Params = {"vocabulary": 61}  # FSDP pads the embedding and the head
 EXPERTS: Params = {"experts": 4, "ffn": 64}
-CAPACITY: Params = {"capacity": 0.75, "shared": 2, "aux": 0.1}
+CAPACITY: Params = {"capacity": 0.75, "shared": 2}
 ZB_V: Params = {"schedule": "zb_v", "layers": 4}
 SLOW = pytest.mark.full
 
@@ -58,7 +58,7 @@ def test_preset_on_four_ranks_matches_one_process(four_ranks: Ranks, name: str) 
         ("tp", {**ODD, "microbatches": 2}),
         ("zero1", {"bucket_mb": 0.001, "microbatches": 2, **ODD, **BFLOAT16}),
         ("zero1", {"optimizer": "zero_redundancy", **BFLOAT16}),
-        ("hybrid", {"mesh": "pp=2", "microbatches": 2, **EXPERTS, "aux": 0.1}),
+        ("hybrid", {"mesh": "pp=2", "microbatches": 2, **EXPERTS}),
         pytest.param("ddp", {"no_sync": False, "microbatches": 2}, marks=SLOW),
         pytest.param("fsdp", {"no_sync": False, "microbatches": 2, **BFLOAT16}, marks=SLOW),
         pytest.param("fsdp", {"checkpointing": "full", "reduce_dtype": "bfloat16"}, marks=SLOW),
@@ -94,7 +94,7 @@ def test_option_matches_one_process(two_ranks: Ranks, name: str, params: Params)
         pytest.param("fsdp=4,ep=2", EXPERTS, marks=SLOW),
         pytest.param("dp=2,fsdp=2,ep=2", EXPERTS, marks=SLOW),
         pytest.param("dp=2,tp=2,ep=4", EXPERTS, marks=SLOW),
-        pytest.param("dp=2,pp=2,ep=2", {**EXPERTS, "aux": 0.5}, marks=SLOW),
+        pytest.param("dp=2,pp=2,ep=2", EXPERTS, marks=SLOW),
         pytest.param("fsdp=2,cp=2,ep=2", EXPERTS, marks=SLOW),
         pytest.param("tp=2,fsdp=2,etp=2,ep=2", {**EXPERTS, **LLAMA}, marks=SLOW),
         pytest.param("pp=2,tp=2,etp=2", EXPERTS, marks=SLOW),

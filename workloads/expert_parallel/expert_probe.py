@@ -1,7 +1,7 @@
 """The cost of expert routing: loads, drops, bandwidths, and the time lost to imbalance."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import sub, truediv
 
@@ -23,7 +23,7 @@ from parbench.workloads.expert_parallel.expert_traffic import (
     count_routing,
 )
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
-from parbench.workloads.expert_parallel.routing import BALANCED, compute_imbalance
+from parbench.workloads.expert_parallel.routing import BALANCED
 from parbench.workloads.expert_parallel.step_routing import StepRouting
 from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget, time_step
 from parbench.workloads.step.sent_bytes import record_calls
@@ -169,9 +169,9 @@ class ExpertProbe:
         return bytes_by_axis(calls, ("ep",))["ep"]
 
     def summarize(self, samples: Sequence[ExpertSample]) -> Explanation:
-        """Return metrics of expert load, exchanges of tokens, and imbalance.
+        """Return metrics of the load of ranks, exchanges of tokens, and imbalance.
 
-        The facts for the record have the load of each expert and of each rank in a step.
+        The facts for the record have the load of each rank in a step.
         ``samples`` has the sample of every rank, in rank order.
         """
         traffic = ExpertTraffic(self.spec, [sample.counts for sample in samples])
@@ -179,10 +179,7 @@ class ExpertProbe:
         if self.ep_group is not None:
             metrics |= make_dispatch_metrics(samples)
         metrics |= make_imbalance_metrics(samples)
-        details = ExpertLoadDetails(
-            expert_load=traffic.list_expert_loads(),
-            rank_load=traffic.list_rank_loads(),
-        )
+        details = ExpertLoadDetails(rank_load=traffic.list_rank_loads())
         return Explanation(metrics=metrics, details=details.as_details)
 
 
@@ -233,30 +230,20 @@ def make_imbalance_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricV
 
 
 def make_load_metrics(traffic: ExpertTraffic) -> dict[str, MetricValue]:
-    """Return metrics of the load of experts and ranks in one step, by metric name.
+    """Return metrics of the load of ranks in one step, by metric name.
 
-    ``imbalance.expert`` is the number of tokens that chose an expert, as the maximum divided by the
-    mean over experts. ``imbalance.rank`` is the number of pairs of token and expert that a rank
-    computes, as the maximum divided by the mean over ranks. Both are of the layer with the largest
-    value. ``drop_rate`` is the fraction of the pairs of all layers and ranks that were dropped.
+    ``imbalance.rank`` is the number of pairs of token and expert that a rank computes, as the
+    maximum divided by the mean over ranks, in the layer with the largest value. ``drop_rate`` is
+    the fraction of the pairs of all layers and ranks that were dropped.
     """
-    selected = sum(int(counts.selected.sum()) for counts in traffic.counts)
+    imbalances = [
+        max(loads) * len(loads) / sum(loads) for loads in traffic.list_rank_loads() if any(loads)
+    ]
+    selected = sum(counts.selected for counts in traffic.counts)
     dispatched = sum(int(counts.dispatched.sum()) for counts in traffic.counts)
     return make_values(
         {
-            "imbalance.expert": _find_worst(traffic.list_expert_loads()),
-            "imbalance.rank": _find_worst(traffic.list_rank_loads()),
+            "imbalance.rank": max(imbalances, default=None),
             "drop_rate": 1 - dispatched / selected,
         }
     )
-
-
-def _find_worst(loads_by_layer: Iterable[Sequence[int]]) -> float | None:
-    """Return the largest load imbalance of any layer, None if all loads are 0.
-
-    The imbalance of a layer is its maximum load divided by its mean load. ``loads_by_layer`` has,
-    for each layer, the load of each expert or rank: a number of tokens, or of pairs of token and
-    expert.
-    """
-    imbalances = [compute_imbalance(loads) for loads in loads_by_layer]
-    return max((value for value in imbalances if value is not None), default=None)

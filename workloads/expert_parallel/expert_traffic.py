@@ -12,7 +12,6 @@ from parbench.workloads.costs.communication_pattern import sent_bytes
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.layer_call import LayerCall
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.expert_parallel.dispatch import count_pairs
 from parbench.workloads.expert_parallel.moe_case import list_exchange_calls
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 
@@ -20,35 +19,30 @@ from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 class RoutingCounts(NamedTuple):
     """The number of pairs of token and expert of one rank's tokens in a step.
 
-    Pairs are counted over all microbatches of the rank, for each MoE layer and expert.
+    Pairs are counted over all microbatches of the rank.
     """
 
     layers: tuple[int, ...]
     """The numbers in the model of the rank's MoE layers."""
-    selected: Tensor
-    """The pairs that the router or the generator chose, (layers, experts)."""
+    selected: int
+    """The pairs that the router or the generator chose, in all layers."""
     dispatched: Tensor
-    """The pairs that remain without the dropped ones, (layers, experts)."""
+    """The pairs of each expert in each layer without the dropped ones, (layers, experts)."""
 
 
 def count_routing(layers: Mapping[int, MoeLayer]) -> RoutingCounts:
-    """Return the numbers of tokens of this rank that chose each expert in the last step.
+    """Return the numbers of pairs of this rank's tokens and their experts in the last step.
 
-    The result has two tensors (layers, experts) on the CPU: ``selected`` includes dropped tokens,
-    and ``dispatched`` does not.
     ``layers`` has the MoE layers of this rank by layer number.
     """
-    selected = []
+    selected = 0
     dispatched = []
     for layer in layers.values():
-        for expert_ids in layer.expert_ids.values():
-            selected.append(count_pairs(expert_ids, layer.moe.experts))
-            dispatched.append(layer.plan_dispatch(expert_ids).counts)
-    size = (len(layers), -1, len(selected[0]))
+        plans = [layer.plan_dispatch(expert_ids) for expert_ids in layer.expert_ids.values()]
+        selected += sum(plan.expert_ids.numel() for plan in plans)
+        dispatched.append(torch.stack([plan.counts for plan in plans]).sum(0))
     return RoutingCounts(
-        layers=tuple(layers),
-        selected=torch.stack(selected).view(size).sum(1).cpu(),
-        dispatched=torch.stack(dispatched).view(size).sum(1).cpu(),
+        layers=tuple(layers), selected=selected, dispatched=torch.stack(dispatched).cpu()
     )
 
 
@@ -100,18 +94,6 @@ class ExpertTraffic:
             if source != target:
                 self.sent[source] += pairs
                 self.received[target] += pairs
-
-    def list_expert_loads(self) -> list[list[int]]:
-        """Return, for each MoE layer, the number of tokens in a step that chose each expert.
-
-        Layers are ordered by layer number, and experts by expert id. Tokens of all ranks count,
-        also if their pair with the expert was dropped.
-        """
-        loads: defaultdict[int, list[Tensor]] = defaultdict(list)
-        for counts in self.counts:
-            for layer, selected in zip(counts.layers, counts.selected, strict=True):
-                loads[layer].append(selected)
-        return [torch.stack(loads[layer]).sum(0).tolist() for layer in sorted(loads)]
 
     def list_rank_loads(self) -> list[list[int]]:
         """Return, for each MoE layer, the number of pairs in a step that each rank computes.

@@ -20,7 +20,6 @@ from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,
     ReferenceMoeLayer,
     combine_by_expert,
-    list_kernel_notes,
     weigh_experts,
 )
 from parbench.workloads.expert_parallel.step_routing import StepRouting
@@ -152,7 +151,7 @@ class MoeLayerBenchmark(LayerBenchmark):
             headline="step_time",
             work=(Work(name="tokens_per_second", amount=tokens),),
             details=details,
-            notes=(LAYER_CLAIM, *list_kernel_notes(self._world.device, self._dtype)),
+            notes=(LAYER_CLAIM,),
         )
 
     def _list_groups(self) -> dict[str, dist.ProcessGroup]:

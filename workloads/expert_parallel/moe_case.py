@@ -20,28 +20,25 @@ torch's grouped_mm requires rows of whole 16 bytes, which are 8 elements of 2 by
 """
 
 _EXPERT_FFN = "hidden size of an expert; 0 = ffn / top_k, rounded down to a multiple of 8 * etp"
+_CAPACITY = "capacity factor; tokens above it are dropped; 0 = dropless"
 _RENORMALIZE = "softmax over the scores of the chosen experts only; no effect with top_k=1"
 _int = partial(Param, kind="int", minimum=1)
 _optional_int = partial(Param, kind="int", minimum=0, optional=True)
-_factor = partial(Param, kind="float", default=0.0, minimum=0.0)
 MOE_PARAMS = (
     _int(name="ep", default=0, minimum=0, help="ranks that share the experts; 0 = all / etp"),
     _int(name="experts", default=8, help="routed experts per layer"),
     _int(name="top_k", default=2, help="experts per token"),
-    _factor(name="capacity", help="capacity factor; tokens above it are dropped; 0 = dropless"),
+    Param("capacity", "float", 0.0, _CAPACITY, minimum=0.0),
     choice("variant", "token dispatcher", *DISPATCHERS, optional=False),
     choice("routing", "selection of experts", *ROUTINGS, optional=False),
     _optional_int(name="expert_ffn", default=0, help=_EXPERT_FFN),
     _optional_int(name="shared", default=1, help="shared experts, which every token takes"),
     Param(name="renormalize", kind="bool", default=True, optional=True, help=_RENORMALIZE),
     _optional_int(name="etp", default=0, help="ranks that split each expert; 0 = tp if it divides"),
-    _factor(name="aux", optional=True, help="weight of the load-balancing loss"),
 )
 """The parameters of the experts of a training step."""
 LAYER_PARAMS = tuple(
-    replace(param, default=BALANCED) if param.name == "routing" else param
-    for param in MOE_PARAMS
-    if param.name != "aux"
+    replace(param, default=BALANCED) if param.name == "routing" else param for param in MOE_PARAMS
 )
 """The parameters of the benchmarks of one MoE layer, where balanced routing is the default."""
 
@@ -72,8 +69,6 @@ class Moe:
     """
     renormalize: bool
     """True if the weights of a token's routed experts sum to 1."""
-    aux: float
-    """The factor of the load-balancing loss, 0 for none."""
     variant: str
     """The name of the token dispatcher, one of ``DISPATCHERS``."""
     routing: str
@@ -126,7 +121,7 @@ def make_moe(params: Mapping[str, Value], shape: Shape, ranks: int, tp: int = 1)
     values |= params
     etp = values["etp"] or _default_etp(values, ranks, tp)
     unit = _ROW_ELEMENTS * etp
-    fields = ("experts", "top_k", "shared", "capacity", "renormalize", "aux", "variant", "routing")
+    fields = ("experts", "top_k", "shared", "capacity", "renormalize", "variant", "routing")
     moe = Moe(
         ep=values["ep"] or max(1, ranks // etp),
         etp=etp,

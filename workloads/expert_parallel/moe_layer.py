@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from parbench.bench.world import accelerator
 from parbench.workloads.expert_parallel import dispatch
 from parbench.workloads.expert_parallel.dispatch import DispatchPlan, ExpertRows
 from parbench.workloads.expert_parallel.moe_case import Moe
@@ -128,24 +127,6 @@ def _activate(hidden: Tensor, gate: Tensor | None) -> Tensor:
     return F.gelu(hidden) if gate is None else F.silu(gate) * hidden
 
 
-def list_kernel_notes(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
-    """Return one sentence if torch does not group the experts' GEMMs on this GPU, otherwise empty.
-
-    Without grouping, torch runs one GEMM per expert. Nothing is reported for a CPU. Source: torch
-    2.11 and 2.13, aten/src/ATen/native/cuda/GroupedBlas.cpp, _grouped_mm_cuda.
-    """
-    if device.type != "cuda":
-        return ()
-    major, minor = accelerator.get_capability(device)
-    if dtype == torch.bfloat16 and major in (9, 10):
-        return ()
-    name = str(dtype).removeprefix("torch.")
-    return (
-        "experts: one GEMM per expert after the host has read the counts, because torch groups "
-        f"only bfloat16 on compute capability 9.x and 10.x. This is {name} on {major}.{minor}",
-    )
-
-
 class MoeLayer(nn.Module):
     """An MoE layer: a router, routed experts spread over ranks, and shared experts of every token.
 
@@ -173,8 +154,6 @@ class MoeLayer(nn.Module):
 
         The keys are the indices of the microbatches in the step. Dropped pairs are included.
         """
-        self.aux_weight = 0.0
-        """The factor of a microbatch's load-balancing loss in the gradients of a step."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the weighted sum of each token's experts plus the shared experts, shaped as ``x``.
@@ -189,7 +168,7 @@ class MoeLayer(nn.Module):
         output = self.run_experts(tokens, weights, expert_ids).view_as(x)
         if self.shared is not None:
             output = output + self.shared(x)
-        return self.add_balance_loss(output, scores, expert_ids) if self.moe.aux else output
+        return output
 
     def select_experts(self, scores: Tensor) -> Tensor:
         """Return the experts (tokens, top_k) that tokens take, given scores (tokens, experts).
@@ -199,17 +178,6 @@ class MoeLayer(nn.Module):
         if self.assigned_ids is not None:
             return self.assigned_ids
         return scores.topk(self.moe.top_k).indices
-
-    def add_balance_loss(self, output: Tensor, scores: Tensor, expert_ids: Tensor) -> Tensor:
-        """Return ``output`` unchanged, and add the gradient of the load-balancing loss in backward.
-
-        The loss is a function of the router's ``scores`` (tokens, experts) and of ``expert_ids``
-        (tokens, top_k). It is attached to the activations, as in Megatron Core, because in a
-        pipeline this rank may not compute the loss of the model.
-        """
-        loss = self.aux_weight * compute_balance_loss(scores, expert_ids)
-        added: Tensor = _AddLoss.apply(output, loss)  # type: ignore[no-untyped-call]
-        return added
 
     def plan_dispatch(self, expert_ids: Tensor) -> DispatchPlan:
         """Return the order in which this rank sends its tokens to their experts.
@@ -250,21 +218,6 @@ class MoeLayer(nn.Module):
         return exchange.combine(self.experts(exchange.dispatch()))
 
 
-class _AddLoss(torch.autograd.Function):
-    """Adds a scalar loss to backward: returns a tensor unchanged, and gives the loss gradient 1."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
-        """Return ``x`` unchanged (as a view), so that backward from it also reaches ``loss``."""
-        ctx.loss_dtype = loss.dtype
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradient of the output as that of ``x``, and 1 as that of ``loss``."""
-        return gradients[0], gradients[0].new_ones((), dtype=ctx.loss_dtype)
-
-
 NEAR_SCORES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """The difference of two router scores up to which rounding may change their order.
 
@@ -276,8 +229,7 @@ class ReferenceMoeLayer(MoeLayer):
     """An MoE layer that one process computes expert by expert, to verify ``MoeLayer``.
 
     It takes complete sequences, whose tokens several ranks share in the verified step. The capacity
-    of experts and the load-balancing loss apply to the tokens of each of these ranks separately, as
-    in ``MoeLayer``.
+    of experts applies to the tokens of each of these ranks separately, as in ``MoeLayer``.
     """
 
     positions_by_source: Sequence[Sequence[int]] | None = None
@@ -289,11 +241,6 @@ class ReferenceMoeLayer(MoeLayer):
     """The number of tokens of the last forward pass that the router would send elsewhere.
 
     The experts that such a token takes do not have its best scores.
-    """
-    aux_loss: Tensor | None = None
-    """The load-balancing loss of the last forward pass times ``moe.aux``, as a scalar.
-
-    It is the mean over the ranks that share the sequences, None if ``moe.aux`` is 0.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -314,19 +261,6 @@ class ReferenceMoeLayer(MoeLayer):
         tolerance = NEAR_SCORES[self.router.weight.dtype]
         self.num_misrouted = count_misrouted(scores, expert_ids, tolerance)
         return expert_ids
-
-    def add_balance_loss(self, output: Tensor, scores: Tensor, expert_ids: Tensor) -> Tensor:
-        """Set ``aux_loss`` and return ``output`` unchanged.
-
-        Other than in ``MoeLayer``, backward from ``output`` does not include this loss. The caller
-        adds ``aux_loss`` to the loss of the model.
-        """
-        losses = [
-            compute_balance_loss(scores[tokens], expert_ids[tokens])
-            for tokens in self._tokens_by_source
-        ]
-        self.aux_loss = self.moe.aux * torch.stack(losses).mean()
-        return output
 
     def run_experts(self, tokens: Tensor, weights: Tensor, expert_ids: Tensor) -> Tensor:
         """Return the weighted sum of each token's routed experts, (tokens, hidden).
@@ -389,19 +323,6 @@ def count_misrouted(scores: Tensor, expert_ids: Tensor, tolerance: float) -> int
     best_other = scores.scatter(1, expert_ids, -1.0).amax(1)
     has_duplicate = (expert_ids.sort(1).values.diff(dim=1) == 0).any(1)
     return int(((best_other - worst_taken > tolerance) | has_duplicate).sum())
-
-
-def compute_balance_loss(scores: Tensor, expert_ids: Tensor) -> Tensor:
-    """Return the load-balancing loss of a router, a scalar: E sum_e f_e P_e.
-
-    The formula is that of arXiv 2101.03961, eq. 4, with E experts. f_e is the fraction of the pairs
-    of token and expert that have expert e, from ``expert_ids`` (tokens, top_k). P_e is the mean
-    over tokens of the score of e, from ``scores`` (tokens, experts). Only P has gradients. The loss
-    is 1 if all f and P are 1/E.
-    """
-    experts = scores.shape[1]
-    pair_shares = dispatch.count_pairs(expert_ids, experts) / expert_ids.numel()
-    return experts * (pair_shares * scores.mean(0)).sum()
 
 
 def replace_ffns_with_moe(

@@ -1,7 +1,6 @@
 """Synthetic expert routing: how often each expert is chosen relative to the others. Pure."""
 
 import random
-from collections.abc import Sequence
 
 NO_EXPERT = -1
 """The expert id of a dropped pair of token and expert."""
@@ -34,12 +33,3 @@ def compute_popularity(routing: str, experts: int, *, ranks: int, seed: int) -> 
         hot_experts = experts // min(max(ranks, 2), experts)
         popularity[:hot_experts] = [HOT_FACTOR] * hot_experts
     return popularity
-
-
-def compute_imbalance(loads: Sequence[float]) -> float | None:
-    """Return the maximum load divided by the mean load, at least 1, or None if all loads are 0.
-
-    A load is the number of tokens that an expert or a rank takes.
-    """
-    total = sum(loads)
-    return max(loads) * len(loads) / total if total else None

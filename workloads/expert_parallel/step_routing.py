@@ -166,18 +166,10 @@ class StepRouting:
 
         ``tokens`` (sequences, positions + 1) has inputs and targets, and ``microbatch`` is the
         index in the global batch. The value is ``weight`` times the mean cross-entropy over tokens.
-        The layers' load-balancing losses have gradients but do not change the value, because no
-        rank of a pipeline has all of them.
         """
         layers = dict(enumerate(find_moe_layers(model)))
         self.assign(layers, microbatch, is_reference=True)
-        loss = weight * compute_loss(model, tokens)
-        losses = [layer.aux_loss for layer in _find_reference_layers(model)]
-        known = [aux_loss for aux_loss in losses if aux_loss is not None]
-        if known:
-            aux_loss = torch.stack(known).mean()
-            loss = loss + (aux_loss - aux_loss.detach())
-        return loss
+        return weight * compute_loss(model, tokens)
 
     def count_wrong(
         self, layers: Mapping[int, MoeLayer], batch: Tensor, check: Callable[[], int]

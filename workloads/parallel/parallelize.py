@@ -136,10 +136,6 @@ def build_parts(view: RankView, mesh: Mesh) -> dict[int, Transformer]:
         )
         if spec.moe is not None:
             replace_ffns_with_moe(part, spec.shape, spec.moe, mesh=mesh)
-            # Router gradients are summed over microbatches and tp, and averaged over data ranks.
-            parts_of_sum = spec.shape.layers * spec.microbatches * spec.dims.tp
-            for layer in find_moe_layers(part):
-                layer.aux_weight = spec.moe.aux / parts_of_sum
         parts[stage] = part
     return parts
 

@@ -40,7 +40,6 @@ from parbench.workloads.expert_parallel.expert_probe import ExpertProbe
 from parbench.workloads.expert_parallel.expert_traffic import compute_expert_bytes
 from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,
-    list_kernel_notes,
     simulate_experts,
 )
 from parbench.workloads.expert_parallel.step_routing import StepRouting
@@ -397,9 +396,7 @@ class TrainStep(Benchmark):
         """Return the verifier, which compares the step with a single-process reference."""
         spec = self.spec
         order: Sequence[int] = ()
-        has_balance_loss = spec.moe is not None and spec.moe.aux > 0
-        # A balance loss is weighted before it is summed, which rounds in another order.
-        if spec.pipeline is not None and spec.ranks == spec.dims.pp and not has_balance_loss:
+        if spec.pipeline is not None and spec.ranks == spec.dims.pp:
             order = pipeline_stages.list_gradient_order(spec.pipeline.order, self._world.rank)
         return Verifier(
             world=self._world,
@@ -584,8 +581,7 @@ class TrainStep(Benchmark):
     def _list_notes(self) -> list[str]:
         """Return sentences on limits of the results.
 
-        They are about simulated compute, a small model in the check, the pipeline schedule, and the
-        kernels of experts.
+        They are about simulated compute, a small model in the check, and the pipeline schedule.
         """
         spec = self.spec
         notes: list[str] = []
@@ -595,8 +591,6 @@ class TrainStep(Benchmark):
             notes.append(SMALL_MODEL_NOTE)
         if spec.pipeline is not None:
             notes += pipeline_stages.list_notes(spec.pipeline.schedule, self._world)
-        if spec.moe is not None and not spec.is_simulated:
-            notes += list_kernel_notes(self._world.device, get_dtype(spec))
         return notes
 
     def explain_step(self, reset: ResetFn, budget_seconds: float) -> Explanation:

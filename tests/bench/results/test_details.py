@@ -38,7 +38,7 @@ def make_record(details: dict[str, Any]) -> Record:
     "details",
     [
         CommunicationDetails(comm_calls=(CALLS,)),
-        ExpertLoadDetails(expert_load=[[1, 2]], rank_load=[[3]]),
+        ExpertLoadDetails(rank_load=[[3]]),
         PIPELINE,
     ],
 )

@@ -389,7 +389,6 @@ def expert_metrics(routing: str, capacity: float, seconds: float) -> Metrics:
     metrics["imbalance_time"] = counted_metric(0.0 if is_balanced else 0.2 * seconds, "s")
     metrics["bytes_ratio.ep"] = counted_metric(1.0, "")
     metrics["imbalance.rank"] = counted_metric(1.35, "")
-    metrics["imbalance.expert"] = counted_metric(2.95, "")
     metrics["drop_rate"] = counted_metric(0.125 if capacity else 0.0, "")
     if not is_balanced:
         metrics["imbalance_slowdown"] = MetricValue(value=1.25, low=1.2, high=1.3)
@@ -406,7 +405,7 @@ def expert_record(
     """Return a step of eight experts in one layer on two ranks."""
     load = EXPERT_LOADS[routing]
     rank_load = [sum(load[:4]), sum(load[4:])]
-    details: dict[str, Any] = {"expert_load": [load], "rank_load": [rank_load]}
+    details: dict[str, Any] = {"rank_load": [rank_load]}
     details |= {"axes": {"ep": {"ranks": 2}}}
     return ok_record(
         expert_case(scope, routing, capacity),

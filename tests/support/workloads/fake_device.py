@@ -39,7 +39,7 @@ def keep_model(model: Transformer, shape: Shape) -> None:
 
 def put_experts(model: Transformer, shape: Shape) -> None:
     """Replace FFNs by experts that drop nothing, so that the host has nothing to read."""
-    moe = make_moe({"microbatch": 2, "aux": 0.1}, shape, 1)
+    moe = make_moe({"microbatch": 2}, shape, 1)
     for layer in model.layers.values():
         layer.ffn = MoeLayer(shape, moe)
 

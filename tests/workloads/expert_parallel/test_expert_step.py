@@ -25,10 +25,10 @@ FSDP: Params = {"fsdp": True, "vocabulary": 61, "checkpointing": "full", "shared
 
 
 REPLICAS: Params = {"ep": 1, "routing": "balanced", **DROPS}
-SPLIT: Params = {"tp": 2, "etp": 2, "checkpointing": "full", "aux": 0.5, **DROPS}
+SPLIT: Params = {"tp": 2, "etp": 2, "checkpointing": "full", **DROPS}
 
 
-@pytest.mark.parametrize("params", [{**LLAMA, "aux": 0.1}, HOT, FSDP, REPLICAS, SPLIT])
+@pytest.mark.parametrize("params", [LLAMA, HOT, FSDP, REPLICAS, SPLIT])
 def test_expert_step_matches_one_process(two_ranks: Ranks, params: Params) -> None:
     assert_right(two_ranks, "ep_step", params)
 
@@ -56,11 +56,6 @@ def raise_capacity(step: TrainStep) -> None:
         mixture.moe = replace(mixture.moe, capacity=0.9)
 
 
-def forget_balance(step: TrainStep) -> None:
-    for mixture in find_moe_layers(step.model):
-        mixture.aux_weight = 0.0
-
-
 def forget_partial_sums(step: TrainStep) -> None:
     step.parts[0].partial_parameters.clear()
 
@@ -69,7 +64,6 @@ MUTANTS: dict[str, Callable[[TrainStep], object]] = {
     "expert gradient": lambda step: scale_gradient(step, "layers.0.ffn.experts.down"),
     "router gradient": lambda step: scale_gradient(step, "layers.1.ffn.router.weight"),
     "capacity": raise_capacity,
-    "balance loss": forget_balance,
     "sum over tp": forget_partial_sums,
 }
 
@@ -77,7 +71,7 @@ MUTANTS: dict[str, Callable[[TrainStep], object]] = {
 def count_wrong_of_mutant(world: World, mutant: str) -> int:
     """Return wrong elements of all ranks for a step that becomes wrong before its check."""
     tp = 2 if mutant == "sum over tp" else 1
-    step = build_small_step(world, "ep_step", {"aux": 0.5, "tp": tp, **ZIPF})
+    step = build_small_step(world, "ep_step", {"tp": tp, **ZIPF})
     assert count_wrong_after_step(step) == 0
     MUTANTS[mutant](step)
     wrong = sum(world.gather(step.check()))

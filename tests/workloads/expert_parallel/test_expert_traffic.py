@@ -19,12 +19,12 @@ ROW = TINY.hidden * 4
 COUNTS = [
     RoutingCounts(
         layers=(0, 1),
-        selected=torch.tensor([[8, 4, 2, 2], [4, 4, 4, 4]]),
+        selected=32,
         dispatched=torch.tensor([[6, 4, 2, 2], [4, 4, 4, 4]]),
     ),
     RoutingCounts(
         layers=(0, 1),
-        selected=torch.tensor([[12, 4, 0, 0], [4, 4, 4, 4]]),
+        selected=32,
         dispatched=torch.tensor([[8, 4, 0, 0], [4, 4, 4, 4]]),
     ),
 ]
@@ -37,28 +37,24 @@ def make_traffic(spec: StepSpec = SPEC, **params: Any) -> ExpertTraffic:
     return ExpertTraffic(replace(spec, dims=dims, moe=moe), COUNTS)
 
 
-def test_loads_of_experts_and_ranks() -> None:
-    traffic = make_traffic()
-    assert traffic.list_expert_loads() == [[20, 8, 2, 2], [8, 8, 8, 8]]
-    assert traffic.list_rank_loads() == [[22, 4], [16, 16]]
+def test_loads_of_ranks_are_by_layer() -> None:
+    assert make_traffic().list_rank_loads() == [[22, 4], [16, 16]]
 
 
 def test_loads_of_stages_are_by_layer() -> None:
     """Two pipeline stages have a rank and a layer each."""
     moe = make_moe({"experts": 4, "ep": 1}, TINY, 1)
     counts = [
-        RoutingCounts((layer,), counts.selected[:1], counts.dispatched[:1])
+        RoutingCounts((layer,), 16, counts.dispatched[:1])
         for layer, counts in enumerate(COUNTS)
     ]
     spec = replace(SPEC, dims=ParallelDims.from_sizes({"pp": 2}), moe=moe)
     traffic = ExpertTraffic(spec, counts)
-    assert traffic.list_expert_loads() == [[8, 4, 2, 2], [12, 4, 0, 0]]
     assert traffic.list_rank_loads() == [[14], [12]]
 
 
 def test_load_metrics_are_of_worst_layer() -> None:
     metrics = make_load_metrics(make_traffic())
-    assert metrics["imbalance.expert"].value == 20 / 8
     assert metrics["imbalance.rank"].value == 22 / 13
     assert metrics["drop_rate"].value == pytest.approx(6 / 64)
 

@@ -12,7 +12,6 @@ from parbench.workloads.expert_parallel.moe_case import Moe, make_moe
 from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,
     ReferenceMoeLayer,
-    compute_balance_loss,
     weigh_experts,
 )
 from parbench.workloads.expert_parallel.step_routing import draw_experts
@@ -115,16 +114,6 @@ def test_experts_without_rows_have_zero_gradients(counts: list[int]) -> None:
     assert experts.up.grad is not None
     has_gradient = [bool(gradient.any()) for gradient in experts.up.grad]
     assert has_gradient == [count > 0 for count in counts]
-
-
-def test_balance_loss() -> None:
-    even_scores = torch.full((8, 4), 0.25)
-    even_routes = torch.tensor([[0, 1], [2, 3]] * 4)
-    assert float(compute_balance_loss(even_scores, even_routes)) == pytest.approx(1.0)
-    scores = torch.tensor([[0.7, 0.1, 0.1, 0.1]] * 8)
-    uneven_routes = torch.tensor([[0, 1]] * 8)
-    expected = 4 * (0.5 * 0.7 + 0.5 * 0.1)
-    assert float(compute_balance_loss(scores, uneven_routes)) == pytest.approx(expected)
 
 
 def test_timed_rows_wait_twice_as_long_backward() -> None:
