@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _IDENTITIES = ("boot_id", "job", "SLURM_JOB_ID")
 """Facts that differ between any two runs."""
-_CIRCUMSTANCES = ("one_minute", "nodelist", "SLURM_JOB_NODELIST")
+_CIRCUMSTANCES = ("nodelist", "SLURM_JOB_NODELIST")
 """Facts that are not settings, but that may explain a difference in time."""
 _UNKNOWN_DISTRIBUTION = "distribution unknown"
 

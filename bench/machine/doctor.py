@@ -1,12 +1,11 @@
 """``parbench doctor``: what on this machine disturbs a measurement, and how to fix it."""
 
-import ipaddress
+import os
 import resource
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -17,12 +16,7 @@ from parbench.bench.machine.disturbance import (
     format_switch,
     make_finding,
 )
-from parbench.bench.machine.environment import (
-    VOLATILE,
-    capture_environment,
-    format_cpus,
-    parse_cpus,
-)
+from parbench.bench.machine.environment import format_cpus, read_governors
 from parbench.bench.machine.gpu import GPU_FIX, Gpu, has_library
 from parbench.bench.machine.gpu_host import (
     has_iommu_translation,
@@ -33,9 +27,9 @@ from parbench.bench.machine.gpu_topics import examine_gpu
 from parbench.bench.machine.host_load import BUSY_SHARE, STEAL_PERCENT
 from parbench.bench.machine.machine import (
     Machine,
+    get_affinity,
     inspect_machine,
     is_older,
-    parse_count,
     try_call,
 )
 from parbench.bench.machine.world_spec import choose_world
@@ -52,11 +46,9 @@ _FIXES = {
     "load average": "stop other work, or measure longer (--budget)",
     "cpu governor": "sudo cpupower frequency-set -g performance, so that clocks do not follow the load",
     "steal time": "the hypervisor gives these cores to others: use dedicated cores, or measure longer (--budget)",
-    "interface": "fine on one node; between nodes set GLOO_SOCKET_IFNAME to the network's interface (ip -br addr)",
     "memory": "free some: large sizes will be skipped",
     "/dev/shm": "nccl moves data through it: start the container with --shm-size 1g or more, or --ipc host",
     "swap": "free memory, then sudo swapoff -a && sudo swapon -a: ranks wait for pages that were swapped out",
-    "threads": "set OMP_NUM_THREADS=1: the ranks start more threads than there are cores",
     "gpu driver": "see nvidia-smi and CUDA_VISIBLE_DEVICES: a driver older than its libraries, a GPU off the bus",
     "numa balancing": "sudo sysctl kernel.numa_balancing=0: it moves pages away from GPUs",
     "iommu": "boot with iommu=pt: translation slows transfers between GPUs, NICs and the host",
@@ -73,29 +65,13 @@ def _examine(topic: str, facts: str | None, disturbs: bool) -> Disturbance:
     return make_finding(topic, facts, disturbs, _FIXES[topic])
 
 
-def sample_load() -> dict[str, Any]:
-    """Measure for 0.3 s the CPU time that the hypervisor takes, and read swap and /dev/shm.
-
-    The result has three keys. ``steal_percent`` is the stolen share of the CPU time of all cores in
-    per cent. ``swap_used_bytes`` is the swap in use. ``shm_bytes`` is the total size of /dev/shm.
-    None means unknown.
-    """
-    return {
-        "steal_percent": getattr(psutil.cpu_times_percent(_SAMPLE_SECONDS), "steal", None),
-        "swap_used_bytes": psutil.swap_memory().used,
-        "shm_bytes": try_call(lambda: shutil.disk_usage("/dev/shm").total),
-    }
-
-
 def examine_this_host(environ: Mapping[str, str]) -> tuple[Disturbance, ...]:
     """Examine this host and return one finding for each topic, also if nothing disturbs in it.
 
     ``environ`` holds the environment variables.
     """
     machine = inspect_machine(environ)
-    environment = capture_environment(environ)
-    environment[VOLATILE] |= sample_load()
-    findings = [*examine_cores(machine, environment), *examine_gpus(machine)]
+    findings = [*examine_cores(machine, read_core_state()), *examine_gpus(machine)]
     if not machine.gpus and not machine.silent_gpus and has_library(environ):
         facts = "NVML is installed, and no GPU is visible"
         findings.append(_examine("gpu driver", facts, True))
@@ -104,83 +80,87 @@ def examine_this_host(environ: Mapping[str, str]) -> tuple[Disturbance, ...]:
     return tuple(findings)
 
 
-def examine_cores(machine: Machine, environment: Mapping[str, Any]) -> list[Disturbance]:
-    """Return one finding for each topic of torch, ranks, cores, load, memory and network.
+@dataclass(frozen=True, kw_only=True)
+class CoreState:
+    """The load and the settings of this host that slow its cores. None means unknown."""
 
-    ``environment`` is the result of ``capture_environment`` on the machine. The dict under its key
-    ``load`` must also have the three keys of ``sample_load``.
-    """
-    host = environment["host"]
-    load = environment[VOLATILE]
+    num_allowed: int
+    """The number of CPUs in the affinity of this process."""
+    load_average: float
+    """The mean number of processes that ran or waited for a core in the last minute."""
+    governor: str | None
+    """The cpufreq governors of these CPUs, joined by commas."""
+    steal_percent: float | None
+    """The share of the CPU time of all cores that the hypervisor took in 0.3 s, in per cent."""
+    swap_bytes: int
+    """The swap in use."""
+    shm_bytes: int | None
+    """The total size of /dev/shm."""
+
+
+def read_core_state() -> CoreState:
+    """Measure for 0.3 s the CPU time that the hypervisor takes, and read the other states."""
+    return CoreState(
+        num_allowed=len(get_affinity()),
+        load_average=os.getloadavg()[0],
+        governor=read_governors(),
+        steal_percent=getattr(psutil.cpu_times_percent(_SAMPLE_SECONDS), "steal", None),
+        swap_bytes=psutil.swap_memory().used,
+        shm_bytes=try_call(lambda: shutil.disk_usage("/dev/shm").total),
+    )
+
+
+def examine_cores(machine: Machine, state: CoreState) -> list[Disturbance]:
+    """Return one finding for each topic of torch, ranks, cores, load and memory."""
     torch = machine.torch_version
     if torch is None and machine.torch_has_cuda is None:
         torch = "not installed"
-    num_allowed = len(parse_cpus(environment["process"]["affinity"]))
-    cores = f"{machine.cores} available of {num_allowed}"
     host_cores = machine.host_cores or 0  # The load average counts all of them.
-    average = load["one_minute"] or 0.0
-    steal = load["steal_percent"]
-    memory = machine.memory_bytes
-    shm = load["shm_bytes"]
-    is_shm_low = bool(machine.gpus) and (shm or 0) < _MIN_SHM_BYTES
+    load = f"{state.load_average:.2f} on {pluralize(host_cores, 'core')} of the host"
+    steal = state.steal_percent
+    is_shm_low = bool(machine.gpus) and (state.shm_bytes or 0) < _MIN_SHM_BYTES
     return [
         _examine("torch", torch, torch == "not installed" or is_older(torch, _MIN_TORCH)),
-        *_examine_ranks(machine, environment["variables"].get("OMP_NUM_THREADS")),
-        _examine("cores", cores, machine.cores < num_allowed),
+        _examine_ranks(machine),
+        _examine(
+            "cores",
+            f"{machine.cores} available of {state.num_allowed}",
+            machine.cores < state.num_allowed,
+        ),
         _examine(
             "load average",
-            f"{average:.2f} on {pluralize(host_cores, 'core')} of the host" if host_cores else None,
-            average > BUSY_SHARE * host_cores,
+            load if host_cores else None,
+            state.load_average > BUSY_SHARE * host_cores,
         ),
-        _examine("cpu governor", host["governor"], host["governor"] != "performance"),
+        _examine("cpu governor", state.governor, state.governor != "performance"),
         _examine(
             "steal time",
             None if steal is None else f"{steal:.1f} %",
             (steal or 0) > STEAL_PERCENT,
         ),
-        _examine_interface(environment),
-        _examine("memory", format_gibibytes(memory), (memory or 0) < _MIN_MEMORY_BYTES),
-        _examine("/dev/shm", format_gibibytes(shm), is_shm_low),
-        _examine("swap", format_gibibytes(load["swap_used_bytes"]), bool(load["swap_used_bytes"])),
+        _examine(
+            "memory",
+            format_gibibytes(machine.memory_bytes),
+            (machine.memory_bytes or 0) < _MIN_MEMORY_BYTES,
+        ),
+        _examine("/dev/shm", format_gibibytes(state.shm_bytes), is_shm_low),
+        _examine("swap", format_gibibytes(state.swap_bytes), state.swap_bytes > 0),
     ]
 
 
-def _examine_ranks(machine: Machine, num_threads: str | None) -> list[Disturbance]:
-    """Return two findings: the default ranks of a run, and the threads of each rank.
+def _examine_ranks(machine: Machine) -> Disturbance:
+    """Return a finding about the default ranks of a run.
 
-    More ranks than physical cores disturb, and more threads of all ranks than cores.
-    ``num_threads`` is the value of OMP_NUM_THREADS, None if the variable is not set.
+    More ranks than physical cores disturb.
     """
     try:
         world = choose_world(machine, nproc=None, backend=None, device=None, allow_single=False)
     except UserError:
         # Without torch, or with GPUs that cannot be used, which have findings of their own.
-        return [Disturbance(topic="ranks", facts=UNKNOWN)]
+        return Disturbance(topic="ranks", facts=UNKNOWN)
     num_physical = min(machine.cores, machine.physical_cores or machine.cores)
     facts = f"{world.nproc} on {world.device} with {world.backend}; {num_physical} physical cores"
-    threads = parse_count(num_threads) or 0
-    variable = "not set" if num_threads is None else num_threads
-    return [
-        _examine("ranks", facts, world.nproc > num_physical),
-        _examine(
-            "threads", f"OMP_NUM_THREADS is {variable}", threads * world.nproc > machine.cores
-        ),
-    ]
-
-
-def _examine_interface(environment: Mapping[str, Any]) -> Disturbance:
-    """Return a finding about the network interface that gloo uses on a host.
-
-    It disturbs if GLOO_SOCKET_IFNAME is not set and the host name resolves to a loopback address or
-    not at all. ``environment`` is the result of ``capture_environment``.
-    """
-    host = environment["host"]
-    address = host["address"]
-    interface = environment["process"]["interface"] or UNKNOWN
-    facts = f"{interface} ({host['name']} resolves to {address or 'nothing'})"
-    is_local = address is None or ipaddress.ip_address(address).is_loopback
-    is_chosen = bool(environment["variables"].get("GLOO_SOCKET_IFNAME"))
-    return _examine("interface", facts, is_local and not is_chosen)
+    return _examine("ranks", facts, world.nproc > num_physical)
 
 
 def examine_gpus(machine: Machine) -> list[Disturbance]:

@@ -3,7 +3,6 @@
 The module compares the data of several ranks or runs. It does not import torch.
 """
 
-import os
 import platform
 import re
 import socket
@@ -25,11 +24,6 @@ from parbench.bench.machine.machine import (
     try_call,
 )
 
-VOLATILE = "load"
-"""The top-level key of values that differ between any two runs, such as the load average.
-
-Comparisons of environments ignore these values.
-"""
 EMULATED_VARIABLE = "PARBENCH_EMULATED"
 """The environment variable that describes emulated nodes or links, set by a test cluster."""
 
@@ -52,44 +46,46 @@ def capture_environment(environ: Mapping[str, str], *, root: Path = Path("/")) -
     """Return facts about the host, software and settings of this process as nested mappings.
 
     The keys are ``host``, ``versions`` (of Python and packages), ``variables`` (environment
-    variables without secrets), ``process`` (``cores``, ``affinity``, ``interface``) and ``load``
-    (``one_minute``, the load average). Under ``host`` are ``name``, ``address``, ``os``,
-    ``kernel``, ``boot_id``, ``cpu_model``, ``memory_bytes`` and ``governor``, the distinct cpufreq
-    governors of the CPUs that this process may use. Unknown values are None.
+    variables without secrets) and ``process`` (``cores``, ``affinity``, ``interface``). Under
+    ``host`` are ``name``, ``os``, ``kernel``, ``boot_id``, ``cpu_model``, ``memory_bytes`` and
+    ``governor``. Unknown values are None.
 
     ``environ`` holds the environment variables. ``root`` is the folder with the ``proc`` and
     ``sys`` to read.
     """
-    address = find_host_address()
     variables = select_recorded_variables(environ)
     versions = {name: find_package_version(name) for name in ("torch", "numpy", "parbench")}
     cpu_model = re.search(r"model name\s*: (.*)", read_text(root / "proc/cpuinfo") or "")
-    governors = {
-        read_text(root / _SYSTEM / f"cpu/cpu{cpu}/cpufreq/scaling_governor")
-        for cpu in get_affinity()
-    }
     release = try_call(platform.freedesktop_os_release) or {}
     return {
         "host": {
             "name": socket.gethostname(),
-            "address": address,
             "os": release.get("PRETTY_NAME") or platform.system(),
             "kernel": platform.release(),
             "boot_id": read_text(root / _BOOT_ID),
             "cpu_model": cpu_model and cpu_model[1],
             "memory_bytes": psutil.virtual_memory().total,
-            "governor": ",".join(sorted(filter(None, governors))) or None,
+            "governor": read_governors(root),
         },
         "versions": {"python": platform.python_version(), **versions},
         "variables": variables,
         "process": {
             "cores": count_available_cores(root),
             "affinity": format_cpus(get_affinity()),
-            "interface": variables.get("GLOO_SOCKET_IFNAME") or find_interface(address),
+            "interface": variables.get("GLOO_SOCKET_IFNAME") or find_interface(find_host_address()),
         },
-        # The number of processes that run or wait for a core.
-        VOLATILE: {"one_minute": round(os.getloadavg()[0], 2)},
     }
+
+
+def read_governors(root: Path = Path("/")) -> str | None:
+    """Return the distinct cpufreq governors of the CPUs that this process may use.
+
+    The text joins them by commas, such as ``performance,powersave``. None if all are unknown.
+    ``root`` is the folder with the ``sys`` to read.
+    """
+    folder = root / _SYSTEM / "cpu"
+    governors = {read_text(folder / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in get_affinity()}
+    return ",".join(sorted(governor for governor in governors if governor)) or None
 
 
 def select_recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -210,7 +206,7 @@ def split_environments(
 def find_differing_values(
     base: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
-    """Return the values that differ between two environments, except those of the group ``load``.
+    """Return the values that differ between two environments.
 
     The arguments are nested mappings from ``capture_environment``. The result maps the path of a
     value, such as ``host.os``, to a list of two: the value in ``base`` and the value in
@@ -221,7 +217,7 @@ def find_differing_values(
     differences = {}
     for path in sorted({*base_leaves, *changed_leaves}):
         pair = [base_leaves.get(path), changed_leaves.get(path)]
-        if pair[0] != pair[1] and path.partition(".")[0] != VOLATILE:
+        if pair[0] != pair[1]:
             differences[path] = pair
     return differences
 
@@ -317,11 +313,10 @@ def group_cores(
     node_by_cpu = {cpu: node for node, cpus in _read_numa_nodes(root).items() for cpu in cpus}
 
     def get_position(cpu: int) -> tuple[int, ...]:
-        """Return the sort key of a CPU: its NUMA node, package, physical core and own number."""
+        """Return the sort key of a CPU: its NUMA node, physical core and own number."""
         topology = root / _SYSTEM / f"cpu/cpu{cpu}/topology"
-        package = parse_count(read_text(topology / "physical_package_id")) or 0
         core = parse_count(read_text(topology / "core_id")) or 0
-        return node_by_cpu.get(cpu, 0), package, core, cpu
+        return node_by_cpu.get(cpu, 0), core, cpu
 
     ordered = sorted(cpus, key=get_position)
     count = min(count, len(ordered))

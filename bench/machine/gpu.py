@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -30,20 +30,6 @@ OTHER_NUMA_NODE = "other NUMA node"
 # Without persistence mode the driver first initializes each GPU, which takes up to 3 s for each.
 _TIMEOUT_SECONDS = 60.0
 _KILL_SECONDS = 1.0
-_NOT_RECORDED = ("name", "index", "minor", "pci_address", "nvlink_errors")
-_VARYING = (
-    "sm_clock",
-    "slowed_by",
-    "utilization_percent",
-    "temperature_celsius",
-    "memory_used_bytes",
-    "pcie_width",
-    "errors_uncorrected",
-    "remap_pending",
-    "remap_failed",
-    "processes",
-)
-
 Links = Mapping[frozenset[str], str]
 """The connection of two GPUs, keyed by the pair of their UUIDs.
 
@@ -128,18 +114,6 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """The other processes on the GPU, each as ``NAME (pid PID)``. Empty if there are none."""
     nvlink_errors: dict[str, int] = {}
     """The NVLink error counters by name, each summed over the active NVLinks of the GPU."""
-
-    def facts(self, *, varying: bool) -> dict[str, Any]:
-        """Return the fields that a run stores in its results, by name.
-
-        With ``varying`` the result has the fields that may change during a run, such as clocks and
-        temperature. Otherwise it has the constant fields, such as the driver's version.
-        """
-        return {
-            name: getattr(self, name)
-            for name in self.__struct_fields__
-            if name not in _NOT_RECORDED and (name in _VARYING) == varying
-        }
 
 
 GPU_FIX = (

@@ -4,14 +4,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
-from parbench.bench.machine.environment import VOLATILE
 from parbench.bench.machine.gpu import Gpu, GpuReport, read_report
 
 # 1: the first rank of each host sends a report of the host's GPUs.
 REPORT_VARIABLE = "PARBENCH_GPU_REPORT"
 _REPORT = "gpu_report"  # its key in the environment that a rank sends
+# The fields of a GPU that a run stores: its settings and its hardware, which do not vary.
+_RECORDED_FIELDS = (
+    "driver",
+    "memory_bytes",
+    "persistence",
+    "mig",
+    "ecc",
+    "power_limit_watts",
+    "sm_clock_max",
+    "pcie_generation_max",
+    "pcie_width_max",
+    "nvlinks",
+    "active_nvlinks",
+    "nvlink_bytes_per_second",
+    "fabric",
+)
 
 
 def capture_gpu(environ: Mapping[str, str], uuid: str, *, has_report: bool) -> dict[str, Any]:
@@ -50,23 +64,18 @@ class GpuInventory:
     def add_facts(self, environments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return copies of the ranks' environments with the facts about each rank's GPU added.
 
-        ``environments`` and the result are in rank order. A copy has the constant facts under the
-        key ``gpu``. Facts that vary during a run are under the key ``load``, in the dict ``gpu``.
-        An environment without a known GPU gets no facts. NVML's reports of hosts, which are under
-        the key ``gpu_report``, are added to this inventory and removed from the copies.
+        ``environments`` and the result are in rank order. A copy has the facts under the key
+        ``gpu``. An environment without a known GPU gets no facts. NVML's reports of hosts, which
+        are under the key ``gpu_report``, are added to this inventory and removed from the copies.
         """
         rank_environments = [dict(environment) for environment in environments]
         for environment in rank_environments:
             if _REPORT in environment:
-                report = msgspec.convert(environment.pop(_REPORT), GpuReport)
-                # Ranks of the run may already use their GPUs, so other processes are not known.
-                gpus = tuple(replace(gpu, processes=None) for gpu in report.gpus)
-                self._add(replace(report, gpus=gpus))
+                self._add(msgspec.convert(environment.pop(_REPORT), GpuReport))
         for environment in rank_environments:
             sent_facts = environment.get("gpu", {})
             gpu = self._gpus.get(sent_facts.get("uuid"))
             if sent_facts and gpu is not None:
-                environment["gpu"] = {**gpu.facts(varying=False), **sent_facts}
-                load = environment.get(VOLATILE, {})
-                environment[VOLATILE] = {**load, "gpu": gpu.facts(varying=True)}
+                facts = {name: getattr(gpu, name) for name in _RECORDED_FIELDS}
+                environment["gpu"] = {**facts, **sent_facts}
         return rank_environments

@@ -67,15 +67,10 @@ _FABRIC_STATES = {
     pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: "in progress",
     pynvml.NVML_GPU_FABRIC_STATE_COMPLETED: FABRIC_READY,
 }
-_VALUE_FIELDS = {
-    pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
-    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
-    pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
-}
+_LONG_TYPES = (
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG,
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG,
+)
 
 
 def main(action: str) -> None:
@@ -217,16 +212,17 @@ def _read_nvlinks(handle: Any) -> dict[str, Any]:
 def _read_fields(handle: Any, fields: Sequence[int | tuple[int, int]]) -> list[Any]:
     """Return the values of NVML fields of a GPU in the order of ``fields``, None if unknown.
 
-    A field is the constant ``NVML_FI_...``, or a pair of this constant and the number of an NVLink.
-    ``handle`` is NVML's handle of the GPU.
+    The values are unsigned integers of 32 or 64 bits. A field is the constant ``NVML_FI_...``, or a
+    pair of this constant and the number of an NVLink. ``handle`` is NVML's handle of the GPU.
     """
     values = _ask(pynvml.nvmlDeviceGetFieldValues, handle, fields)
     if values is None:
         return [None] * len(fields)
-    return [
-        None if value.nvmlReturn else getattr(value.value, _VALUE_FIELDS[value.valueType])
-        for value in values
-    ]
+    numbers = []
+    for value in values:
+        number = value.value.ullVal if value.valueType in _LONG_TYPES else value.value.uiVal
+        numbers.append(None if value.nvmlReturn else number)
+    return numbers
 
 
 def _read_pci_address(handle: Any) -> str:

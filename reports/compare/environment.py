@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from parbench.bench.machine.environment import VOLATILE, flatten
+from parbench.bench.machine.environment import flatten
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.formatting import UNKNOWN, to_single_line
 from parbench.bench.results.records import Record, Status, WorldInfo
@@ -117,12 +117,11 @@ def _merge_environment(shared: Mapping[str, Any], record: Record) -> dict[str, s
         values[KERNEL_PATH] = [record.details["kernel"]]
     texts = {}
     for path, rank_values in values.items():
-        if path.partition(".")[0] != VOLATILE:
-            distinct = {
-                _get_default(path) if value is None else to_single_line(str(value))
-                for value in rank_values
-            }
-            texts[path] = ", ".join(sorted(distinct))
+        distinct = {
+            _get_default(path) if value is None else to_single_line(str(value))
+            for value in rank_values
+        }
+        texts[path] = ", ".join(sorted(distinct))
     return texts
 
 

@@ -46,10 +46,10 @@ def test_differences_are_listed_by_run() -> None:
 
 
 def test_circumstances_are_not_settings() -> None:
-    quiet = {"load": {"one_minute": 0.1}, "host": {"boot_id": "a"}}
-    busy = {"load": {"one_minute": 3}, "host": {"boot_id": "b"}}
-    run_set = join(plan_run(environment=quiet), plan_run(environment=busy))
-    assert list(run_set.differences) == ["environment.load.one_minute"]
+    first = {"slurm": {"nodelist": "n1"}, "host": {"boot_id": "a"}}
+    second = {"slurm": {"nodelist": "n2"}, "host": {"boot_id": "b"}}
+    run_set = join(plan_run(environment=first), plan_run(environment=second))
+    assert list(run_set.differences) == ["environment.slurm.nodelist"]
     assert run_set.describe_differences() == "All runs have the same settings."
 
 

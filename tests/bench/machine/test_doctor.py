@@ -1,13 +1,14 @@
 """The doctor compares the state of a machine with limits and names fixes."""
 
-import dataclasses
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from parbench.bench.machine.disturbance import UNKNOWN, Disturbance
 from parbench.bench.machine.doctor import (
+    CoreState,
     examine_cores,
     examine_gpus,
     examine_this_host,
@@ -26,32 +27,22 @@ MACHINE = Machine(
     torch_version="2.13.0+cpu",
     torch_has_cuda=False,
 )
-ENVIRONMENT: dict[str, dict[str, Any]] = {
-    "host": {
-        "name": "n1",
-        "address": "10.0.0.1",
-        "governor": "performance",
-    },
-    "process": {"cores": 4, "affinity": "0-3", "interface": "eth0"},
-    "variables": {"OMP_NUM_THREADS": "1"},
-    "load": {
-        "one_minute": 0.1,
-        "steal_percent": 0.0,
-        "swap_used_bytes": 0,
-        "shm_bytes": 8 * GIB,
-    },
-}
+STATE = CoreState(
+    num_allowed=4,
+    load_average=0.1,
+    governor="performance",
+    steal_percent=0.0,
+    swap_bytes=0,
+    shm_bytes=8 * GIB,
+)
 NO_TORCH = {"torch_version": None, "torch_has_cuda": None}
 TWO_GPUS = {"gpus": (GPU, GPU), "torch_has_cuda": True}
 
 
-def diagnose(machine: dict[str, Any], **changes: dict[str, Any]) -> dict[str, Disturbance]:
+def diagnose(machine: dict[str, Any], **state: Any) -> dict[str, Disturbance]:
     """Return the findings by topic on a good machine with these changes."""
-    environment = {}
-    for group, values in ENVIRONMENT.items():
-        environment[group] = {**values, **changes.get(group, {})}
-    changed = dataclasses.replace(MACHINE, **machine)
-    findings = [*examine_cores(changed, environment), *examine_gpus(changed)]
+    changed = replace(MACHINE, **machine)
+    findings = [*examine_cores(changed, replace(STATE, **state)), *examine_gpus(changed)]
     for finding in findings:
         assert finding.fix or not finding.disturbs
     return {finding.topic: finding for finding in findings}
@@ -65,13 +56,11 @@ def test_good_machine_has_no_disturbance() -> None:
 
 
 def test_unknown_facts_do_not_disturb() -> None:
-    unknown = {group: dict.fromkeys(values) for group, values in ENVIRONMENT.items()}
-    unknown["host"] |= {"name": "n1", "address": "10.0.0.1"}
-    unknown["process"] = {"affinity": "0-3", "interface": None}
-    findings = examine_cores(Machine(cores=4, torch_has_cuda=False), unknown)
+    state = replace(STATE, governor=None, steal_percent=None, shm_bytes=None)
+    findings = examine_cores(Machine(cores=4, torch_has_cuda=False), state)
     assert not any(finding.disturbs for finding in findings)
     known = [finding.topic for finding in findings if finding.facts != UNKNOWN]
-    assert known == ["ranks", "threads", "cores", "interface"]
+    assert known == ["ranks", "cores", "swap"]
 
 
 def test_examine_here_reports_this_machine() -> None:
@@ -81,18 +70,11 @@ def test_examine_here_reports_this_machine() -> None:
         assert findings[topic] != UNKNOWN
 
 
-LOOPBACK = {"host": {"address": "127.0.1.1"}, "process": {"interface": "lo"}}
-NO_ADDRESS = {"host": {"address": None}, "process": {"interface": None}}
-SET_INTERFACE = {
-    **LOOPBACK,
-    "process": {"interface": "ib0"},
-    "variables": {"GLOO_SOCKET_IFNAME": "ib0"},
-}
 BIG_HOST = {"host_cores": 128}  # of which a job may use four
 
 
 @pytest.mark.parametrize(
-    ("topic", "machine", "changes", "fact", "disturbs"),
+    ("topic", "machine", "state", "fact", "disturbs"),
     [
         ("torch", {"torch_version": "2.10.1"}, {}, "2.10.1", True),
         ("torch", NO_TORCH, {}, "not installed", True),
@@ -100,29 +82,19 @@ BIG_HOST = {"host_cores": 128}  # of which a job may use four
         ("ranks", {"physical_cores": 2}, {}, "4 on cpu with gloo; 2 physical cores", True),
         ("cores", {"cores": 3}, {}, "3 available of 4", True),
         ("memory", {"memory_bytes": GIB - 1}, {}, "1.00 GiB", True),
-        ("load average", {}, {"load": {"one_minute": 1.01}}, "1.01", True),
-        ("load average", BIG_HOST, {"load": {"one_minute": 32.0}}, "128 cores", False),
-        ("steal time", {}, {"load": {"steal_percent": 2.1}}, "2.1 %", True),
-        (
-            "cpu governor",
-            {},
-            {"host": {"governor": "performance,powersave"}},
-            "powersave",
-            True,
-        ),
-        ("interface", {}, {}, "eth0", False),
-        ("interface", {}, LOOPBACK, "lo", True),
-        ("interface", {}, NO_ADDRESS, "nothing", True),
-        ("interface", {}, SET_INTERFACE, "ib0", False),
-        ("threads", {}, {"variables": {"OMP_NUM_THREADS": "2"}}, "OMP_NUM_THREADS is 2", True),
-        ("/dev/shm", TWO_GPUS, {"load": {"shm_bytes": 10**9}}, "0.93 GiB", False),
-        ("/dev/shm", TWO_GPUS, {"load": {"shm_bytes": 10**9 - 1}}, "0.93 GiB", True),
+        ("load average", {}, {"load_average": 1.01}, "1.01", True),
+        ("load average", BIG_HOST, {"load_average": 32.0}, "128 cores", False),
+        ("steal time", {}, {"steal_percent": 2.1}, "2.1 %", True),
+        ("cpu governor", {}, {"governor": "performance,powersave"}, "powersave", True),
+        ("swap", {}, {"swap_bytes": GIB}, "1.00 GiB", True),
+        ("/dev/shm", TWO_GPUS, {"shm_bytes": 10**9}, "0.93 GiB", False),
+        ("/dev/shm", TWO_GPUS, {"shm_bytes": 10**9 - 1}, "0.93 GiB", True),
     ],
 )
-def test_limits_of_machine_and_environment(
-    topic: str, machine: dict[str, Any], changes: dict[str, Any], fact: str, disturbs: bool
+def test_limits_of_machine_and_its_state(
+    topic: str, machine: dict[str, Any], state: dict[str, Any], fact: str, disturbs: bool
 ) -> None:
-    finding = diagnose(machine, **changes)[topic]
+    finding = diagnose(machine, **state)[topic]
     assert fact in finding.facts
     assert finding.disturbs is disturbs
 

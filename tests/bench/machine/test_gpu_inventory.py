@@ -9,18 +9,16 @@ from parbench.bench.machine.gpu import Gpu, GpuReport
 from parbench.bench.machine.gpu_inventory import GpuInventory, capture_gpu
 from tests.support.nvidia import H100, format_uuid, gpus, install
 
-LOCAL = Gpu(name="H100", uuid="local", memory_bytes=80, temperature_celsius=30, processes=())
+LOCAL = Gpu(name="H100", uuid="local", memory_bytes=80, temperature_celsius=30)
 
 
 def test_facts_of_the_drivers_host_are_added() -> None:
-    sent: dict[str, Any] = {"gpu": {"uuid": "local", "l2_cache_bytes": 5}, "load": {"one": 1}}
+    sent: dict[str, Any] = {"gpu": {"uuid": "local", "l2_cache_bytes": 5}, "host": {}}
     inventory = GpuInventory(GpuReport(gpus=(LOCAL,), links=(("local", "b", "NVLink"),)))
     [complete] = inventory.add_facts([sent])
     assert complete["gpu"]["memory_bytes"] == 80
     assert complete["gpu"]["l2_cache_bytes"] == 5
-    assert complete["load"]["one"] == 1
-    assert complete["load"]["gpu"]["temperature_celsius"] == 30
-    assert complete["load"]["gpu"]["processes"] == ()
+    assert "temperature_celsius" not in complete["gpu"], "the environment does not vary"
     assert inventory.links == {frozenset(("local", "b")): "NVLink"}
 
 
