@@ -4,8 +4,8 @@ HTA is HolisticTraceAnalysis. Ranks are processes and streams are threads. All r
 one clock, and each case begins at 0 us.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -34,43 +34,24 @@ _COMM_PREFIX = "ncclDevKernel_"
 """The prefix of the names of events on all other streams, which communicate."""
 
 
-class _CaseTrace(NamedTuple):
-    """The events of one case: the timelines of all its ranks."""
-
-    label: str
-    """The label of the case."""
-    clock: Event
-    """The fields ``method``, ``uncertainty_seconds`` and ``repetition`` (from 1) of the clock."""
-    processes: Mapping[str, Sequence[Event]]
-    """The events of each rank without the process id, keyed by the name of the rank's process.
-
-    A rank of a pipeline has a second process for its predicted timeline.
-    """
-
-
 def render_trace(data: RunData) -> bytes:
     """Return a JSON document of Chrome trace events: the timelines of steps.
 
-    Only steps are included whose ranks share a clock.
-    ``otherData.omissions`` has the reason for each other step, keyed by the label of the case.
-    Raises ``UserError`` if no case has such a timeline.
+    Only steps are included whose ranks share a clock. ``otherData.omissions`` has the reason for
+    each other step, keyed by the label of the case. Raises ``UserError`` if no step is included.
     """
-    traces, omissions = _list_case_traces(data)
+    processes, omissions = _list_processes(data)
+    if not processes:
+        reasons = [f"{label}: {problem}" for label, problem in omissions.items()]
+        reasons.append("only training steps with a valid measurement have one")
+        raise UserError(f"{data.run.path} contains no timeline to export: {reasons[0]}")
     events: list[Event] = []
-    first_pid = 0
-    for trace in traces:
-        prefix = f"{trace.label}: " if len(traces) > 1 else ""
-        events += _number_processes(trace.processes, first_pid, prefix)
-        first_pid += len(trace.processes)
+    for pid, (name, rank_events) in enumerate(processes):
+        events += _make_process(pid, name, rank_events)
     document = {
         "traceEvents": events,
         "displayTimeUnit": "ms",
-        "otherData": {
-            "run": data.run.info.id,
-            "parbench": data.run.info.parbench,
-            "clocks": {trace.label: trace.clock for trace in traces},
-            "omissions": omissions,
-        },
+        "otherData": {"parbench": data.run.info.parbench, "omissions": omissions},
     }
     return msgspec.json.encode(document) + b"\n"
 
@@ -85,11 +66,11 @@ def render_for_analysis(data: RunData) -> dict[str, bytes]:
     for step in data.timelines:
         for rank in step.timeline.ranks if step.timeline else ():
             name = f"{make_file_name(step.result.case.id)}/rank-{rank.rank}.json"
-            process = {f"rank {rank.rank}": list(_make_rank_events(rank))}
+            events = _make_process(rank.rank, f"rank {rank.rank}", _make_rank_events(rank))
             document = {
                 "schemaVersion": 1,
                 "distributedInfo": {"rank": rank.rank},
-                "traceEvents": list(_number_processes(process, first_pid=rank.rank)),
+                "traceEvents": list(events),
             }
             files[name] = msgspec.json.encode(document) + b"\n"
     if not files:
@@ -98,64 +79,45 @@ def render_for_analysis(data: RunData) -> dict[str, bytes]:
     return files
 
 
-def _list_case_traces(data: RunData) -> tuple[list[_CaseTrace], dict[str, str]]:
-    """Return the timelines of steps, and the reasons why other steps have no timeline.
+def _list_processes(
+    data: RunData,
+) -> tuple[list[tuple[str, Iterator[Event]]], dict[str, str]]:
+    """Return a process for each rank of each step, and the reasons why other steps have none.
 
-    A timeline needs a clock that all ranks share. The reasons are sentences, keyed by the label of
-    the case. Raises ``UserError`` if no case has a timeline.
+    A process is its name, such as ``step.ddp: rank 0``, and its events without an id. The reasons
+    are sentences, keyed by the label of the case.
     """
-    traces = []
-    omissions = {}
+    processes: list[tuple[str, Iterator[Event]]] = []
+    omissions: dict[str, str] = {}
     for result in data.steps:
         label = data.labels[result.case.id]
-        repetition, details = find_details(result, PipelineDetails)
+        _, details = find_details(result, PipelineDetails)
+        if not details:
+            continue  # The step is not a pipeline.
         if isinstance(details, str):
             omissions[label] = details
         elif details.measured is None or not details.clock:
             problem = "the record has no measured timeline on a clock that its ranks share"
             omissions[label] = details.why_not_measured or problem
         else:
-            clock = {
-                "method": details.clock,
-                "uncertainty_seconds": details.clock_uncertainty_seconds,
-                "repetition": repetition + 1,
-            }
-            traces.append(_CaseTrace(label, clock, _list_pipeline_processes(details)))
+            for rank, actions in enumerate(details.measured):
+                processes.append((f"{label}: rank {rank}", _make_action_events(actions)))
     for step in data.timelines:
         label = data.labels[step.result.case.id]
-        timeline = step.timeline
-        if timeline is None:
+        if step.timeline is None:
             omissions[label] = step.problem
             continue
-        clock = {
-            "method": timeline.clock,
-            "uncertainty_seconds": timeline.uncertainty_seconds,
-            "repetition": step.repetition + 1,
-        }
-        processes = {f"rank {rank.rank}": list(_make_rank_events(rank)) for rank in timeline.ranks}
-        traces.append(_CaseTrace(label, clock, processes))
-    if not traces:
-        reasons = [f"{label}: {problem}" for label, problem in omissions.items()]
-        reasons.append("only training steps with a valid measurement have one")
-        raise UserError(f"{data.run.path} contains no timeline to export: {reasons[0]}")
-    return traces, omissions
+        for timeline in step.timeline.ranks:
+            processes.append((f"{label}: rank {timeline.rank}", _make_rank_events(timeline)))
+    return processes, omissions
 
 
-def _number_processes(
-    processes: Mapping[str, Sequence[Event]], first_pid: int, prefix: str = ""
-) -> Iterator[Event]:
-    """Yield the events of all processes with their ids, after events that set their names.
-
-    Args:
-        processes: the events of each process without an id, keyed by its name.
-        first_pid: the id of the first process. The others follow.
-        prefix: a text before the name of each process.
-    """
-    for pid, (name, events) in enumerate(processes.items(), start=first_pid):
-        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"{prefix}{name}"}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
-        for event in events:
-            yield {**event, "pid": pid}
+def _make_process(pid: int, name: str, events: Iterable[Event]) -> Iterator[Event]:
+    """Yield the events of a process with its id, after the events that set its name and order."""
+    yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+    for event in events:
+        yield {**event, "pid": pid}
 
 
 def _name_thread(tid: int, name: str) -> Iterator[Event]:
@@ -196,19 +158,6 @@ def _make_rank_events(rank: RankTimeline) -> Iterator[Event]:
                     "cat": category,
                     "args": args,
                 }
-
-
-def _list_pipeline_processes(details: PipelineDetails) -> dict[str, list[Event]]:
-    """Return the events of each rank's pipeline actions, keyed by the name of a process.
-
-    The measured timelines of all ranks come first (``rank 0``), then the predicted ones (``rank 0
-    (predicted)``).
-    """
-    processes = {}
-    for suffix, schedule in (("", details.measured), (" (predicted)", details.predicted)):
-        for rank, actions in enumerate(schedule or ()):
-            processes[f"rank {rank}{suffix}"] = list(_make_action_events(actions))
-    return processes
 
 
 def _make_action_events(actions: Sequence[TimedAction]) -> Iterator[Event]:
