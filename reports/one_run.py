@@ -11,8 +11,7 @@ from parbench.bench.text import pluralize
 from parbench.reports.analysis.comparisons import describe_settings
 from parbench.reports.analysis.footnotes import list_footnotes
 from parbench.reports.analysis.labels import list_environment_facts
-from parbench.reports.analysis.overview import describe_setup, list_tiles
-from parbench.reports.analysis.repetitions import describe_measuring_time
+from parbench.reports.analysis.overview import describe_measuring_time, describe_setup, list_tiles
 from parbench.reports.analysis.steps import find_details
 from parbench.reports.analysis.verdicts import (
     ReportVerdict,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.analysis.expected_bandwidth import describe_expected
-from parbench.reports.analysis.repetitions import describe_measuring_time
+from parbench.reports.analysis.overview import describe_measuring_time
 from parbench.reports.analysis.steps import get_calls, get_profiled_seconds
 from parbench.reports.run_data import RunData
 

@@ -3,11 +3,11 @@
 from typing import Any
 
 from parbench.bench.results.formatting import format_quantity, format_seconds
+from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import is_missing
-from parbench.bench.text import pluralize
+from parbench.bench.text import format_duration, pluralize
 from parbench.reports.analysis.labels import AXES, label_differences
 from parbench.reports.analysis.operations import select_operations
-from parbench.reports.analysis.repetitions import describe_measuring_time
 from parbench.reports.analysis.steps import (
     StepRow,
     compute_profiled_share,
@@ -39,6 +39,18 @@ def describe_setup(data: RunData) -> str:
         "" if data.plan.is_imported else describe_measuring_time(data.run),
     ]
     return " · ".join(part for part in parts if part)
+
+
+def describe_measuring_time(run: Run) -> str:
+    """Return the share of a run's duration that went into cases: ``measuring 95 % of 3 min``.
+
+    If the duration is unknown, the phrase has only the time of the cases.
+    """
+    measuring_seconds = sum(record.seconds for record in run.records)
+    seconds = sum(info.seconds for info in run.info.repetitions)
+    if not seconds:
+        return f"measuring took {format_duration(measuring_seconds)}"
+    return f"measuring {100 * measuring_seconds / seconds:.0f} % of {format_duration(seconds)}"
 
 
 def summarize_operations(data: RunData) -> list[dict[str, Any]]:

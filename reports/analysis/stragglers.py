@@ -1,4 +1,4 @@
-"""Stragglers: ranks that arrive last or finish last in more repetitions than chance explains.
+"""Stragglers: ranks that arrive last or compute longest in more repetitions than chance explains.
 
 A case votes for the rank that is late in most of its iterations, once per repetition.
 All ranks of an operation should arrive together. A rank that is late in most iterations of most
@@ -6,23 +6,28 @@ repetitions has less compute, a slower link or a busy core.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from parbench.bench.results.records import Record
+from parbench.bench.results.records import COMPUTE, Timeline
 from parbench.bench.results.records import Stragglers as RecordedStragglers
-from parbench.bench.results.runs import Run, load_rank_samples
+from parbench.bench.results.runs import Run, load_rank_samples, load_timeline
 from parbench.bench.results.stats import median
 from parbench.bench.text import UserError
 from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.timelines import measure_busy_seconds
 
 MIN_ITERATION_SHARE = 0.5
 """A record votes for a rank that is last in more than this share of its iterations."""
 MIN_TIME_SHARE = 0.1
 """A rank's delay counts only if it exceeds this share of the duration of the case."""
+MIN_SKEW_SECONDS = 5e-4
+"""The arrival skew that the barrier before an operation may explain."""
+MIN_SLOWDOWN = 1.1
+"""The smallest ratio of a slow rank's computation to the median of the other ranks."""
 MIN_VOTE_SHARE = 2 / 3
 """A repetition names a rank if at least this share of the votes of its cases are for that rank."""
 MAX_CHANCE = 0.07
@@ -30,33 +35,22 @@ MAX_CHANCE = 0.07
 
 The probability is 0.0625 for one of two ranks in all of five repetitions.
 """
-MAX_BARRIER_SKEW_SECONDS = 5e-4
-"""The arrival skew that the barrier before an operation explains, at most the transfer time."""
-SYMMETRIC_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""Operations in which all ranks do the same work, so that they should finish together."""
 
 
 class StragglerVote(NamedTuple):
-    """The rank that one case shows as late in one repetition, with its delay.
-
-    A rank is late because it arrives last or finishes last in most iterations, or because it
-    computes longest in the profiled step.
-    """
+    """The rank that one case shows as late in one repetition, with its delay."""
 
     rank: int
-    """The late rank."""
+    """The late rank: it arrives last in most iterations, or computes longest in a profiled step."""
     seconds: float
-    """The delay of the rank.
+    """The delay: the arrival after the first rank, median over iterations.
 
-    For a rank that arrives last: its arrival minus the first arrival. For a rank that finishes
-    last: its exit minus the last exit of the other ranks. Both are medians over iterations. For a
-    rank that computes longest: its compute time minus the median of the other ranks.
+    For a rank that computes longest, its compute time minus the median of the other ranks.
     """
     time_share: float
     """The delay over the duration of an iteration of the case, as a fraction.
 
-    Only for a rank that computes longest: its compute time over the median of the other ranks, such
-    as 1.3.
+    For a rank that computes longest, its compute time over the median of the other ranks.
     """
 
 
@@ -73,11 +67,7 @@ class Straggler:
     seconds: float
     """The median of ``StragglerVote.seconds`` over the cases and repetitions that show the rank."""
     time_share: float
-    """The median of ``StragglerVote.time_share`` over the cases and repetitions that show the rank.
-
-    It is the delay over the duration of an iteration. Only for a rank that computes longest, it is
-    its compute time over the median of the other ranks.
-    """
+    """The median of ``StragglerVote.time_share`` over the same cases and repetitions."""
 
     def describe_repetitions(self) -> str:
         """Return the number of repetitions that show the rank as late: ``4 of 5 repetitions``."""
@@ -89,73 +79,60 @@ def find_last_arriving_rank(results: Sequence[CaseResult]) -> Straggler | None:
 
     ``results`` are measured cases of one run. None if chance may explain the late arrivals.
     """
-    transfers = [result.value("transfer") for result in results]
-    known_transfers = [seconds for seconds in transfers if seconds]
-    barrier_skew = min([MAX_BARRIER_SKEW_SECONDS, *known_transfers]) if known_transfers else 0.0
-
-    def read_delay(record: Record, arrival: RecordedStragglers) -> tuple[int | None, float]:
-        """Return the rank that most often arrives last in a record, and the skew in seconds.
-
-        The skew is the last arrival minus the first, the median over iterations. The rank is None
-        if no rank is last in over half of the iterations, or if a barrier explains the skew.
-        """
-        skew = _get_value(record, "skew")
-        is_named = (arrival.share or 0.0) > MIN_ITERATION_SHARE and skew > barrier_skew
-        return arrival.late_rank if is_named else None, skew
-
-    return _find_straggler(results, read_delay)
-
-
-def find_last_finishing_rank(run: Run, results: Sequence[CaseResult]) -> Straggler | None:
-    """Return the rank that finishes last in cases in which all ranks do the same work.
-
-    These are symmetric collectives and training steps among ``results``, the measured cases. None
-    if chance may explain the late ranks. The exit times of ranks are read from the folder of
-    ``run``.
-    """
-    symmetric = [
-        result
-        for result in results
-        if result.case.short_name in SYMMETRIC_OPERATIONS or not result.is_communication
-    ]
-
-    def read_delay(record: Record, arrival: RecordedStragglers) -> tuple[int | None, float]:
-        """Return the rank that most often leaves last in a record, and its delay in seconds.
-
-        The delay is the median over iterations of the time since the last other rank left. The rank
-        is None if no rank is last in over half of the iterations.
-        """
-        rank = arrival.last_out_rank
-        if rank is None or (arrival.last_out_share or 0.0) <= MIN_ITERATION_SHARE:
-            return None, 0.0
-        return rank, _compute_exit_delay(run, record, rank)
-
-    return _find_straggler(symmetric, read_delay)
-
-
-def _find_straggler(
-    results: Sequence[CaseResult],
-    read_delay: Callable[[Record, RecordedStragglers], tuple[int | None, float]],
-) -> Straggler | None:
-    """Return the rank that is late in more repetitions than chance explains, None without one.
-
-    ``results`` are the measured cases of a run. ``read_delay`` takes a record (one case in one
-    repetition) and its arrivals. It returns the late rank, or None, and the delay in seconds. A
-    delay of at most 10 % of the duration of an iteration does not count.
-    """
     votes: dict[int, list[StragglerVote]] = defaultdict(list)
     repetitions = set()
     for result in results:
+        skews = result.by_repetition("skew")
+        durations = result.by_repetition(result.headline)
         for record in result.measured:
-            seconds = _get_value(record, result.headline)
-            if record.arrival and seconds:
-                repetitions.add(record.repetition)
-                rank, delay = read_delay(record, record.arrival)
-                if rank is not None and delay > MIN_TIME_SHARE * seconds:
-                    vote = StragglerVote(rank, delay, delay / seconds)
-                    votes[record.repetition].append(vote)
+            seconds = durations.get(record.repetition)
+            if record.arrival is None or seconds is None:
+                continue
+            repetitions.add(record.repetition)
+            rank = record.arrival.late_rank
+            skew = skews.get(record.repetition, 0.0)
+            is_late = skew > max(MIN_SKEW_SECONDS, MIN_TIME_SHARE * seconds)
+            if rank is not None and is_late and (record.arrival.share or 0) > MIN_ITERATION_SHARE:
+                votes[record.repetition].append(StragglerVote(rank, skew, skew / seconds))
     num_ranks = max((result.world.size for result in results), default=1)
     return elect_straggler(votes, len(repetitions), num_ranks)
+
+
+def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:
+    """Return the rank that computes longest in more repetitions than chance explains.
+
+    ``result`` is a training step, whose traces are in the folder of ``run``. Its fields
+    ``seconds`` and ``time_share`` are those of the compute time. None if no rank computes over 10 %
+    longer than the median of the others.
+    """
+    votes: dict[int, list[StragglerVote]] = {}
+    num_timelines = 0
+    for record in result.measured:
+        try:
+            timeline = load_timeline(run, record)
+        except UserError:
+            continue
+        if timeline:
+            num_timelines += 1
+            vote = _vote_for_slowest(timeline)
+            if vote:
+                votes[record.repetition] = [vote]
+    return elect_straggler(votes, num_timelines, result.world.size)
+
+
+def _vote_for_slowest(timeline: Timeline) -> StragglerVote | None:
+    """Return the rank that computes longest in one profiled step, with its delay.
+
+    None if it computes at most 10 % longer than the median of the other ranks.
+    """
+    seconds = {rank.rank: measure_busy_seconds(rank).get(COMPUTE, 0.0) for rank in timeline.ranks}
+    if len(seconds) < 2:
+        return None
+    slowest = max(seconds, key=lambda rank: seconds[rank])
+    others = median([value for rank, value in seconds.items() if rank != slowest])
+    if not others or seconds[slowest] <= MIN_SLOWDOWN * others:
+        return None
+    return StragglerVote(slowest, seconds[slowest] - others, seconds[slowest] / others)
 
 
 def elect_straggler(
@@ -197,38 +174,12 @@ def elect_straggler(
     )
 
 
-def _get_value(record: Record, name: str) -> float:
-    """Return the value of the metric ``name`` in a record, 0 if it is unknown."""
-    metric = record.metrics.get(name)
-    return (metric and metric.value) or 0.0
-
-
-def _compute_exit_delay(run: Run, record: Record, rank: int) -> float:
-    """Return the median delay in seconds with which a rank leaves after the last other rank.
-
-    The median is over the iterations of one record. The result is negative if another rank leaves
-    later, and 0 without exit times of at least two ranks.
-    """
-    try:
-        samples = load_rank_samples(run, record)
-    except UserError:
-        return 0.0
-    ranks = list(samples.get("ranks", ()))
-    if rank not in ranks or len(ranks) < 2 or "exit_ns" not in samples:
-        return 0.0
-    index = ranks.index(rank)
-    exits = samples["exit_ns"]
-    last_other_exits = np.delete(exits, index, axis=0).max(axis=0)
-    return float(np.median(exits[index] - last_other_exits)) / 1e9
-
-
 def find_arrival(result: CaseResult) -> RecordedStragglers | None:
-    """Return the ranks that most often arrive last and leave last in a case.
+    """Return the rank that most often arrives last in a case, with its share of iterations.
 
     They are from the first repetition that recorded arrival times. None if none did.
     """
-    arrivals = [record.arrival for record in result.measured if record.arrival]
-    return arrivals[0] if arrivals else None
+    return next((record.arrival for record in result.measured if record.arrival), None)
 
 
 def compute_arrival_delays(run: Run, result: CaseResult) -> dict[int, float]:

@@ -5,7 +5,6 @@ communication of one mesh axis.
 """
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +15,13 @@ from parbench.bench.results.records import (
     PHASE,
     Interval,
     RankTimeline,
-    Record,
     Timeline,
 )
 from parbench.bench.results.runs import Run, load_timeline
 from parbench.bench.results.spans import Span, difference, length
-from parbench.bench.results.stats import median
 from parbench.bench.text import UserError
 from parbench.reports.analysis.case_results import CaseResult
-from parbench.reports.analysis.stragglers import Straggler, StragglerVote, elect_straggler
 
-_MIN_SLOWDOWN = 1.1
-"""The smallest ratio of a slow rank's computation to the median of the other ranks."""
 _NO_SHARED_CLOCK = "its ranks have no common clock"
 
 
@@ -52,32 +46,23 @@ def load_step_timelines(run: Run, results: Iterable[CaseResult]) -> tuple[StepTi
     """
     timelines = []
     for result in results:
-        by_repetition = (_load_step_timeline(run, result, record) for record in result.measured)
-        first = next((timeline for timeline in by_repetition if timeline), None)
-        if first:
-            timelines.append(first)
+        for record in result.measured:
+            timeline = None
+            problem = ""
+            try:
+                timeline = load_timeline(run, record)
+            except UserError as error:
+                problem = str(error)
+            if timeline and not timeline.clock:
+                timeline = None
+                problem = _NO_SHARED_CLOCK
+            if timeline or problem:
+                step = StepTimeline(
+                    result=result, repetition=record.repetition, timeline=timeline, problem=problem
+                )
+                timelines.append(step)
+                break
     return tuple(timelines)
-
-
-def _load_step_timeline(run: Run, result: CaseResult, record: Record) -> StepTimeline | None:
-    """Return the timeline of a step in one repetition, or the problem with its traces.
-
-    None if the repetition has no traces.
-    """
-    problem = ""
-    try:
-        timeline = load_timeline(run, record)
-    except UserError as error:
-        timeline = None
-        problem = str(error)
-    if timeline and not timeline.clock:
-        timeline = None
-        problem = _NO_SHARED_CLOCK
-    if timeline is None and not problem:
-        return None
-    return StepTimeline(
-        result=result, repetition=record.repetition, timeline=timeline, problem=problem
-    )
 
 
 def group_by_stream(rank: RankTimeline) -> dict[str, list[Interval]]:
@@ -93,12 +78,8 @@ def group_by_stream(rank: RankTimeline) -> dict[str, list[Interval]]:
 
 
 def name_stream(stream: str) -> str:
-    """Return the name of a stream or phase of a profiled step for tables and legends.
-
-    ``copy`` becomes ``copies``, ``phase forward`` becomes ``forward``, ``comm dp`` is unchanged.
-    """
-    names = {PHASE: "phases", COMPUTE: "compute", COPY: "copies"}
-    return names.get(stream, stream.removeprefix(f"{PHASE} "))
+    """Return the name of a stream of a profiled step for tables and legends, such as ``copies``."""
+    return {PHASE: "phases", COPY: "copies"}.get(stream, stream)
 
 
 def get_axis(stream: str) -> str | None:
@@ -135,91 +116,51 @@ def split_into_lanes(intervals: Iterable[Interval]) -> list[list[Interval]]:
 
 
 def measure_busy_seconds(rank: RankTimeline) -> dict[str, float]:
-    """Return the busy seconds of one rank in a profiled step, keyed by stream and by phase.
+    """Return the busy seconds of one rank in a profiled step, keyed by stream.
 
-    The keys are ``compute``, ``copy``, ``comm AXIS`` and ``phase NAME``. Overlapping intervals are
-    counted once.
+    The keys are ``compute``, ``copy`` and ``comm AXIS``. Overlapping intervals are counted once.
     """
-    groups: dict[str, list[Interval]] = {}
-    for stream, intervals in group_by_stream(rank).items():
-        for interval in intervals:
-            key = f"{PHASE} {interval.name}" if stream == PHASE else stream
-            groups.setdefault(key, []).append(interval)
-    return {key: length(convert_to_spans(intervals)) / 1e9 for key, intervals in groups.items()}
+    return {
+        stream: length(convert_to_spans(intervals)) / 1e9
+        for stream, intervals in group_by_stream(rank).items()
+        if stream != PHASE
+    }
 
 
 def summarize_calls(timeline: Timeline) -> list[dict[str, Any]]:
     """Return a row for the calls of each axis, operation and size in a profiled step.
 
-    Only one rank is read: the rank whose calls take the least time, because it waits least in them.
-    A row has ``axis``, ``operation``, ``size`` (bytes of one call, None if unknown), ``calls``
-    (their number), ``seconds`` (of all calls together), and ``exposed`` (the part that neither
-    compute nor copies hide). Overlapping calls are counted once. The rows with most exposed seconds
-    come first.
+    Only one rank is read: the rank that communicates for the least time, because it waits least. A
+    row has ``axis``, ``operation``, ``size`` (bytes of one call, None if unknown), ``calls`` (their
+    number), ``seconds`` (of all calls together), and ``exposed`` (the part that neither compute nor
+    copies hide). Overlapping calls are counted once. The rows with most exposed seconds come first.
     """
-    by_rank = [_summarize_rank_calls(rank) for rank in timeline.ranks]
-    rows = min(by_rank, key=lambda rows: sum(row["seconds"] for row in rows), default=[])
-    return sorted(rows, key=lambda row: (-row["exposed"], -row["seconds"]))
 
+    def sum_calls(rank: RankTimeline) -> float:
+        """Return the seconds of a rank's communication, summed over mesh axes."""
+        busy = measure_busy_seconds(rank)
+        return sum(seconds for stream, seconds in busy.items() if get_axis(stream))
 
-def _summarize_rank_calls(rank: RankTimeline) -> list[dict[str, Any]]:
-    """Return a row for the calls of each axis, operation and size of one rank.
-
-    A row has the keys that ``summarize_calls`` lists. Rows are in the order of the first calls.
-    """
-    streams = group_by_stream(rank)
+    streams = group_by_stream(min(timeline.ranks, key=sum_calls))
     work = convert_to_spans([*streams.get(COMPUTE, []), *streams.get(COPY, [])])
-    rows = []
+    by_call: dict[tuple[str, str, int | None], list[Interval]] = {}
     for stream, intervals in streams.items():
-        by_call: dict[tuple[str, int | None], list[Interval]] = {}
+        axis = get_axis(stream)
         for interval in intervals:
-            by_call.setdefault((interval.name, interval.num_bytes), []).append(interval)
-        for (operation, num_bytes), calls in by_call.items():
-            spans = convert_to_spans(calls)
-            rows.append(
-                {
-                    "axis": get_axis(stream),
-                    "operation": operation,
-                    "size": num_bytes,
-                    "calls": len(calls),
-                    "seconds": length(spans) / 1e9,
-                    "exposed": length(difference(spans, work)) / 1e9,
-                }
-            )
-    return [row for row in rows if row["axis"]]
-
-
-def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:
-    """Return the rank that computes longest in more repetitions than chance explains.
-
-    ``result`` is a training step. In the returned ``Straggler``, ``time_share`` is the rank's
-    compute time over the median of the other ranks, and ``seconds`` is the difference of the two
-    per step. Both are medians over repetitions. None if no rank exceeds this median by over 10 %.
-    """
-    votes: dict[int, list[StragglerVote]] = {}
-    num_timelines = 0
-    for record in result.measured:
-        with suppress(UserError):
-            timeline = load_timeline(run, record)
-            if timeline:
-                num_timelines += 1
-                vote = _vote_for_slowest(timeline)
-                if vote:
-                    votes[record.repetition] = [vote]
-    return elect_straggler(votes, num_timelines, result.world.size)
-
-
-def _vote_for_slowest(timeline: Timeline) -> StragglerVote | None:
-    """Return the rank that computes longest in one profiled step, with its delay.
-
-    ``time_share`` of the result is the rank's compute time over the median of the other ranks, and
-    ``seconds`` is the difference of the two. None if this ratio is at most 1.1.
-    """
-    seconds = {rank.rank: measure_busy_seconds(rank).get(COMPUTE, 0.0) for rank in timeline.ranks}
-    if len(seconds) < 2:
-        return None
-    slowest = max(seconds, key=lambda rank: seconds[rank])
-    others = median([value for rank, value in seconds.items() if rank != slowest])
-    if not others or seconds[slowest] <= _MIN_SLOWDOWN * others:
-        return None
-    return StragglerVote(slowest, seconds[slowest] - others, seconds[slowest] / others)
+            if axis:
+                key = (axis, interval.name, interval.num_bytes)
+                by_call.setdefault(key, []).append(interval)
+    rows = []
+    for (axis, operation, num_bytes), calls in by_call.items():
+        spans = convert_to_spans(calls)
+        rows.append(
+            {
+                "axis": axis,
+                "operation": operation,
+                "size": num_bytes,
+                "calls": len(calls),
+                "seconds": length(spans) / 1e9,
+                "exposed": length(difference(spans, work)) / 1e9,
+            }
+        )
+    return sorted(rows, key=lambda row: (-row["exposed"], -row["seconds"]))

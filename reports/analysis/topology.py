@@ -4,9 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-from parbench.bench.results.formatting import to_single_line
 from parbench.bench.results.runs import Run
 
 WITHIN_NODE = "within a node"
@@ -24,23 +22,14 @@ UNEVEN = "uneven"
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """The hosts of all ranks of a run on several nodes, and what Slurm reports about them."""
+    """The hosts of all ranks of a run on several nodes, and the network switches above them."""
 
     hosts: tuple[str, ...]
     """The host name of each rank, indexed by rank."""
-    requested_distribution: str = ""
-    """The value of Slurm's ``--distribution``, empty if nothing was requested."""
-    slurm_job: str = ""
-    """The id of the Slurm job, empty outside Slurm."""
     switches: Mapping[str, str]
     """The path of switches above each host, such as ``spine.leaf1``, keyed by host.
 
     Hosts whose switches are unknown are left out.
-    """
-    affinities: Mapping[int, str]
-    """The CPU cores that a rank may use, such as ``0-3``, keyed by rank.
-
-    Ranks whose cores are unknown are left out.
     """
 
     @property
@@ -99,49 +88,15 @@ class Topology:
 
 
 def read_topology(run: Run) -> Topology | None:
-    """Return the hosts of a run's ranks, None if all ranks are on one host or hosts are unknown."""
+    """Return the hosts of a run's ranks, None if all ranks are on one host or hosts are unknown.
+
+    The switches are read from Slurm's topology addresses, such as ``spine.leaf1.node7``, whose last
+    part is the host itself.
+    """
     environment = run.info.environment or {}
     hosts = tuple(environment.get("hosts") or ())
     if len(set(hosts)) < 2:
         return None
-    return Topology(
-        hosts=hosts,
-        requested_distribution=_read_text(environment, "slurm", "distribution"),
-        slurm_job=_read_text(environment, "slurm", "job"),
-        switches=_read_switches(environment.get("switches") or {}),
-        affinities=_read_affinities(run, len(hosts)),
-    )
-
-
-def _read_switches(paths: Mapping[str, str]) -> dict[str, str]:
-    """Return the path of switches above each host, keyed by host.
-
-    ``paths`` are Slurm's topology addresses, such as ``spine.leaf1.node7``. Their last part is the
-    host itself. Hosts without a switch are left out.
-    """
-    return {host: path.rpartition(".")[0] for host, path in paths.items() if "." in path}
-
-
-def _read_affinities(run: Run, num_ranks: int) -> dict[int, str]:
-    """Return the CPU cores that each rank may use, such as ``0-3``, keyed by rank.
-
-    They are read from the environment of the run, which has the values that all ranks share, or
-    from the records, which have the values that differ. Ranks without a value are left out.
-    """
-    environments = [run.info.environment or {}, *(record.environment for record in run.records)]
-    affinities: dict[int, str] = {}
-    for rank in range(num_ranks):
-        for environment in environments:
-            own = environment.get(f"rank {rank}", environment)
-            cores = _read_text(own, "process", "affinity")
-            if cores:
-                affinities.setdefault(rank, cores)
-    return affinities
-
-
-def _read_text(values: Mapping[str, Any], *path: str) -> str:
-    """Return the text or integer at a path of keys in nested mappings, empty if it is missing."""
-    value: Any = values
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return to_single_line(str(value)) if isinstance(value, str | int) else ""
+    addresses = environment.get("switches") or {}
+    switches = {host: path.rpartition(".")[0] for host, path in addresses.items() if "." in path}
+    return Topology(hosts=hosts, switches=switches)

@@ -1,6 +1,5 @@
 """The verdicts on a run (correct, complete, quiet), its failed cases, and corrupt records."""
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +8,10 @@ from typing import Literal
 from parbench.bench.launch.budget import estimate_run_seconds, format_budget
 from parbench.bench.machine.environment import describe_emulation
 from parbench.bench.results.formatting import format_percent
-from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
-from parbench.bench.text import format_duration, pluralize
+from parbench.bench.text import pluralize
 from parbench.reports.analysis.case_results import CaseResult
-from parbench.reports.analysis.repetitions import describe_host_disturbance
 from parbench.reports.run_data import RunData
 
 Level = Literal["good", "doubtful", "bad"]
@@ -22,8 +19,6 @@ Level = Literal["good", "doubtful", "bad"]
 
 MAX_NOISY_SHARE = 0.1
 """A run is quiet if at most this share of its cases, as a fraction, is noisy."""
-STATUS_VERBS = {"hang": "hung", "failed": "failed"}
-"""The verb of a sentence about cases with a status that makes a run incomplete."""
 
 
 @dataclass(frozen=True)
@@ -67,24 +62,16 @@ def _judge_correctness(results: Sequence[CaseResult]) -> ReportVerdict:
     WRONG if a result differs, CORRECT if those compared are equal, UNCHECKED if none was compared.
     ``results`` are the cases that ran.
     """
-    num_unchecked = sum(result.check.passed is None for result in results)
     num_wrong = sum(result.status == "wrong" for result in results)
     if num_wrong:
-        return ReportVerdict(
-            "WRONG",
-            "bad",
-            f"{num_wrong} of {len(results)} results differ from the reference",
-            hint="Do not use their times",
-        )
-    num_checked = len(results) - num_unchecked
-    message = f"{num_checked} of {len(results)} results match the reference"
-    if 0 < num_unchecked < len(results):
-        results_text = pluralize(num_checked, "checked result")
-        message = f"{results_text} match the reference, {num_unchecked} unchecked"
+        message = f"{num_wrong} of {len(results)} results differ from the reference"
+        return ReportVerdict("WRONG", "bad", message, hint="Do not use their times")
+    num_checked = sum(result.check.passed is not None for result in results)
+    suffix = "" if num_checked == len(results) else ", the others are unchecked"
     return ReportVerdict(
         word="CORRECT" if num_checked else "UNCHECKED",
-        level="doubtful" if num_unchecked else "good",
-        message=message,
+        level="good" if num_checked == len(results) else "doubtful",
+        message=f"{num_checked} of {len(results)} results match the reference{suffix}",
     )
 
 
@@ -92,124 +79,62 @@ def _judge_completeness(data: RunData, measured: Sequence[CaseResult]) -> Report
     """Return the verdict on missing measurements of a run.
 
     BROKEN: a case failed or hung. UNFINISHED: a planned repetition has no record. NOTHING MEASURED:
-    no case has a result. Otherwise COMPLETE or PARTIAL. ``measured`` are the cases that a
-    repetition measured.
+    no case has a result. PARTIAL: the time budget ended before all repetitions of a case. Otherwise
+    COMPLETE. ``measured`` are the cases that a repetition measured.
     """
-    path = data.run.path
-    failures: dict[Status, int] = {
-        status: count for status, count in data.status_counts.items() if status in STATUS_VERBS
-    }
-    if failures:
-        parts = [f"{count} {STATUS_VERBS[status]}" for status, count in failures.items()]
-        message = f"{' and '.join(parts)} of {pluralize(len(data.plan.cases), 'case')}"
-        return ReportVerdict("BROKEN", "bad", message, hint=f"Logs: {path / 'logs'}")
+    plan, counts = data.plan, data.status_counts
+    resume = f"Finish: parbench run --resume {data.run.path}"
+    cases = pluralize(len(plan.cases), "case")
+    if counts.get("failed") or counts.get("hang"):
+        message = f"{counts.get('failed', 0)} failed and {counts.get('hang', 0)} hung of {cases}"
+        return ReportVerdict("BROKEN", "bad", message, hint=f"Logs: {data.run.path / 'logs'}")
     if data.num_missing:
         message = f"{data.num_missing} of {data.num_planned} measurements have no record"
-        hint = f"Finish: parbench run --resume {path}"
-        return ReportVerdict("UNFINISHED", "bad", message, hint=hint)
+        return ReportVerdict("UNFINISHED", "bad", message, hint=resume)
     if not measured:
-        return _explain_nothing_measured(data)
-    return _count_repetitions(data, measured)
-
-
-def _explain_nothing_measured(data: RunData) -> ReportVerdict:
-    """Return the verdict NOTHING MEASURED, with the most common reason of skipped cases."""
-    if _count_out_of_budget(data):
-        budget = format_duration(data.plan.budget_seconds)
-        message = f"the time budget of {budget} ended before the first case"
-        hint = "Use a larger --budget"
-    else:
-        reasons = [skipped.reason for skipped in data.plan.skipped]
+        reasons = [skipped.reason for skipped in plan.skipped]
         reasons += [reason for result in data.results for reason in result.reasons]
         message = Counter(reasons).most_common(1)[0][0] if reasons else "the plan has no cases"
-        hint = ""
-    return ReportVerdict("NOTHING MEASURED", "bad", message, hint=hint)
-
-
-def _count_out_of_budget(data: RunData) -> int:
-    """Return the number of cases that have no measurement because the time budget ended."""
-    return sum(
-        result.status == "skipped" and all(record.is_out_of_budget for record in result.records)
+        return ReportVerdict("NOTHING MEASURED", "bad", message)
+    num_cut = sum(
+        any(record.is_out_of_budget for record in result.records)
+        or (result.status == "ok" and result.repetitions < result.planned)
         for result in data.results
     )
-
-
-def _count_repetitions(data: RunData, measured: Sequence[CaseResult]) -> ReportVerdict:
-    """Return the verdict COMPLETE if each case ran all planned repetitions, otherwise PARTIAL.
-
-    ``measured`` are the cases that at least one repetition measured. The message of PARTIAL lists
-    how many cases ran how many repetitions: ``2 of 8 cases ran 1 of 5 repetitions``.
-    """
-    plan = data.plan
-    num_out_of_budget = _count_out_of_budget(data)
-    counts = Counter(
-        result.repetitions
-        for result in measured
-        if result.status == "ok" and result.repetitions < result.planned
-    )
-    if num_out_of_budget:
-        counts[0] = num_out_of_budget
-    num_skipped = len(plan.skipped) + data.status_counts.get("skipped", 0) - num_out_of_budget
+    repetitions = pluralize(plan.repetitions, "repetition")
+    if num_cut:
+        budget = format_budget(estimate_run_seconds(data.run))
+        return ReportVerdict(
+            word="PARTIAL",
+            level="bad" if data.exit_code == 4 else "doubtful",
+            message=f"{num_cut} of {cases} ran fewer than {repetitions} within the time budget",
+            hint=f"{resume}, or use --budget {budget}",
+        )
+    num_skipped = len(plan.skipped) + counts.get("skipped", 0)
     suffix = f", and {pluralize(num_skipped, 'case')} cannot run here" if num_skipped else ""
-    if not counts:
-        repetitions = pluralize(plan.repetitions, "repetition")
-        message = f"{pluralize(len(measured), 'case')} ran {repetitions} each{suffix}"
-        return ReportVerdict("COMPLETE", "good", message)
-    cases = pluralize(len(plan.cases), "case")
-    shares = [
-        f"{count} of {cases} ran {repetitions} of {plan.repetitions} repetitions"
-        for repetitions, count in sorted(counts.items())
-    ]
-    budget = format_duration(plan.budget_seconds)
-    return ReportVerdict(
-        word="PARTIAL",
-        level="bad" if data.exit_code == 4 else "doubtful",
-        message=f"within the budget of {budget} {' and '.join(shares)}{suffix}",
-        hint=f"Finish: {describe_completion(data.run)}",
-    )
-
-
-def describe_completion(run: Run) -> str:
-    """Return two ways to finish a run whose time budget was too short.
-
-    The text has the command that resumes the run, and a budget that suffices.
-    """
-    budget = format_budget(estimate_run_seconds(run))
-    return f"parbench run --resume {run.path}, or use --budget {budget}"
-
-
-def find_noisy(results: Sequence[CaseResult]) -> tuple[CaseResult, ...]:
-    """Return the cases whose duration varies by more than 15 % between repetitions.
-
-    The result is empty if they are at most 10 % of the cases with a known variation.
-    """
-    known = [result for result in results if result.variation is not None]
-    noisy = [result for result in known if result.noise in ("noisy", "very noisy")]
-    return tuple(noisy) if len(noisy) > MAX_NOISY_SHARE * len(known) else ()
+    message = f"{pluralize(len(measured), 'case')} ran {repetitions} each{suffix}"
+    return ReportVerdict("COMPLETE", "good", message)
 
 
 def _judge_noise(run: Run, results: Sequence[CaseResult]) -> ReportVerdict:
     """Return the verdict on the variation between repetitions: NOISE UNKNOWN, QUIET or NOISY.
 
-    ``results`` are the measured cases. The message has the median of their variations.
+    A run is NOISY if the variation exceeds 15 % in more than 10 % of the cases with a known
+    variation. ``results`` are the measured cases.
     """
-    variations = [result.variation for result in results if result.variation is not None]
-    if not variations:
+    known = [result for result in results if result.variation is not None]
+    if not known:
         count = pluralize(max(result.repetitions for result in results), "repetition")
         message = f"the variation between repetitions is unknown ({count})"
         hint = "Import 5 logs" if run.info.plan.is_imported else "Use --repetitions 5"
         return ReportVerdict("NOISE UNKNOWN", "doubtful", message, hint=hint)
-    noisy = find_noisy(results)
-    message = f"the median variation between repetitions is {format_percent(median(variations))}"
-    if not noisy:
+    num_noisy = sum(result.noise in ("noisy", "very noisy") for result in known)
+    variation = median([result.variation or 0.0 for result in known])
+    message = f"the median variation between repetitions is {format_percent(variation)}"
+    if num_noisy <= MAX_NOISY_SHARE * len(known):
         return ReportVerdict("QUIET", "good", message)
-    cases = pluralize(len(variations), "case")
-    message += f", and over 15 % in {len(noisy)} of {cases}"
-    disturbance = describe_host_disturbance(run)
-    if disturbance:
-        message += f". Possible cause: {disturbance}"
-    hint = "Find causes: parbench doctor"
-    return ReportVerdict("NOISY", "doubtful", message, hint=hint)
+    message += f", and over 15 % in {num_noisy} of {pluralize(len(known), 'case')}"
+    return ReportVerdict("NOISY", "doubtful", message, hint="Find causes: parbench doctor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,40 +198,16 @@ def _make_problem(result: CaseResult) -> Problem:
 
 
 def list_warnings(run: Run) -> tuple[str, ...]:
-    """Return sentences about lines of ``records.jsonl`` that cannot be read."""
+    """Return a sentence about lines of ``records.jsonl`` that cannot be read, if there are any."""
+    if not run.damaged:
+        return ()
+    lines = pluralize(len(run.damaged), "line")
+    problem = f"{lines} of records.jsonl cannot be read and are ignored"
     hint = f"Measure them again: parbench run --resume {run.path}"
-    warnings = []
-    if run.damaged:
-        lines = pluralize(len(run.damaged), "line")
-        problem = f"{lines} of records.jsonl cannot be read and are ignored"
-        warnings.append(f"{problem}. The first: {run.damaged[0]}. {hint}")
-    if not _ends_with_newline(run):
-        problem = "The last line of records.jsonl is incomplete and is ignored"
-        warnings.append(f"{problem}. {hint}")
-    return tuple(warnings)
-
-
-def _ends_with_newline(run: Run) -> bool:
-    """Return True if ``records.jsonl`` ends with a complete line, or is empty or missing."""
-    try:
-        with (run.path / "records.jsonl").open("rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read(1) == b"\n"
-    except OSError:
-        return True
+    return (f"{problem}. The first: {run.damaged[0]}. {hint}",)
 
 
 def describe_emulations(run: Run) -> tuple[str, ...]:
-    """Return a sentence for each emulation of nodes or links in a run.
-
-    The number of emulated records is added unless all records are emulated.
-    """
-    total = len(run.records)
-    counts = Counter(record.emulation for record in run.records if record.emulation)
-    if run.info.plan.emulation:
-        counts[run.info.plan.emulation] = total
-    sentences = []
-    for emulation, count in counts.items():
-        suffix = "" if count >= total else f" ({count} of {total} records)"
-        sentences.append(describe_emulation(emulation) + suffix)
-    return tuple(sentences)
+    """Return a sentence for each emulation of nodes or links in the plan or records of a run."""
+    emulations = [run.info.plan.emulation, *(record.emulation for record in run.records)]
+    return tuple(describe_emulation(name) for name in dict.fromkeys(emulations) if name)

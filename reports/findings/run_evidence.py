@@ -16,8 +16,7 @@ from parbench.reports.analysis.steps import (
     get_calls,
     get_profiled_seconds,
 )
-from parbench.reports.analysis.stragglers import find_last_arriving_rank, find_last_finishing_rank
-from parbench.reports.analysis.timelines import find_slow_computing_rank
+from parbench.reports.analysis.stragglers import find_last_arriving_rank, find_slow_computing_rank
 from parbench.reports.findings.commands import build_case_command, build_step_command
 from parbench.reports.findings.evidence import (
     CollectedEvidence,
@@ -35,8 +34,6 @@ UNEQUAL_WORK_DETAILS = {"pipeline", "crossover_ranks", "rank_load"}
 """The keys of details that only steps with unequal work on ranks have."""
 MIN_READ_SHARE = 0.01
 """Traces of a step are searched for a slow rank from this fraction of waiting time."""
-MIN_COMPUTE_RATIO = 1.1
-"""A rank computes clearly longer above this ratio to the median of other ranks."""
 LINK_PARAMS = ("source", "target")
 """The parameters of ``p2p.matrix`` that name the sending and the receiving rank."""
 REDUCTIONS = ("all_reduce", "reduce_scatter")
@@ -58,32 +55,28 @@ def collect_evidence(data: RunData) -> CollectedEvidence:
 
 
 def _find_stragglers(data: RunData) -> Iterator[StragglerEvidence]:
-    """Yield the ranks that arrive last, finish last, or compute longest.
+    """Yield the ranks that arrive last or compute longest.
 
     Cases whose ranks have unequal work by design, such as pipelines, are left out.
     """
     results = [
         result for result in data.measured if not result.details.keys() & UNEQUAL_WORK_DETAILS
     ]
-    stragglers = {
-        "arrives": find_last_arriving_rank(results),
-        "finishes": find_last_finishing_rank(data.run, results),
-    }
-    for verb, straggler in stragglers.items():
-        if straggler:
-            yield StragglerEvidence(
-                rank=straggler.rank,
-                observation=f"{verb} last in {straggler.describe_repetitions()}",
-                waited_seconds=straggler.seconds,
-                waited_share=straggler.time_share,
-                command=_build_doctor_command(data, straggler.rank),
-            )
+    late = find_last_arriving_rank(results)
+    if late:
+        yield StragglerEvidence(
+            rank=late.rank,
+            observation=f"arrives last in {late.describe_repetitions()}",
+            waited_seconds=late.seconds,
+            waited_share=late.time_share,
+            command=_build_doctor_command(data, late.rank),
+        )
     for result in results:
         wait_seconds = result.value("straggler_wait") or 0.0
         if not result.seconds or wait_seconds < MIN_READ_SHARE * result.seconds:
             continue
         straggler = find_slow_computing_rank(data.run, result)
-        if straggler and straggler.time_share >= MIN_COMPUTE_RATIO:
+        if straggler:
             yield StragglerEvidence(
                 rank=straggler.rank,
                 observation=f"computes {straggler.time_share:.2f} times as long as the others in "

@@ -15,5 +15,5 @@ from parbench.reports.analysis.topology import Topology
     ],
 )
 def test_distribution_is_derived_from_hosts(hosts: str, distribution: str) -> None:
-    topology = Topology(hosts=tuple(hosts), switches={}, affinities={})
+    topology = Topology(hosts=tuple(hosts), switches={})
     assert topology.distribution == distribution

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Interval, Record
-from parbench.bench.results.runs import Run, load_run, make_samples_path
+from parbench.bench.results.runs import Run
 from parbench.reports.findings.finding import Finding
 from parbench.reports.findings.rules import MAX_FINDINGS, apply_rules
 from parbench.reports.findings.run_evidence import collect_evidence
@@ -31,19 +30,15 @@ from tests.support.reports.report_rows import (
 )
 from tests.support.reports.reports_fixtures import (
     WORLD,
-    collective_case,
     comm_call,
     counted_metric,
     counted_metrics,
     curve_records,
     expert_record,
-    make_plan,
-    make_run,
     ok_record,
     pipeline_record,
     step_case,
     step_metrics,
-    write_run,
 )
 from tests.support.reports.traced import make_timeline, traced_record, write_traced_run
 
@@ -232,36 +227,6 @@ def test_problem_is_the_only_finding(
 )
 def test_small_or_uncertain_problem_is_no_finding(records: list[Record]) -> None:
     assert get_kinds(records) == []
-
-
-def find_by_exit(
-    folder: Path, lag_ns: int, operation: str = "all_reduce"
-) -> tuple[Finding, ...]:
-    """Return the findings of a run of four ranks whose rank 1 leaves `lag_ns` after the others."""
-    case = collective_case(operation)
-    arrival = replace(find_stragglers(late_rank=None), last_out_rank=1)
-    records = [ok_record(case, repetition, arrival=arrival) for repetition in range(3)]
-    path = write_run(folder, make_run(make_plan([case], repetitions=3), records))
-    exits = np.full((4, 9), 1_000_000)
-    exits[1] += lag_ns
-    for record in records:
-        np.savez(
-            path / make_samples_path(record),
-            ranks=np.arange(4),
-            exit_ns=exits,
-            duration_ns=exits,
-        )
-    return find_in(load_run(path))
-
-
-def test_slow_rank_leaves_last(tmp_path: Path) -> None:
-    (finding,) = find_by_exit(tmp_path / "slow", lag_ns=400_000)
-    assert finding.kind == "slow-rank"
-    assert finding.command == "parbench doctor"
-    assert finding.time_share == pytest.approx(0.4)
-    assert_facts(finding, "Rank 1", "3 of 3", "400 us")
-    assert find_by_exit(tmp_path / "small-lag", lag_ns=50_000) == ()
-    assert find_by_exit(tmp_path / "rooted", lag_ns=400_000, operation="broadcast") == ()
 
 
 def find_by_compute(
