@@ -136,9 +136,7 @@ def format_budget(seconds: float) -> str:
     return f"{10 * math.ceil(needed / 10)}s" if needed < 180 else f"{math.ceil(needed / 60)}m"
 
 
-def make_blocks(
-    cases: Sequence[Case], seed: str, num_extra: int = 0, *, shuffles_single: bool = False
-) -> list[Block]:
+def make_blocks(cases: Sequence[Case], seed: str, *, shuffles_single: bool = False) -> list[Block]:
     """Return the blocks of one start of all ranks in an order that depends only on ``seed``.
 
     A block is a run of samples of one case, without samples of other cases between them. An
@@ -148,8 +146,6 @@ def make_blocks(
     Args:
         cases: the cases to measure.
         seed: the seed of the random order.
-        num_extra: the number of extra blocks for each case with ten blocks. They come last, have
-            weight 0, and use only the time that is left over.
         shuffles_single: True if the cases with a single block are in random order, so that a short
             budget leaves out different cases in each repetition. Otherwise they are in the order of
             ``cases``.
@@ -167,8 +163,6 @@ def make_blocks(
     # From the end, so that earlier positions stay as they are.
     for position, index in zip(reversed(positions), reversed(single), strict=True):
         blocks.insert(position, Block(case=index, weight=get_case_weight(cases[index])))
-    for _ in range(num_extra):
-        blocks += [Block(case=index) for index in random.sample(interleaved, len(interleaved))]
     return blocks
 
 

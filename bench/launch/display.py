@@ -31,7 +31,6 @@ class Display(ExitStack):
 
     def __init__(
         self,
-        num_cases: int,
         console: Console | None = None,
         *,
         as_json: bool = False,
@@ -40,7 +39,6 @@ class Display(ExitStack):
         """Show the progress of a run that has yet to start its ranks.
 
         Args:
-            num_cases: the number of records that the run is expected to write.
             console: the output of the progress, None for standard error.
             as_json: True if each record is also printed on standard output, as a line of JSON.
             quiet: True if no progress and no messages are printed.
@@ -52,8 +50,6 @@ class Display(ExitStack):
             stderr=True, soft_wrap=True, highlight=False, force_terminal=sys.stderr.isatty()
         )
         self._console.quiet = quiet
-        self._num_cases = num_cases
-        self._num_records = 0
         self._began = self._last_line = time.monotonic()
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -88,14 +84,13 @@ class Display(ExitStack):
         self._console.print(message, markup=False)
 
     def show_record(self, record: Record) -> None:
-        """Count a record, and print its status and reason if its case failed, hung or was wrong.
+        """Print the status and reason of a record if its case failed, hung or was wrong.
 
         With ``as_json`` the record is also printed on standard output.
         """
         if self._as_json:
             sys.stdout.buffer.write(encode_record(record))
             sys.stdout.buffer.flush()
-        self._num_records += 1
         if record.status in FAILED_STATUSES:
             self.print_message(f"{record.status}: {record.case.label}: {record.reason}")
 
@@ -105,5 +100,4 @@ class Display(ExitStack):
         ``path`` is the folder of the run.
         """
         self.close()
-        num_measured = f"{self._num_records} of {self._num_cases} cases measured"
-        self.print_message(f"{reason}: {num_measured}; go on with: parbench run --resume {path}")
+        self.print_message(f"{reason}; go on with: parbench run --resume {path}")

@@ -18,7 +18,6 @@ from parbench.bench.launch.display import Display
 from parbench.bench.launch.messages import OUT_OF_BUDGET, Job, Outcome
 from parbench.bench.launch.ranks import Ranks
 from parbench.bench.launch.recorder import Recorder
-from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE
 from parbench.bench.machine.host_load import LoadMeter
 from parbench.bench.plan.cases import Case, group_by_variables
 from parbench.bench.plan.plan import SkippedCase, compute_sampling_seconds
@@ -111,7 +110,6 @@ class Driver:
         display: Display,
         *,
         began: float,
-        is_one_host: bool = True,
     ) -> None:
         """Begin the time budget of the run.
 
@@ -123,7 +121,6 @@ class Driver:
             start_ranks: starts all ranks once.
             display: shows the progress.
             began: the ``time.monotonic()`` at which the run began.
-            is_one_host: True if all ranks are on the host of the driver.
         """
         self._path = run.path
         self._plan = run.info.plan
@@ -134,12 +131,6 @@ class Driver:
         self._budget = TimeBudget(self._plan.budget_seconds, len(pending))
         self._last_info = began
         """The end of the last repetition that run.json lists, in ``time.monotonic()`` seconds."""
-        self._needs_gpu_reports = self._plan.device == "cuda" and not is_one_host
-        """True if the next ranks must report the GPUs of their hosts.
-
-        Only the first ranks of a run on GPUs report them, and only if ranks are on other hosts than
-        the driver. The driver inspects its own host itself.
-        """
 
     def drive(self, skipped: Sequence[SkippedCase] = ()) -> None:
         """Record the skipped cases, then measure all other cases for which there is time.
@@ -209,7 +200,6 @@ class Driver:
         folder = logs / f"attempt-{len(list(logs.glob('attempt-*')))}"
         variables = {
             DEVICE_VARIABLE: self._plan.device,
-            REPORT_VARIABLE: "1" if self._needs_gpu_reports else "0",
             **next(iter(repetition.cases.values())).variables,
         }
         ranks = self._start_ranks(folder, variables)
@@ -237,7 +227,6 @@ class Driver:
         """
         hellos = [hello for _, hello in sorted(ranks.evidence.hellos.items())]
         self._recorder.store_environment(hellos)
-        self._needs_gpu_reports = False
         meter = LoadMeter()
         try:
             self._record_outcomes(repetition, ranks)
@@ -259,14 +248,12 @@ class Driver:
         Returns when all cases are recorded, or when the ranks fail. A failure is recorded for the
         case whose block of samples did not end.
         """
-        measure = self._plan.measure
         cases = tuple(repetition.cases.values())
         job = Job(
             plan=replace(self._plan, cases=cases, skipped=()),
             blocks=make_blocks(
                 cases,
-                seed=f"{measure.seed} {repetition.number}",
-                num_extra=measure.more_blocks,
+                seed=f"{self._plan.measure.seed} {repetition.number}",
                 shuffles_single=repetition.number > 0,
             ),
             budget_seconds=max(repetition.deadline - time.monotonic(), 0.0),

@@ -94,24 +94,20 @@ def run_options(
     run = prepare_run(options, modules, joined, out, resume_path, limits)
     plan = run.info.plan
     pending = list_pending(run, with_out_of_budget=True)
-    num_pending = sum(len(cases) for _, cases in pending)
     skipped = () if run.records else plan.skipped
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
         stack.enter_context(convert_sigterm_to_interrupt())
-        num_cases = num_pending + len(skipped)
-        display = stack.enter_context(Display(num_cases, as_json=as_json, quiet=quiet))
+        display = stack.enter_context(Display(as_json=as_json, quiet=quiet))
         if resume_path is not None:
+            num_pending = sum(len(cases) for _, cases in pending)
             num_planned = plan.repetitions * len(plan.cases)
             display.print_message(
                 f"{pluralize(num_pending, 'measurement')} of {num_planned} to make"
             )
         start_ranks = choose_launcher(run, joined, options.nodelist, stack, cpus)
         recorder = Recorder(run, writer, display.show_record)
-        is_one_host = plan.spread is None and (joined is None or joined.one_node)
-        driver = Driver(
-            run, pending, recorder, start_ranks, display, began=began, is_one_host=is_one_host
-        )
+        driver = Driver(run, pending, recorder, start_ranks, display, began=began)
         try:
             driver.drive(skipped)
         except (KeyboardInterrupt, UserError) as error:

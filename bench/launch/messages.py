@@ -163,11 +163,10 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
     case: int
     """The index of the case in the cases of ``Job.plan``."""
-    weight: float = 0.0
+    weight: float
     """The block's share of the remaining time of the job.
 
-    The share is relative to the sum of the weights of this block and of all later ones. Blocks of
-    weight 0 are at the end of a job, and divide the time that is left equally.
+    The share is relative to the sum of the weights of this block and of all later ones.
     """
 
 

@@ -8,7 +8,7 @@ import msgspec
 from parbench.bench.machine.gpu import Gpu, GpuReport, read_report
 
 # 1: the first rank of each host sends a report of the host's GPUs.
-REPORT_VARIABLE = "PARBENCH_GPU_REPORT"
+
 _REPORT = "gpu_report"  # its key in the environment that a rank sends
 # The fields of a GPU that a run stores: its settings and its hardware, which do not vary.
 _RECORDED_FIELDS = (
@@ -28,16 +28,17 @@ _RECORDED_FIELDS = (
 )
 
 
-def capture_gpu(environ: Mapping[str, str], uuid: str, *, has_report: bool) -> dict[str, Any]:
+def capture_gpu(environ: Mapping[str, str], uuid: str) -> dict[str, Any]:
     """Return the facts about GPUs that a rank sends to the process of ``parbench run``.
 
     The result is part of the rank's environment, the facts about its host and software. The key
-    ``gpu`` holds a dict with ``uuid``, the UUID of the rank's GPU. If ``has_report`` is True and
+    ``gpu`` holds a dict with ``uuid``, the UUID of the rank's GPU. If ranks are on several hosts and
     LOCAL_RANK in ``environ`` is 0, the key ``gpu_report`` holds NVML's report of all GPUs of this
-    host as plain data.
+    host as plain data. The process of ``parbench run`` inspects its own host itself.
     """
     captured: dict[str, Any] = {"gpu": {"uuid": uuid}}
-    if has_report and environ.get("LOCAL_RANK", "0") == "0":
+    is_one_host = environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"]
+    if not is_one_host and environ.get("LOCAL_RANK", "0") == "0":
         captured[_REPORT] = msgspec.to_builtins(read_report(environ))
     return captured
 

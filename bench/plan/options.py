@@ -216,9 +216,7 @@ def _choose_duration(
         if repetitions > 1:
             # Imprecise cases use all of the time that the user allows.
             max_iterations = max(measure.max_iterations, 2000)
-            measure = msgspec.structs.replace(
-                measure, max_iterations=max_iterations, more_blocks=10
-            )
+            measure = msgspec.structs.replace(measure, max_iterations=max_iterations)
         return repetitions, parse_duration(options.budget), measure
     if not options.has_named_cases:
         seconds_per_case = preset.seconds_per_case

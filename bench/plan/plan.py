@@ -87,12 +87,6 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     """
     seed: int = 0
     """The seed of the random order of blocks and of the test data."""
-    more_blocks: Count = 0
-    """The largest number of blocks of samples of a case in addition to the ten planned ones.
-
-    They are measured if the repetition has time left and the case is not yet precise enough. Cases
-    whose samples are taken in one block have none.
-    """
     seconds_per_case: NonNegative | None = None
     """The seconds that limit the time of a repetition, per unit of weight of its cases.
 

@@ -19,7 +19,6 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from parbench.bench.launch.budget import BLOCKS
 from parbench.bench.launch.messages import HangReport
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.device_timer import DeviceQueue, DeviceTimer, Stamp
@@ -354,15 +353,11 @@ class CaseTimer:
         self._replay: Sampler | None = None
         self._sample_seconds = 0.0
         """The wall time of one sample with its reset and barrier, as last measured."""
-        self._is_precise = False
 
     @property
     def is_complete(self) -> bool:
-        """True if the median is precise enough or ``max_iterations`` samples are taken.
-
-        Then no further block follows.
-        """
-        return self._is_precise or self._count_remaining() <= 0
+        """True if ``max_iterations`` samples are taken, so that no further block follows."""
+        return self._count_remaining() <= 0
 
     @property
     def replay(self) -> Sampler:
@@ -446,8 +441,6 @@ class CaseTimer:
             counts = samples.samples_per_block
             half_width = estimate_median(samples.compute_durations(), counts).half_width
             samples.stop = self._find_stop(half_width, has_time=count < affordable)
-        if num_later > 0 and len(samples.samples_per_block) >= BLOCKS:
-            self._is_precise = bool(self._broadcast_from_rank_0(samples.stop == "precision"))
 
     def _broadcast_from_rank_0(self, value: int) -> int:
         """Return rank 0's ``value`` on every rank. Every rank of the run calls this method."""
@@ -457,24 +450,21 @@ class CaseTimer:
     def _choose_count(self, num_later: int) -> int:
         """Return the number of samples for the next block, from the variation of earlier samples.
 
-        The first block has 3 samples. Later blocks have more, but at most an equal share of the
-        samples that ``max_iterations`` still allows. Blocks after the tenth have this share,
-        because fewer were not enough. ``num_later`` is the number of blocks of this case after the
-        next one. Only rank 0 calls this method.
+        The first block has 3 samples. Later blocks have as many as ten blocks need for the required
+        precision, at least 3, and at most an equal share of the samples that ``max_iterations``
+        still allows. ``num_later`` is the number of blocks of this case after the next one. Only
+        rank 0 calls this method.
         """
         durations = self.samples.compute_durations()
-        num_blocks = len(self.samples.samples_per_block)
         limit = self._count_remaining()
-        max_count = limit // (num_later + 1)
-        if num_blocks == 0:
-            max_count = _MIN_BLOCK
-        elif num_blocks < BLOCKS:
+        count = _MIN_BLOCK
+        if durations:
             # The interquartile range of a normal distribution is 1.349 sigma. The second of ten
             # medians of k samples is one standard error, 1.25 sigma / sqrt(k), from the middle. The
             # factor is a little less, because sigma of few samples is often too large.
             sigma = compute_relative_iqr(durations) / 1.349
-            max_count = min(max_count, math.ceil((1.2 * sigma / self._measure.precision) ** 2))
-        return min(max(_MIN_BLOCK, max_count), limit)
+            count = math.ceil((1.2 * sigma / self._measure.precision) ** 2)
+        return min(max(_MIN_BLOCK, min(count, limit // (num_later + 1))), limit)
 
     def _warm_up(self, seconds: float) -> Sampler:
         """Take the untimed steps of a block, and return the function that takes a timed sample.

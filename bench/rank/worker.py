@@ -53,7 +53,7 @@ from parbench.bench.launch.ranks import START_SECONDS
 from parbench.bench.machine.environment import capture_environment, find_interface, locate_rank
 from parbench.bench.machine.gpu import choose_gpu_index
 from parbench.bench.machine.gpu_host import BIND_VARIABLE, bind_to_gpu, read_numa_node
-from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE, capture_gpu
+from parbench.bench.machine.gpu_inventory import capture_gpu
 from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, list_host_addresses
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
@@ -260,7 +260,7 @@ def measure_cases(
         if index not in runs:
             outcome = OUT_OF_BUDGET
         elif is_new or elapsed < job.budget_seconds:
-            seconds = compute_block_seconds(job, number, elapsed, remaining.total())
+            seconds = compute_block_seconds(job, number, elapsed)
             is_alone = is_new and num_later == 0
             outcome = runs[index].run_block(seconds, num_later, is_only=is_alone)
         else:
@@ -276,22 +276,18 @@ def measure_cases(
                 gc.collect()
 
 
-def compute_block_seconds(job: Job, number: int, elapsed: float, num_later: int = 0) -> float:
+def compute_block_seconds(job: Job, number: int, elapsed: float) -> float:
     """Return the seconds that a block of samples may take.
 
     The time that is left of the job's budget is shared in proportion to the weights of this and all
-    later blocks. If they all have weight 0, each gets an equal part. The result is at least 0.02 s
-    and at most half of the block's timeout.
+    later blocks. The result is at least 0.02 s and at most half of the block's timeout.
 
     Args:
         job: the blocks with their weights, and the time budget.
         number: the position of the block in the order of blocks, from 0.
         elapsed: the seconds since the start of the job.
-        num_later: the number of blocks that are still to come after this one.
     """
-    share = 1 / (1 + num_later)
-    if job.blocks[number].weight:
-        share = job.blocks[number].weight / sum(block.weight for block in job.blocks[number:])
+    share = job.blocks[number].weight / sum(block.weight for block in job.blocks[number:])
     max_seconds = _TIMEOUT_SHARE * job.plan.timeout_seconds
     return min(max(share * (job.budget_seconds - elapsed), _MIN_CASE_SECONDS), max_seconds)
 
@@ -331,8 +327,7 @@ def make_hello(environ: Mapping[str, str]) -> Hello:
         facts["gpu"] = device.name
         facts["nccl"] = accelerator.find_library_version()
         facts["float32_matmul"] = disable_tf32()
-        has_report = environ.get(REPORT_VARIABLE) == "1"
-        environment |= capture_gpu(environ, uuid, has_report=has_report)
+        environment |= capture_gpu(environ, uuid)
         environment["gpu"]["l2_cache_bytes"] = device.l2_cache_bytes  # which NVML does not report
     is_in_step = {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= environ.keys()
     host = socket.gethostname()

@@ -116,7 +116,6 @@ def test_steps_are_shuffled_on_request() -> None:
 
 def test_weight_is_divided_over_the_planned_blocks() -> None:
     cases = [make_fake_case(0), make_fake_case(1, "workload.ddp")]
-    *planned, extra = make_blocks(cases, "0", num_extra=1)
-    assert sum(block.weight for block in planned if block.case == 0) == pytest.approx(1.0)
-    assert [block.weight for block in planned if block.case == 1] == [20.0]
-    assert extra.weight == 0.0
+    blocks = make_blocks(cases, "0")
+    assert sum(block.weight for block in blocks if block.case == 0) == pytest.approx(1.0)
+    assert [block.weight for block in blocks if block.case == 1] == [20.0]

@@ -81,7 +81,7 @@ class FakeRun:
         with open_writer(self.path) as writer:
             recorder = Recorder(run, writer, self.check_record)
             pending = list_pending(run)
-            with Display(0, quiet=True) as display:
+            with Display(quiet=True) as display:
                 began = time.monotonic()
                 Driver(run, pending, recorder, self.start, display, began=began).drive()
         lines = []
@@ -235,7 +235,7 @@ def test_record_has_the_time_at_which_its_case_began(make_run: MakeRun) -> None:
 
 
 def order_like(monkeypatch: pytest.MonkeyPatch, *order: int) -> None:
-    blocks = [Block(case=index) for index in order]
+    blocks = [Block(case=index, weight=1.0) for index in order]
     monkeypatch.setattr(module, "make_blocks", lambda *_, **options: blocks)
 
 

@@ -71,7 +71,6 @@ def test_skipped_cases_are_recorded_first_and_once(
     assert skipped.reason == "gloo carries no float8"
     assert skipped.skip_reason is SkipReason.IMPOSSIBLE
     assert measured.status == "ok"
-    assert "2 of 3 cases measured" in capsys.readouterr().err
     run(resume_path=path)
     assert statuses(path) == ["skipped", "ok", "ok"]
 
@@ -96,7 +95,6 @@ def test_interrupted_run_can_be_resumed(
     path = run()
     assert statuses(path) == ["ok"]
     last_line = capsys.readouterr().err.splitlines()[-1]
-    assert "1 of 2 cases measured" in last_line
     assert last_line.endswith(f"parbench run --resume {path}")
     assert ranks.starts[0].killed_ranks == [0, 1, 2, 3]
 
@@ -132,7 +130,7 @@ def test_full_disk_stops_the_run(
     monkeypatch.setattr("parbench.bench.results.runs.RecordWriter.write_file", fail)
     ranks.said = [make_outcome(raw=b"npz")]
     path = run()
-    assert "No space left on device: 1 of 2 cases measured" in capsys.readouterr().err
+    assert "No space left on device; go on with" in capsys.readouterr().err
     assert ranks.starts[0].killed_ranks == [0, 1, 2, 3]
     assert statuses(path) == ["ok"]
 
@@ -222,7 +220,7 @@ def test_json_record_is_printed_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("sys.stdout", stdout)
     console = Console(file=io.StringIO())
     record = ok_record(step_case())
-    with Display(2, console, as_json=True) as display:
+    with Display(console, as_json=True) as display:
         for count in (1, 2):
             display.show_record(record)
             lines = pipe.getvalue().splitlines()

@@ -28,14 +28,15 @@ def test_rank_without_a_known_gpu_keeps_its_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("local_rank", "has_report", "is_sent"),
-    [("0", True, True), ("1", True, False), ("0", False, False)],
+    ("local_rank", "size", "is_sent"),
+    [("0", "4", True), ("1", "4", False), ("0", "2", False)],
 )
-def test_first_rank_of_a_host_reports_its_gpus(
-    tmp_path: Path, local_rank: str, has_report: bool, is_sent: bool
+def test_first_rank_of_one_of_several_hosts_reports_its_gpus(
+    tmp_path: Path, local_rank: str, size: str, is_sent: bool
 ) -> None:
-    environ = {**install(tmp_path, gpus(H100, 2)), "LOCAL_RANK": local_rank}
-    sent = capture_gpu(environ, format_uuid(1), has_report=has_report)
+    variables = {"LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": size}
+    environ = {**install(tmp_path, gpus(H100, 2)), **variables}
+    sent = capture_gpu(environ, format_uuid(1))
     inventory = GpuInventory(GpuReport())
     [complete] = inventory.add_facts([sent])
     assert complete["gpu"]["uuid"] == format_uuid(1)

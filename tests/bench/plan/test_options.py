@@ -93,7 +93,6 @@ def test_plan_file_overrides_preset(plan_file: Path) -> None:
     assert run_plan.timeout_seconds == 45.0
     assert list_values(run_plan, "size_bytes") == [1024, 3072]
     assert list_values(run_plan, "dtype") == ["float16", "float16"]
-    assert run_plan.measure.more_blocks == 10
 
 
 def test_options_override_plan_file(plan_file: Path) -> None:
@@ -116,7 +115,7 @@ def test_options_override_plan_file(plan_file: Path) -> None:
 
 def test_budget_of_several_repetitions_is_filled() -> None:
     measure = plan(Options(preset="smoke", budget="30s", repetitions=5)).measure
-    assert measure == Measure(precision=0.05, max_iterations=2000, more_blocks=10)
+    assert measure == Measure(precision=0.05, max_iterations=2000)
 
 
 @pytest.mark.parametrize(

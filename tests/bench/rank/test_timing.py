@@ -196,21 +196,15 @@ def test_rank_0_decides_for_all_ranks(two_ranks: Ranks) -> None:
     assert first.result.steps_per_sample == 5
 
 
-def count_samples_of_visits(ranks: Ranks, steps_ns: list[int], visits: int) -> list[int]:
-    measure = Measure(warmup=1, max_iterations=2000)
-    script = Script(steps_ns=[steps_ns] * 2, measure=measure, visits=visits)
-    first, second = run_script(ranks, script)
-    assert first.calls == second.calls
-    return first.result.samples_per_block
-
-
-def test_later_visits_use_the_remaining_samples(two_ranks: Ranks) -> None:
+def test_blocks_take_as_many_samples_as_precision_needs(two_ranks: Ranks) -> None:
     two_modes = [2_000_000] * 20 + [2_200_000] * 20
-    ten_visits = count_samples_of_visits(two_ranks, two_modes, 10)
-    twenty_visits = count_samples_of_visits(two_ranks, two_modes, 20)
-    assert max(ten_visits) < 20
-    assert twenty_visits[:10] == ten_visits
-    assert min(twenty_visits[10:]) > 150
+    measure = Measure(warmup=1, max_iterations=2000)
+    script = Script(steps_ns=[two_modes] * 2, measure=measure, visits=10)
+    first, second = run_script(two_ranks, script)
+    assert first.calls == second.calls
+    counts = first.result.samples_per_block
+    assert counts[0] == 3
+    assert 3 < max(counts) < 20
 
 
 def gather_numbered_stamps(world: World, offsets_ns: tuple[int, ...]) -> Any:
