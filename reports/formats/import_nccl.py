@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from parbench.bench.text import UserError, format_list
-from parbench.reports.formats.imported import ImportedRun, parse_number
+from parbench.reports.formats.imported import ImportedRun, list_lines, parse_number
 from parbench.reports.formats.nccl_json import decode_nccl_version, read_json
 from parbench.reports.formats.nccl_names import EXPORT_MARK
 from parbench.reports.formats.nccl_table import (
-    PROGRAM,
+    PROGRAM_NAME,
     NcclNumbers,
     NcclRank,
     NcclRow,
@@ -17,8 +17,6 @@ from parbench.reports.formats.nccl_table import (
     convert_tables,
 )
 
-_LAUNCHER_PREFIX = re.compile(r"^\[\d+,\d+\]<std\w+>:\s?")
-"""The prefix of lines by ``mpirun --tag-output``, such as ``[1,0]<stdout>:``."""
 _STARTS = (
     "# nccl-tests version",
     "# rccl-tests version",
@@ -67,9 +65,7 @@ def read_tables(text: str, source: str) -> list[NcclTable]:
     """
     tables = [NcclTable()]
     columns: list[str] = []
-    for number, raw_line in enumerate(text.splitlines(), start=1):
-        place = f"{source}, line {number}"
-        line = _LAUNCHER_PREFIX.sub("", raw_line)
+    for place, line in list_lines(text, source):
         if tables[-1].rows and line.startswith(_STARTS):
             tables.append(NcclTable())
         if line.split()[:2] == ["#", "size"]:
@@ -88,7 +84,7 @@ def _read_fact(line: str, place: str, table: NcclTable) -> None:
     """
     rank = _RANK.match(line)
     version = _VERSION.match(line)
-    program = PROGRAM.search(line)
+    program = PROGRAM_NAME.search(line)
     if rank:
         number, group, host, gpu = rank.groups(default="0")
         if int(group) > 0:

@@ -19,6 +19,7 @@ from parbench.reports.formats.imported import (
     OPERATIONS_BY_NAME,
     ImportedResult,
     ImportedRun,
+    list_lines,
     parse_number,
     resolve_num_ranks,
 )
@@ -48,7 +49,7 @@ _HEADING = re.compile(r"# Size\s+(?:Avg )?(?:Latency|Bandwidth) ?\((?:us|MB/s)\)
 
 
 @dataclass(kw_only=True)
-class _Benchmark:
+class _OsuBenchmark:
     """The output of one OSU benchmark: the facts in its title and options, and its table."""
 
     title: str
@@ -111,20 +112,19 @@ def parse_osu(text: str, source: str, nproc: int | None) -> ImportedRun:
     )
 
 
-def _read_benchmarks(text: str, source: str) -> list[_Benchmark]:
+def _read_benchmarks(text: str, source: str) -> list[_OsuBenchmark]:
     """Return the benchmarks of a log with their rows, in the order of the log.
 
     ``source`` is the path of the file, for errors. Raises ``UserError`` for a row whose table has
     no heading with a latency or bandwidth.
     """
-    benchmarks: list[_Benchmark] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        place = f"{source}, line {number}"
+    benchmarks: list[_OsuBenchmark] = []
+    for place, line in list_lines(text, source):
         title = _TITLE.match(line)
         cells = line.split()
         if title:
             library, device, name, version = title.groups()
-            benchmark = _Benchmark(
+            benchmark = _OsuBenchmark(
                 title=name,
                 backend=library.lower(),
                 device=(device or "cpu").lower(),
@@ -148,7 +148,7 @@ def _read_benchmarks(text: str, source: str) -> list[_Benchmark]:
 
 
 def _make_result(
-    benchmark: _Benchmark,
+    benchmark: _OsuBenchmark,
     operation: OperationSpec,
     cells: Sequence[str],
     num_ranks: int,
@@ -168,18 +168,18 @@ def _make_result(
     size_bytes = int(cells[0])
     number = parse_number(cells[1], place)
     seconds = number * MICRO
-    note = "the time is the mean over iterations and ranks"
+    notes = ["the time is the mean over iterations and ranks"]
     mode = "blocking"
     if operation.short_name == "pingpong":
-        note = "the time is half a round trip, the mean over iterations"
+        notes = ["the time is half a round trip, the mean over iterations"]
     elif operation.short_name in _POINT_TO_POINT:
         mode = "pipelined"
         directions = 2 if operation.short_name == "bidirectional" else 1
         seconds = directions * size_bytes / (number * 1e6) if number else 0.0
-        note = "the time is size over bandwidth per direction, in a window of messages"
+        notes = ["the time is size over bandwidth per direction, in a window of messages"]
     elif operation.sharded and not operation.is_reduction:  # Every rank contributes a message.
         size_bytes *= num_ranks
-        note += f"; the size is {num_ranks} times OSU's, which is the message of one rank"
+        notes.append(f"the size is {num_ranks} times OSU's, which is the message of one rank")
     params: dict[str, Value] = {"size_bytes": size_bytes, "mode": mode}
     if benchmark.dtype:
         params["dtype"] = benchmark.dtype
@@ -187,5 +187,5 @@ def _make_result(
     if cells[-1] in ("Pass", "Fail"):
         check = Check(passed=cells[-1] == "Pass")
     return ImportedResult(
-        operation=operation, params=params, seconds=seconds, check=check, notes=[note]
+        operation=operation, params=params, seconds=seconds, check=check, notes=notes
     )

@@ -1,7 +1,8 @@
 """The results of another tool, with sizes by the convention of nccl-tests."""
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from parbench.bench.plan.catalogue import OPERATIONS, OperationSpec
@@ -13,6 +14,8 @@ MICRO = 1e-6
 UNKNOWN = "unknown"
 OPERATIONS_BY_NAME = {spec.short_name: spec for spec in OPERATIONS}
 """The specification of each operation, keyed by its short name: ``all_reduce``."""
+_LAUNCHER_PREFIX = re.compile(r"^\[\d+,\d+\]<std\w+>:\s?")
+"""The prefix of lines by ``mpirun --tag-output``, such as ``[1,0]<stdout>:``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,12 @@ class ImportedRun:
     """Sentences about content that was not imported or contradicts itself."""
 
 
+def list_lines(text: str, source: str) -> Iterator[tuple[str, str]]:
+    """Yield (``SOURCE, line N``, the line without the prefix of ``mpirun --tag-output``) for a log."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        yield f"{source}, line {number}", _LAUNCHER_PREFIX.sub("", line)
+
+
 def parse_number(cell: str, place: str) -> float:
     """Return the number in a cell, 0 or more. Raises ``UserError`` for other text.
 
@@ -69,20 +78,20 @@ def parse_number(cell: str, place: str) -> float:
     return number
 
 
-def resolve_num_ranks(in_file: int | None, nproc: int | None, source: str) -> int:
+def resolve_num_ranks(num_listed: int | None, nproc: int | None, source: str) -> int:
     """Return the number of ranks that a file or the option ``--nproc`` states.
 
     Args:
-        in_file: the number of ranks in the file, None if the file does not state it.
+        num_listed: the number of ranks that the file lists, None if it lists none.
         nproc: the value of ``--nproc``, None if not given.
         source: the name of the file, for errors.
 
     Raises ``UserError`` if neither states it, or if they differ.
     """
-    if in_file is not None and nproc is not None and in_file != nproc:
-        problem = f"was measured on {in_file} ranks, and --nproc is {nproc}"
+    if num_listed is not None and nproc is not None and num_listed != nproc:
+        problem = f"was measured on {num_listed} ranks, and --nproc is {nproc}"
         raise UserError(f"{source} {problem}: leave --nproc out")
-    num_ranks = nproc if in_file is None else in_file
+    num_ranks = nproc if num_listed is None else num_listed
     if num_ranks is None:
         problem = "does not state the number of ranks, which bandwidths depend on"
         raise UserError(f"{source} {problem}: add --nproc N")

@@ -122,7 +122,7 @@ def _make_record(
     """
     tool = source["tool"]
     version = imported.version or "version unknown"
-    notes = [f"imported from {tool} ({version}); times have no interval", *result.notes]
+    notes = [f"imported from {tool} ({version}), without intervals", *result.notes]
     if not imported.hosts:
         notes.append("the file does not state the number of nodes: it is recorded as 0")
     status: Status = "ok"

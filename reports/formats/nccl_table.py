@@ -21,7 +21,7 @@ from parbench.reports.formats.imported import (
 )
 from parbench.reports.formats.nccl_names import PROGRAMS, REDOPS, TYPES
 
-PROGRAM = re.compile(r"\b\w+_perf\b")
+PROGRAM_NAME = re.compile(r"\b\w+_perf\b")
 """The name of a program of nccl-tests, such as ``all_reduce_perf``."""
 _OPERATIONS = {program: OPERATIONS_BY_NAME[name] for name, program in PROGRAMS.items()}
 """The operation of each program."""
@@ -155,8 +155,10 @@ def _find_operation(table: NcclTable, source: str) -> OperationSpec:
 
     Raises ``UserError`` if there is no program, or if it has no operation.
     """
-    in_name = PROGRAM.search(PurePath(source).name)
-    program = table.program or (in_name[0] if in_name else "")
+    program = table.program
+    match = PROGRAM_NAME.search(PurePath(source).name)
+    if not program and match:
+        program = match[0]
     if not program:
         raise UserError(
             f"{source} does not name the program of nccl-tests. "

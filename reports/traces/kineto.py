@@ -119,7 +119,7 @@ class DistributedInfo(msgspec.Struct):
     """The process groups of the rank."""
 
 
-class Header(msgspec.Struct):
+class TraceHeader(msgspec.Struct):
     """The metadata of a trace file, which surround its events."""
 
     distributed: DistributedInfo = msgspec.field(
@@ -134,7 +134,7 @@ class Header(msgspec.Struct):
     """The metadata that programs other than torch's profiler add, such as ``parbench``."""
 
 
-class _TraceDocument(Header, kw_only=True):
+class _TraceDocument(TraceHeader, kw_only=True):
     """A trace file with its metadata and the JSON of each event, which is decoded later."""
 
     events: list[msgspec.Raw] = msgspec.field(name="traceEvents")
@@ -145,7 +145,7 @@ _DOCUMENT_DECODER = msgspec.json.Decoder(_TraceDocument, strict=False)
 _EVENT_DECODER = msgspec.json.Decoder(_Event, strict=False)
 
 
-def read_trace(path: Path) -> tuple[Header, list[TraceEvent]]:
+def read_trace(path: Path) -> tuple[TraceHeader, list[TraceEvent]]:
     """Return the metadata of a trace file, and the events that show where the time of steps goes.
 
     These are kernels, copies, launches, operators and ranges. Their times are in ns since 1970. An

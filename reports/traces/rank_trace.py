@@ -19,7 +19,7 @@ from parbench.bench.results.step_trace import (
     list_phases,
 )
 from parbench.bench.text import UserError
-from parbench.reports.traces.kineto import Header, read_trace
+from parbench.reports.traces.kineto import TraceHeader, read_trace
 
 TRACE_SUFFIXES = (".json", ".json.gz")
 """The ends of the names of trace files."""
@@ -227,7 +227,7 @@ def _find_main_thread(events: Sequence[TraceEvent]) -> int:
     return max(set(threads), key=threads.count, default=0)
 
 
-def _list_calls(trace: StepTrace, header: Header) -> list[TracedCall]:
+def _list_calls(trace: StepTrace, header: TraceHeader) -> list[TracedCall]:
     """Return the communication calls of a recording.
 
     The calls of gloo do not record their group. If the job has only one group of several ranks

@@ -50,7 +50,7 @@ def test_size_of_one_rank_is_scaled_to_the_total(
 def test_point_to_point_needs_no_nproc(
     title: str, rows: str, name: str, seconds: float
 ) -> None:
-    run = parse_osu(f"# OSU MPI {title} Test v5.8\n# Size   {rows}\n", "f", None)
+    run = parse_osu(f"[1,0]<stdout>:# OSU MPI {title} Test v5.8\n# Size   {rows}\n", "f", None)
     assert run.num_ranks == 2
     assert run.results[0].operation.name == f"p2p.{name}"
     assert run.results[0].seconds == pytest.approx(seconds)
