@@ -115,8 +115,8 @@ def compute_breakdown(
     ``wall`` is the span of the step, to which all other spans are clipped. ``compute``,
     ``copies`` and ``comm_by_axis`` are the spans in which the rank computes, copies and
     communicates, the latter by mesh axis. Computation hides copies, and both hide communication.
-    Time in which several axes are exposed counts for the operation that started first, so that the
-    sum over axes is |union of communication - compute - copies|.
+    Time in which several axes are exposed counts for the first of them in ``comm_by_axis``, so that
+    the sum over axes is |union of communication - compute - copies|.
 
     ``measured_wall_seconds`` is the duration of the step by another clock than that of the spans.
     The residual is then this duration less the sum of the parts. Otherwise the residual is 0.
@@ -124,42 +124,21 @@ def compute_breakdown(
     computing = intersection(compute, [wall])
     copying = difference(intersection(copies, [wall]), computing)
     busy = union([*computing, *copying])
-    comm = _assign_to_first_started(comm_by_axis)
-    exposed = {axis: difference(intersection(spans, [wall]), busy) for axis, spans in comm.items()}
-    idle = gaps([*busy, *chain.from_iterable(exposed.values())], wall)
-    hidden = intersection(chain.from_iterable(comm.values()), busy)
+    idle = gaps(busy, wall)
+    exposed = {}
+    for axis, spans in comm_by_axis.items():
+        exposed[axis] = intersection(spans, idle)
+        idle = difference(idle, exposed[axis])
+    hidden = intersection(chain.from_iterable(comm_by_axis.values()), busy)
     covered = sum(length(spans) for spans in (computing, copying, idle, *exposed.values()))
-    wall_seconds = measured_wall_seconds
-    if wall_seconds is None:
-        wall_seconds = length([wall]) / 1e9
+    if measured_wall_seconds is None:
+        measured_wall_seconds = length([wall]) / 1e9
     return Breakdown(
         compute_seconds=length(computing) / 1e9,
         exposed_comm_seconds={axis: length(spans) / 1e9 for axis, spans in exposed.items()},
         hidden_comm_seconds=length(hidden) / 1e9,
         copy_seconds=length(copying) / 1e9,
         idle_seconds=length(idle) / 1e9,
-        wall_seconds=wall_seconds,
-        residual_seconds=wall_seconds - covered / 1e9,
+        wall_seconds=measured_wall_seconds,
+        residual_seconds=measured_wall_seconds - covered / 1e9,
     )
-
-
-def _assign_to_first_started(
-    spans_by_axis: Mapping[str, Sequence[Span]],
-) -> dict[str, list[Span]]:
-    """Return the spans of each axis without the time that belongs to another axis.
-
-    Where spans of several axes overlap, the time belongs to the span that started first. If two
-    start together, the order of the axes decides. The result has disjoint spans by axis.
-    """
-    operations = []
-    for order, spans in enumerate(spans_by_axis.values()):
-        operations += [(start, order, stop) for start, stop in spans]
-    operations.sort()
-    assigned: list[list[Span]] = [[] for _ in spans_by_axis]
-    end = operations[0][0] if operations else 0
-    for start, order, stop in operations:
-        begin = max(start, end)
-        if begin < stop:
-            assigned[order].append((begin, stop))
-            end = stop
-    return dict(zip(spans_by_axis, assigned, strict=True))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from parbench.bench.results.records import COMM, COPY, Interval, RankTimeline
 from parbench.bench.results.records import COMPUTE as COMPUTE_STREAM
@@ -19,10 +19,6 @@ COMPUTE = "parbench:compute"
 """The name of the profiler range around simulated compute."""
 PHASE = "parbench:"
 """The prefix of the names of profiler ranges by which a benchmark marks phases of its step."""
-OPTIMIZER = "optimizer"
-"""The name of the phase that is the update of the parameters."""
-_OPTIMIZER_STEP = "Optimizer.step#"
-"""The prefix of the ranges that torch records around the update of an optimizer."""
 _ISSUE = "c10d::"
 """The prefix of the operators that issue communication."""
 _WAIT = "_c10d_functional::wait_tensor"
@@ -34,26 +30,29 @@ _LAUNCH = ("cudaLaunch", "cuLaunch")
 _DEVICE_CALL = (*_LAUNCH, "cudaMemcpy", "cudaMemset")
 """The prefixes of the CUDA calls that launch a kernel, a copy or a memset."""
 OPERATIONS = {
+    "alltoallv": "all_to_all_v",
+    "alltoall": "all_to_all",
+    "dispatch": "all_to_all",
+    "combine": "all_to_all",
     "allreduce": "all_reduce",
+    "crossdevicereduce": "all_reduce",
+    "quickreduce": "all_reduce",
     "allgather": "all_gather",
     "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "alltoallv": "all_to_all_v",
     "broadcast": "broadcast",
     "reduce": "reduce",
     "gather": "gather",
     "scatter": "scatter",
+    "sendrecv": "sendrecv",
     "send": "send",
     "recv": "recv",
-    "sendrecv": "sendrecv",
     "barrier": "barrier",
 }
-"""The operation by the beginning of a name in a trace, in lower case and without underscores.
+"""The operation by a part of a name in a trace, in lower case and without underscores.
 
-The names are those of torch's calls, of NCCL's kernels and of gloo's events.
+The names are those of torch's calls, of gloo's events, and of kernels of NCCL, of symmetric memory
+and of libraries for experts. A part comes before the parts that it contains.
 """
-
-
 _COMMUNICATION_KERNEL = re.compile(
     r"^(void )?nccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce"
     r"|multimem_|symmetric_memory::|quickreduce|nvshmem|mscclpp|deep_ep::|pplx",
@@ -63,16 +62,8 @@ _COMMUNICATION_KERNEL = re.compile(
 
 They are kernels of NCCL, of symmetric memory, of custom all-reduces and of libraries for experts.
 """
-KernelKind = Literal["compute", "communication", "fused"]
-"""The work of a kernel. A fused kernel communicates and also computes."""
-_FUSED_KERNEL = re.compile(r"gemm|matmul|_mm_", re.IGNORECASE)
-"""Matches the names of kernels of communication that also compute."""
-_KERNEL_OPERATIONS = (
-    (re.compile(r"all_?reduce|cross_device_reduce|quickreduce", re.IGNORECASE), "all_reduce"),
-    (re.compile(r"reduce_?scatter", re.IGNORECASE), "reduce_scatter"),
-    (re.compile(r"all_?gather", re.IGNORECASE), "all_gather"),
-    (re.compile(r"all_?to_?all|dispatch|combine", re.IGNORECASE), "all_to_all"),
-)
+_MATMUL_KERNEL = re.compile(r"gemm|matmul|_mm_", re.IGNORECASE)
+"""Matches the names of kernels that multiply matrices, of which some also communicate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,41 +172,26 @@ class StepTrace:
 
 @lru_cache(maxsize=1 << 12)
 def parse_operation(name: str) -> str:
-    """Return the operation that the name of a torch call, an NCCL kernel or a gloo event contains.
+    """Return the operation that the name of a torch call, a kernel or a gloo event contains.
 
     For example, ``c10d::allreduce_`` gives ``all_reduce``. A name without a known operation is
     returned without its prefix ``c10d::`` or ``gloo:``.
     """
-    short_name = name.removeprefix("c10d::").removeprefix("gloo:")
-    normalized = re.sub(r"^nccl(Symk?)?(Dev)?Kernel_|_", "", short_name).lower()
-    prefixes = [prefix for prefix in OPERATIONS if normalized.startswith(prefix)]
-    return OPERATIONS[max(prefixes, key=len)] if prefixes else short_name
+    normalized = _get_base_name(name).replace("_", "").lower()
+    for part, operation in OPERATIONS.items():
+        if part in normalized:
+            return operation
+    return name.removeprefix("c10d::").removeprefix("gloo:")
 
 
 @lru_cache(maxsize=1 << 12)
-def classify_kernel(name: str) -> KernelKind:
-    """Return the work of a CUDA kernel with this name: ``compute``, ``communication`` or ``fused``.
-
-    ``fused`` means both.
-    """
+def is_communication_kernel(name: str) -> bool:
+    """Return True if a CUDA kernel with this name communicates and does not multiply matrices."""
     base_name = _get_base_name(name)
-    if _COMMUNICATION_KERNEL.search(base_name) is None:
-        return "compute"
-    if _FUSED_KERNEL.search(base_name) is None or name.startswith("nccl"):
-        return "communication"
-    return "fused"
-
-
-def parse_kernel_operation(name: str) -> str:
-    """Return the collective that the name of a CUDA kernel contains, such as ``all_reduce``.
-
-    The result is empty if the name contains none.
-    """
-    base_name = _get_base_name(name)
-    for pattern, operation in _KERNEL_OPERATIONS:
-        if pattern.search(base_name):
-            return operation
-    return ""
+    if name.startswith("nccl"):
+        return True
+    is_matmul = _MATMUL_KERNEL.search(base_name) is not None
+    return _COMMUNICATION_KERNEL.search(base_name) is not None and not is_matmul
 
 
 def describe_nccl_kernels(events: Iterable[Mapping[str, Any]]) -> str:
@@ -285,9 +261,11 @@ def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> Ste
     host = [event for event in events if not event.is_device and not event.is_async]
     calls = [event for event in host if event.name.startswith(_ISSUE)]
     within_calls = [event for event in host if event.name == _WITHIN_ISSUE]
-    launches = [event for event in host if event.name.startswith(_LAUNCH)]
     call_times = {event.correlation: event.start_ns for event in (*calls, *within_calls)}
-    launch_times = {event.correlation: event.start_ns for event in launches}
+    call_times.pop(0, None)
+    launch_times = {
+        event.correlation: event.start_ns for event in host if event.name.startswith(_LAUNCH)
+    }
     work = [event for event in events if event.is_device and not event.is_annotation]
     work.sort(key=attrgetter("span"))
     copies = []
@@ -296,21 +274,16 @@ def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> Ste
     for event in work:
         if event.name.startswith(("Memcpy", "Memset")):
             copies.append(event)
-        elif classify_kernel(event.name) == "communication":
+        elif is_communication_kernel(event.name):
             comm.append(event)
         else:
             compute.append(event)
 
-    def find_launch(kernel: TraceEvent) -> int | None:
-        """Return the time in ns at which the host began the call of torch that launched a kernel.
-
-        If this call is unknown, it is the time of the kernel's launch, None if that is unknown.
-        """
-        launch = launch_times.get(kernel.correlation)
-        if not kernel.operator_correlation:
-            return launch
-        return call_times.get(kernel.operator_correlation, launch)
-
+    # The start of the call of torch that launched a kernel, otherwise of the kernel's launch.
+    starts = [
+        call_times.get(kernel.operator_correlation, launch_times.get(kernel.correlation))
+        for kernel in comm
+    ]
     return StepTrace(
         step=step.span,
         wall_seconds=wall_seconds,
@@ -318,7 +291,7 @@ def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> Ste
         comm=_list_spans(comm),
         copies=union(_list_spans(copies)),
         issue_spans=_list_spans(calls),
-        launch_times=[find_launch(kernel) for kernel in comm],
+        launch_times=starts,
         facts=[kernel.call for kernel in comm],
     )
 
@@ -326,52 +299,28 @@ def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> Ste
 def list_phases(events: Sequence[TraceEvent]) -> list[tuple[str, Span]]:
     """Return a pair (name, span) for each phase that a step marks, in order of time.
 
-    If the step marks none, the phases are the updates of its optimizers, which torch marks. On a
-    device, a phase lasts from the start of the first to the end of the last kernel that the host
-    launched within the marked range.
-    """
-    ranges = [event for event in events if event.is_annotation and not event.is_device]
-    ranges.sort(key=attrgetter("span"))
-    kernels = _list_launches(events)
-    phases = []
-    optimizers = []
-    for event in ranges:
-        span = _find_device_span(event.span, kernels)
-        if event.name.startswith(PHASE) and event.name not in (STEP, COMPUTE):
-            phases.append((event.name.removeprefix(PHASE), span))
-        elif event.name.startswith(_OPTIMIZER_STEP):
-            optimizers.append((OPTIMIZER, span))
-    return phases or optimizers
-
-
-def _list_launches(events: Iterable[TraceEvent]) -> list[tuple[int, Span]]:
-    """Return a pair (launch time in ns, span) for each kernel, copy and memset on the device.
-
-    The pairs are sorted by launch time. Work whose launch is unknown is left out.
+    On a device, a phase lasts from the start of the first to the end of the last kernel that the
+    host launched within the marked range. Without kernels, it is the range itself.
     """
     launch_times = {
         event.correlation: event.start_ns
         for event in events
         if event.correlation and not event.is_device and event.name.startswith(_DEVICE_CALL)
     }
-    launches = []
-    for event in events:
-        if event.is_device and event.correlation in launch_times:
-            launches.append((launch_times[event.correlation], event.span))
-    return sorted(launches)
-
-
-def _find_device_span(host_span: Span, launches: Sequence[tuple[int, Span]]) -> Span:
-    """Return the span on the device of the kernels that the host launched within ``host_span``.
-
-    ``launches`` holds the launch time and the span of each kernel, sorted by launch time. Without
-    any kernel, the result is ``host_span`` itself.
-    """
-    first, last = (bisect_left(launches, (time, (0, 0))) for time in host_span)
-    spans = [span for _, span in launches[first:last]]
-    if not spans:
-        return host_span
-    return min(start for start, _ in spans), max(stop for _, stop in spans)
+    launches = sorted(
+        (launch_times[event.correlation], event.span)
+        for event in events
+        if event.is_device and event.correlation in launch_times
+    )
+    phases = []
+    for event in sorted(events, key=attrgetter("span")):
+        is_range = event.is_annotation and not event.is_device
+        if is_range and event.name.startswith(PHASE) and event.name not in (STEP, COMPUTE):
+            first, last = (bisect_left(launches, (time, (0, 0))) for time in event.span)
+            spans = [span for _, span in launches[first:last]] or [event.span]
+            span = min(start for start, _ in spans), max(stop for _, stop in spans)
+            phases.append((event.name.removeprefix(PHASE), span))
+    return phases
 
 
 def _list_spans(events: Iterable[TraceEvent]) -> list[Span]:
@@ -397,22 +346,25 @@ def build_rank_timeline(
         late_ns: the time in ns by which this rank began the step after the first rank.
     """
 
+    work: list[tuple[str, str, Sequence[Span], int | None]]
+    work = [(PHASE_STREAM, name, [span], None) for name, span in trace.phases]
+    computing = intersection(trace.compute, [trace.step])
+    work.append((COMPUTE_STREAM, COMPUTE_STREAM, computing, None))
+    copying = difference(intersection(trace.copies, [trace.step]), computing)
+    work.append((COPY, COPY, copying, None))
+    for call in comm:
+        parts = intersection([call.span], [trace.step])
+        work.append((f"{COMM} {call.axis}", call.op, parts, call.num_bytes))
+
     def to_us(stamp: int) -> float:
         """Convert ns of the profiler's clock to us since the first rank began the step."""
         return (stamp - trace.step[0] + late_ns) / 1e3
 
-    def make_interval(stream: str, name: str, span: Span, num_bytes: int | None = None) -> Interval:
-        """Return an interval of the timeline from a span of the profile."""
-        return Interval(stream, name, to_us(span[0]), to_us(span[1]), num_bytes)
-
-    computing = intersection(trace.compute, [trace.step])
-    copying = difference(intersection(trace.copies, [trace.step]), computing)
-    intervals = [make_interval(PHASE_STREAM, name, span) for name, span in trace.phases]
-    intervals += [make_interval(COMPUTE_STREAM, COMPUTE_STREAM, span) for span in computing]
-    intervals += [make_interval(COPY, COPY, span) for span in copying]
-    for call in comm:
-        for part in intersection([call.span], [trace.step]):
-            intervals.append(make_interval(f"{COMM} {call.axis}", call.op, part, call.num_bytes))
+    intervals = [
+        Interval(stream, name, to_us(start), to_us(stop), num_bytes)
+        for stream, name, spans, num_bytes in work
+        for start, stop in spans
+    ]
     start, stop = trace.step
     return RankTimeline(
         rank=rank,

@@ -21,8 +21,7 @@ from parbench.bench.results.step_trace import (
     PHASE,
     CallFacts,
     TraceEvent,
-    classify_kernel,
-    parse_kernel_operation,
+    is_communication_kernel,
     parse_operation,
 )
 
@@ -46,7 +45,7 @@ _OPERATORS = ("aten::", "c10d::", "record_param_comms", "_c10d_functional::wait_
 """The prefixes of the operators that are read."""
 _GLOO = "gloo:"
 """The prefix of the ranges in which gloo communicates."""
-_RANGES = ("ProfilerStep#", PHASE, _GLOO, "Optimizer.step#")
+_RANGES = ("ProfilerStep#", PHASE, _GLOO)
 """The prefixes of the ranges that are read."""
 _NON_FINITE = re.compile(rb"([:,\[]\s*)-?(?:inf|infinity|nan)(?=\s*[,}\]])", re.IGNORECASE)
 """Numbers that Kineto writes, although JSON has none of them."""
@@ -202,7 +201,7 @@ def _convert_event(event: _Event, span: Span) -> TraceEvent:
     call = None
     if is_gloo:
         call = _read_gloo_call(name, args)
-    elif event.cat in _DEVICE_CATEGORIES and classify_kernel(name) == "communication":
+    elif event.cat in _DEVICE_CATEGORIES and is_communication_kernel(name):
         call = _read_nccl_call(name, args)
     return TraceEvent(
         name=name,
@@ -224,8 +223,7 @@ def _read_nccl_call(kernel: str, args: _Args) -> CallFacts:
     The name of the kernel decides the operation if torch names none, as for a coalesced launch.
     """
     candidates = (parse_operation(args.collective or ""), parse_operation(kernel))
-    known = [op for op in candidates if op in OPERATIONS.values()]
-    op = known[0] if known else parse_kernel_operation(kernel) or "communication"
+    op = next((op for op in candidates if op in OPERATIONS.values()), "communication")
     # nccl-tests counts what a rank has at the end of an all_gather, otherwise what it has before.
     elements = args.sent_elements
     if op == "all_gather" and args.received_elements is not None:
