@@ -64,10 +64,6 @@ _DEFINITIONS = {
         "[low, high] is a 95 % confidence interval of the median over repetitions. With one "
         "repetition, it covers only the variation within that repetition."
     ),
-    "n_eff": (
-        "Effective sample size. Successive iterations correlate, so n iterations are worth n_eff "
-        "independent ones. Unknown for a case that was measured in one block."
-    ),
     "noise": (
         "Run-to-run variation: the standard deviation of the log medians of the repetitions, "
         "corrected for small numbers. Stable below 5 %, fair below 15 %, noisy below 40 %, otherwise "

@@ -76,7 +76,7 @@ class RunData:
           ``workload``, ...), ``is_communication``.
         * ``status`` (the worst of a repetition), ``reason``.
         * ``repetitions`` that measured the case, ``planned`` repetitions, ``iterations`` of all
-          repetitions, ``num_effective`` (independent iterations).
+          repetitions.
         * ``variation``: relative standard deviation of the duration between repetitions, unknown
           below three. ``noise``: the grade of this variation, or of the variation between
           iterations if there is only one repetition.

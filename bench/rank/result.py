@@ -14,16 +14,12 @@ from parbench.bench.results.metrics import MetricValue, find_metric, make_value,
 from parbench.bench.results.records import Samples, find_stragglers
 from parbench.bench.results.stats import (
     MIN_ITERATIONS_FOR_P99,
-    MIN_ITERATIONS_FOR_Q10,
     Estimate,
     estimate_median,
     quantile,
 )
 from parbench.bench.world.benchmark import Description, Work
 from parbench.bench.world.world import World
-
-_PERCENTILES = (("q10", 0.1, MIN_ITERATIONS_FOR_Q10), ("p99", 0.99, MIN_ITERATIONS_FOR_P99))
-"""The name's suffix, the quantile (0 to 1) and the least number of samples of each percentile."""
 
 
 def add_samples(
@@ -82,7 +78,7 @@ def compute_metrics(
 ) -> dict[str, MetricValue]:
     """Return the metrics of a case by name, each with its 95 % interval where that is known.
 
-    They are the median time of a step, its 10th and 99th percentile if there are enough samples,
+    They are the median time of a step, its 99th percentile if there are at least 100 samples,
     the rates of the described work (such as bytes per second), and the medians of ``skew``,
     ``transfer`` and the other times.
 
@@ -96,11 +92,10 @@ def compute_metrics(
     time = medians.pop("time")
     count = len(seconds["time"])
     metrics = {headline: make_value("time", time)}
-    for name, share, min_count in _PERCENTILES:
-        if count >= min_count:
-            method = f"{100 * share:.0f}th percentile of {count} iterations"
-            percentile = make_value(f"time_{name}", quantile(seconds["time"], share), method)
-            metrics[f"{headline}_{name}"] = percentile
+    if count >= MIN_ITERATIONS_FOR_P99:
+        percentile = quantile(seconds["time"], 0.99)
+        method = f"99th percentile of {count} iterations"
+        metrics[f"{headline}_p99"] = make_value("time_p99", percentile, method)
     for work in description.work:
         metrics[work.name] = _compute_rate(work, time)
     return metrics | make_values(medians)

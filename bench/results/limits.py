@@ -122,6 +122,6 @@ def _resolve_metric(name: str) -> Metric | None:
         return next((metric for metric in METRICS if metric.name.partition(".")[0] == name), None)
     if metric.name[0].isupper() and find_metric(name.rpartition("_")[0]) is None:
         return (
-            None  # Any name fits the declaration HEADLINE_q10, but only a metric has percentiles.
+            None  # Any name fits the declaration HEADLINE_p99, but only a metric has percentiles.
         )
     return metric

@@ -13,7 +13,6 @@ from typing import Literal, TypeVar
 import msgspec
 
 from parbench.bench.results.stats import (
-    LOWER_BOUNDS,
     WITHIN_REPETITION,
     Estimate,
     ValueKind,
@@ -72,7 +71,7 @@ class Metric:
     kind: ValueKind = "amount"
     """The range of the values, which decides how repetitions are merged.
 
-    Metrics of kind difference, factor and excess are shown with their intervals.
+    Metrics of kind difference are shown with their intervals.
     """
     is_exact: bool = False
     """True for a count that must be the same in all runs of a step, so that any change matters."""
@@ -109,8 +108,6 @@ class Metric:
 METRICS = (
     Metric("time", "s", "lower", "time", "median with its 95 % interval"),
     Metric("step_time", "s", "lower", "step time", "median with its 95 % interval"),
-    Metric("HEADLINE_q10", "s", "lower", "q10",
-           "10th percentile, least disturbed; steadier than the median"),
     Metric("HEADLINE_p99", "s", "lower", "p99",
            "99th percentile, from repetitions of at least 100 iterations"),
     Metric("algbw", "B/s", "higher", "algbw GB/s",
@@ -208,10 +205,10 @@ METRICS = (
            "per call, minimum over ranks", ("times",), kind="from zero"),
     Metric("tracing_overhead", "", None, "profiling overhead",
            "extra time of the profiled step over the uninstrumented one",
-           "profiled over uninstrumented step, less 1", ("times",), kind="excess"),
+           "profiled over uninstrumented step, less 1", ("times",), kind="difference"),
     Metric("watching_overhead", "", None, "instrumentation overhead",
            "extra time of the instrumented step, from which ect follows, over the uninstrumented "
-           "one", "instrumented over uninstrumented step, less 1", ("times",), kind="excess"),
+           "one", "instrumented over uninstrumented step, less 1", ("times",), kind="difference"),
     Metric("calls.AXIS.OPERATION", "", None, "calls AXIS OPERATION",
            "calls of AXIS OPERATION that a rank makes in a step, mean over ranks",
            "counted at the process group", number_format="{:.4g}", kind="from zero", is_exact=True),
@@ -273,7 +270,7 @@ METRICS = (
     Metric("imbalance_slowdown", "", "lower", "slow-down",
            "step time over that with balanced routing",
            "step over step with balanced routing, interleaved", ("experts",), "{:.2f}x",
-           kind="factor"),
+           kind="difference"),
 )
 # fmt: on
 
@@ -291,52 +288,37 @@ def make_value(name: str, number: float | Estimate | None, method: str = "") -> 
     """Return ``number`` as a value of the metric ``name``, with the unit that METRICS declares.
 
     None stands for an unknown number. An ``Estimate`` adds its interval and its method. ``method``
-    is a phrase about the source of the number. Raises ``LookupError`` if METRICS has no such
-    metric.
+    is a phrase about the source of the number, which follows the formula of the metric. Raises
+    ``LookupError`` if METRICS has no such metric.
     """
     metric = find_metric(name)
     if metric is None:
         raise LookupError(f"metric {name} is not declared in {__name__}")
-    value = MetricValue(value=None, unit=metric.unit, better=metric.better)
+    method = ", ".join(filter(None, (metric.formula, method)))
+    value = MetricValue(value=None, unit=metric.unit, better=metric.better, method=method)
     if isinstance(number, Estimate):
-        return _replace_number(value, number, _join_phrases(method, number.method))
-    return msgspec.structs.replace(value, value=number, method=method)
+        return _replace_number(value, number)
+    return msgspec.structs.replace(value, value=number)
 
 
 def make_values(
-    numbers: Mapping[str, float | Estimate | None],
-    method: str = "",
+    numbers: Mapping[str, float | Estimate | None], method: str = ""
 ) -> dict[str, MetricValue]:
-    """Return numbers as values of metrics, with the units that METRICS declares, by name.
-
-    ``numbers`` holds the numbers by the name of the metric. The method of each value is the formula
-    of its metric, followed by the phrase ``method``. Raises ``LookupError`` if METRICS lacks one of
-    the metrics.
-    """
-    values = {}
-    for name, number in numbers.items():
-        metric = find_metric(name)
-        formula = "" if metric is None else metric.formula
-        values[name] = make_value(name, number, _join_phrases(formula, method))
-    return values
+    """Return numbers as values of metrics, by name. The arguments are as in ``make_value``."""
+    return {name: make_value(name, number, method) for name, number in numbers.items()}
 
 
-def _join_phrases(*phrases: str, separator: str = ", ") -> str:
-    """Return the phrases that are not empty, joined by the separator."""
-    return separator.join(phrase for phrase in phrases if phrase)
+def _replace_number(metric: MetricValue, estimate: Estimate) -> MetricValue:
+    """Return a copy of ``metric`` with the number and interval of the estimate.
 
-
-def _replace_number(metric: MetricValue, estimate: Estimate | None, method: str) -> MetricValue:
-    """Return a copy of ``metric`` with the number and interval of the estimate, and this method.
-
-    Its number and interval become None if the estimate is None.
+    The method of the estimate follows that of the metric.
     """
     return msgspec.structs.replace(
         metric,
-        value=None if estimate is None else estimate.value,
-        low=None if estimate is None else estimate.low,
-        high=None if estimate is None else estimate.high,
-        method=method,
+        value=estimate.value,
+        low=estimate.low,
+        high=estimate.high,
+        method=", ".join(filter(None, (metric.method, estimate.method))),
     )
 
 
@@ -367,58 +349,33 @@ def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
 
     ``metrics`` holds the value of each repetition. The kind of the metric decides between a
     geometric and an arithmetic mean. An undeclared metric counts as an amount if its unit is a
-    rate, otherwise as a difference. There are three exceptions:
-
-    - All repetitions have the same value without an interval, such as a count: it is returned.
-    - Only one repetition has a value: the result is this value with its own interval.
-    - The mean does not exist: the value is None, and the method has the reason.
+    rate, otherwise as a difference. Values without an interval that are all the same, such as
+    counts, are returned unchanged, and so is the only known value. An amount that is not above zero
+    in a repetition makes the value None.
     """
     first = metrics[0]
     if first.low is None and all(metric == first for metric in metrics):
-        return first  # formulas and counts do not vary
+        return first
     known = [metric for metric in metrics if metric.value is not None]
-    gap = ""
-    if len(known) < len(metrics):
-        gap = f"unknown in {len(metrics) - len(known)} of {len(metrics)} repetitions"
-    if not known:
-        return _replace_number(first, None, gap)
-    if len(known) == 1:
-        return _mark_within_repetition(known[0], gap)
+    if len(known) < 2:
+        return _mark_within_repetition(known[0]) if known else first
     numbers = [metric.value for metric in known if metric.value is not None]
     declared = find_metric(name)
+    kind: ValueKind = "amount" if first.unit.endswith("/s") else "difference"
     if declared is not None:
         kind = declared.kind
-    else:
-        kind = "amount" if first.unit.endswith("/s") else "difference"
-    lower_bound = LOWER_BOUNDS.get(kind)
-    if lower_bound is not None and min(numbers) <= lower_bound:
-        reason = f"no geometric mean, {lower_bound:g} or less in some of {len(numbers)} repetitions"
-        return _replace_number(first, None, _join_phrases(reason, gap, separator="; "))
-    mean = estimate_mean(numbers, _name_repetition_values(name, kind), kind)
-    return _replace_number(first, mean, _join_phrases(mean.method, gap, separator="; "))
+    merged = msgspec.structs.replace(first, value=None, low=None, high=None, method="")
+    if kind == "amount" and min(numbers) <= 0:
+        return msgspec.structs.replace(merged, method="no geometric mean of zero or less")
+    return _replace_number(merged, estimate_mean(numbers, "repetitions", kind))
 
 
-def _mark_within_repetition(metric: MetricValue, gap: str) -> MetricValue:
+def _mark_within_repetition(metric: MetricValue) -> MetricValue:
     """Return a copy of the only known value of a metric, marked as that of one repetition.
 
-    The method then says that the interval, if any, is within this repetition. ``gap`` is a phrase
-    about the repetitions without a value, empty if there are none. It becomes part of the method.
+    A value without an interval is returned unchanged.
     """
-    method = _join_phrases(metric.method, gap, separator="; ")
     if metric.low is None or metric.is_within_repetition:
-        return msgspec.structs.replace(metric, method=method)
-    method = f"{method}, {WITHIN_REPETITION}"
+        return metric
+    method = f"{metric.method}, {WITHIN_REPETITION}"
     return msgspec.structs.replace(metric, method=method, is_within_repetition=True)
-
-
-def _name_repetition_values(name: str, kind: ValueKind) -> str:
-    """Return a plural noun for the values of a metric in the repetitions.
-
-    It is ``repetition medians``, ``repetition 99th percentiles``, ``repetition 10th percentiles``
-    or ``repetitions``.
-    """
-    if name.endswith("_p99"):
-        return "repetition 99th percentiles"
-    if name.endswith("_q10"):
-        return "repetition 10th percentiles"
-    return "repetition medians" if kind == "amount" else "repetitions"

@@ -27,7 +27,6 @@ from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.stats import (
     Grade,
     compute_relative_iqr,
-    count_effective_samples,
     grade_noise,
 )
 from parbench.bench.text import UserError
@@ -247,25 +246,14 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
     """A word for ``spread``, from ``stable`` to ``very noisy``."""
     spread: NonNegative
     """The interquartile range of the samples over their median, as a fraction."""
-    effective: NonNegative | None = None
-    """The effective sample size, None with fewer than six blocks.
-
-    It is the number of independent samples that would determine the median as precisely. It is less
-    than the number of samples if samples of a block are correlated.
-    """
 
 
 def compute_noise(samples: Samples) -> Noise | None:
-    """Return the relative variation and the effective size of the samples, None without samples."""
+    """Return the relative variation of the samples, None without samples."""
     if not samples.values:
         return None
     relative_iqr = compute_relative_iqr(samples.values)
-    effective = count_effective_samples(samples.values, samples.samples_per_block)
-    return Noise(
-        grade=grade_noise(relative_iqr),
-        spread=round(relative_iqr, 4),
-        effective=None if effective is None else round(effective, 1),
-    )
+    return Noise(grade=grade_noise(relative_iqr), spread=round(relative_iqr, 4))
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):

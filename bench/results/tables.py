@@ -193,14 +193,14 @@ def metric_column(
 
     ``key`` is the key of the values in rows, by default ``name``. ``title`` replaces the title of
     the metric. ``has_interval`` decides if values print with their intervals, by default only if
-    the metric is a difference, factor or excess. Raises ``LookupError`` for an unknown metric.
+    the metric is a difference. Raises ``LookupError`` for an unknown metric.
     """
     metric = find_metric(name)
     if metric is None:
         raise LookupError(f"metric {name} is not declared")
     metric = metric.specialize(name) or metric
     if has_interval is None:
-        has_interval = metric.kind in ("difference", "factor", "excess")
+        has_interval = metric.kind == "difference"
     return Column(
         key=key or name,
         title=title or metric.title,

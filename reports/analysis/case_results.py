@@ -118,18 +118,6 @@ class CaseResult:
         """The records of the repetitions that measured the case: their status is ok."""
         return tuple(record for record in self.records if record.status == "ok")
 
-    @property
-    def num_effective(self) -> float | None:
-        """The effective sample size: independent iterations, summed over the measured repetitions.
-
-        None if a repetition has no estimate, or if none was measured.
-        """
-        numbers = [record.noise.effective if record.noise else None for record in self.measured]
-        known_numbers = [number for number in numbers if number is not None]
-        if not numbers or len(known_numbers) < len(numbers):
-            return None
-        return sum(known_numbers)
-
     @cached_property
     def variation(self) -> float | None:
         """The relative standard deviation of the duration between repetitions, as a fraction.

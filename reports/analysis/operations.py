@@ -17,7 +17,7 @@ GROUP_PARAMS = ("group", "group_index", "concurrent")
 LINKS = "p2p.matrix"
 """The name of the benchmark of all pairs of ranks, which has tables and figures of its own."""
 # Tables and figures read these metrics even if no case has them.
-_METRICS = ("busbw", "algbw", "time_p99", "time_q10")
+_METRICS = ("busbw", "algbw", "time_p99")
 
 
 def select_operations(data: RunData) -> "pd.DataFrame":

@@ -37,7 +37,7 @@ def list_step_rows(data: RunData) -> list[StepRow]:
     """Return a new row for each measured training step, with None for unknown values.
 
     A row is a dict with the values of the case (``RunData.cases``), ``axes`` (the mesh axes by
-    name), and ``time_p99`` and ``time_q10`` (percentiles of the step time in seconds).
+    name), and ``time_p99`` (the 99th percentile of the step time in seconds).
     ``repetitions`` is the text ``4/5``: measured of planned.
     """
     case_ids = [step.case.id for step in data.steps]
@@ -47,7 +47,6 @@ def list_step_rows(data: RunData) -> list[StepRow]:
         _, mesh = find_details(row["result"], MeshDetails)
         row["axes"] = mesh.axes if isinstance(mesh, MeshDetails) else {}
         row["time_p99"] = row.get(f"{row['headline']}_p99")
-        row["time_q10"] = row.get(f"{row['headline']}_q10")
         repetitions = f"{row['repetitions']}/{row['planned']}"
         row["repetitions"] = SortedText(repetitions, row["repetitions"])
         rows.append(row)

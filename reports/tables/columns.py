@@ -19,7 +19,6 @@ TIME_COLUMN = metric_column("time", key="seconds", has_interval=True)
 CASE_COLUMNS = (*OPERATION_COLUMNS, SIZE_COLUMN)
 QUALITY_COLUMNS = (
     metric_column("time_p99"),
-    metric_column("time_q10"),
     Column(
         "noise",
         help="variation between repetitions, within a single one: stable, fair, noisy, very noisy",
@@ -27,12 +26,6 @@ QUALITY_COLUMNS = (
         is_result=True,
     ),
     Column("iterations", "n", kind="count", help="iterations of all repetitions"),
-    Column(
-        "num_effective",
-        "n_eff",
-        kind="count",
-        help="number of independent iterations that would be as precise",
-    ),
     Column(
         "repetitions",
         kind="count",

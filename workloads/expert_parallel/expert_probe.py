@@ -223,7 +223,7 @@ def make_imbalance_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricV
     return make_values(
         {
             "imbalance_time": compare_turns(seconds, balanced, sub, "difference"),
-            "imbalance_slowdown": compare_turns(seconds, balanced, truediv, "factor"),
+            "imbalance_slowdown": compare_turns(seconds, balanced, truediv, "difference"),
         },
         method,
     )

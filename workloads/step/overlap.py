@@ -309,7 +309,9 @@ def summarize_differences(walls: Sequence[SecondsByKind]) -> dict[str, MetricVal
     wall = {kind: slowest([rank[kind] for rank in walls]) for kind in walls[0]}
     values = {"ect": compare_turns(wall["instrumented"], wall["without_comm"], sub, "difference")}
     for name, kind in (("tracing_overhead", "profiled"), ("watching_overhead", "instrumented")):
-        values[name] = compare_turns(wall[kind], wall["uninstrumented"], compute_overhead, "excess")
+        values[name] = compare_turns(
+            wall[kind], wall["uninstrumented"], compute_overhead, "difference"
+        )
     suffix = "" if len(wall["profiled"]) > 1 else ", one turn has no difference"
     return make_values(values, f"the slowest rank of each turn{suffix}")
 

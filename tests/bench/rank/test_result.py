@@ -6,7 +6,7 @@ import pytest
 from parbench.bench.rank.result import compute_metrics
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import find_stragglers
-from parbench.bench.results.stats import MIN_ITERATIONS_FOR_P99, MIN_ITERATIONS_FOR_Q10
+from parbench.bench.results.stats import MIN_ITERATIONS_FOR_P99
 from parbench.bench.world.benchmark import Description, Work
 
 
@@ -35,9 +35,7 @@ def test_percentiles_require_enough_iterations() -> None:
     seconds = np.random.default_rng(0).exponential(1e-3, MIN_ITERATIONS_FOR_P99).tolist()
     metrics = metrics_of(seconds, headline="step_time")
     assert metrics["step_time_p99"].value == pytest.approx(np.quantile(seconds, 0.99))
-    assert metrics["step_time_q10"].value == pytest.approx(np.quantile(seconds, 0.10))
-    assert list(metrics_of(seconds[1:])) == ["time", "time_q10"]
-    assert list(metrics_of(seconds[: MIN_ITERATIONS_FOR_Q10 - 1])) == ["time"]
+    assert list(metrics_of(seconds[1:])) == ["time"]
 
 
 def test_parts_are_medians_and_unknown_rates_are_none() -> None:
