@@ -8,9 +8,8 @@ through the public interface of pytest-benchmark. The stored result is its own J
 
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -45,28 +44,25 @@ def parbench(request: pytest.FixtureRequest) -> Callable[..., tuple[Record, ...]
     The arguments are the name of a case or ``module:function``, its parameters, and options of
     ``parbench run``: nproc, repetitions, budget, backend, device, preset, timeout, group and mesh.
 
-    The result is one record for each repetition that the budget allowed. The test fails if the case
-    fails, hangs, computes wrongly, cannot run here or was not measured at all.
+    The result is one record for each repetition. The test fails if the case fails, hangs, computes
+    wrongly or cannot run here.
     """
 
-    def measure(case: str | None = None, **arguments: object) -> tuple[Record, ...]:
+    def measure(case: str, **arguments: object) -> tuple[Record, ...]:
         """Measure a case, replay its samples in pytest-benchmark, and return its records.
 
-        ``case`` is None if the arguments name what to measure, for example a preset. ``arguments``
-        are parameters of the case and options of ``parbench run``.
+        ``arguments`` are parameters of the case and options of ``parbench run``.
         """
-        if not request.config.pluginmanager.has_plugin("benchmark"):
-            message = "the fixture parbench needs pytest-benchmark: pip install pytest-benchmark"
-            pytest.fail(message, pytrace=False)
-        records = select_measured(run_parbench(build_options(case, arguments)))
+        records = measure_case(case, arguments)
         seconds = [value for record in records for value in record.samples.values]
         marker = request.node.get_closest_marker("benchmark")
         options = {} if marker is None else dict(marker.kwargs)
         options["timer"] = make_timer(seconds)
         request.node.add_marker(pytest.mark.benchmark(**options), append=False)
-        # Requested only now: pytest-benchmark warns about a fixture that a failed test did not use.
+        # The fixture of pytest-benchmark reads the marker, so it is requested only now.
         benchmark = request.getfixturevalue("benchmark")
-        benchmark.extra_info.update(build_extra_info(records))
+        benchmark.extra_info["case"] = msgspec.to_builtins(records[0].case)
+        benchmark.extra_info["world"] = msgspec.to_builtins(records[0].world)
         benchmark.pedantic(lambda: None, rounds=len(seconds), iterations=1)
         return records
 
@@ -88,67 +84,41 @@ def make_timer(durations: Iterable[float]) -> Callable[[], float]:
     return parbench
 
 
-def build_options(case: str | None, arguments: Mapping[str, object]) -> list[str]:
-    """Return the command-line arguments of ``parbench run`` for the arguments of the fixture.
+def measure_case(case: str, arguments: Mapping[str, object]) -> tuple[Record, ...]:
+    """Measure a case by ``parbench run`` in a temporary folder, and return its records.
 
-    ``case`` is the name of the case, None without one.
+    ``arguments`` are those of the fixture ``parbench``. The test fails if the command made no run,
+    if the arguments select several cases, or if a repetition was not measured or is wrong.
     """
-    options = [] if case is None else [case]
+    with tempfile.TemporaryDirectory(prefix="parbench-") as folder:
+        command = [
+            *PARBENCH,
+            "run",
+            *build_options(case, arguments),
+            "--out",
+            folder,
+            "--format=json",
+        ]
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        files = list(Path(folder).glob("*/run.json"))
+        if not files:
+            pytest.fail(process.stderr.strip(), pytrace=False)
+        records = load_run(files[0].parent).records
+    if len({record.case.id for record in records}) > 1:
+        pytest.fail("a test measures one case, and these arguments select several", pytrace=False)
+    for record in records:
+        if record.status != "ok":
+            message = f"{record.case.label}: {record.status}: {record.reason}"
+            pytest.fail(message, pytrace=False)
+    return records
+
+
+def build_options(case: str, arguments: Mapping[str, object]) -> list[str]:
+    """Return the command-line arguments of ``parbench run`` for the arguments of the fixture."""
+    options = [case]
     for name, value in arguments.items():
         if name in OPTIONS:
             options += [f"--{name}", str(value)]
         else:
             options += ["--set", f"{name}={value}"]
     return options
-
-
-def run_parbench(options: Sequence[str]) -> tuple[Record, ...]:
-    """Run ``parbench run`` with these arguments in a temporary folder, and return its records.
-
-    The test fails with its error message if the command made no run.
-    """
-    with tempfile.TemporaryDirectory(prefix="parbench-") as folder:
-        command = [*PARBENCH, "run", *options, "--out", folder, "--format=json"]
-        process = subprocess.run(command, capture_output=True, text=True, check=False)
-        for path in Path(folder).glob("*/run.json"):
-            return load_run(path.parent).records
-    message = process.stderr.strip() or f"parbench run ended with {process.returncode}"
-    pytest.fail(message, pytrace=False)
-
-
-def select_measured(records: Sequence[Record]) -> tuple[Record, ...]:
-    """Return the records with status ok, without the repetitions that the time budget left out.
-
-    The test fails if there are none, if the records are of several cases, or if a repetition
-    failed, hung, was wrong or could not run.
-    """
-    labels = sorted({record.case.label for record in records})
-    if len(labels) != 1:
-        message = f"a test measures one case, and this names {len(labels)}: {'; '.join(labels)}"
-        pytest.fail(message, pytrace=False)
-    measured = []
-    for record in records:
-        if record.status == "ok":
-            measured.append(record)
-        elif not record.is_out_of_budget:
-            message = f"{record.case.label}: {record.status}: {record.reason}"
-            pytest.fail(message, pytrace=False)
-    if not measured:
-        pytest.fail(f"{labels[0]}: the budget ended before it was measured", pytrace=False)
-    return tuple(measured)
-
-
-def build_extra_info(records: Sequence[Record]) -> dict[str, Any]:
-    """Return the facts that pytest-benchmark stores next to the times, in JSON types.
-
-    The keys are ``case``, ``world`` (the ranks) and ``metrics`` (a dict of values by name for each
-    repetition).
-    """
-    metrics = []
-    for record in records:
-        metrics.append({name: metric.value for name, metric in record.metrics.items()})
-    return {
-        "case": msgspec.to_builtins(records[0].case),
-        "world": msgspec.to_builtins(records[0].world),
-        "metrics": metrics,
-    }

@@ -403,7 +403,7 @@ OPERATIONS = (
         "collective.all_reduce",
         "combine every rank's buffer, result on all; size = the buffer",
         (*DATA, REDOP, IN_PLACE_FIRST, *COLLECTIVE),
-        (*MAIN, "grouped"),
+        MAIN,
         busbw=compute_double_ring_factor,
         in_place=True,
     ),
@@ -425,7 +425,7 @@ OPERATIONS = (
         "collective.all_to_all",
         "each rank sends a shard to each; size = what one rank sends",
         (*DATA, *COLLECTIVE),
-        (*MAIN, "grouped"),
+        MAIN,
         busbw=compute_ring_factor,
     ),
     _declare_operation(
@@ -440,7 +440,7 @@ OPERATIONS = (
         "collective.all_to_all_v",
         "all_to_all, uneven shards; size = what one rank sends",
         (*DATA, SKEW, *COLLECTIVE),
-        (*SIZED, "uneven"),
+        SIZED,
         busbw=compute_ring_factor,
     ),
     _declare_operation(

@@ -263,11 +263,10 @@ PRESETS = {
             *_make_entries_for_tag("main", size_bytes="1M", dtype="bfloat16,int32,float8_e4m3fn"),
             *_make_entries_for_tag("sized", size_bytes="1K:64M:x16"),
             Entry(name="copy", set={"size_bytes": "1K:64M:x8"}),
-            Entry(name="matrix", set={"size_bytes": "1M"}),
             Entry(name="all_reduce", set={"size_bytes": "1M", "redop": "avg,min,max,product"}),
             Entry(name="all_reduce", set={"size_bytes": "1M", "placement": "out_of_place"}),
-            *_make_entries_for_tag("uneven", size_bytes="1M", skew="0.5"),
-            *_make_entries_for_tag("grouped", size_bytes="1M", group="node,across,pairs"),
+            Entry(name="all_to_all_v", set={"size_bytes": "1M", "skew": "0.5"}),
+            Entry(name="all_reduce", set={"size_bytes": "1M", "group": "node,across,pairs"}),
             Entry(
                 name="all_reduce",
                 set={"size_bytes": "1M", "background": "gemm,all_reduce,all_to_all"},
