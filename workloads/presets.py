@@ -210,11 +210,8 @@ def ep_step(params: Params, ranks: int) -> StepSpec:
 
 
 def ep_layer(params: Params, ranks: int) -> StepSpec:
-    """Return the step whose mesh and experts the benchmarks of one MoE layer use.
-
-    ``tp`` equals ``etp``, because the ranks that split an expert are neighbors along ``tp``.
-    """
-    return ep_step({**params, "tp": max(1, int(params.get("etp", 1)))}, ranks)
+    """Return the step whose mesh and experts the benchmarks of one MoE layer use."""
+    return ep_step({**params, "tp": 1}, ranks)
 
 
 def hybrid(params: Params, ranks: int) -> StepSpec:

@@ -262,8 +262,6 @@ METRICS = (
     Metric("combine_time", "s", "lower", "combine time", "time to send results back, with packing"),
     Metric("dispatch_bandwidth.wire", "B/s", "higher", "dispatch GB/s",
            "bytes that leave the busiest rank over dispatch time", "", ("experts",)),
-    Metric("combine_bandwidth.wire", "B/s", "higher", "combine GB/s",
-           "bytes that leave the busiest rank over combine time", "", ("experts",)),
     Metric("imbalance_time", "s", "lower", "imbalance time",
            "time lost to uneven routing; 0 if balanced",
            "step less step with balanced routing, interleaved", ("experts",), kind="difference"),

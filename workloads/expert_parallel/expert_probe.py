@@ -4,19 +4,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import sub, truediv
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from parbench.bench.results.details import ExpertLoadDetails
-from parbench.bench.results.metrics import MetricValue, make_value, make_values
-from parbench.bench.results.stats import Estimate, estimate_mean
+from parbench.bench.results.metrics import MetricValue, make_values
+from parbench.bench.results.stats import estimate_mean
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.costs.communication_pattern import bytes_by_axis
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.expert_parallel.dispatch import make_exchange
+from parbench.workloads.expert_parallel.dispatch import TokenExchange, make_exchange
 from parbench.workloads.expert_parallel.expert_traffic import (
     ExpertTraffic,
     RoutingCounts,
@@ -29,22 +29,17 @@ from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget, t
 from parbench.workloads.step.sent_bytes import record_calls
 from parbench.workloads.step.turns import compare_turns, slowest
 
+Result = TypeVar("Result")
 _REPEATS = 3
 """The number of times that an exchange of tokens is timed."""
 
-Run = Callable[[], object]
-"""A function that executes one phase of an exchange of tokens."""
 
+ExchangeTimes = Mapping[str, float]
+"""The seconds that one rank takes to exchange one microbatch's tokens in forward, by metric.
 
-RoundTrip = Mapping[str, float]
-"""The seconds, or the bytes that this rank sends, of each of ``PHASES``, by the phase's name.
-
-They are those of the dispatch and combination of one microbatch in one MoE layer, forward.
-"""
-PHASES = ("dispatch", "dispatch_packing", "dispatch_transfer", "combine")
-"""The phases of an exchange of tokens. ``dispatch`` is the sum of its packing and its transfer.
-
-Packing permutes tokens on a rank. The transfer sends tokens and their counts or expert ids.
+The keys are ``dispatch_packing_time`` (to permute tokens on this rank before and after their
+transfer), ``dispatch_transfer_time`` (to send tokens and their counts or expert ids),
+``dispatch_time`` (the sum of both) and ``combine_time`` (to send results back and sum them).
 """
 
 
@@ -54,10 +49,10 @@ class ExpertSample:
 
     counts: RoutingCounts
     """The numbers of pairs of token and expert in a step with the routing of the case."""
-    sent_bytes: RoundTrip
-    """The bytes that the rank sends in each phase, empty without ``ep``."""
-    round_trip_seconds: Sequence[RoundTrip]
-    """The seconds of each phase, once for each repetition. Empty without ``ep``."""
+    dispatch_bytes: float
+    """The bytes that the rank sends to dispatch one microbatch's tokens, 0 without ``ep``."""
+    exchanges: Sequence[ExchangeTimes]
+    """The times of an exchange of tokens, once for each repetition. Empty without ``ep``."""
     step_seconds: Sequence[float]
     """The seconds of steps with the routing of the case, empty if this is balanced.
 
@@ -96,11 +91,12 @@ class ExpertProbe:
         called before each ``step``. All ranks take part.
         """
         counts = count_routing(self.layers)
-        sent_bytes: RoundTrip = {}
-        round_trips: list[RoundTrip] = []
+        dispatch_bytes = 0.0
+        exchanges: list[ExchangeTimes] = []
         if self.ep_group is not None:
-            sent_bytes = self._measure_round_trip(self._count_sent)
-            round_trips = [self._measure_round_trip(self._time) for _ in range(_REPEATS)]
+            calls = record_calls(self._make_exchange().dispatch, {"ep": self.ep_group})
+            dispatch_bytes = bytes_by_axis(calls, ("ep",))["ep"]
+            exchanges = [self._time_exchange() for _ in range(_REPEATS)]
         routing = self.routing.name
         seconds: dict[str, list[float]] = {routing: [], BALANCED: []}
 
@@ -119,54 +115,53 @@ class ExpertProbe:
             self.routing.name = routing
         return ExpertSample(
             counts=counts,
-            sent_bytes=sent_bytes,
-            round_trip_seconds=round_trips,
+            dispatch_bytes=dispatch_bytes,
+            exchanges=exchanges,
             step_seconds=seconds[routing],
             balanced_step_seconds=seconds[BALANCED],
         )
 
-    def _measure_round_trip(self, measure: Callable[[Run], float]) -> RoundTrip:
-        """Exchange one microbatch's tokens in forward, and return a measurement of each phase.
+    def _make_exchange(self) -> TokenExchange:
+        """Return an exchange of one microbatch's tokens, which take the experts of the last step.
 
-        ``measure`` runs a phase and returns its seconds, or the bytes that this rank sends. Keys
-        are ``PHASES``. The tokens take the experts of one microbatch in this rank's first MoE layer
-        in the last step. All ranks of ``ep`` take part.
+        The experts are those of one microbatch in this rank's first MoE layer.
         """
         layer = next(iter(self.layers.values()))
         expert_ids = next(iter(layer.expert_ids.values()))
         size = (len(expert_ids), self.spec.shape.hidden)
         x = torch.ones(size, dtype=layer.router.weight.dtype, device=self.world.device)
+        plan = layer.plan_dispatch(expert_ids)
         weights = x.new_ones(expert_ids.shape)
-        exchange = make_exchange(
-            layer.moe.variant,
-            x,
-            weights,
-            layer.plan_dispatch(expert_ids),
-            self.ep_group,
-        )
-        rows: list[Tensor] = []
-        with torch.no_grad():
-            metadata = measure(exchange.exchange_metadata)
-            packing = measure(lambda: rows.append(exchange.pack()))
-            transfer = measure(lambda: rows.append(exchange.transfer(rows[-1])))
-            packing += measure(lambda: rows.append(exchange.unpack(rows[-1]).tokens))
-            combine = measure(lambda: exchange.combine(rows[-1]))
-        phases = (packing + metadata + transfer, packing, metadata + transfer, combine)
-        return dict(zip(PHASES, phases, strict=True))
+        return make_exchange(layer.moe.variant, x, weights, plan, self.ep_group)
 
-    def _time(self, run: Run) -> float:
-        """Run a phase after a barrier, and return its seconds until the device has finished."""
+    @torch.no_grad()
+    def _time_exchange(self) -> ExchangeTimes:
+        """Exchange one microbatch's tokens in forward, and return the time of each phase.
+
+        All ranks of ``ep`` take part, and start each phase together.
+        """
+        exchange = self._make_exchange()
+        _, metadata_seconds = self._time(exchange.exchange_metadata)
+        packed, pack_seconds = self._time(exchange.pack)
+        received, transfer_seconds = self._time(lambda: exchange.transfer(packed))
+        rows, unpack_seconds = self._time(lambda: exchange.unpack(received))
+        _, combine_seconds = self._time(lambda: exchange.combine(rows.tokens))
+        packing_seconds = pack_seconds + unpack_seconds
+        sending_seconds = metadata_seconds + transfer_seconds
+        return {
+            "dispatch_packing_time": packing_seconds,
+            "dispatch_transfer_time": sending_seconds,
+            "dispatch_time": packing_seconds + sending_seconds,
+            "combine_time": combine_seconds,
+        }
+
+    def _time(self, run_phase: Callable[[], Result]) -> tuple[Result, float]:
+        """Run a phase after a barrier, and return its result and its seconds on the device."""
         self.world.barrier()
         start = time.perf_counter()
-        run()
+        result = run_phase()
         self.world.sync()
-        return time.perf_counter() - start
-
-    def _count_sent(self, run: Run) -> float:
-        """Run a phase, and return the bytes that this rank sends over ``ep`` in it."""
-        assert self.ep_group is not None
-        calls = record_calls(run, {"ep": self.ep_group})
-        return bytes_by_axis(calls, ("ep",))["ep"]
+        return result, time.perf_counter() - start
 
     def summarize(self, samples: Sequence[ExpertSample]) -> Explanation:
         """Return metrics of the load of ranks, exchanges of tokens, and imbalance.
@@ -186,22 +181,19 @@ class ExpertProbe:
 def make_dispatch_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricValue]:
     """Return metrics of the exchange of one microbatch's tokens, by metric name.
 
-    They are ``<phase>_time`` in seconds for each of ``PHASES``, ``dispatch_bytes``, and
-    ``dispatch_bandwidth.wire`` and ``combine_bandwidth.wire`` in bytes per second. A time is the
-    mean over repetitions of the maximum over ranks. Bytes are those of the rank that sends most.
-    ``samples`` has the sample of every rank.
+    They are the times of dispatch, its packing, its transfer, and combine in seconds, and
+    ``dispatch_bytes`` with ``dispatch_bandwidth.wire`` in bytes per second. A time is the mean over
+    repetitions of the maximum over ranks. Bytes are those of the rank that sends most. ``samples``
+    has the sample of every rank.
     """
-    values: dict[str, Estimate] = {}
-    for phase in PHASES:
-        seconds = slowest(
-            [[trip[phase] for trip in sample.round_trip_seconds] for sample in samples]
-        )
-        values[f"{phase}_time"] = estimate_mean(seconds, "round trips", "amount")
-        num_bytes = max(sample.sent_bytes[phase] for sample in samples)
-        if num_bytes and phase in ("dispatch", "combine"):
+    num_bytes = max(sample.dispatch_bytes for sample in samples)
+    values = {}
+    for name in samples[0].exchanges[0]:
+        seconds = slowest([[times[name] for times in sample.exchanges] for sample in samples])
+        values[name] = estimate_mean(seconds, "round trips", "amount")
+        if name == "dispatch_time":
             rates = [num_bytes / duration for duration in seconds]
-            values[f"{phase}_bandwidth.wire"] = estimate_mean(rates, "round trips", "amount")
-    num_bytes = max(sample.sent_bytes["dispatch"] for sample in samples)
+            values["dispatch_bandwidth.wire"] = estimate_mean(rates, "round trips", "amount")
     return {
         **make_values(values, "the slowest rank, forward"),
         **make_values({"dispatch_bytes": num_bytes}, "the busiest rank"),
@@ -213,19 +205,18 @@ def make_imbalance_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricV
 
     ``imbalance_time`` is the difference in seconds per step, and ``imbalance_slowdown`` the factor.
     Both are means over pairs of steps that ran one after the other. A step's time is the maximum
-    over ranks. If the routing is balanced, only ``imbalance_time`` is returned, with value 0.
+    over ranks. There are no metrics if the routing is balanced.
     """
     if not samples[0].step_seconds:
-        return {"imbalance_time": make_value("imbalance_time", 0.0, "routing is balanced")}
+        return {}
     seconds = slowest([sample.step_seconds for sample in samples])
     balanced = slowest([sample.balanced_step_seconds for sample in samples])
-    method = "the slowest rank of each turn" if len(seconds) > 1 else "one turn is too few"
     return make_values(
         {
             "imbalance_time": compare_turns(seconds, balanced, sub, "difference"),
             "imbalance_slowdown": compare_turns(seconds, balanced, truediv, "difference"),
         },
-        method,
+        "the slowest rank of each turn",
     )
 
 

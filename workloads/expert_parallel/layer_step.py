@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from parbench.bench.plan.params import Value
@@ -51,8 +50,7 @@ class MoeLayerBenchmark(LayerBenchmark):
 
         ``params`` are the values of the benchmark's parameters by name.
         """
-        # Every rank has its own tokens, also those that split an expert.
-        self.spec = replace(ep_layer(params, world.size), sequence_parallel=False)
+        self.spec = ep_layer(params, world.size)
         super().__init__(world, get_dtype(self.spec))
         assert self.spec.moe is not None
         self.moe = self.spec.moe
@@ -90,13 +88,16 @@ class MoeLayerBenchmark(LayerBenchmark):
         """Return the output and the gradients of a single process, by tensor name.
 
         The names are those of ``collect_tensors``, and all tensors are in ``dtype``. The gradients
-        of routed experts are sums over the tokens of all ranks of ``_find_sources``. The output and
-        all other gradients are for this rank's tokens only.
+        of routed experts are sums over the tokens of all ranks of this rank's ``ep`` group. The
+        output and all other gradients are for this rank's tokens only.
         """
         layer = ReferenceMoeLayer(self.spec.shape, self.moe.on_one_rank())
         self._initialize(layer, dtype)
         tensors: dict[str, Tensor] = {}
-        for source in self._find_sources():
+        [ep_group] = [
+            group for group in self.spec.dims.expert_groups("ep") if self._world.rank in group
+        ]
+        for source in ep_group:
             self._routing.assign({0: layer}, source, is_reference=True)
             x = self._draw_hidden("tokens", source).to(dtype).requires_grad_()
             output = layer(x)
@@ -112,22 +113,6 @@ class MoeLayerBenchmark(LayerBenchmark):
                 tensors[f"gradient of experts.{name}"] = parameter.grad
         return tensors
 
-    def _find_sources(self) -> list[int]:
-        """Return the ranks whose tokens this rank's experts may receive, this rank included.
-
-        The ranks of one ``ep`` group hold one complete copy (replica) of the experts. Tokens are
-        sent only within a replica. With ``etp``, which splits each expert, a replica also has the
-        ``etp`` groups of these ranks. The result has the ranks of each ``etp`` group next to each
-        other.
-        """
-        dims = self.spec.dims
-        [ep_group] = [group for group in dims.expert_groups("ep") if self._world.rank in group]
-        sources = []
-        for etp_group in dims.expert_groups("etp"):
-            if not set(etp_group).isdisjoint(ep_group):
-                sources += etp_group
-        return sources
-
     def describe(self) -> Description:
         """Return the tokens that all ranks process in a step, and facts for its record.
 
@@ -135,7 +120,7 @@ class MoeLayerBenchmark(LayerBenchmark):
         are tokens per rank, the capacity of an expert per rank in tokens (``slots``), the experts'
         hidden size, the mesh, and the FLOPs per rank.
         """
-        axes = {axis: {"ranks": group.size()} for axis, group in self._list_groups().items()}
+        axes = {"ep": {"ranks": self.moe.ep}} if self.moe.ep > 1 else {}
         details: dict[str, Any] = {
             "tokens_per_rank": self._num_tokens,
             "slots": self.moe.slots(self._num_tokens),
@@ -154,21 +139,13 @@ class MoeLayerBenchmark(LayerBenchmark):
             notes=(LAYER_CLAIM,),
         )
 
-    def _list_groups(self) -> dict[str, dist.ProcessGroup]:
-        """Return this rank's process groups that exchange tokens, keyed by axis: ``ep``, ``etp``.
-
-        An axis with one rank has no group.
-        """
-        groups = self._mesh.groups
-        return {axis: groups[axis] for axis in ("ep", "etp") if axis in groups}
-
     def explain_step(self, reset: Callable[[], None], budget_seconds: float) -> Explanation:
         """Return metrics of sent bytes, expert load, exchanges of tokens and overlap.
 
         They are measured in further steps, which take about ``budget_seconds``. ``reset`` is called
         before each step. All ranks take part.
         """
-        groups = self._list_groups()
+        groups = {axis: group for axis, group in self._mesh.groups.items() if axis == "ep"}
         layers = {0: self.layer}
 
         def compute_expected() -> dict[str, float]:
@@ -249,7 +226,7 @@ class DispatchBenchmark(MoeLayerBenchmark):
 
         With None, experts return their tokens unchanged.
         """
-        self.layer.experts = ScalingExperts(self.moe.etp, factors)  # type: ignore[assignment]
+        self.layer.experts = ScalingExperts(factors)  # type: ignore[assignment]
 
     def _count_wrong(self, output: Tensor, factors: Tensor) -> int:
         """Return the number of elements of ``output`` that differ from a single process's result.
@@ -280,25 +257,19 @@ class DispatchBenchmark(MoeLayerBenchmark):
 
 
 class ScalingExperts(nn.Module):
-    """Experts of this rank that return their tokens, multiplied by a factor of each expert.
+    """Experts of this rank that return their tokens, multiplied by a factor of each expert."""
 
-    Each of the ``etp`` ranks that split an expert returns 1 / ``etp`` of the result, because these
-    ranks sum their results.
-    """
-
-    def __init__(self, etp: int, factors: Tensor | None) -> None:
+    def __init__(self, factors: Tensor | None) -> None:
         """Make experts with ``factors`` (local experts,). None means that all factors are 1."""
         super().__init__()
-        self._etp = etp
         self._factors = factors
 
     def forward(self, rows: ExpertRows) -> Tensor:
         """Return the result (rows, hidden) of an expert for each of its received tokens."""
-        results = rows.tokens
-        if self._factors is not None:
-            factors = self._factors.to(results).repeat_interleave(rows.counts)
-            results = results * factors[:, None]
-        return results if self._etp == 1 else results / self._etp
+        if self._factors is None:
+            return rows.tokens
+        factors = self._factors.to(rows.tokens).repeat_interleave(rows.counts)
+        return rows.tokens * factors[:, None]
 
 
 prepare = MoeLayerBenchmark

@@ -38,7 +38,9 @@ MOE_PARAMS = (
 )
 """The parameters of the experts of a training step."""
 LAYER_PARAMS = tuple(
-    replace(param, default=BALANCED) if param.name == "routing" else param for param in MOE_PARAMS
+    replace(param, default=BALANCED) if param.name == "routing" else param
+    for param in MOE_PARAMS
+    if param.name != "etp"
 )
 """The parameters of the benchmarks of one MoE layer, where balanced routing is the default."""
 

@@ -38,7 +38,6 @@ def count_wrong(world: World, params: Params) -> list[int]:
         {"variant": "allgather", **ZIPF},
         {"recipe": "llama", "routing": "router"},
         {"routing": "hot_rank", **BFLOAT16},
-        {"etp": 2, **ZIPF},
     ],
 )
 def test_layer_matches_one_process(two_ranks: Ranks, params: Params) -> None:
@@ -110,7 +109,7 @@ def explain(ranks: Ranks, params: Params) -> dict[str, Any]:
 
 def test_explanation_of_balanced_routing(two_ranks: Ranks) -> None:
     metrics = explain(two_ranks, {"routing": "balanced"})
-    assert metrics["imbalance_time"] == 0.0
+    assert "imbalance_time" not in metrics
     assert metrics["imbalance.rank"] == 1.0
     sent = PAIRS * HIDDEN * 4 / 2
     assert metrics["dispatch_bytes"] == sent + COUNTS
@@ -126,10 +125,6 @@ def test_explanation_of_hot_rank(two_ranks: Ranks) -> None:
     assert metrics["combine_time"] > 0
     for phase in ("packing", "transfer"):
         assert 0 < metrics[f"dispatch_{phase}_time"] < 2 * metrics["dispatch_time"]
-
-
-def test_bytes_of_split_experts(two_ranks: Ranks) -> None:
-    assert explain(two_ranks, {"etp": 2})["bytes_ratio.etp"] == 1.0
 
 
 def describe_dispatch(world: World) -> tuple[Description, float | None]:
