@@ -59,7 +59,10 @@ class ImportedRun:
 
 
 def list_lines(text: str, source: str) -> Iterator[tuple[str, str]]:
-    """Yield (``SOURCE, line N``, the line without the prefix of ``mpirun --tag-output``) for a log."""
+    """Yield (``SOURCE, line N``, line) for each line of a log.
+
+    The prefix of ``mpirun --tag-output`` is removed. ``source`` is the name of the file.
+    """
     for number, line in enumerate(text.splitlines(), start=1):
         yield f"{source}, line {number}", _LAUNCHER_PREFIX.sub("", line)
 

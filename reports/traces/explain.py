@@ -148,21 +148,19 @@ def _make_rank_table(job: TracedJob) -> Table:
     last_ranks = Counter(shared.last_rank for shared in job.shared_calls)
     rows: list[Row] = []
     for rank in job.ranks:
+        step_seconds = rank.compute_median(lambda parts: parts.wall_seconds)
+        seconds = {
+            "compute": rank.compute_median(lambda parts: parts.compute_seconds),
+            "exposed": rank.compute_median(lambda parts: parts.exposed_seconds),
+            "copies": rank.compute_median(lambda parts: parts.copy_seconds),
+            "idle": rank.compute_median(lambda parts: parts.idle_seconds),
+            "overlapped": rank.compute_median(lambda parts: parts.hidden_comm_seconds),
+        }
         wait = waits.get(rank.rank)
         row: Row = {
             "rank": rank.rank,
-            "step": rank.compute_median(lambda parts: parts.wall_seconds),
-            "compute": rank.compute_median(
-                lambda parts: parts.compute_seconds / parts.wall_seconds
-            ),
-            "exposed": rank.compute_median(
-                lambda parts: parts.exposed_seconds / parts.wall_seconds
-            ),
-            "copies": rank.compute_median(lambda parts: parts.copy_seconds / parts.wall_seconds),
-            "idle": rank.compute_median(lambda parts: parts.idle_seconds / parts.wall_seconds),
-            "overlapped": rank.compute_median(
-                lambda parts: parts.hidden_comm_seconds / parts.wall_seconds
-            ),
+            "step": step_seconds,
+            **{name: value / step_seconds for name, value in seconds.items()},
             "last": None if wait is None else last_ranks[rank.rank] / last_ranks.total(),
             "wait": wait,
         }

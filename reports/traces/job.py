@@ -96,7 +96,10 @@ class TracedJob:
 
     @property
     def step_seconds(self) -> float:
-        """The step time of the job in seconds: the maximum over ranks, then the median over steps."""
+        """The step time of the job in seconds, the median over steps.
+
+        The time of a step is the maximum over ranks.
+        """
         return median(
             max(rank.steps[step].parts.wall_seconds for rank in self.ranks)
             for step in range(self.num_steps)
@@ -111,8 +114,6 @@ def read_job(paths: Sequence[Path]) -> TracedJob:
     """
     files = list_trace_files(paths)
     num_readers = min(len(files), count_available_cores())
-    if num_readers == 1:
-        return join_ranks([read_rank(file) for file in files])
     with ProcessPoolExecutor(num_readers, mp_context=get_context("fork")) as executor:
         return join_ranks(list(executor.map(read_rank, files)))
 

@@ -101,9 +101,9 @@ class TracedRank:
         return (call for step in self.steps for call in step.calls)
 
     def compute_median(self, get_part: Callable[[Breakdown], float]) -> float:
-        """Return the median over the rank's steps of a number that ``get_part`` reads or computes.
+        """Return the median over the rank's steps of one part of the step time, in seconds.
 
-        ``get_part`` takes the breakdown of a step. The number is a time in seconds or a fraction.
+        ``get_part`` selects the part of a breakdown.
         """
         return median(get_part(step.parts) for step in self.steps)
 

@@ -108,15 +108,15 @@ def _make_communication(label: str, rank: TracedRank, exposed_seconds: float) ->
 
 
 def _measure_idle(rank: TracedRank) -> float:
-    """Return the seconds per step in which nothing runs on the GPU of a rank, the median over steps.
+    """Return the seconds in which nothing runs on the GPU of a rank, the median over steps.
 
-    It is 0 for a trace without a GPU, where the time between operators is that of Python itself.
+    They are 0 for a trace without a GPU, where the time between operators is that of Python itself.
     """
     return rank.compute_median(lambda parts: parts.idle_seconds) if rank.has_device else 0.0
 
 
 def _list_compute_seconds(job: TracedJob) -> dict[int, float]:
-    """Return the seconds per step in which each rank computes, keyed by rank: medians over steps."""
+    """Return the seconds in which each rank computes, the median over steps, keyed by rank."""
     return {
         rank.rank: rank.compute_median(lambda parts: parts.compute_seconds) for rank in job.ranks
     }

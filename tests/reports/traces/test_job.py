@@ -11,7 +11,7 @@ from torch.profiler import record_function
 from parbench.bench.results.step_trace import STEP, build_host_trace
 from parbench.bench.text import UserError
 from parbench.bench.world.world import World
-from parbench.reports.traces.job import build_timeline, join_ranks, read_job
+from parbench.reports.traces.job import join_ranks, read_job
 from parbench.reports.traces.rank_trace import TracedRank, read_rank
 from parbench.workloads.step.overlap import compute_time_breakdown, match_spans_to_calls
 from parbench.workloads.step.sent_bytes import record_calls
@@ -94,16 +94,3 @@ def test_profiler_file_agrees_with_the_probe(two_ranks: Ranks, tmp_path: Path) -
         assert parts.compute_seconds == approx(probe["compute_seconds"])
         assert parts.exposed_seconds == approx(exposed_seconds)
         assert parts.idle_seconds == approx(probe["idle_seconds"])
-
-
-def draw_uncertain_ends(file: RankFile, rank: int, start: float) -> None:
-    """End an all_reduce up to 60 us apart."""
-    jitter = 20 * rank * (int(start / 10_000) % 2)
-    file.kernel(start + 10, start + 3000)
-    file.collective("allreduce", start + 3000, start + 5000 + jitter, MB)
-
-
-def test_timeline_has_the_uncertainty_of_the_clocks(tmp_path: Path) -> None:
-    job = make_job(tmp_path, draw_uncertain_ends, num_hosts=4)
-    assert job.clock_error_ns
-    assert build_timeline(job).uncertainty_seconds == job.clock_error_ns / 1e9

@@ -7,7 +7,7 @@ import pytest
 
 from parbench.reports.findings.finding import Finding
 from parbench.reports.findings.rules import apply_rules
-from parbench.reports.traces.job import TracedJob, compute_waits, join_ranks
+from parbench.reports.traces.job import TracedJob, build_timeline, compute_waits, join_ranks
 from parbench.reports.traces.rank_trace import read_rank
 from parbench.reports.traces.trace_evidence import PredictSeconds, collect_evidence
 from tests.support.reports.drawn_steps import (
@@ -41,6 +41,8 @@ def test_messages_of_a_ring_are_no_pipeline(tmp_path: Path) -> None:
 def test_late_rank_is_found_across_clocks(tmp_path: Path) -> None:
     job = make_job(tmp_path, draw_late_rank, num_hosts=4)
     assert "clocks" in job.notes[-1]
+    starts = [rank.start_us for rank in build_timeline(job).ranks]
+    assert starts == pytest.approx([0.0] * 4)
     waits = compute_waits(job)
     assert waits[2] == pytest.approx(2e-3)
     assert waits[0] == 0.0
