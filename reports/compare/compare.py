@@ -159,7 +159,7 @@ def compare(
     Raises ``UserError`` if the runs have no case on the same ranks in common.
     """
     min_effects = {}
-    for point in collect_points(new.run, new.results) if thresholds else ():
+    for point in collect_points(new.run) if thresholds else ():
         threshold = (thresholds or {}).get(point.series.fingerprint)
         if threshold:
             min_effects[point.series.case.id] = threshold.min_effect

@@ -8,7 +8,7 @@ the kernel. They are kept next to the series.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -207,19 +207,16 @@ class SeriesPoint:
     """The exact counts of the case (calls, bytes, memory, schedule), keyed by name."""
 
 
-def collect_points(
-    run: Run, results: Iterable[CaseResult] | None = None
-) -> tuple[SeriesPoint, ...]:
+def collect_points(run: Run) -> tuple[SeriesPoint, ...]:
     """Return the results of a run for the history, one for each case in its environment.
 
-    A case that was skipped in every repetition has none. ``results`` are the results of the cases,
-    None to merge them from the records of the run.
+    A case that was skipped in every repetition has none.
     """
-    points = []
-    for result in merge_records(run) if results is None else results:
-        if result.status != "skipped" or result.repetitions:
-            points.append(_build_point(run, result))
-    return tuple(points)
+    return tuple(
+        _build_point(run, result)
+        for result in merge_records(run)
+        if result.status != "skipped" or result.repetitions
+    )
 
 
 def _build_point(run: Run, result: CaseResult) -> SeriesPoint:

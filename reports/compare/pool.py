@@ -41,7 +41,6 @@ def pool_runs(runs: Sequence[Run], name: str) -> Run:
     plan = structs.replace(
         newest.plan,
         cases=tuple(cases.values()),
-        skipped=tuple(skip for skip in newest.plan.skipped if skip.case.id not in cases),
         repetitions=num_repetitions,
     )
     excluded = [run.info.id for run in runs if run not in similar]

@@ -41,8 +41,6 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True):
 
     series: str
     """The label of the case."""
-    repetitions: int
-    """The number of repetitions from which the threshold was computed."""
     noise: float
     """The standard deviation of the natural logarithms of the times of repetitions."""
     min_effect: float
@@ -66,7 +64,6 @@ def measure_thresholds(runs: Sequence[Run]) -> dict[str, Threshold]:
     return {
         fingerprint: Threshold(
             series=labels[fingerprint],
-            repetitions=len(repetitions),
             noise=compute_log_deviation(repetitions),
             min_effect=compute_threshold(repetitions),
         )

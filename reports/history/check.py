@@ -156,7 +156,7 @@ def check_candidate(
     arguments are those of ``check_run``.
     """
     run = make_history_run(data.run, branch, is_candidate=True)
-    points = collect_points(data.run, data.results)
+    points = collect_points(data.run)
     is_new = not file.exists()
     with open_history(Path(":memory:") if is_new else file, create=is_new) as history:
         return check_run(history, run, points, rule, thresholds)

@@ -219,4 +219,4 @@ def test_aa_writes_thresholds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert machine.order == "abbaabbaabba"
     [threshold] = read_thresholds(file).values()
     assert threshold.series == CASE.label
-    assert (threshold.repetitions, threshold.min_effect) == (12, 0.03)
+    assert threshold.min_effect == 0.03

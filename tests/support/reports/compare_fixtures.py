@@ -52,10 +52,9 @@ def run_from_records(
 
 
 def make_threshold(min_effect: float) -> Threshold:
-    """Return a threshold as `parbench aa` measures it with 20 repetitions."""
+    """Return a threshold as `parbench aa` measures it."""
     return Threshold(
         series="a case",
-        repetitions=20,
         noise=0.1,
         min_effect=min_effect,
     )
