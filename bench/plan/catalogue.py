@@ -140,15 +140,13 @@ NO_LOAD = "nothing"
 """The value of the parameter ``background`` for a measurement without a background load."""
 LOADS = (NO_LOAD, "gemm", "all_reduce", "all_to_all")
 BACKGROUND = choice("background", "what runs at the same time on every rank", *LOADS)
-REGISTER_HELP = "register the buffers with NCCL (ncclCommRegister)"
-REGISTER = Param("register", "bool", False, REGISTER_HELP, optional=True)
 GEMM_SIZE = Param("m", "int", 512, "rows and columns of each matrix", minimum=1)
 GEMM_DTYPES = ("float32", "bfloat16", "float16", "float64")
 GEMM_DTYPE = choice("dtype", "element type", *GEMM_DTYPES)
 LOAD_HELP = "seconds of products of random numbers first, which heat a GPU"
 GEMM_LOAD = Param("load_seconds", "float", 0.0, LOAD_HELP, minimum=0, maximum=60, optional=True)
 # Parameters that the runner handles. They are not passed to `prepare`.
-RUNNER_PARAMS = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name, REGISTER.name)
+RUNNER_PARAMS = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name)
 
 # --- Rules: each returns a sentence with the reason why a case cannot run, None if it can run ---
 
@@ -269,11 +267,8 @@ def _refuse_backend(case: CaseInWorld) -> str | None:
     params, spec = case.params, case.spec
     if spec.gloo_on_gpus and case.operation.name.startswith("p2p."):
         return f"gloo sends no CUDA tensors from one rank to another: {GLOO_HINT}"
-    if spec.backend != "nccl":
-        is_registered = params.get("register", False)
-        return "register=true requires --backend nccl" if is_registered else None
     is_collective = params.get("background", NO_LOAD) not in (NO_LOAD, "gemm")
-    if is_collective and os.environ.get(QUEUES_VARIABLE) == "1":
+    if spec.backend == "nccl" and is_collective and os.environ.get(QUEUES_VARIABLE) == "1":
         return f"two NCCL communicators can deadlock with {QUEUES_VARIABLE}=1: unset it"
     return None
 
@@ -393,7 +388,6 @@ def _declare_operation(
 
 DATA = (SIZE, DTYPE, MODE)
 SHARED = (BACKGROUND, *GROUP)
-COLLECTIVE = (REGISTER, *SHARED)
 LOCAL = (SIZE, DTYPE, LOCAL_MODE, *GROUP)
 MAIN = ("smoke", "node", "main")
 SIZED = ("smoke", "node", "sized")
@@ -402,7 +396,7 @@ OPERATIONS = (
     _declare_operation(
         "collective.all_reduce",
         "combine every rank's buffer, result on all; size = the buffer",
-        (*DATA, REDOP, IN_PLACE_FIRST, *COLLECTIVE),
+        (*DATA, REDOP, IN_PLACE_FIRST, *SHARED),
         MAIN,
         busbw=compute_double_ring_factor,
         in_place=True,
@@ -410,28 +404,28 @@ OPERATIONS = (
     _declare_operation(
         "collective.all_gather",
         "collect every rank's shard on all; size = the output",
-        (*DATA, OUT_OF_PLACE_FIRST, *COLLECTIVE),
+        (*DATA, OUT_OF_PLACE_FIRST, *SHARED),
         MAIN,
         busbw=compute_ring_factor,
     ),
     _declare_operation(
         "collective.reduce_scatter",
         "combine buffers, a shard of it on each; size = the input",
-        (*DATA, REDOP, OUT_OF_PLACE_FIRST, *COLLECTIVE),
+        (*DATA, REDOP, OUT_OF_PLACE_FIRST, *SHARED),
         MAIN,
         busbw=compute_ring_factor,
     ),
     _declare_operation(
         "collective.all_to_all",
         "each rank sends a shard to each; size = what one rank sends",
-        (*DATA, *COLLECTIVE),
+        (*DATA, *SHARED),
         MAIN,
         busbw=compute_ring_factor,
     ),
     _declare_operation(
         "collective.broadcast",
         "copy one rank's buffer to all; size = the buffer",
-        (*DATA, ROOT, *COLLECTIVE),
+        (*DATA, ROOT, *SHARED),
         MAIN,
         busbw=compute_unit_factor,
         in_place=True,
@@ -439,14 +433,14 @@ OPERATIONS = (
     _declare_operation(
         "collective.all_to_all_v",
         "all_to_all, uneven shards; size = what one rank sends",
-        (*DATA, SKEW, *COLLECTIVE),
+        (*DATA, SKEW, *SHARED),
         SIZED,
         busbw=compute_ring_factor,
     ),
     _declare_operation(
         "collective.reduce",
         "combine every rank's buffer on one; size = the buffer",
-        (*DATA, REDOP, ROOT, *COLLECTIVE),
+        (*DATA, REDOP, ROOT, *SHARED),
         SIZED,
         busbw=compute_unit_factor,
         in_place=True,
@@ -454,21 +448,21 @@ OPERATIONS = (
     _declare_operation(
         "collective.gather",
         "collect every rank's shard on one; size = the output",
-        (*DATA, ROOT, *COLLECTIVE),
+        (*DATA, ROOT, *SHARED),
         SIZED,
         busbw=compute_ring_factor,
     ),
     _declare_operation(
         "collective.scatter",
         "split one rank's buffer over all; size = the input",
-        (*DATA, ROOT, *COLLECTIVE),
+        (*DATA, ROOT, *SHARED),
         SIZED,
         busbw=compute_ring_factor,
     ),
     _declare_operation(
         "collective.all_reduce_two_step",
         "all_reduce as reduce_scatter, then all_gather",
-        (*DATA, REDOP, *COLLECTIVE),
+        (*DATA, REDOP, *SHARED),
         SIZED,
         busbw=compute_double_ring_factor,
         sharded=True,

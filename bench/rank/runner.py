@@ -8,7 +8,7 @@ into computation, communication and idle time.
 import importlib
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any, cast
 
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from parbench.bench.launch.messages import Outcome
 from parbench.bench.operations.local import background_load
 from parbench.bench.plan.cases import EXPLAINER, Case
-from parbench.bench.plan.catalogue import NO_LOAD, RUNNER_PARAMS, estimate_needed_bytes
+from parbench.bench.plan.catalogue import NO_LOAD, RUNNER_PARAMS
 from parbench.bench.plan.plan import FaultSpec, Measure
 from parbench.bench.rank.result import add_samples
 from parbench.bench.rank.timing import CaseTimer, Progress
@@ -28,7 +28,7 @@ from parbench.bench.results.records import (
     encode_timeline,
 )
 from parbench.bench.results.step_trace import describe_nccl_kernels
-from parbench.bench.text import UserError, format_size
+from parbench.bench.text import UserError
 from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import (
     Benchmark,
@@ -178,7 +178,7 @@ class CaseRun:
         return replace(outcome, stop="budget" if outcome.stop == "visits" else outcome.stop)
 
     def close(self) -> None:
-        """Release the benchmark, the CUDA graphs and the registered buffers of the case."""
+        """Release the benchmark and the CUDA graphs of the case."""
         self._benchmark = None
         self._resources.close()
 
@@ -194,9 +194,7 @@ class CaseRun:
         subgroup = benchmark = refusal = None
         try:
             subgroup = select_subgroup(world, self._case.all_params)
-            _refuse_too_large(self._case, world)
-            with self._register_buffers(subgroup.world):
-                benchmark = make_benchmark(self._case, subgroup.world, self._fault)
+            benchmark = make_benchmark(self._case, subgroup.world, self._fault)
             self._resources.callback(benchmark.close)
         except UserError as error:
             refusal = str(error)
@@ -225,16 +223,6 @@ class CaseRun:
         self._resources.callback(self._timer.close)
         self._description = world.gather(benchmark.describe())[self._ranks[0]]
         self._check_first_step(benchmark)
-
-    def _register_buffers(self, world: World | None) -> AbstractContextManager[None]:
-        """Return the context in which the benchmark allocates its buffers.
-
-        If the case's parameter ``register`` is true, NCCL registers the buffers at the end of the
-        context. Otherwise the context does nothing.
-        """
-        if world is None or not self._case.all_params.get("register"):
-            return nullcontext()
-        return accelerator.allocate_registered(world.group, world.device, self._resources)
 
     def _make_explainable(self, benchmark: Benchmark) -> Benchmark:
         """Return the benchmark, wrapped so that a step can be profiled if it is a custom step.
@@ -403,22 +391,6 @@ class CaseRun:
             notes=[*outcome.notes, *explanation.notes],
             timeline=b"" if timeline is None else encode_timeline(timeline),
         )
-
-
-def _refuse_too_large(case: Case, world: World) -> None:
-    """Raise ``UserError`` if an operation needs more memory than a GPU of these ranks has free.
-
-    Every rank of the world calls this function, because the GPU with the least free memory decides.
-    """
-    is_operation = {"size_bytes", "dtype", "mode"} <= case.all_params.keys()
-    if world.device.type != "cuda" or not is_operation:
-        return
-    free = min(world.gather(accelerator.count_free_bytes(world.device)))
-    size_bytes = int(case.all_params["size_bytes"])
-    needed = estimate_needed_bytes(size_bytes)
-    if needed > free:
-        amounts = f"about {needed / 1e9:.1f} GB a rank; {free / 1e9:.1f} GB of the device are free"
-        raise UserError(f"size {format_size(size_bytes)} needs {amounts}")
 
 
 def load_target(target: str) -> Callable[..., Benchmark]:

@@ -7,19 +7,16 @@ counterpart that reports a host's devices without torch.
 
 import ctypes
 import json
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-
-from parbench.bench.text import UserError
 
 Event = torch.cuda.Event
 """A point in a stream, whose time the device records."""
@@ -202,28 +199,3 @@ def measure_peak_bytes(step: Callable[[], object], device: torch.device) -> int:
     step()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - start
-
-
-@contextmanager
-def allocate_registered(
-    group: dist.ProcessGroup, device: torch.device, resources: ExitStack
-) -> Iterator[None]:
-    """Allocate the CUDA tensors made in the block from a memory pool that NCCL can register.
-
-    At the end of the block the pool is registered with NCCL's communicator of ``group``. When
-    ``resources`` closes, it is deregistered. Every rank of the group calls this function. Raises
-    ``UserError`` where torch has no allocator of NCCL. Private: ``ProcessGroup._get_backend`` and
-    the memory pool of its NCCL backend.
-    """
-    backend = cast(Any, group._get_backend(device))
-    # Buffers are registered with a communicator, which the first collective makes.
-    dist.all_reduce(torch.zeros(1, device=device), group=group)
-    try:
-        pool = torch.cuda.MemPool(backend.mem_allocator)
-    except RuntimeError as error:
-        problem = "torch has NCCL's memory allocator only on GPUs with multicast (NVLS)"
-        raise UserError(f"register=true: {problem}") from error
-    with torch.cuda.use_mem_pool(pool):
-        yield
-    backend.register_mem_pool(pool)
-    resources.callback(backend.deregister_mem_pool, pool)

@@ -9,7 +9,7 @@ import torch
 
 from parbench.bench.operations.local import copy
 from parbench.bench.operations.operation import Operation
-from parbench.bench.plan.cases import Case, make_case
+from parbench.bench.plan.cases import make_case
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import runner
 from parbench.bench.rank.device_timer import DeviceQueue, DeviceTimer
@@ -19,7 +19,6 @@ from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.world import World, select_subgroup
 from tests.support.fakes import NotingBenchmark
 from tests.support.ranks import Ranks
-from tests.support.refusals import usage_error
 
 pytestmark = pytest.mark.gpu
 MEASURE = Measure(warmup=10, min_iterations=50, max_iterations=200)
@@ -131,20 +130,3 @@ def test_late_rank_shows_in_skew(ranks_on_one_gpu: Ranks) -> None:
     (skew, durations), _ = ranks_on_one_gpu.call("tests.gpu.test_gpu_timing:measure_late_copy")
     assert 0.9 * LATE_SECONDS < skew < 2 * LATE_SECONDS
     assert max(durations) < 1e9 * LATE_SECONDS / 2, "a local copy waited for the late rank"
-
-
-def test_case_larger_than_free_memory_is_refused(nccl_world: World) -> None:
-    free_bytes, _ = torch.cuda.mem_get_info()
-    target = "parbench.bench.operations.collectives:all_reduce"
-
-    def make_sized_case(size_bytes: int) -> Case:
-        params: dict[str, int | str] = {
-            "size_bytes": size_bytes,
-            "dtype": "float32",
-            "mode": "blocking",
-        }
-        return make_case("collective.all_reduce", target, params)
-
-    runner._refuse_too_large(make_sized_case(1 << 20), nccl_world)
-    message = usage_error(runner._refuse_too_large, make_sized_case(free_bytes), nccl_world)
-    assert "of the device are free" in message

@@ -62,7 +62,6 @@ def test_defaults_run_on_powers_of_two(num_ranks: int) -> None:
         ),
         ("all_gather", gloo(4), {"dtype": "float8_e4m3fn"}, "does not support float8_e4m3fn"),
         ("all_reduce", gloo(4), {"group": "dp=4 tp=1:tp"}, "one rank"),
-        ("all_reduce", gloo(4), {"register": True}, "register=true"),
         ("broadcast", gloo(4), {"root": 4}, "root 4"),
         ("pingpong", gloo(4), {"source": 1, "target": 1}, "both rank 1"),
         ("pairwise", gloo(4), {"pairs": "0-4"}, "rank 4"),

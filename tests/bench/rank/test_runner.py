@@ -554,25 +554,3 @@ def test_float8_needs_compute_capability_9() -> None:
     assert "8.9" in usage_error(runner.refuse_float8, "float8_e4m3fn", (8, 9))
     runner.refuse_float8("float8_e4m3fn", (9, 0))
     runner.refuse_float8("bfloat16", (8, 0))
-
-
-GIB = 1 << 30
-
-
-@pytest.mark.parametrize(
-    ("own_free_gib", "other_free_gib", "is_refused"),
-    [(8, 5, True), (5, 8, True), (8, 8, False)],
-)
-def test_case_larger_than_free_gpu_memory_is_refused(
-    monkeypatch: pytest.MonkeyPatch, own_free_gib: int, other_free_gib: int, is_refused: bool
-) -> None:
-    """An all_reduce of 768 MiB needs 6.4 GB on each rank."""
-    monkeypatch.setattr(accelerator, "count_free_bytes", lambda device: own_free_gib * GIB)
-    world = SimpleNamespace(
-        device=torch.device("cuda", 0), gather=lambda free: [free, other_free_gib * GIB]
-    )
-    case = make_all_reduce(size_bytes=GIB * 3 // 4)
-    if is_refused:
-        assert "6.4 GB" in usage_error(runner._refuse_too_large, case, world)
-    else:
-        runner._refuse_too_large(case, cast(World, world))
