@@ -13,7 +13,6 @@ import click
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.results.limits import MetricLimit, read_limits
 from parbench.bench.results.metrics import MetricValue, make_value
-from parbench.bench.results.runs import require_complete
 from parbench.bench.results.tables import metric_column
 from parbench.bench.text import name_first
 from parbench.reports.analysis.case_results import CaseResult
@@ -61,7 +60,6 @@ def check_run(data: RunData, file: Path, code: int) -> int:
 
     ``code`` is the exit code of the run itself. The worse of both codes is returned.
     """
-    require_complete(data.run)
     results = check_limits(data, read_limits(file, data.plan.cases))
     for sentence in describe_limits(results):
         click.echo(sentence, err=True)

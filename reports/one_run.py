@@ -19,7 +19,6 @@ from parbench.reports.analysis.verdicts import (
     judge_run,
     list_problems,
     list_unmeasured,
-    list_warnings,
 )
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import chart_bandwidth
@@ -82,7 +81,6 @@ def make_report(data: RunData, extra_verdicts: Sequence[ReportVerdict] = ()) -> 
         tiles=list_tiles(data),
         setup=describe_setup(data),
         figures=partial(chart_first_screen, data),
-        warnings=list_warnings(run),
         problems=list_problems(data),
         findings=apply_rules(collect_evidence(data)),
         comparisons=tuple(describe_settings(data)),

@@ -52,8 +52,6 @@ class Report:
     """The host, the ranks and the backend of one run. Empty for several runs, plans and traces."""
     figures: Callable[[], Iterable[Chart]] = tuple
     """Returns the charts above the sections."""
-    warnings: Sequence[str] = ()
-    """Sentences about records that cannot be read."""
     problems: Sequence[Problem] = ()
     """The cases that failed, hung or were wrong."""
     findings: Sequence[Finding] = ()

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 import msgspec
 
+from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
 from parbench.bench.text import UserError
 
@@ -190,10 +191,6 @@ class AttentionDetails(Details, frozen=True, kw_only=True):
     """The number of tokens of a sequence on one rank."""
     crossover_ranks: float
     """The number of ranks above which Ulysses sends fewer bytes in the forward pass than a ring."""
-    crossover: str = (
-        "Ulysses sends less forward than a ring above 1 + 1/g ranks, g = kv_heads / heads"
-    )
-    """The formula of ``crossover_ranks`` as a sentence."""
 
 
 class MeshDetails(Details, frozen=True, kw_only=True):
@@ -263,19 +260,9 @@ class ComponentCheck(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The name of the quantity, such as ``step_time`` or ``exposed.dp``."""
     predicted: float
-    """The predicted number in ``unit``."""
-    measured: float | None
-    """The measured number in ``unit``, None if it is unknown."""
-    unit: str
-    """A unit such as ``s`` or ``B``."""
-    low: float | None = None
-    """The lower bound of the 95 % interval of ``measured``, None without an interval."""
-    high: float | None = None
-    """The upper bound of the 95 % interval of ``measured``, None without an interval."""
-    method: str = ""
-    """A phrase about the statistic of ``measured`` and its interval."""
-    is_within_repetition: bool = False
-    """True if the interval is computed from a single repetition, False if over repetitions."""
+    """The predicted number in the unit of the measured one."""
+    measured: MetricValue
+    """The measured number with its unit and its 95 % interval. Its value is None if unknown."""
 
     @property
     def error(self) -> float | None:
@@ -283,21 +270,12 @@ class ComponentCheck(msgspec.Struct, frozen=True, kw_only=True):
 
         None if nothing was measured or the measured number is 0.
         """
-        return self.predicted / self.measured - 1 if self.measured else None
+        return self.predicted / self.measured.value - 1 if self.measured.value else None
 
     @property
     def error_text(self) -> str:
-        """The error as text, such as ``+3.2%``, or ``-`` if it is unknown.
-
-        A note follows if the prediction is within the 95 % interval of the measurement.
-        """
-        if self.error is None:
-            return "-"
-        text = f"{self.error:+.1%}"
-        if self.low is None or self.high is None or self.low == self.high:
-            return text
-        is_within = self.low <= self.predicted <= self.high
-        return f"{text} (within the interval)" if is_within else text
+        """The error as text, such as ``+3.2%``, or ``-`` if it is unknown."""
+        return "-" if self.error is None else f"{self.error:+.1%}"
 
 
 class StepCheck(msgspec.Struct, frozen=True, kw_only=True):

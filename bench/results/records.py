@@ -225,10 +225,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 class Samples(msgspec.Struct, frozen=True, kw_only=True):
     """The samples of a case in one repetition: the time of a step, as the maximum over ranks."""
 
-    unit: str = "s"
-    """The unit of ``values``."""
     values: list[NonNegative] = []
-    """The time of one step in each sample, in ``unit``, in the order of measurement.
+    """The time of one step in each sample, in seconds, in the order of measurement.
 
     A sample that times several steps together counts as one, with their mean time.
     """
@@ -353,29 +351,20 @@ def encode_record(record: Record) -> bytes:
     return msgspec.json.encode(record) + b"\n"
 
 
-def read_records(path: Path, damaged: list[str] | None = None) -> Iterator[Record]:
+def read_records(path: Path) -> Iterator[Record]:
     """Yield the records of a ``records.jsonl`` file, and skip a last line that was cut short.
 
-    For each other line that is not a record, a message is appended to ``damaged``. If ``damaged``
-    is None, the first such line raises ``UserError`` instead. A record of another format version
-    always raises ``SchemaError``.
+    Raises ``UserError`` for any other line that is not a record, or that has another version of the
+    format.
     """
     with convert_read_errors(path):
         for number, line in read_lines(path):
             place = f"{path}, line {number}"
-            try:
+            with convert_read_errors(place, "is not a record"):
                 check_schema(line, place)
                 record = decode_json(line, Record)
                 check_timestamp(record.started)
-            except SchemaError:
-                raise
-            except (ValueError, RecursionError) as error:
-                message = f"{place} is not a record: {error}"
-                if damaged is None:
-                    raise UserError(message) from error
-                damaged.append(message)
-            else:
-                yield record
+            yield record
 
 
 class _SchemaVersion(msgspec.Struct):
@@ -384,12 +373,8 @@ class _SchemaVersion(msgspec.Struct):
     schema: int
 
 
-class SchemaError(UserError):
-    """Raised for a file whose format version this version of parbench does not read."""
-
-
 def check_schema(content: bytes, place: str, expected: int = SCHEMA) -> None:
-    """Raise ``SchemaError`` if the field ``schema`` of a JSON object is not ``expected``.
+    """Raise ``UserError`` if the field ``schema`` of a JSON object is not ``expected``.
 
     ``content`` is the JSON. ``place`` names the file and the line in messages. Other fields are not
     decoded, because they may have changed.
@@ -398,4 +383,4 @@ def check_schema(content: bytes, place: str, expected: int = SCHEMA) -> None:
     if version != expected:
         age = "newer" if version > expected else "older"
         message = f"schema {version} is {age} than {expected}, the one that this parbench reads"
-        raise SchemaError(f"{place}: {message}")
+        raise UserError(f"{place}: {message}")

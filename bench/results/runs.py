@@ -8,7 +8,6 @@ import errno
 import fcntl
 import os
 import secrets
-import shutil
 import socket
 import zipfile
 import zlib
@@ -41,17 +40,13 @@ from parbench.bench.results.records import (
     encode_record,
     read_records,
 )
-from parbench.bench.text import UserError, pluralize
+from parbench.bench.text import UserError
 
 if TYPE_CHECKING:
     import numpy as np
 
 FOLDERS = ("samples", "traces", "logs")
 """The subfolders of the folder of a run."""
-MIN_FREE_BYTES = 8 << 20
-"""The free disk space without which no run is created."""
-_GZIP = 31
-"""The value of zlib's ``wbits`` for files of gzip."""
 _SAMPLE_ARRAYS = (
     "ranks",
     "steps_per_sample",
@@ -116,8 +111,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     If the file has several records of a case in a repetition, it is the last one.
     """
-    damaged: tuple[str, ...] = ()
-    """A message about each line of ``records.jsonl`` that is not a record."""
     exclusions: tuple[str, ...] = ()
     """Sentences about runs that were not pooled, because their ranks or devices differ."""
 
@@ -130,26 +123,18 @@ def utc_now() -> str:
 def create_run(out: Path, plan: Plan, version: str) -> tuple[Path, RunInfo]:
     """Create the folder of a new run in ``out``, and return its path and the content of run.json.
 
-    ``version`` is the version of parbench. Raises ``UserError`` if the folder cannot be written or
-    the disk is full, and then leaves no files.
+    ``version`` is the version of parbench. Raises ``UserError`` if the folder cannot be written.
     """
     host = socket.gethostname()
     time = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     name = f"{time}-{host}-{secrets.token_hex(3)}"
     path = out / name
     info = RunInfo(id=name, started=utc_now(), host=host, parbench=version, plan=plan)
-    try:
-        with convert_write_errors(f"--out {out}", "cannot hold a run"):
-            for folder in FOLDERS:
-                (path / folder).mkdir(parents=True)
-            # The reported free space of a file system does not include quotas.
-            replace_file(path / ".room", bytes(MIN_FREE_BYTES))
-            (path / ".room").unlink()
-            write_run_info(path, info)
-            (path / "records.jsonl").touch()
-    except UserError:
-        shutil.rmtree(path, ignore_errors=True)
-        raise
+    with convert_write_errors(f"--out {out}", "cannot hold a run"):
+        for folder in FOLDERS:
+            (path / folder).mkdir(parents=True)
+        write_run_info(path, info)
+        (path / "records.jsonl").touch()
     return path, info
 
 
@@ -179,44 +164,22 @@ def add_repetition(path: Path, repetition: RepetitionInfo) -> None:
 def load_run(path: Path) -> Run:
     """Read and return the run in a folder.
 
-    Damaged lines of ``records.jsonl`` are left out. Raises ``UserError`` if the folder is not a
-    run, has another format version, or has only damaged lines.
+    Raises ``UserError`` if the folder is not a run, has another format version, or has a line that
+    is not a record. A last line that was cut short is left out.
     """
     file = path / "run.json"
     if not file.exists():
-        raise UserError(_describe_missing_run(path))
+        problem = "has no run.json" if path.exists() else "does not exist"
+        raise UserError(f"{path} is not a run: it {problem}")
     with convert_read_errors(file):
         content = read_file(file)
         check_schema(content, str(file))
         info = decode_json(content, RunInfo)
         check_timestamp(info.started)
-    damaged: list[str] = []
     records = {}
-    for record in read_records(path / "records.jsonl", damaged):
+    for record in read_records(path / "records.jsonl"):
         records[record.repetition, record.case.id] = record
-    if damaged and not records:
-        raise UserError(damaged[0])
-    return Run(path=path, info=info, records=tuple(records.values()), damaged=tuple(damaged))
-
-
-def _describe_missing_run(path: Path) -> str:
-    """Return an error message about a folder without ``run.json``.
-
-    If the folder contains folders of runs, the message names the newest one.
-    """
-    if not path.exists():
-        return f"no such folder: {path}"
-    runs = list_runs(path)
-    if not runs:
-        return f"{path} is not a run: it holds no readable run.json"
-    return f"{path} is not a run: it holds {pluralize(len(runs), 'run')}, the newest is {runs[-1]}"
-
-
-def require_complete(run: Run) -> Run:
-    """Return the run unchanged. Raises ``UserError`` if a line of its records is damaged."""
-    if run.damaged:
-        raise UserError(run.damaged[0])
-    return run
+    return Run(path=path, info=info, records=tuple(records.values()))
 
 
 def make_trace_path(record: Record) -> str:
@@ -233,7 +196,8 @@ def load_timeline(run: Run, record: Record) -> Timeline | None:
     with convert_read_errors(file):
         if not file.exists():
             return None
-        return decode_json(zlib.decompress(read_file(file), wbits=_GZIP), Timeline)
+        # 31 stands for the format of gzip.
+        return decode_json(zlib.decompress(read_file(file), wbits=31), Timeline)
 
 
 def make_samples_path(record: Record) -> str:

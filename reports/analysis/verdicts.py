@@ -1,4 +1,4 @@
-"""The verdicts on a run (correct, complete, quiet), its failed cases, and corrupt records."""
+"""The verdicts on a run (correct, complete, quiet), and its failed cases."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -195,16 +195,6 @@ def _make_problem(result: CaseResult) -> Problem:
         reason="; ".join(result.reasons) or "no reason was recorded",
         result=result,
     )
-
-
-def list_warnings(run: Run) -> tuple[str, ...]:
-    """Return a sentence about lines of ``records.jsonl`` that cannot be read, if there are any."""
-    if not run.damaged:
-        return ()
-    lines = pluralize(len(run.damaged), "line")
-    problem = f"{lines} of records.jsonl cannot be read and are ignored"
-    hint = f"Measure them again: parbench run --resume {run.path}"
-    return (f"{problem}. The first: {run.damaged[0]}. {hint}",)
 
 
 def describe_emulations(run: Run) -> tuple[str, ...]:

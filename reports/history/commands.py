@@ -149,7 +149,7 @@ def check(
 
     A case is MISSING if RUN did not measure it but the previous run of its preset did.
     """
-    from parbench.bench.results.runs import load_run, require_complete
+    from parbench.bench.results.runs import load_run
     from parbench.reports.compare.rendering import render
     from parbench.reports.compare.thresholds import find_thresholds
     from parbench.reports.history.check import check_candidate, check_run
@@ -163,7 +163,7 @@ def check(
     rule = LevelRule(min_effect=fraction)
     folder = RunPath().convert(run, None, None) if run else None
     if folder is not None and (folder / "run.json").exists():
-        data = RunData(require_complete(load_run(folder)))
+        data = RunData(load_run(folder))
         result = check_candidate(file, data, branch, rule, thresholds)
     else:
         with open_history(file) as opened:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from parbench.bench.results.runs import Run, load_run, require_complete
+from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError
 from parbench.reports.compare.environment import collect_points
 from parbench.reports.compare.pool import pool_runs
@@ -52,7 +52,7 @@ def add_folders(
     """
     with open_history(file, create=True) as history:
         for folder in expand_folders(paths):
-            run = require_complete(load_run(folder))
+            run = load_run(folder)
             history_run = make_history_run(run, branch, commit)
             yield run.info.id, history.add(history_run, collect_points(run))
 
@@ -72,7 +72,7 @@ def find_run(text: str, history: Path | None = None, *, excluded: str = "") -> R
             folders = [Path(run.path) for run in select_runs(opened.list_runs(), text)]
     else:
         folders = expand_folders([Path(text)])
-    runs = [require_complete(load_run(folder)) for folder in folders]
+    runs = [load_run(folder) for folder in folders]
     others = [run for run in runs if run.info.id != excluded]
     return pool_runs(others or runs, text)
 

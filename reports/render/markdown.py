@@ -21,7 +21,7 @@ def render_markdown(report: Report) -> str:
     blocks = [
         f"# parbench{separator}{escaped(report.name)}",
         "\n".join(verdicts),
-        *(f"**{escaped(text)}**" for text in (*report.warnings, *report.emulated)),
+        *(f"**{escaped(text)}**" for text in report.emulated),
         escaped(report.heading),
         "\n".join(f"* **{escaped(number)}** {escaped(text)}" for number, text in report.tiles),
         *_render_problems(report.problem_table),

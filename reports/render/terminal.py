@@ -90,7 +90,7 @@ def render_text(report: Report, width: int | None = None, color: bool = False) -
     sheet.write_list("Settings compared", report.comparisons)
     sheet.write_text("")
     sheet.write_verdicts(report.verdicts)
-    sheet.write_text(*report.warnings, *report.footnotes)
+    sheet.write_text(*report.footnotes)
     return sheet.text()
 
 

@@ -5,7 +5,6 @@ from typing import Any
 from parbench.bench.files import convert_read_errors, decode_json, read_file
 from parbench.bench.results.details import PLAN_FILE, PLAN_SCHEMA, ComponentCheck, Validation
 from parbench.bench.results.formatting import format_measurement, format_quantity
-from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import check_schema
 from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.bench.results.tables import Column, Row, SortedText, Table
@@ -28,7 +27,7 @@ _COLUMNS = (
     Column(
         "error",
         kind="number",
-        help="predicted / measured - 1, and whether the prediction is within the interval",
+        help="predicted / measured - 1",
     ),
 )
 
@@ -79,15 +78,15 @@ def _make_row(step: str, component: ComponentCheck) -> dict[str, Any]:
 
     ``step`` is the label of the step.
     """
-    unit = component.unit
-    value = MetricValue(value=component.measured, unit=unit, low=component.low, high=component.high)
+    value = component.measured
+    predicted = format_quantity(component.predicted, value.unit)
     measured = format_measurement(value)
-    if component.is_within_repetition:
+    if value.is_within_repetition:
         measured += f" {WITHIN_REPETITION}"
     return {
         "step": step,
         "component": component.name,
-        "predicted": SortedText(format_quantity(component.predicted, unit), component.predicted),
-        "measured": SortedText(measured, component.measured),
+        "predicted": SortedText(predicted, component.predicted),
+        "measured": SortedText(measured, value.value),
         "error": SortedText(component.error_text, component.error),
     }

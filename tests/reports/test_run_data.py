@@ -71,9 +71,9 @@ def test_command_reads_a_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert CliRunner().invoke(cli.main, ["history", "add", str(path)]).exit_code == 0
     paths = []
 
-    def record_path(path: Path, damaged: list[str] | None = None) -> Iterator[Record]:
+    def record_path(path: Path) -> Iterator[Record]:
         paths.append(path)
-        return read_records(path, damaged)
+        return read_records(path)
 
     monkeypatch.setattr("parbench.bench.results.runs.read_records", record_path)
     assert cli.HOOKS.show_run(path, "tables", limits) == 0

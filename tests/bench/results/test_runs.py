@@ -1,6 +1,5 @@
 """Run folders: complete or absent, written by one process, read back as written."""
 
-import errno
 import os
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from parbench.bench.results.runs import (
     load_timeline,
     make_trace_path,
     open_writer,
-    require_complete,
 )
 from tests.support.paths import environment
 from tests.support.refusals import usage_error
@@ -60,18 +58,6 @@ def test_unusable_output_folder_is_refused(tmp_path: Path) -> None:
     for folder in (Path("/proc/runs"), file):
         message = usage_error(create_run, folder, PLAN, "0.1.0")
         assert f"--out {folder}" in message
-
-
-def test_full_disk_is_refused_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail_fsync(descriptor: int) -> None:
-        assert os.fstat(descriptor).st_size == 8 << 20
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", fail_fsync)
-    assert "No space left" in usage_error(create_run, tmp_path, PLAN, "0.1.0")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_records_are_on_disk_in_the_order_written(
@@ -155,14 +141,8 @@ def test_one_process_writes_until_it_is_killed(run: Path) -> None:
 
 
 def test_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
-    assert str(tmp_path / "absent") in usage_error(load_run, tmp_path / "absent")
-    assert "run.json" in usage_error(load_run, tmp_path)
-    for name in ("b", "c", "a"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "run.json").touch()
-    message = usage_error(load_run, tmp_path)
-    assert "3 runs" in message
-    assert str(tmp_path / "c") in message
+    for path in (tmp_path, tmp_path / "absent"):
+        assert f"{path} is not a run" in usage_error(load_run, path)
 
 
 @pytest.mark.parametrize(
@@ -181,13 +161,9 @@ def test_damaged_run_file_is_refused(run: Path, content: bytes, fact: str) -> No
     assert fact in message
 
 
-def test_bad_record_costs_one_line(run: Path) -> None:
-    lines = encode_record(make_record()) + b"{}\n" + encode_record(make_record(repetition=1))
-    (run / "records.jsonl").write_bytes(lines)
-    damaged_run = load_run(run)
-    assert [record.repetition for record in damaged_run.records] == [0, 1]
-    assert "line 2" in damaged_run.damaged[0]
-    assert "line 2" in usage_error(require_complete, damaged_run)
+def test_bad_record_is_refused(run: Path) -> None:
+    (run / "records.jsonl").write_bytes(encode_record(make_record()) + b"{}\n")
+    assert "line 2 is not a record" in usage_error(load_run, run)
 
 
 def test_timeline_is_absent_or_refused(run: Path) -> None:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from parbench.bench.files import encode_json
 from parbench.bench.results.details import PLAN_FILE, ComponentCheck, StepCheck, Validation
+from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.tables import Table
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.predictions import list_prediction_tables
@@ -29,14 +30,13 @@ def test_predictions_show_errors_and_intervals(tmp_path: Path) -> None:
         compute="measured",
         notes=["its compute is of another pass"],
         components=[
-            ComponentCheck(name="step", predicted=0.012, measured=0.010, unit="s"),
+            ComponentCheck(
+                name="step", predicted=0.012, measured=MetricValue(value=0.010, unit="s")
+            ),
             ComponentCheck(
                 name="comm dp",
                 predicted=0.012,
-                measured=0.010,
-                unit="s",
-                low=0.007,
-                high=0.0143,
+                measured=MetricValue(value=0.010, unit="s", low=0.007, high=0.0143),
             ),
         ],
     )
@@ -47,7 +47,7 @@ def test_predictions_show_errors_and_intervals(tmp_path: Path) -> None:
     table = read_predictions(tmp_path)
     assert [list(line.values()) for line in table_lines(table)] == [
         ["ddp", "step", "12.0 ms", "10.0 ms", "+20.0%"],
-        ["ddp", "comm dp", "12.0 ms", "10.0 ms [7.00, 14.3]", "+20.0% (within the interval)"],
+        ["ddp", "comm dp", "12.0 ms", "10.0 ms [7.00, 14.3]", "+20.0%"],
     ]
     assert "ddp: its compute is of another pass" in table.notes
     assert any("cp: not priced" in note for note in table.notes)

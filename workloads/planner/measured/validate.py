@@ -172,17 +172,8 @@ def _check(name: str, predicted: float, unit: str, metric: MetricValue | None) -
     ``name`` is the component, such as ``memory.gradients``, ``unit`` that of ``predicted``, and
     ``metric`` the measurement, None if there is none.
     """
-    measured = metric or MetricValue(value=None)
-    return ComponentCheck(
-        name=name,
-        predicted=predicted,
-        measured=measured.value,
-        low=measured.low,
-        high=measured.high,
-        unit=unit,
-        method=measured.method,
-        is_within_repetition=measured.is_within_repetition,
-    )
+    measured = metric or MetricValue(value=None, unit=unit)
+    return ComponentCheck(name=name, predicted=predicted, measured=measured)
 
 
 def spec_of_record(record: Record) -> StepSpec:
@@ -245,12 +236,13 @@ def make_validation_document(validation: Validation) -> Document:
 
 def _make_row(step: StepCheck, component: ComponentCheck) -> Row:
     """Return the table row of one component of a step, with the prediction's relative error."""
-    predicted = format_quantity(component.predicted, component.unit)
-    measured = format_quantity(component.measured, component.unit)
+    unit = component.measured.unit
+    predicted = format_quantity(component.predicted, unit)
+    measured = format_quantity(component.measured.value, unit)
     return {
         "step": step.label,
         "component": component.name,
         "predicted": SortedText(predicted, component.predicted),
-        "measured": SortedText(measured, component.measured),
+        "measured": SortedText(measured, component.measured.value),
         "error": component.error_text,
     }

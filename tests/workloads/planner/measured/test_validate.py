@@ -82,7 +82,7 @@ def test_validation_predicts_times(name: str, predicted: float, measured: float)
     [row] = validate_records(make_record(metrics=metrics)).rows
     component = component_of(row, name)
     assert component.predicted == pytest.approx(predicted, rel=1e-3)
-    assert component.measured == measured
+    assert component.measured.value == measured
     assert component.error == pytest.approx(predicted / measured - 1, rel=2e-3)
 
 
