@@ -1,15 +1,15 @@
 """The table of operations, declared without torch, by the conventions of nccl-tests."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import permutations, product
 from typing import NamedTuple
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import BenchmarkDefinition, Expansion, Params
 from parbench.bench.plan.groups import FORMS, choose_pairs, count_rounds, form_groups
-from parbench.bench.plan.params import Param, Value, choice
+from parbench.bench.plan.params import Param, choice
 from parbench.bench.text import UserError, format_size
 
 # --- Types ---
@@ -308,16 +308,13 @@ def expand_groups(params: Params, spec: WorldSpec) -> Iterable[Params]:
     communicate at once, and this group is measured. If ``params`` has ``group_index`` or
     ``concurrent``, only cases with this value are made. A single group makes only one case.
     """
-    text = str(params.get("group", "world"))
-    num_groups = len(form_groups(text, spec.nproc, spec.hosts))
-    if text == "world":
+    num_groups = len(form_groups(str(params.get("group", "world")), spec.nproc, spec.hosts))
+    if num_groups == 1:
         return [params]
-    indices = [params["group_index"]] if "group_index" in params else range(num_groups)
-    concurrencies: list[Value] = [False, True] if num_groups > 1 else [False]
-    if "concurrent" in params:
-        concurrencies = [params["concurrent"]]
-    pairs = product(concurrencies, indices)
-    return [{**params, "group_index": index, "concurrent": flag} for flag, index in pairs]
+    cases: list[Params] = []
+    for concurrent, index in product((False, True), range(num_groups)):
+        cases.append({**params, "group_index": index, "concurrent": concurrent})
+    return _keep_agreeing(cases, params)
 
 
 def expand_pairs(params: Params, spec: WorldSpec) -> Iterable[Params]:
@@ -326,13 +323,18 @@ def expand_pairs(params: Params, spec: WorldSpec) -> Iterable[Params]:
     The pair is in the parameters ``source`` and ``target``. If ``params`` has one of them, only
     pairs with this rank are made.
     """
-    ranks = range(spec.nproc)
-    sources = [int(params["source"])] if "source" in params else ranks
-    targets = [int(params["target"])] if "target" in params else ranks
-    pairs = list(product(sources, targets))
-    if len(targets) > 1:
-        pairs = [pair for pair in pairs if pair[0] != pair[1]]
-    return [{**params, "source": source, "target": target} for source, target in pairs]
+    cases: list[Params] = []
+    for source, target in permutations(range(spec.nproc), 2):
+        cases.append({**params, "source": source, "target": target})
+    return _keep_agreeing(cases, params)
+
+
+def _keep_agreeing(cases: Sequence[Params], params: Params) -> Sequence[Params]:
+    """Return the cases that contain all values of ``params``, or ``params`` itself if none does.
+
+    In the latter case a rule of this module explains why the values are not possible.
+    """
+    return [case for case in cases if params.items() <= case.items()] or [params]
 
 
 def expand_rounds(params: Params, spec: WorldSpec) -> Iterable[Params]:
