@@ -5,12 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
 from parbench import cli
-from parbench.bench.commands import parse_settings, run
+from parbench.bench.commands import parse_settings
 from parbench.bench.launch import measure as measuring
 from parbench.bench.plan.cases import load_catalogue
 from parbench.bench.plan.options import Options
@@ -108,11 +107,6 @@ def test_resume_takes_options_that_may_differ(
     [(options, others)] = run_calls
     assert options == Options(budget="9s", nodes=4, nodelist="n[1-4]")
     assert others["resume_path"] == Path("r")
-
-
-def test_help_of_run_has_at_most_22_options() -> None:
-    options = [param for param in run.params if isinstance(param, click.Option)]
-    assert len([option for option in options if not option.hidden]) <= 22
 
 
 def test_parse_settings() -> None:

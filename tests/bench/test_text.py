@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parbench.bench.plan.cases import BenchmarkDefinition
 from parbench.bench.plan.params import Kind, Param, Setting, Value
 from parbench.bench.plan.plan import parse_fault
 from parbench.bench.text import (
@@ -204,15 +203,3 @@ def test_param_limits_are_inclusive_for_each_value() -> None:
     assert param.parse("2") == 2
     assert "from 2 to 2" in usage_error(param.parse_many, "0:8:+4")
     assert "from 2 to 2" in usage_error(param.parse_many, "2:8:+4")
-
-
-def test_definition_fills_in_defaults() -> None:
-    first = make_param("int", name="first", default=7)
-    second = make_param("str", name="second", default="b")
-    definition = BenchmarkDefinition(
-        name="a.case", target="t:f", help="", params=(first, second)
-    )
-    assert list(definition.complete({"second": "c"}).items()) == [("first", 7), ("second", "c")]
-    message = usage_error(definition.complete, {"secnd": "c"})
-    assert "'secnd' is not a parameter of a.case" in message
-    assert "mean 'second'" in message

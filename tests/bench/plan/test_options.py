@@ -198,8 +198,6 @@ def test_mesh_is_of_steps_and_group_of_operations() -> None:
     [
         (replace(HYBRID, mesh="dp=2,pq=2"), "'pq'"),
         (replace(ALL_REDUCE, mesh="dp=2,tp=2"), "'mesh'"),
-        (replace(ALL_REDUCE, inject="slow:1"), "late:RANK:3ms"),
-        (replace(ALL_REDUCE, inject="late:4:3ms"), "'4'"),
         (replace(ALL_REDUCE, nodes=2), "--nodes 2"),
         (replace(ALL_REDUCE, nodelist="n1"), "--nodes n1"),
     ],
@@ -256,16 +254,6 @@ def test_groups_follow_distribution(
     settings = {"size_bytes": "1K", "group": group, "concurrent": "false"}
     run_plan = plan(replace(SRUN, settings=settings, distribution=distribution))
     assert list_values(run_plan, "group_index") == indexes
-
-
-@pytest.mark.usefixtures("_allocation")
-def test_shared_cores_and_emulation_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PARBENCH_EMULATED", "four nodes")
-    run_plan = plan(replace(SRUN, nproc=8))
-    assert run_plan.emulation == "four nodes"
-    assert run_plan.limitations[0] == "emulated: four nodes"
-    [functional] = run_plan.notes
-    assert "8 ranks on 4 cores" in functional
 
 
 @pytest.mark.usefixtures("_allocation")

@@ -12,7 +12,7 @@ from parbench.bench.plan.cases import BenchmarkDefinition
 from parbench.bench.plan.catalogue import DEFINITIONS as CATALOGUE
 from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.params import Param
-from parbench.bench.plan.plan import PRESETS, Entry, Plan, PlanFile, read_plan_file
+from parbench.bench.plan.plan import Entry, Plan, PlanFile, read_plan_file
 from tests.support.refusals import usage_error
 
 GLOO = WorldSpec(nproc=2, backend="gloo", device="cpu")
@@ -31,12 +31,6 @@ def list_values(run_plan: Plan, name: str) -> list[Any]:
     return [case.params[name] for case in run_plan.cases]
 
 
-def test_plan_takes_defaults_from_preset() -> None:
-    run_plan = plan()
-    for name in ("repetitions", "budget_seconds", "timeout_seconds", "measure"):
-        assert getattr(run_plan, name) == getattr(PRESETS["smoke"], name)
-
-
 def test_cases_are_product_in_order() -> None:
     settings = {"size_bytes": "4K,1K", "mode": "pipelined,blocking"}
     run_plan = plan(names=("p2p.sendrecv", "all_reduce"), settings=settings)
@@ -50,12 +44,6 @@ def test_setting_replaces_values_of_preset() -> None:
     settings = {"mode": "blocking", "size_bytes": "1K"}
     [case] = plan(preset="node", names=("all_reduce",), settings=settings).cases
     assert case.params == {"size_bytes": 1024, "dtype": "float32", "mode": "blocking"}
-
-
-def test_entries_replace_preset() -> None:
-    entries = (Entry(name="p2p.*", set={"size_bytes": "8K"}), Entry(name="all_gather"))
-    run_plan = plan(entries=entries)
-    assert list_values(run_plan, "size_bytes") == [1 << 20, 8192]
 
 
 def test_overlapping_entries_are_merged() -> None:
@@ -123,14 +111,6 @@ def test_only_preset_sizes_are_rounded_up() -> None:
     run_plan = plan(replace(GLOO, nproc=3), settings={"size_bytes": "1K"})
     assert set(list_values(run_plan, "size_bytes")) == {1024}
     assert len(run_plan.skipped) == 3
-
-
-def test_size_beyond_memory_of_gpu_is_skipped() -> None:
-    spec = replace(NCCL, rank_bytes=4 * GIB)
-    run_plan = plan(spec, preset="node", names=("p2p.sendrecv",))
-    for skipped in run_plan.skipped:
-        assert skipped.reason.startswith("size 1G")
-    assert run_plan.skipped
 
 
 CONTENT = PlanFile(budget="2m", case=(Entry(name="größe", set={"root": [0, 1]}),))
