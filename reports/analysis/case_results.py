@@ -43,7 +43,7 @@ class CaseResult:
     status: Status
     """The worst status of a repetition, in the order wrong, hang, failed, skipped, ok."""
     reasons: tuple[str, ...]
-    """Sentences about why the status is not ok, from the worst repetition, without duplicates."""
+    """Sentences about why the status is not ok, from its repetitions, without duplicates."""
     repetitions: int
     """The number of repetitions that measured the case: their status is ok."""
     planned: int
@@ -60,7 +60,7 @@ class CaseResult:
     metrics: Mapping[str, MetricValue]
     """The mean of each metric over repetitions, by metric name. Empty if a result was wrong."""
     notes: tuple[str, ...]
-    """Sentences about limits of the result, and about differences between repetitions."""
+    """Sentences about limits of the result, without duplicates."""
     records: tuple[Record, ...]
     """The last record of each repetition that has one."""
 
@@ -81,8 +81,7 @@ class CaseResult:
     def headline(self) -> str:
         """The name of the metric that is an iteration's duration: ``time`` or ``step_time``."""
         names = ("time", "step_time") if self.is_communication else ("step_time", "time")
-        known_names = [name for name in names if name in self.metrics]
-        return known_names[0] if known_names else names[0]
+        return next((name for name in names if name in self.metrics), names[0])
 
     @property
     def seconds(self) -> float | None:
@@ -247,8 +246,8 @@ def merge_repetitions(records: Sequence[Record], planned: int) -> CaseResult:
     if any(record.status == "ok" for record in records):
         records = [record for record in records if not record.is_out_of_budget]
     latest = tuple({record.repetition: record for record in records}.values())
-    worst_first = sorted(latest, key=lambda record: WORST_FIRST.index(record.status))
-    status = worst_first[0].status
+    status = min((record.status for record in latest), key=WORST_FIRST.index)
+    worst = [record for record in latest if record.status == status]
     measured = [record for record in latest if record.status == "ok"]
     first = measured[0] if measured else latest[0]
     stops = Counter(record.stop for record in measured if record.stop)
@@ -257,31 +256,16 @@ def merge_repetitions(records: Sequence[Record], planned: int) -> CaseResult:
         case=first.case,
         world=first.world,
         status=status,
-        reasons=_collect_reasons(worst_first),
+        reasons=tuple(dict.fromkeys(record.reason for record in worst if record.reason)),
         repetitions=len(measured),
         planned=max(planned, len(latest)),
         iterations=sum(len(record.samples.values) for record in measured),
         stops=tuple(stops.most_common()),
         check=_merge_checks(latest),
         metrics=metrics,
-        notes=_collect_notes(latest, is_repeated=len(records) > len(latest)),
+        notes=tuple(dict.fromkeys(note for record in latest for note in record.notes)),
         records=latest,
     )
-
-
-def _collect_reasons(worst_first: Sequence[Record]) -> tuple[str, ...]:
-    """Return the sentences on why the records of one case are not ok, each once, in their order.
-
-    ``worst_first`` are the records, sorted from the worst status. Reasons of skipped repetitions
-    are left out unless all were skipped, because these skips follow from an earlier failure.
-    """
-    status = worst_first[0].status
-    reasons = [
-        record.reason
-        for record in worst_first
-        if record.reason and (record.status != "skipped" or status == "skipped")
-    ]
-    return tuple(dict.fromkeys(reasons))
 
 
 def _merge_checks(records: Sequence[Record]) -> Check:
@@ -292,39 +276,6 @@ def _merge_checks(records: Sequence[Record]) -> Check:
     outcomes = [record.check.passed for record in records if record.check.passed is not None]
     counts = [record.check.wrong for record in records if record.check.wrong is not None]
     return Check(passed=all(outcomes) if outcomes else None, wrong=sum(counts) if counts else None)
-
-
-def _collect_notes(records: Sequence[Record], *, is_repeated: bool) -> tuple[str, ...]:
-    """Return the notes in a case's records, then notes on differences between repetitions, each once.
-
-    ``is_repeated`` is True if a repetition has several records.
-    """
-    notes = [note for record in records for note in record.notes]
-    if is_repeated:
-        notes.append("some repetitions were measured more than once; the last record counts")
-    if any(record.world != records[0].world for record in records):
-        notes.append("repetitions ran with different numbers of ranks, backends or devices")
-    varying = _find_varying_calls(records)
-    if varying:
-        notes.append(
-            f"{', '.join(varying)} differs between repetitions: the code may have changed "
-            "during the run"
-        )
-    return tuple(dict.fromkeys(notes))
-
-
-def _find_varying_calls(records: Sequence[Record]) -> list[str]:
-    """Return the names of call counts that differ between repetitions of a case.
-
-    The names are those of metrics, such as ``calls.dp.all_reduce``.
-    """
-    counts = []
-    for record in records:
-        metrics = record.metrics.items()
-        counts.append({name: metric.value for name, metric in metrics if name.startswith("calls.")})
-    counted = [calls for calls in counts if calls]
-    names = dict.fromkeys(name for calls in counted for name in calls if name.count(".") > 1)
-    return [name for name in names if len({calls.get(name) for calls in counted}) > 1]
 
 
 def find_missing(run: Run) -> tuple[MissingCase, ...]:

@@ -4,8 +4,7 @@ The parts (compute, exposed communication, copies, idle) are measured in a profi
 residual they add up to its wall time.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from parbench.bench.results.details import (
@@ -15,9 +14,7 @@ from parbench.bench.results.details import (
     MeshDetails,
     read_details,
 )
-from parbench.bench.results.formatting import format_bytes
 from parbench.bench.results.tables import SortedText, is_missing
-from parbench.bench.text import format_size
 from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.analysis.fits import OperationCurve
 from parbench.reports.frames import list_rows
@@ -107,15 +104,6 @@ def sum_if_known(values: Iterable[float | None]) -> float | None:
     return sum(known_addends) if is_known else None
 
 
-def find_worst_ratio(ratios: Mapping[str, float | None]) -> tuple[str, float] | None:
-    """Return the mesh axis whose ratio differs most from 1, and its ratio.
-
-    ``ratios`` are keyed by axis: counted bytes over analytical ones. None if all are unknown.
-    """
-    known_ratios = [(axis, ratio) for axis, ratio in ratios.items() if ratio is not None]
-    return max(known_ratios, key=lambda pair: abs(pair[1] - 1), default=None)
-
-
 def sum_exposed_communication(step: CaseResult) -> float | None:
     """Return the seconds of exposed communication in the profiled step, summed over mesh axes.
 
@@ -176,51 +164,28 @@ def compute_exposed_share(step: CaseResult) -> float | None:
     return compute_profiled_share(step, sum_exposed_communication(step))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictedCommunication:
-    """The communication time of a step, predicted from the fits of collectives in the same run."""
+def predict_communication(step: CaseResult, curves: Sequence[OperationCurve]) -> float | None:
+    """Return the communication time of a step in seconds, predicted from fits of the same run.
 
-    seconds: float | None
-    """The sum over the step's calls without overlap, None if an operation has no fit."""
-    notes: Sequence[str]
-    """Phrases about operations without a fit, and about sizes beyond the measured range."""
-
-
-def predict_communication(
-    step: CaseResult, curves: Sequence[OperationCurve]
-) -> PredictedCommunication | None:
-    """Predict the communication time of a step from the run's fits of time over size.
-
-    The prediction is the sum of the predicted times of all calls, without overlap. If several
-    groups of ranks have a fit, the slowest fit counts, because a step waits for its slowest group.
-    None if the step recorded no calls or the run has no fits.
+    It is the sum of the predicted times of all calls, without overlap. A fit predicts a call if it
+    is of the same operation on as many ranks. If several groups of ranks have a fit, the slowest
+    one counts, because a step waits for its slowest group. None if the step recorded no calls, or
+    if an operation has no fit.
     """
     calls = get_calls(step)
-    if calls is None or not curves:
+    if calls is None:
         return None
     seconds = 0.0
-    missing = []
-    extrapolated = []
     for call in calls:
-        candidates = _select_curves(call, step, curves)
-        if not candidates:
-            missing.append(call.description)
-            continue
-        slowest = max(candidates, key=lambda curve: curve.fit.predict(call.num_bytes))
-        seconds += call.count * slowest.fit.predict(call.num_bytes)
-        low = slowest.rows[0].size_bytes
-        high = slowest.rows[-1].size_bytes
-        if not low <= call.num_bytes <= high:
-            measured = f"{format_size(low)} to {format_size(high)} were measured"
-            size = format_bytes(call.num_bytes)
-            extrapolated.append(f"{call.description}, {size} per call ({measured})")
-    notes = []
-    if missing:
-        notes.append(f"no blocking float32 fit predicts {'; '.join(dict.fromkeys(missing))}")
-    if extrapolated:
-        calls_text = "; ".join(dict.fromkeys(extrapolated))
-        notes.append(f"predicted communication is extrapolated for {calls_text}")
-    return PredictedCommunication(seconds=None if missing else seconds, notes=notes)
+        predictions = [
+            curve.fit.predict(call.num_bytes)
+            for curve in curves
+            if _is_same_operation(curve.rows[0], call, step)
+        ]
+        if not predictions:
+            return None
+        seconds += call.count * max(predictions)
+    return seconds
 
 
 def get_calls(step: CaseResult) -> tuple[CountedCall, ...] | None:
@@ -229,33 +194,15 @@ def get_calls(step: CaseResult) -> tuple[CountedCall, ...] | None:
     None if they were not recorded or differ between repetitions.
     """
     details = [read_details(record, CommunicationDetails) for record in step.records]
-    recorded = [detail for detail in details if detail is not None]
-    calls = [detail.comm_calls for detail in recorded if isinstance(detail, CommunicationDetails)]
-    is_readable = len(calls) == len(recorded)
-    if not calls or not is_readable or any(other != calls[0] for other in calls):
-        return None
-    return calls[0]
-
-
-def _select_curves(
-    call: CountedCall, step: CaseResult, curves: Sequence[OperationCurve]
-) -> list[OperationCurve]:
-    """Return the fits that may predict a call: the same operation on as many ranks.
-
-    Fits of operations on all ranks of the run are preferred. Next are fits of groups that ran at
-    the same time, because the groups of a mesh axis also do. The list is empty if no fit applies.
-    """
-    candidates = [curve for curve in curves if _is_same_operation(curve.rows[0], call, step)]
-    worlds = [curve for curve in candidates if "group" not in curve.rows[0].case.params]
-    concurrent = [curve for curve in candidates if curve.rows[0].case.params.get("concurrent")]
-    return worlds or concurrent or candidates
+    calls = [detail.comm_calls for detail in details if isinstance(detail, CommunicationDetails)]
+    return calls[0] if calls and all(other == calls[0] for other in calls) else None
 
 
 def _is_same_operation(result: CaseResult, call: CountedCall, step: CaseResult) -> bool:
     """Return True if a communication case measures the operation of a call in a step.
 
     Operation, number of ranks, backend and device must be equal. The case must be blocking, with
-    float32 elements, and without a concurrent load.
+    float32 elements, and without a background load.
     """
     params = result.case.params
     return (

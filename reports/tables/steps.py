@@ -1,12 +1,10 @@
 """The section on training steps: rates, where the time goes, communication, timelines, memory."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
-from parbench.bench.results.details import COMPONENTS, BytesFormulaDetails, PipelineDetails
+from parbench.bench.results.details import BytesFormulaDetails, PipelineDetails
 from parbench.bench.results.tables import (
     Column,
-    SortedText,
     Table,
     keep_known_columns,
     metric_column,
@@ -15,9 +13,7 @@ from parbench.reports.analysis.labels import group_by_text
 from parbench.reports.analysis.steps import (
     StepRow,
     compute_exposed_share,
-    compute_profiled_share,
     find_details,
-    find_worst_ratio,
     get_axis_values,
     get_parts,
     get_profiled_seconds,
@@ -28,7 +24,6 @@ from parbench.reports.analysis.steps import (
 )
 from parbench.reports.analysis.timelines import (
     measure_busy_seconds,
-    name_stream,
     summarize_calls,
 )
 from parbench.reports.figures.chart import Chart, list_charts, number_name
@@ -63,10 +58,9 @@ _PROFILED_COLUMN = Column(
     help="wall time of the profiled step, the sum of its parts and the residual",
 )
 _RESIDUAL_COLUMN = Column(
-    "residual_percent",
+    "residual_share",
     "residual",
-    kind="number",
-    number_format="{:.2f} %",
+    kind="percent",
     help="share of the profiled step that no part accounts for",
     is_result=True,
 )
@@ -129,21 +123,15 @@ def _make_step_table(data: RunData, steps: Sequence[StepRow], problems: Sequence
     ``steps`` has a row for each measured training step (``list_step_rows``). ``problems`` become
     its first notes.
     """
-    rows = []
-    notes: dict[str, list[str]] = {}
-    for step in steps:
-        result = step["result"]
-        prediction = predict_communication(result, data.curves)
-        rows.append(
-            {
-                **step,
-                "exposed_fraction": compute_exposed_share(result),
-                "bytes_ratio": _format_worst_ratio(step),
-                "memory": sum_memory(result),
-                "predicted": prediction.seconds if prediction else None,
-            }
-        )
-        notes[step["label"]] = [*result.notes, *(prediction.notes if prediction else ())]
+    rows = [
+        {
+            **step,
+            "exposed_fraction": compute_exposed_share(step["result"]),
+            "memory": sum_memory(step["result"]),
+            "predicted": predict_communication(step["result"], data.curves),
+        }
+        for step in steps
+    ]
     columns = [
         STEP_COLUMN,
         STEP_TIME_COLUMN,
@@ -151,49 +139,21 @@ def _make_step_table(data: RunData, steps: Sequence[StepRow], problems: Sequence
         *list_metric_columns("steps", steps),
         metric_column("exposed_fraction"),
         _PREDICTED_COLUMN,
-        metric_column("bytes_ratio.AXIS", key="bytes_ratio"),
         _MEMORY_COLUMN,
         *QUALITY_COLUMNS,
     ]
+    labels = group_by_text({step["label"]: step["result"].notes for step in steps})
     return Table(
         "steps-table",
         "Training steps",
         caption="time, efficiency, communication and memory of each step",
         columns=keep_known_columns(columns, rows),
         rows=rows,
-        notes=[*problems, *_attribute_notes(notes)],
+        notes=[*problems, *(f"{', '.join(names)}: {note}" for note, names in labels.items())],
         figures=lambda: list_charts(
             chart_step_times({step["label"]: step["result"] for step in steps})
         ),
     )
-
-
-def _format_worst_ratio(step: StepRow) -> SortedText | None:
-    """Return counted over analytical bytes of the mesh axis that differs most from 1.
-
-    The text names the axis if there are several and the ratio is not 1. None if no ratio is known.
-    """
-    ratios = get_axis_values(step["result"], "bytes_ratio")
-    worst = find_worst_ratio(ratios)
-    if worst is None:
-        return None
-    axis, ratio = worst
-    text = f"{ratio:.3f}"
-    if text != "1.000" and len(ratios) > 1:
-        text += f" ({axis})"
-    return SortedText(text, ratio)
-
-
-def _attribute_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return each note once, after the labels of the steps that have it.
-
-    ``notes`` are keyed by the label of the step. A note of all steps begins with ``all steps``.
-    """
-    attributed = []
-    for note, labels in group_by_text(notes).items():
-        is_common = len(labels) == len(notes) > 1
-        attributed.append(f"{'all steps' if is_common else ', '.join(labels)}: {note}")
-    return attributed
 
 
 def _make_part_table(steps: Sequence[StepRow]) -> Table:
@@ -206,13 +166,11 @@ def _make_part_table(steps: Sequence[StepRow]) -> Table:
     for step in steps:
         result = step["result"]
         profiled = get_profiled_seconds(result)
-        if profiled is None:
-            continue
-        residual = compute_profiled_share(result, result.value("residual"))
-        # Adding zero turns a negative zero into zero.
-        percent = None if residual is None else round(100 * residual, 2) + 0.0
-        rows.append({**step, "profiled": profiled, "residual_percent": percent})
-        stacks[step["label"]] = get_parts(result)
+        if profiled is not None:
+            # Adding zero turns a negative zero into zero.
+            share = round((result.value("residual") or 0.0) / profiled, 4) + 0.0
+            rows.append({**step, "profiled": profiled, "residual_share": share})
+            stacks[step["label"]] = get_parts(result)
     columns = [STEP_COLUMN, _PROFILED_COLUMN, *list_metric_columns("times", rows), _RESIDUAL_COLUMN]
     return Table(
         "step-time",
@@ -225,17 +183,26 @@ def _make_part_table(steps: Sequence[StepRow]) -> Table:
     )
 
 
+def _split_by_axis(steps: Sequence[StepRow], axis: str, metrics: Iterable[str]) -> list[StepRow]:
+    """Return a row for each step and each part by which its metrics are split.
+
+    The parts are mesh axes, phases or memory components. A row has the values of the step, the name
+    of the part under the key ``axis``, and the value of each of ``metrics``, None if unknown.
+    """
+    rows = []
+    for step in steps:
+        by_metric = {name: get_axis_values(step["result"], name) for name in metrics}
+        for part in dict.fromkeys(part for values in by_metric.values() for part in values):
+            values = {name: by_part.get(part) for name, by_part in by_metric.items()}
+            rows.append({**step, axis: part, **values})
+    return rows
+
+
 def _make_phase_table(steps: Sequence[StepRow]) -> Table:
     """Return the table of phases, such as ``forward``, with a row for each phase of each step.
 
     Phases are the code ranges that a step marks with ``torch.profiler.record_function``.
     """
-    rows = []
-    for step in steps:
-        by_metric = {name: get_axis_values(step["result"], name) for name in _PHASE_METRICS}
-        for phase in by_metric["phase_time"]:
-            values = {name: by_phase.get(phase) for name, by_phase in by_metric.items()}
-            rows.append({"label": step["label"], "phase": phase, **values})
     columns = [
         STEP_COLUMN,
         Column("phase", help="name of the phase, as the step marks it"),
@@ -249,7 +216,7 @@ def _make_phase_table(steps: Sequence[StepRow]) -> Table:
         "Phases of a step",
         caption="parts of each phase of the profiled step, a phase within another counts in both",
         columns=columns,
-        rows=rows,
+        rows=_split_by_axis(steps, "phase", _PHASE_METRICS),
         terms=["phases"],
     )
 
@@ -257,18 +224,14 @@ def _make_phase_table(steps: Sequence[StepRow]) -> Table:
 def _make_volume_table(steps: Sequence[StepRow]) -> Table:
     """Return the table of bytes sent, with a row for each step and mesh axis.
 
-    Analytical and counted bytes are per rank and step. Axes without counted bytes are left out.
+    Analytical and counted bytes are per rank and step.
     """
-    rows = []
-    for step in steps:
-        result = step["result"]
-        _, details = find_details(result, BytesFormulaDetails)
+    rows = _split_by_axis(steps, "axis", _AXIS_METRICS)
+    for row in rows:
+        _, details = find_details(row["result"], BytesFormulaDetails)
         formulas = details.bytes_formula if isinstance(details, BytesFormulaDetails) else {}
-        for axis in get_axis_values(result, "bytes_sent"):
-            row = {name: result.value(f"{name}.{axis}") for name in _AXIS_METRICS}
-            ranks = step["axes"].get(axis, {}).get("ranks")
-            identity = {"label": step["label"], "axis": axis, "ranks": ranks}
-            rows.append({**identity, **row, "formula": formulas.get(axis)})
+        row["formula"] = formulas.get(row["axis"])
+        row["ranks"] = row["axes"].get(row["axis"], {}).get("ranks")
     return Table(
         "communication-volume",
         "Communication volume",
@@ -302,40 +265,35 @@ def _make_timeline_table(data: RunData) -> Table:
     """
     rows = []
     notes = []
+    streams: dict[str, None] = {}
     for step in data.timelines:
         label = data.labels[step.result.case.id]
         if step.timeline is None:
             notes.append(f"{label} has no timeline: {step.problem}.")
             continue
         for rank in step.timeline.ranks:
+            busy_seconds = measure_busy_seconds(rank)
+            streams |= dict.fromkeys(busy_seconds)
             wall = (rank.stop_us - rank.start_us) / 1e6
-            identity = {"label": label, "rank": rank.rank, "wall": wall}
-            rows.append(identity | measure_busy_seconds(rank))
-    return Table(
-        "step-timelines",
-        "Profiled steps by rank",
-        caption="busy time of each rank; parbench export --format chrome-trace has all events",
-        columns=_make_timeline_columns(rows),
-        rows=rows,
-        terms=["phases"],
-        notes=notes,
-        figures=lambda: _chart_timelines(data),
-    )
-
-
-def _make_timeline_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """Return the columns of the timeline table: step, rank, wall time, then one for each stream."""
+            rows.append({"label": label, "rank": rank.rank, "wall": wall, **busy_seconds})
     columns = [
         STEP_COLUMN,
         Column("rank", kind="count", help="rank in the world"),
         Column("wall", kind="s", help="wall time of the step on this rank"),
     ]
-    own_keys = {column.key for column in columns}
-    for stream in dict.fromkeys(key for row in rows for key in row if key not in own_keys):
-        title = name_stream(stream)
-        help_text = f"time of {title}, overlaps counted once"
-        columns.append(Column(stream, title, kind="s", help=help_text))
-    return columns
+    columns += [
+        Column(stream, kind="s", help=f"time of {stream}, overlaps counted once")
+        for stream in streams
+    ]
+    return Table(
+        "step-timelines",
+        "Profiled steps by rank",
+        caption="busy time of each rank; parbench export --format chrome-trace has all events",
+        columns=columns,
+        rows=rows,
+        notes=notes,
+        figures=lambda: _chart_timelines(data),
+    )
 
 
 def _chart_timelines(data: RunData) -> Iterator[Chart]:
@@ -353,7 +311,7 @@ def _chart_timelines(data: RunData) -> Iterator[Chart]:
 
 def _make_memory_table(steps: Sequence[StepRow]) -> Table:
     """Return the table of bytes by step and memory component: analytical, counted and measured."""
-    rows = [row for step in steps for row in _make_memory_rows(step)]
+    rows = _split_by_axis(steps, "component", MEMORY_SOURCES)
     columns = [
         STEP_COLUMN,
         Column("component", help="content of the memory"),
@@ -370,17 +328,3 @@ def _make_memory_table(steps: Sequence[StepRow]) -> Table:
         rows=rows,
         figures=lambda: list_charts(chart_memory(stacks)),
     )
-
-
-def _make_memory_rows(step: StepRow) -> Iterator[dict[str, Any]]:
-    """Yield a row for each memory component of a step, such as ``gradients``, with its bytes.
-
-    The keys ``memory_formula``, ``memory_counted`` and ``memory`` are analytical, counted and
-    measured bytes, None if unknown. Components without any known value are left out.
-    """
-    by_source = {source: get_axis_values(step["result"], source) for source in MEMORY_SOURCES}
-    components = [*COMPONENTS, *(name for values in by_source.values() for name in values)]
-    for component in dict.fromkeys(components):
-        num_bytes = {source: values.get(component) for source, values in by_source.items()}
-        if any(value is not None for value in num_bytes.values()):
-            yield {"label": step["label"], "component": component, **num_bytes}

@@ -38,7 +38,7 @@ def test_footnotes_name_the_methods_in_use() -> None:
     records = [ok_record(collective_case(), repetition) for repetition in range(3)]
     notes = footnotes(run_from_records(*records, repetitions=3))
     step_notes = footnotes(run_from_records(ok_record(step_case())))
-    for fact in ("nccl-tests", "geometric mean of 3 repetitions"):
+    for fact in ("nccl-tests", "geometric means over the medians of repetitions"):
         assert fact in notes
         assert fact not in step_notes
 

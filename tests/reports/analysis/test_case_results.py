@@ -3,7 +3,7 @@
 import pytest
 
 from parbench.bench.plan.plan import SkippedCase
-from parbench.bench.results.metrics import MetricValue, make_values
+from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check, Record, Status
 from parbench.bench.results.stats import Grade, estimate_mean, t_quantile
 from parbench.reports.run_data import RunData
@@ -133,7 +133,6 @@ def test_row_uses_the_last_record_of_a_repetition() -> None:
     row = summarize_row(failed_record(CASE, 0), ok_record(CASE, 0, 5e-3))
     assert row.status == "ok"
     assert row.seconds == 5e-3
-    assert "more than once" in row.notes[0]
 
 
 def test_missing_records_are_counted_by_case() -> None:
@@ -184,14 +183,3 @@ def test_cut_run_needs_two_repetitions_per_case() -> None:
     assert RunData(complete).exit_code == 0
     cut = run_from_records(first, second_cut, third_cut, repetitions=3)
     assert RunData(cut).exit_code == 4
-
-
-@pytest.mark.parametrize(("calls", "num_notes"), [(1.0, 0), (5.0, 1)])
-def test_calls_that_vary_between_repetitions_are_noted(calls: float, num_notes: int) -> None:
-    records = [
-        ok_record(CASE, i, metrics=make_values({"time": 1e-3, "calls.dp.all_reduce": count}))
-        for i, count in enumerate((1.0, calls))
-    ]
-    notes = RunData(run_from_records(*records)).results[0].notes
-    varying = [note for note in notes if note.startswith("calls.dp.all_reduce differs")]
-    assert len(varying) == num_notes
