@@ -48,7 +48,7 @@ def load(*runs: str | Path) -> "pd.DataFrame":
     Raises:
         UserError: A folder contains no run or cannot be read.
     """
-    from parbench.reports.record_frames import build_metrics_frame
+    from parbench.reports.frames import build_metrics_frame
     from parbench.reports.sweeps import load_named_runs
 
     return build_metrics_frame(load_named_runs(runs))
@@ -69,7 +69,7 @@ def load_samples(*runs: str | Path, by_rank: bool = False) -> "pd.DataFrame":
         UserError: A folder contains no run or cannot be read, or ``by_rank`` is set and a sample file is missing or
             corrupt.
     """
-    from parbench.reports.record_frames import build_rank_samples_frame, build_samples_frame
+    from parbench.reports.frames import build_rank_samples_frame, build_samples_frame
     from parbench.reports.sweeps import load_named_runs
 
     loaded_runs = load_named_runs(runs)

@@ -1,19 +1,28 @@
-"""Tidy pandas frames of the results of a run.
+"""Tidy pandas frames of runs: merged results of cases, records of repetitions, and samples.
 
-pandas is imported by the functions that build a frame, so that commands without one start fast.
+Parameters have columns ``param_NAME``, because a parameter may have the name of another column.
+Unknown values are NaN, NA or None, never 0. pandas is imported by the functions that build a frame,
+so that commands without one start fast.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+from msgspec.structs import asdict
 
 from parbench.bench.results.formatting import format_word_counts
 from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run, load_rank_samples, make_samples_path
+from parbench.bench.text import UserError, format_list
 from parbench.reports.analysis.case_results import CaseResult
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_CASE_DTYPES = {
+CASE_DTYPES = {
     "case_id": "object",
     "name": "object",
     "label": "object",
@@ -30,7 +39,6 @@ _CASE_DTYPES = {
     "check": "object",
     "kernel": "object",
     "world_size": "Int64",
-    "num_ranks": "Int64",
     "nodes": "Int64",
     "backend": "object",
     "device": "object",
@@ -41,6 +49,47 @@ _CASE_DTYPES = {
     "is_within_repetition": "bool",
     "result": "object",
 }
+"""The columns that every frame of cases has, with their pandas types."""
+REPETITION_COLUMNS = (
+    "run",
+    "started",
+    "host",
+    "preset",
+    "point",
+    "case",
+    "name",
+    "repetition",
+    "status",
+    "reason",
+    "iterations",
+    "world_size",
+    "nodes",
+    "backend",
+    "device",
+    "noise",
+    "injected",
+    "emulation",
+    "notes",
+)
+"""The columns about the run, the case and the record that every frame of repetitions has."""
+SAMPLE_COLUMNS = r"^(run|point|case|name|repetition|world_size|param_.*)$"
+"""The columns of a repetition that frames of samples have."""
+RANK_SAMPLE_ARRAYS = {"arrival_ns", "exit_ns", "duration_ns", "issue_ns", "steps_per_sample"}
+"""The arrays that a sample file must contain, besides the ranks."""
+
+Runs = Iterable[tuple[Run, str | None]]
+"""Runs, each with the name of the point of a sweep that it measured."""
+
+
+class CaseRepetition(NamedTuple):
+    """One case in one repetition of a run, with or without a record."""
+
+    run: Run
+    """The run."""
+    record: Record | None
+    """The record if the repetition measured the case, otherwise None."""
+    row: dict[str, Any]
+    """The known values of ``REPETITION_COLUMNS`` and the parameters, keyed by column."""
 
 
 def build_cases_frame(results: Sequence[CaseResult], labels: Mapping[str, str]) -> "pd.DataFrame":
@@ -49,31 +98,17 @@ def build_cases_frame(results: Sequence[CaseResult], labels: Mapping[str, str]) 
     ``labels`` are the labels of cases, keyed by case id.
     """
     rows = [_make_case_row(result, labels[result.case.id]) for result in results]
-    return _build_frame(rows, _CASE_DTYPES)
-
-
-def join_frames(frames: Mapping[str, "pd.DataFrame"], column: str) -> "pd.DataFrame":
-    """Return the rows of all frames below each other, with the name of their frame in a column.
-
-    ``frames`` are keyed by name. ``column`` is the title of the added first column.
-    """
-    import pandas as pd
-
-    return pd.concat(frames, names=[column]).reset_index(column)
+    return _build_frame(rows, CASE_DTYPES)
 
 
 def list_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
     """Return the rows of a frame as dicts from column name to value."""
-    names = [str(name) for name in frame.columns]
-    columns = [frame.iloc[:, index].tolist() for index in range(len(names))]
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+    return cast("list[dict[str, Any]]", frame.rename(columns=str).to_dict("records"))
 
 
 def _make_case_row(result: CaseResult, label: str) -> dict[str, Any]:
     """Return one row of the frame of cases, keyed by column: values, parameters, then metrics."""
-    headline = result.metrics.get(result.headline)
-    is_within_repetition = bool(headline and headline.is_within_repetition)
-    low, high = _get_interval(headline, is_within_repetition=is_within_repetition)
+    headline = result.metrics.get(result.headline, MetricValue(value=None))
     row = {
         "case_id": result.case.id,
         "name": result.case.name,
@@ -91,41 +126,179 @@ def _make_case_row(result: CaseResult, label: str) -> dict[str, Any]:
         "check": result.check_text,
         "kernel": result.kernel,
         "world_size": result.world.size,
-        "num_ranks": result.num_ranks,
         "nodes": result.world.nodes,
         "backend": result.world.backend,
         "device": result.world.device,
         "headline": result.headline,
         "seconds": result.seconds,
-        "seconds_low": low,
-        "seconds_high": high,
-        "is_within_repetition": is_within_repetition,
+        "is_within_repetition": headline.is_within_repetition,
         "result": result,
     }
     row |= {f"param_{name}": value for name, value in result.case.params.items()}
-    for name, metric in result.metrics.items():
-        low, high = _get_interval(metric, is_within_repetition=is_within_repetition)
-        values = {name: metric.value, f"{name}_low": low, f"{name}_high": high}
-        row = values | row
+    for name, metric in {"seconds": headline, **result.metrics}.items():
+        is_known = headline.is_within_repetition or not metric.is_within_repetition
+        low, high = (metric.low, metric.high) if is_known else (None, None)
+        row = {name: metric.value, f"{name}_low": low, f"{name}_high": high} | row
     return row
 
 
-def _get_interval(
-    metric: MetricValue | None, *, is_within_repetition: bool
-) -> tuple[float | None, float | None]:
-    """Return the bounds of a metric's 95 % interval, ``(None, None)`` if it is unknown.
+def build_metrics_frame(runs: Runs) -> "pd.DataFrame":
+    """Return a frame with a row for each metric of each case and repetition.
 
-    An interval within one repetition counts as unknown unless ``is_within_repetition`` is True.
+    The columns describe the run, the case's parameters, the record and the metric. A repetition
+    without a measurement has one row, in which the metric is unknown. ``runs`` has each run with
+    the name of its sweep point (combination of settings), which is None outside a sweep.
     """
-    if metric is None or (metric.is_within_repetition and not is_within_repetition):
-        return None, None
-    return metric.low, metric.high
+    repetitions = _list_repetitions(runs)
+    rows = []
+    for index, repetition in enumerate(repetitions):
+        metrics = repetition.record.metrics if repetition.record else {}
+        for name, metric in metrics.items():
+            rows.append({"index": index, "metric": name, **asdict(metric)})
+        if not metrics:
+            rows.append({"index": index, "metric": None, **asdict(MetricValue(value=None))})
+    values = _build_frame(rows, {"value": "float64", "low": "float64", "high": "float64"})
+    return _join(_build_repetitions(repetitions), values.drop(columns="is_within_repetition"))
 
 
-def _build_frame(rows: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str]) -> "pd.DataFrame":
-    """Return rows as a frame with the columns of ``dtypes`` first, then parameters and metrics.
+def build_samples_frame(runs: Runs) -> "pd.DataFrame":
+    """Return a frame with a row for each iteration and its seconds, the maximum over ranks.
 
-    ``dtypes`` are pandas types keyed by column.
+    The columns that name the case and the repetition come first, then ``iteration`` and
+    ``seconds``.
+    """
+    repetitions = _list_repetitions(runs)
+    rows = [
+        {"index": index, "iteration": iteration, "seconds": seconds}
+        for index, repetition in enumerate(repetitions)
+        for iteration, seconds in enumerate(_list_samples(repetition))
+    ]
+    samples = _build_frame(rows, {"index": "int64", "iteration": "int64", "seconds": "float64"})
+    return _join(_build_repetitions(repetitions).filter(regex=SAMPLE_COLUMNS), samples)
+
+
+def build_rank_samples_frame(runs: Runs) -> "pd.DataFrame":
+    """Return a frame with a row for each iteration and rank: arrival, exit and duration in seconds.
+
+    Raises ``UserError`` if a file of samples is corrupt, or if no run has such a file.
+    """
+    import pandas as pd
+
+    repetitions = _list_repetitions(runs)
+    frames = []
+    for index, (run, record, _) in enumerate(repetitions):
+        samples = load_rank_samples(run, record) if record else None
+        if record and samples:
+            frame = _build_rank_samples(samples, run.path / make_samples_path(record))
+            frames.append(frame.assign(index=index))
+    if not frames:
+        raise UserError(
+            "no run has samples of ranks (*.npz)", hint="copy a run with its folder samples/"
+        )
+    return _join(_build_repetitions(repetitions).filter(regex=SAMPLE_COLUMNS), pd.concat(frames))
+
+
+def _build_rank_samples(samples: Mapping[str, Any], file: Path) -> "pd.DataFrame":
+    """Return a frame with a row for each rank and iteration from the arrays of one sample file.
+
+    Times are converted from nanoseconds to seconds. Raises ``UserError``, which names ``file``, if
+    arrays are missing.
+    """
+    import pandas as pd
+
+    missing_arrays = RANK_SAMPLE_ARRAYS - samples.keys()
+    if missing_arrays:
+        names = format_list(sorted(missing_arrays))
+        raise UserError(f"{file} is not a file of samples: it does not contain {names}")
+    num_ranks, num_iterations = samples["duration_ns"].shape
+    frame = pd.DataFrame(
+        {
+            "iteration": np.tile(np.arange(num_iterations), num_ranks),
+            "rank": np.repeat(samples["ranks"], num_iterations),
+            "steps_per_sample": int(samples["steps_per_sample"]),
+        }
+    )
+    for name in ("arrival", "exit", "duration", "issue"):
+        frame[f"{name}_seconds"] = samples[f"{name}_ns"].ravel() / 1e9
+    # The issue time is 0 in modes that do not separate the call from the wait.
+    frame["issue_seconds"] = frame["issue_seconds"].replace(0, np.nan)
+    return frame
+
+
+def _list_samples(repetition: CaseRepetition) -> Sequence[float]:
+    """Return the seconds of each iteration of a repetition, empty if it has no measurement."""
+    return repetition.record.samples.values if repetition.record else ()
+
+
+def _list_repetitions(runs: Runs) -> list[CaseRepetition]:
+    """Return each case in each repetition of all runs.
+
+    In each run, those with a record come first, then cases that the plan skips, then missing ones.
+    """
+    return [repetition for run, point in runs for repetition in _iterate_repetitions(run, point)]
+
+
+def _iterate_repetitions(run: Run, point: str | None) -> Iterator[CaseRepetition]:
+    """Yield each case in each repetition of one run: recorded, then skipped, then missing ones.
+
+    ``point`` is the name of the sweep point (combination of settings) that the run measured.
+    """
+    info, plan = run.info, run.info.plan
+    records = {(record.case.id, record.repetition): record for record in run.records}
+    cases = {key: record.case for key, record in records.items()}
+    reasons = {skipped.case.id: skipped.reason for skipped in plan.skipped}
+    cases |= {(skipped.case.id, 0): skipped.case for skipped in plan.skipped}
+    for index in range(plan.repetitions):
+        cases = {(case.id, index): case for case in plan.cases} | cases
+    for (case_id, index), case in cases.items():
+        row: dict[str, Any] = {
+            "run": info.id,
+            "started": info.started,
+            "host": info.host,
+            "preset": plan.preset,
+            "point": point,
+            "case": case_id,
+            "name": case.name,
+            "repetition": index,
+            "status": "skipped" if case_id in reasons else "missing",
+            "reason": reasons.get(case_id, "no record"),
+        }
+        row |= {f"param_{name}": value for name, value in case.all_params.items()}
+        record = records.get((case_id, index))
+        if record:
+            row |= {
+                "status": record.status,
+                "reason": record.reason or None,
+                "iterations": len(record.samples.values) or None,
+                "world_size": record.world.size,
+                "nodes": record.world.nodes,
+                "backend": record.world.backend,
+                "device": record.world.device,
+                "noise": record.noise.grade if record.noise else None,
+                "injected": record.injected or None,
+                "emulation": record.emulation or None,
+                "notes": "; ".join(record.notes) or None,
+            }
+        is_measured = record is not None and record.status == "ok"
+        yield CaseRepetition(run, record if is_measured else None, row)
+
+
+def _build_repetitions(repetitions: Sequence[CaseRepetition]) -> "pd.DataFrame":
+    """Return a frame with a row for each case and repetition: run, record and parameters."""
+    import pandas as pd
+
+    rows = [repetition.row for repetition in repetitions]
+    frame = _build_frame(rows, dict.fromkeys(REPETITION_COLUMNS))
+    return frame.assign(started=pd.to_datetime(frame["started"], utc=True))
+
+
+def _build_frame(
+    rows: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str | None]
+) -> "pd.DataFrame":
+    """Return rows as a frame with the columns of ``dtypes`` first, then the others.
+
+    ``dtypes`` are pandas types keyed by column. The type of other columns, and of columns whose
+    type is None, follows from their values (``_choose_dtype``).
     """
     import pandas as pd
 
@@ -133,19 +306,26 @@ def _build_frame(rows: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str]) -
     columns = {}
     for name in names:
         values = [row.get(name) for row in rows]
-        dtype = dtypes.get(name) or _choose_dtype(name, values)
-        columns[name] = pd.Series(values, dtype=dtype)
+        columns[name] = pd.Series(values, dtype=dtypes.get(name) or _choose_dtype(values))
     return pd.DataFrame(columns)
 
 
-def _choose_dtype(name: str, values: Sequence[Any]) -> str:
-    """Return the pandas type of a column: float64 for metrics, Int64 for integer parameters.
+def _choose_dtype(values: Sequence[Any]) -> str:
+    """Return the pandas type of a column: Int64, boolean, float64 for numbers, otherwise object.
 
-    Parameters with other values than numbers are objects.
+    None stands for an unknown value. A column without known values has the type float64.
     """
-    if not name.startswith("param_"):
-        return "float64"
     types = {type(value) for value in values if value is not None}
     if types == {int}:
         return "Int64"
-    return "float64" if types and types <= {int, float} else "object"
+    if types == {bool}:
+        return "boolean"
+    return "float64" if types <= {int, float} else "object"
+
+
+def _join(repetitions: "pd.DataFrame", values: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the rows of ``values``, each after the columns of its case and repetition.
+
+    The column ``index`` of ``values`` is the row number in ``repetitions``.
+    """
+    return repetitions.join(values.set_index("index"), how="inner").reset_index(drop=True)

@@ -1,6 +1,6 @@
 """Exports the metrics of a run as CSV."""
 
-from parbench.reports.record_frames import build_metrics_frame
+from parbench.reports.frames import build_metrics_frame
 from parbench.reports.run_data import RunData
 from parbench.reports.sweeps import find_point
 

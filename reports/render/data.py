@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from parbench.bench.results.tables import is_missing
-from parbench.reports.frames import join_frames, list_rows
+from parbench.reports.frames import list_rows
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
 
@@ -40,8 +40,10 @@ def render_json(report: Report) -> str:
 
 def render_csv(report: Report) -> str:
     """Return CSV with a row for each run and case: the columns of ``RunData.cases``."""
-    frames = {data.run.info.id: data.cases.drop(columns=["result"]) for data in report.runs}
-    return join_frames(frames, "run").to_csv(index=False)
+    import pandas as pd
+
+    frames = {data.run.info.id: data.cases.drop(columns="result") for data in report.runs}
+    return pd.concat(frames, names=["run"]).reset_index("run").to_csv(index=False)
 
 
 def _describe_run(data: RunData) -> dict[str, Any]:

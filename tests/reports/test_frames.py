@@ -59,7 +59,7 @@ def test_load_has_a_row_per_metric(tmp_path: Path) -> None:
             "iterations": 120,
             "noise": "stable",
             "notes": "first; second",
-            "record_started": pd.Timestamp(record.started),
+            "started": pd.Timestamp("2026-01-02T03:04:05.678Z"),
         },
     )
 
