@@ -46,7 +46,7 @@ def load(*runs: str | Path) -> "pd.DataFrame":
         runs: Run folders, sweep folders, or folders that contain runs.
 
     Raises:
-        UserError: A folder contains no run or cannot be read.
+        UserError: No folder contains a run that can be read.
     """
     from parbench.reports.frames import build_metrics_frame
     from parbench.reports.sweeps import load_named_runs
@@ -66,7 +66,7 @@ def load_samples(*runs: str | Path, by_rank: bool = False) -> "pd.DataFrame":
             async, ``issue_seconds``. Each covers ``steps_per_sample`` steps.
 
     Raises:
-        UserError: A folder contains no run or cannot be read, or ``by_rank`` is set and a sample file is missing or
+        UserError: No folder contains a run that can be read, or ``by_rank`` is set and a sample file is missing or
             corrupt.
     """
     from parbench.reports.frames import build_rank_samples_frame, build_samples_frame
@@ -86,7 +86,7 @@ def figures(*runs: str | Path) -> "Mapping[str, Figure]":
         runs: A run folder, several, or a sweep folder.
 
     Raises:
-        UserError: A folder contains no run or cannot be read.
+        UserError: No folder contains a run that can be read.
     """
     from parbench.reports.figures.svg import draw
     from parbench.reports.render.show import load_report

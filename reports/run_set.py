@@ -1,5 +1,6 @@
 """Several runs for a report: their cases in one frame, their differences, and their verdict."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -8,9 +9,9 @@ from typing import TYPE_CHECKING
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.results.formatting import UNKNOWN
 from parbench.bench.results.runs import Run
-from parbench.bench.text import format_list, pluralize
+from parbench.bench.text import format_list, name_first, pluralize
 from parbench.reports.analysis.case_results import CaseResult
-from parbench.reports.analysis.labels import PAIRS, flatten, label_cases, list_environment_facts
+from parbench.reports.analysis.labels import PAIRS, label_cases, list_environment_facts
 from parbench.reports.analysis.topology import ONE_RANK_PER_NODE
 from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.frames import build_cases_frame
@@ -20,11 +21,16 @@ from parbench.reports.sweeps import LoadedRuns, load_runs
 if TYPE_CHECKING:
     import pandas as pd
 
-_IDENTITIES = ("boot_id", "job", "SLURM_JOB_ID")
-"""Facts that differ between any two runs."""
-_CIRCUMSTANCES = ("nodelist", "SLURM_JOB_NODELIST")
-"""Facts that are not settings, but that may explain a difference in time."""
-_UNKNOWN_DISTRIBUTION = "distribution unknown"
+IGNORED_FACTS = (
+    "boot_id",
+    "job",
+    "SLURM_JOB_ID",
+    "nodelist",
+    "SLURM_JOB_NODELIST",
+)
+"""The last words of facts that usually differ between runs and are not settings."""
+MAX_NAMED_SETTINGS = 4
+"""The number of settings that the heading names."""
 
 
 class RunSet:
@@ -33,8 +39,8 @@ class RunSet:
     def __init__(self, runs: LoadedRuns, missing: Sequence[str] = ()) -> None:
         """Merge the records of each run.
 
-        ``runs`` has each run with its sweep point. ``missing`` has a sentence for each run of a
-        sweep that is absent or cannot be read.
+        ``runs`` has each run with its sweep point. ``missing`` has a sentence for each run that is
+        absent or cannot be read.
         """
         self.missing = tuple(missing)
         """Sentences about runs that are absent or cannot be read."""
@@ -44,37 +50,19 @@ class RunSet:
         """The data of each run, keyed by its number."""
 
     @classmethod
-    def load(cls, folders: Sequence[Path], *, is_strict: bool = True) -> "RunSet":
-        """Load the runs, folders of runs or sweeps in ``folders``. Raises as ``load_runs``.
-
-        Without ``is_strict``, a folder that cannot be read becomes a sentence in ``missing``.
-        """
-        return cls(*load_runs(folders, is_strict=is_strict))
-
-    @cached_property
-    def current_runs(self) -> dict[int, RunData]:
-        """The runs keyed by number, without runs of a sweep that a later run repeats.
-
-        A later run repeats an earlier one if it measured the same sweep point (combination of
-        settings).
-        """
-        last_numbers = {data.point.id: number for number, data in self.runs.items() if data.point}
-        return {
-            number: data
-            for number, data in self.runs.items()
-            if not data.point or last_numbers[data.point.id] == number
-        }
+    def load(cls, folders: Sequence[Path]) -> "RunSet":
+        """Load the runs and sweeps in ``folders``. Raises ``UserError`` if no run can be read."""
+        return cls(*load_runs(folders))
 
     @cached_property
     def cases(self) -> "pd.DataFrame":
         """The measured cases of all runs: the columns of ``RunData.cases``, and these.
 
-        * ``run``: the number of the run. ``is_current``: no later run measured the same sweep
-          point.
+        * ``run``: the number of the run.
         * ``match``: the name and the parameters of the case, without those that vary by run.
         * ``is_whole_world``: all ranks took part.
-        * ``ranks_per_node``, ``distribution`` (of ranks over nodes) and ``environment`` (name of a
-          set of variables). The texts are empty if there is only one.
+        * ``ranks_per_node``, ``distribution`` (of ranks over nodes, such as ``block``) and
+          ``environment`` (name of a set of variables). Unknown texts are empty.
         * ``scaling_value``: bus bandwidth of communication in B/s, otherwise the step time in
           seconds. ``rate``: bus bandwidth, otherwise tokens or steps per second.
         """
@@ -84,15 +72,11 @@ class RunSet:
         rows = []
         for number, data in self.runs.items():
             results += data.measured
-            rows += [self._describe_case(number, data, result) for result in data.measured]
-        extra = pd.DataFrame(rows)
-        return build_cases_frame(results, label_cases(results)).join(extra)
+            rows += [{"run": number, **self._describe_case(data, case)} for case in data.measured]
+        return build_cases_frame(results, label_cases(results)).join(pd.DataFrame(rows))
 
-    def _describe_case(self, number: int, data: RunData, result: CaseResult) -> dict[str, object]:
-        """Return the values of one case in the columns that ``cases`` adds, keyed by column.
-
-        ``number`` is the number of the run that measured ``result``.
-        """
+    def _describe_case(self, data: RunData, result: CaseResult) -> dict[str, object]:
+        """Return the values of one case of a run in the columns that ``cases`` adds, by column."""
         case, world = result.case, result.world
         params = [
             f"{name}={value}"
@@ -103,13 +87,16 @@ class RunSet:
         if not result.is_communication:
             value = result.seconds
             rate = result.value("tokens_per_second") or (1 / value if value else None)
+        distribution = data.point.distribution if data.point else ""
+        if data.nodes:
+            distribution = data.nodes.distribution
+        if world.nodes < 2 or distribution == ONE_RANK_PER_NODE:
+            distribution = ""
         return {
-            "run": number,
-            "is_current": number in self.current_runs,
             "match": " ".join([case.name, case.target, *sorted(params)]),
             "is_whole_world": "group" not in case.params,
             "ranks_per_node": world.size / world.nodes if world.nodes else 0.0,
-            "distribution": _get_distribution(data, result),
+            "distribution": distribution,
             "environment": data.point.environment if data.point else "",
             "scaling_value": value,
             "rate": rate,
@@ -122,21 +109,12 @@ class RunSet:
         A key is (name of the case, name of the parameter). A value has the text of the parameter in
         each run, in the order of the runs.
         """
-        import pandas as pd
-
-        rows = [
-            (result.case.name, param, number, str(value))
-            for number, data in self.runs.items()
-            for result in data.results
-            for param, value in result.case.params.items()
-        ]
-        columns = ["name", "param", "run", "value"]
-        values = pd.DataFrame(rows, columns=columns).drop_duplicates()
+        first, *others = [_list_constant_params(data) for data in self.runs.values()]
         varied = {}
-        for (name, param), by_run in values.groupby(["name", "param"], sort=False):
-            has_one_value = by_run["run"].tolist() == list(self.runs)
-            if has_one_value and by_run["value"].nunique() > 1:
-                varied[str(name), str(param)] = tuple(by_run["value"])
+        for name, value in first.items():
+            values = (value, *(params.get(name, value) for params in others))
+            if len(set(values)) > 1 and all(name in params for params in others):
+                varied[name] = values
         return varied
 
     @cached_property
@@ -154,96 +132,65 @@ class RunSet:
         return {name: values for name, values in texts.items() if len(set(values)) > 1}
 
     def describe_differences(self) -> str:
-        """Return a sentence with the setting in which the runs differ, or their number.
-
-        Facts that are not settings, such as the load of the host, are not counted.
-        """
-        settings = [
-            name
-            for name in self.differences
-            if _get_last_part(name) not in _CIRCUMSTANCES
-            and not _get_last_part(name).startswith(PAIRS)
-        ]
-        if not settings:
+        """Return a sentence with the first settings in which the runs differ."""
+        if not self.differences:
             return "All runs have the same settings."
-        if len(settings) == 1:
-            values = ", ".join(self.differences[settings[0]])
-            return f"Runs differ in one setting: {settings[0]} ({values})."
-        return (
-            f"Runs differ in {len(settings)} settings, so differences in time have no single cause."
-        )
+        names = name_first(list(self.differences), MAX_NAMED_SETTINGS)
+        return f"Runs differ in {', '.join(names)}."
 
     @property
     def exit_code(self) -> int:
-        """The worst exit code of the runs, without runs that a later run repeats.
-
-        A missing run counts as did-not-run.
-        """
-        codes = [data.exit_code for data in self.current_runs.values()]
-        if self.missing:
-            codes.append(ExitCode.DID_NOT_RUN)
-        return combine_exit_codes(codes)
+        """The worst exit code of the runs. A missing run counts as did-not-run."""
+        codes = [data.exit_code for data in self.runs.values()]
+        return combine_exit_codes([*codes, ExitCode.DID_NOT_RUN] if self.missing else codes)
 
     @property
     def verdict(self) -> ReportVerdict:
-        """The verdict on the runs, without runs that a later run repeats.
+        """The verdict on the runs together.
 
-        FAILED: a run has an exit code other than 0. INCOMPLETE: a run of a sweep is missing.
-        Otherwise PASSED.
+        FAILED: a run has an exit code other than 0. INCOMPLETE: a run is missing. Otherwise PASSED.
         """
-        failed = [str(number) for number, data in self.current_runs.items() if data.exit_code]
-        total = pluralize(len(self.current_runs), "run")
-        num_missing = len(self.missing)
-        missing = f", {pluralize(num_missing, 'run')} missing" if num_missing else ""
+        failed = [str(number) for number, data in self.runs.items() if data.exit_code]
+        message = f"{len(self.runs) - len(failed)} of {pluralize(len(self.runs), 'run')} passed"
+        if self.missing:
+            message += f", {pluralize(len(self.missing), 'run')} missing"
         if failed:
-            names = f"run {format_list(failed, 'and')}"
-            message = f"{len(failed)} of {total} failed ({names}){missing}"
+            message += f". Failed: run {format_list(failed, 'and')}"
             return ReportVerdict("FAILED", "bad", message)
-        message = f"{len(self.current_runs)} of {total} passed{missing}"
-        if missing:
+        if self.missing:
             return ReportVerdict("INCOMPLETE", "bad", message)
         return ReportVerdict("PASSED", "good", message)
 
 
-def _get_distribution(data: RunData, result: CaseResult) -> str:
-    """Return the distribution of a case's ranks over nodes, such as ``block``.
+def _list_constant_params(data: RunData) -> dict[tuple[str, str], str]:
+    """Return the parameters that have one value in all cases of a name in a run, as text.
 
-    It is empty if only one distribution is possible, as with one rank per node, and ``distribution
-    unknown`` if several are possible and none was recorded.
+    A key is (name of the case, name of the parameter).
     """
-    nodes = result.world.nodes
-    distribution = data.point.distribution if data.point else ""
-    if data.nodes:
-        distribution = data.nodes.distribution
-    if nodes < 2 or result.world.size <= nodes or distribution == ONE_RANK_PER_NODE:
-        return ""
-    return distribution or _UNKNOWN_DISTRIBUTION
+    values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for result in data.results:
+        for param, value in result.case.params.items():
+            values[result.case.name, param].add(str(value))
+    return {name: texts.pop() for name, texts in values.items() if len(texts) == 1}
 
 
 def _list_facts(run: Run) -> dict[str, str]:
     """Return the settings and the environment of a run as text, keyed by dotted name.
 
-    Facts that differ between any two runs, such as the job id, are left out.
+    Facts that are not settings, such as the job id and the load of the host, are left out.
     """
     plan = run.info.plan
-    settings = {
-        "plan": {
-            "preset": plan.preset,
-            "nproc": plan.nproc,
-            "backend": plan.backend,
-            "device": plan.device,
-            "repetitions": plan.repetitions,
-            "notes": plan.notes,
-        },
+    facts = {
+        "plan.preset": plan.preset,
+        "plan.nproc": str(plan.nproc),
+        "plan.backend": plan.backend,
+        "plan.device": plan.device,
+        "plan.repetitions": str(plan.repetitions),
         "host": run.info.host,
         "parbench": run.info.parbench,
     }
-    facts = dict(flatten(settings))
     for name, text in list_environment_facts(run.info.environment or {}):
-        facts[f"environment.{name}"] = text
-    return {name: text for name, text in facts.items() if _get_last_part(name) not in _IDENTITIES}
-
-
-def _get_last_part(name: str) -> str:
-    """Return the part of a dotted name after the last dot."""
-    return name.rpartition(".")[2]
+        last_word = name.rpartition(".")[2]
+        if last_word not in IGNORED_FACTS and not last_word.startswith(PAIRS):
+            facts[f"environment.{name}"] = text
+    return facts

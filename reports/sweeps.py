@@ -46,34 +46,30 @@ A point is one combination of settings.
 """
 
 
-def load_runs(folders: Sequence[Path], *, is_strict: bool = True) -> tuple[LoadedRuns, list[str]]:
+def load_runs(folders: Sequence[Path]) -> tuple[LoadedRuns, list[str]]:
     """Return the runs in folders, each with its sweep point, and sentences about missing runs.
 
-    A folder is a run or a sweep. The runs of a sweep are in the order of its points (combinations
-    of settings). There is a sentence for each point without a run, and for each run that cannot be
-    read.
-
-    Raises ``UserError`` if there is no run, or if a folder outside sweeps cannot be read. With
-    ``is_strict=False``, such a folder becomes a sentence.
+    A folder is a run or a sweep. Of a sweep, the newest run of each point (combination of settings)
+    is loaded, in the order of points. There is a sentence for each point without a run, and for
+    each run that cannot be read. Raises ``UserError`` if no run can be read.
     """
-    candidates: list[tuple[Path, MeasuredPoint | None, bool]] = []
+    points: dict[Path, MeasuredPoint | None] = {}
     missing = []
     for folder in folders:
         if not is_sweep(folder):
-            candidates.append((folder, find_point(folder), is_strict))
+            points[folder] = find_point(folder)
             continue
-        for point in load_sweep(folder).points:
-            run_folders = list_point_runs(folder, point)
-            candidates += [(run_folder, point, False) for run_folder in run_folders]
-            if not run_folders:
+        for point in _load_points(folder):
+            run_folders = list_runs(folder / RUNS_FOLDER / point.id)
+            if run_folders:
+                points[run_folders[-1]] = point
+            else:
                 missing.append(f"Point {point.name} has no run.")
     runs: LoadedRuns = []
-    for folder, candidate_point, is_required in candidates:
+    for run_folder, measured_point in points.items():
         try:
-            runs.append((load_run(folder), candidate_point))
+            runs.append((load_run(run_folder), measured_point))
         except UserError as error:
-            if is_required:
-                raise
             missing.append(f"A run cannot be read: {error}.")
     if not runs:
         reason = missing[0].rstrip(".") if missing else "name at least one folder"
@@ -84,8 +80,7 @@ def load_runs(folders: Sequence[Path], *, is_strict: bool = True) -> tuple[Loade
 def load_named_runs(paths: Iterable[str | Path]) -> list[tuple[Run, str | None]]:
     """Load runs from folders, each with the name of its sweep point, None outside sweeps.
 
-    A folder may be a run, a folder of runs, or a sweep. Runs of a sweep that are missing cause a
-    Python warning.
+    A folder may be a run, a folder of runs, or a sweep. Missing runs cause a Python warning.
     """
     runs, missing = load_runs(expand_folders(map(Path, paths)))
     for sentence in missing:
@@ -111,25 +106,16 @@ def is_sweep(path: Path) -> bool:
     return (path / SWEEP_FILE).is_file()
 
 
-def load_sweep(folder: Path) -> MeasuredSweep:
-    """Read the points of the sweep in a folder. Raises ``UserError`` if its file cannot be read."""
-    with convert_read_errors(folder / SWEEP_FILE):
-        return decode_json(read_file(folder / SWEEP_FILE), MeasuredSweep)
-
-
-def list_point_runs(folder: Path, point: MeasuredPoint) -> list[Path]:
-    """Return the folders of the runs of one sweep point, the oldest first.
-
-    ``folder`` is the folder of the sweep.
-    """
-    return list_runs(folder / RUNS_FOLDER / point.id)
-
-
 def find_point(run: Path) -> MeasuredPoint | None:
     """Return the sweep point to which the folder of a run belongs, None outside a sweep."""
     point_folder = run.resolve().parent
     sweep_folder = point_folder.parent.parent
     if point_folder.parent.name != RUNS_FOLDER or not is_sweep(sweep_folder):
         return None
-    points = load_sweep(sweep_folder).points
-    return next((point for point in points if point.id == point_folder.name), None)
+    return {point.id: point for point in _load_points(sweep_folder)}.get(point_folder.name)
+
+
+def _load_points(folder: Path) -> tuple[MeasuredPoint, ...]:
+    """Return the points of the sweep in a folder. Raises ``UserError`` for an unreadable file."""
+    with convert_read_errors(folder / SWEEP_FILE):
+        return decode_json(read_file(folder / SWEEP_FILE), MeasuredSweep).points

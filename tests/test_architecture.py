@@ -118,7 +118,7 @@ def test_driver_and_reports_import_nothing_heavy() -> None:
         "parbench.reports.render.page",
         "parbench.reports.render.show",
         "parbench.reports.run_data",
-        "parbench.reports.record_frames",
+        "parbench.reports.frames",
     )
     code = f"import {', '.join(modules)}"
     assert find_loaded(code, ("torch", "pandas", "scipy")) == set()

@@ -10,15 +10,14 @@ from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_write_errors, write_output
 from parbench.bench.text import UserError, pluralize
 from parbench.reports.analysis.verdicts import ReportVerdict
-from parbench.reports.one_run import make_report
 from parbench.reports.render.closing import render_closing, render_verdicts
 from parbench.reports.render.data import render_csv, render_json
 from parbench.reports.render.markdown import render_markdown
 from parbench.reports.render.terminal import print_report, render_text, width_of
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
+from parbench.reports.run_reports import make_report, make_report_of_runs
 from parbench.reports.run_set import RunSet
-from parbench.reports.several_runs import make_report_of_runs
 from parbench.reports.sweeps import expand_folders, is_sweep
 
 REPORT_FILE = "report.html"
@@ -143,7 +142,7 @@ def write_figures(report: Report, folder: Path, formats: Sequence[str]) -> None:
 
 def write_report(runs: Sequence[Path], output: Path) -> None:
     """Write the page of several runs to ``output``, and name on it the runs that cannot be read."""
-    report = make_report_of_runs(RunSet.load(runs, is_strict=False))
+    report = make_report_of_runs(RunSet.load(runs))
     write_output(output, render_report(report, "html"))
 
 

@@ -25,11 +25,10 @@ def list_scaling_tables(run_set: RunSet) -> list[Table]:
     """Return the table of cases that ran on several numbers of nodes with equal ranks per node.
 
     If no case did, it is the table of cases that ran on several numbers of ranks, however placed on
-    nodes. The list has at most one table. Cases on a part of the ranks, and runs that a later run
-    repeats, are left out.
+    nodes. The list has at most one table. Cases on a part of the ranks are left out.
     """
     cases = run_set.cases
-    cases = cases[cases["is_whole_world"] & cases["is_current"]]
+    cases = cases[cases["is_whole_world"]]
     by_rank = cases.assign(ranks_per_node=0.0, distribution="")
     for unit, counted in (("node", _repeat_for_distributions(cases)), ("rank", by_rank)):
         points = _make_points(counted, "nodes" if unit == "node" else "world_size")

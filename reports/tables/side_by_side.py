@@ -78,7 +78,7 @@ def make_environment_table(run_set: RunSet) -> Table:
     """
     cases = run_set.cases
     has_environment = cases["environment"] != ""
-    cases = cases[has_environment & cases["is_whole_world"] & cases["is_current"]]
+    cases = cases[has_environment & cases["is_whole_world"]]
     cases = cases.assign(side=cases["environment"])
     compared = _group_by_side(cases, ["case_id", "nodes", "ranks_per_node", "distribution"])
     return _make_table("environments-table", "Environments side by side", compared, is_paired=False)

@@ -64,4 +64,4 @@ def test_bad_record_is_left_out_or_refused(run: Path, line: bytes) -> None:
 def test_history_refuses_what_is_not_a_database(tmp_path: Path) -> None:
     file = tmp_path / "history.sqlite"
     file.write_text("not a database " * 100)
-    assert_refused("not an SQLite file", "history", "list", "--history", file)
+    assert_refused("not a database", "history", "list", "--history", file)

@@ -100,7 +100,7 @@ def test_show_of_a_sweep_has_tables_over_nodes(sweep: Path) -> None:
     assert result.exit_code == 4
     lines = result.output.splitlines()
     assert {"Runs", "Wrong, hung or failed", "Scaling over nodes"} <= set(lines)
-    assert lines[-2].startswith("FAILED  1 of 3 runs failed (run 3), 1 run missing")
+    assert lines[-2].startswith("FAILED  2 of 3 runs passed, 1 run missing. Failed: run 3")
     assert lines[-1] == str(sweep)
 
 

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
+from parbench.reports.run_reports import make_report_of_runs
 from parbench.reports.run_set import RunSet
-from parbench.reports.several_runs import make_report_of_runs
 from parbench.reports.sweeps import MeasuredPoint
 from tests.support.reports.report_rows import run_from_records
 from tests.support.reports.reports_fixtures import failed_record, ok_record, step_case
@@ -42,14 +42,14 @@ def test_differences_are_listed_by_run() -> None:
         "environment.torch.version": ("2.12", "2.13"),
         "environment.a": ("1", "-"),
     }
-    assert "differ in 3 settings" in run_set.describe_differences()
+    assert run_set.describe_differences() == f"Runs differ in {', '.join(run_set.differences)}."
 
 
 def test_circumstances_are_not_settings() -> None:
     first = {"slurm": {"nodelist": "n1"}, "host": {"boot_id": "a"}}
     second = {"slurm": {"nodelist": "n2"}, "host": {"boot_id": "b"}}
     run_set = join(plan_run(environment=first), plan_run(environment=second))
-    assert list(run_set.differences) == ["environment.slurm.nodelist"]
+    assert run_set.differences == {}
     assert run_set.describe_differences() == "All runs have the same settings."
 
 
@@ -71,12 +71,6 @@ def test_parameter_that_varies_by_run_is_a_difference() -> None:
 def test_verdict_is_that_of_the_worst_run(run_set: RunSet, code: int, word: str) -> None:
     assert run_set.exit_code == code
     assert run_set.verdict.word == word
-
-
-def test_last_run_of_a_point_decides() -> None:
-    point = MeasuredPoint(id="a")
-    assert join(FAILED, GOOD, points=(point, point)).exit_code == 0
-    assert join(FAILED, GOOD, points=(point, MeasuredPoint(id="b"))).exit_code == 4
 
 
 def test_report_without_a_measurement_names_problems() -> None:

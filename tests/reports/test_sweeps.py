@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from parbench.bench.results.runs import list_runs
 from parbench.bench.text import UserError
-from parbench.reports.sweeps import list_point_runs, load_runs, load_sweep
+from parbench.reports.sweeps import load_runs
 from tests.support.reports.nodes_fixtures import (
     make_sweep_point,
     scaling_run,
@@ -23,16 +24,22 @@ def sweep(tmp_path: Path) -> Path:
     return write_sweep(tmp_path / "links", points)
 
 
-def test_damaged_run_of_a_sweep_is_missing(sweep: Path) -> None:
-    damaged = list_point_runs(sweep, load_sweep(sweep).points[0])[0]
-    (damaged / "run.json").write_text('{"schema": 99}')
+def test_newest_run_of_a_point_is_loaded(sweep: Path) -> None:
     runs, missing = load_runs([sweep])
-    assert len(runs) == 1
-    assert "schema 99" in missing[1]
+    assert [point and point.id for _, point in runs] == [FIRST["id"]]
+    assert missing == ["Point 4 nodes x 1 has no run."]
+    [(newest, _)] = runs
+    assert newest.path == list_runs(sweep / "runs" / FIRST["id"])[-1]
+
+
+def test_damaged_run_is_missing(sweep: Path) -> None:
+    damaged, newest = list_runs(sweep / "runs" / FIRST["id"])
+    (damaged / "run.json").write_text('{"schema": 99}')
+    runs, missing = load_runs([damaged, newest])
+    assert [run.path for run, _ in runs] == [newest]
+    assert "schema 99" in missing[0]
     with pytest.raises(UserError, match="schema 99"):
         load_runs([damaged])
-    runs, _ = load_runs([damaged, sweep], is_strict=False)
-    assert len(runs) == 1
 
 
 def test_sweep_without_runs_is_refused(tmp_path: Path) -> None:

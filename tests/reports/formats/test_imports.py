@@ -10,9 +10,9 @@ from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError
 from parbench.reports.compare.environment import collect_environment, find_environment_changes
 from parbench.reports.formats.imports import detect_tool, import_file
-from parbench.reports.one_run import make_report
 from parbench.reports.render.closing import render_closing
 from parbench.reports.run_data import RunData
+from parbench.reports.run_reports import make_report
 from tests.support.reports.exchange_fixtures import NCCL, OSU, nccl_report
 
 NCCL_JSON = json.dumps(nccl_report())

@@ -11,8 +11,8 @@ from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Document, Section, Table
 from parbench.reports.render.data import render_csv, render_json
 from parbench.reports.report import Report, make_report_of_document
+from parbench.reports.run_reports import make_report_of_runs
 from parbench.reports.run_set import RunSet
-from parbench.reports.several_runs import make_report_of_runs
 from tests.support.reports.report_rows import report_of, run_from_records
 from tests.support.reports.reports_fixtures import (
     collective_case,

@@ -1,11 +1,13 @@
 """A report as Markdown."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Document
+from parbench.reports.findings.finding import Finding
 from parbench.reports.render.markdown import render_markdown
 from parbench.reports.report import make_report_of_document
 from tests.support.reports.nodes_fixtures import EMULATION, sample_node_run
@@ -33,7 +35,8 @@ def assert_tables_are_intact(text: str) -> None:
 
 
 def test_markdown_has_verdicts_then_sections() -> None:
-    text = render(sample_run())
+    finding = Finding(kind="slow-rank", subject="rank 1", message="Rank 1.", time_share=0.5)
+    text = render_markdown(replace(report_of(sample_run()), findings=[finding]))
     title, _, verdict, *_ = text.splitlines()
     assert title == "# parbench run-1"
     assert "**WRONG** 1 of 54 results" in verdict

@@ -8,9 +8,9 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Section, Table
 from parbench.reports.analysis.case_results import CaseResult, merge_records
-from parbench.reports.one_run import make_report
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
+from parbench.reports.run_reports import make_report
 from tests.support.reports.reports_fixtures import make_plan, make_run
 
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from parbench.bench.results.runs import Run
-from parbench.reports.one_run import chart_first_screen
 from parbench.reports.run_data import RunData
+from parbench.reports.run_reports import chart_first_screen
 from tests.support.reports.report_rows import (
     load_records,
     report_of,
