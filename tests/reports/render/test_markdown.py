@@ -42,6 +42,7 @@ def test_markdown_has_verdicts_then_sections() -> None:
     assert "**WRONG** 1 of 54 results" in verdict
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
         "Wrong, hung or failed",
+        "Look at first",
         "Settings compared",
         "Not measured",
         "Communication",
