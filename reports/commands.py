@@ -21,7 +21,6 @@ from parbench.reports.options import (
     REPORT_FORMATS,
     figure_option,
     history_option,
-    link_option,
     min_effect_option,
     runs_option,
     unknown_option,
@@ -88,9 +87,8 @@ def report(
 @click.command(epilog="Example: parbench show --all latest")
 @click.argument("run", type=RunPath())
 @click.option("--all", "show_all", is_flag=True, help="Print all tables with all rows.")
-@link_option
 @format_option(type=click.Choice(("tables", "json")), default="tables")
-def show(run: Path, show_all: bool, form: str, link_bytes_per_second: float | None) -> None:
+def show(run: Path, show_all: bool, form: str) -> None:
     """Print the results of a run in the terminal.
 
     RUN is the folder of a run, latest, or the folder of a sweep. The exit code is that of the run:
@@ -100,8 +98,7 @@ def show(run: Path, show_all: bool, form: str, link_bytes_per_second: float | No
 
     if form == "json":
         click.get_current_context().exit(build_report([run], form))
-    code = show_again(run, show_all=show_all, link_bytes_per_second=link_bytes_per_second)
-    click.get_current_context().exit(code)
+    click.get_current_context().exit(show_again(run, show_all=show_all))
 
 
 @click.command(epilog="Example: parbench explain traces/ --against latest -o explained.html")
@@ -222,19 +219,21 @@ _TOOL_TITLES = format_list(entry.title for entry in IMPORT_FORMATS.values())
 @click.option(
     "--nproc", type=click.IntRange(min=1), help="The number of ranks, if a file does not state it."
 )
-@link_option
+@click.option("--link", metavar="SPEED", help="Speed of the links, such as 400Gbit.")
 @runs_option(default=Path("runs"), help="Where new runs go.")
-def import_files(files: tuple[Path, ...], **options: Any) -> None:
+def import_files(files: tuple[Path, ...], link: str | None, **options: Any) -> None:
     """Convert each log of another benchmark tool into a run, and print its folder and notes.
 
-    ``options`` are the other options of the command: tool, number of ranks, link speed, output
-    folder.
+    ``link`` is the speed of the links as text. ``options`` are the other options of the command:
+    tool, number of ranks, and output folder.
     """
     from parbench.bench.results.runs import load_run
+    from parbench.bench.text import parse_link
     from parbench.reports.formats.imports import import_file
 
     for file in files:
-        run = import_file(file, **options)
+        speed = parse_link(link) if link else None
+        run = import_file(file, link_bytes_per_second=speed, **options)
         for note in load_run(run).info.plan.notes:
             click.echo(f"parbench: {note}", err=True)
         click.echo(str(run))

@@ -6,7 +6,6 @@ from pathlib import Path
 import click
 
 from parbench.bench.command_line import FIGURE_FORMATS
-from parbench.bench.text import parse_link
 
 REPORT_FORMATS = ("html", "markdown", "csv", "json")
 EXPLAIN_FORMATS = ("tables", "html", "markdown", "json")
@@ -26,23 +25,6 @@ def _check_suffix(
     return file
 
 
-def _parse_link(
-    context: click.Context, parameter: click.Parameter, speed: str | None
-) -> float | None:
-    """Return the link speed of ``--link`` in B/s, None if the option is not given.
-
-    This is the callback of the option. ``speed`` is a text such as ``400Gbit``.
-    """
-    return parse_link(speed) if speed else None
-
-
-link_option = click.option(
-    "--link",
-    "link_bytes_per_second",
-    metavar="SPEED",
-    callback=_parse_link,
-    help="Speed of the links, such as 400Gbit, with which bandwidths are compared.",
-)
 history_option = partial(
     click.option,
     "--history",

@@ -5,8 +5,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run, load_run
@@ -48,16 +46,9 @@ class RunData:
         """One result for each case with a record, in the order of the plan."""
 
     @classmethod
-    def load(cls, path: Path, link_bytes_per_second: float | None = None) -> "RunData":
-        """Read the run in a folder. Raises ``UserError`` if it is not the folder of a run.
-
-        ``link_bytes_per_second`` replaces the link speed that the run declares. None keeps it.
-        """
-        run = load_run(path)
-        if link_bytes_per_second is not None:
-            plan = replace(run.info.plan, link_bytes_per_second=link_bytes_per_second)
-            run = replace(run, info=replace(run.info, plan=plan))
-        return cls(run)
+    def load(cls, path: Path) -> "RunData":
+        """Read the run in a folder. Raises ``UserError`` if it is not the folder of a run."""
+        return cls(load_run(path))
 
     @property
     def plan(self) -> Plan:

@@ -50,18 +50,15 @@ def show_run(data: RunData, *more: ReportVerdict, form: str = "tables") -> int:
     return code
 
 
-def show_again(
-    path: Path, *, show_all: bool = False, link_bytes_per_second: float | None = None
-) -> int:
+def show_again(path: Path, *, show_all: bool = False) -> int:
     """Print a run or the runs of a sweep without writing files, and return the exit code.
 
-    ``show_all`` prints all tables instead of the summary. ``link_bytes_per_second`` replaces the
-    link speed that a run declares, None keeps it.
+    ``show_all`` prints all tables instead of the summary.
     """
     if is_sweep(path):
         report = make_report_of_runs(RunSet.load([path]))
     else:
-        report = make_report(RunData.load(path, link_bytes_per_second))
+        report = make_report(RunData.load(path))
     print_report(report, render=render_text if show_all else render_closing)
     click.echo(str(path))
     return report.code

@@ -97,11 +97,9 @@ def test_logs_of_two_nccl_versions_are_compared(tmp_path: Path) -> None:
 
 def test_import_compares_bandwidths_with_the_link(tmp_path: Path) -> None:
     run = import_text(tmp_path, NCCL, link_bytes_per_second=1e9)
-    ceilings = [
-        RunData(run).ceiling,
-        RunData.load(run.path, link_bytes_per_second=1e15).ceiling,
-    ]
-    assert [ceiling and ceiling.bytes_per_second for ceiling in ceilings] == [1e9, 1e15]
+    ceiling = RunData(run).ceiling
+    assert ceiling is not None
+    assert ceiling.bytes_per_second == 1e9
 
 
 def test_import_shows_gpus_and_published_bandwidths(tmp_path: Path) -> None:
