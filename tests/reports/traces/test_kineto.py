@@ -94,6 +94,16 @@ def test_kernel_named_after_a_collective_in_its_template_computes(tmp_path: Path
     assert len(read_text(tmp_path, text).steps[0].calls) == 2
 
 
+def test_gloo_call_has_the_bytes_of_its_shapes(tmp_path: Path) -> None:
+    """The bytes of an all_gather are those of all ranks of the only group."""
+    file = RankFile(0, 2)
+    file.event("user_annotation", "ProfilerStep#1", 0, 100)
+    shapes = {"Input Dims": [[[64], [192]]], "Input type": ["float"]}
+    file.event("user_annotation", "gloo:all_gather", 20, 50, 2, **shapes)
+    (call,) = read_rank(file.write(tmp_path)).calls
+    assert call.facts == CallFacts("all_gather", None, (0, 1), 2, 2048)
+
+
 def test_shortened_ranks_leave_the_group_size(tmp_path: Path) -> None:
     """Kineto shortens long lists of ranks."""
     facts = read_call(tmp_path, Process_Group_Ranks="[0, 1, ..., 7]", Group_size=8)
