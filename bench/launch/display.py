@@ -6,14 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress
 
 from parbench.bench.launch.recorder import FAILED_STATUSES
 from parbench.bench.results.records import Record, encode_record
@@ -51,15 +44,7 @@ class Display(ExitStack):
         )
         self._console.quiet = quiet
         self._began = self._last_line = time.monotonic()
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=quiet or not self._console.is_terminal,
-        )
+        self._bar = Progress(console=self._console, disable=quiet or not self._console.is_terminal)
         self.enter_context(self._bar)
         self._task = self._bar.add_task("starting ranks", total=1.0)
 

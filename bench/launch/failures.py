@@ -214,7 +214,7 @@ def find_absent_ranks(evidence: Evidence, index: int, waits: Waits) -> list[int]
     all_awaited = set().union(*waits.values())
     if all_awaited:
         awaited = [rank for rank in all_awaited if not waits[rank]]
-        # gloo's sends and receives are not recorded, so that an awaited rank may wait in one.
+        # An awaited rank may wait in a send or a receive.
         criteria = [silent, [rank for rank in awaited if rank in elsewhere], awaited]
     else:
         earlier = [rank for rank, report in reports.items() if report.index < index]

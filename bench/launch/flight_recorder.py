@@ -3,7 +3,6 @@
 The flight recorder keeps the last operations of each rank on each process group, with their states.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -18,8 +17,6 @@ _MOVING_NS = 500_000_000
 
 A younger one may still be done, because ranks report at different times.
 """
-_PEER = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)$")
-"""Matches the name of a send or receive: its direction, and the group rank of the other side."""
 
 
 class GroupState(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,14 +32,7 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     pending: int = 0
     """The number of the first collective that is enqueued and not done, 0 if all are done."""
     name: str = ""
-    """The name of the first operation that is not done, such as ``nccl:all_reduce``.
-
-    It is empty if all operations are done.
-    """
-    sends_to: tuple[int, ...] = ()
-    """The global ranks of the receivers of the rank's sends that are not done."""
-    receives_from: tuple[int, ...] = ()
-    """The global ranks of the senders of the rank's receives that are not done."""
+    """The name of that collective, such as ``nccl:all_reduce``, empty if all are done."""
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -54,10 +44,8 @@ class _Entry(msgspec.Struct, frozen=True):
     """The name and the description of the process group."""
     collective_seq_id: int
     """The number of the collective within the group, from 1."""
-    p2p_seq_id: int
-    """The number of the send or receive in the group. Calls launched as one share their number."""
     profiling_name: str
-    """The name of the operation, such as ``nccl:all_reduce`` or ``nccl:recv 1<-0``."""
+    """The name of the operation, such as ``nccl:all_reduce``."""
     time_created_ns: int
     """The time at which the rank enqueued the operation, in ns since the epoch."""
     state: str
@@ -104,59 +92,33 @@ def parse_groups(
         return None
     states = {}
     for name, ranks in groups.items():
-        own = [entry for entry in entries if entry.process_group[0] == name]
+        own = [entry for entry in entries if entry.process_group[0] == name and not entry.is_p2p]
         recent = [entry for entry in own if entry.time_created_ns >= since_ns]
         newest = max((entry.pg_id for entry in recent), default=0)
         current = [entry for entry in recent if entry.pg_id == newest]
-        states[name] = _parse_group(current, tuple(ranks), now_ns)
+        # Calls that are launched as one share their number, and only the launch itself is ever
+        # done.
+        done = {entry.collective_seq_id for entry in current if entry.is_done}
+        pending = {
+            entry.collective_seq_id: entry.profiling_name
+            for entry in current
+            if entry.collective_seq_id not in done and entry.time_created_ns < now_ns - _MOVING_NS
+        }
+        first = min(pending, default=0)
+        states[name] = GroupState(
+            ranks=tuple(ranks),
+            enqueued=max((entry.collective_seq_id for entry in current), default=0),
+            pending=first,
+            name=pending.get(first, ""),
+        )
     return states
-
-
-def _parse_group(entries: Sequence[_Entry], ranks: tuple[int, ...], now_ns: int) -> GroupState:
-    """Return the state of one rank's operations on one process group.
-
-    Args:
-        entries: the recorded operations on the group.
-        ranks: the global ranks of the group, in the order of group ranks.
-        now_ns: the time of the records in ns since the epoch.
-    """
-    collectives = [entry for entry in entries if not entry.is_p2p]
-    # Calls that are launched as one share their number, and only the launch itself is ever done.
-    done = {entry.collective_seq_id for entry in collectives if entry.is_done}
-    launches = [entry for entry in entries if entry.is_p2p or "coalesced" in entry.profiling_name]
-    done_exchanges = {entry.p2p_seq_id for entry in launches if entry.is_done}
-    pending = []
-    exchanges = []
-    for entry in entries:
-        if entry.time_created_ns >= now_ns - _MOVING_NS:
-            continue
-        if entry.is_p2p and entry.p2p_seq_id not in done_exchanges:
-            exchanges.append(entry)
-        if not entry.is_p2p and entry.collective_seq_id not in done:
-            pending.append(entry)
-    enqueued = max((entry.collective_seq_id for entry in collectives), default=0)
-    peers: dict[str, set[int]] = {"send": set(), "recv": set()}
-    for entry in exchanges:
-        match = _PEER.search(entry.profiling_name)
-        if match is not None:
-            peers[match[1]].add(ranks[int(match[2])])
-    return GroupState(
-        ranks=ranks,
-        enqueued=enqueued,
-        pending=min((entry.collective_seq_id for entry in pending), default=0),
-        name=next((entry.profiling_name for entry in pending + exchanges), ""),
-        sends_to=tuple(sorted(peers["send"])),
-        receives_from=tuple(sorted(peers["recv"])),
-    )
 
 
 def find_waits(groups_by_rank: Mapping[int, Mapping[str, GroupState]]) -> Waits:
     """Return for each rank the set of ranks that it waits for.
 
-    Rank A waits for rank B of the same process group in these cases:
-
-    - B has not enqueued the first collective that A has enqueued and that is not done.
-    - A sends to B, and B does not receive from A, or the other way round.
+    Rank A waits for rank B of the same process group if B has not enqueued the first collective
+    that A has enqueued and that is not done. Sends and receives are ignored.
 
     A rank that others wait for and that waits for no rank is the probable cause of a hang.
 
@@ -168,11 +130,6 @@ def find_waits(groups_by_rank: Mapping[int, Mapping[str, GroupState]]) -> Waits:
         for name, group in groups.items():
             for peer_rank in set(group.ranks) - {rank}:
                 peer = groups_by_rank.get(peer_rank, {}).get(name)
-                if peer is None:
-                    continue
-                is_behind = peer.enqueued < group.pending
-                lacks_send = peer_rank in group.receives_from and rank not in peer.sends_to
-                lacks_receive = peer_rank in group.sends_to and rank not in peer.receives_from
-                if is_behind or lacks_send or lacks_receive:
+                if peer is not None and peer.enqueued < group.pending:
                     waiting[rank].add(peer_rank)
     return waiting

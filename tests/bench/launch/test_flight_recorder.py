@@ -28,7 +28,6 @@ def make_entry(number: int, state: str = "completed", **overrides: Any) -> Entry
         "pg_id": 0,
         "process_group": ["0", "default_pg"],
         "collective_seq_id": number,
-        "p2p_seq_id": 0,
         "profiling_name": "nccl:all_reduce",
         "time_created_ns": NOW_NS - 5 * SECOND_NS,
         "state": state,
@@ -40,17 +39,6 @@ def make_entry(number: int, state: str = "completed", **overrides: Any) -> Entry
 
 def make_group_entry(number: int, group: str, state: str = "scheduled") -> Entry:
     return make_entry(number, state, process_group=[group, ""])
-
-
-def make_p2p_entry(name: str) -> Entry:
-    return make_entry(
-        0,
-        "scheduled",
-        process_group=["pp", ""],
-        p2p_seq_id=1,
-        profiling_name=f"nccl:{name}",
-        is_p2p=True,
-    )
 
 
 def read_groups(entries: Sequence[Entry], groups: Groups = WORLD) -> dict[str, GroupState]:
@@ -97,17 +85,6 @@ def test_coalesced_calls_are_done_with_their_launch() -> None:
     launched = make_entry(5, "completed", profiling_name="nccl:coalesced")
     assert read_groups(parts)["0"].pending == 5
     assert read_groups([*parts, launched])["0"].pending == 0
-
-
-def test_receive_waits_for_the_sender_and_send_for_the_receiver() -> None:
-    groups = {"pp": (4, 2)}  # rank 0 of the group is the global rank 4
-    receives = read_groups([make_p2p_entry("recv 1<-0")], groups)
-    sends = read_groups([make_p2p_entry("send 0->1")], groups)
-    nothing = read_groups([make_group_entry(1, "other")], groups)
-    assert receives["pp"].receives_from == (4,)
-    assert find_waiting({2: receives, 4: nothing}) == {2: {4}}
-    assert find_waiting({2: nothing, 4: sends}) == {4: {2}}
-    assert find_waiting({2: receives, 4: sends}) == {}
 
 
 def test_old_and_recent_calls_and_destroyed_groups_do_not_count() -> None:
