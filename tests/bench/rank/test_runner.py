@@ -49,7 +49,6 @@ Fault = Literal[
     "refuse",
     "wrong before",
     "wrong after",
-    "disagree",
     "check raises",
     "describe raises",
     "explain raises",
@@ -88,12 +87,11 @@ class FaultyBenchmark:
     def describe(self) -> Description:
         if self.fault == "describe raises":
             raise RuntimeError("no description")
-        author = self.world.rank if self.fault == "disagree" else "all"
         return Description(
             headline="step_time",
             hops=2,
             work=(Work(name="tokens_per_second", amount=128.0, unit="tokens/s"),),
-            details={"author": author, "warmup": "overwritten"},
+            details={"author": "all", "warmup": "overwritten"},
             notes=("emulated",),
         )
 
@@ -202,26 +200,6 @@ def run_case(
         injection=injection,
         visits=visits,
     )
-
-
-def count_gathers_of_blocks(world: World) -> list[int]:
-    """Count exchanges of pickled objects between ranks in two blocks with right results."""
-    run = CaseRun(
-        make_all_reduce(), world, replace(MEASURE, max_iterations=14), Progress(), None
-    )
-    counts = []
-    for remaining in (1, 0):
-        with mock.patch.object(
-            dist, "all_gather_object", wraps=dist.all_gather_object
-        ) as gather:
-            run.run_block(60.0, remaining, is_only=False)
-        counts.append(gather.call_count)
-    return counts
-
-
-def test_only_the_first_block_pickles(two_ranks: Ranks) -> None:
-    """Ranks gather whether they can explain a step, and how they describe it."""
-    assert two_ranks.call(f"{MODULE}:count_gathers_of_blocks") == [[2, 0], [2, 0]]
 
 
 def unpack(outcome: Outcome) -> dict[str, Any]:
