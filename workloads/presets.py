@@ -242,6 +242,8 @@ def _expert_step(
     of the mesh. Raises ``UserError`` if the step cannot run on ``ranks`` ranks.
     """
     spec = build_step(params, dims)
+    if spec.is_simulated:
+        raise UserError("compute(simulated) does not support experts: use compute=real")
     batch: dict[str, Value] = {
         "microbatch": spec.microbatch,
         "checkpointing": spec.checkpointing,

@@ -6,7 +6,6 @@ of the shared experts. A token whose experts are all full keeps the residual and
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +17,6 @@ from parbench.workloads.expert_parallel import dispatch
 from parbench.workloads.expert_parallel.dispatch import DispatchPlan, ExpertRows
 from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.model.shapes import Shape
-from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.model.transformer import Ffn, Transformer
 from parbench.workloads.parallel.mesh import Mesh, get_local_tensor
 
@@ -59,8 +57,6 @@ class Experts(nn.Module):
 
     There is one grouped GEMM for each of the matrices ``gate`` (only with SwiGLU), ``up`` and
     ``down``. Each stacks the matrices of all experts of this rank, (experts, inputs, outputs).
-    After ``simulate_experts`` the module waits instead of computing. Its results and all gradients
-    are then zeros.
     """
 
     def __init__(self, shape: Shape, moe: Moe, mesh: DeviceMesh | None) -> None:
@@ -76,13 +72,6 @@ class Experts(nn.Module):
         self.gate = _make_parameter(size_in, mesh, 2) if shape.recipe == "llama" else None
         self.up = _make_parameter(size_in, mesh, 2)
         self.down = _make_parameter(size_out, mesh, 1)
-        self.waiter: SimulatedCompute | None = None
-        """The simulated compute that takes the place of the GEMMs, None for real compute."""
-        self.seconds_per_row = 0.0
-        """The simulated seconds of one row's forward pass. Its backward pass takes twice as long.
-
-        A row is a token at one of its experts.
-        """
 
     def forward(self, rows: ExpertRows) -> Tensor:
         """Return the result (rows, hidden) of an expert for each of its received tokens.
@@ -90,11 +79,6 @@ class Experts(nn.Module):
         With ``etp`` > 1 a result is the term of this rank. The sum over ``etp`` is the full result.
         """
         x = rows.tokens
-        if self.waiter is not None:
-            results: Tensor = _SimulatedExperts.apply(
-                x, self, *map(get_local_tensor, self.parameters())
-            )  # type: ignore[no-untyped-call]
-            return results
         row_ends = rows.counts.cumsum(0).int()
         hidden = F.grouped_mm(x, get_local_tensor(self.up), offs=row_ends)
         gate = None
@@ -348,51 +332,3 @@ def replace_ffns_with_moe(
 def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
     """Return all MoE layers in a model, in the order of ``model.modules()``."""
     return [module for module in model.modules() if isinstance(module, MoeLayer)]
-
-
-def simulate_experts(
-    model: nn.Module,
-    expert_seconds: float,
-    tokens: int,
-    waiter: SimulatedCompute,
-) -> None:
-    """Let the routed experts of all MoE layers in a model wait instead of computing.
-
-    With balanced routing and ``tokens`` tokens on each rank, the forward passes of one microbatch
-    through all MoE layers of the model together wait ``expert_seconds``. Backward passes wait twice
-    as long. With other routing, a wait is proportional to the number of pairs of token and expert
-    that the rank receives. ``waiter`` takes the time.
-    """
-    layers = find_moe_layers(model)
-    for layer in layers:
-        rows = tokens * layer.moe.top_k * layer.moe.etp
-        layer.experts.waiter = waiter
-        layer.experts.seconds_per_row = expert_seconds / len(layers) / rows
-
-
-class _SimulatedExperts(torch.autograd.Function):
-    """Waits for the simulated time of the experts in forward and backward, and returns zeros."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, experts: Any, *weights: Tensor) -> Tensor:
-        """Wait ``experts.seconds_per_row`` for each row of ``x``, and return zeros shaped as ``x``.
-
-        ``experts`` is an ``Experts`` module, and ``weights`` are the local tensors of its
-        parameters.
-        """
-        ctx.experts = experts
-        ctx.sizes = [weight.shape for weight in weights]
-        with experts.waiter.taking(len(x) * experts.seconds_per_row):
-            return torch.zeros_like(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Wait twice the time of the forward pass, and return zero gradients of ``x`` and weights.
-
-        The order is that of the arguments of ``forward``, with None for ``experts``.
-        """
-        experts = ctx.experts
-        gradient = gradients[0]
-        with experts.waiter.taking(2 * len(gradient) * experts.seconds_per_row):
-            weight_gradients = [gradient.new_zeros(size) for size in ctx.sizes]
-            return (torch.zeros_like(gradient), None, *weight_gradients)

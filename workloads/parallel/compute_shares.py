@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from parbench.workloads.costs.parameter_table import count_matmul_weights
-from parbench.workloads.expert_parallel.moe_case import Moe, count_expert_parameters
-from parbench.workloads.model.shapes import Shape, num_ffn_matrices
+from parbench.workloads.model.shapes import Shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,29 +14,19 @@ class ComputeShares:
     """
 
     linear: float
-    """The fraction of linear layers, with shared experts."""
-    experts: float
-    """The fraction of routed experts, 0 for a dense model."""
+    """The fraction of linear layers."""
     attention: float
     """The fraction of the multiplications of queries, keys and values in attention."""
 
 
-def compute_shares(shape: Shape, moe: Moe | None, *, keys_per_query: float) -> ComputeShares:
+def compute_shares(shape: Shape, *, keys_per_query: float) -> ComputeShares:
     """Return the fractions of the multiply-adds of a forward pass, by kind of multiplication.
 
     ``keys_per_query`` is the mean number of keys to which a query attends. Attention has 2 * hidden
     multiply-adds per query and key: q k^T and the weighted sum of values. 0 leaves attention out,
-    because only attention of context parallelism is simulated. ``moe`` is None for a dense model.
+    because only attention of context parallelism is simulated.
     """
     linear = count_matmul_weights(shape)
-    experts = 0.0
-    if moe is not None:
-        expert_parameters = count_expert_parameters(shape, moe)
-        ffn_parameters = num_ffn_matrices(shape) * shape.hidden * shape.ffn
-        linear += moe.shared * expert_parameters - ffn_parameters
-        experts = float(moe.top_k * expert_parameters)
     attention = 2 * shape.hidden * keys_per_query
-    total = linear + experts + attention
-    return ComputeShares(
-        linear=linear / total, experts=experts / total, attention=attention / total
-    )
+    total = linear + attention
+    return ComputeShares(linear=linear / total, attention=attention / total)

@@ -117,7 +117,7 @@ class TokenPositions:
         if spec.simulated_seconds is None:
             kernel: Kernel = choose_kernel(world.device, get_dtype(spec), spec.shape.head_size)
         else:
-            shares = compute_shares(spec.shape, spec.moe, keys_per_query=self.keys_per_query)
+            shares = compute_shares(spec.shape, keys_per_query=self.keys_per_query)
             seconds = spec.simulated_seconds * dims.pp / spec.shape.layers * shares.attention
             heads = spec.shape.heads // dims.tp
             pairs_per_rank = spec.microbatch * heads * self.split.num_pairs / dims.cp

@@ -40,7 +40,6 @@ from parbench.workloads.expert_parallel.expert_probe import ExpertProbe
 from parbench.workloads.expert_parallel.expert_traffic import compute_expert_bytes
 from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,
-    simulate_experts,
 )
 from parbench.workloads.expert_parallel.step_routing import StepRouting
 from parbench.workloads.model.optimizer import make_optimizer
@@ -315,19 +314,17 @@ class TrainStep(Benchmark):
         return built
 
     def _simulate_part(self, part: Transformer) -> None:
-        """Let the Linears and experts of a stage's model part wait in place of multiplying.
+        """Let the Linears of a stage's model part wait in place of multiplying.
 
         ``spec.simulated_seconds`` is the forward time of one microbatch on a rank that has
         layers / pp layers. The part gets a share of this time by its number of layers.
         """
         spec = self.spec
         assert spec.simulated_seconds is not None
-        shares = compute_shares(spec.shape, spec.moe, keys_per_query=self._positions.keys_per_query)
+        shares = compute_shares(spec.shape, keys_per_query=self._positions.keys_per_query)
         layers = spec.shape.layers / spec.dims.pp
         seconds = spec.simulated_seconds * len(part.layers) / layers
         simulate_linears(part, seconds * shares.linear, self._compute)
-        tokens = spec.microbatch * len(self._positions.between_blocks)
-        simulate_experts(part, seconds * shares.experts, tokens, self._compute)
 
     def _set_distinct_gradients(self, parallel_part: ParallelPart) -> None:
         """Set simulated gradients that differ between data ranks in the model part of one stage.

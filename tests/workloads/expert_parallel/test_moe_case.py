@@ -45,6 +45,7 @@ def test_moe_expert_ffn(params: Params, expert_ffn: int) -> None:
         ({"expert_ffn": 30}, "expert_ffn(30) / etp(1) % 8 != 0"),
         ({"ep": 4, "tp": 2, "etp": 2}, "(dp(2) * cp(1) * tp(2)) % (ep(4) * etp(2)) != 0"),
         ({"checkpointing": "selective"}, "checkpointing(selective)"),
+        ({"compute": "simulated:5ms"}, "compute(simulated)"),
     ],
 )
 def test_impossible_mixture_is_refused(params: Params, message: str) -> None:

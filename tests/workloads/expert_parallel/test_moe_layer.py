@@ -16,7 +16,6 @@ from parbench.workloads.expert_parallel.moe_layer import (
 )
 from parbench.workloads.expert_parallel.step_routing import draw_experts
 from parbench.workloads.model.shapes import Shape
-from tests.support.fake_time import FakeTime
 
 GPT = Shape(
     recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=16, vocabulary=64
@@ -114,18 +113,3 @@ def test_experts_without_rows_have_zero_gradients(counts: list[int]) -> None:
     assert experts.up.grad is not None
     has_gradient = [bool(gradient.any()) for gradient in experts.up.grad]
     assert has_gradient == [count > 0 for count in counts]
-
-
-def test_timed_rows_wait_twice_as_long_backward() -> None:
-    clock = FakeTime()
-    experts = make_layer(make_small_moe()).experts
-    experts.waiter = clock.waiter()
-    experts.seconds_per_row = 0.25
-    x = torch.ones(100, 32, requires_grad=True)
-    output = experts(ExpertRows(tokens=x, counts=torch.tensor([100])))
-    assert not output.any()
-    output.sum().backward()
-    assert clock.sleeps == pytest.approx([25.0, 50.0])
-    for tensor in (x, *experts.parameters()):
-        assert tensor.grad is not None
-        assert not tensor.grad.any()
