@@ -76,7 +76,7 @@ def read_limits(path: Path, cases: Sequence[Case]) -> tuple[MetricLimit, ...]:
                 names = dict.fromkeys(case.name for case in cases)
                 raise UserError(
                     f"limits {path}: {pattern!r} matches no case of the run. "
-                    f"It has {format_list(names, 'and')}{suggest_similar(pattern, names)}"
+                    f"It has {format_list(names, 'and')}"
                 )
             limits.append(limit)
     if not limits:

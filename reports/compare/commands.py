@@ -128,8 +128,6 @@ def ab(
     "--thresholds",
     "file",
     type=click.Path(dir_okay=False, path_type=Path),
-    envvar="PARBENCH_MIN_EFFECT",
-    show_envvar=True,
     default=Path("runs/thresholds.json"),
     show_default=True,
     help="The file to which thresholds are written.",
@@ -143,7 +141,7 @@ def aa(repetitions: int, budget: str, file: Path, out: Path, options: tuple[str,
     change for which at most 1 % of comparisons among these repetitions are false alarms. compare
     and history check then ignore smaller changes. Arguments of parbench run follow after --.
     """
-    from parbench.bench.text import UserError, parse_duration
+    from parbench.bench.text import parse_duration
     from parbench.reports.compare.ab import (
         Side,
         check_run_options,
@@ -159,11 +157,6 @@ def aa(repetitions: int, budget: str, file: Path, out: Path, options: tuple[str,
     )
 
     check_run_options(options)
-    if file.name.strip().endswith("%"):
-        raise UserError(
-            f"--thresholds {file} is a percentage, but aa writes a file: "
-            "name the file, or unset PARBENCH_MIN_EFFECT"
-        )
     if file.exists():
         read_thresholds(file)  # A bad file is refused before an hour is spent.
     *_, pairs = measure_pairs(

@@ -234,7 +234,7 @@ def _describe_run(run: Run) -> dict[str, str]:
 def draw_effects(comparison: RunComparison, file: Path) -> None:
     """Draw the change of the time of each case with its 95 % interval to a file.
 
-    Raises ``UserError`` if no case was measured in both runs.
+    Raises ``UserError`` if no case has an interval.
     """
     from parbench.reports.figures.changes import chart_effects
     from parbench.reports.figures.svg import save_chart
@@ -242,17 +242,15 @@ def draw_effects(comparison: RunComparison, file: Path) -> None:
     rows = []
     for series in comparison.series:
         effect = series.effect
-        if effect is not None:
-            low = effect.change if effect.low is None else effect.low
-            high = effect.change if effect.high is None else effect.high
+        if effect and effect.low is not None and effect.high is not None:
             rows.append(
                 IntervalRow(
                     label=f"{series.label}: {series.verdict}",
-                    interval=(effect.change, low, high),
+                    interval=(effect.change, effect.low, effect.high),
                     hue=HUES.get(series.verdict, "blue"),
                 )
             )
     chart = chart_effects(rows, comparison.rule.min_effect)
     if chart is None:
-        raise UserError("no figure: no series was measured in both runs")
+        raise UserError("no figure: no series has three repetitions in both runs")
     save_chart(chart, file)

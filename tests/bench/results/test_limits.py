@@ -66,7 +66,7 @@ def test_unknown_metric_is_refused(tmp_path: Path, name: str) -> None:
         ('"ddp" = { exposed_fracton = "<1" }', "did you mean 'exposed_fraction'?"),
         ('"ddp" = { step_time = "<30" }', "a number in s, ms or us"),
         ('"ddp" = { mfu = 1 }', "got `int`"),
-        ('"step.dpp" = { mfu = ">1" }', "did you mean"),
+        ('"step.dpp" = { mfu = ">1" }', "It has step.ddp"),
         ('"ddp" = {', "is not TOML"),
     ],
 )
