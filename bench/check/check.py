@@ -10,15 +10,15 @@ from msgspec.structs import replace
 
 from parbench.bench.check.cases import make_options
 from parbench.bench.check.earlier_gpus import find_missing_gpus
-from parbench.bench.check.gpus import add_gpu_facts, run_watched
+from parbench.bench.check.gpus import list_gpus, run_watched
 from parbench.bench.check.health import Device, Health, add_run
 from parbench.bench.launch.measure import run_options
 from parbench.bench.machine.environment import EMULATED_VARIABLE, format_cpus, group_cores
-from parbench.bench.machine.gpu import GPU_FIX, Gpu
+from parbench.bench.machine.gpu import GPU_FIX
 from parbench.bench.machine.machine import get_affinity, inspect_machine
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.results.runs import load_run
-from parbench.bench.text import UserError, pluralize, strip_domain
+from parbench.bench.text import UserError, strip_domain
 
 _MAX_CORE_GROUPS = 8
 """The largest default number of groups of cores."""
@@ -68,10 +68,13 @@ def check(
         problem = "no GPU answers, so nothing was measured"
         return replace(health, problems=(problem,))
     gpus = machine.gpus[:nproc] if health.device == "cuda" else ()
-    core_sets = () if gpus else _choose_cores(nproc or min(_MAX_CORE_GROUPS, machine.cores))
+    nproc = nproc or len(gpus) or min(_MAX_CORE_GROUPS, machine.cores)
+    core_sets = () if gpus else group_cores(nproc, get_affinity())
+    if len(gpus or core_sets) < nproc:  # Ranks that share a core are not devices.
+        raise UserError(f"--nproc {nproc}: {len(gpus or core_sets)} can be checked at most")
     options = make_options(
         health.device,
-        nproc or len(gpus or core_sets),
+        nproc,
         budget=budget or DEFAULT_BUDGETS[health.device],
         timeout=timeout,
         inject=inject,
@@ -80,27 +83,16 @@ def check(
         environ, gpus, lambda: run_options(options, modules, out=out, cpus=core_sets)
     )
     assert path is not None, "only a rank that joins has no run"
-    devices = _list_cores(health.host, core_sets)
     if gpus:
-        devices = add_gpu_facts(_list_gpus(health.host, gpus), gpus, report)
+        devices = list_gpus(health.host, gpus, report)
+    else:
+        devices = _list_cores(health.host, core_sets)
     # Nodes share the cores of a machine, so rates show nothing about them.
     health = replace(health, emulated=EMULATED_VARIABLE in environ)
     return replace(
         add_run(health, devices, load_run(path)),
         seconds=round(time.monotonic() - start, 1),
     )
-
-
-def _choose_cores(nproc: int) -> tuple[tuple[int, ...], ...]:
-    """Divide the CPUs that this process may use into ``nproc`` groups, one for each rank.
-
-    A group is a tuple of CPU numbers. Raises ``UserError`` if there are fewer CPUs than ranks.
-    """
-    core_sets = group_cores(nproc, get_affinity())
-    if len(core_sets) < nproc:  # Ranks that share a core are not devices that could be compared.
-        cores = pluralize(len(core_sets), "core")
-        raise UserError(f"--nproc {nproc}: this process may use {cores}, one for each at most")
-    return core_sets
 
 
 def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, ...]:
@@ -113,23 +105,7 @@ def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, 
     for rank, cores in enumerate(core_sets):
         kind = f"cores ({len(core_sets[0])})"
         name = f"core{'s' if len(cores) > 1 else ''} {format_cpus(cores)}"
-        device = Device(host=host, name=name, kind=kind, is_gpu=False, rank=rank)
-        devices.append(device)
-    return tuple(devices)
-
-
-def _list_gpus(host: str, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
-    """Return a ``Device`` for each GPU, with its name, its model, its UUID and its rank.
-
-    Its rates are still empty, because ``add_run`` adds them after the measurement. Rank N measures
-    the GPU at position N of ``gpus``.
-    """
-    devices = []
-    for rank, gpu in enumerate(gpus):
-        name = f"GPU {rank if gpu.index is None else gpu.index}"
-        kind = gpu.name or "GPU"
-        device = Device(host=host, name=name, uuid=gpu.uuid or "", kind=kind, rank=rank)
-        devices.append(device)
+        devices.append(Device(host=host, name=name, kind=kind, is_gpu=False, rank=rank))
     return tuple(devices)
 
 

@@ -1,13 +1,11 @@
-"""Faults of GPUs that NVIDIA's driver reports before, during and after a measurement."""
+"""The GPUs of a check, with the faults that NVIDIA's driver reports during the measurement."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
 
 from parbench.bench.check.health import Device, Fault
-from parbench.bench.machine.disturbance import Disturbance
 from parbench.bench.machine.gpu import (
     GPU_FIX,
     POWER_CAP,
@@ -16,16 +14,9 @@ from parbench.bench.machine.gpu import (
     finish_nvml,
     start_nvml,
 )
-from parbench.bench.machine.gpu_topics import NVLINK_FIX, examine_gpu, list_slowdowns
+from parbench.bench.machine.gpu_topics import examine_gpu, list_slowdowns
 
 _BAD_TOPICS = ("memory", "pcie", "nvlink")
-# An increase of these counters of NVLink is a fault. An increase of others should be watched.
-_BAD_COUNTERS = (
-    "replay errors",
-    "recovery errors",
-    "link recovery failed events",
-    "effective errors",
-)
 T = TypeVar("T")
 
 
@@ -48,50 +39,51 @@ def run_watched(
     return result, report
 
 
-def add_gpu_facts(
-    devices: Sequence[Device], gpus: Sequence[Gpu], report: GpuReport
-) -> tuple[Device, ...]:
-    """Return the devices with the state of their GPUs as ``facts`` and with faults as ``reasons``.
+def list_gpus(host: str, gpus: Sequence[Gpu], report: GpuReport) -> tuple[Device, ...]:
+    """Return a device for each GPU, with its state as ``facts`` and its faults as ``reasons``.
 
-    ``gpus`` holds the GPU of each device in the same order, as NVML reported it before the
-    measurement. ``report`` is NVML's report after the measurement. Faults are disturbing states,
-    increased NVLink error counters, and a GPU that does not answer any more.
+    Its rates are still empty, because ``add_run`` adds them. ``gpus`` are the GPUs of this host as
+    NVML reported them before the measurement, in the order of the ranks that measure them.
+    ``report`` is NVML's report after the measurement. A GPU that does not answer any more has a
+    fault too.
     """
     reported = {gpu.uuid: gpu for gpu in report.gpus}
     # Ranks may still use a GPU after the work. Only the processes before it are not our own.
     latest = [replace(reported.get(gpu.uuid, gpu), processes=gpu.processes) for gpu in gpus]
-    complete = []
-    for device, before, after in zip(devices, gpus, latest, strict=True):
-        findings = examine_gpu(after, [gpu for gpu in latest if gpu.name == after.name])
-        link_errors = dict(Counter(after.nvlink_errors) - Counter(before.nvlink_errors))
-        reasons = find_faults(after, findings, link_errors)
-        if report.failure and before.uuid not in reported:
+    devices = []
+    for rank, gpu in enumerate(latest):
+        kind = gpu.name or "GPU"
+        reasons = find_faults(gpu, [peer for peer in latest if peer.name == gpu.name])
+        if report.failure and gpu.uuid not in reported:
             text = f"does not answer any more: {report.failure}"
             reasons = (*reasons, Fault(text=text, fix=GPU_FIX))
-        facts = {finding.topic: finding.facts for finding in findings}
-        complete.append(replace(device, facts=facts, reasons=reasons))
-    return tuple(complete)
+        device = Device(
+            host=host,
+            name=f"GPU {gpu.index}",
+            uuid=gpu.uuid or "",
+            kind=kind,
+            rank=rank,
+            facts={finding.topic: finding.facts for finding in examine_gpu(gpu, [gpu])},
+            reasons=reasons,
+        )
+        devices.append(device)
+    return tuple(devices)
 
 
-def find_faults(
-    gpu: Gpu, findings: Sequence[Disturbance], link_errors: Mapping[str, int]
-) -> tuple[Fault, ...]:
-    """Return the faults of a GPU: disturbing states such as low clocks, and new NVLink errors.
+def find_faults(gpu: Gpu, peers: Sequence[Gpu]) -> tuple[Fault, ...]:
+    """Return a fault for each disturbing state of a GPU, such as low clocks.
 
-    ``findings`` are those of ``examine_gpu``. ``link_errors`` holds the increases of the GPU's
-    NVLink error counters during the measurement, by name. A software power cap is not a fault,
-    because matrix multiplications reach it on a good GPU.
+    ``peers`` are the GPUs of the same model on the host, including ``gpu``, which should have
+    equally many NVLinks. A software power cap is not a fault, because matrix multiplications reach
+    it on a good GPU.
     """
     slowdowns = list_slowdowns(gpu)
     is_halted = any(reason.startswith("hardware") for reason in slowdowns)
     faults = []
-    for finding in findings:
+    for finding in examine_gpu(gpu, peers):
         is_clocks = finding.topic == "clocks"
         if finding.disturbs and not (is_clocks and set(slowdowns) == {POWER_CAP}):
             text = f"{finding.topic}: {finding.facts}"
             is_bad = finding.topic in _BAD_TOPICS or (is_clocks and is_halted)
             faults.append(Fault(text=text, fix=finding.fix, is_bad=is_bad))
-    for name, count in link_errors.items():
-        text = f"NVLink: {count} more {name} meanwhile"
-        faults.append(Fault(text=text, fix=NVLINK_FIX, is_bad=name in _BAD_COUNTERS))
     return tuple(faults)

@@ -112,8 +112,6 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """True if the remapping of a memory row failed."""
     processes: tuple[str, ...] | None = None
     """The other processes on the GPU, each as ``NAME (pid PID)``. Empty if there are none."""
-    nvlink_errors: dict[str, int] = {}
-    """The NVLink error counters by name, each summed over the active NVLinks of the GPU."""
 
 
 GPU_FIX = (

@@ -10,9 +10,6 @@ from parbench.bench.machine.disturbance import (
 )
 from parbench.bench.machine.gpu import FABRIC_READY, IDLE, Gpu
 
-NVLINK_FIX = (
-    "see nvidia-smi nvlink -e, dmesg (Xid) and the fabric manager's log; then reset or replace it"
-)
 _FIXES = {
     "processes": "end them, or leave these GPUs out (CUDA_VISIBLE_DEVICES): they share time, memory and links",
     "clocks": "power: sudo nvidia-smi -pl WATTS; heat: cooling; set clocks: sudo nvidia-smi -rgc, -rac",
@@ -20,7 +17,7 @@ _FIXES = {
     "mig": "a slice is measured, and nccl joins none: sudo nvidia-smi -mig 0, and reset the GPU",
     "memory": "reset it (sudo nvidia-smi -r -i GPU) or reboot; have it replaced if they come again",
     "pcie": "reseat it, and see lspci -vv (LnkCap, LnkSta): data to and from the host takes longer",
-    "nvlink": NVLINK_FIX,
+    "nvlink": "see nvidia-smi nvlink -e, dmesg (Xid) and the fabric manager's log; then reset or replace it",
     "fabric": "sudo systemctl restart nvidia-fabricmanager, and see its log: CUDA cannot start without it",
     "persistence": "sudo nvidia-smi -pm 1: otherwise the driver is unloaded between launches, which then start late",
 }

@@ -8,7 +8,6 @@ import ctypes
 import os
 import select
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -42,17 +41,6 @@ _CLOCK_REASONS = {
     pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "hardware power brake",
     pynvml.nvmlClocksEventReasonDisplayClockSetting: "display clock setting",
 }
-# Error counters of one NVLink since Hopper, by the names that nvidia-smi prints. Left out are
-# counters that increase on good links, such as corrected bits and successful recoveries.
-_LINK_COUNTERS = {
-    "replay errors": pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY,
-    "recovery errors": pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY,
-    "crc errors": pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_CRC,
-    # since Blackwell
-    "link recovery failed events": pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
-    "effective errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS,
-    "symbol errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS,
-}
 # The nearest common ancestor of two GPUs. nvidia-smi abbreviates these levels in topo -m.
 _TOPOLOGY = {
     pynvml.NVML_TOPOLOGY_INTERNAL: SAME_SWITCH,  # on one board
@@ -67,10 +55,6 @@ _FABRIC_STATES = {
     pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: "in progress",
     pynvml.NVML_GPU_FABRIC_STATE_COMPLETED: FABRIC_READY,
 }
-_LONG_TYPES = (
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG,
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG,
-)
 
 
 def main(action: str) -> None:
@@ -184,45 +168,22 @@ def read_gpu(handle: Any, index: int, *, has_details: bool) -> Gpu:
 
 
 def _read_nvlinks(handle: Any) -> dict[str, Any]:
-    """Return the number, speed and error counters of a GPU's NVLinks, by field name of ``Gpu``.
+    """Return the number and the speed of a GPU's NVLinks, by field name of ``Gpu``.
 
-    Empty if the GPU has no NVLinks. Each counter is summed over the active links, and counters that
-    the GPU does not have are left out. ``handle`` is NVML's handle of the GPU.
+    Empty if the GPU has no NVLinks. ``handle`` is NVML's handle of the GPU.
     """
     fields = [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
-    num_links, link_speed = _read_fields(handle, fields)
-    if not num_links:
+    values = _ask(pynvml.nvmlDeviceGetFieldValues, handle, fields) or ()
+    numbers = [0 if value.nvmlReturn else value.value.uiVal for value in values]
+    if not any(numbers[:1]):
         return {}
-    links = range(num_links)
-    active = [link for link in links if _ask(pynvml.nvmlDeviceGetNvLinkState, handle, link)]
-    errors: Counter[str] = Counter()
-    for link in active:
-        counts = _read_fields(handle, [(field, link) for field in _LINK_COUNTERS.values()])
-        for name, count in zip(_LINK_COUNTERS, counts, strict=True):
-            if count is not None:
-                errors[name] += count
+    num_links, link_speed = numbers
+    states = [_ask(pynvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(num_links)]
     return {
         "nvlinks": num_links,
-        "nvlink_bytes_per_second": 10**6 * link_speed if link_speed else None,
-        "active_nvlinks": len(active),
-        "nvlink_errors": dict(errors),
+        "nvlink_bytes_per_second": 10**6 * link_speed or None,
+        "active_nvlinks": sum(bool(state) for state in states),
     }
-
-
-def _read_fields(handle: Any, fields: Sequence[int | tuple[int, int]]) -> list[Any]:
-    """Return the values of NVML fields of a GPU in the order of ``fields``, None if unknown.
-
-    The values are unsigned integers of 32 or 64 bits. A field is the constant ``NVML_FI_...``, or a
-    pair of this constant and the number of an NVLink. ``handle`` is NVML's handle of the GPU.
-    """
-    values = _ask(pynvml.nvmlDeviceGetFieldValues, handle, fields)
-    if values is None:
-        return [None] * len(fields)
-    numbers = []
-    for value in values:
-        number = value.value.ullVal if value.valueType in _LONG_TYPES else value.value.uiVal
-        numbers.append(None if value.nvmlReturn else number)
-    return numbers
 
 
 def _read_pci_address(handle: Any) -> str:

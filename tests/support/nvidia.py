@@ -20,7 +20,6 @@ Facts = Mapping[str, str]
 # An idle GPU of a DGX H100.
 H100 = {
     "name": "NVIDIA H100 80GB HBM3",
-    "capability": "9.0",
     "memory_total": str(81559 << 20),
     "memory_used": "0",
     "persistence": "1",
@@ -31,48 +30,20 @@ H100 = {
     "power_default": "700000",
     "temperature.0": "28",
     "clock_max.1": "1980",
-    "clock_max.2": "2619",
     "clock.1": "345",
-    "clock.2": "2619",
     "clock_reasons": "0x1",
     "pcie_generation_max": "5",
-    "pcie_generation": "5",
     "pcie_width_max": "16",
     "pcie_width": "16",
-    "errors_corrected": "0",
     "errors_uncorrected": "0",
     "rows": "0 0 0",
     "processes": "",
 }
-# A GPU without NVLink and MIG.
-L40S = {
-    **H100,
-    "name": "NVIDIA L40S",
-    "capability": "8.9",
-    "persistence": "0",
-    "memory_total": str(46068 << 20),
-    "mig": "error 3",
-    "pcie_generation_max": "4",
-    "pcie_generation": "1",
-}
-# A GPU with an old driver, which calls event reasons throttle reasons.
-A100 = {
-    **H100,
-    "name": "NVIDIA A100-SXM4-40GB",
-    "capability": "8.0",
-    "memory_total": str(40960 << 20),
-    "clock_reasons": "error 13",
-    "throttle_reasons": "0",
-    "pcie_generation_max": "4",
-    "pcie_generation": "4",
-}
-
 LOST = {"handle": "error 15"}
 """The facts of a GPU that has fallen off the bus."""
 NO_PERMISSION = {"handle": "error 4"}
 """The facts of a GPU that belongs to another job."""
 NO_DRIVER = "error 9"
-VERSION_MISMATCH = "error 18"
 HANG = "hang"
 
 
@@ -107,16 +78,14 @@ def install(
     listed: Sequence[Facts],
     *,
     names: Mapping[int, str] | None = None,
-    driver: str = "580.95.05",
-    cuda: str = "13000",
     init: str = "",
 ) -> dict[str, str]:
     """Write the library for these GPUs, and return an environment in which it is found.
 
-    ``names`` are those of processes by number. ``cuda`` is the version that the driver supports,
-    and ``init`` what the library does at first: ``error 9`` or ``hang``.
+    ``names`` are those of processes by number. ``init`` is what the library does at first:
+    ``error 9`` or ``hang``.
     """
-    lines = [f"driver {driver}", f"cuda {cuda}", f"count {len(listed)}"]
+    lines = ["driver 580.95.05", f"count {len(listed)}"]
     if init:
         lines.append(f"init {init}")
     for number, name in (names or {}).items():

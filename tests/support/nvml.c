@@ -89,13 +89,6 @@ int nvmlSystemGetDriverVersion(char *text, unsigned size) {
     return find("driver", text, size);
 }
 
-int nvmlSystemGetCudaDriverVersion_v2(int *version) {
-    char text[64];
-    int code = find("cuda", text, sizeof text);
-    *version = atoi(text);
-    return code;
-}
-
 int nvmlDeviceGetCount_v2(unsigned *count) {
     char text[64];
     int code = find("count", text, sizeof text);
@@ -138,13 +131,6 @@ int nvmlDeviceGetMemoryInfo_v2(Device device, struct memory *memory) {
     return code == SUCCESS ? find_wide(device, "memory_used", &memory->used) : code;
 }
 
-int nvmlDeviceGetCudaComputeCapability(Device device, int *major, int *minor) {
-    char text[64] = "";
-    int code = find_text(device, "capability", text, sizeof text);
-    sscanf(text, "%d.%d", major, minor);
-    return code;
-}
-
 #define NUMBER(function, name) \
     int function(Device device, unsigned *number) { return find_number(device, name, number); }
 #define MODE(function, name) \
@@ -167,17 +153,12 @@ INDEXED(nvmlDeviceGetMaxClockInfo, "clock_max")
 INDEXED(nvmlDeviceGetClockInfo, "clock")
 NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, "pcie_generation_max")
 NUMBER(nvmlDeviceGetMaxPcieLinkWidth, "pcie_width_max")
-NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, "pcie_generation")
 NUMBER(nvmlDeviceGetCurrPcieLinkWidth, "pcie_width")
 INDEXED(nvmlDeviceGetTemperature, "temperature")
 INDEXED(nvmlDeviceGetNvLinkState, "link_active")
 
 int nvmlDeviceGetCurrentClocksEventReasons(Device device, Wide *mask) {
     return find_wide(device, "clock_reasons", mask);
-}
-
-int nvmlDeviceGetCurrentClocksThrottleReasons(Device device, Wide *mask) {
-    return find_wide(device, "throttle_reasons", mask);
 }
 
 struct utilization {
@@ -252,12 +233,6 @@ int nvmlDeviceGetGpuFabricInfo(Device device, struct fabric *fabric) {
     int code = find_text(device, "fabric", text, sizeof text);
     sscanf(text, "%hhu %u %u %u", fabric->cluster, &fabric->clique, &fabric->state, &fabric->status);
     return code;
-}
-
-int nvmlDeviceGetNvLinkErrorCounter(Device device, unsigned link, int kind, Wide *count) {
-    char key[64];
-    snprintf(key, sizeof key, "link_errors.%d", kind);
-    return find_wide(device, key, count);
 }
 
 struct field {

@@ -2,17 +2,13 @@
 
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
-from parbench.bench.check.gpus import add_gpu_facts, find_faults, run_watched
-from parbench.bench.check.health import Device
-from parbench.bench.machine.gpu import Gpu, GpuReport, read_report
-from parbench.bench.machine.gpu_topics import examine_gpu
+from parbench.bench.check.gpus import find_faults, list_gpus, run_watched
+from parbench.bench.machine.gpu import Gpu, read_report
 from parbench.bench.machine.nvml import summarize_load
 from tests.support.nvidia import H100, LOST, describe_links, gpus, install
 
-DEVICE = Device(host="n1", name="GPU 0", uuid="a", kind="H100", rank=0)
 IDLE = Gpu(
     uuid="a",
     sm_clock=345,
@@ -52,7 +48,7 @@ def test_faults_are_those_of_the_faulty_gpu(tmp_path: Path) -> None:
         gpu6=ONE_INACTIVE,
     )
     watched = read_report(install(tmp_path, listed)).gpus
-    reasons = [find_faults(gpu, examine_gpu(gpu, watched), {}) for gpu in watched]
+    reasons = [find_faults(gpu, watched) for gpu in watched]
     assert reasons[0] == reasons[7] == ()
     for index, topic in {1: "memory", 2: "memory", 3: "pcie", 6: "nvlink"}.items():
         [reason] = reasons[index]
@@ -76,14 +72,16 @@ def test_gpu_that_is_lost_during_work_is_bad(tmp_path: Path) -> None:
     before = read_report(install(tmp_path, gpus(H100, 2))).gpus
     environ = install(tmp_path, gpus(H100, 2, gpu1=LOST))
     _, report = run_watched(environ, before, lambda: None)
-    first, second = add_gpu_facts([DEVICE, DEVICE], before, report)
+    first, second = list_gpus("n1", before, report)
+    assert (second.name, second.rank) == ("GPU 1", 1)
+    assert second.facts["pcie"] == "16 of 16 lanes"
     assert first.reasons == ()
     [reason] = second.reasons
     assert "GPU is lost" in reason.text
 
 
 def test_unknown_gpu_has_no_faults() -> None:
-    assert find_faults(Gpu(), examine_gpu(Gpu(), [Gpu()]), {}) == ()
+    assert find_faults(Gpu(), [Gpu()]) == ()
 
 
 def test_busy_samples_count_and_power_cap_is_fine() -> None:
@@ -91,35 +89,12 @@ def test_busy_samples_count_and_power_cap_is_fine() -> None:
     assert gpu.sm_clock == 1500
     assert gpu.pcie_width == 16
     assert gpu.slowed_by == ("software power cap",)
-    assert find_faults(gpu, examine_gpu(gpu, [gpu]), {}) == ()
+    assert find_faults(gpu, [gpu]) == ()
 
 
 def test_hardware_slowdown_is_bad() -> None:
     gpu = summarize_load(IDLE, [IDLE, BUSY, HOT])
     assert gpu.temperature_celsius == 91
-    [reason] = find_faults(gpu, examine_gpu(gpu, [gpu]), {})
+    [reason] = find_faults(gpu, [gpu])
     assert reason.is_bad
     assert "hardware thermal slowdown" in reason.text
-
-
-def test_only_growth_of_nvlink_errors_counts() -> None:
-    before = Gpu(uuid="x", nvlink_errors={"replay errors": 4, "crc errors": 1})
-    after = replace(before, nvlink_errors={"replay errors": 9, "crc errors": 1})
-    [device] = add_gpu_facts([DEVICE], [before], GpuReport(gpus=(after,)))
-    [reason] = device.reasons
-    assert "5 more replay errors" in reason.text
-    assert device.facts["memory"] == "-"
-
-
-@pytest.mark.parametrize(
-    ("name", "is_bad"),
-    [
-        ("replay errors", True),
-        ("link recovery failed events", True),
-        ("crc errors", False),
-    ],
-)
-def test_counters_of_nvlinks_are_judged(name: str, is_bad: bool) -> None:
-    [reason] = find_faults(Gpu(), (), {name: 2})
-    assert reason.text == f"NVLink: 2 more {name} meanwhile"
-    assert reason.is_bad is is_bad

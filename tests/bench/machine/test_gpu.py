@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import msgspec
-import pynvml  # type: ignore[import-untyped]
 import pytest
 
 from parbench.bench.machine import gpu as gpu_module
@@ -89,15 +88,6 @@ def test_state_of_a_slowed_gpu_is_read(tmp_path: Path) -> None:
         "software thermal slowdown",
         "hardware thermal slowdown",
     )
-
-
-def test_link_errors_are_summed_over_active_links(tmp_path: Path) -> None:
-    counters = {
-        f"field.{pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS}": "4",
-    }
-    changes = {**describe_links([True, True, False]), **counters}
-    [gpu] = read_report(install(tmp_path, gpus(H100, 1, gpu0=changes))).gpus
-    assert gpu.nvlink_errors == {"effective errors": 8}
 
 
 def test_absent_library_finds_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
