@@ -6,7 +6,6 @@ so that commands without one start fast.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -15,8 +14,8 @@ from msgspec.structs import asdict
 from parbench.bench.results.formatting import format_word_counts
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
-from parbench.bench.results.runs import Run, load_rank_samples, make_samples_path
-from parbench.bench.text import UserError, format_list
+from parbench.bench.results.runs import Run, load_rank_samples
+from parbench.bench.text import UserError
 from parbench.reports.analysis.case_results import CaseResult
 
 if TYPE_CHECKING:
@@ -50,17 +49,7 @@ CASE_DTYPES = {
     "result": "object",
 }
 """The columns that every frame of cases has, with their pandas types."""
-REPETITION_COLUMNS = (
-    "run",
-    "started",
-    "host",
-    "preset",
-    "point",
-    "case",
-    "name",
-    "repetition",
-    "status",
-    "reason",
+RECORD_COLUMNS = (
     "iterations",
     "world_size",
     "nodes",
@@ -71,12 +60,9 @@ REPETITION_COLUMNS = (
     "emulation",
     "notes",
 )
-"""The columns about the run, the case and the record that every frame of repetitions has."""
+"""The columns about the record that every frame of repetitions has."""
 SAMPLE_COLUMNS = r"^(run|point|case|name|repetition|world_size|param_.*)$"
 """The columns of a repetition that frames of samples have."""
-RANK_SAMPLE_ARRAYS = {"arrival_ns", "exit_ns", "duration_ns", "issue_ns", "steps_per_sample"}
-"""The arrays that a sample file must contain, besides the ranks."""
-
 Runs = Iterable[tuple[Run, str | None]]
 """Runs, each with the name of the point of a sweep that it measured."""
 
@@ -89,7 +75,7 @@ class CaseRepetition(NamedTuple):
     record: Record | None
     """The record if the repetition measured the case, otherwise None."""
     row: dict[str, Any]
-    """The known values of ``REPETITION_COLUMNS`` and the parameters, keyed by column."""
+    """The values about the run, the case and the record, keyed by column."""
 
 
 def build_cases_frame(results: Sequence[CaseResult], labels: Mapping[str, str]) -> "pd.DataFrame":
@@ -168,11 +154,11 @@ def build_samples_frame(runs: Runs) -> "pd.DataFrame":
     ``seconds``.
     """
     repetitions = _list_repetitions(runs)
-    rows = [
-        {"index": index, "iteration": iteration, "seconds": seconds}
-        for index, repetition in enumerate(repetitions)
-        for iteration, seconds in enumerate(_list_samples(repetition))
-    ]
+    rows = []
+    for index, repetition in enumerate(repetitions):
+        values = repetition.record.samples.values if repetition.record else []
+        for iteration, seconds in enumerate(values):
+            rows.append({"index": index, "iteration": iteration, "seconds": seconds})
     samples = _build_frame(rows, {"index": "int64", "iteration": "int64", "seconds": "float64"})
     return _join(_build_repetitions(repetitions).filter(regex=SAMPLE_COLUMNS), samples)
 
@@ -188,9 +174,8 @@ def build_rank_samples_frame(runs: Runs) -> "pd.DataFrame":
     frames = []
     for index, (run, record, _) in enumerate(repetitions):
         samples = load_rank_samples(run, record) if record else None
-        if record and samples:
-            frame = _build_rank_samples(samples, run.path / make_samples_path(record))
-            frames.append(frame.assign(index=index))
+        if samples:
+            frames.append(_build_rank_samples(samples).assign(index=index))
     if not frames:
         raise UserError(
             "no run has samples of ranks (*.npz)", hint="copy a run with its folder samples/"
@@ -198,18 +183,14 @@ def build_rank_samples_frame(runs: Runs) -> "pd.DataFrame":
     return _join(_build_repetitions(repetitions).filter(regex=SAMPLE_COLUMNS), pd.concat(frames))
 
 
-def _build_rank_samples(samples: Mapping[str, Any], file: Path) -> "pd.DataFrame":
+def _build_rank_samples(samples: Mapping[str, Any]) -> "pd.DataFrame":
     """Return a frame with a row for each rank and iteration from the arrays of one sample file.
 
-    Times are converted from nanoseconds to seconds. Raises ``UserError``, which names ``file``, if
-    arrays are missing.
+    Times are converted from nanoseconds to seconds. ``samples`` are keyed by the names of the
+    arrays (``load_rank_samples``).
     """
     import pandas as pd
 
-    missing_arrays = RANK_SAMPLE_ARRAYS - samples.keys()
-    if missing_arrays:
-        names = format_list(sorted(missing_arrays))
-        raise UserError(f"{file} is not a file of samples: it does not contain {names}")
     num_ranks, num_iterations = samples["duration_ns"].shape
     frame = pd.DataFrame(
         {
@@ -223,11 +204,6 @@ def _build_rank_samples(samples: Mapping[str, Any], file: Path) -> "pd.DataFrame
     # The issue time is 0 in modes that do not separate the call from the wait.
     frame["issue_seconds"] = frame["issue_seconds"].replace(0, np.nan)
     return frame
-
-
-def _list_samples(repetition: CaseRepetition) -> Sequence[float]:
-    """Return the seconds of each iteration of a repetition, empty if it has no measurement."""
-    return repetition.record.samples.values if repetition.record else ()
 
 
 def _list_repetitions(runs: Runs) -> list[CaseRepetition]:
@@ -288,7 +264,7 @@ def _build_repetitions(repetitions: Sequence[CaseRepetition]) -> "pd.DataFrame":
     import pandas as pd
 
     rows = [repetition.row for repetition in repetitions]
-    frame = _build_frame(rows, dict.fromkeys(REPETITION_COLUMNS))
+    frame = _build_frame(rows, dict.fromkeys(["run", "started", *RECORD_COLUMNS]))
     return frame.assign(started=pd.to_datetime(frame["started"], utc=True))
 
 

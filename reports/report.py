@@ -48,8 +48,6 @@ class Report:
     """Sentences about the limits of the measurements, from the plan of the run."""
     tiles: Sequence[tuple[str, str]] = ()
     """The main numbers as text, each with its meaning."""
-    setup: str = ""
-    """The host, the ranks and the backend of one run. Empty for several runs, plans and traces."""
     figures: Callable[[], Iterable[Chart]] = tuple
     """Returns the charts above the sections."""
     problems: Sequence[Problem] = ()

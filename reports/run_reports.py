@@ -9,11 +9,10 @@ from parbench.bench.machine.environment import format_cpus
 from parbench.bench.results.details import PipelineDetails
 from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Table, keep_known_columns
-from parbench.bench.text import pluralize
 from parbench.reports.analysis.comparisons import describe_settings
 from parbench.reports.analysis.footnotes import list_footnotes
 from parbench.reports.analysis.labels import group_by_text, list_environment_facts
-from parbench.reports.analysis.overview import describe_measuring_time, describe_setup, list_tiles
+from parbench.reports.analysis.overview import describe_setup, list_tiles
 from parbench.reports.analysis.steps import find_details
 from parbench.reports.analysis.verdicts import (
     ReportVerdict,
@@ -79,8 +78,6 @@ DIFFERENCE_COLUMNS = (
     Column("fact", help="a recorded fact or a parameter"),
     Column("values", is_result=True, help="each value with its runs"),
 )
-HARDWARE_FACTS = (("host", "cpu_model", ""), ("torch", "gpu", ""), ("torch", "version", "torch "))
-"""Facts of the environment in the heading: group, name, and text before the value."""
 
 
 def make_report(data: RunData, extra_verdicts: Sequence[ReportVerdict] = ()) -> Report:
@@ -99,9 +96,8 @@ def make_report(data: RunData, extra_verdicts: Sequence[ReportVerdict] = ()) -> 
         ),
         emulated=describe_emulations(run),
         claims=run.info.plan.notes,
-        heading=describe_run(data),
+        heading=describe_setup(data),
         tiles=list_tiles(data),
-        setup=describe_setup(data),
         figures=partial(chart_first_screen, data),
         problems=list_problems(data),
         findings=apply_rules(collect_evidence(data)),
@@ -134,23 +130,6 @@ def make_report_of_runs(run_set: RunSet) -> Report:
         emulated=_merge_notes(run_set, describe_emulations),
         heading=run_set.describe_differences(),
     )
-
-
-def describe_run(data: RunData) -> str:
-    """Return a line of text with the plan, ranks, hardware, start and duration of a run."""
-    plan, info = data.plan, data.run.info
-    nodes = pluralize(max([1, *(result.world.nodes for result in data.results)]), "node")
-    parts = [
-        f"preset {plan.preset}: {pluralize(plan.nproc, 'rank')} on {nodes}, {plan.backend}, "
-        f"{plan.device}",
-        pluralize(plan.repetitions, "repetition"),
-        f"host {info.host}",
-    ]
-    for group, name, prefix in HARDWARE_FACTS:
-        value = ((info.environment or {}).get(group) or {}).get(name)
-        if value:
-            parts.append(f"{prefix}{value}")
-    return "; ".join([*parts, f"started {info.started}", describe_measuring_time(data.run)])
 
 
 def chart_first_screen(data: RunData) -> list[Chart]:
@@ -201,7 +180,7 @@ def _make_run_table(run_set: RunSet) -> Table:
             "point": data.point.name if data.point else None,
             "id": data.run.info.id,
             "verdicts": ", ".join(verdict.word for verdict in judge_run(data)),
-            "setup": describe_run(data),
+            "setup": describe_setup(data),
         }
         if data.nodes:
             row["distribution"] = data.nodes.distribution

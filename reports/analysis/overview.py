@@ -23,20 +23,26 @@ MAX_LATENCY_BYTES = 64 << 10
 
 
 def describe_setup(data: RunData) -> str:
-    """Return the host, ranks, backend and measuring time of a run as one line of text.
+    """Return the host, hardware, ranks, preset, start and measuring time of a run as one line.
 
     For an imported log, facts about GPUs and NCCL replace the measuring time.
     """
-    environment = data.run.info.environment or {}
+    plan, info = data.plan, data.run.info
+    environment = info.environment or {}
     imported = environment.get("imported") or {}
-    torch = (environment.get("versions") or {}).get("torch")
+    gpu = (environment.get("gpu") or {}).get("name")
+    torch = (environment.get("torch") or {}).get("version")
+    nodes = max([1, *(result.world.nodes for result in data.results)])
     parts = [
-        data.run.info.host,
-        pluralize(data.plan.nproc, "rank"),
-        f"{data.plan.backend}, {data.plan.device}",
+        info.host,
+        gpu or (environment.get("host") or {}).get("cpu_model"),
+        f"{pluralize(plan.nproc, 'rank')} on {pluralize(nodes, 'node')}",
+        f"{plan.backend}, {plan.device}",
         f"torch {torch}" if torch else "",
+        f"preset {plan.preset}" if plan.preset else "",
+        f"started {info.started[:16]}",
         *(f"{name} {value}" for name, value in imported.items()),
-        "" if data.plan.is_imported else describe_measuring_time(data.run),
+        "" if plan.is_imported else describe_measuring_time(data.run),
     ]
     return " · ".join(part for part in parts if part)
 

@@ -58,11 +58,11 @@ def render_closing(report: Report, width: int | None = None, color: bool = False
     ``width`` is the number of columns of these tables, None for no limit. ``color`` adds terminal
     colors. The last line has the command that prints all rows.
     """
-    if not report.setup:
+    if len(report.runs) != 1:
         return render_text(report, width, color)
     data = report.runs[0]
     sheet = Sheet(WIDTH, color)
-    sheet.write_text(report.setup, *report.emulated)
+    sheet.write_text(report.heading, *report.emulated)
     sheet.write_verdicts(report.verdicts)
     size_tables = list(list_setting_tables(data)) or _make_size_tables(data)
     for table in size_tables:
