@@ -192,7 +192,6 @@ class TimedSamples:
         - ``rank_mean_time``: the same with the mean over the ranks instead of the maximum.
         - ``issue_time``: the time until an asynchronous call has returned, maximum over ranks. Only
           in mode async.
-        - ``wait_time``: ``time`` less ``issue_time``. Only in mode async.
         - ``skew``: the last arrival less the first one. Only if ``has_arrivals``.
         - ``transfer``: the last exit less the last arrival, divided by ``hops``. Only if
           ``has_arrivals`` and a sample has one step.
@@ -200,13 +199,9 @@ class TimedSamples:
         ``hops`` is 2 for a benchmark whose step is a round trip of which half counts, otherwise 1.
         """
         arrivals, exits, durations, issues = self.stamps
-        times = _to_seconds(durations.max(axis=0) / self.steps_per_sample, hops)
-        seconds = {"time": times}
+        seconds = {"time": _to_seconds(durations.max(axis=0) / self.steps_per_sample, hops)}
         if issues.any():
-            issue_times = _to_seconds(issues.max(axis=0))
-            seconds["issue_time"] = issue_times
-            pairs = zip(times, issue_times, strict=True)
-            seconds["wait_time"] = [time - issue_time for time, issue_time in pairs]
+            seconds["issue_time"] = _to_seconds(issues.max(axis=0))
         if self.has_arrivals:
             seconds["skew"] = _to_seconds(np.ptp(arrivals, axis=0))
             if self.steps_per_sample == 1:

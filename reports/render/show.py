@@ -33,9 +33,9 @@ def show_run(data: RunData, *more: ReportVerdict, form: str = "tables") -> int:
     path = data.run.path
     report = make_report(data, more)
     code = report.code
-    is_text = form in ("tables", "verdicts")
-    if is_text:
-        print_report(report, render=render_closing if form == "tables" else render_verdicts)
+    renderers = {"tables": render_closing, "verdicts": render_verdicts}
+    if form in renderers:
+        print_report(report, render=renderers[form])
     else:
         from parbench.reports.formats.registry import render_export
 
@@ -46,7 +46,7 @@ def show_run(data: RunData, *more: ReportVerdict, form: str = "tables") -> int:
         click.echo(f"no report: {error}", err=True)
         code = combine_exit_codes([code, ExitCode.DID_NOT_RUN])
     # Parsers of another format read standard output.
-    click.echo(str(path), err=not is_text)
+    click.echo(str(path), err=form not in renderers)
     return code
 
 
@@ -55,10 +55,7 @@ def show_again(path: Path, *, show_all: bool = False) -> int:
 
     ``show_all`` prints all tables instead of the summary.
     """
-    if is_sweep(path):
-        report = make_report_of_runs(RunSet.load([path]))
-    else:
-        report = make_report(RunData.load(path))
+    report = load_report([path])
     print_report(report, render=render_text if show_all else render_closing)
     click.echo(str(path))
     return report.code

@@ -234,9 +234,8 @@ def summarize_bubble(
 
     ``bubble_fraction`` is the fraction of the ranks' time in which they run no pass of a stage, as
     the mean over steps. The others are of the step with the median makespan:
-    ``bubble_fraction_simulated``, ``bubble_fraction_formula``, ``idle_<cause>`` in seconds as the
-    mean over ranks, and ``makespan`` in seconds. ``latency`` is the seconds of a message between
-    ranks.
+    ``bubble_fraction_simulated``, ``bubble_fraction_formula``, and ``idle_<cause>`` in seconds as
+    the mean over ranks. ``latency`` is the seconds of a message between ranks.
     ``simulated_seconds`` is the time of a rank's forward pass of one microbatch, None for real
     compute.
     """
@@ -245,7 +244,6 @@ def summarize_bubble(
     fractions = list(map(bubbles.bubble_fraction, steps.timelines))
     simulated = bubbles.simulate_mean_actions(timeline, order)
     causes = bubbles.split_idle(timeline, order, latency)
-    method = f"the step of median makespan, of {len(steps.timelines)}"
     return {
         **make_values(
             {
@@ -255,7 +253,6 @@ def summarize_bubble(
         ),
         **_compute_analytical_bubble(timeline, pipeline, simulated_seconds),
         **make_values({f"idle_{cause}": causes[cause] for cause in causes}, "mean over ranks"),
-        **make_values({"makespan": timeline.makespan}, method),
     }
 
 

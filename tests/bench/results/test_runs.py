@@ -3,9 +3,7 @@
 import os
 import subprocess
 import sys
-from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -48,16 +46,10 @@ def test_new_run_has_folders_plan_and_no_records(tmp_path: Path) -> None:
     assert run.records == ()
     assert info.plan == PLAN
     assert path.name == info.id
-    same_second, _ = create_run(tmp_path / "deep" / "runs", PLAN, "0.1.0")
-    assert same_second != path
 
 
 def test_unusable_output_folder_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    for folder in (Path("/proc/runs"), file):
-        message = usage_error(create_run, folder, PLAN, "0.1.0")
-        assert f"--out {folder}" in message
+    assert "--out /proc/runs" in usage_error(create_run, Path("/proc/runs"), PLAN, "0.1.0")
 
 
 def test_records_are_on_disk_in_the_order_written(
@@ -81,34 +73,17 @@ def test_records_are_on_disk_in_the_order_written(
 
 
 def test_line_cut_short_is_removed_by_the_writer(run: Path) -> None:
-    file = run / "records.jsonl"
-    complete_lines = encode_record(make_record(0))
-    last_line = encode_record(make_record(1))
-    for length in range(1, len(last_line), 29):
-        file.write_bytes(complete_lines + last_line[:length])
-        with open_writer(run):
-            assert file.read_bytes() == complete_lines, length
-
-
-class PartialFile(BytesIO):
-    """A file that takes all but one byte, as a full disk does."""
-
-    def write(self, content: Any, /) -> int:
-        return len(content) - 1
+    line = encode_record(make_record())
+    (run / "records.jsonl").write_bytes(line + line[:29])
+    with open_writer(run):
+        assert (run / "records.jsonl").read_bytes() == line
 
 
 def test_disk_that_fills_up_is_reported(run: Path) -> None:
-    (run / "samples" / "a.npz").symlink_to("/dev/full")
-    reason = "No space left on device"
     with Path("/dev/full").open("r+b", buffering=0) as full_file:
-        for file in (full_file, PartialFile()):
-            message = usage_error(RecordWriter(file, run).write, make_record())
-            assert f"{run}/records.jsonl" in message
-            assert reason in message
-        writer = RecordWriter(full_file, run)
-        message = usage_error(writer.write_file, "samples/a.npz", bytes(1 << 16))
-    assert f"{run}/samples/a.npz" in message
-    assert reason in message
+        message = usage_error(RecordWriter(full_file, run).write, make_record())
+    assert f"{run}/records.jsonl" in message
+    assert "No space left on device" in message
 
 
 HOLD_RUN = """
@@ -148,7 +123,6 @@ def test_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "fact"),
     [
-        (b"[]", "got `array`"),
         (b'{"schema": 2}', "`id`"),
         (b'{"schema": 2, "id": "\xff"}', "decode"),
     ],

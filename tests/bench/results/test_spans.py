@@ -40,10 +40,8 @@ def to_points(spans: Iterable[Span]) -> set[int]:
 def check_spans(spans: Sequence[Span], points: set[int]) -> None:
     """Check that disjoint spans in order cover these points."""
     assert to_points(spans) == points
-    for start, stop in spans:
-        assert start < stop
-    for span, following in pairwise(spans):
-        assert span[1] < following[0]
+    assert all(start < stop for start, stop in spans)
+    assert all(span[1] < following[0] for span, following in pairwise(spans))
 
 
 @given(SPANS, SPANS, SPAN)
@@ -72,18 +70,22 @@ def test_breakdown_agrees_with_sets_of_points(
     copying = (to_points(copies) & window) - computing
     communicating = (to_points(dp) | to_points(tp)) & window
     exposed = communicating - computing - copying
-    seconds = pytest.approx
-    assert parts.compute_seconds == seconds(len(computing) * NS)
-    assert parts.copy_seconds == seconds(len(copying) * NS)
-    assert parts.exposed_seconds == seconds(len(exposed) * NS)
-    assert parts.hidden_comm_seconds == seconds(len(communicating - exposed) * NS)
-    idle = window - computing - copying - communicating
-    assert parts.idle_seconds == seconds(len(idle) * NS)
-    assert parts.wall_seconds == seconds(len(window) * NS)
+    expected = {
+        "compute": computing,
+        "copy": copying,
+        "exposed": exposed,
+        "hidden_comm": communicating - exposed,
+        "idle": window - computing - copying - communicating,
+        "wall": window,
+    }
+    seconds = {name: getattr(parts, f"{name}_seconds") for name in expected}
+    assert seconds == pytest.approx(
+        {name: len(points) * NS for name, points in expected.items()}
+    )
     assert parts.residual_seconds == 0
 
 
-def test_exposed_time_belongs_to_the_first_call() -> None:
+def test_exposed_time_belongs_to_the_first_axis() -> None:
     comm = {"dp": [(2, 8), (20, 25)], "tp": [(4, 10), (20, 22)]}
     parts = compute_breakdown((0, 30), [(0, 3)], comm, [])
     assert parts.exposed_comm_seconds["dp"] == pytest.approx((5 + 5) * NS)

@@ -6,7 +6,6 @@ from parbench.bench.results.formatting import format_bytes, format_seconds
 from parbench.reports.figures.quantities import SIZE, TIME, AxisQuantity, set_x_axis
 from parbench.reports.figures.style import new_figure
 
-BYTES = AxisQuantity(title="bytes", text=format_bytes, base=2)
 LINEAR_BYTES = AxisQuantity(title="bytes", text=format_bytes, is_log=False, base=2)
 LINEAR_TIME = AxisQuantity(title="time", text=format_seconds, is_log=False)
 KIB, MIB = 1 << 10, 1 << 20
@@ -17,9 +16,7 @@ KIB, MIB = 1 << 10, 1 << 20
     [
         (LINEAR_TIME, 0.0, 0.023, ["0", "5 ms", "10 ms", "15 ms", "20 ms"]),
         (LINEAR_BYTES, 0.0, 4.1 * MIB, ["0", "1 MiB", "2 MiB", "3 MiB", "4 MiB"]),
-        (BYTES, 600 * KIB, 5 * MIB, ["1 MiB", "2 MiB", "4 MiB"]),
         (SIZE, KIB, 64 * MIB, ["1K", "16K", "256K", "4M", "64M"]),
-        (TIME, 0.9e-5, 1.1e-2, ["10 us", "100 us", "1 ms", "10 ms"]),
         (TIME, 0.9e-3, 1.1e-2, ["1 ms", "2 ms", "5 ms", "10 ms"]),
         (TIME, 1.09e-3, 1.45e-3, ["1.1 ms", "1.2 ms", "1.3 ms", "1.4 ms"]),
     ],

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from parbench.bench.files import write_output
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import load_run
 from parbench.reports.render.closing import render_closing
@@ -17,7 +16,6 @@ from parbench.reports.render.show import (
 )
 from parbench.reports.render.terminal import render_text
 from parbench.reports.run_data import RunData
-from tests.support.refusals import usage_error
 from tests.support.reports.report_rows import report_of
 from tests.support.reports.reports_fixtures import (
     collective_case,
@@ -90,14 +88,3 @@ def test_missing_record_is_reported_everywhere(tmp_path: Path) -> None:
         report = render_report(load_report([path]), form)
         assert b"1 of 2 measurements have no record" in report
     assert show_run(RunData.load(path)) == 4
-
-
-def test_write_output_replaces_or_leaves_no_trace(tmp_path: Path) -> None:
-    file = tmp_path / "page.html"
-    file.write_text("old")
-    write_output(file, b"new")
-    assert file.read_bytes() == b"new"
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    assert str(folder) in usage_error(write_output, folder, b"new")
-    assert sorted(tmp_path.iterdir()) == [folder, file]

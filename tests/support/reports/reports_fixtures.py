@@ -278,7 +278,6 @@ def pipeline_metrics(seconds: float = 0.020) -> Metrics:
     shares = {
         "compute": 0.75,
         "idle": 0.25,
-        "makespan": 0.95,
         "idle_schedule": 0.15,
         "idle_imbalance": 0.05,
         "idle_p2p": 0.03,
