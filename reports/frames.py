@@ -45,7 +45,6 @@ CASE_DTYPES = {
     "seconds": "float64",
     "seconds_low": "float64",
     "seconds_high": "float64",
-    "is_within_repetition": "bool",
     "result": "object",
 }
 """The columns that every frame of cases has, with their pandas types."""
@@ -117,13 +116,12 @@ def _make_case_row(result: CaseResult, label: str) -> dict[str, Any]:
         "device": result.world.device,
         "headline": result.headline,
         "seconds": result.seconds,
-        "is_within_repetition": headline.is_within_repetition,
         "result": result,
     }
     row |= {f"param_{name}": value for name, value in result.case.params.items()}
     for name, metric in {"seconds": headline, **result.metrics}.items():
-        is_known = headline.is_within_repetition or not metric.is_within_repetition
-        low, high = (metric.low, metric.high) if is_known else (None, None)
+        # An interval within one repetition lacks the variation between starts of all ranks.
+        low, high = (None, None) if metric.is_within_repetition else (metric.low, metric.high)
         row = {name: metric.value, f"{name}_low": low, f"{name}_high": high} | row
     return row
 

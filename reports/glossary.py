@@ -61,8 +61,7 @@ _DEFINITIONS = {
         "variation between repetitions, so compare runs of several repetitions."
     ),
     "interval": (
-        "[low, high] is a 95 % confidence interval of the median over repetitions. With one "
-        "repetition, it covers only the variation within that repetition."
+        "[low, high] is a 95 % confidence interval over repetitions. It needs at least three."
     ),
     "noise": (
         "Run-to-run variation: the standard deviation of the log medians of the repetitions, "

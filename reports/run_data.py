@@ -76,11 +76,10 @@ class RunData:
         * ``world_size``, ``num_ranks`` (of the group), ``nodes``, ``backend``, ``device``.
         * ``headline``: the metric that is the duration, ``time`` or ``step_time``. ``seconds``,
           ``seconds_low`` and ``seconds_high`` are its value and its 95 % interval.
-        * ``is_within_repetition``: the intervals of the row are those of one repetition.
         * ``param_NAME`` for every parameter. Integers are Int64.
         * ``METRIC``, ``METRIC_low`` and ``METRIC_high`` for every metric, such as ``busbw`` or
-          ``exposed_comm.dp``. Unknown if a result was wrong. A metric whose interval is within one
-          repetition has no interval if that of ``seconds`` is between repetitions.
+          ``exposed_comm.dp``. Unknown if a result was wrong. Intervals are over repetitions, so a metric of
+          one repetition has none.
         * ``result``: the ``CaseResult``, with details, notes and records.
         """
         return build_cases_frame(self.results, self.labels)

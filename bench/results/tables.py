@@ -7,7 +7,7 @@ with units and never ready-made text where a number exists.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -25,7 +25,6 @@ from parbench.bench.results.formatting import (
     format_seconds,
 )
 from parbench.bench.results.metrics import Metric, MetricValue, find_metric
-from parbench.bench.results.stats import WITHIN_REPETITION
 
 ColumnKind = Literal["text", "number", "count", "size", "s", "B", "B/s", "GB", "percent"]
 """The form in which the values of a column print.
@@ -91,8 +90,7 @@ class Column:
     has_interval: bool = False
     """True if values print with their 95 % intervals.
 
-    A row has the bounds of the interval under the keys ``KEY_low`` and ``KEY_high``. If a row's
-    value ``is_within_repetition`` is true, its intervals are computed from a single repetition.
+    A row has the bounds of the interval under the keys ``KEY_low`` and ``KEY_high``.
     """
     is_result: bool = False
     """True if the column stays in the table even if all rows have the same value.
@@ -103,12 +101,6 @@ class Column:
     """The key in a row of the grade or status that colors the cell, empty for no color."""
     metric: Metric | None = None
     """The declaration of the metric in the column, None for other columns."""
-    is_within_repetition: bool = False
-    """True if every row's 95 % interval is computed from samples of a single repetition.
-
-    A repetition is one start of all ranks, so these intervals do not contain the variation between
-    starts. The title then ends with ``within this repetition``.
-    """
 
     def __post_init__(self) -> None:
         """Set ``is_result`` for columns of measured kinds, and the title to the key if empty."""
@@ -128,9 +120,10 @@ class Column:
         value = row.get(self.key)
         if isinstance(value, SortedText):
             return value.text or UNKNOWN
-        bounds = (row.get(f"{self.key}_low"), row.get(f"{self.key}_high"))
-        if self.has_interval and not any(map(is_missing, (value, *bounds))):
-            return self._format_interval(row)
+        low, high = row.get(f"{self.key}_low"), row.get(f"{self.key}_high")
+        if self.has_interval and not any(map(is_missing, (value, low, high))):
+            metric = MetricValue(value=value, unit=self.kind, low=low, high=high)
+            return format_measurement(metric, self.format_value)
         return self.format_value(value)
 
     def format_value(self, value: Any) -> str:
@@ -161,22 +154,6 @@ class Column:
         """
         grade = row.get(self.grade_key) if self.grade_key else None
         return "" if is_missing(grade) else str(grade)
-
-    def _format_interval(self, row: Row) -> str:
-        """Return the text of the row's value with its 95 % interval.
-
-        An interval that is computed from a single repetition is replaced by ``(one repetition)``,
-        unless all intervals of the column are such intervals.
-        """
-        if row.get("is_within_repetition") and not self.is_within_repetition:
-            return f"{self.format_value(row[self.key])} (one repetition)"
-        metric = MetricValue(
-            value=row[self.key],
-            unit=self.kind,
-            low=row[f"{self.key}_low"],
-            high=row[f"{self.key}_high"],
-        )
-        return format_measurement(metric, self.format_value)
 
 
 def is_missing(value: object) -> bool:
@@ -247,15 +224,9 @@ class Table:
     def varying(self) -> tuple[Column, ...]:
         """The columns to print: all except those with the same text in every row.
 
-        The first column and columns of results are always printed. If every row's interval in a
-        column was computed from the samples of a single repetition, ``, within this repetition`` is
-        appended to the column's title. A repetition is one start of all ranks.
+        The first column and columns of results are always printed.
         """
-        return tuple(
-            self._title_within_repetition(column)
-            for column in self.columns
-            if column not in self._constant_columns
-        )
+        return tuple(column for column in self.columns if column not in self._constant_columns)
 
     @property
     def constant(self) -> str:
@@ -283,20 +254,6 @@ class Table:
             for column in self.columns[1:]
             if not column.is_result and len({column.format_cell(row) for row in self.rows}) == 1
         ]
-
-    def _title_within_repetition(self, column: Column) -> Column:
-        """Return the column, with a longer title if its intervals are from single repetitions.
-
-        The title is longer only if every row with an interval in this column has the value
-        ``is_within_repetition``.
-        """
-        rows = [row for row in self.rows if not is_missing(row.get(f"{column.key}_low"))]
-        if not column.has_interval or not rows:
-            return column
-        if not all(row.get("is_within_repetition") for row in rows):
-            return column
-        title = f"{column.title}, {WITHIN_REPETITION}"
-        return replace(column, title=title, is_within_repetition=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,10 @@ OVER_REPETITIONS = (
     "Times are geometric means over the medians of repetitions. [low, high] is a 95 % confidence "
     "interval by Student's t over at least three repetitions."
 )
-WITHIN_ONE = "One repetition: intervals and noise do not include the variation between repetitions."
+WITHIN_ONE = (
+    "One repetition: times are medians of its iterations, without intervals, because the variation "
+    "between repetitions is unknown."
+)
 
 
 def list_footnotes(data: RunData) -> tuple[str, ...]:

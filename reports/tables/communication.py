@@ -210,10 +210,8 @@ def _pivot_sizes(operations: "pd.DataFrame") -> list[dict[str, Any]]:
     """Return a row for each operation with the values at all sizes.
 
     Keys are ``seconds_SIZE``, ``seconds_SIZE_low``, ``seconds_SIZE_high`` and ``busbw_SIZE``, with
-    the size in bytes. Intervals within a single repetition are left out.
+    the size in bytes.
     """
-    operations = operations.copy()
-    operations.loc[operations["is_within_repetition"], ["seconds_low", "seconds_high"]] = None
     values = ["seconds", "seconds_low", "seconds_high", "busbw"]
     sweeps = operations.pivot_table(
         index=OPERATION_KEYS, columns="size", values=values, aggfunc="last", sort=False

@@ -6,7 +6,6 @@ from parbench.bench.files import convert_read_errors, decode_json, read_file
 from parbench.bench.results.details import PLAN_FILE, PLAN_SCHEMA, ComponentCheck, Validation
 from parbench.bench.results.formatting import format_measurement, format_quantity
 from parbench.bench.results.records import check_schema
-from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.bench.results.tables import Column, Row, SortedText, Table
 from parbench.bench.text import UserError
 from parbench.reports.run_data import RunData
@@ -80,13 +79,10 @@ def _make_row(step: str, component: ComponentCheck) -> dict[str, Any]:
     """
     value = component.measured
     predicted = format_quantity(component.predicted, value.unit)
-    measured = format_measurement(value)
-    if value.is_within_repetition:
-        measured += f" {WITHIN_REPETITION}"
     return {
         "step": step,
         "component": component.name,
         "predicted": SortedText(predicted, component.predicted),
-        "measured": SortedText(measured, value.value),
+        "measured": SortedText(format_measurement(value), value.value),
         "error": SortedText(component.error_text, component.error),
     }

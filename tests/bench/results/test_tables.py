@@ -45,24 +45,10 @@ def test_sort_key_is_a_python_number() -> None:
     assert column.sort_key({}) is None
 
 
-@pytest.mark.parametrize(
-    ("is_within", "title", "first"),
-    [
-        (True, "time, within this repetition", "1.00 ms [0.900, 1.10]"),
-        (False, "time", "1.00 ms (one repetition)"),
-    ],
-    ids=["all rows", "next to intervals over repetitions"],
-)
-def test_interval_of_one_repetition(is_within: bool, title: str, first: str) -> None:
-    rows = [
-        {"seconds": 1e-3, "seconds_low": 0.9e-3, "seconds_high": 1.1e-3},
-        {"seconds": 2e-3, "seconds_low": 1.9e-3, "seconds_high": 2.1e-3},
-    ]
-    rows = [{**row, "is_within_repetition": True} for row in rows]
-    rows[1]["is_within_repetition"] = is_within
-    [column] = Table(id="t", title="t", columns=[TIME], rows=rows).varying
-    assert column.title == title
-    assert [column.format_cell(row) for row in rows] == [first, "2.00 ms [1.90, 2.10]"]
+def test_interval_is_printed_if_it_is_known() -> None:
+    row = {"seconds": 1e-3, "seconds_low": 0.9e-3, "seconds_high": 1.1e-3}
+    assert TIME.format_cell(row) == "1.00 ms [0.900, 1.10]"
+    assert TIME.format_cell({**row, "seconds_low": math.nan}) == "1.00 ms"
 
 
 def test_constant_columns_leave_the_table() -> None:

@@ -85,6 +85,6 @@ def test_csv_has_a_line_per_case() -> None:
     assert good["run"] == "run-1"
     assert good["param_size_bytes"] == "1024"
     assert float(good["seconds"]) == pytest.approx(1e-3)
-    assert float(good["seconds_low"]) == pytest.approx(0.9e-3)
+    assert good["seconds_low"] == ""
     assert bad["status"] == "failed"
     assert bad["seconds"] == ""
