@@ -25,8 +25,6 @@ from parbench.reports.run_data import RunData
 
 TEST_POINTS = (6, 8, 12, 16, 24)
 """The numbers of pairs after which the comparison is tested. The last one ends it."""
-RESERVED_OPTIONS = ("--repetitions", "--budget", "--out", "--format", "--quiet", "-q", "--resume")
-"""The options of ``parbench run`` that ``parbench ab`` and ``aa`` set themselves."""
 MEASURED_SHARE = 0.8  # of a session's time. The rest is for starting the commands.
 MIN_REPETITION_SECONDS = 30.0  # A repetition ends earlier once it is precise enough.
 Pair = tuple[Run, Run]
@@ -248,16 +246,3 @@ def run_repetition(
             f"side {side.name.upper()} has no run, exit code {child.returncode}: {message}"
         )
     return load_run(created.pop().parent)
-
-
-def check_run_options(options: Sequence[str]) -> None:
-    """Raise ``UserError`` for an option of ``parbench run`` that a paired session sets itself.
-
-    ``options`` are the arguments after ``--``.
-    """
-    for option in options:
-        if option.partition("=")[0] in RESERVED_OPTIONS:
-            raise UserError(
-                f"{option} cannot follow after --, because the session sets it. "
-                "Give --budget and --out before --"
-            )

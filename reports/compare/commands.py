@@ -30,6 +30,8 @@ Examples:
 Exit codes: 0 fine; 2 bad input, or the budget is too short; 4 no series was measured often enough.
 """
 
+RESERVED_OPTIONS = ("--repetitions", "--budget", "--out", "--format", "--quiet", "-q", "--resume")
+"""The options of ``parbench run`` that ``parbench ab`` and ``aa`` set themselves."""
 _budget_option = partial(
     click.option,
     "--budget",
@@ -37,8 +39,30 @@ _budget_option = partial(
     show_default=True,
     help="Time for the whole session.",
 )
+
+
+def _refuse_reserved_options(
+    context: click.Context, parameter: click.Parameter, options: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the arguments of ``parbench run`` after ``--``, as the callback of this argument.
+
+    Raises ``click.BadParameter`` for an option that the session sets itself.
+    """
+    for option in options:
+        if option.partition("=")[0] in RESERVED_OPTIONS:
+            raise click.BadParameter(
+                f"{option} cannot follow after --, because the session sets it. "
+                "Give --budget and --out before --"
+            )
+    return options
+
+
 _run_options = click.argument(
-    "options", metavar="[-- ARGUMENTS OF RUN]", nargs=-1, type=click.UNPROCESSED
+    "options",
+    metavar="[-- ARGUMENTS OF RUN]",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    callback=_refuse_reserved_options,
 )
 
 
@@ -87,7 +111,6 @@ def ab(
     """
     from parbench.bench.text import UserError, parse_duration
     from parbench.reports.compare.ab import (
-        check_run_options,
         compare_interleaved,
         parse_side,
         run_repetition,
@@ -99,7 +122,6 @@ def ab(
     new_side = parse_side("b", sides["b"], sides["b_python"])
     if replace(base_side, name="b") == new_side:
         raise UserError(f"--a and --b are equal, {new_side.text!r}, so there is nothing to compare")
-    check_run_options(options)
     result = compare_interleaved(
         (base_side, new_side),
         partial(run_repetition, out=out, options=options, log=_log),
@@ -144,7 +166,6 @@ def aa(repetitions: int, budget: str, file: Path, out: Path, options: tuple[str,
     from parbench.bench.text import parse_duration
     from parbench.reports.compare.ab import (
         Side,
-        check_run_options,
         measure_pairs,
         run_repetition,
     )
@@ -156,7 +177,6 @@ def aa(repetitions: int, budget: str, file: Path, out: Path, options: tuple[str,
         save_thresholds,
     )
 
-    check_run_options(options)
     if file.exists():
         read_thresholds(file)  # A bad file is refused before an hour is spent.
     *_, pairs = measure_pairs(

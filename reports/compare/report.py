@@ -63,7 +63,6 @@ TIME_COLUMNS = (
     ),
     Column("base_seconds", "BASE", kind="s"),
     Column("new_seconds", "NEW", kind="s"),
-    Column("repetitions", help="Repetitions that measured it in BASE and in NEW."),
     Column("reason", is_result=True),
 )
 """The columns of the table of times, with one row per series."""
@@ -170,8 +169,8 @@ def build_report(comparison: RunComparison, code: int = 0) -> VerdictReport:
             "exit_code": code,
             "verdicts": comparison.verdicts,
             "rule": comparison.rule,
-            "base": _describe_run(comparison.base.run),
-            "new": _describe_run(comparison.new.run),
+            "base": comparison.base.run.info.id,
+            "new": comparison.new.run.info.id,
             "series": comparison.series,
             "limits": comparison.limits,
             "environment": comparison.environment_changes,
@@ -208,7 +207,6 @@ def _build_time_rows(comparison: RunComparison) -> list[Row]:
             "verdict": series.verdict,
             "base_seconds": series.times.base_seconds,
             "new_seconds": series.times.new_seconds,
-            "repetitions": f"{len(series.times.base)} / {len(series.times.new)}",
             "reason": series.reason or UNKNOWN,
         }
         if effect:
@@ -218,17 +216,6 @@ def _build_time_rows(comparison: RunComparison) -> list[Row]:
             row["detectable"] = effect.detectable
         rows.append(row)
     return sorted(rows, key=lambda row: rank_verdict(row["verdict"]))
-
-
-def _describe_run(run: Run) -> dict[str, str]:
-    """Return the id, folder, host, start and version of a run for the JSON report, by key."""
-    return {
-        "id": run.info.id,
-        "path": str(run.path),
-        "host": run.info.host,
-        "started": run.info.started,
-        "parbench": run.info.parbench,
-    }
 
 
 def draw_effects(comparison: RunComparison, file: Path) -> None:
