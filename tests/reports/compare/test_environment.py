@@ -54,17 +54,10 @@ def test_changed_value_blocks_unless_harmless_intended_or_unknown(
     assert change.is_blocking is is_blocking
 
 
-def test_ranks_that_differ_are_compared_as_a_set() -> None:
-    def surround_ranks(*ranks: dict[str, Any]) -> dict[str, str]:
-        environment = {f"rank {i}": rank for i, rank in enumerate(ranks)}
-        records = [ok_record(CASE, environment=environment)]
-        return collect_environment(make_run(PLAN, records), records)
-
-    assert surround_ranks(NODE_A, NODE_B)["host.name"] == "a, b"
-    assert surround_ranks(NODE_B, NODE_A)["host.name"] == "a, b"
-
-
-def test_change_within_a_run_is_named() -> None:
+def test_values_of_ranks_and_of_times_are_joined() -> None:
+    ranks = {"rank 0": NODE_B, "rank 1": NODE_A}
+    records = [ok_record(CASE, environment=ranks)]
+    assert collect_environment(make_run(PLAN, records), records)["host.name"] == "a, b"
     moved = surround(NODE_A, {"changed": {"host.name": ["a", "b"]}})
     assert moved["host.name"] == "a then b"
 

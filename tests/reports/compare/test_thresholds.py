@@ -38,10 +38,8 @@ def test_threshold_of_quiet_times_is_that_of_the_rule(times: list[float]) -> Non
 def test_threshold_covers_a_change_of_level() -> None:
     slower = [1.1 * seconds for seconds in draw_times(2, 0.002, 10)]
     times = draw_times(1, 0.002, 10) + slower
-    threshold = compute_threshold(times)
-    assert threshold == pytest.approx(0.1, abs=0.004)
-    assert compute_threshold(times[::-1]) == pytest.approx(threshold)
-    assert compute_threshold([1 / seconds for seconds in times]) == pytest.approx(threshold)
+    for series in (times, times[::-1]):
+        assert compute_threshold(series) == pytest.approx(0.1, abs=0.004)
 
 
 def test_thresholds_need_ten_valid_runs() -> None:
@@ -63,11 +61,9 @@ def test_saved_thresholds_update_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", '{"a": 3}'])
 def test_foreign_file_is_refused_and_kept(content: str, tmp_path: Path) -> None:
-    problem = "does not contain thresholds"
     file = tmp_path / "thresholds.json"
     file.write_text(content)
-    assert problem in usage_error(read_thresholds, file)
-    assert problem in usage_error(save_thresholds, file, {"a": THRESHOLD})
+    assert "does not contain thresholds" in usage_error(save_thresholds, file, {"a": THRESHOLD})
     assert file.read_text() == content
 
 
