@@ -1,7 +1,7 @@
 """The GPUs of a check, with the faults that NVIDIA's driver reports during the measurement."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -17,15 +17,14 @@ from parbench.bench.machine.gpu import (
 from parbench.bench.machine.gpu_topics import examine_gpu, list_slowdowns
 
 _BAD_TOPICS = ("memory", "pcie", "nvlink")
-T = TypeVar("T")
 
 
 def run_watched(
-    environ: Mapping[str, str], gpus: Sequence[Gpu], work: Callable[[], T]
-) -> tuple[T, GpuReport]:
+    environ: Mapping[str, str], gpus: Sequence[Gpu], work: Callable[[], Path | None]
+) -> tuple[Path | None, GpuReport]:
     """Call the function ``work`` while a child process samples the GPUs once per second.
 
-    Returns a pair: the result of ``work``, and NVML's report of this host's GPUs after ``work``. In
+    Returns a pair: the folder that ``work`` returns, and NVML's report of this host's GPUs after ``work``. In
     the report, clocks, load and temperature are the maxima during ``work``. If ``gpus`` (the GPUs
     to measure) is empty, nothing is sampled and the report is empty.
     """

@@ -1,7 +1,6 @@
 """``parbench doctor``: what on this machine disturbs a measurement, and how to fix it."""
 
 import os
-import resource
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +17,7 @@ from parbench.bench.machine.disturbance import (
 )
 from parbench.bench.machine.environment import format_cpus, read_governors
 from parbench.bench.machine.gpu import GPU_FIX, Gpu, has_library
-from parbench.bench.machine.gpu_host import (
-    has_iommu_translation,
-    has_numa_balancing,
-    has_peer_memory,
-)
+from parbench.bench.machine.gpu_host import has_iommu_translation, has_peer_memory
 from parbench.bench.machine.gpu_topics import examine_gpu
 from parbench.bench.machine.host_load import BUSY_SHARE, STEAL_PERCENT
 from parbench.bench.machine.machine import (
@@ -36,7 +31,6 @@ from parbench.bench.machine.world_spec import choose_world
 from parbench.bench.text import UserError, format_table, pluralize
 
 _MIN_TORCH = (2, 11)
-_MIN_MEMORY_BYTES = 1 << 30
 _MIN_SHM_BYTES = 10**9
 _SAMPLE_SECONDS = 0.3
 _FIXES = {
@@ -46,14 +40,10 @@ _FIXES = {
     "load average": "stop other work, or measure longer (--budget)",
     "cpu governor": "sudo cpupower frequency-set -g performance, so that clocks do not follow the load",
     "steal time": "the hypervisor gives these cores to others: use dedicated cores, or measure longer (--budget)",
-    "memory": "free some: large sizes will be skipped",
     "/dev/shm": "nccl moves data through it: start the container with --shm-size 1g or more, or --ipc host",
-    "swap": "free memory, then sudo swapoff -a && sudo swapon -a: ranks wait for pages that were swapped out",
     "gpu driver": "see nvidia-smi and CUDA_VISIBLE_DEVICES: a driver older than its libraries, a GPU off the bus",
-    "numa balancing": "sudo sysctl kernel.numa_balancing=0: it moves pages away from GPUs",
     "iommu": "boot with iommu=pt: translation slows transfers between GPUs, NICs and the host",
     "peer memory": "sudo modprobe nvidia_peermem: NICs copy through the host without it",
-    "memlock": "ulimit -l unlimited (containers: --ulimit memlock=-1): NICs lock memory",
 }
 
 
@@ -92,8 +82,6 @@ class CoreState:
     """The cpufreq governors of these CPUs, joined by commas."""
     steal_percent: float | None
     """The share of the CPU time of all cores that the hypervisor took in 0.3 s, in per cent."""
-    swap_bytes: int
-    """The swap in use."""
     shm_bytes: int | None
     """The total size of /dev/shm."""
 
@@ -105,13 +93,12 @@ def read_core_state() -> CoreState:
         load_average=os.getloadavg()[0],
         governor=read_governors(),
         steal_percent=getattr(psutil.cpu_times_percent(_SAMPLE_SECONDS), "steal", None),
-        swap_bytes=psutil.swap_memory().used,
         shm_bytes=try_call(lambda: shutil.disk_usage("/dev/shm").total),
     )
 
 
 def examine_cores(machine: Machine, state: CoreState) -> list[Disturbance]:
-    """Return one finding for each topic of torch, ranks, cores, load and memory."""
+    """Return one finding for each topic of torch, ranks, cores, load and shared memory."""
     torch = machine.torch_version
     if torch is None and machine.torch_has_cuda is None:
         torch = "not installed"
@@ -138,13 +125,7 @@ def examine_cores(machine: Machine, state: CoreState) -> list[Disturbance]:
             None if steal is None else f"{steal:.1f} %",
             (steal or 0) > STEAL_PERCENT,
         ),
-        _examine(
-            "memory",
-            format_gibibytes(machine.memory_bytes),
-            (machine.memory_bytes or 0) < _MIN_MEMORY_BYTES,
-        ),
         _examine("/dev/shm", format_gibibytes(state.shm_bytes), is_shm_low),
-        _examine("swap", format_gibibytes(state.swap_bytes), state.swap_bytes > 0),
     ]
 
 
@@ -190,24 +171,14 @@ def examine_gpus(machine: Machine) -> list[Disturbance]:
 def examine_gpu_host(gpus: Sequence[Gpu], root: Path = Path("/")) -> list[Disturbance]:
     """Return the findings about settings of this host that slow its GPUs and NICs.
 
-    There is one finding for each topic, also if nothing disturbs in it. The topics are NUMA
-    balancing and IOMMU, and for a host with RDMA NICs the limit of locked memory and peer memory.
-    ``root`` is the folder with the ``proc`` and ``sys`` to read.
+    The topics are the IOMMU and, for a host with RDMA NICs, peer memory. There is a finding also if
+    nothing disturbs. ``root`` is the folder with the ``proc`` and ``sys`` to read.
     """
-    balancing = has_numa_balancing(root)
     iommu = has_iommu_translation(gpus, root)
-    findings = [
-        _examine("numa balancing", format_switch(balancing), bool(balancing)),
-        _examine("iommu", format_switch(iommu), bool(iommu)),
-    ]
+    findings = [_examine("iommu", format_switch(iommu), bool(iommu))]
     if any((root / "sys/class/infiniband").glob("*")):
-        locked_bytes = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-        limit = "unlimited" if locked_bytes < 0 else f"{locked_bytes} B"
         peer_memory = has_peer_memory(root)
-        findings += [
-            _examine("memlock", limit, locked_bytes >= 0),
-            _examine("peer memory", format_switch(peer_memory), not peer_memory),
-        ]
+        findings.append(_examine("peer memory", format_switch(peer_memory), not peer_memory))
     return findings
 
 

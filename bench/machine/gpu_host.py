@@ -61,15 +61,6 @@ def read_numa_node(address: str, root: Path = Path("/")) -> int | None:
     return parse_count(read_text(root / _PCI_DEVICES / address / "numa_node"))
 
 
-def has_numa_balancing(root: Path) -> bool | None:
-    """Return True if automatic NUMA balancing is on, which moves pages between NUMA nodes.
-
-    None if it is unknown. ``root`` is the folder with the ``proc`` to read.
-    """
-    balancing = read_text(root / "proc/sys/kernel/numa_balancing")
-    return None if balancing is None else balancing != "0"
-
-
 def has_iommu_translation(gpus: Sequence[Gpu], root: Path) -> bool | None:
     """Return True if an IOMMU translates the DMA addresses of any of these GPUs.
 

@@ -62,8 +62,8 @@ def test_faults_are_those_of_the_faulty_gpu(tmp_path: Path) -> None:
 
 def test_gpus_are_sampled_during_work(tmp_path: Path) -> None:
     environ = install(tmp_path, gpus(H100, 1, gpu0={"utilization": "99"}))
-    result, report = run_watched(environ, [Gpu()], lambda: 7)
-    assert result == 7
+    result, report = run_watched(environ, [Gpu()], lambda: tmp_path)
+    assert result == tmp_path
     # A GPU that is busy in a sample is not idle.
     assert report.gpus[0].slowed_by == ()
 

@@ -149,14 +149,6 @@ def test_every_quantity_is_planned() -> None:
         assert (quantity.name in on_cores) == bool(quantity.cpu_size)
 
 
-def test_all_reduce_of_gpus_is_on_the_plateau_of_nvlink() -> None:
-    [all_reduce] = [
-        case for case in plan_cases("cuda", 8) if case.name == "collective.all_reduce"
-    ]
-    size = int(str(all_reduce.all_params["size_bytes"]))
-    assert size > 256 << 20, "a weak fabric hides in the slope below"
-
-
 def test_single_device_is_measured_once() -> None:
     assert {case.all_params.get("group") for case in plan_cases("cuda", 1)} == {"world"}
 
@@ -259,10 +251,3 @@ def test_slow_host_is_bad_only_among_peers_of_its_kind(tmp_path: Path) -> None:
     other_kind = [replace(device, kind="NVIDIA A100") for device in slow]
     for device in compare_with_peers([*fast, *other_kind]):
         assert device.verdict == "ok"
-
-
-def test_check_loads_all_gpus_for_ten_seconds() -> None:
-    options = make_options("cuda", 8, budget="60s", timeout="20s", inject=None)
-    [params] = [entry.set for entry in options.entries if "load_seconds" in entry.set]
-    assert "group" not in params, "all GPUs at once"
-    assert float(str(params["load_seconds"])) * (options.repetitions or 0) >= 10

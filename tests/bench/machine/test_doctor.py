@@ -32,7 +32,6 @@ STATE = CoreState(
     load_average=0.1,
     governor="performance",
     steal_percent=0.0,
-    swap_bytes=0,
     shm_bytes=8 * GIB,
 )
 NO_TORCH = {"torch_version": None, "torch_has_cuda": None}
@@ -60,13 +59,13 @@ def test_unknown_facts_do_not_disturb() -> None:
     findings = examine_cores(Machine(cores=4, torch_has_cuda=False), state)
     assert not any(finding.disturbs for finding in findings)
     known = [finding.topic for finding in findings if finding.facts != UNKNOWN]
-    assert known == ["ranks", "cores", "swap"]
+    assert known == ["ranks", "cores"]
 
 
 def test_examine_here_reports_this_machine() -> None:
     findings = {finding.topic: finding.facts for finding in examine_this_host(os.environ)}
     assert findings["torch"] == inspect_machine(os.environ).torch_version
-    for topic in ("load average", "steal time", "swap", "/dev/shm"):
+    for topic in ("load average", "steal time", "/dev/shm"):
         assert findings[topic] != UNKNOWN
 
 
@@ -81,12 +80,10 @@ BIG_HOST = {"host_cores": 128}  # of which a job may use four
         ("ranks", TWO_GPUS, {}, "2 on cuda with nccl", False),
         ("ranks", {"physical_cores": 2}, {}, "4 on cpu with gloo; 2 physical cores", True),
         ("cores", {"cores": 3}, {}, "3 available of 4", True),
-        ("memory", {"memory_bytes": GIB - 1}, {}, "1.00 GiB", True),
         ("load average", {}, {"load_average": 1.01}, "1.01", True),
         ("load average", BIG_HOST, {"load_average": 32.0}, "128 cores", False),
         ("steal time", {}, {"steal_percent": 2.1}, "2.1 %", True),
         ("cpu governor", {}, {"governor": "performance,powersave"}, "powersave", True),
-        ("swap", {}, {"swap_bytes": GIB}, "1.00 GiB", True),
         ("/dev/shm", TWO_GPUS, {"shm_bytes": 10**9}, "0.93 GiB", False),
         ("/dev/shm", TWO_GPUS, {"shm_bytes": 10**9 - 1}, "0.93 GiB", True),
     ],

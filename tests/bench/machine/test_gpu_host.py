@@ -1,7 +1,6 @@
 """The kernel's files show what slows GPUs and NICs, and the CPUs next to a GPU."""
 
 import os
-import resource
 import threading
 from pathlib import Path
 
@@ -29,7 +28,6 @@ def two_gpus(tmp_path: Path) -> Path:
         f"{DEVICES}/{second}/local_cpulist": "2-3\n",
         f"{DEVICES}/{second}/numa_node": "1\n",
         f"{DEVICES}/{first}/iommu_group/type": "DMA-FQ\n",
-        "proc/sys/kernel/numa_balancing": "1\n",
         "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module\n",
     }
     return write_tree(tmp_path, kernel_files)
@@ -39,15 +37,10 @@ def examine(root: Path) -> dict[str, Disturbance]:
     return {finding.topic: finding for finding in examine_gpu_host(GPUS, root)}
 
 
-def test_bad_settings_of_a_gpu_host_disturb(
-    two_gpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1 << 26, 1024))
+def test_bad_settings_of_a_gpu_host_disturb(two_gpus: Path) -> None:
     findings = examine(two_gpus)
     assert {topic: finding.facts for topic, finding in findings.items()} == {
-        "numa balancing": "on",
         "iommu": "on",
-        "memlock": "67108864 B",
         "peer memory": "off",
     }
     for finding in findings.values():
@@ -55,18 +48,13 @@ def test_bad_settings_of_a_gpu_host_disturb(
         assert finding.fix
 
 
-def test_good_settings_of_a_gpu_host_do_not_disturb(
-    two_gpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (-1, -1))
+def test_good_settings_of_a_gpu_host_do_not_disturb(two_gpus: Path) -> None:
     files = {
         f"{DEVICES}/{GPU_ADDRESSES[0]}/iommu_group/type": "identity\n",
-        "proc/sys/kernel/numa_balancing": "0\n",
         "sys/module/nvidia_peermem/version": "1",
     }
     findings = examine(write_tree(two_gpus, files))
     assert not any(finding.disturbs for finding in findings.values())
-    assert findings["memlock"].facts == "unlimited"
     assert findings["peer memory"].facts == "on"
 
 
