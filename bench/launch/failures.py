@@ -100,11 +100,13 @@ def explain_end(
     """
     errors = evidence.errors
     codes = {rank: code for rank, code in exit_codes.items() if rank not in evidence.cpu_seconds}
-    dead_ranks = find_first_dead({rank: codes[rank] for rank in codes if rank not in errors})
-    culprits: list[int] = []
+    dead_ranks = [rank for rank in codes if rank not in errors]
+    # SIGTERM comes last, because a launcher ends the other ranks by SIGTERM when one has failed.
+    killed = [rank for rank in dead_ranks if codes[rank] < 0 and codes[rank] != -signal.SIGTERM]
+    failed = [rank for rank in dead_ranks if codes[rank] > 0]
+    culprits = killed or failed or dead_ranks
     cause: CulpritCause = "raised"
-    if dead_ranks:
-        culprits = dead_ranks
+    if culprits:
         code = codes[culprits[0]]
         reason = f"{evidence.format_ranks(culprits)} died: {describe_exit(code)}"
         cause = "terminated" if code == -signal.SIGTERM else "died"
@@ -127,19 +129,6 @@ def explain_end(
         culprits=evidence.make_culprits(culprits, cause),
         ranks=evidence.make_states(phrases, stacks),
     )
-
-
-def find_first_dead(codes: Mapping[int, int]) -> list[int]:
-    """Return the dead ranks that probably died first.
-
-    ``codes`` holds the exit code of each dead rank, negative for a signal. The result is the first
-    of these lists that is not empty: the ranks killed by a signal other than SIGTERM, the ranks
-    that exited with a positive code, all dead ranks. SIGTERM comes last, because a launcher ends
-    the other ranks by SIGTERM when one has failed.
-    """
-    killed = [rank for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM]
-    failed = [rank for rank, code in codes.items() if code > 0]
-    return killed or failed or list(codes)
 
 
 def explain_hang(

@@ -388,20 +388,23 @@ class CaseTimer:
             samples.samples_per_block = [samples.stamps.shape[2]]
             if self._world.global_rank == 0:
                 remaining_seconds = end - time.perf_counter()
-                half_width = compute_half_width(samples.compute_durations())
-                samples.stop = self._find_stop(half_width, has_time=remaining_seconds > 0)
+                # Ten successive parts are taken as independent blocks.
+                durations = samples.compute_durations()
+                counts = [len(part) for part in np.array_split(durations, 10)]
+                samples.stop = self._find_stop(counts, has_time=remaining_seconds > 0)
                 batch = 0
                 if samples.stop == "visits":
                     affordable = self._count_affordable(remaining_seconds)
                     batch = min(samples.stamps.shape[2], affordable, self._count_remaining())
             batch = self._broadcast_from_rank_0(batch)
 
-    def _find_stop(self, half_width: float | None, *, has_time: bool) -> Stop:
+    def _find_stop(self, counts: Sequence[int], *, has_time: bool) -> Stop:
         """Return the reason why sampling ends, ``visits`` if no limit ends it now.
 
-        ``half_width`` is the half-width of the interval relative to the median, None if it is
-        unknown. ``has_time`` is True if more samples than so far would be possible.
+        ``counts`` are the numbers of successive samples that are taken as independent. ``has_time``
+        is True if more samples than so far would be possible.
         """
+        half_width = estimate_median(self.samples.compute_durations(), counts).half_width
         if half_width is not None and half_width <= self._measure.precision:
             return "precision"
         if self.is_complete:
@@ -434,8 +437,7 @@ class CaseTimer:
         samples.samples_per_block.append(count)
         if is_rank_0:
             counts = samples.samples_per_block
-            half_width = estimate_median(samples.compute_durations(), counts).half_width
-            samples.stop = self._find_stop(half_width, has_time=count < affordable)
+            samples.stop = self._find_stop(counts, has_time=count < affordable)
 
     def _broadcast_from_rank_0(self, value: int) -> int:
         """Return rank 0's ``value`` on every rank. Every rank of the run calls this method."""
@@ -518,19 +520,6 @@ class CaseTimer:
         if self._timer is not None:
             # The slowest rank is the sample's time, so the launch must be hidden on all ranks.
             samples.has_hidden_launch += gathered[HIDDEN].all(axis=0).tolist()
-
-
-def compute_half_width(values: Sequence[float]) -> float | None:
-    """Return the half-width of the 95 % interval of the median, as a fraction of the median.
-
-    ``values`` are the durations of the samples of one block in any unit. They are split into ten
-    successive parts, which are taken as independent. Returns None for fewer than 20 values.
-    """
-    n = len(values)
-    if n < 20:
-        return None
-    counts = [n * (part + 1) // 10 - n * part // 10 for part in range(10)]
-    return estimate_median(values, counts).half_width
 
 
 def gather_stamps(stamps: torch.Tensor, world: World, ranks: Sequence[int]) -> Stamps | None:
