@@ -55,7 +55,8 @@ class TimeBudget:
     def __init__(self, seconds: float, num_starts: int) -> None:
         """Begin the time of the run now. ``num_starts`` is the number of planned starts."""
         self._num_starts = num_starts
-        self._num_completed = 0
+        self.num_completed = 0
+        """The number of starts that have ended."""
         self._least_seconds = 0.0
         """The least time that a start of all ranks has needed so far, 0 before the first one."""
         self._end = time.monotonic() + seconds
@@ -74,7 +75,7 @@ class TimeBudget:
 
         Before the first start has begun, all planned starts count.
         """
-        num_to_come = self._num_starts - self._num_completed
+        num_to_come = self._num_starts - self.num_completed
         if not self._least_seconds:
             return num_to_come
         return min(num_to_come, int(self.compute_remaining_seconds() / self._least_seconds))
@@ -86,7 +87,7 @@ class TimeBudget:
         of it. ``began`` is the ``time.monotonic()`` at which the launcher started the ranks, all of
         which have started now.
         """
-        if not self._num_completed:
+        if not self.num_completed:
             self._least_seconds = time.monotonic() - began
         return began + (self._end - began) / max(self.count_fitting(), 1)
 
@@ -101,18 +102,10 @@ class TimeBudget:
             steps = int(record.details.get("steps_per_sample", 1))
             extra_share = 1 - Measure().min_iterations / max(len(values), 1)
             seconds -= max(extra_share, 0.0) * steps * sum(values)
-        if self._num_completed:
+        if self.num_completed:
             seconds = min(seconds, self._least_seconds)
         self._least_seconds = max(seconds, 0.001)
-        self._num_completed += 1
-
-    def compute_progress(self, share: float) -> float:
-        """Return the fraction of the run that is completed, from 0 to 1.
-
-        ``share`` is the completed fraction of the current start of all ranks.
-        """
-        num_fitting = max(self.count_fitting(), 1)
-        return (self._num_completed + share) / (self._num_completed + num_fitting)
+        self.num_completed += 1
 
 
 def estimate_run_seconds(run: Run) -> float:

@@ -266,8 +266,8 @@ class Driver:
             if case.id not in repetition.cases:
                 continue
             title = f"repetition {repetition.number + 1}/{self._plan.repetitions}: {case.name}"
-            progress = self._budget.compute_progress(index / len(job.blocks))
-            self._display.show_progress(title, progress)
+            num_completed = self._budget.num_completed + index / len(job.blocks)
+            self._display.show_progress(title, num_completed / len(self._pending))
             starts.setdefault(case.id, utc_now())
             began = time.monotonic()
             outcome = ranks.wait_for_block(index, self._plan.timeout_seconds)
