@@ -279,25 +279,19 @@ def make_options(
     """
     from parbench.bench.machine.slurm_allocation import parse_nodes
     from parbench.bench.plan.options import Options
-    from parbench.bench.plan.params import is_variable
 
     fields = dict(options)
     nodes = fields.pop("nodes", None)
     if nodes is not None:
         fields["nodes"], fields["nodelist"] = parse_nodes(nodes)
-    settings = list(fields.pop("settings", ()))
+    settings = [*fields.pop("settings", ()), *fields.pop("env", ())]
     sizes = fields.pop("sizes", None)
     if sizes is not None:
         settings.append(f"size_bytes={sizes}")
-    variables = parse_settings(fields.pop("env", ()), "--env")
-    for name in variables:
-        if not is_variable(name):
-            hint = "write capital letters, digits and underscores"
-            raise UserError(f"--env: {name!r} is not allowed as a variable", hint=hint)
     return Options(
         names=tuple(case for case in cases if ":" not in case),
         targets=tuple(case for case in cases if ":" in case),
-        settings=parse_settings(settings) | variables,
+        settings=parse_settings(settings),
         preset_overrides=overrides,
         **fields,
     )
@@ -320,22 +314,20 @@ def _is_typed(name: str) -> bool:
     return source is ParameterSource.COMMANDLINE
 
 
-def parse_settings(settings: Sequence[str], option: str = "--set") -> dict[str, str]:
-    """Return the values of a repeated option ``NAME=VALUE`` as text, by name.
+def parse_settings(settings: Sequence[str]) -> dict[str, str]:
+    """Return the values of ``--set`` and ``--env``, written ``NAME=VALUE``, as text by name.
 
-    Raises ``UserError`` if a setting has no equals sign or a name occurs twice. ``option`` is the
-    name of the option in that message.
+    Raises ``UserError`` if a setting has no equals sign or a name occurs twice.
     """
     texts: dict[str, str] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
         name = name.strip()
         if not equals or not name:
-            hint = "write NAME=VALUE, or NAME=VALUE,VALUE"
-            raise UserError(f"{option} {setting!r} is not understood", hint=hint)
+            raise UserError(f"{setting!r} is not NAME=VALUE or NAME=VALUE,VALUE")
         if name in texts:
             hint = f"write its values together: {name}=VALUE,VALUE"
-            raise UserError(f"{option} {name} is given twice", hint=hint)
+            raise UserError(f"{name} is given twice", hint=hint)
         texts[name] = text
     return texts
 

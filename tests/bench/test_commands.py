@@ -121,7 +121,6 @@ def test_parse_settings() -> None:
     ("line", "fact"),
     [
         ("--sizes 1K --set size_bytes=1M", "size_bytes is given twice"),
-        ("--env threads=1,2", "'threads' is not allowed as a variable"),
         ("--resume r ddp", "leave out the cases"),
         ("--resume r --sizes 1K", "leave out --sizes"),
         ("--resume r --link 9Gbit", "leave out --link"),
