@@ -145,14 +145,13 @@ class RunPath(click.Path):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return ``latest`` and the run folders that begin with the incomplete word, newest first.
+        """Return ``latest`` and the runs in ``runs`` that begin with the incomplete word.
 
-        If there are none, the result lets the shell complete the path of any folder.
+        The newest run is first. If there are none, the result lets the shell complete the path of
+        any folder.
         """
-        parent = Path(incomplete if incomplete.endswith("/") else incomplete.rpartition("/")[0])
-        folder = parent if parent != Path() else RUNS_FOLDER
-        files = sorted(folder.glob("*/run.json"), reverse=True)
-        paths = [parent / "latest"] if files else []
-        paths += [file.parent for file in files]
-        items = [CompletionItem(path) for path in map(str, paths) if path.startswith(incomplete)]
+        from parbench.bench.results.runs import list_runs
+
+        paths = map(str, reversed(list_runs(RUNS_FOLDER)))
+        items = [CompletionItem(path) for path in ("latest", *paths) if path.startswith(incomplete)]
         return items or [CompletionItem(incomplete, type="dir")]
