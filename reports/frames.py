@@ -5,7 +5,7 @@ Unknown values are NaN, NA or None, never 0. pandas is imported by the functions
 so that commands without one start fast.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -209,52 +209,47 @@ def _list_repetitions(runs: Runs) -> list[CaseRepetition]:
 
     In each run, those with a record come first, then cases that the plan skips, then missing ones.
     """
-    return [repetition for run, point in runs for repetition in _iterate_repetitions(run, point)]
-
-
-def _iterate_repetitions(run: Run, point: str | None) -> Iterator[CaseRepetition]:
-    """Yield each case in each repetition of one run: recorded, then skipped, then missing ones.
-
-    ``point`` is the name of the sweep point (combination of settings) that the run measured.
-    """
-    info, plan = run.info, run.info.plan
-    records = {(record.case.id, record.repetition): record for record in run.records}
-    cases = {key: record.case for key, record in records.items()}
-    reasons = {skipped.case.id: skipped.reason for skipped in plan.skipped}
-    cases |= {(skipped.case.id, 0): skipped.case for skipped in plan.skipped}
-    for index in range(plan.repetitions):
-        cases = {(case.id, index): case for case in plan.cases} | cases
-    for (case_id, index), case in cases.items():
-        row: dict[str, Any] = {
-            "run": info.id,
-            "started": info.started,
-            "host": info.host,
-            "preset": plan.preset,
-            "point": point,
-            "case": case_id,
-            "name": case.name,
-            "repetition": index,
-            "status": "skipped" if case_id in reasons else "missing",
-            "reason": reasons.get(case_id, "no record"),
-        }
-        row |= {f"param_{name}": value for name, value in case.all_params.items()}
-        record = records.get((case_id, index))
-        if record:
-            row |= {
-                "status": record.status,
-                "reason": record.reason or None,
-                "iterations": len(record.samples.values) or None,
-                "world_size": record.world.size,
-                "nodes": record.world.nodes,
-                "backend": record.world.backend,
-                "device": record.world.device,
-                "noise": record.noise.grade if record.noise else None,
-                "injected": record.injected or None,
-                "emulation": record.emulation or None,
-                "notes": "; ".join(record.notes) or None,
+    repetitions = []
+    for run, point in runs:
+        info, plan = run.info, run.info.plan
+        records = {(record.case.id, record.repetition): record for record in run.records}
+        cases = {key: record.case for key, record in records.items()}
+        reasons = {skipped.case.id: skipped.reason for skipped in plan.skipped}
+        cases |= {(skipped.case.id, 0): skipped.case for skipped in plan.skipped}
+        for index in range(plan.repetitions):
+            cases = {(case.id, index): case for case in plan.cases} | cases
+        for (case_id, index), case in cases.items():
+            row: dict[str, Any] = {
+                "run": info.id,
+                "started": info.started,
+                "host": info.host,
+                "preset": plan.preset,
+                "point": point,
+                "case": case_id,
+                "name": case.name,
+                "repetition": index,
+                "status": "skipped" if case_id in reasons else "missing",
+                "reason": reasons.get(case_id, "no record"),
             }
-        is_measured = record is not None and record.status == "ok"
-        yield CaseRepetition(run, record if is_measured else None, row)
+            row |= {f"param_{name}": value for name, value in case.all_params.items()}
+            record = records.get((case_id, index))
+            if record:
+                row |= {
+                    "status": record.status,
+                    "reason": record.reason or None,
+                    "iterations": len(record.samples.values) or None,
+                    "world_size": record.world.size,
+                    "nodes": record.world.nodes,
+                    "backend": record.world.backend,
+                    "device": record.world.device,
+                    "noise": record.noise.grade if record.noise else None,
+                    "injected": record.injected or None,
+                    "emulation": record.emulation or None,
+                    "notes": "; ".join(record.notes) or None,
+                }
+            is_measured = record is not None and record.status == "ok"
+            repetitions.append(CaseRepetition(run, record if is_measured else None, row))
+    return repetitions
 
 
 def _build_repetitions(repetitions: Sequence[CaseRepetition]) -> "pd.DataFrame":

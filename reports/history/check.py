@@ -26,7 +26,7 @@ from parbench.reports.compare.verdicts import (
     rank_verdict,
 )
 from parbench.reports.history.changes import LevelChange, judge_median, judge_series
-from parbench.reports.history.database import History, HistoryRun, open_history
+from parbench.reports.history.database import Annotation, History, HistoryRun, open_history
 from parbench.reports.history.levels import LevelRule
 from parbench.reports.history.noise import MIN_POOLED_SERIES
 from parbench.reports.history.runs import make_history_run
@@ -169,7 +169,7 @@ def check_run(
     rule: LevelRule,
     thresholds: Mapping[str, Threshold] | None = None,
 ) -> HistoryCheck:
-    """Check a run against the earlier runs of its branch, case by case.
+    """Check a run against the newest earlier runs of its branch and preset, case by case.
 
     Args:
         history: the history with the earlier runs.
@@ -181,16 +181,31 @@ def check_run(
             in its environment. They only raise the threshold of the rule. None if none were
             measured.
     """
+    # A run of the history is one of the runs that the rule counts.
+    num_own = 0 if run.is_candidate else 1
     earlier_runs = [
         other
         for other in history.list_runs(run.branch)
-        if other.id != run.id and other.started <= run.started
+        if other.preset == run.preset and other.id != run.id and other.started <= run.started
     ]
-    windows = [_read_window(history, earlier_runs, run, point, rule) for point in points]
+    results_by_run = [
+        (other, history.read_points(other)) for other in earlier_runs[num_own - rule.window :]
+    ]
+    notes = [
+        note
+        for note in history.list_annotations()
+        if note.branch == run.branch and note.started <= run.started
+    ]
+    windows = [
+        SeriesWindow(
+            results=[*_select_results(results_by_run, point, notes), (run, point)],
+            min_runs=rule.min_runs - num_own,
+        )
+        for point in points
+    ]
+    previous = list(results_by_run[-1][1].values()) if results_by_run else []
     thresholds = thresholds or {}
     changes = _find_changes(windows, rule, thresholds)
-    same_preset = [other for other in earlier_runs if other.preset == run.preset]
-    previous = history.read_points(same_preset[-1]) if same_preset else []
     results = []
     for window in windows:
         series = window.point.series
@@ -215,38 +230,29 @@ def check_run(
     )
 
 
-def _read_window(
-    history: History,
-    earlier_runs: Sequence[HistoryRun],
-    run: HistoryRun,
+def _select_results(
+    results_by_run: Sequence[tuple[HistoryRun, Mapping[str, SeriesPoint]]],
     point: SeriesPoint,
-    rule: LevelRule,
-) -> SeriesWindow:
-    """Return the results of a case in the newest earlier runs and in the checked run.
+    notes: Sequence[Annotation],
+) -> list[tuple[HistoryRun, SeriesPoint]]:
+    """Return (run, result) of one case in the environment of the checked run, oldest first.
 
-    Only earlier runs in the same environment count. Runs before the last annotation of the case are
-    left out, because the annotation declares a change intended.
+    Runs before the last annotation of the case are left out, because the annotation declares a
+    change intended.
 
     Args:
-        history: the history with the earlier runs.
-        earlier_runs: the earlier runs of the branch, oldest first.
-        run: the checked run.
+        results_by_run: the earlier runs with their results, keyed by fingerprint, oldest first.
         point: the result of the case in the checked run.
-        rule: the numbers of runs that the check needs and uses.
+        notes: the annotations of the branch, oldest first.
     """
-    first_start = ""
-    for note in history.list_annotations():
-        is_earlier = note.branch == run.branch and note.started <= run.started
-        if is_earlier and fnmatchcase(point.series.case.label, note.series):
-            first_start = note.started
-    runs = [other for other in earlier_runs if other.started >= first_start]
-    earlier = history.read_series(point.series.fingerprint, runs)
-    # A run of the history is one of the runs that the rule counts.
-    num_own = 0 if run.is_candidate else 1
-    return SeriesWindow(
-        results=[*earlier[num_own - rule.window :], (run, point)],
-        min_runs=rule.min_runs - num_own,
-    )
+    fingerprint, label = point.series.fingerprint, point.series.case.label
+    starts = [note.started for note in notes if fnmatchcase(label, note.series)]
+    first_start = starts[-1] if starts else ""
+    return [
+        (run, points[fingerprint])
+        for run, points in results_by_run
+        if run.started >= first_start and fingerprint in points
+    ]
 
 
 def _find_changes(

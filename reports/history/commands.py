@@ -168,7 +168,8 @@ def check(
     else:
         with open_history(file) as opened:
             stored = select_runs(opened.list_runs(), run or branch)[-1]
-            result = check_run(opened, stored, opened.read_points(stored), rule, thresholds)
+            points = list(opened.read_points(stored).values())
+            result = check_run(opened, stored, points, rule, thresholds)
     exit_code = result.compute_exit_code(fail_on_unknown=fail_on_unknown)
     click.echo(render(build_report(result, exit_code), form), nl=False)
     click.get_current_context().exit(exit_code)

@@ -5,7 +5,7 @@ environment.
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,22 +117,20 @@ class History:
             HistoryRun(*row) for row in self._execute(f"SELECT * FROM run WHERE {order}", branch)
         ]
 
-    def read_points(self, run: HistoryRun) -> list[SeriesPoint]:
-        """Return the results of a run, one for each case."""
-        return list(self._select_points("run = ?", run.id).values())
+    def read_points(self, run: HistoryRun) -> dict[str, SeriesPoint]:
+        """Return the results of a run, one for each case.
 
-    def read_series(
-        self, fingerprint: str, runs: Iterable[HistoryRun]
-    ) -> list[tuple[HistoryRun, SeriesPoint]]:
-        """Return (run, result) of one case in one environment for each of ``runs`` that measured it.
-
-        They are in the order of ``runs``. ``fingerprint`` is a hash that identifies the case with
-        its ranks and environment.
+        The key is a fingerprint, which identifies the case with its ranks and environment.
         """
-        by_run = self._select_points("fingerprint = ?", fingerprint)
-        return [
-            (run, by_run[run.id, fingerprint]) for run in runs if (run.id, fingerprint) in by_run
-        ]
+        tables = "point JOIN series USING (fingerprint)"
+        query = f"SELECT fingerprint, identity, content FROM {tables} WHERE run = ?"
+        points = {}
+        with convert_read_errors(f"{self._path}, a result"):
+            for fingerprint, identity, content in self._execute(query, run.id):
+                fields = msgspec.json.decode(content)
+                fields["series"] = msgspec.json.decode(identity)
+                points[fingerprint] = msgspec.convert(fields, SeriesPoint)
+        return points
 
     def list_series(self) -> list[SeriesIdentity]:
         """Return each measured case once for each environment, with its ranks."""
@@ -182,21 +180,6 @@ class History:
     def _execute(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """Execute an SQL query with values for its placeholders, and return all rows."""
         return self._connection.execute(query, values).fetchall()
-
-    def _select_points(self, condition: str, value: str) -> dict[tuple[str, str], SeriesPoint]:
-        """Return the results that meet an SQL condition, keyed by (id of the run, fingerprint).
-
-        ``value`` replaces the placeholder of the condition, such as ``run = ?``.
-        """
-        tables = "point JOIN series USING (fingerprint)"
-        query = f"SELECT run, fingerprint, identity, content FROM {tables} WHERE {condition}"
-        points = {}
-        with convert_read_errors(f"{self._path}, a result"):
-            for run, fingerprint, identity, content in self._execute(query, value):
-                fields = msgspec.json.decode(content)
-                fields["series"] = msgspec.json.decode(identity)
-                points[run, fingerprint] = msgspec.convert(fields, SeriesPoint)
-        return points
 
 
 @contextmanager

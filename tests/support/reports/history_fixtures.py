@@ -103,7 +103,8 @@ class DailyRuns:
     def check(self, run_id: str = "", rule: LevelRule = RULE) -> HistoryCheck:
         """Check a run, or the newest one of the branch main."""
         run = select_runs(self.history.list_runs(), run_id or "main")[0]
-        return check_run(self.history, run, self.history.read_points(run), rule)
+        points = list(self.history.read_points(run).values())
+        return check_run(self.history, run, points, rule)
 
     def annotate(self, run_id: str, series: str) -> None:
         """Declare the changes of some series in a run intended."""
