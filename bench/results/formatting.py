@@ -7,8 +7,8 @@ from numbers import Real
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.text import escape_unprintable, format_size
 
-_ROUNDING_SECONDS = 1e-12
-"""The largest difference of two sums of seconds that counts as a rounding error."""
+_ROUNDING_ERROR = 1e-6
+"""The magnitude below which a number prints as 0. The difference of two sums has such errors."""
 UNKNOWN = "-"
 """The text of an unknown value."""
 GIGA = 1e9
@@ -27,7 +27,7 @@ def format_number(value: float | None) -> str:
     """
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    if value == 0:
+    if abs(value) <= _ROUNDING_ERROR:
         return "0"
     rounded = float(f"{value:.2e}")
     decimals = 2 - math.floor(math.log10(abs(rounded)))
@@ -47,12 +47,7 @@ def format_quantity(value: float | None, unit: str) -> str:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Return a duration as text in s, ms or us, ``-`` if it is unknown.
-
-    A duration of at most 1e-12 s gives 0, because it is a rounding error of a difference.
-    """
-    if seconds is not None and abs(seconds) <= _ROUNDING_SECONDS:
-        seconds = 0.0
+    """Return a duration as text in s, ms or us, ``-`` if it is unknown."""
     return format_quantity(seconds, "s")
 
 

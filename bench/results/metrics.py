@@ -93,15 +93,11 @@ class Metric:
         match = re.fullmatch(self.pattern, name)
         if match is None:
             return None
-        if not match.groups():
-            return self
-
-        def fill(text: str) -> str:
-            """Return the text with its words in capitals replaced by words of the name."""
-            words = iter(match.groups())
-            return _ANY_WORD.sub(lambda capitals: next(words, capitals[0]), text)
-
-        return replace(self, name=name, title=fill(self.title), help=fill(self.help))
+        title, description = self.title, self.help
+        for capitals, word in zip(_ANY_WORD.findall(self.name), match.groups(), strict=True):
+            title = title.replace(capitals, word)
+            description = description.replace(capitals, word)
+        return replace(self, name=name, title=title, help=description)
 
 
 # fmt: off

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-MAX_NUMBERED_RANKS = 10
-"""The largest number of ranks at which cells contain their numbers."""
 MAX_TICKS = 16
 
 
@@ -35,8 +33,7 @@ def chart_links(
     def draw() -> "Figure":
         """Draw the cells, the ranks as ticks, and lines between nodes."""
         figure, [axes] = new_figure(min(3.3, 0.6 + 0.35 * len(ranks)))
-        is_numbered = len(ranks) <= MAX_NUMBERED_RANKS
-        draw_heat_map(axes, bandwidths.to_numpy(), format_gigabytes if is_numbered else None)
+        draw_heat_map(axes, bandwidths.to_numpy(), format_gigabytes)
         step = -(-len(ranks) // MAX_TICKS)
         centers = [index + 0.5 for index in range(len(ranks))][::step]
         axes.set_xticks(centers, ranks[::step])

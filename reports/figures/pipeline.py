@@ -1,15 +1,14 @@
 """Gantt charts of pipelines: the forward and backward actions of each rank over time."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parbench.bench.results.details import PipelineDetails, PipelineTimeline
 from parbench.bench.results.formatting import format_seconds
-from parbench.reports.figures import quantities, style
+from parbench.reports.figures import style
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.lanes import Lane, draw_lanes
 from parbench.reports.figures.primitives import add_legend, write_between
-from parbench.reports.figures.quantities import set_x_axis
+from parbench.reports.figures.quantities import TIME_SINCE_START, set_x_axis
 from parbench.reports.figures.style import color, new_figure
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 _MAX_NUMBERED_ACTIONS = 400
 _MAX_RANK_LABELS = 16
-_TIME = replace(quantities.TIME_SINCE_START, title="time since the first action")
 _KINDS = {
     "F": ("F: forward", "blue"),
     "B": ("B: backward", "green"),
@@ -46,7 +44,7 @@ def chart_pipeline(
         figure, all_axes = new_figure(height, is_wide=is_wide, num_rows=len(timelines))
         looks = _list_looks(details.chunks)
         for axes, (kind, timeline) in zip(all_axes, timelines.items(), strict=True):
-            set_x_axis(axes, _TIME, 0.0, seconds)
+            set_x_axis(axes, TIME_SINCE_START, 0.0, seconds)
             draw_lanes(axes, make_lanes(details, timeline), looks, seconds)
             if sum(map(len, timeline)) <= _MAX_NUMBERED_ACTIONS:
                 _number_actions(axes, timeline)

@@ -1,17 +1,17 @@
 """The charts of a table, whether it belongs to a run or to a plan."""
 
-from parbench.bench.results.formatting import format_quantity, format_seconds
+from parbench.bench.results.formatting import format_quantity
 from parbench.bench.results.tables import GanttChart, Plot, Table
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.pipeline import chart_pipeline
-from parbench.reports.figures.quantities import AxisQuantity
+from parbench.reports.figures.quantities import STEP_TIME, AxisQuantity
 from parbench.reports.figures.steps import chart_stacks
 
 _QUANTITIES = {
     "memory": AxisQuantity(
         title="memory of a rank", text=lambda value: format_quantity(value, "GB"), is_log=False
     ),
-    "step": AxisQuantity(title="time of a step", text=format_seconds, is_log=False),
+    "step": STEP_TIME,
 }
 """The x axis of stacked bars, by ``StackedBars.quantity``."""
 

@@ -27,7 +27,6 @@ MAX_LABEL_LETTERS = 64
 LETTERS_PER_INCH = 18
 """The approximate number of letters in an inch of text."""
 LEGEND_LINE_INCHES = 1.35 * style.FONT_POINTS / 72
-_BAR_HEIGHT = 0.42
 _NUM_SHADES = 14
 
 
@@ -56,8 +55,6 @@ class IntervalRow:
     """The text above the row."""
     interval: tuple[float, float, float]
     """The value, then the lower and the upper bound of its 95 % interval."""
-    parts: Sequence[float] = ()
-    """Single values that are drawn above the interval, such as those of repetitions."""
     hue: str = "blue"
     """The name of a color in ``style.HUES``."""
 
@@ -136,7 +133,7 @@ def draw_stacks(
     totals = [sum(parts.values()) for _, parts in stacks]
     for part, look in looks.items():
         widths = np.array([parts.get(part, 0.0) for _, parts in stacks])
-        bars = axes.barh(range(len(stacks)), widths, _BAR_HEIGHT, left=lefts, **look)
+        bars = axes.barh(range(len(stacks)), widths, 0.42, left=lefts, **look)
         for row, bar in enumerate(bars):
             share = format_share(widths[row] / totals[row])
             describe(bar, f"{part}: {share}")
@@ -176,27 +173,23 @@ def label_rows(axes: "Axes", labels: Sequence[str]) -> None:
 
 
 def draw_intervals(axes: "Axes", rows: Sequence[IntervalRow]) -> None:
-    """Draw a row for each interval: a bar between its bounds, and a diamond at its value.
-
-    The ``parts`` of a row, such as one value per repetition, are small squares above its bar.
-    """
+    """Draw a row for each interval: a bar between its bounds, and a diamond at its value."""
     for index, row in enumerate(rows):
         value, low, high = row.interval
         hue = color(row.hue)
         axes.plot([low, high], [index, index], color=hue, linewidth=2)
         axes.plot([value], [index], "D", color=hue, markersize=4)
-        heights = [index - 0.14] * len(row.parts)
-        axes.plot(row.parts, heights, "s", color=color("text"), markersize=1.6)
     label_rows(axes, [row.label for row in rows])
 
 
 def draw_heat_map(
-    axes: "Axes", values: NDArray[np.float64], format_value: Callable[[float], str] | None
+    axes: "Axes", values: NDArray[np.float64], format_value: Callable[[float], str]
 ) -> None:
     """Draw a cell for each value, darker for larger values relative to the largest.
 
-    NaN leaves a cell empty. ``format_value`` returns the text in a cell, None for no texts. Cells
-    of one shade are a single path, because a path for each would be several times larger.
+    NaN leaves a cell empty. ``format_value`` returns the text in a cell, which is written if there
+    is space. Cells of one shade are a single path, because a path for each would be several times
+    larger.
     """
     num_rows, num_columns = values.shape
     axes.set_xlim(0, num_columns)
@@ -207,10 +200,9 @@ def draw_heat_map(
         boxes = [(column + 0.02, column + 0.98, row + 0.5) for row, column in cells]
         look = {"facecolor": color("blue"), "alpha": 0.06 + shade / 21}
         draw_boxes(axes, boxes, 0.96, look)
-    if format_value:
-        for (row, column), value in np.ndenumerate(values):
-            if not np.isnan(value):
-                write_between(axes, column, column + 1, row + 0.5, format_value(value))
+    for (row, column), value in np.ndenumerate(values):
+        if not np.isnan(value):
+            write_between(axes, column, column + 1, row + 0.5, format_value(value))
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
 

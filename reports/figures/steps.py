@@ -1,7 +1,6 @@
 """Figures of training steps: step times, parts of profiled steps, and memory."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parbench.bench.results.formatting import format_bytes
@@ -21,14 +20,12 @@ from parbench.reports.figures.style import color, look_of_part, new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_REPETITIONS = 20
-"""The largest number of repetitions that are drawn next to an interval."""
 Stacks = Mapping[str, Mapping[str, float]]
 """The lengths of the parts of each bar, keyed by the label of the bar and then by part."""
 
 
 def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
-    """Return a chart of the step time of each case with its 95 % interval and its repetitions.
+    """Return a chart of the step time of each case with its 95 % interval.
 
     ``steps`` are keyed by label. None if no step time is known.
     """
@@ -37,16 +34,14 @@ def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
         metric = step.metrics.get(step.headline)
         if metric is not None and metric.value:
             interval = (metric.value, metric.low or metric.value, metric.high or metric.value)
-            repetitions = list(step.by_repetition(step.headline).values())[:MAX_REPETITIONS]
-            parts = repetitions if len(repetitions) > 1 else []
-            intervals.append(IntervalRow(label=label, interval=interval, parts=parts))
+            intervals.append(IntervalRow(label=label, interval=interval))
     if not intervals:
         return None
 
     def draw() -> "Figure":
         """Draw a row for each step on a common axis of time."""
         figure, [axes] = new_figure(0.35 + 0.32 * len(intervals))
-        longest = max(end for row in intervals for end in (*row.interval, *row.parts))
+        longest = max(end for row in intervals for end in row.interval)
         set_x_axis(axes, quantities.STEP_TIME, 0.0, longest * 1.02)
         draw_intervals(axes, intervals)
         return figure
@@ -54,8 +49,8 @@ def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
     return Chart(
         name="step_times",
         title="Step time",
-        caption="Diamonds are means over repetitions, squares are single repetitions. Lines are "
-        "95 % intervals, within the repetition if there is only one.",
+        caption="Diamonds are means over repetitions. Lines are 95 % intervals, within the "
+        "repetition if there is only one.",
         draw=draw,
     )
 
@@ -66,9 +61,8 @@ def chart_breakdown(stacks: Stacks) -> Chart | None:
     None if no step was profiled.
     """
     title = "Where the time goes: the parts of each step"
-    quantity = replace(quantities.STEP_TIME, title="time of a profiled step")
     caption = "Each bar is a profiled step."
-    return chart_stacks("step_breakdown", title, caption, stacks, quantity)
+    return chart_stacks("step_breakdown", title, caption, stacks, quantities.STEP_TIME)
 
 
 def chart_memory(stacks: Stacks) -> Chart | None:

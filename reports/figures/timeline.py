@@ -1,7 +1,6 @@
 """Gantt charts of profiled steps: the streams of each rank, with hidden communication."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -9,11 +8,10 @@ from parbench.bench.results.formatting import format_seconds
 from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline, Timeline
 from parbench.bench.results.spans import Span, difference, gaps, intersection, union
 from parbench.reports.analysis.timelines import convert_to_spans, group_by_stream, name_stream
-from parbench.reports.figures import quantities
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.lanes import Lane, draw_lanes
 from parbench.reports.figures.primitives import add_legend, write_between
-from parbench.reports.figures.quantities import set_x_axis
+from parbench.reports.figures.quantities import TIME_SINCE_START, set_x_axis
 from parbench.reports.figures.style import color, look_of_part, new_figure
 
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ _LANE_INCHES = 0.14
 _GAP_BETWEEN_RANKS = 0.4
 _PARTS = ("compute", "exposed communication", "hidden communication", "copy", "idle")
 """The parts of a step that have a color. Other parts are phases that the step marks."""
-_TIME = replace(quantities.TIME_SINCE_START, title="time since the first rank began")
 
 
 def chart_timeline(
@@ -49,7 +46,7 @@ def chart_timeline(
         """Draw the lanes, the names of phases, and the legend."""
         bottom = lanes[-1].middle + 0.7 if lanes else 1.0
         figure, [axes] = new_figure(0.35 + _LANE_INCHES * bottom, is_wide=is_wide)
-        set_x_axis(axes, _TIME, 0.0, seconds)
+        set_x_axis(axes, TIME_SINCE_START, 0.0, seconds)
         phase_look = {"facecolor": color("raised"), "edgecolor": color("muted"), "linewidth": 0.3}
         looks = {}
         for part in chain.from_iterable(lane.spans for lane in lanes):

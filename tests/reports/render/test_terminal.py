@@ -12,15 +12,12 @@ from parbench.bench.results.runs import Run, load_run
 from parbench.bench.results.tables import Table
 from parbench.reports.render.terminal import print_report, render_text
 from tests.support.golden import GOLDEN
-from tests.support.reports.nodes_fixtures import sample_node_run
 from tests.support.reports.report_rows import report_of, run_from_records
 from tests.support.reports.reports_fixtures import (
     HOSTILE_TEXT,
     collective_case,
     failed_record,
-    pipeline_record,
     sample_run,
-    simulated_schedule,
 )
 
 ESCAPE = "\x1b"
@@ -30,16 +27,9 @@ def render(*records: Record, width: int | None = None, color: bool = False) -> s
     return render_text(report_of(run_from_records(*records)), width, color)
 
 
-def make_pipeline_run() -> Run:
-    simulated = simulated_schedule("zb_v", 0.018, 2)
-    return run_from_records(pipeline_record(comparison=[simulated]), pipeline_record("gpipe"))
-
-
 RUNS: dict[str, Callable[[], Run]] = {
     "steps": partial(load_run, GOLDEN / "runs" / "steps"),
     "sample": sample_run,
-    "nodes": partial(sample_node_run, "cyclic"),
-    "pipeline": make_pipeline_run,
 }
 
 
@@ -83,17 +73,11 @@ def print_sample(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, **variabl
 
 
 def test_terminal_has_width_and_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ESCAPE not in print_sample(monkeypatch, Terminal(), NO_COLOR="1")
     text = print_sample(monkeypatch, Terminal(), COLUMNS="120")
     assert ESCAPE in text
     plain = re.sub(r"\x1b\[[\d;]*m", "", text)
     assert max(map(len, plain.splitlines())) <= 120
-
-
-@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_terminal_color_can_be_refused(
-    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert ESCAPE not in print_sample(monkeypatch, Terminal(), COLUMNS="120", **variables)
 
 
 def test_pipe_output_has_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
