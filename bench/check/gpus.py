@@ -24,9 +24,9 @@ def run_watched(
 ) -> tuple[Path | None, GpuReport]:
     """Call the function ``work`` while a child process samples the GPUs once per second.
 
-    Returns a pair: the folder that ``work`` returns, and NVML's report of this host's GPUs after ``work``. In
-    the report, clocks, load and temperature are the maxima during ``work``. If ``gpus`` (the GPUs
-    to measure) is empty, nothing is sampled and the report is empty.
+    Returns a pair: the folder of the run that ``work`` returns, and NVML's report of this host's
+    GPUs after ``work``. In the report, clocks, load and temperature are the maxima during ``work``.
+    If ``gpus`` (the GPUs to measure) is empty, nothing is sampled and the report is empty.
     """
     if not gpus:
         return work(), GpuReport()

@@ -1,12 +1,12 @@
 """Robust statistics that find devices which are slower than their peers.
 
 The peers of a device are the other devices of its kind, such as GPUs of the same model. The level
-of a device in a repetition is the logarithm of its rate over the median rate of its peers in the
-same repetition. So a disturbance that slows all devices of a repetition has no effect. A device is
-slower than its peers if the median of its levels over the repetitions is negative by more than a
-threshold, and by more than four times the variation among its peers and among its own repetitions.
-Then it is slower in every repetition, because none of n values is farther from their mean than
-(n - 1) / sqrt(n) standard deviations (Samuelson's inequality).
+of a device in a repetition is the logarithm of its rate, minus the median of such logarithms of its
+peers in the same repetition. So a disturbance that slows all devices of a repetition has no effect.
+A device is slower than its peers if the median of its levels over the repetitions is negative by
+more than a threshold, and by more than four times the variation among its peers and among its own
+repetitions. Then it is slower in every repetition, because none of n values is farther from their
+mean than (n - 1) / sqrt(n) standard deviations (Samuelson's inequality).
 
 A device with fewer than three repetitions is not compared, and is not a peer of other devices. So
 the peers of a device are the same in each repetition.
@@ -73,24 +73,21 @@ def compute_gaps(
     levels: dict[tuple[str, D], Array] = {}
     peer_variations: dict[tuple[str, D], float] = {}
     for name, rates in quantities.items():
-        complete = {
-            device: by_repetition
+        logarithms = {
+            device: np.log([by_repetition[repetition] for repetition in sorted(by_repetition)])
             for device, by_repetition in rates.items()
             if len(by_repetition) >= MIN_REPETITIONS
         }
-        if len(complete) < 2:
-            continue
-        repetitions = sorted(set().union(*complete.values()))
-        table = np.log([[by[repetition] for repetition in repetitions] for by in complete.values()])
-        for row, device in enumerate(complete):
-            peers = np.delete(table, row, axis=0)
-            typical_rates = np.median(peers, axis=0)
-            levels[name, device] = table[row] - typical_rates
-            distances = np.abs(peers - typical_rates)
-            has_variation = len(peers) >= _MIN_PEERS
-            peer_variations[name, device] = has_variation * _NORMAL * float(np.median(distances))
+        for device, own_logarithms in logarithms.items():
+            peers = np.array([logarithms[peer] for peer in logarithms if peer != device])
+            if len(peers) == 0:
+                continue
+            peer_medians = np.median(peers, axis=0)
+            levels[name, device] = own_logarithms - peer_medians
+            distance = float(np.median(np.abs(peers - peer_medians)))
+            peer_variations[name, device] = _NORMAL * distance if len(peers) >= _MIN_PEERS else 0.0
     variations = {key: float(np.std(level, ddof=1)) for key, level in levels.items()}
-    typical_variation = float(np.median([*variations.values()])) if variations else 0.0
+    typical_variation = float(np.median(list(variations.values()))) if variations else 0.0
     gaps = {}
     for key, level in levels.items():
         variation = max(peer_variations[key], variations[key], typical_variation, _MIN_VARIATION)

@@ -226,19 +226,17 @@ def list_host_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return this host's IPv4 addresses, at which other hosts may reach it, the best first.
 
     First come the addresses of the interface GLOO_SOCKET_IFNAME, if it is set in ``environ``. Then
-    follow the address of the host name and all other addresses of active interfaces. The result is
-    ``127.0.0.1`` if no other address exists. Loopback addresses are left out otherwise, because
-    Debian resolves a host name to 127.0.1.1.
+    follow the address of the host name and all other addresses. The result is ``127.0.0.1`` if no
+    other address exists. Loopback addresses are left out otherwise, because Debian resolves a host
+    name to 127.0.1.1.
     """
-    states = psutil.net_if_stats()
     chosen_interface = environ.get(INTERFACE_VARIABLE)
     own_address = find_host_address()
     addresses = []
     for name, entries in psutil.net_if_addrs().items():
-        is_up = name in states and states[name].isup
         for entry in entries:
             address = entry.address
-            if is_up and entry.family == socket.AF_INET and not address.startswith("127."):
+            if entry.family == socket.AF_INET and not address.startswith("127."):
                 addresses.append((name != chosen_interface, address != own_address, address))
     addresses.sort(key=lambda item: item[:2])
     return tuple(dict.fromkeys(address for *_, address in addresses)) or ("127.0.0.1",)
