@@ -1,5 +1,6 @@
 """Short names of cases, and the facts of an environment as text."""
 
+import textwrap
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -97,8 +98,8 @@ Fact = tuple[str, str]
 """The dotted name of a value in an environment, and its text."""
 
 PAIRS = "pairs of ranks: "
-MAX_NAMED_PAIRS = 12
-"""The largest number of pairs of ranks that the fact about a link lists. The others are counted."""
+MAX_PAIR_LETTERS = 80
+"""The largest number of letters of the pairs of ranks that the fact about a link lists."""
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> list[Fact]:
@@ -120,16 +121,15 @@ def list_environment_facts(environment: Mapping[str, Any]) -> list[Fact]:
     """Return the facts of a run's environment as pairs of dotted name and text.
 
     The links between pairs of ranks (key ``locality``) are grouped by the kind of link. The fact
-    about a kind is the list of the pairs that it connects, at most twelve.
+    about a kind is the list of the pairs that it connects, cut to 80 letters.
     """
     locality = environment.get("locality") or {}
     facts = flatten({name: value for name, value in environment.items() if name != "locality"})
     pairs_by_link = group_by_text({pair: [_format_value(link)] for pair, link in locality.items()})
-    for link, pairs in pairs_by_link.items():
-        names = ", ".join(pairs[:MAX_NAMED_PAIRS])
-        if len(pairs) > MAX_NAMED_PAIRS:
-            names += f", ... ({len(pairs)} pairs)"
-        facts.append((f"{PAIRS}{link}", names))
+    facts += [
+        (f"{PAIRS}{link}", textwrap.shorten(", ".join(pairs), MAX_PAIR_LETTERS, placeholder=" ..."))
+        for link, pairs in pairs_by_link.items()
+    ]
     return facts
 
 

@@ -3,16 +3,14 @@
 from typing import Any
 
 from parbench.bench.results.formatting import format_quantity, format_seconds
-from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import is_missing
 from parbench.bench.text import format_duration, pluralize
-from parbench.reports.analysis.labels import AXES, label_differences
 from parbench.reports.analysis.operations import select_operations
 from parbench.reports.analysis.steps import (
     StepRow,
+    compute_exposed_share,
     compute_profiled_share,
     list_step_rows,
-    sum_exposed_communication,
     sum_memory,
 )
 from parbench.reports.frames import list_rows
@@ -25,7 +23,7 @@ MAX_LATENCY_BYTES = 64 << 10
 def describe_setup(data: RunData) -> str:
     """Return the host, hardware, ranks, preset, start and measuring time of a run as one line.
 
-    For an imported log, facts about GPUs and NCCL replace the measuring time.
+    Facts that are unknown are left out. The facts of an imported log are about GPUs and NCCL.
     """
     plan, info = data.plan, data.run.info
     environment = info.environment or {}
@@ -33,6 +31,13 @@ def describe_setup(data: RunData) -> str:
     gpu = (environment.get("gpu") or {}).get("name")
     torch = (environment.get("torch") or {}).get("version")
     nodes = max([1, *(result.world.nodes for result in data.results)])
+    measuring_seconds = sum(record.seconds for record in data.run.records)
+    seconds = sum(repetition.seconds for repetition in info.repetitions)
+    measuring = ""
+    if seconds:
+        measuring = (
+            f"measuring {100 * measuring_seconds / seconds:.0f} % of {format_duration(seconds)}"
+        )
     parts = [
         info.host,
         gpu or (environment.get("host") or {}).get("cpu_model"),
@@ -42,44 +47,26 @@ def describe_setup(data: RunData) -> str:
         f"preset {plan.preset}" if plan.preset else "",
         f"started {info.started[:16]}",
         *(f"{name} {value}" for name, value in imported.items()),
-        "" if plan.is_imported else describe_measuring_time(data.run),
+        measuring,
     ]
     return " · ".join(part for part in parts if part)
-
-
-def describe_measuring_time(run: Run) -> str:
-    """Return the share of a run's duration that went into cases: ``measuring 95 % of 3 min``.
-
-    If the duration is unknown, the phrase has only the time of the cases.
-    """
-    measuring_seconds = sum(record.seconds for record in run.records)
-    seconds = sum(info.seconds for info in run.info.repetitions)
-    if not seconds:
-        return f"measuring took {format_duration(measuring_seconds)}"
-    return f"measuring {100 * measuring_seconds / seconds:.0f} % of {format_duration(seconds)}"
 
 
 def summarize_operations(data: RunData) -> list[dict[str, Any]]:
     """Return a row for each communication operation: its case with the largest bus bandwidth.
 
     The operation with the largest bus bandwidth comes first. Memory copies are left out. A row is a
-    dict with the values of the case (``RunData.cases``) and these keys:
+    dict with the values of the case (``select_operations``) and these keys:
 
-    - ``operation``: the name, with the parameters in which cases of this name differ
     - ``latency``: the seconds of the smallest size in blocking mode, unknown above 64 KiB
     - ``share``: the bus bandwidth over the bandwidth limit of the run, as a fraction
     """
     cases = select_operations(data)
-    cases = cases[cases["kind"] != "memory"].fillna({"size": 0})
-    results = list(cases["result"])
-    differences = label_differences(results, AXES)
-    names = [f"{result.case.short_name} {differences[result.case.id]}" for result in results]
-    cases = cases.assign(operation=[name.strip() for name in names])
-    order = cases["busbw"].fillna(0).sort_values(ascending=False, kind="stable").index
-    is_small = (cases["mode"] == "blocking") & (cases["size"] <= MAX_LATENCY_BYTES)
+    cases = cases[cases["kind"] != "memory"].sort_values("busbw", ascending=False, kind="stable")
+    is_small = (cases["mode"] == "blocking") & (cases["size"].fillna(0) <= MAX_LATENCY_BYTES)
     smallest = cases[is_small].sort_values("size", kind="stable").drop_duplicates("operation")
     latencies = smallest.set_index("operation")["seconds"]
-    fastest = cases.loc[order].drop_duplicates("operation")
+    fastest = cases.drop_duplicates("operation")
     ceiling = data.ceiling.bytes_per_second if data.ceiling else float("nan")
     return list_rows(
         fastest.assign(
@@ -100,16 +87,14 @@ def summarize_steps(data: RunData) -> list[StepRow]:
     rows = list_step_rows(data)
     for row in rows:
         result = row["result"]
-        seconds = {
-            "compute": result.value("compute"),
-            "exposed": sum_exposed_communication(result),
-            "idle": result.value("idle"),
+        shares = {
+            "compute": compute_profiled_share(result, result.value("compute")),
+            "exposed": compute_exposed_share(result),
+            "idle": compute_profiled_share(result, result.value("idle")),
+            "overlap": result.value("overlap"),
         }
-        shares = {part: compute_profiled_share(result, value) for part, value in seconds.items()}
-        shares["overlap"] = result.value("overlap")
-        row |= {
-            part: None if share is None else round(100 * share) for part, share in shares.items()
-        }
+        for part, share in shares.items():
+            row[part] = None if share is None else round(100 * share)
         row["memory"] = sum_memory(result)
     return rows
 

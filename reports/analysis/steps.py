@@ -104,14 +104,6 @@ def sum_if_known(values: Iterable[float | None]) -> float | None:
     return sum(known_addends) if is_known else None
 
 
-def sum_exposed_communication(step: CaseResult) -> float | None:
-    """Return the seconds of exposed communication in the profiled step, summed over mesh axes.
-
-    None if an axis is unknown or no axis communicates.
-    """
-    return sum_if_known(get_axis_values(step, "exposed_comm").values())
-
-
 def sum_memory(step: CaseResult) -> float | None:
     """Return the measured bytes of a step's memory, summed over its components.
 
@@ -157,11 +149,13 @@ def compute_profiled_share(step: CaseResult, seconds: float | None) -> float | N
 
 
 def compute_exposed_share(step: CaseResult) -> float | None:
-    """Return exposed communication as a fraction of the profiled step's wall time.
+    """Return exposed communication on all axes as a fraction of the profiled step's wall time.
 
-    None if either time is unknown.
+    None if the time of an axis is unknown, no axis communicates, or no step was profiled.
     """
-    return compute_profiled_share(step, sum_exposed_communication(step))
+    return compute_profiled_share(
+        step, sum_if_known(get_axis_values(step, "exposed_comm").values())
+    )
 
 
 def predict_communication(step: CaseResult, curves: Sequence[OperationCurve]) -> float | None:

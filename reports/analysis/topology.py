@@ -1,7 +1,7 @@
 """The hosts of a run's ranks: the order of ranks, network switches, and distances between ranks."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,18 +40,16 @@ class Topology:
         return tuple(sorted(hosts, key=lambda host: switches.index(self.switches.get(host, ""))))
 
     def get_host(self, rank: int) -> str:
-        """Return the host name of a rank, empty for a rank beyond the size of the run."""
-        return self.hosts[rank] if rank < len(self.hosts) else ""
+        """Return the host name of a rank."""
+        return self.hosts[rank]
 
     def get_ranks(self, host: str) -> tuple[int, ...]:
         """Return the ranks on a host in ascending order."""
         return tuple(rank for rank, name in enumerate(self.hosts) if name == host)
 
-    def order_by_node(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Return the ranks sorted by node, in the order of ``nodes``, with unknown ranks last."""
-        by_node = [rank for host in self.nodes for rank in self.get_ranks(host)]
-        unknown = [rank for rank in ranks if rank not in by_node]
-        return (*(rank for rank in by_node if rank in ranks), *unknown)
+    def order_by_node(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """Return the ranks sorted by node, in the order of ``nodes``."""
+        return tuple(sorted(ranks, key=lambda rank: (self.nodes.index(self.get_host(rank)), rank)))
 
     @cached_property
     def distribution(self) -> str:
@@ -78,7 +76,7 @@ class Topology:
         """
         host = self.get_host(rank)
         peer_host = self.get_host(peer)
-        if host and host == peer_host:
+        if host == peer_host:
             return WITHIN_NODE
         switch = self.switches.get(host)
         peer_switch = self.switches.get(peer_host)
