@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from parbench import cli
 from parbench.bench.results.metrics import METRICS, Metric
-from parbench.reports.glossary import list_all_terms
+from parbench.reports.glossary import DEFINITIONS, get_terms
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -46,7 +46,7 @@ def format_metric(metric: Metric) -> str:
 
 def make_glossary() -> str:
     """Return the terms that reports explain, in alphabetical order."""
-    terms = sorted(list_all_terms(), key=lambda term: term.name.lower())
+    terms = sorted(get_terms(DEFINITIONS), key=lambda term: term.name.lower())
     return "\n\n".join(f"**{term.name}**\n:   {term.text}" for term in terms)
 
 

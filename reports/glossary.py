@@ -34,12 +34,7 @@ def list_terms(section: Section) -> tuple[Term, ...]:
 
 def get_terms(names: Iterable[str]) -> tuple[Term, ...]:
     """Return the glossary entries with these names, in order and without duplicates."""
-    return tuple(Term(name=name, text=_DEFINITIONS[name]) for name in dict.fromkeys(names))
-
-
-def list_all_terms() -> tuple[Term, ...]:
-    """Return every glossary entry, without the entries of metrics."""
-    return get_terms(_DEFINITIONS)
+    return tuple(Term(name=name, text=DEFINITIONS[name]) for name in dict.fromkeys(names))
 
 
 def _define_metric(metric: Metric) -> Term:
@@ -51,7 +46,7 @@ def _define_metric(metric: Metric) -> Term:
     return Term(name=name, text=text)
 
 
-_DEFINITIONS = {
+DEFINITIONS = {
     "sample": (
         "The duration of one iteration on the slowest rank, because an operation is done when its "
         "last rank is done."
@@ -126,3 +121,4 @@ _DEFINITIONS = {
         "parbench compare reports which changes between runs are significant."
     ),
 }
+"""The definition of each term, without metrics, by name."""

@@ -171,7 +171,6 @@ def aa(repetitions: int, budget: str, file: Path, out: Path, options: tuple[str,
     )
     from parbench.reports.compare.thresholds import (
         MIN_REPETITIONS,
-        format_thresholds,
         measure_thresholds,
         read_thresholds,
         save_thresholds,
@@ -193,7 +192,6 @@ def aa(repetitions: int, budget: str, file: Path, out: Path, options: tuple[str,
         _log(f"No series was measured in at least {MIN_REPETITIONS} repetitions, see {out}.")
         click.get_current_context().exit(4)
     save_thresholds(file, thresholds)
-    click.echo(format_thresholds(thresholds), nl=False)
-    click.echo("Noise: relative standard deviation of a repetition.")
-    click.echo("Threshold: smallest change that is reported for a series.")
-    click.echo(f"Thresholds from {len(runs)} repetitions were written to {file}.")
+    for threshold in sorted(thresholds.values(), key=lambda threshold: -threshold.min_effect):
+        click.echo(f"{100 * threshold.min_effect:5.1f} %  {threshold.series}")
+    click.echo(f"Smaller changes are not reported. The thresholds were written to {file}.")

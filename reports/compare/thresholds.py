@@ -20,13 +20,12 @@ from parbench.bench.files import (
     read_file,
     replace_file,
 )
-from parbench.bench.results.formatting import format_percent
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import quantile
-from parbench.bench.text import UserError, format_table
+from parbench.bench.text import UserError
 from parbench.reports.compare.environment import collect_points
 from parbench.reports.compare.rule import Rule
-from parbench.reports.stats import compute_log_deviation, estimate_unpaired_effect
+from parbench.reports.stats import estimate_unpaired_effect
 
 THRESHOLDS_FILE = Path("runs/thresholds.json")
 """The default file, relative to the current folder."""
@@ -41,8 +40,6 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True):
 
     series: str
     """The label of the case."""
-    noise: float
-    """The standard deviation of the natural logarithms of the times of repetitions."""
     min_effect: float
     """The threshold as a fraction: smaller changes of the time are ignored."""
 
@@ -64,7 +61,6 @@ def measure_thresholds(runs: Sequence[Run]) -> dict[str, Threshold]:
     return {
         fingerprint: Threshold(
             series=labels[fingerprint],
-            noise=compute_log_deviation(repetitions),
             min_effect=compute_threshold(repetitions),
         )
         for fingerprint, repetitions in times.items()
@@ -142,18 +138,6 @@ def save_thresholds(path: Path, thresholds: Mapping[str, Threshold]) -> None:
     with convert_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, encode_json({**existing, **thresholds}))
-
-
-def format_thresholds(thresholds: Mapping[str, Threshold]) -> str:
-    """Return a table of thresholds as text: noise, threshold and label of each case.
-
-    The case with the highest threshold comes first.
-    """
-    rows = [("noise", "threshold", "series")]
-    for threshold in sorted(thresholds.values(), key=lambda threshold: -threshold.min_effect):
-        percentage = f"{100 * threshold.min_effect:.1f} %"
-        rows.append((format_percent(threshold.noise), percentage, threshold.series))
-    return format_table(rows, right_aligned=(0, 1)) + "\n"
 
 
 def describe_thresholds(thresholds: Iterable[Threshold | None]) -> list[str]:

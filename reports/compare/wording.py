@@ -102,12 +102,9 @@ def _describe_method(comparison: RunComparison) -> list[str]:
     """Return sentences about the statistical test, the threshold and drift of the machine."""
     rule = comparison.rule
     highest = max(series.times.min_effect for series in comparison.series)
-    measured = ""
-    if highest > rule.min_effect:
-        measured = f", or that which parbench aa measured, at most {format_percent(highest)}"
     threshold = (
-        f"Threshold: {format_percent(rule.min_effect)}{measured}. "
-        f"The false discovery rate over series is {format_percent(rule.level)} "
+        f"Threshold: at most {format_percent(highest)}, the larger of --min-effect and that of "
+        f"parbench aa. The false discovery rate over series is {format_percent(rule.level)} "
         "(Benjamini-Hochberg)."
     )
     if rule.is_paired:

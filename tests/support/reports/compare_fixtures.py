@@ -53,11 +53,7 @@ def run_from_records(
 
 def make_threshold(min_effect: float) -> Threshold:
     """Return a threshold as `parbench aa` measures it."""
-    return Threshold(
-        series="a case",
-        noise=0.1,
-        min_effect=min_effect,
-    )
+    return Threshold(series="a case", min_effect=min_effect)
 
 
 def compare_with_rule(base: Run, new: Run, **options: Any) -> RunComparison:
