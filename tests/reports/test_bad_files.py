@@ -57,9 +57,3 @@ def test_bad_record_is_refused(run: Path, line: bytes) -> None:
     records.write_bytes(records.read_bytes().replace(first, line))
     assert_refused("records.jsonl, line 1", "show", run)
     assert_refused("records.jsonl, line 1", "compare", run, run)
-
-
-def test_history_refuses_what_is_not_a_database(tmp_path: Path) -> None:
-    file = tmp_path / "history.sqlite"
-    file.write_text("not a database " * 100)
-    assert_refused("not a database", "history", "list", "--history", file)

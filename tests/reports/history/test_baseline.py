@@ -71,11 +71,6 @@ def test_young_history_is_no_judge(file: Path, path: Path, tmp_path: Path) -> No
     assert judge(path).message == "4 of 8 required earlier runs"
 
 
-def test_unreadable_history_fails_no_run(file: Path, path: Path) -> None:
-    file.write_bytes(b"no history")
-    assert judge(path).word == "NO BASELINE"
-
-
 def make_step(num_calls: float) -> Record:
     counts = make_values({"calls.dp.all_reduce": num_calls})
     return ok_record(step_case("ddp"), metrics={**step_metrics(0.02), **counts})

@@ -78,14 +78,6 @@ def test_check_starts_a_series_for_a_new_version(runs: DailyRuns) -> None:
     assert series.reason == "torch.version: 2.13.0 -> 2.14.0 (0 of 7 required earlier runs)"
 
 
-@pytest.mark.parametrize(
-    ("name", "verdict"), [("name", "NO CHANGE"), ("cpu_model", "ENVIRONMENT CHANGED")]
-)
-def test_check_compares_hosts_of_one_class(name: str, verdict: str, runs: DailyRuns) -> None:
-    runs.add(1, environment=with_value("host", name, "another"))
-    assert find_series(runs.check()).verdict == verdict
-
-
 def test_check_names_changes_at_a_step(runs: DailyRuns) -> None:
     newer = with_value("host", "kernel", "6.99")
     runs.add(4, 1.1, environment=newer, commit="abc")
@@ -143,16 +135,6 @@ def check_noisy_runs(
     return result
 
 
-@pytest.mark.parametrize(("factor", "verdict"), [(1.08, "SLOWER"), (1.035, "NO CHANGE")])
-def test_check_controls_false_discoveries(
-    factor: float, verdict: str, no_runs: DailyRuns
-) -> None:
-    steady = [1.0] * 59
-    factors = [[1.0, *steady]] * 9 + [[factor, *steady]] * 3
-    series = find_series(check_noisy_runs(no_runs, factors, noise=0.02), OPERATIONS[0])
-    assert series.verdict == verdict
-
-
 def test_check_reports_a_drift(no_runs: DailyRuns) -> None:
     factors = [[1.004**i] * 3 for i in range(24)]
     result = check_noisy_runs(no_runs, factors, noise=0.01)
@@ -202,14 +184,6 @@ def test_changed_count_fails_until_it_is_intended(no_runs: DailyRuns) -> None:
     assert list_changes(no_runs.add_records(FIVE_CALLS)) == []
     result = no_runs.add_records(TWO_CALLS)
     assert list_changes(result) == [f"{FIVE_TO_TWO} (since run-005)"]
-
-
-def test_run_without_counts_is_passed_over(no_runs: DailyRuns) -> None:
-    no_runs.add_records(TWO_CALLS)
-    result = no_runs.add_records(make_step({}))
-    assert result.compute_exit_code() == 0
-    result = no_runs.add_records(FIVE_CALLS)
-    assert list_changes(result) == [f"{TWO_TO_FIVE} (since run-002)"]
 
 
 def test_candidate_is_compared_with_the_newest_counts(no_runs: DailyRuns) -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from parbench.reports.history.database import open_history
 from parbench.reports.history.runs import add_folders, find_run, select_runs
 from tests.support.refusals import usage_error
 from tests.support.reports.history_fixtures import DailyRuns, write_history_run
@@ -63,14 +62,3 @@ def test_add_folders_refuses_a_folder_without_runs(name: str, tmp_path: Path) ->
     (tmp_path / "notes").mkdir()
     path = write_history_run(tmp_path, 0)
     assert str(tmp_path / name) in usage_error(add, file, path, tmp_path / name)
-
-
-def test_add_folders_keeps_runs_before_a_damaged_one(tmp_path: Path) -> None:
-    file = tmp_path / "h.sqlite"
-    for i in range(3):
-        write_history_run(tmp_path / "runs", i)
-    (tmp_path / "runs" / "run-001" / "records.jsonl").write_text("no record\n")
-    assert "line 1" in usage_error(add, file, tmp_path / "runs")
-    with open_history(file) as history:
-        [line] = history.list_runs()
-    assert line.id == "run-000"
