@@ -187,7 +187,8 @@ METRICS = (
            "wall - compute - exposed - copy - idle", kind="difference"),
     Metric("ect", "s", "lower", "ect",
            "effective communication time: what the step would save without communication",
-           "instrumented step less the same without communication", ("times",), kind="difference"),
+           "step less the same without communication, both in a dispatch mode; a lower bound if "
+           "the mode makes a GPU wait for the host", ("times",), kind="difference"),
     Metric("straggler_wait", "s", "lower", "straggler wait",
            "time that communication waits for the last rank to arrive",
            "time in communication before the last rank has arrived", ("times",), kind="from zero"),
@@ -197,9 +198,6 @@ METRICS = (
     Metric("tracing_overhead", "", None, "profiling overhead",
            "extra time of the profiled step over the uninstrumented one",
            "profiled over uninstrumented step, less 1", ("times",), kind="difference"),
-    Metric("watching_overhead", "", None, "instrumentation overhead",
-           "extra time of the instrumented step, from which ect follows, over the uninstrumented "
-           "one", "instrumented over uninstrumented step, less 1", ("times",), kind="difference"),
     Metric("calls.AXIS.OPERATION", "", None, "calls AXIS OPERATION",
            "calls of AXIS OPERATION that a rank makes in a step, mean over ranks",
            "counted at the process group", number_format="{:.4g}", kind="from zero", is_exact=True),
@@ -220,8 +218,6 @@ METRICS = (
     Metric("memory_peak", "B", "lower", "peak",
            "peak memory of a step above that at its start", "of torch's allocator",
            ("times",), kind="from zero"),
-    Metric("memory_kept", "B", "lower", "kept", "memory at the start of a step",
-           "of torch's allocator", ("times",), kind="from zero"),
     Metric("memory.COMPONENT", "B", "lower", "measured",
            "memory while the step ran, maximum over ranks",
            "measured on storages, activations by their peak", kind="from zero"),

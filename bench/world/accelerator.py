@@ -183,11 +183,6 @@ def count_free_bytes(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) + cached
 
 
-def count_allocated_bytes(device: torch.device) -> int:
-    """Return the bytes of the device that tensors of this process occupy."""
-    return torch.cuda.memory_allocated(device)
-
-
 def measure_peak_bytes(step: Callable[[], object], device: torch.device) -> int:
     """Run ``step`` and return the peak of the bytes that tensors occupy during it.
 

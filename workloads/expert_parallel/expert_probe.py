@@ -26,8 +26,8 @@ from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 from parbench.workloads.expert_parallel.routing import BALANCED
 from parbench.workloads.expert_parallel.step_routing import StepRouting
 from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget, time_step
+from parbench.workloads.step.rounds import compare_rounds, slowest
 from parbench.workloads.step.sent_bytes import record_calls
-from parbench.workloads.step.turns import compare_turns, slowest
 
 Result = TypeVar("Result")
 _REPEATS = 3
@@ -213,8 +213,8 @@ def make_imbalance_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricV
     balanced = slowest([sample.balanced_step_seconds for sample in samples])
     return make_values(
         {
-            "imbalance_time": compare_turns(seconds, balanced, sub, "difference"),
-            "imbalance_slowdown": compare_turns(seconds, balanced, truediv, "difference"),
+            "imbalance_time": compare_rounds(seconds, balanced, sub),
+            "imbalance_slowdown": compare_rounds(seconds, balanced, truediv),
         },
         "the slowest rank of each turn",
     )

@@ -19,14 +19,6 @@ from parbench.workloads.parallel.mesh import get_local_tensor
 from parbench.workloads.step.probe import ResetFn, Step
 from parbench.workloads.torch_internals import list_allocations, profiling
 
-_MAXIMUM = "maximum over ranks"
-_METHODS = {
-    "memory.activations": f"peak of forward and backward above their start, {_MAXIMUM}",
-    "memory.buffers": f"buffers, and parameters that FSDP has gathered after forward, {_MAXIMUM}",
-    "memory_counted.activations": f"saved for backward by the microbatches in flight, {_MAXIMUM}",
-}
-"""The way in which a metric was measured, as a phrase for reports, keyed by metric."""
-
 BytesByComponent = Mapping[str, float]
 """Bytes on one rank, keyed by component: one of ``COMPONENTS``, such as ``activations``."""
 MemoryBySource = Mapping[str, BytesByComponent]
@@ -53,8 +45,6 @@ class MemoryProbe:
     """Runs forward passes, and returns the bytes that microbatches in flight save for backward."""
     formula: BytesByComponent
     """The analytical bytes of this rank, by component. Components without a formula are missing."""
-    notes: tuple[str, ...] = ()
-    """Sentences about limits of the measurement."""
     share = 0.0
     """0, because this probe always runs the same number of passes and needs no time budget."""
 
@@ -107,8 +97,8 @@ class MemoryProbe:
             if component in samples[0][source]:
                 name = f"{source}.{component}"
                 largest = max(sample[source][component] for sample in samples)
-                metrics[name] = make_value(name, largest, _METHODS.get(name, _MAXIMUM))
-        return Explanation(metrics=metrics, notes=self.notes)
+                metrics[name] = make_value(name, largest, "maximum over ranks")
+        return Explanation(metrics=metrics)
 
 
 def list_optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:

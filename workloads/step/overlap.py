@@ -5,13 +5,12 @@ communication time (ECT). The spans of profiled steps add up to the wall time.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from operator import sub
-from statistics import median_low
+from statistics import fmean, median_low
 
-import torch
 import torch.distributed as dist
 
 from parbench.bench.results.details import CommunicationDetails, CountedCall
@@ -24,7 +23,6 @@ from parbench.bench.results.spans import (
     difference,
     length,
 )
-from parbench.bench.results.stats import median
 from parbench.bench.results.step_trace import StepTrace, TimedCall, build_rank_timeline
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
@@ -36,6 +34,7 @@ from parbench.workloads.step.probe import (
     time_step,
     trace_step,
 )
+from parbench.workloads.step.rounds import compare_rounds, slowest
 from parbench.workloads.step.sent_bytes import (
     OTHER,
     Groups,
@@ -44,19 +43,9 @@ from parbench.workloads.step.sent_bytes import (
     make_fake_groups,
     record_calls,
 )
-from parbench.workloads.step.turns import (
-    compare_turns,
-    compute_overhead,
-    cross_fitted,
-    slowest,
-)
 
 _MAX_INTERVALS = 200_000
 """The maximum number of intervals of a timeline over all ranks. A larger timeline is left out."""
-_MAX_DISPATCH_OVERHEAD = 0.05
-"""The relative slowdown of instrumented steps above which ``ect`` gets a caveat."""
-SecondsByKind = Mapping[str, Sequence[float]]
-"""The seconds of one rank's steps by kind: uninstrumented, instrumented, without_comm, profiled."""
 
 
 @dataclass(frozen=True)
@@ -130,11 +119,6 @@ class OverlapProbe:
     """All ranks of the step."""
     axes: Groups
     """This rank's process groups, keyed by mesh axis."""
-    _: KW_ONLY
-    ranks_differ: bool = False
-    """True if ranks make different calls, as the stages of a pipeline do."""
-    list_notes: Callable[[float], Sequence[str]] = lambda seconds: ()
-    """Returns notes about an uninstrumented step, from its median seconds."""
     share = 1.0
     """The weight of this probe in the time budget of all probes."""
 
@@ -156,11 +140,8 @@ class OverlapProbe:
         walls: dict[str, list[float]] = {kind: [] for kind in modes}
         traces: list[StepTrace] = []
 
-        def run_all_kinds() -> None:
-            """Run one step of each kind: three unprofiled kinds, then the profiled one.
-
-            The order of the first three alternates from round to round.
-            """
+        def run_round() -> None:
+            """Run one step of each unprofiled kind, in alternating order, then a profiled step."""
             # The order alternates (ABBA), so that a drift has the same effect on all kinds.
             kinds = list(modes)
             if len(traces) % 2:
@@ -173,7 +154,7 @@ class OverlapProbe:
             traces.append(trace_step(step, world.device))
 
         try:
-            repeat_within_budget(world, budget_seconds, run_all_kinds)
+            repeat_within_budget(world, budget_seconds, run_round)
         finally:
             for group in fake_groups.values():
                 dist.destroy_process_group(group)
@@ -201,27 +182,24 @@ class OverlapProbe:
     def summarize(self, samples: Sequence[RankTimings]) -> Explanation:
         """Return metrics of a step's time, its communication calls and a timeline of all ranks.
 
-        Metrics are the parts of the step's time, the overheads of measuring, and the waiting for
+        Metrics are the parts of the step's time, the overhead of the profiler, and the waiting for
         slower ranks. ``samples`` are the times of all ranks, by global rank. The calls are those of
         rank 0 in a step. The timeline is that of the median profiled step. It is left out if it has
         too many intervals.
         """
         first = samples[0]
-        walls = [sample.wall_seconds["uninstrumented"] for sample in samples]
-        step_seconds = median(slowest(walls))
         metrics = {
             **self._summarize_breakdown(samples),
             **summarize_differences([sample.wall_seconds for sample in samples]),
-            **self._summarize_peers(samples),
+            **summarize_waiting(samples, self.axes),
         }
-        notes = list(self.list_notes(step_seconds))
+        notes = []
         unseen = set[str]().union(*(sample.matched[first.median_step].unseen for sample in samples))
         if unseen:
             axes = ", ".join(sorted(unseen))
             notes.append(
                 f"exposed communication and idle are unknown: the profiler missed calls on {axes}"
             )
-        notes += list_ect_caveats(self.world.device, metrics["watching_overhead"].value)
         counts = Counter(first.calls)
         comm_calls = tuple(
             CountedCall(
@@ -273,62 +251,62 @@ class OverlapProbe:
             parts, f"the slowest rank of the median profiled step, of {num_steps} steps"
         )
 
-    def _summarize_peers(self, samples: Sequence[RankTimings]) -> dict[str, MetricValue]:
-        """Return metrics of the time of transfers, and of waiting for slower ranks in calls.
 
-        They are ``comm_transfer.AXIS`` for each mesh axis and ``straggler_wait``, in seconds per
-        profiled step, of the rank with the largest value (see ``cross_fitted``). The result is
-        empty if ranks make different calls, or if a trace does not match its calls.
-        """
-        num_calls = len(samples[0].calls)
-        traces = [trace for sample in samples for trace in sample.matched]
-        is_matched = all(len(trace.spans) == num_calls and not trace.unseen for trace in traces)
-        if self.ranks_differ or not is_matched:
-            return {}
-        steps = range(len(samples[0].matched))
-        ranks = range(len(samples))
-        times = [[split_transfer_and_wait(samples, rank, step) for step in steps] for rank in ranks]
-        values = {"straggler_wait": cross_fitted([[wait for _, wait in turn] for turn in times])}
-        for axis in self.axes:
-            transfer = [[transfers.get(axis, 0.0) for transfers, _ in turn] for turn in times]
-            values[f"comm_transfer.{axis}"] = cross_fitted(transfer)
-        return make_values(values, "profiled steps")
+def summarize_waiting(
+    samples: Sequence[RankTimings], axes: Iterable[str]
+) -> dict[str, MetricValue]:
+    """Return metrics of the time of transfers, and of waiting for slower ranks in calls.
+
+    They are ``comm_transfer.AXIS`` for each of the mesh ``axes``, the mean over ranks, and
+    ``straggler_wait`` of the rank that waits longest. Both are in seconds, as means over profiled
+    steps. ``samples`` are the times of all ranks. The result is empty if ranks make different
+    calls, as in a pipeline, or if a trace does not match its calls.
+    """
+    calls = {tuple((call.axis, call.op) for call in sample.calls) for sample in samples}
+    traces = [trace for sample in samples for trace in sample.matched]
+    num_calls = len(samples[0].calls)
+    is_matched = all(len(trace.spans) == num_calls and not trace.unseen for trace in traces)
+    if len(calls) > 1 or not is_matched:
+        return {}
+    steps = range(len(samples[0].matched))
+    transfers: defaultdict[str, float] = defaultdict(float)
+    waits = []
+    for rank in range(len(samples)):
+        times = [split_transfer_and_wait(samples, rank, step) for step in steps]
+        waits.append(fmean(wait for _, wait in times))
+        for seconds_by_axis, _ in times:
+            for axis, seconds in seconds_by_axis.items():
+                transfers[axis] += seconds / len(traces)
+    method = f"mean of {len(steps)} profiled steps"
+    return {
+        **make_values({"straggler_wait": max(waits)}, f"{method}, maximum over ranks"),
+        **make_values(
+            {f"comm_transfer.{axis}": transfers[axis] for axis in axes}, f"{method} and of ranks"
+        ),
+    }
 
 
-def summarize_differences(walls: Sequence[SecondsByKind]) -> dict[str, MetricValue]:
-    """Return the exposed communication time and the overheads of measuring, as metrics.
+def summarize_differences(
+    walls: Sequence[Mapping[str, Sequence[float]]],
+) -> dict[str, MetricValue]:
+    """Return the exposed communication time and the overhead of the profiler, as metrics.
 
     ``ect`` is the seconds by which a step with communication takes longer than one without, both in
-    a dispatch mode. ``tracing_overhead`` and ``watching_overhead`` are the relative slowdowns of
-    steps under the profiler and of steps in the dispatch mode, such as 0.1 for 10 %.
+    a dispatch mode. ``tracing_overhead`` is the relative slowdown of steps under the profiler, such
+    as 0.1 for 10 %.
 
     Steps of all kinds run in rounds, one of each. In each round, the maxima over ranks are
     compared. The metric is the mean over rounds, None with one round. ``walls`` has, for each rank,
-    the seconds of its steps by kind.
+    the seconds of its steps, keyed by kind: uninstrumented, instrumented, without_comm, profiled.
     """
     wall = {kind: slowest([rank[kind] for rank in walls]) for kind in walls[0]}
-    values = {"ect": compare_turns(wall["instrumented"], wall["without_comm"], sub, "difference")}
-    for name, kind in (("tracing_overhead", "profiled"), ("watching_overhead", "instrumented")):
-        values[name] = compare_turns(
-            wall[kind], wall["uninstrumented"], compute_overhead, "difference"
-        )
-    suffix = "" if len(wall["profiled"]) > 1 else ", one turn has no difference"
-    return make_values(values, f"the slowest rank of each turn{suffix}")
-
-
-def list_ect_caveats(device: torch.device, overhead: float | None) -> tuple[str, ...]:
-    """Return a note that ``ect`` is a lower bound, if instrumented GPU steps are too slow.
-
-    ``ect`` is the seconds by which communication lengthens a step. ``overhead`` is the relative
-    slowdown of steps in the dispatch mode, None if it is unknown. Above 5 %, a GPU may wait for the
-    host, and this time hides communication. At most 5 % or on a CPU, the result is empty.
-    """
-    if device.type != "cuda" or overhead is None or overhead <= _MAX_DISPATCH_OVERHEAD:
-        return ()
-    return (
-        f"ect is a lower bound: instrumented steps take {1 + overhead:.2f} times as long as "
-        "others, and communication is hidden while the device waits for the host",
-    )
+    values = {
+        "ect": compare_rounds(wall["instrumented"], wall["without_comm"], sub),
+        "tracing_overhead": compare_rounds(
+            wall["profiled"], wall["uninstrumented"], lambda slow, fast: slow / fast - 1
+        ),
+    }
+    return make_values(values, "the slowest rank of each round")
 
 
 def match_spans_to_calls(trace: StepTrace, calls: Sequence[SentCall]) -> MatchedTrace:

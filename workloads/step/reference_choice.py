@@ -14,6 +14,12 @@ from parbench.workloads.costs.step_spec import RankView, StepSpec
 
 FRAGMENTATION_MARGIN = 0.9
 """The fraction of free memory that may be used, because an allocator leaves gaps."""
+_REFERENCE_BYTES = 24
+"""The bytes per parameter of the references of the check.
+
+They are six float32 numbers: the weights of the step and of two references, gradients, and the two
+moments of AdamW.
+"""
 _MAX_HEAD_SIZE = 16
 """The maximum head size of the small model."""
 _MIN_TOKENS = 64
@@ -48,28 +54,16 @@ def count_free_bytes(world: World) -> float:
 def check_memory(view: RankView) -> float:
     """Return an upper bound in bytes of one rank's memory while its step is verified.
 
-    It includes the step's own state and a single-process reference: the whole model with its first
-    weights, gradients and AdamW state, and copies of the step's full weights and gradients.
+    It includes the step's own memory, the weights, gradients and AdamW state of references, and the
+    activations and two tensors of logits of one process that runs the global batch in float32.
     """
     spec = view.spec
-    memory = rank_memory(view)
-    parameters = num_parameters(spec.shape, spec.moe)
-    optimizer = 12 if spec.has_master_weights else 8
-    two_steps = parameters * (3 * spec.bytes_per_element + optimizer + 1)
-    references = parameters * (2 * spec.bytes_per_element + 2 * 4 + 2 * spec.bytes_per_element)
-    own_pass = memory.activations + memory.buffers + 8 * parameters
-    return memory.state + max(two_steps, references, own_pass) + _single_pass(spec)
-
-
-def _single_pass(spec: StepSpec) -> float:
-    """Return the bytes that one process needs to run forward and backward of the global batch.
-
-    They are the activations in float32, and two tensors with the size of the logits.
-    """
+    models = _REFERENCE_BYTES * num_parameters(spec.shape, spec.moe)
     moe = spec.moe and spec.moe.on_one_rank()
     single = StepSpec(shape=spec.shape, moe=moe, microbatch=spec.global_batch, bytes_per_element=4)
     logits = 2.0 * spec.tokens * spec.shape.vocabulary * 4
-    return activations_equation(single.rank_view(0)).value + logits
+    activations = activations_equation(single.rank_view(0)).value
+    return rank_memory(view).total + models + activations + logits
 
 
 def shrink_model(spec: StepSpec, params: Params) -> dict[str, Value]:

@@ -144,10 +144,9 @@ class CommRecorder(_CommMode):  # type: ignore[no-untyped-call]
         """
         op, argument = _OPERATIONS[name]
         ranks = group.size()
+        num_bytes = _count_bytes(args[max(argument, 0)])
         if argument == _INPUT_SHARE:
-            num_bytes = _count_bytes(args[0]) * ranks
-        else:
-            num_bytes = _count_bytes(args[argument])
+            num_bytes *= ranks
         sent = sent_bytes(op, num_bytes, ranks)
         rows_by_rank = list(args[4]) if name == "alltoall_base_" else []
         if rows_by_rank:
@@ -297,7 +296,7 @@ class CommBytesProbe:
         """Return metrics of a step's calls, its sent bytes and its analytical bytes, by mesh axis.
 
         Numbers of calls are means over ranks. If an axis has analytical bytes, sent and analytical
-        bytes are those of the rank whose ratio of both differs most from 1. Otherwise the sent
+        bytes are those of the rank on which both differ most. Otherwise the sent
         bytes are the maximum over ranks. ``samples`` are the results of ``observe`` on all ranks.
         """
         calls_by_rank = [calls for calls, _ in samples]
@@ -320,25 +319,25 @@ def report_worst_ratio(
     """Return metrics of the bytes that one rank sends over a mesh axis in a step.
 
     They are ``bytes_sent.AXIS``, the analytical ``bytes_expected.AXIS``, and ``bytes_ratio.AXIS``,
-    which is sent / expected. The rank is the one whose ratio differs most from 1. Of several such
-    ranks, the one that sends most is taken. ``sent`` and ``expected`` have the bytes of each rank.
+    which is sent / expected. The rank is the one whose sent and expected bytes differ most. Of
+    several such ranks, the one that sends most is taken. ``sent`` and ``expected`` have the bytes
+    of each rank.
     The ratio is 0 if the rank sends bytes and none are expected. It is None if the rank neither
     sends nor expects any.
     """
-    ratios = []
-    for num_sent, num_expected in zip(sent, expected, strict=True):
-        if num_expected:
-            ratios.append(num_sent / num_expected)
-        else:
-            ratios.append(0.0 if num_sent else 1.0)
-    differences = [round(abs(ratio - 1), 9) for ratio in ratios]  # without rounding errors
+    differences = [round(abs(a - b)) for a, b in zip(sent, expected, strict=True)]
     rank = max(range(len(sent)), key=lambda rank: (differences[rank], sent[rank]))
+    ratio = None
+    if expected[rank]:
+        ratio = sent[rank] / expected[rank]
+    elif sent[rank]:
+        ratio = 0.0
     values = {
         f"bytes_sent.{axis}": sent[rank],
         f"bytes_expected.{axis}": expected[rank],
-        f"bytes_ratio.{axis}": ratios[rank] if sent[rank] or expected[rank] else None,
+        f"bytes_ratio.{axis}": ratio,
     }
-    return make_values(values, "ring-optimal, of the rank whose ratio differs most from 1")
+    return make_values(values, "ring-optimal, of the rank whose bytes differ most from expected")
 
 
 def find_group_argument(args: Iterable[Any]) -> dist.ProcessGroup | None:

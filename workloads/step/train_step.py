@@ -103,10 +103,6 @@ SIMULATED_NOTE = (
     "real, results are not"
 )
 """The note on results with simulated compute."""
-KEPT_SHARDS_NOTE = (
-    "reshard=false: FSDP2 keeps its shard next to the gathered parameters, which counts as a buffer"
-)
-"""The note on the measured memory of buffers with ``reshard=false``."""
 
 
 class Microbatch(NamedTuple):
@@ -560,12 +556,7 @@ class TrainStep(Benchmark):
             "parameters": num_parameters(spec.shape, spec.moe),
             "tokens_per_step": tokens,
             "flops_per_rank": flops,
-            "flops_convention": (
-                "PaLM: 6 N + 12 L H Q T per token, without recomputation. MFU counts full "
-                "attention, of which the kernel executes the causal half"
-            ),
             "peak": peak,
-            "optimizer": "AdamW",
             "mesh": spec.dims.sizes,
             **MeshDetails(axes=axes).as_details,
             **self._make_bytes_formula(),
@@ -634,12 +625,7 @@ class TrainStep(Benchmark):
                 simulated_seconds=spec.simulated_seconds,
             )
             probes.append(bubbles)
-        overlap = OverlapProbe(
-            self._world,
-            self.mesh.groups,
-            ranks_differ=spec.pipeline is not None,
-            list_notes=self._list_peak_notes,
-        )
+        overlap = OverlapProbe(self._world, self.mesh.groups)
         return [*probes, self.make_memory_probe(), overlap]
 
     def make_memory_probe(self) -> MemoryProbe:
@@ -651,7 +637,6 @@ class TrainStep(Benchmark):
         formula: dict[str, float] = asdict(state_memory(self._view))
         if not self.spec.is_simulated:
             formula["activations"] = activations_equation(self._view).value
-        is_kept = self.spec.dims.is_sharded and not self.spec.reshard
         return MemoryProbe(
             world=self._world,
             model=self.model,
@@ -659,7 +644,6 @@ class TrainStep(Benchmark):
             forward_backward=self.forward_backward,
             count_activations=self._count_activations,
             formula=formula,
-            notes=(KEPT_SHARDS_NOTE,) if is_kept else (),
         )
 
     def _count_activations(self) -> float:
@@ -739,23 +723,6 @@ class TrainStep(Benchmark):
             crossover_ranks=1 + shape.heads / shape.kv_heads,
         )
         return details.as_details
-
-    def _list_peak_notes(self, step_seconds: float) -> Sequence[str]:
-        """Return one note with the likely reason for an MFU above 100 %, otherwise an empty list.
-
-        The MFU follows from ``step_seconds``, the duration of a step, and from the peak FLOP/s.
-        """
-        if self._peak is None:
-            return []
-        peak = self._peak
-        mfu = self._flops_per_rank / step_seconds / peak.flops_per_second
-        if mfu <= 1:
-            return []
-        reason = "it counts full attention, of which a causal kernel computes about half"
-        if peak.measured:
-            reason = "the measured peak is too low"
-        rate = f"{peak.flops_per_second:.4g} FLOP/s ({peak.source})"
-        return [f"mfu is above 100 %: {mfu:.0%} of {rate}: {reason}"]
 
     def close(self) -> None:
         """Remove the hooks of gradients and destroy the process groups."""

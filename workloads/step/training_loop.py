@@ -22,8 +22,6 @@ from parbench.workloads.step.verify import (
 
 _NO_REFERENCE_NOTE = "no reference was given: gradients are only checked to be finite"
 """The note on results of a training loop without a reference model."""
-_MAX_NAMED_GRADIENTS = 3
-"""The maximum number of wrong gradients that reports name."""
 _HALF_PRECISION_TOLERANCE = 3e-2
 """The relative limit of a gradient's L2 distance from its reference in 16-bit types."""
 Loss = Callable[[Any, Any], Tensor]
@@ -96,8 +94,8 @@ class TrainingLoop(Benchmark):
         return len(self._wrong_gradients)
 
     def differences(self) -> Sequence[str]:
-        """Return a phrase for each of the first three wrong gradients of the last check."""
-        return self._wrong_gradients[:_MAX_NAMED_GRADIENTS]
+        """Return a phrase for each wrong gradient of the last check."""
+        return self._wrong_gradients
 
     def describe(self) -> Description:
         """Return two facts for the record: the optimizer's class, and its parameters on this rank.
@@ -116,8 +114,9 @@ class TrainingLoop(Benchmark):
 
         It is the user's only batch, or what the user's function returns for the step number.
         """
-        has_batches = callable(self._batch)
-        self._current_batch = self._batch(self._step_number) if has_batches else self._batch
+        self._current_batch = self._batch
+        if callable(self._batch):
+            self._current_batch = self._batch(self._step_number)
 
     def _run_forward_backward(self) -> None:
         """Run forward and backward of the user's model on the current batch.
@@ -133,19 +132,11 @@ class TrainingLoop(Benchmark):
         """Return the gradients of the model that are too far from those of the reference.
 
         The reference gets the model's weights and the current batch. Its gradients are averaged
-        over ranks by all_reduces, so that all ranks call it. If the reference has parameters that
-        the model lacks, only these are returned, as missing.
+        over ranks by all_reduces, so that all ranks call it. Gradients of parameters that only the
+        reference has are missing.
         """
         gradients = collect_gradients(self._model)
-        weights = collect_weights(self._model)
-        missing = [
-            WrongTensor(name, weight.numel(), "is not a parameter of the model")
-            for name, weight in collect_weights(reference).items()
-            if name not in weights
-        ]
-        if missing:
-            return missing
-        load_weights(reference, weights)
+        load_weights(reference, collect_weights(self._model))
         reference.zero_grad()
         loss = self._loss(reference, self._current_batch)
         loss.backward()  # type: ignore[no-untyped-call]

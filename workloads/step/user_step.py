@@ -12,17 +12,16 @@ import torch._dynamo  # torch would import it within the first instrumented step
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
-from parbench.bench.results.metrics import MetricValue, make_value, make_values
+from parbench.bench.results.metrics import MetricValue, make_value
 from parbench.bench.results.stats import median
-from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Benchmark, Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step.memory import peak_during
 from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.peaks import find_peak
 from parbench.workloads.step.probe import ResetFn, Step, run_probes, time_step
+from parbench.workloads.step.rounds import slowest
 from parbench.workloads.step.sent_bytes import CommBytesProbe, CommRecorder
-from parbench.workloads.step.turns import slowest
 
 _DEFAULT_GROUP_NAMES = ("", "undefined", "default_pg")
 """Descriptions that torch gives to process groups without a name."""
@@ -59,13 +58,11 @@ class ExplainedUserStep:
         with GroupRecorder() as recorder:
             step()
         axes = dict(sorted(recorder.groups.items()))
-        calls = tuple((call.axis, call.op, call.num_bytes) for call in recorder.calls)
-        ranks_differ = len(set(world.gather(calls))) > 1
         dtype = getattr(self._benchmark, "dtype", torch.float32)
         probes = (
             ResourceProbe(world, dtype),
             CommBytesProbe(axes, dict),
-            OverlapProbe(world, axes, ranks_differ=ranks_differ),
+            OverlapProbe(world, axes),
         )
         return run_probes(world, probes, step, reset, budget_seconds)
 
@@ -109,11 +106,8 @@ def name_group(group: dist.ProcessGroup) -> str:
 class ResourceSample:
     """The memory, FLOPs and seconds of steps on one rank."""
 
-    memory_bytes: dict[str, int | None]
-    """The bytes of device memory, keyed by metric. None means unknown.
-
-    ``memory_peak`` is the peak of a step above its start, ``memory_kept`` the bytes at its start.
-    """
+    peak_bytes: int | None
+    """The peak of the allocated bytes above those at the start of a step, None if unknown."""
     flops: int
     """The FLOPs of one step on this rank, as torch's FlopCounterMode counts them."""
     seconds: list[float]
@@ -138,8 +132,7 @@ class ResourceProbe:
         """
         device = self.world.device
         reset()
-        allocated = accelerator.count_allocated_bytes(device) if device.type == "cuda" else None
-        peak = peak_during(step, device)
+        peak_bytes = peak_during(step, device)
         reset()
         with FlopCounterMode(display=False) as counter:
             step()
@@ -148,7 +141,7 @@ class ResourceProbe:
             reset()
             seconds.append(time_step(step, self.world))
         return ResourceSample(
-            memory_bytes={"memory_peak": peak, "memory_kept": allocated},
+            peak_bytes=peak_bytes,
             flops=int(counter.get_total_flops()),
             seconds=seconds,
         )
@@ -161,11 +154,9 @@ class ResourceProbe:
         rank's seconds. MFU is missing if the peak is unknown.
         """
         metrics: dict[str, MetricValue] = {}
-        for name in samples[0].memory_bytes:
-            values = [sample.memory_bytes[name] for sample in samples]
-            known_values = [value for value in values if value is not None]
-            if known_values:
-                metrics |= make_values({name: max(known_values)}, "maximum over ranks")
+        peaks = [sample.peak_bytes for sample in samples if sample.peak_bytes is not None]
+        if peaks:
+            metrics["memory_peak"] = make_value("memory_peak", max(peaks), "maximum over ranks")
         flops = sum(sample.flops for sample in samples) / len(samples)
         if not flops:
             return Explanation(metrics=metrics)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from parbench.bench.results.step_trace import StepTrace
 from parbench.bench.world.benchmark import Explanation
@@ -13,7 +12,6 @@ from parbench.bench.world.world import World
 from parbench.workloads.step import overlap
 from parbench.workloads.step.overlap import (
     compute_time_breakdown,
-    list_ect_caveats,
     match_spans_to_calls,
     summarize_differences,
 )
@@ -42,7 +40,6 @@ def test_differences_of_walls() -> None:
     metrics = summarize_differences([first_walls, second_walls])
     assert metrics["ect"].value == pytest.approx(2.0)
     assert metrics["tracing_overhead"].value == pytest.approx(1.0)
-    assert metrics["watching_overhead"].value == pytest.approx(2.5)
 
 
 def explain(world: World, name: str) -> tuple[Explanation, float]:
@@ -194,11 +191,3 @@ def test_kernel_of_no_call_hides_axes(axes: list[str], axis: str, launched: int 
     matched = match_spans_to_calls(trace, calls)
     assert matched.spans == []
     assert {call.axis for call in matched.named} == {axis}
-
-
-def test_ect_is_a_bound_if_the_mode_slows_a_gpu() -> None:
-    cuda = torch.device("cuda", 0)
-    [note] = list_ect_caveats(cuda, 0.3)
-    assert "1.30" in note
-    assert list_ect_caveats(cuda, 0.04) == ()
-    assert list_ect_caveats(torch.device("cpu"), 0.5) == ()

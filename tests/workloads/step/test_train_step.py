@@ -14,7 +14,6 @@ from parbench.bench.world.world import World
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.model.optimizer import LEARNING_RATE
 from parbench.workloads.parallel.mesh import get_local_tensor
-from parbench.workloads.step.peaks import Peak
 from parbench.workloads.step.train_step import Microbatch, TrainStep
 from tests.support.ranks import Ranks
 from tests.support.workloads.training_steps import (
@@ -41,7 +40,6 @@ def count_wrong(world: World, name: str, params: Params) -> list[int]:
     [
         "ddp",
         "fsdp",
-        "ep_step",
         *(pytest.param(name, marks=pytest.mark.full) for name in ("zero1", "tp_sp", "cp")),
     ],
 )
@@ -322,21 +320,3 @@ def test_description_of_simulated_compute_has_no_mfu(two_ranks: Ranks) -> None:
     assert [rate.name for rate in description.work] == ["tokens_per_second"]
     assert description.details["peak"] is None
     assert any("simulated compute" in note for note in description.notes)
-
-
-def explain_with_peak(world: World, measured: bool) -> str:
-    """Return the notes of a step that exceeds its peak of 1 FLOP/s."""
-    step = build_small_step(world, "ddp", {})
-    step.step()
-    step._peak = Peak(flops_per_second=1.0, source="datasheet", measured=measured)
-    notes = step.explain_step(step.reset, 0.0).notes
-    step.close()
-    return " ".join(notes)
-
-
-@pytest.mark.parametrize(("measured", "reason"), [(True, "too low"), (False, "full attention")])
-def test_step_above_peak_has_note(two_ranks: Ranks, measured: bool, reason: str) -> None:
-    """A measured peak may be too low, and counted FLOPs may exceed those that are executed."""
-    for text in two_ranks.call(f"{__name__}:explain_with_peak", measured=measured):
-        assert "mfu is above 100 %" in text
-        assert reason in text

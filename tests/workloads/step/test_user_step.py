@@ -32,12 +32,10 @@ HIDDEN = 32
 CNN_BYTES = (CHANNELS * 3 * 9 + CHANNELS + 16 * CHANNELS * 10 + 10) * 4
 
 
-def build_cnn(
-    world: World, wrong: bool = False, is_wrapped: bool = False, is_foreign: bool = False
-) -> Benchmark:
+def build_cnn(world: World, wrong: bool = False, is_wrapped: bool = False) -> Benchmark:
     """Build a convolutional network under DDP; if ``wrong``, one gradient is doubled.
 
-    The model can be compiled with a checkpointed layer, or the reference be of another model.
+    If ``is_wrapped``, the model is compiled with a checkpointed layer.
     """
     torch.manual_seed(0)
     convolution = nn.Conv2d(3, CHANNELS, 3, padding=1)
@@ -46,8 +44,6 @@ def build_cnn(
     reference = copy.deepcopy(model)
     if wrong:
         convolution.weight.register_hook(lambda gradient: 2 * gradient)  # type: ignore[no-untyped-call]
-    if is_foreign:
-        reference.append(nn.Linear(10, 10))
     if is_wrapped:
         model[0] = checkpoint_wrapper(convolution)
     ddp: nn.Module = DistributedDataParallel(model)
@@ -157,13 +153,6 @@ def test_loop_matches_reference(two_ranks: Ranks, name: str) -> None:
     [
         ({"is_wrapped": True}, []),
         ({"wrong": True}, ["0.weight is 2 of the reference"]),
-        (
-            {"is_foreign": True},
-            [
-                "4.weight is not a parameter of the model",
-                "4.bias is not a parameter of the model",
-            ],
-        ),
     ],
 )
 def test_loop_names_wrong_gradients(
