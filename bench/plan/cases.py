@@ -209,15 +209,14 @@ def select_definitions(
 
     The order is that of the catalogue. Raises ``UserError`` if a pattern matches no definition.
     """
-    if not patterns:
-        return tuple(catalogue)
-    names = [definition.name for definition in catalogue]
-    selected: set[str] = set()
+    names = {definition.name for definition in catalogue}
     for pattern in patterns:
-        matching = [name for name in names if matches(name, pattern)]
-        if not matching:
-            short_names = [name.rpartition(".")[2] for name in names]
-            similar = suggest_similar(pattern, [*names, *short_names])
+        if not any(matches(name, pattern) for name in names):
+            short_names = {definition.short_name for definition in catalogue}
+            similar = suggest_similar(pattern, names | short_names)
             raise UserError(f"no case is named {pattern!r}{similar}", hint="parbench list")
-        selected.update(matching)
-    return tuple(definition for definition in catalogue if definition.name in selected)
+    return tuple(
+        definition
+        for definition in catalogue
+        if not patterns or any(matches(definition.name, pattern) for pattern in patterns)
+    )

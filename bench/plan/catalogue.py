@@ -314,7 +314,7 @@ def expand_groups(params: Params, spec: WorldSpec) -> Iterable[Params]:
     cases: list[Params] = []
     for concurrent, index in product((False, True), range(num_groups)):
         cases.append({**params, "group_index": index, "concurrent": concurrent})
-    return _keep_agreeing(cases, params)
+    return _select_agreeing(cases, params)
 
 
 def expand_pairs(params: Params, spec: WorldSpec) -> Iterable[Params]:
@@ -326,10 +326,10 @@ def expand_pairs(params: Params, spec: WorldSpec) -> Iterable[Params]:
     cases: list[Params] = []
     for source, target in permutations(range(spec.nproc), 2):
         cases.append({**params, "source": source, "target": target})
-    return _keep_agreeing(cases, params)
+    return _select_agreeing(cases, params)
 
 
-def _keep_agreeing(cases: Sequence[Params], params: Params) -> Sequence[Params]:
+def _select_agreeing(cases: Sequence[Params], params: Params) -> Sequence[Params]:
     """Return the cases that contain all values of ``params``, or ``params`` itself if none does.
 
     In the latter case a rule of this module explains why the values are not possible.
