@@ -117,16 +117,10 @@ class MoeLayerBenchmark(LayerBenchmark):
         """Return the tokens that all ranks process in a step, and facts for its record.
 
         The tokens divided by the step's seconds give the metric ``tokens_per_second``. The facts
-        are tokens per rank, the capacity of an expert per rank in tokens (``slots``), the experts'
-        hidden size, the mesh, and the FLOPs per rank.
+        are the mesh and, with a backward pass, the FLOPs per rank.
         """
         axes = {"ep": {"ranks": self.moe.ep}} if self.moe.ep > 1 else {}
-        details: dict[str, Any] = {
-            "tokens_per_rank": self._num_tokens,
-            "slots": self.moe.slots(self._num_tokens),
-            "expert_ffn": self.moe.expert_ffn,
-            **MeshDetails(axes=axes).as_details,
-        }
+        details = MeshDetails(axes=axes).as_details
         if self.has_backward:
             experts_per_token = self.moe.top_k + self.moe.shared
             weights = experts_per_token * count_expert_parameters(self.spec.shape, self.moe)
