@@ -24,17 +24,15 @@ from parbench.bench.machine.machine import (
     Machine,
     get_affinity,
     inspect_machine,
-    is_older,
     try_call,
 )
 from parbench.bench.machine.world_spec import choose_world
 from parbench.bench.text import UserError, format_table, pluralize
 
-_MIN_TORCH = (2, 11)
 _MIN_SHM_BYTES = 10**9
 _SAMPLE_SECONDS = 0.3
 _FIXES = {
-    "torch": "pip install --upgrade 'torch>=2.11'",
+    "torch": "pip install 'torch>=2.11'",
     "ranks": "use fewer ranks (--nproc): ranks that share a core wait for each other",
     "cores": "lift the container's CPU quota, which halts ranks in mid-flight, and pin it to whole cores instead",
     "load average": "stop other work, or measure longer (--budget)",
@@ -107,7 +105,7 @@ def examine_cores(machine: Machine, state: CoreState) -> list[Disturbance]:
     steal = state.steal_percent
     is_shm_low = bool(machine.gpus) and (state.shm_bytes or 0) < _MIN_SHM_BYTES
     return [
-        _examine("torch", torch, torch == "not installed" or is_older(torch, _MIN_TORCH)),
+        _examine("torch", torch, torch == "not installed"),
         _examine_ranks(machine),
         _examine(
             "cores",

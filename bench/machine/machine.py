@@ -107,15 +107,6 @@ def find_package_version(name: str) -> str | None:
     return try_call(lambda: importlib.metadata.version(name))
 
 
-def is_older(version: str | None, minimum: tuple[int, int]) -> bool:
-    """Return True if a version such as ``2.11.0+cpu`` is older than ``minimum`` (major, minor).
-
-    False if ``version`` is None or not understood.
-    """
-    match = re.match(r"(\d+)\.(\d+)", version or "")
-    return match is not None and (int(match[1]), int(match[2])) < minimum
-
-
 def read_text(path: Path) -> str | None:
     """Return the text of a file without leading and trailing blanks, None if it cannot be read."""
     return try_call(lambda: path.read_text(encoding="utf-8", errors="replace").strip())

@@ -54,11 +54,6 @@ def test_hosts_are_read_from_a_list(text: str, hosts: tuple[str, ...]) -> None:
     assert parse_hosts(text) == hosts
 
 
-def test_long_list_of_hosts_is_not_read_as_file() -> None:
-    names = tuple(f"rack7-node{number}" for number in range(500))
-    assert parse_hosts(",".join(names)) == names
-
-
 @pytest.mark.parametrize("text", [",", "-oProxyCommand=x,b", "n[3-1]", "n[1", "^n1"])
 def test_invalid_hosts_are_refused(text: str) -> None:
     assert repr(text) in usage_error(parse_hosts, text)

@@ -75,7 +75,6 @@ BIG_HOST = {"host_cores": 128}  # of which a job may use four
 @pytest.mark.parametrize(
     ("topic", "machine", "state", "fact", "disturbs"),
     [
-        ("torch", {"torch_version": "2.10.1"}, {}, "2.10.1", True),
         ("torch", NO_TORCH, {}, "not installed", True),
         ("ranks", TWO_GPUS, {}, "2 on cuda with nccl", False),
         ("ranks", {"physical_cores": 2}, {}, "4 on cpu with gloo; 2 physical cores", True),
