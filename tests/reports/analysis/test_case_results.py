@@ -5,7 +5,7 @@ import pytest
 from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check, Record, Status
-from parbench.bench.results.stats import Grade, estimate_mean, t_quantile
+from parbench.bench.results.stats import Grade
 from parbench.reports.run_data import RunData
 from tests.support.reports.report_rows import run_from_records, summarize_row
 from tests.support.reports.reports_fixtures import (
@@ -16,7 +16,6 @@ from tests.support.reports.reports_fixtures import (
     make_run,
     ok_record,
     out_of_budget_record,
-    seconds_metric,
     step_case,
 )
 
@@ -30,27 +29,6 @@ def merge(name: str, *values: float | None, unit: str = "s") -> MetricValue:
         metric = MetricValue(value=value, unit=unit)
         records.append(ok_record(step_case(), repetition, metrics={name: metric}))
     return summarize_row(*records).metrics[name]
-
-
-def test_times_merge_to_a_geometric_mean() -> None:
-    merged = merge("time", 1.0, 2.0, 4.0)
-    expected = estimate_mean([1.0, 2.0, 4.0], "repetition medians", "amount")
-    assert merged.value == pytest.approx(2.0)
-    assert merged.low == expected.low
-    assert merged.high == expected.high
-
-
-def test_differences_merge_to_an_arithmetic_mean() -> None:
-    reach = t_quantile(0.975, 2) * 3**-0.5
-    merged = merge("ect", -2.0, -1.0, 0.0)
-    assert merged.value == pytest.approx(-1.0)
-    assert merged.low == pytest.approx(-1.0 - reach)
-
-
-def test_shares_have_no_bound_below_zero() -> None:
-    merged = merge("drop_rate", 0.0, 1.0, 2.0, unit="")
-    assert merged.value == pytest.approx(1.0)
-    assert merged.low == 0.0
 
 
 @pytest.mark.parametrize(
@@ -103,14 +81,6 @@ def test_row_of_a_wrong_result_has_no_metrics() -> None:
     row = summarize_row(ok_record(CASE, 0), failed_record(CASE, 1, "wrong", check=check))
     assert row.metrics == {}
     assert row.check == check
-
-
-def test_row_of_a_failed_repetition_uses_the_others() -> None:
-    failed = failed_record(CASE, 1, metrics={"time": seconds_metric(9.0)})
-    row = summarize_row(ok_record(CASE, 0, 1e-3), failed)
-    assert row.seconds == 1e-3
-    assert row.repetitions == 1
-    assert row.iterations == 120
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""Ranks that arrive or finish last, and the delay of each rank."""
+"""Ranks that arrive last, and the delay of each rank."""
 
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from parbench.bench.results.runs import load_run, make_samples_path
 from parbench.reports.analysis.case_results import merge_records
@@ -10,10 +11,11 @@ from parbench.reports.analysis.stragglers import (
     StragglerVote,
     compute_arrival_delays,
     elect_straggler,
+    find_last_arriving_rank,
 )
 from tests.support.reports.late import late_record, samples
-from tests.support.reports.report_rows import run_from_records
-from tests.support.reports.reports_fixtures import write_run
+from tests.support.reports.report_rows import run_from_records, summarize_rows
+from tests.support.reports.reports_fixtures import seconds_metric, write_run
 
 
 def test_arrival_delay_is_the_median_of_repetitions(tmp_path: Path) -> None:
@@ -25,6 +27,23 @@ def test_arrival_delay_is_the_median_of_repetitions(tmp_path: Path) -> None:
     run = load_run(path)
     [row] = merge_records(run)
     assert compute_arrival_delays(run, row) == pytest.approx({2: 0.0, 6: 2e-6})
+
+
+@pytest.mark.parametrize(
+    ("skew", "seconds", "rank"),
+    [(6e-4, 1e-3, 1), (4e-4, 1e-3, None), (6e-4, 1e-2, None)],
+    ids=["late", "within a barrier", "small share of the time"],
+)
+def test_last_arriving_rank_is_clearly_late(
+    skew: float, seconds: float, rank: int | None
+) -> None:
+    records = [late_record(repetition=repetition, skew=skew) for repetition in range(5)]
+    slow = [
+        replace(record, metrics={**record.metrics, "time": seconds_metric(seconds)})
+        for record in records
+    ]
+    straggler = find_last_arriving_rank(summarize_rows(*slow))
+    assert (straggler.rank if straggler else None) == rank
 
 
 @pytest.mark.parametrize(
