@@ -216,8 +216,6 @@ class MissingCase:
     case: Case
     repetitions: int
     """The number of repetitions without a record."""
-    planned: int
-    """The number of repetitions that the plan asked for."""
 
 
 def merge_records(run: Run) -> tuple[CaseResult, ...]:
@@ -286,11 +284,7 @@ def find_missing(run: Run) -> tuple[MissingCase, ...]:
         if record.case.id in repetitions:
             repetitions[record.case.id].add(record.repetition)
     return tuple(
-        MissingCase(
-            case=case,
-            repetitions=plan.repetitions - len(repetitions[case.id]),
-            planned=plan.repetitions,
-        )
+        MissingCase(case=case, repetitions=plan.repetitions - len(repetitions[case.id]))
         for case in plan.cases
         if len(repetitions[case.id]) < plan.repetitions
     )

@@ -142,11 +142,14 @@ class Problem:
     """A row of the table of problems: a case that failed, hung, was wrong, or was not measured."""
 
     case: str
-    """The label of the case, or the name and the number of several cases without records."""
+    """The label of the case, or the name of the benchmark of cases without records."""
     status: str
     """``failed``, ``hang``, ``wrong``, ``skipped`` or ``not measured``."""
     repetitions: str
-    """The number of repetitions with this status over the planned number: ``1/5``, or ``all``."""
+    """The number of repetitions with this status over the planned number: ``1/5``, or ``all``.
+
+    For cases without records it is their number, summed over the cases: ``12``.
+    """
     reason: str
     """A sentence about why the case has the status."""
     result: CaseResult | None = None
@@ -163,25 +166,21 @@ def list_problems(data: RunData) -> tuple[Problem, ...]:
 def list_unmeasured(data: RunData) -> tuple[Problem, ...]:
     """Return a ``Problem`` for each skipped case, then one for each benchmark without records.
 
-    Cases without records are combined by benchmark name, because they have the same reason.
+    Cases without records are combined by benchmark, because they have the same reason.
     """
     problems = [
         Problem(case=skipped.case.label, status="skipped", repetitions="all", reason=skipped.reason)
         for skipped in data.plan.skipped
     ]
     problems += [_make_problem(result) for result in data.results if result.status == "skipped"]
-    for name in dict.fromkeys(missing.case.name for missing in data.missing):
-        group = [missing for missing in data.missing if missing.case.name == name]
-        num_repetitions = sum(missing.repetitions for missing in group)
-        num_planned = sum(missing.planned for missing in group)
-        case = group[0].case.label if len(group) == 1 else f"{name} ({len(group)} cases)"
-        problem = Problem(
-            case=case,
-            status="not measured",
-            repetitions=f"{num_repetitions}/{num_planned}",
-            reason="no record, because the run ended before",
-        )
-        problems.append(problem)
+    counts: Counter[str] = Counter()
+    for missing in data.missing:
+        counts[missing.case.name] += missing.repetitions
+    reason = "no record, because the run ended before"
+    problems += [
+        Problem(case=name, status="not measured", repetitions=str(count), reason=reason)
+        for name, count in counts.items()
+    ]
     return tuple(problems)
 
 

@@ -10,7 +10,6 @@ from parbench.bench.results.tables import (
     keep_known_columns,
     metric_column,
 )
-from parbench.reports.analysis.labels import label_differences
 from parbench.reports.analysis.steps import StepRow
 from parbench.reports.figures.chart import Chart, number_name
 from parbench.reports.figures.pipeline import chart_pipeline
@@ -21,9 +20,10 @@ from parbench.reports.tables.columns import (
     list_metric_columns,
 )
 
-_SCHEDULE = Column("schedule", help="order of actions, with the parameters that differ")
+_SCHEDULE = Column("schedule", help="order of actions", is_result=True)
 _CHUNKS = Column("chunks", "v", kind="count", help="virtual stages per rank")
 _PIPELINE_COLUMNS = (
+    STEP_COLUMN,
     _SCHEDULE,
     Column("ranks", "P", kind="count", help="ranks of the pipeline"),
     Column("microbatches", "M", kind="count", help="microbatches per step"),
@@ -32,7 +32,7 @@ _PIPELINE_COLUMNS = (
 )
 _SIMULATED_COLUMNS = (
     STEP_COLUMN,
-    Column("schedule", help="order of actions"),
+    _SCHEDULE,
     _CHUNKS,
     Column("seconds", "step time", kind="s", help="simulated time of a step, without latency"),
     metric_column("bubble_fraction"),
@@ -49,11 +49,10 @@ def make_pipeline_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
     """
     if not rows:
         return
-    differences = label_differences([row["result"] for row in rows], ["schedule"])
     for row in rows:
         details: PipelineDetails = row["details"]
         row |= {name: getattr(details, name) for name in ("ranks", "microbatches", "chunks")}
-        row["schedule"] = to_single_line(f"{details.schedule} {differences[row['case_id']]}")
+        row["schedule"] = to_single_line(details.schedule)
     metric_columns = list_metric_columns("pipelines", rows)
     yield Table(
         "pipelines",
@@ -95,7 +94,7 @@ def _chart_pipelines(rows: Sequence[StepRow]) -> Iterator[Chart]:
             caption += " Top: simulated with the mean time of each kind of action and no latency."
         yield chart_pipeline(
             number_name("pipeline", number),
-            f"Pipeline: {row['schedule']}",
+            f"Pipeline: {row['label']}",
             caption,
             row["details"],
         )

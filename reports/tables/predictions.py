@@ -1,9 +1,7 @@
 """The section on predictions: the numbers of ``parbench plan validate`` next to measured ones."""
 
-from typing import Any
-
 from parbench.bench.files import convert_read_errors, decode_json, read_file
-from parbench.bench.results.details import PLAN_FILE, PLAN_SCHEMA, ComponentCheck, Validation
+from parbench.bench.results.details import PLAN_FILE, PLAN_SCHEMA, Validation
 from parbench.bench.results.formatting import format_measurement, format_quantity
 from parbench.bench.results.records import check_schema
 from parbench.bench.results.tables import Column, Row, SortedText, Table
@@ -46,10 +44,18 @@ def list_prediction_tables(data: RunData) -> list[Table]:
             check_schema(content, PLAN_FILE, PLAN_SCHEMA)
             validation = decode_json(content, Validation)
         notes = [f"Not predicted: {step}: {why}" for step, why in validation.left_out.items()]
-        if validation.rows:
-            notes.append(_describe_sources(validation))
         for step in validation.rows:
-            rows += [_make_row(step.label, component) for component in step.components]
+            for component in step.components:
+                measured = component.measured
+                predicted = format_quantity(component.predicted, measured.unit)
+                row = {
+                    "step": step.label,
+                    "component": component.name,
+                    "predicted": SortedText(predicted, component.predicted),
+                    "measured": SortedText(format_measurement(measured), measured.value),
+                    "error": SortedText(component.error_text, component.error),
+                }
+                rows.append(row)
             notes += [f"{step.label}: {note}" for note in (step.rule, *step.notes) if note]
     except UserError as error:
         notes = [f"{error}. Write it again with parbench plan validate."]
@@ -63,26 +69,3 @@ def list_prediction_tables(data: RunData) -> list[Table]:
         where="page",
     )
     return [table]
-
-
-def _describe_sources(validation: Validation) -> str:
-    """Return a sentence on the inputs of predictions: the run with the fits, and compute times."""
-    run = "this run" if validation.fits == validation.run else validation.fits
-    compute = " or ".join(dict.fromkeys(step.compute for step in validation.rows))
-    return f"Predicted from the collectives of {run} and the {compute} compute of each step."
-
-
-def _make_row(step: str, component: ComponentCheck) -> dict[str, Any]:
-    """Return the row of one predicted quantity of a step: predicted, measured, relative error.
-
-    ``step`` is the label of the step.
-    """
-    value = component.measured
-    predicted = format_quantity(component.predicted, value.unit)
-    return {
-        "step": step,
-        "component": component.name,
-        "predicted": SortedText(predicted, component.predicted),
-        "measured": SortedText(format_measurement(value), value.value),
-        "error": SortedText(component.error_text, component.error),
-    }

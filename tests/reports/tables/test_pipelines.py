@@ -1,6 +1,5 @@
 """Pipeline steps: their table, damaged facts, and schedules compared."""
 
-from parbench.bench.results.records import Record
 from parbench.reports.tables.steps import list_step_tables
 from tests.support.reports.report_rows import (
     assert_cells,
@@ -23,6 +22,7 @@ def test_table_shows_bubble_and_idle_causes() -> None:
     assert_cells(
         line,
         {
+            "schedule": "1f1b",
             "P": "4",
             "M": "8",
             "bubble fraction": "26.3 %",
@@ -40,15 +40,6 @@ def test_damaged_details_are_a_note() -> None:
     record = ok_record(pipeline_case(), metrics=pipeline_metrics(), details=details)
     (note,) = list_step_tables(load_records(record))[0].notes
     assert record.case.name in note
-
-
-def labels_of(*records: Record) -> list[str]:
-    return [line["schedule"] for line in report_lines("pipelines", *records)]
-
-
-def test_schedule_labels_add_what_differs() -> None:
-    records = [pipeline_record(hidden=64), pipeline_record(hidden=128), pipeline_record("zb")]
-    assert labels_of(*records) == ["1f1b hidden=64", "1f1b hidden=128", "zb"]
 
 
 SIMULATED = [
