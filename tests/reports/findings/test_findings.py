@@ -131,16 +131,15 @@ def train_microbatches() -> list[Record]:
     return train("ddp", 0.3, params=params, defaults={"no_sync": False}, calls=calls)
 
 
-def make_outlier(repetitions: int, seconds: float) -> list[Record]:
-    """Return a curve over sizes whose second size takes this long."""
+def make_outlier(*seconds: float) -> list[Record]:
+    """Return a curve over sizes whose second size takes these times."""
     records = curve_records(placement="out_of_place")
     case = records[2].case
-    outliers = [ok_record(case, repetition, seconds) for repetition in range(repetitions)]
-    return outliers + [
+    return repeat(case, *seconds) + [
         replace(record, repetition=repetition)
         for record in records
         if record.case != case
-        for repetition in range(repetitions)
+        for repetition in range(len(seconds))
     ]
 
 
@@ -183,7 +182,7 @@ def make_uneven_pipeline() -> Record:
         ),
         (link_records((2, 1)), "slow-link", ["from rank 2 to 1", "0.315 GB/s", "1.57 GB/s"]),
         (
-            make_outlier(3, 4e-3),
+            make_outlier(4e-3, 4e-3, 4e-3),
             "off-fit",
             ["times as long as its fit", "-> parbench run all_reduce --sizes "],
         ),
@@ -222,7 +221,8 @@ def test_problem_is_the_only_finding(
             *link_records((2, 1), repetition=1),
             *link_records(repetition=2),
         ],
-        make_outlier(1, 1e-2),
+        make_outlier(1e-2),
+        make_outlier(1e-4, 4e-4, 2e-3),
     ],
 )
 def test_small_or_uncertain_problem_is_no_finding(records: list[Record]) -> None:
