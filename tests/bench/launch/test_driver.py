@@ -3,13 +3,11 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from parbench.bench.launch import budget
 from parbench.bench.launch import driver as module
 from parbench.bench.launch import ranks as ranks_module
 from parbench.bench.launch.display import Display
@@ -19,7 +17,7 @@ from parbench.bench.launch.recorder import Recorder, find_misplacements
 from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.cases import make_case
 from parbench.bench.plan.plan import Plan, parse_fault
-from parbench.bench.results.records import Record, Samples, SkipReason, read_records
+from parbench.bench.results.records import Record, Samples, read_records
 from parbench.bench.results.runs import create_run, load_run, open_writer, utc_now
 from tests.support.fakes import (
     Script,
@@ -312,20 +310,3 @@ def test_budget_is_shared_by_the_remaining_repetitions(make_run: MakeRun) -> Non
     run = make_run(CASES[:1], repetitions=3, budget_seconds=90.0)
     run.drive()
     assert [job.budget_seconds for job in run.jobs()] == pytest.approx([30, 45, 90], abs=5)
-
-
-def test_repetitions_beyond_the_budget_are_left_out(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outcome = make_outcome(wall_seconds=20.0)
-    run = make_run(
-        CASES[:2], finish_with(outcome, outcome), repetitions=5, budget_seconds=120.0
-    )
-    # The clock advances with the records only, by 20 s per case.
-    now = time.monotonic() + 1
-    clock = SimpleNamespace(monotonic=lambda: now + 20.0 * len(run.records()))
-    monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(budget, "time", clock)
-    run.drive()
-    reasons = [record.skip_reason for record in run.records()]
-    assert reasons == [None] * 6 + [SkipReason.OUT_OF_BUDGET] * 4

@@ -21,7 +21,6 @@ from parbench.bench.rank.timing import (
     Stamps,
     Stopwatch,
 )
-from parbench.bench.world import accelerator
 from parbench.bench.world.world import Subgroup, World
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark
@@ -111,16 +110,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     for module in (timing, device_timer):
         monkeypatch.setattr(module, "time", clock)
     return FakeDevice(clock)
-
-
-@pytest.mark.parametrize(("num_cores", "sleeps"), [(2, True), (3, False)])
-def test_rank_with_few_cores_sleeps_until_an_event(
-    monkeypatch: pytest.MonkeyPatch, num_cores: int, sleeps: bool
-) -> None:
-    monkeypatch.setattr(device_timer, "count_available_cores", lambda: num_cores)
-    monkeypatch.setattr(accelerator, "make_event", lambda *, blocking: blocking)
-    queue = DeviceQueue(cast(World, SimpleNamespace(device="cpu")))
-    assert cast(bool, queue.event()) is sleeps
 
 
 def make_stopwatch(
