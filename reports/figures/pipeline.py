@@ -74,7 +74,10 @@ def make_lanes(details: PipelineDetails, timeline: PipelineTimeline) -> list[Lan
             times = (timed.start_us / 1e6, timed.stop_us / 1e6)
             spans.setdefault(f"{action.kind}{chunk}", []).append(times)
         label = "" if rank % label_interval else f"rank {rank}"
-        lanes.append(Lane(label, rank + 0.5, spans))
+        kinds = list(_KINDS)
+        categories = sorted(spans, key=lambda category: (kinds.index(category[0]), category))
+        ordered = {category: spans[category] for category in categories}
+        lanes.append(Lane(label, rank + 0.5, ordered))
     return lanes
 
 

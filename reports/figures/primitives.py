@@ -155,7 +155,7 @@ def write_between(
     left, right = axes.get_xlim()
     inches = axes.get_figure().get_figwidth()  # type: ignore[union-attr]
     space = (stop - start) / (right - left) * inches * LETTERS_PER_INCH
-    if len(text) < space:
+    if len(text) + 1 < space:
         options = {"ha": "center", "va": "center_baseline"} | options
         axes.text((start + stop) / 2, y, text, **options).set_in_layout(False)
 
