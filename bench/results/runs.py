@@ -269,12 +269,9 @@ def open_writer(path: Path) -> Iterator[RecordWriter]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            message = f"{path} is being written by another process; wait until it ends"
-            raise UserError(message) from None
         except OSError as error:  # for example Lustre, if it is mounted without flock
-            message = f"{path} cannot be locked: {error.strerror}; choose another folder with --out"
-            raise UserError(message) from error
+            hint = "wait if another process writes the run, or choose another folder with --out"
+            raise UserError(f"{path} cannot be locked: {error.strerror}; {hint}") from error
         file.truncate(file.read().rfind(b"\n") + 1)
         file.seek(0, os.SEEK_END)
         yield RecordWriter(file, path)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import sub, truediv
+from operator import truediv
 from typing import TypeVar
 
 import torch
@@ -203,19 +203,15 @@ def make_dispatch_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricVa
 def make_imbalance_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricValue]:
     """Return metrics of the slowdown relative to steps with balanced routing, by metric name.
 
-    ``imbalance_time`` is the difference in seconds per step, and ``imbalance_slowdown`` the factor.
-    Both are means over pairs of steps that ran one after the other. A step's time is the maximum
-    over ranks. There are no metrics if the routing is balanced.
+    ``imbalance_slowdown`` is the factor, the mean over pairs of steps that ran one after the other.
+    A step's time is the maximum over ranks. There are no metrics if the routing is balanced.
     """
     if not samples[0].step_seconds:
         return {}
     seconds = slowest([sample.step_seconds for sample in samples])
     balanced = slowest([sample.balanced_step_seconds for sample in samples])
     return make_values(
-        {
-            "imbalance_time": compare_rounds(seconds, balanced, sub),
-            "imbalance_slowdown": compare_rounds(seconds, balanced, truediv),
-        },
+        {"imbalance_slowdown": compare_rounds(seconds, balanced, truediv)},
         "the slowest rank of each turn",
     )
 

@@ -13,6 +13,6 @@ def test_table_shows_load_and_cost() -> None:
             "EP": "2",
             "rank load": "1.35",
             "dropped": "12.5 %",
-            "imbalance time": "4.00 ms",
+            "slow-down": "1.25x",
         },
     )

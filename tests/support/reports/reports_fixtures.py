@@ -385,7 +385,6 @@ def expert_metrics(routing: str, capacity: float, seconds: float) -> Metrics:
     is_balanced = routing == "balanced"
     metrics = step_metrics(seconds)
     metrics["exposed_comm.ep"] = counted_metric(0.4 * seconds, "s")
-    metrics["imbalance_time"] = counted_metric(0.0 if is_balanced else 0.2 * seconds, "s")
     metrics["bytes_ratio.ep"] = counted_metric(1.0, "")
     metrics["imbalance.rank"] = counted_metric(1.35, "")
     metrics["drop_rate"] = counted_metric(0.125 if capacity else 0.0, "")

@@ -109,7 +109,7 @@ def explain(ranks: Ranks, params: Params) -> dict[str, Any]:
 
 def test_explanation_of_balanced_routing(two_ranks: Ranks) -> None:
     metrics = explain(two_ranks, {"routing": "balanced"})
-    assert "imbalance_time" not in metrics
+    assert "imbalance_slowdown" not in metrics
     assert metrics["imbalance.rank"] == 1.0
     sent = PAIRS * HIDDEN * 4 / 2
     assert metrics["dispatch_bytes"] == sent + COUNTS
