@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from parbench.bench.results.formatting import GIGA, format_percent, format_quantity
-from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.run_data import RunData
 
 GPUS_PER_NODE = 8
@@ -63,24 +62,17 @@ def describe_expected(data: RunData) -> Iterator[str]:
     """
     environment = data.run.info.environment or {}
     gpu = (environment.get("torch") or environment.get("imported") or {}).get("gpu") or ""
-    largest: dict[str, CaseResult] = {}
+    rates: dict[str, float] = {}
     for result in data.communication:
-        name = result.case.short_name
-        is_node = result.world.nodes == 1 and result.num_ranks == GPUS_PER_NODE
-        if is_node and (name not in largest or _get_rate(result) > _get_rate(largest[name])):
-            largest[name] = result
+        if result.world.nodes == 1 and result.num_ranks == GPUS_PER_NODE:
+            name = result.case.short_name
+            rates[name] = max(rates.get(name, 0.0), result.value("busbw") or 0.0)
     for expected in EXPECTED:
         for name in expected.operations:
-            if expected.gpu in gpu and name in largest:
-                rate = _get_rate(largest[name])
-                share = format_percent(rate / (expected.gigabytes_per_second * GIGA))
+            if expected.gpu in gpu and name in rates:
+                share = format_percent(rates[name] / (expected.gigabytes_per_second * GIGA))
                 yield (
-                    f"{name}: {format_quantity(rate, 'B/s')} is {share} of the published "
+                    f"{name}: {format_quantity(rates[name], 'B/s')} is {share} of the published "
                     f"{expected.gigabytes_per_second:g} GB/s of {expected.gpu} "
                     f"({expected.link}, {expected.source})."
                 )
-
-
-def _get_rate(result: CaseResult) -> float:
-    """Return the bus bandwidth of a communication case in B/s, 0 if it is unknown."""
-    return result.value("busbw") or 0.0
