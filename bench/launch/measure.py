@@ -81,9 +81,8 @@ def run_options(
     os.environ.update(find_mpi_variables(os.environ))
     joined = Joined.find(os.environ)
     limit, max_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= limit < _OPEN_FILES:
-        limit = _OPEN_FILES if max_limit < 0 else min(max_limit, _OPEN_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, max_limit))
+    limit = max(limit, min(max_limit, _OPEN_FILES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, max_limit))
     if joined is not None and joined.rank != 0:
         # It imports torch, which other runs start without.
         from parbench.bench.launch.external import serve_rank
@@ -101,10 +100,7 @@ def run_options(
         display = stack.enter_context(Display(as_json=as_json, quiet=quiet))
         if resume_path is not None:
             num_pending = sum(len(cases) for _, cases in pending)
-            num_planned = plan.repetitions * len(plan.cases)
-            display.print_message(
-                f"{pluralize(num_pending, 'measurement')} of {num_planned} to make"
-            )
+            display.print_message(f"{pluralize(num_pending, 'measurement')} to make")
         start_ranks = choose_launcher(run, joined, options.nodelist, stack, cpus)
         recorder = Recorder(run, writer, display.show_record)
         driver = Driver(run, pending, recorder, start_ranks, display, began=began)

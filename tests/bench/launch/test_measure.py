@@ -117,7 +117,7 @@ def test_resume_measures_what_the_budget_left_out(
     assert reasons == [None] * 2 + [SkipReason.OUT_OF_BUDGET] * 4
     capsys.readouterr()
     run(Options(budget="1h"), resume_path=path)
-    assert capsys.readouterr().err.splitlines()[0] == "4 measurements of 6 to make"
+    assert capsys.readouterr().err.splitlines()[0] == "4 measurements to make"
     assert statuses(path) == ["ok"] * 6
 
 
