@@ -22,35 +22,24 @@ from tests.support.reports.reports_fixtures import (
 CASE = collective_case(size_bytes=1024)
 
 
-def merge(name: str, *values: float | None, unit: str = "s") -> MetricValue:
-    """Return a step's metric merged over repetitions with these values."""
-    records = []
-    for repetition, value in enumerate(values):
-        metric = MetricValue(value=value, unit=unit)
-        records.append(ok_record(step_case(), repetition, metrics={name: metric}))
-    return summarize_row(*records).metrics[name]
-
-
 @pytest.mark.parametrize(
     ("name", "values", "mean"),
     [
         ("time", (1.0, 4.0), 2.0),
+        ("time", (0.0, 1.0), None),
         ("imbalance_slowdown", (1.0, 4.0), 2.5),
         ("custom", (1.0, 4.0), 2.5),
+        ("ect", (None, 2.0, 4.0), 3.0),
     ],
 )
 def test_mean_depends_on_the_kind_of_metric(
-    name: str, values: tuple[float, ...], mean: float
+    name: str, values: tuple[float | None, ...], mean: float | None
 ) -> None:
-    assert merge(name, *values).value == pytest.approx(mean)
-
-
-def test_geometric_mean_with_zero_is_unknown() -> None:
-    assert merge("time", 0.0, 1.0).value is None
-
-
-def test_merge_leaves_out_unknown_values() -> None:
-    assert merge("ect", None, 2.0, 4.0).value == 3.0
+    records = [
+        ok_record(step_case(), repetition, metrics={name: MetricValue(value=value, unit="s")})
+        for repetition, value in enumerate(values)
+    ]
+    assert summarize_row(*records).metrics[name].value == pytest.approx(mean)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
 """Verdicts on a run: correct, complete and quiet, with problems, and notes on emulation."""
 
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
-from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Plan, SkippedCase
 from parbench.bench.results.records import Check, Record
 from parbench.reports.analysis.verdicts import ReportVerdict, describe_emulations, judge_run
@@ -28,14 +25,10 @@ STEP = step_case()
 NO_SPACE = SkippedCase(case=step_case("large"), reason="needs 4 ranks")
 
 
-def judge(plan: Plan, *records: Record, environment: Any = None) -> dict[str, ReportVerdict]:
+def judge(plan: Plan, *records: Record) -> dict[str, ReportVerdict]:
     """Return the verdicts on a run by their word."""
-    run = make_run(plan, records, environment)
-    return {verdict.word: verdict for verdict in judge_run(RunData(run))}
-
-
-def cut_record(case: Case, repetition: int) -> Record:
-    return out_of_budget_record(case, repetition)
+    verdicts = judge_run(RunData(make_run(plan, records)))
+    return {verdict.word: verdict for verdict in verdicts}
 
 
 FIRST_TWICE = [ok_record(FIRST, 0), ok_record(FIRST, 1)]
@@ -79,8 +72,8 @@ def test_broken_run_counts_failures() -> None:
 
 def test_partial_run_proposes_a_budget() -> None:
     plan = make_plan([FIRST, SECOND, STEP], repetitions=2)
-    records = [*FIRST_TWICE, ok_record(SECOND, 0), cut_record(SECOND, 1)]
-    records += [cut_record(STEP, 0), cut_record(STEP, 1)]
+    records = [*FIRST_TWICE, ok_record(SECOND, 0), out_of_budget_record(SECOND, 1)]
+    records += [out_of_budget_record(STEP, 0), out_of_budget_record(STEP, 1)]
     verdict = judge(plan, *records)["PARTIAL"]
     assert verdict.level == "bad"
     assert "2 of 3 cases ran fewer than 2 repetitions" in verdict.message
@@ -90,7 +83,7 @@ def test_partial_run_proposes_a_budget() -> None:
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        (cut_record(FIRST, 0), "out of time"),
+        (out_of_budget_record(FIRST, 0), "out of time"),
         (failed_record(FIRST, 0, "skipped", "no float8"), "no float8"),
     ],
 )
@@ -116,13 +109,12 @@ def test_noise_of_a_single_repetition_is_unknown() -> None:
 
 
 def test_emulation_may_be_of_records_or_the_plan() -> None:
-    emulated = ok_record(FIRST, emulation=EMULATION)
-    sentence = f"emulated: {EMULATION}"
-    assert describe_emulations(run_from_records(emulated)) == (sentence,)
-    run = run_from_records(emulated, ok_record(SECOND))
-    assert describe_emulations(run) == (sentence,)
+    sentences = (f"emulated: {EMULATION}",)
+    assert (
+        describe_emulations(run_from_records(ok_record(FIRST, emulation=EMULATION)))
+        == sentences
+    )
     run = run_from_records(ok_record(SECOND))
     assert describe_emulations(run) == ()
     plan = replace(run.info.plan, emulation=EMULATION)
-    run = replace(run, info=replace(run.info, plan=plan))
-    assert describe_emulations(run) == (sentence,)
+    assert describe_emulations(replace(run, info=replace(run.info, plan=plan))) == sentences
