@@ -12,12 +12,13 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from parbench import cli
-from parbench.bench.results.runs import Run
+from parbench.bench.results.runs import RepetitionInfo, Run
 from parbench.reports.compare.ab import (
     TEST_POINTS,
     PairedResult,
     Side,
     compare_interleaved,
+    measure_pairs,
     parse_side,
     run_repetition,
 )
@@ -31,9 +32,11 @@ from tests.support.reports.reports_fixtures import (
     ENVIRONMENT,
     collective_case,
     ok_record,
+    out_of_budget_record,
 )
 
 CASE = collective_case()
+OTHER_CASE = collective_case("broadcast")
 RING = parse_side("a", "NCCL_ALGO=Ring")
 TREE = parse_side("b", "NCCL_ALGO=Tree")
 
@@ -101,6 +104,21 @@ def test_short_budget_is_refused_after_one_pair() -> None:
     assert machine.order == "ab"
     assert "takes 20 s" in message
     assert measure(Machine(), budget_seconds=100.0).num_pairs == 5
+
+
+def test_repetitions_become_long_enough_for_all_cases() -> None:
+    limits = []
+
+    def measure_half(side: Side, seconds: float) -> Run:
+        limits.append(seconds)
+        records = [ok_record(CASE), out_of_budget_record(OTHER_CASE)]
+        run = run_from_records(records)
+        done = RepetitionInfo(repetition=0, seconds=20.0)
+        return replace(run, info=replace(run.info, repetitions=(done,)))
+
+    pairs: dict[str, Any] = {"min_pairs": 2, "max_pairs": 2, "planned_pairs": 10_000}
+    list(measure_pairs((RING, TREE), measure_half, budget_seconds=1e5, **pairs))
+    assert limits == pytest.approx([30.0, 30.0, 220.0, 220.0])
 
 
 def test_differences_of_the_sides_do_not_block() -> None:

@@ -35,6 +35,7 @@ BOTH_CASES = [*BASE, *make_repetitions(OTHER_CASE)]
     [
         (BASE, [*make_repetitions(count=4), out_of_budget_record(CASE, 4)], "NEW has 4"),
         ([*BASE, failed_record(CASE, 5, "wrong")], BASE, "BASE has 0"),
+        ([failed_record(CASE)], BASE, "BASE has 0"),
     ],
 )
 def test_too_few_repetitions_are_not_compared(
