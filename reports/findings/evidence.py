@@ -47,7 +47,7 @@ class Communication:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineIdle:
-    """The idle time of a pipeline step by cause, in seconds per step, with facts on the pipeline."""
+    """The idle time of a pipeline step by cause in seconds per step, and facts on the pipeline."""
 
     bubble_seconds: float
     """The idle time due to the schedule.

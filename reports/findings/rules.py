@@ -81,7 +81,7 @@ def find_slow_ranks(evidence: CollectedEvidence) -> Iterator[Finding]:
 
 
 def find_slow_rates(evidence: CollectedEvidence) -> Iterator[Finding]:
-    """Yield a finding for the slowest link or group of each set of equal ones, if it is clearly slow.
+    """Yield a finding for the slowest link or group of each set of equal ones, if clearly slow.
 
     The slowest has the smallest median bandwidth over repetitions. At least 75 % of its repetitions
     must be below 75 % of the median of the other medians.
@@ -148,8 +148,8 @@ def find_exposed_communication(step: StepEvidence) -> Iterator[Finding]:
             bucket_bytes = min(num_bytes / SUGGESTED_BUCKETS, DEFAULT_BUCKET_BYTES)
             bucket_mb = 2.0 ** round(math.log2(bucket_bytes / 2**20))
             cause = (
-                f"The gradients ({format_bytes(num_bytes)}) are in one bucket, which probably starts "
-                f"after the backward pass. DDP makes several with bucket_cap_mb={bucket_mb:g}."
+                f"The gradients ({format_bytes(num_bytes)}) are in one bucket, which probably "
+                f"starts after the backward pass. DDP makes several with bucket_cap_mb={bucket_mb:g}."
             )
             sizes = (bucket_mb, step.settings.get("bucket_mb", 25))
             command = step.command("ddp", bucket_mb=sizes)
@@ -241,7 +241,8 @@ def find_pipeline_idle_time(step: StepEvidence) -> Iterator[Finding]:
         step,
         "pipeline-bubble",
         pipeline.bubble_seconds,
-        "Stages wait for each other for {share} of {step}. More microbatches may shorten the bubble.",
+        "Stages wait for each other for {share} of {step}. "
+        "More microbatches may shorten the bubble.",
         command,
         min_share=MIN_GENERAL_SHARE,
     )

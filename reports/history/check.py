@@ -38,7 +38,10 @@ class SeriesWindow:
     """The results of one case in the newest earlier runs of a branch and in the checked run."""
 
     results: Sequence[tuple[HistoryRun, SeriesPoint]]
-    """(run, result) for each run since the last annotation, oldest first. The checked run is last."""
+    """(run, result) for each run since the last annotation, oldest first.
+
+    The checked run is the last one.
+    """
     min_runs: int
     """The least number of earlier runs with a time, with which the time is judged."""
 
@@ -183,14 +186,7 @@ def check_run(
     """
     # A run of the history is one of the runs that the rule counts.
     num_own = 0 if run.is_candidate else 1
-    earlier_runs = [
-        other
-        for other in history.list_runs(run.branch)
-        if other.preset == run.preset and other.id != run.id and other.started <= run.started
-    ]
-    results_by_run = [
-        (other, history.read_points(other)) for other in earlier_runs[num_own - rule.window :]
-    ]
+    results_by_run = _read_earlier_results(history, run, rule.window - num_own)
     notes = [
         note
         for note in history.list_annotations()
@@ -228,6 +224,22 @@ def check_run(
         series=sorted(results, key=lambda result: rank_verdict(result.verdict)),
         overall=_find_overall_change(windows, rule),
     )
+
+
+def _read_earlier_results(
+    history: History, run: HistoryRun, max_runs: int
+) -> list[tuple[HistoryRun, dict[str, SeriesPoint]]]:
+    """Return the newest earlier runs of the branch and the preset of a run, oldest first.
+
+    Each run has its results, keyed by fingerprint, which identifies a case with its ranks and
+    environment. At most ``max_runs`` runs are returned.
+    """
+    earlier_runs = [
+        other
+        for other in history.list_runs(run.branch)
+        if other.preset == run.preset and other.id != run.id and other.started <= run.started
+    ]
+    return [(other, history.read_points(other)) for other in earlier_runs[-max_runs:]]
 
 
 def _select_results(
@@ -377,7 +389,7 @@ def _judge_counts(result: SeriesCheck, window: SeriesWindow) -> SeriesCheck:
 def _find_missing(
     points: Sequence[SeriesPoint], previous: Sequence[SeriesPoint]
 ) -> list[SeriesCheck]:
-    """Return the verdict MISSING for each case of ``previous`` that the checked run did not measure.
+    """Return the verdict MISSING for each case of ``previous`` that the checked run lacks.
 
     ``points`` are the results of the checked run, and ``previous`` those of the previous run of the
     preset.

@@ -89,10 +89,10 @@ class History:
         self._path = path
 
     def add(self, run: HistoryRun, points: Sequence[SeriesPoint]) -> Literal["added", "updated"]:
-        """Add a run with its results, or replace the results and the path of a run that it contains.
+        """Add a run with its results, or update a run that the history contains.
 
-        Such a run keeps its branch and commit. ``points`` has one result for each case. Returns
-        ``added`` or ``updated``.
+        Such a run gets the new results and path, and keeps its branch and commit. ``points`` has
+        one result for each case. Returns ``added`` or ``updated``.
         """
         values = (run.id, run.started, run.preset, run.branch, run.commit, run.path)
         update = "ON CONFLICT (id) DO UPDATE SET path = excluded.path"
