@@ -110,6 +110,7 @@ CAPPED_POWER = {"power_limit_watts": 500.0, "power_default_watts": 700.0}
         ("gpu clocks", {"slowed_by": ("idle", "hardware power brake")}, "power brake", True),
         ("gpu power", CAPPED_POWER, "500 of", True),
         ("gpu mig", {"mig": True}, "on", True),
+        ("gpu fabric", {"fabric": "in progress"}, "in progress", True),
         ("gpu memory", {"errors_uncorrected": 0}, "0 uncorrected", False),
         ("gpu memory", {"errors_uncorrected": 1}, "1 uncorrected", True),
         ("gpu pcie", {"pcie_width": 8, "pcie_width_max": 16}, "8 of 16 lanes", True),
