@@ -101,9 +101,9 @@ def find_last_arriving_rank(results: Sequence[CaseResult]) -> Straggler | None:
 def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:
     """Return the rank that computes longest in more repetitions than chance explains.
 
-    ``result`` is a training step, whose traces are in the folder of ``run``. Its fields
-    ``seconds`` and ``time_share`` are those of the compute time. None if no rank computes over 10 %
-    longer than the median of the others.
+    ``result`` is a training step, whose traces are in the folder of ``run``. In the returned
+    ``Straggler``, ``seconds`` and ``time_share`` compare the rank's compute time with the median of
+    the other ranks. None if no rank computes over 10 % longer than this median.
     """
     votes: dict[int, list[StragglerVote]] = {}
     num_timelines = 0

@@ -186,8 +186,9 @@ def _make_part_table(steps: Sequence[StepRow]) -> Table:
 def _split_by_axis(steps: Sequence[StepRow], axis: str, metrics: Iterable[str]) -> list[StepRow]:
     """Return a row for each step and each part by which its metrics are split.
 
-    The parts are mesh axes, phases or memory components. A row has the values of the step, the name
-    of the part under the key ``axis``, and the value of each of ``metrics``, None if unknown.
+    The parts are mesh axes, phases or memory components. ``metrics`` are the first parts of metric
+    names, such as ``bytes_sent``. A row has the values of the step, the value of each metric for
+    the part (None if unknown), and the name of the part under the key that ``axis`` names.
     """
     rows = []
     for step in steps:
