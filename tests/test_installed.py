@@ -171,7 +171,7 @@ def test_ordinary_user_with_limits_measures(python: Path, user_folder: Path) -> 
         "history add runs",
         "list",
         "doctor",
-        "plan search --model llama3-8b --gpus 64 -o plan.html",
+        "plan search --model llama3-8b --gpus 64 --format html",
         "run --resume runs/latest",
     ):
         completed = run_as_user(python, user_folder, args)

@@ -63,7 +63,8 @@ def find_commands(path: Path) -> list[str]:
     commands = []
     for block in find_blocks(path, "console") + find_blocks(path, "sh"):
         for line in block.replace("\\\n", " ").splitlines():
-            args = shlex.split(line.removeprefix("$ "), comments=True)
+            command, _, _ = line.removeprefix("$ ").partition(" > ")  # without the file
+            args = shlex.split(command, comments=True)
             if "parbench" in args:
                 commands.append(shlex.join(args))
     return commands

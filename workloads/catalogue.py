@@ -1,10 +1,10 @@
 """The training steps that can be measured, declared without torch."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.plan.cases import BenchmarkDefinition, Params, keep_params
+from parbench.bench.plan.cases import BenchmarkDefinition, Params
 from parbench.bench.plan.catalogue import GLOO_HINT
 from parbench.bench.plan.params import Param, Value
 from parbench.bench.text import UserError
@@ -65,7 +65,6 @@ def _step(
     common: tuple[Param, ...] = COMMON,
     target: str = "",
     preset: Callable[[Params, int], object] | None = None,
-    expand: Callable[[Params, WorldSpec], Iterable[Params]] = keep_params,
     tags: tuple[str, ...] = (),
 ) -> BenchmarkDefinition:
     """Return the definition of the benchmark of a training step, ``workload.<name>``.
@@ -73,8 +72,7 @@ def _step(
     Its parameters are ``common`` and ``more``. ``target`` is ``module:function`` within
     ``parbench.workloads``, and empty means the function ``name`` of ``step.train_step``. ``preset``
     builds the step from parameters and the number of ranks, and raises ``UserError`` if it cannot
-    run. None means the preset with the name. ``expand`` returns the parameters of each case.
-    ``tags`` are the presets of ``parbench run`` that include the benchmark.
+    run. None means the preset with the name. ``tags`` are the presets of ``parbench run`` that include the benchmark.
     """
     build: Callable[[Params, int], object] = preset or PRESETS[name]
 
@@ -85,8 +83,7 @@ def _step(
         except UserError as error:
             return str(error)
         if world.gloo_on_gpus and not _runs_on_gloo_with_gpus(name, params):
-            method = f" with cp_method = {params['cp_method']}" if name == "cp" else ""
-            return f"gloo cannot send the CUDA tensors of {name}{method}: {GLOO_HINT}"
+            return f"gloo cannot send the CUDA tensors of {name}: {GLOO_HINT}"
         return None
 
     return BenchmarkDefinition(
@@ -96,7 +93,6 @@ def _step(
         params=(*common, *more),
         tags=tags,
         refusal=refuse,
-        expand=expand,
     )
 
 
@@ -151,7 +147,7 @@ DEFINITIONS = (
     ),
     _step(
         "hybrid", "any combination on one mesh, such as --mesh dp=2,pp=2,tp=2",
-        *HYBRID, common=_common(4), expand=presets.add_experts,
+        *HYBRID, common=_common(4),
     ),
     _step(
         "tp_linear", "tensor parallel: forward and backward of one matrix",

@@ -133,7 +133,7 @@ _STEP_OPTIONS = _combine(
     ),
 )
 _STEP_NAMES = ("microbatch", "global_batch", "checkpointing", "settings")
-_OUTPUT_NAMES = ("explain", "form", "output", "figures", "formats")
+_OUTPUT_NAMES = ("explain", "form", "figures", "formats")
 _HARDWARE_OPTION = click.option(
     "--hardware",
     default="",
@@ -157,25 +157,12 @@ _MACHINE_OPTIONS = _combine(
         "without --hardware.",
     ),
 )
-_FORMATS = {".html": "html", ".md": "markdown", ".json": "json"}
-"""The format of a document by the ending of its file."""
-_OUTPUT_OPTIONS = _combine(
-    click.option(
-        "--format",
-        "form",
-        type=click.Choice(("tables", *_FORMATS.values())),
-        help="The output format. Default: that of the ending of -o, otherwise tables.",
-    ),
-    click.option(
-        "-o",
-        "--output",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="File to write, instead of standard output: .html, .md or .json.",
-    ),
+_document_format = format_option(
+    type=click.Choice(("tables", "html", "markdown", "json")), default="tables", show_default=True
 )
 _STEP_OUTPUT_OPTIONS = _combine(
     click.option("--explain", is_flag=True, help="Print each formula with its numbers and source."),
-    _OUTPUT_OPTIONS,
+    _document_format,
     figures_option,
     figure_format_option,
 )
@@ -201,7 +188,7 @@ def plan() -> None:
     name="search",
     epilog=_format_examples(
         "search --model llama3-70b --gpus 64 --global-batch 512",
-        "search --model llama3-70b --gpus 64 -o plan.html    a page with a timeline",
+        "search --model llama3-70b --gpus 64 --format html > plan.html",
         "search --model llama3-70b --gpus 64 --figures figures --figure-format png,pdf",
         "search --model Qwen3-32B/config.json --gpus 64 --sequence 4096",
         settings=_SETTINGS_HELP,
@@ -220,7 +207,14 @@ def plan() -> None:
 @click.option("--top", type=_COUNT, default=10, show_default=True, help="Meshes to print.")
 @_STEP_OUTPUT_OPTIONS
 @click.pass_context
-def search_meshes(context: click.Context, /, **options: Any) -> None:
+def search_meshes(
+    context: click.Context,
+    /,
+    form: str,
+    figures: Path | None,
+    formats: Sequence[str],
+    **options: Any,
+) -> None:
     """Rank the practical meshes for a number of GPUs.
 
     Print what fits on one GPU, the mesh of the rule of thumb for this size of model, and the
@@ -229,9 +223,9 @@ def search_meshes(context: click.Context, /, **options: Any) -> None:
     from parbench.workloads.planner.plan_command import answer_search
 
     step, machine = _split_options(options)
-    output = _pop_output(options)
-    document = answer_search(step, machine, is_page=output.is_page, **options)
-    output.write(context, document)
+    is_page = form != "tables" or figures is not None
+    document = answer_search(step, machine, is_page=is_page, **options)
+    _write_document(context, document, form, figures, formats)
 
 
 @plan.command(
@@ -259,14 +253,21 @@ def search_meshes(context: click.Context, /, **options: Any) -> None:
 @_MACHINE_OPTIONS
 @_STEP_OUTPUT_OPTIONS
 @click.pass_context
-def predict_mesh(context: click.Context, /, **options: Any) -> None:
+def predict_mesh(
+    context: click.Context,
+    /,
+    form: str,
+    figures: Path | None,
+    formats: Sequence[str],
+    **options: Any,
+) -> None:
     """Predict the time, communication and memory of one mesh."""
     from parbench.workloads.planner.plan_command import answer_mesh
 
     step, machine = _split_options(options)
-    output = _pop_output(options)
-    document = answer_mesh(step, machine, is_page=output.is_page, **options)
-    output.write(context, document)
+    is_page = form != "tables" or figures is not None
+    document = answer_mesh(step, machine, is_page=is_page, **options)
+    _write_document(context, document, form, figures, formats)
 
 
 @plan.command(epilog=_format_examples("validate latest", "validate RUN4 --links RUN2"))
@@ -308,27 +309,26 @@ def validate(context: click.Context, run: Path, links: Path | None, form: str) -
     "--gpus", type=click.IntRange(min=1), default=64, show_default=True, help="Number of GPUs."
 )
 @_HARDWARE_OPTION
-@_OUTPUT_OPTIONS
+@_document_format
 @click.pass_context
-def guide(context: click.Context, /, **options: Any) -> None:
+def guide(context: click.Context, model: str, gpus: int, hardware: str, form: str) -> None:
     """Print the bytes, memory and limits of each strategy for a model."""
     from parbench.workloads.planner.hardware import hardware_of
     from parbench.workloads.planner.models import model_of
     from parbench.workloads.planner.report.guide import guide_document
 
-    output = _pop_output(options)
-    step, hardware = model_of(options["model"]), hardware_of(options["hardware"] or "h100")
-    output.write(context, guide_document(step, options["gpus"], hardware))
+    document = guide_document(model_of(model), gpus, hardware_of(hardware or "h100"))
+    _write_document(context, document, form)
 
 
-@plan.command(epilog=_format_examples("recipes", "recipes -o recipes.md"))
-@_OUTPUT_OPTIONS
+@plan.command(epilog=_format_examples("recipes", "recipes --format markdown"))
+@_document_format
 @click.pass_context
-def recipes(context: click.Context, /, **options: Any) -> None:
+def recipes(context: click.Context, form: str) -> None:
     """Print the meshes with which models were trained, and their sources."""
     from parbench.workloads.planner.report.recipes import recipe_document
 
-    _pop_output(options).write(context, recipe_document())
+    _write_document(context, recipe_document(), form)
 
 
 def _split_options(options: dict[str, Any]) -> "tuple[StepOptions, MachineOptions]":
@@ -353,65 +353,25 @@ def _split_options(options: dict[str, Any]) -> "tuple[StepOptions, MachineOption
     return pop_fields(StepOptions), pop_fields(MachineOptions)
 
 
-class _Output:
-    """The destination and the format of a document, and the folder of its figures."""
+def _write_document(
+    context: click.Context,
+    document: "Document",
+    form: str,
+    figures: Path | None = None,
+    formats: Sequence[str] = (),
+) -> None:
+    """Print a document in the format ``form``, and write its figures to the folder ``figures``.
 
-    def __init__(
-        self, path: Path | None, form: str | None, figures: Path | None, formats: Sequence[str]
-    ) -> None:
-        """Choose the destination and the format from the options of a command.
-
-        A ``path`` of None is standard output. A ``form`` of None is the format of the ending of
-        ``path``, otherwise tables. ``figures`` is the folder of figures, None for none, and
-        ``formats`` are their file formats. Raises ``UserError`` if ``path`` has another ending.
-        """
-        from parbench.bench.text import UserError, format_list
-
-        if path and form is None and path.suffix not in _FORMATS:
-            raise UserError(f"{path} does not end in {format_list(_FORMATS)}")
-        self.path = path
-        suffix = path.suffix if path else ""
-        self.form = form or _FORMATS.get(suffix, "tables")
-        self.figures = figures
-        self.formats = formats
-
-    @property
-    def is_page(self) -> bool:
-        """True if a document goes to a file or has figures, so that it needs all its details."""
-        return self.path is not None or self.figures is not None
-
-    def write(self, context: click.Context, document: "Document") -> None:
-        """Write the figures, and write the document to the file or to standard output.
-
-        A problem of the document, such as a step that does not fit into memory, ends the command
-        with exit code 2.
-        """
-        from parbench.bench.files import write_output
-        from parbench.bench.text import format_error
-
-        hooks = context.ensure_object(AppHooks)
-        if self.figures is not None:
-            hooks.write_figures(document, self.figures, self.formats)
-        content = hooks.render_document(document, self.form)
-        if self.path is None:
-            click.echo(content, nl=False)
-        else:
-            write_output(self.path, content)
-            click.echo(str(self.path))
-        if document.problem:
-            click.echo(format_error(document.problem), err=True)
-            context.exit(2)
-
-
-def _pop_output(options: dict[str, Any]) -> _Output:
-    """Remove the options of the output from ``options``, and return the destination that they name.
-
-    ``options`` has the values of the command line by name of the option. The removed ones are the
-    file, the format, and the folder and formats of figures.
+    ``figures`` None writes no figures, and ``formats`` are the file formats of figures. A problem
+    of the document, such as a step that does not fit into memory, ends the command with exit
+    code 2.
     """
-    return _Output(
-        options.pop("output"),
-        options.pop("form"),
-        options.pop("figures", None),
-        options.pop("formats", ()),
-    )
+    from parbench.bench.text import format_error
+
+    hooks = context.ensure_object(AppHooks)
+    if figures is not None:
+        hooks.write_figures(document, figures, formats)
+    click.echo(hooks.render_document(document, form), nl=False)
+    if document.problem:
+        click.echo(format_error(document.problem), err=True)
+        context.exit(2)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import cast
 
-from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import Params
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError
@@ -31,9 +30,6 @@ Preset = Callable[[Params, int], StepSpec]
 
 It raises ``UserError`` if the step cannot run on these ranks.
 """
-
-DEFAULT_EXPERTS = 8
-"""The number of routed experts per layer if only the mesh of a step requires experts."""
 
 
 def _switch(name: str, default: bool, help_text: str) -> Param:
@@ -91,7 +87,7 @@ HYBRID = (
         "experts",
         "int",
         0,
-        f"routed experts per layer; 0 = dense, or {DEFAULT_EXPERTS} if the mesh has ep",
+        "routed experts per layer; 0 = dense",
         minimum=0,
         optional=True,
     ),
@@ -252,18 +248,6 @@ def _expert_step(
     moe = make_moe({**settings, **batch}, spec.shape, stage_ranks, dims.tp)
     dims = dims.resize(ep=moe.ep, etp=moe.etp)
     return _checked(replace(spec, dims=dims, moe=moe), ranks)
-
-
-def add_experts(params: Params, world: WorldSpec) -> Iterable[Params]:
-    """Return the parameters of a case of ``hybrid``, as a list with one element.
-
-    If the mesh has ``ep`` or ``etp`` and the user sets no ``experts``, ``DEFAULT_EXPERTS`` is
-    added.
-    """
-    dims = ParallelDims.parse(str(params.get("mesh", "")))
-    if dims.size("ep", "etp") > 1 and "experts" not in params:
-        return [{**params, "experts": DEFAULT_EXPERTS}]
-    return [params]
 
 
 PRESETS: Mapping[str, Preset] = {

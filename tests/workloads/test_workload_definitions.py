@@ -15,10 +15,9 @@ from parbench.bench.text import UserError
 from parbench.workloads.catalogue import DEFINITIONS
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import MODEL, SHAPES, Shape, shape_of
-from parbench.workloads.presets import PRESETS, add_experts
+from parbench.workloads.presets import PRESETS
 from tests.support.workloads.training_steps import DEFINITION_BY_NAME, Params
 
-EIGHT_RANKS = WorldSpec(nproc=8, backend="gloo", device="cpu")
 every_definition = pytest.mark.parametrize("name", DEFINITION_BY_NAME)
 
 
@@ -173,10 +172,3 @@ def test_impossible_preset_is_refused(
 )
 def test_impossible_mesh_is_refused(mesh: str, params: dict[str, Any], message: str) -> None:
     assert message in str(refuse("hybrid", 8, mesh=mesh, **params))
-
-
-def test_mesh_with_ep_has_experts_by_default() -> None:
-    [expanded] = add_experts({"mesh": "dp=4,ep=2"}, EIGHT_RANKS)
-    assert expanded["experts"] == 8
-    [dense] = add_experts({"mesh": "dp=4,ep=1"}, EIGHT_RANKS)
-    assert "experts" not in dense

@@ -163,7 +163,7 @@ def test_plan_notes_shared_cores_and_injection() -> None:
 
 @pytest.mark.parametrize(
     ("mesh", "num_ranks"),
-    [("dp=2,fsdp=2,pp=2,cp=1,tp=2,ep=2", 16), ("dp=1,tp=1", 1), ("dp=2,tp=2;pp=2,tp=2", 4)],
+    [("dp=2,fsdp=2,pp=2,cp=1,tp=2", 16), ("dp=1,tp=1", 1), ("dp=2,tp=2;pp=2,tp=2", 4)],
 )
 def test_mesh_sets_number_of_ranks(mesh: str, num_ranks: int) -> None:
     run_plan = plan(

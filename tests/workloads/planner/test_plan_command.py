@@ -73,7 +73,6 @@ def test_plan_answers_on_stdout(plan_command: PlanCommand, arguments: str, text:
         (f"{MESH} dp=2 --set zero=3", "--set zero=3 needs fsdp > 1"),
         (f"{MESH} tp=16", "kv_heads(8) % tp(16) != 0"),
         ("validate absent", "absent"),
-        ("guide -o x.txt", ".html, .md or .json"),
     ],
 )
 def test_plan_rejects_bad_input(
