@@ -104,7 +104,7 @@ def _check_case(
     is the bandwidth limit of the run.
     """
     if result is None or not result.metrics:
-        reason = "; ".join(result.reasons) if result else "there is no record"
+        reason = "; ".join(result.reasons) if result else "it has no record"
         yield LimitResult(
             limit=limit,
             metric=limit.metric,

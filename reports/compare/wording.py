@@ -55,11 +55,9 @@ def _describe_counts(comparison: RunComparison) -> str:
     changed = comparison.count_changes
     if not changed:
         return f"Counts: none of {comparison.num_counts} changed."
-    num_intended = sum(change.is_intended for _, change in changed)
-    intended = f", {num_intended} intended" if num_intended else ""
     named = [f"{series.case.short_name}: {change.message}" for series, change in changed]
     return (
-        f"Counts: {len(changed)} differ{intended}, {comparison.num_counts} were compared: "
+        f"Counts: {len(changed)} differ, {comparison.num_counts} were compared: "
         f"{', '.join(name_first(named, 1))}."
     )
 
