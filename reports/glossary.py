@@ -88,9 +88,8 @@ DEFINITIONS = {
         "little weight in the fit."
     ),
     "late": (
-        "The rank that most often arrives last, and its share of iterations. The lateness of a rank "
-        "is its arrival minus the first arrival. Unknown if the skew is below the uncertainty of the "
-        "clocks."
+        "The rank that most often arrives last, and its share of iterations. Unknown if the skew is "
+        "below the uncertainty of the clocks."
     ),
     "parts of a step": (
         "compute + exposed communication + copy + idle + residual = wall time of a profiled step. "

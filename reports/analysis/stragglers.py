@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from parbench.bench.results.records import COMPUTE, Timeline
 from parbench.bench.results.records import Stragglers as RecordedStragglers
-from parbench.bench.results.runs import Run, load_rank_samples, load_timeline
+from parbench.bench.results.runs import Run, load_timeline
 from parbench.bench.results.stats import median
 from parbench.bench.text import UserError
 from parbench.reports.analysis.case_results import CaseResult
@@ -180,23 +178,3 @@ def find_arrival(result: CaseResult) -> RecordedStragglers | None:
     They are from the first repetition that recorded arrival times. None if none did.
     """
     return next((record.arrival for record in result.measured if record.arrival), None)
-
-
-def compute_arrival_delays(run: Run, result: CaseResult) -> dict[int, float]:
-    """Return the delay of each rank's arrival after the first rank, in seconds, keyed by rank.
-
-    A delay is a median over iterations, and then the median of these over repetitions. Corrupt
-    sample files are left out, and the result is empty without sample files.
-    """
-    delays: dict[int, list[float]] = defaultdict(list)
-    for record in result.measured:
-        try:
-            samples = load_rank_samples(run, record)
-        except UserError:
-            continue
-        if "arrival_ns" in samples:
-            arrivals = samples["arrival_ns"]
-            medians = np.median(arrivals - arrivals.min(axis=0), axis=1) / 1e9
-            for rank, seconds in zip(samples["ranks"].tolist(), medians.tolist(), strict=True):
-                delays[rank].append(seconds)
-    return {rank: median(delays[rank]) for rank in sorted(delays)}

@@ -5,7 +5,7 @@ from typing import Any
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.results.formatting import format_seconds
 from parbench.bench.results.tables import Column, Table, keep_known_columns, metric_column
-from parbench.reports.analysis.stragglers import compute_arrival_delays, find_arrival
+from parbench.reports.analysis.stragglers import find_arrival
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import TIME_COLUMN
@@ -28,7 +28,6 @@ _REPETITION_COLUMNS = (
     ),
 )
 MAX_CASES = 24
-MAX_RANK_COLUMNS = 16
 _ARRIVAL_COLUMNS = (
     Column("label", "case", help="operation or step"),
     TIME_COLUMN,
@@ -98,7 +97,7 @@ def list_repetition_tables(data: RunData) -> list[Table]:
 
 
 def list_arrival_tables(data: RunData) -> list[Table]:
-    """Return the table of the cases with the largest arrival skew, with each rank's delay.
+    """Return the table of the cases with the largest arrival skew, with their late ranks.
 
     The list is empty if no case recorded arrival times.
     """
@@ -108,30 +107,17 @@ def list_arrival_tables(data: RunData) -> list[Table]:
     rows = list_rows(cases[has_arrival].nlargest(MAX_CASES, "skew").sort_index())
     if not rows:
         return []
-    ranks: set[int] = set()
     clocks: dict[str, None] = {}
     for row in rows:
         arrival = arrivals[row["case_id"]]
         assert arrival is not None
         clocks[f"{arrival.method}, uncertainty {format_seconds(arrival.uncertainty)}"] = None
         row |= {"late_rank": arrival.late_rank, "late_share": arrival.share}
-        delays = compute_arrival_delays(data.run, row["result"])
-        row |= {f"delay_{rank}": seconds for rank, seconds in delays.items()}
-        ranks |= delays.keys()
-    delay_columns = [
-        Column(
-            f"delay_{rank}",
-            f"rank {rank}",
-            kind="s",
-            help=f"median delay of rank {rank}'s arrival relative to the first rank",
-        )
-        for rank in sorted(ranks)[:MAX_RANK_COLUMNS]
-    ]
     table = Table(
         "arrivals-table",
         "Arrival skew and stragglers",
         caption=f"arrivals on one clock, the {len(rows)} cases with the largest skew",
-        columns=[*_ARRIVAL_COLUMNS, *delay_columns],
+        columns=_ARRIVAL_COLUMNS,
         rows=rows,
         terms=["late"],
         notes=[f"Clocks: {clock}." for clock in clocks],

@@ -1,32 +1,16 @@
-"""Ranks that arrive last, and the delay of each rank."""
-
-from pathlib import Path
+"""Ranks that arrive last."""
 
 import pytest
 from msgspec.structs import replace
 
-from parbench.bench.results.runs import load_run, make_samples_path
-from parbench.reports.analysis.case_results import merge_records
 from parbench.reports.analysis.stragglers import (
     StragglerVote,
-    compute_arrival_delays,
     elect_straggler,
     find_last_arriving_rank,
 )
-from tests.support.reports.late import late_record, samples
-from tests.support.reports.report_rows import run_from_records, summarize_rows
-from tests.support.reports.reports_fixtures import seconds_metric, write_run
-
-
-def test_arrival_delay_is_the_median_of_repetitions(tmp_path: Path) -> None:
-    records = [late_record(repetition=repetition) for repetition in range(3)]
-    path = write_run(tmp_path, run_from_records(*records))
-    for record, arrival_ns in zip(records, (1000, 2000, 9000), strict=True):
-        arrivals_ns = [[0, 100, 0], [arrival_ns, 0, 10 * arrival_ns]]
-        (path / make_samples_path(record)).write_bytes(samples(arrivals_ns, ranks=(2, 6)))
-    run = load_run(path)
-    [row] = merge_records(run)
-    assert compute_arrival_delays(run, row) == pytest.approx({2: 0.0, 6: 2e-6})
+from tests.support.reports.late import late_record
+from tests.support.reports.report_rows import summarize_rows
+from tests.support.reports.reports_fixtures import seconds_metric
 
 
 @pytest.mark.parametrize(

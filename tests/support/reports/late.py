@@ -1,10 +1,5 @@
 """Records of operations with a late rank, and raw samples of its arrivals."""
 
-import io
-from collections.abc import Sequence
-
-import numpy as np
-
 from parbench.bench.results.records import Record, Stragglers
 from tests.support.reports.reports_fixtures import (
     collective_case,
@@ -31,9 +26,3 @@ def late_record(size: int = 1024, repetition: int = 0, skew: float | None = 50e-
     metrics["skew"] = seconds_metric(skew)
     metrics["transfer"] = seconds_metric(9e-4)
     return ok_record(case, repetition, metrics=metrics, arrival=find_stragglers())
-
-
-def samples(arrivals_ns: Sequence[Sequence[int]], ranks: Sequence[int] = (0, 1)) -> bytes:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, ranks=np.array(ranks), arrival_ns=np.array(arrivals_ns))
-    return buffer.getvalue()
