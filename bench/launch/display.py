@@ -10,6 +10,7 @@ from rich.progress import Progress
 
 from parbench.bench.launch.recorder import FAILED_STATUSES
 from parbench.bench.results.records import Record, encode_record
+from parbench.bench.text import format_duration
 
 _LINE_SECONDS = 5.0
 """The least time in seconds between lines of progress, if standard error is not a terminal."""
@@ -42,7 +43,7 @@ class Display(ExitStack):
             stderr=True, soft_wrap=True, highlight=False, force_terminal=sys.stderr.isatty()
         )
         self._console.quiet = quiet
-        self._last_line = time.monotonic()
+        self._start = self._last_line = time.monotonic()
         self._bar = Progress(console=self._console, disable=quiet or not self._console.is_terminal)
         self.enter_context(self._bar)
         self._task = self._bar.add_task("starting ranks", total=1.0)
@@ -51,13 +52,17 @@ class Display(ExitStack):
         """Show the completed fraction of the run and a text about the case that is being measured.
 
         ``title`` is that text. ``share`` is the fraction, from 0 to 1. If standard error is not a
-        terminal, a line is printed at most every 5 s.
+        terminal, a line is printed at most every 5 s, with the time that is left at this pace.
         """
         self._bar.update(self._task, description=title, completed=share)
         now = time.monotonic()
         if not self._console.is_terminal and now - self._last_line > _LINE_SECONDS:
             self._last_line = now
-            self.print_message(f"{title}, {share:.0%} of the run")
+            left = ""
+            if share > 0:
+                seconds = (now - self._start) * (1 - share) / share
+                left = f", about {format_duration(seconds)} left"
+            self.print_message(f"{title}, {share:.0%} of the run{left}")
 
     def print_message(self, message: str) -> None:
         """Print a text as a line on standard error, unless the display is quiet."""

@@ -34,8 +34,10 @@ from parbench.reports.history.levels import (
 from parbench.reports.history.noise import Array, RunNoise, estimate_correlation
 from parbench.reports.stats import select_discoveries
 
+STEP_FALSE_DISCOVERY_RATE = 0.02
+"""The accepted fraction of false alarms among the reported steps, each of at least three runs."""
 FALSE_DISCOVERY_RATE = 0.01
-"""The accepted fraction of false alarms among the reported changes."""
+"""The accepted fraction of false alarms among the reported drifts, and among the rises of one run."""
 MIN_SIMULATIONS = 4000
 """The least number of simulated series without a change from which p-values are computed."""
 MIN_RUNS_BEFORE_STEP = 5
@@ -139,7 +141,8 @@ def judge_series(
     earlier = [logs[:-1] for logs in series] if newest_is_candidate else series
     tester = _ChangeTester(earlier, rho)
     steps = _select_discoveries(
-        [tester.find_step(logs, rule) for logs, rule in zip(earlier, rules, strict=True)]
+        [tester.find_step(logs, rule) for logs, rule in zip(earlier, rules, strict=True)],
+        STEP_FALSE_DISCOVERY_RATE,
     )
     rises = _select_discoveries(
         [tester.find_rise(*parts) for parts in zip(series, steps, rules, strict=True)]
@@ -178,14 +181,16 @@ def judge_median(
     return change
 
 
-def _select_discoveries(changes: Sequence[LevelChange | None]) -> list[LevelChange | None]:
+def _select_discoveries(
+    changes: Sequence[LevelChange | None], rate: float = FALSE_DISCOVERY_RATE
+) -> list[LevelChange | None]:
     """Return the change of each case if it is significant, otherwise None.
 
     ``changes`` and the result have one element per case. The false discovery rate over all cases is
-    1 %. A case whose change is None counts as tested, with a p-value of 1.
+    at most ``rate``. A case whose change is None counts as tested, with a p-value of 1.
     """
     p_values = [1.0 if change is None else change.p_value for change in changes]
-    is_significant = select_discoveries(p_values, FALSE_DISCOVERY_RATE)
+    is_significant = select_discoveries(p_values, rate)
     return [change if ok else None for change, ok in zip(changes, is_significant, strict=True)]
 
 
@@ -226,8 +231,10 @@ class _ChangeTester:
         from these deviations.
         """
         self._slope_variance = 0.0  # of the change over all runs, relative to the variance of a run
-        excess = [self._estimate_slope_variance(logs) for logs in series]
-        self._slope_variance = max(0.0, float(np.median(excess)))
+        excess = np.array([self._estimate_slope_variance(logs) for logs in series])
+        # Without drifts, half of them are above 0. More by 2 standard errors is significant.
+        if (excess > 0).sum() > len(excess) / 2 + math.sqrt(len(excess)):
+            self._slope_variance = float(np.median(excess))
 
     def _standardize(self, logs: Array) -> Array:
         """Return the deviation of each run from its level, in standard deviations of a run.

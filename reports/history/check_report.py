@@ -6,7 +6,7 @@ from parbench.reports.analysis.labels import label_communication
 from parbench.reports.compare.rendering import VerdictReport
 from parbench.reports.compare.thresholds import describe_thresholds
 from parbench.reports.compare.verdicts import FAILURES, MEANINGS, Verdict, format_verdicts
-from parbench.reports.history.changes import FALSE_DISCOVERY_RATE
+from parbench.reports.history.changes import STEP_FALSE_DISCOVERY_RATE
 from parbench.reports.history.check import HistoryCheck, SeriesCheck, describe_change
 
 MAX_NAMED_SERIES = 3
@@ -119,7 +119,7 @@ def explain_check(check: HistoryCheck) -> list[str]:
         sentences.append(f"Overall: {verdict}, {change} for the median of {num_series} series.")
     sentences.append(
         f"SLOWER: the time is more than {100 * rule.min_effect:g} % above that of earlier runs, "
-        f"significant at a false discovery rate of {100 * FALSE_DISCOVERY_RATE:g} %."
+        f"significant at a false discovery rate of {100 * STEP_FALSE_DISCOVERY_RATE:g} %."
     )
     defined = [name for name in check.verdicts if name not in (Verdict.SLOWER, Verdict.NO_CHANGE)]
     sentences += [f"{verdict}: {MEANINGS[verdict]}" for verdict in defined]

@@ -1,0 +1,21 @@
+"""The progress of a run on standard error."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from parbench.bench.launch import display
+from parbench.bench.launch.display import Display
+
+
+def test_line_without_terminal_states_the_time_that_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    output = io.StringIO()
+    seconds = iter([0.0, 30.0])
+    monkeypatch.setattr(display.time, "monotonic", lambda: next(seconds))
+    with Display(Console(file=output)) as shown:
+        shown.show_progress("repetition 2/5: collective.all_reduce", 0.25)
+    expected = "repetition 2/5: collective.all_reduce, 25% of the run, about 1 min 30 s left\n"
+    assert output.getvalue() == expected
