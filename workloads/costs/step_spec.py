@@ -281,14 +281,14 @@ class StepSpec:
         having the embedding and in having the head. Of these ranks, the one with most microbatches
         in flight is taken, because it needs most memory.
         """
-        views_by_kind: dict[StageKind, list[RankView]] = {}
+        views_by_work: dict[tuple[int, int, bool, bool], list[RankView]] = {}
         for pp_rank in range(self.dims.pp):
             view = self.stage_view(pp_rank)
-            views_by_kind.setdefault(view.kind, []).append(view)
+            views_by_work.setdefault(view.work, []).append(view)
         return tuple(
             # Microbatches in flight rise or fall along the pipeline.
             max((views[0], views[-1]), key=lambda view: view.microbatches_in_flight)
-            for views in views_by_kind.values()
+            for views in views_by_work.values()
         )
 
     def with_checkpointing(self, text: str) -> "StepSpec":
@@ -439,14 +439,6 @@ def parse_checkpointing(text: str) -> tuple[Checkpointing, int]:
     raise UserError(f"checkpointing {text!r} is not {allowed}{hint}")
 
 
-StageKind = tuple[int, int, bool, bool]
-"""The work of a pipeline rank, which is equal for ranks with an equal tuple.
-
-The elements are the number of layers, the number of dense layers of a MoE model, True if the rank
-has the embedding, and True if it has the head.
-"""
-
-
 class LayerKind(NamedTuple):
     """The layers of one rank that are equal: all with an FFN, or all with a mixture of experts."""
 
@@ -568,7 +560,7 @@ class RankView:
         return len(self.layers_by_stage) - 1 in self.stages
 
     @property
-    def kind(self) -> StageKind:
+    def work(self) -> tuple[int, int, bool, bool]:
         """The work of this rank, which is equal for ranks with an equal result.
 
         The elements are the number of layers, the number of dense layers of a MoE model, True if
@@ -602,13 +594,12 @@ class RankView:
     @property
     def label(self) -> str:
         """A text for reports, such as ``pp rank 0: 16 layers with embedding``."""
-        parts = [
-            name
-            for name, exists in (("embedding", self.has_embedding), ("head", self.has_head))
-            if exists
-        ]
-        suffix = f" with {' and '.join(parts)}" if parts else ""
-        return f"pp rank {self.pp_rank}: {self.layers} layers{suffix}"
+        label = f"pp rank {self.pp_rank}: {self.layers} layers"
+        if self.has_embedding:
+            label += " with embedding"
+        if self.has_head:
+            label += " and head" if self.has_embedding else " with head"
+        return label
 
     @cached_property
     def symbols(self) -> dict[str, float]:

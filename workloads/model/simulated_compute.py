@@ -24,13 +24,10 @@ COMPUTE_RANGE = "parbench:compute"
 """The name of the profiler's range around simulated compute."""
 _CALIBRATION_CYCLES = 20_000_000
 """The cycles of the spinning kernel in one measurement of the device's clock."""
-_CALIBRATION_ROUNDS = 3
-"""The number of measurements of which calibrations take the median."""
-_MIN_SPIN_SECONDS = 0.25
-"""The seconds that the spinning kernel runs before its last measurements count.
-
-The clocks of an idle GPU rise within part of a second.
-"""
+_CALIBRATION_SPINS = 30
+"""The number of spins before the cycles per second are known, about a third of a second."""
+_CALIBRATION_PASSES = 3
+"""The number of measured passes of which ``calibrate`` takes the median."""
 
 
 class SimulatedCompute:
@@ -83,10 +80,11 @@ class SimulatedCompute:
         # Leaving the range takes time, too.
         self._debt_seconds = self._clock() - end
 
-    def synchronize(self) -> None:
-        """Wait until the device has finished all simulated compute. On a CPU it returns at once."""
+    def read_clock(self) -> float:
+        """Return seconds after the device has finished all simulated compute."""
         if self._device.type == "cuda":
             accelerator.synchronize(self._device)
+        return self._clock()
 
     def reset_debt(self) -> None:
         """Forget by how much earlier waits were too long, so that the next one is not shortened."""
@@ -97,24 +95,18 @@ class SimulatedCompute:
 def _calibrate_spin(device: torch.device) -> float:
     """Return the cycles per second of the spinning kernel on a device.
 
-    It is measured once per process, after the device's clock has settled.
+    It is measured once per process, in the last of several runs, because the clocks of an idle GPU
+    rise within part of a second.
     """
-    seconds = [_measure_spin(device)]
-    while sum(seconds) < _MIN_SPIN_SECONDS:
-        seconds.append(_measure_spin(device))
-    return _CALIBRATION_CYCLES / median(seconds[-_CALIBRATION_ROUNDS:])
-
-
-def _measure_spin(device: torch.device) -> float:
-    """Run the spinning kernel for ``_CALIBRATION_CYCLES`` cycles and return its seconds."""
     start = accelerator.make_event()
     end = accelerator.make_event()
     accelerator.select_device(device.index)
-    start.record()
-    accelerator.spin(_CALIBRATION_CYCLES)
-    end.record()
+    for _ in range(_CALIBRATION_SPINS):
+        start.record()
+        accelerator.spin(_CALIBRATION_CYCLES)
+        end.record()
     end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3
+    return _CALIBRATION_CYCLES / (float(start.elapsed_time(end)) / 1e3)
 
 
 class SimulatedLinear(nn.Linear):
@@ -341,22 +333,16 @@ def calibrate(
     """
     forward_seconds = []
     backward_seconds = []
-    for _ in range(1 + _CALIBRATION_ROUNDS):
+    for _ in range(1 + _CALIBRATION_PASSES):
         compute.reset_debt()
-        start = _synchronize_and_read_clock(compute)
+        start = compute.read_clock()
         loss = forward()
-        middle = _synchronize_and_read_clock(compute)
+        middle = compute.read_clock()
         loss.backward()  # type: ignore[no-untyped-call]
-        end = _synchronize_and_read_clock(compute)
+        end = compute.read_clock()
         forward_seconds.append(middle - start)
         backward_seconds.append(end - middle)
     forward_ratio = median(forward_seconds[1:]) / seconds_per_forward
     backward_ratio = median(backward_seconds[1:]) / (2 * seconds_per_forward)
     compute.forward_scale = max(0.0, 2 - forward_ratio)
     compute.backward_scale = max(0.0, 2 - backward_ratio)
-
-
-def _synchronize_and_read_clock(compute: SimulatedCompute) -> float:
-    """Wait for the device and return ``time.perf_counter()`` in seconds."""
-    compute.synchronize()
-    return time.perf_counter()

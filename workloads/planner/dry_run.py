@@ -404,8 +404,8 @@ def _list_works_by_rank(spec: StepSpec, works: Sequence[PlannedWork]) -> Sequenc
 
     ``works`` has those of one rank for each set of pipeline ranks with equal layers.
     """
-    work_by_kind = {work.view.kind: work for work in works}
-    return [work_by_kind[spec.stage_view(rank).kind] for rank in range(spec.dims.pp)]
+    work_by_kind = {work.view.work: work for work in works}
+    return [work_by_kind[spec.stage_view(rank).work] for rank in range(spec.dims.pp)]
 
 
 def _compute_hop(busiest: PlannedWork) -> float:

@@ -1,5 +1,6 @@
 """Probes measure further steps after the timed ones, each within its share of the time budget."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -153,26 +154,18 @@ def record_moment(device: torch.device) -> Moment:
 def make_moment_clock(device: torch.device) -> Callable[[Moment], float]:
     """Return a function that converts a ``Moment`` to seconds of ``time.perf_counter``.
 
-    On CUDA, this call synchronizes the device. Then it reads the clocks of host and device together
-    several times, and uses the reading that took the host least time. The device's event is taken
-    to be in the middle of this time.
+    On CUDA, this call synchronizes the device. Then it records events on the idle device, and uses
+    the one for which the host waited least. This event is taken to be in the middle of the wait.
     """
     if device.type != "cuda":
         return lambda moment: float(cast(float, moment))
     accelerator.synchronize(device)
-    readings = [_read_clocks(device) for _ in range(_CLOCK_READINGS)]
-    _, middle, event = min(readings, key=lambda reading: reading[0])
-    return lambda moment: middle - float(cast(Any, moment).elapsed_time(event)) / 1e3
-
-
-def _read_clocks(device: torch.device) -> tuple[float, float, Any]:
-    """Read the clocks of host and device, and return (duration, middle, event).
-
-    ``event`` is recorded on an idle device. ``duration`` is the host's seconds to record it and
-    wait for it, and ``middle`` the middle of this time in seconds of ``time.perf_counter``.
-    """
-    start = time.perf_counter()
-    event = cast(accelerator.Event, record_moment(device))
-    event.synchronize()
-    stop = time.perf_counter()
-    return stop - start, (start + stop) / 2, event
+    shortest, middle, reference = math.inf, 0.0, None
+    for _ in range(_CLOCK_READINGS):
+        start = time.perf_counter()
+        event = cast(accelerator.Event, record_moment(device))
+        event.synchronize()
+        stop = time.perf_counter()
+        if stop - start < shortest:
+            shortest, middle, reference = stop - start, (start + stop) / 2, event
+    return lambda moment: middle - float(cast(Any, moment).elapsed_time(reference)) / 1e3

@@ -136,7 +136,12 @@ class TrainStep(Benchmark):
             has_experts=spec.moe is not None,
             context_groups=self._positions.list_context_groups(spec.dims),
         )
-        self._routing = self._make_routing()
+        self._routing: StepRouting | None = None
+        """Decides the experts of this rank's tokens, by routers or by a random generator."""
+        if spec.moe is not None:
+            self._routing = StepRouting(
+                world, spec, self._positions.between_blocks, self._positions.by_source
+            )
         self._cross_entropy = tensor_parallel.make_loss(
             self.mesh.tensor, spec.shape.vocabulary, is_sum=spec.padding > 0
         )
@@ -215,11 +220,13 @@ class TrainStep(Benchmark):
         """
         [part] = self.parts.values()
         total = torch.zeros((), device=self._world.device)
-        for index in range(len(self.microbatches)):
+        for index, microbatch in enumerate(self.microbatches):
             is_last = index == len(self.microbatches) - 1
             with part.sync_gradients(is_synced=is_last or not self.spec.no_sync):
                 with record_function("parbench:forward"):
-                    loss = self._run_forward(part, index) / len(self.microbatches)
+                    self._assign_experts(part, index)
+                    loss = self._compute_loss(part.module(microbatch.tokens), microbatch.targets)
+                    loss = loss / len(self.microbatches)
                 with record_function("parbench:backward"):
                     loss.backward()  # type: ignore[no-untyped-call]
             if not is_last and not self.spec.no_sync:
@@ -234,15 +241,6 @@ class TrainStep(Benchmark):
         loss is the sum over tokens times ``_loss_weight``, otherwise the mean over tokens.
         """
         return self._cross_entropy(logits, targets) * self._loss_weight
-
-    def _run_forward(self, part: ParallelPart, index: int) -> Tensor:
-        """Run forward of this rank's microbatch ``index`` and return its loss, without a pipeline.
-
-        ``part`` is therefore the full model.
-        """
-        self._assign_experts(part, index)
-        microbatch = self.microbatches[index]
-        return self._compute_loss(part.module(microbatch.tokens), microbatch.targets)
 
     def _assign_experts(self, part: ParallelPart, index: int) -> None:
         """Set the expert ids of this rank's microbatch ``index`` in the MoE layers of ``part``.
@@ -273,21 +271,6 @@ class TrainStep(Benchmark):
         return layers
 
     # Construction
-
-    def _make_routing(self) -> StepRouting | None:
-        """Return the object that decides the experts of this rank's tokens, None for a dense model.
-
-        With ``routing=router``, each layer's router chooses them in forward. With other values of
-        ``routing``, a random generator draws them before the step is timed.
-        """
-        if self.spec.moe is None:
-            return None
-        return StepRouting(
-            self._world,
-            self.spec,
-            self._positions.between_blocks,
-            self._positions.by_source,
-        )
 
     def _build_parts(self) -> dict[int, ParallelPart]:
         """Return the distributed model part of each of this rank's stages, keyed by stage index.
@@ -465,14 +448,10 @@ class TrainStep(Benchmark):
     # Batch
 
     @property
-    def _data_index(self) -> int:
-        """This rank's index among the ``dp x fsdp`` ranks, which train different sequences."""
-        return self.spec.dims.index(self._world.rank, "dp", "fsdp")
-
-    @property
     def _microbatch_numbers(self) -> range:
         """The indices of this rank's microbatches among all microbatches of the global batch."""
-        first = self._data_index * self.spec.microbatches
+        data_index = self.spec.dims.index(self._world.rank, "dp", "fsdp")
+        first = data_index * self.spec.microbatches
         return range(first, first + self.spec.microbatches)
 
     def _draw(self) -> None:
@@ -485,7 +464,7 @@ class TrainStep(Benchmark):
         seed = self._world.seed
         batch = draw_tokens(spec.shape, spec.global_batch, seed, self._step_number)
         self._batch = pad_sequences(batch, spec.padding, seed, self._step_number).to(device)
-        first = self._data_index * spec.num_sequences
+        first = self._microbatch_numbers.start * spec.microbatch
         sequences = self._batch[first : first + spec.num_sequences]
         positions = torch.tensor(self._positions.attended, device=device)
         tokens = torch.split(get_inputs(sequences.index_select(1, positions)), spec.microbatch)
@@ -541,12 +520,12 @@ class TrainStep(Benchmark):
 
         The work of a step is its tokens over all ranks and its model FLOPs per rank relative to the
         peak. Divided by the step's seconds, they give tokens per second and MFU. The facts
-        (``details``) include the number of parameters, the mesh and the equations of sent bytes.
+        (``details``) include the number of parameters, the ranks of each axis and the equations of
+        sent bytes.
         """
         spec = self.spec
-        tokens = spec.tokens
-        flops = self._flops_per_rank
-        work = [Work(name="tokens_per_second", amount=tokens)]
+        flops = spec.tokens * flops_per_token(spec.shape, spec.moe) / self._world.size
+        work = [Work(name="tokens_per_second", amount=spec.tokens)]
         peak = None
         if self._peak is not None:
             work.append(Work(name="mfu", amount=flops / self._peak.flops_per_second))
@@ -554,24 +533,12 @@ class TrainStep(Benchmark):
         axes = {name: {"ranks": group.size()} for name, group in self.mesh.groups.items()}
         details: dict[str, Any] = {
             "parameters": num_parameters(spec.shape, spec.moe),
-            "tokens_per_step": tokens,
             "flops_per_rank": flops,
             "peak": peak,
-            "mesh": spec.dims.sizes,
             **MeshDetails(axes=axes).as_details,
             **self._make_bytes_formula(),
             **self._make_attention_details(),
         }
-        return Description(
-            headline="step_time", work=tuple(work), details=details, notes=tuple(self._list_notes())
-        )
-
-    def _list_notes(self) -> list[str]:
-        """Return sentences on limits of the results.
-
-        They are about simulated compute, a small model in the check, and the pipeline schedule.
-        """
-        spec = self.spec
         notes: list[str] = []
         if spec.is_simulated:
             notes.append(SIMULATED_NOTE)
@@ -579,7 +546,9 @@ class TrainStep(Benchmark):
             notes.append(SMALL_MODEL_NOTE)
         if spec.pipeline is not None:
             notes += pipeline_stages.list_notes(spec.pipeline.schedule, self._world)
-        return notes
+        return Description(
+            headline="step_time", work=tuple(work), details=details, notes=tuple(notes)
+        )
 
     def explain_step(self, reset: ResetFn, budget_seconds: float) -> Explanation:
         """Run all probes on further steps, and return their merged metrics, facts and notes.
@@ -729,12 +698,6 @@ class TrainStep(Benchmark):
         for part in self.parts.values():
             part.close()
         self.mesh.close()
-
-    @property
-    def _flops_per_rank(self) -> float:
-        """The model FLOPs of one step over all ranks, divided by the number of ranks."""
-        spec = self.spec
-        return spec.tokens * flops_per_token(spec.shape, spec.moe) / self._world.size
 
     def _agree_on_peak_flops(self) -> Peak | None:
         """Return the highest peak FLOP/s of any rank's device.
