@@ -11,7 +11,7 @@ from parbench import cli
 from parbench.reports.render.show import load_report, render_report
 from tests.support.reports.axe import axe_source
 from tests.support.reports.browser import Browser
-from tests.support.reports.late import late_record, samples
+from tests.support.reports.late import late_record
 from tests.support.reports.nodes_fixtures import sample_node_run, sample_sweep
 from tests.support.reports.reports_fixtures import (
     HOSTILE_TEXT,
@@ -47,8 +47,7 @@ def browser() -> Iterator[Browser]:
 def write_hostile_run(folder: Path) -> Path:
     """Write a run with every kind of record, and hostile text in names, notes and reasons."""
     step = step_case("fsdp", note=HOSTILE_TEXTS[1])
-    late = late_record(4096)
-    records = [*sample_run().records, pipeline_record(), late]
+    records = [*sample_run().records, pipeline_record(), late_record(4096)]
     records.append(ok_record(step, metrics=training_metrics(), notes=HOSTILE_TEXTS))
     for text in HOSTILE_TEXTS:
         records.append(failed_record(step_case("tp", label=text), reason=text))
@@ -57,9 +56,6 @@ def write_hostile_run(folder: Path) -> Path:
     environment = {HOSTILE_TEXTS[1]: HOSTILE_TEXTS[3], "pairs": {"0-1": HOSTILE_TEXTS[2]}}
     info = msgspec.structs.replace(run.info, host=HOSTILE_TEXTS[2], environment=environment)
     (run.path / "run.json").write_bytes(msgspec.json.encode(info))
-    (run.path / "samples" / f"{late.case.id}-0.npz").write_bytes(
-        samples([[0, 0], [3000, 7000]])
-    )
     return run.path
 
 
