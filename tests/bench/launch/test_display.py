@@ -5,7 +5,6 @@ import io
 import pytest
 from rich.console import Console
 
-from parbench.bench.launch import display
 from parbench.bench.launch.display import Display
 
 
@@ -14,7 +13,7 @@ def test_line_without_terminal_states_the_time_that_is_left(
 ) -> None:
     output = io.StringIO()
     seconds = iter([0.0, 30.0])
-    monkeypatch.setattr(display.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr("time.monotonic", lambda: next(seconds, 30.0))
     with Display(Console(file=output)) as shown:
         shown.show_progress("repetition 2/5: collective.all_reduce", 0.25)
     expected = "repetition 2/5: collective.all_reduce, 25% of the run, about 1 min 30 s left\n"
