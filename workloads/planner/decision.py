@@ -1,14 +1,12 @@
-"""The decision path for a model and a number of GPUs, and the mesh of the rule of thumb. Pure.
+"""The questions that lead from a model and a number of GPUs to a parallelism strategy. Pure.
 
-The path asks what fits on one GPU: training state, optimizer shards, all shards, activations, the
-sequence, the experts. It ends with the critical batch and with the time that failures cost. The
-rule of thumb gives one mesh for the size of the model. Both are independent of the search, so
-that they can be compared with it.
+They ask what fits on one GPU: training state, optimizer shards, all shards, activations, the
+sequence, the experts. The last are about the critical batch and the time that failures cost.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.memory import layers_equation, rank_memory
@@ -18,27 +16,13 @@ from parbench.workloads.costs.parameter_table import (
 )
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.parallel.dims import ParallelDims
-from parbench.workloads.planner.candidates import (
-    CONTEXT_TOKENS,
-    EXPERT_ORDER,
-    ORDER,
-    SearchRequest,
-    place_step,
-)
-from parbench.workloads.planner.dry_run import GIGA, DryRun
+from parbench.workloads.planner.candidates import CONTEXT_TOKENS, SearchRequest, place_step
+from parbench.workloads.planner.dry_run import GIGA
 from parbench.workloads.planner.goodput import compute_critical_batch, compute_goodput
 from parbench.workloads.planner.hardware import Hardware
-from parbench.workloads.planner.link_time import Seconds
-from parbench.workloads.planner.search import SearchResult, predict_layout, rank_runs
 
-SMALL_PARAMETERS = 10e9
-"""The number of parameters below which the rule of thumb uses FSDP or ZeRO only."""
-LARGE_PARAMETERS = 100e9
-"""The number of parameters from which the rule of thumb always uses a pipeline."""
-LONG_SEQUENCE = 32768  # tokens, from which the rule of thumb splits sequences
 TOKENS_PER_PARAMETER = 20  # of a compute-optimal training (arXiv 2203.15556)
 MAX_LOST_SHARE = 0.05  # of the time of a training, which failures may cost
-RULE_CONTEXT_TOKENS = 8192  # of a rank, as Llama 3 was trained on 131,072 tokens with cp=16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +127,7 @@ def _list_activation_questions(step: StepSpec, gpus: int, hardware: Hardware) ->
     They are without recomputation, with full recomputation, and with tensor parallelism. The first
     question whose answer is yes is the last.
     """
-    tp = _find_tensor_size(step, gpus, hardware)
+    tp = math.gcd(hardware.gpus_per_node, gpus, step.shape.kv_heads)
     full_tp = ParallelDims(fsdp=max(1, gpus // tp), tp=tp)
     for dims, checkpointing, if_yes, if_no in (
         (
@@ -246,107 +230,3 @@ def _ask_failures(gpus: int) -> Question:
         if_yes=advice,
         if_no=f"{advice}, and make checkpoints and restarts shorter",
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RuleOfThumb:
-    """The common advice for the parallelism of a model of some size, and the prediction for it."""
-
-    text: str
-    """The advice, such as "TP in the node, then FSDP or PP"."""
-    run: DryRun | None
-    """The prediction on the advised mesh, None if no such mesh fits."""
-
-
-def apply_rule_of_thumb(
-    request: SearchRequest, hardware: Hardware, seconds: Seconds | None = None
-) -> RuleOfThumb:
-    """Return the common advice on parallelism for the size of the request's model.
-
-    The result includes the prediction of the step on the advised mesh. Of advised meshes with
-    pipelines, it is the shortest pipeline that fits without full recomputation, or otherwise the
-    shortest that fits. ``seconds`` returns the measured seconds of a communication call. If it is
-    None, the seconds follow from the hardware.
-    """
-    text, layouts = _find_rule(request, hardware)
-    recomputing: DryRun | None = None
-    for layout in layouts:
-        result = SearchResult()
-        if layout.ranks == request.gpus and not layout.dims.find_broken_rule(
-            request.gpus, layout.moe.experts if layout.moe else 0
-        ):
-            predict_layout(request, layout, hardware, seconds, result)
-        if not result.runs:
-            continue
-        run = rank_runs(result.runs)[0]
-        if run.spec.checkpointing != "full":
-            return RuleOfThumb(text=text, run=run)
-        recomputing = recomputing or run
-    return RuleOfThumb(text=text, run=recomputing)
-
-
-def _find_rule(request: SearchRequest, hardware: Hardware) -> tuple[str, list[StepSpec]]:
-    """Return the common advice on parallelism for a model of this size, as text and as steps.
-
-    The steps are on the advised meshes, in order of preference. Some meshes may be impossible on
-    these GPUs.
-    """
-    step, gpus = request.step, request.gpus
-    node = hardware.gpus_per_node
-    parameters = num_parameters(step.shape, step.moe)
-    tp = _find_tensor_size(step, gpus, hardware)
-    cp = 1
-    suffix = ""
-    if step.shape.sequence > LONG_SEQUENCE:
-        cp = step.shape.sequence // RULE_CONTEXT_TOKENS
-        suffix = f", CP with {RULE_CONTEXT_TOKENS:,} tokens per rank for long sequences"
-    if step.moe is not None:
-        if parameters < LARGE_PARAMETERS:
-            ep = min(step.moe.experts, node)
-            text = f"MoE below {LARGE_PARAMETERS / 1e9:.0f} B: EP in the node, then FSDP{suffix}"
-            return text, [_shard(step, gpus, cp=cp, ep=ep)]
-        ep = min(step.moe.experts, 8 * node)
-        text = f"MoE above {LARGE_PARAMETERS / 1e9:.0f} B: EP over 8 nodes, PP, ZeRO-1{suffix}"
-        return text, _list_pipelines(step, gpus, cp=cp, tp=1, ep=ep)
-    if parameters < SMALL_PARAMETERS:
-        text = f"below {SMALL_PARAMETERS / 1e9:.0f} B: FSDP or ZeRO alone{suffix}"
-        return text, [_shard(step, gpus, cp=cp)]
-    if parameters < LARGE_PARAMETERS:
-        text = f"10 to {LARGE_PARAMETERS / 1e9:.0f} B: TP in the node, then FSDP or PP{suffix}"
-        return text, [_shard(step, gpus, cp=cp, tp=tp), *_list_pipelines(step, gpus, cp=cp, tp=tp)]
-    text = (
-        f"above {LARGE_PARAMETERS / 1e9:.0f} B: TP in the node, PP until it fits, then DP{suffix}"
-    )
-    return text, _list_pipelines(step, gpus, cp=cp, tp=tp)
-
-
-def _find_tensor_size(step: StepSpec, gpus: int, hardware: Hardware) -> int:
-    """Return the largest size of ``tp`` that a node, all GPUs and the key and value heads allow.
-
-    It divides all three numbers.
-    """
-    return math.gcd(hardware.gpus_per_node, gpus, step.shape.kv_heads)
-
-
-def _shard(step: StepSpec, gpus: int, *, cp: int = 1, tp: int = 1, ep: int = 1) -> StepSpec:
-    """Return the step with FSDP over all ranks that are not in ``cp`` or ``tp``."""
-    dims = ParallelDims(fsdp=max(1, gpus // (cp * tp)), cp=cp, tp=tp, ep=ep)
-    return place_step(step, dims)
-
-
-def _list_pipelines(step: StepSpec, gpus: int, *, cp: int, tp: int, ep: int = 1) -> list[StepSpec]:
-    """Return the step on meshes with 2, 4, 8 ... pipeline ranks, up to one rank per layer.
-
-    All ranks that are not in ``pp``, ``cp`` or ``tp`` are data ranks, which use ZeRO-1.
-    """
-    steps: list[StepSpec] = []
-    pp = 2
-    order = EXPERT_ORDER if ep > 1 else ORDER
-    while pp <= step.shape.layers:
-        dims = ParallelDims(
-            dp=max(1, gpus // (pp * cp * tp)), pp=pp, cp=cp, tp=tp, ep=ep, order=order
-        )
-        sharded = dims.size("dp", "cp") > 1
-        steps.append(replace(place_step(step, dims), zero1="distributed" if sharded else ""))
-        pp *= 2
-    return steps

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from parbench.bench.results.details import Action
 from parbench.workloads.costs.communication_pattern import Call, list_calls
-from parbench.workloads.costs.flops import flops_per_token, stage_flops
+from parbench.workloads.costs.flops import flops_per_token
 from parbench.workloads.costs.memory import RankMemory, count_updated_elements, rank_memory
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.model.shapes import Widths
@@ -23,7 +23,7 @@ from parbench.workloads.pipeline_parallel.simulation import SimulatedTimeline, s
 from parbench.workloads.planner.compute_time import ComputeSeconds, compute_microbatch
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import PlacedCall, Seconds, by_hardware
-from parbench.workloads.planner.placement import place_of, place_on_torus
+from parbench.workloads.planner.placement import place_of
 
 GIGA = 1e9  # bytes in a GB
 MAX_SIMULATED_ACTIONS = 40_000
@@ -48,8 +48,6 @@ class Axis:
     """The bytes per step of the rank that sends most on this axis."""
     links: str
     """A text about the nodes that the largest group spans, such as ``inside a node``."""
-    rule: str
-    """A text that describes how ``exposed_seconds`` is computed from ``seconds``."""
 
     @property
     def hidden_seconds(self) -> float:
@@ -154,18 +152,6 @@ class DryRun:
     def mfu(self) -> float:
         """The model FLOP/s per GPU as a fraction of the dense bfloat16 peak of a GPU."""
         return self.model_flops_per_second / self.hardware.flops_per_second
-
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        """Texts that warn about the prediction: one if the MFU is above 100 %, otherwise none."""
-        if self.mfu <= 1:
-            return ()
-        flops = max(stage_flops(rank.view).total for rank in self.ranks) * self.spec.microbatches
-        executed = flops / self.seconds / self.hardware.flops_per_second
-        return (
-            f"MFU {self.mfu:.1%} is above 100%: it counts all pairs of attention, of which a causal "
-            f"mask leaves half. The GPU executes {executed:.1%} of the peak",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,16 +310,8 @@ def _list_windows(spec: StepSpec, compute: ComputeSeconds) -> dict[str, float]:
 
 
 def place_call(call: Call, hardware: Hardware, spec: StepSpec) -> PlacedCall:
-    """Return a call together with the nodes that its process group spans on the hardware.
-
-    On a torus, it has the extents of the group instead of nodes.
-    """
-    dims = spec.dims
-    if hardware.torus:
-        place = place_on_torus(dims, call.group, hardware.torus)
-    else:
-        place = place_of(dims, call.group, hardware.gpus_per_node, hardware.nodes_per_pod)
-    return PlacedCall.of(call, place)
+    """Return a call together with the nodes that its process group spans on the hardware."""
+    return PlacedCall.of(call, place_of(spec.dims, call.group, hardware.gpus_per_node))
 
 
 def _make_axis(
@@ -345,15 +323,9 @@ def _make_axis(
     seconds of compute per step that can hide it. ``seconds`` returns the seconds of one call.
     """
     total = sum(call.count * seconds(call) for call in calls)
+    exposed = max(total * (1 - overlap), total - window)
     if name == "pp":
-        exposed = 0.0
-        rule = "its latency is in the bubble, its bytes move during compute"
-    elif overlap and window:
-        exposed = max(total * (1 - overlap), total - window)
-        rule = f"max({1 - overlap:.0%} of it, what exceeds {window:.3g} s of compute)"
-    else:
-        exposed = total
-        rule = "nothing hides it"
+        exposed = 0.0  # Its latency is in the bubble, and its bytes move during compute.
     largest = max((call.place for call in calls), key=lambda place: place.ranks)
     return Axis(
         name=name,
@@ -361,7 +333,6 @@ def _make_axis(
         exposed_seconds=exposed,
         sent_bytes=sum(call.sent for call in calls),
         links=largest.label,
-        rule=rule,
     )
 
 

@@ -99,7 +99,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gpus_per_node: NumRanks = 8
     """The number of GPUs of a node."""
     inside_bytes_per_second: Rate
-    """The rate in one direction of a GPU's links inside its node or, on a torus, of one link."""
+    """The rate in one direction of a GPU's links inside its node."""
     across_bytes_per_second: Rate
     """The rate in one direction of a GPU's own network card."""
     rails: Number = 0
@@ -115,12 +115,6 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The latency of a hop inside a node, in seconds."""
     across_hop_seconds: Latency = 15e-6
     """The latency of a hop between nodes, in seconds."""
-    nodes_per_pod: Number = 0
-    """The nodes of a pod, which share the links to other pods; 0 = all nodes are one pod."""
-    oversubscription: Annotated[float, msgspec.Meta(ge=1, le=1e6)] = 1.0
-    """The rate of a pod's network cards, relative to that of its links to other pods."""
-    torus: tuple[NumRanks, ...] = ()
-    """The GPUs along each axis of a torus, the innermost last; empty = nodes with switches."""
     links_from: str = ""
     """The source of measured times of calls, as text.
 

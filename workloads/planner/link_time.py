@@ -5,9 +5,6 @@ Rings inside nodes and across nodes work at once, so that m ranks on each of N n
 inside and N - 1 across. An all_reduce may use trees instead, with log2(N) hops each way. Bytes are
 ``sent_bytes`` of ``workloads.costs``.
 
-On a torus a ring along each axis uses its links in both directions, so that a collective over d
-axes has 2 d links (Jouppi et al., arXiv 2304.01433, section 2.6).
-
 By a run a call takes the time of the fit for its operation and ranks. With other ranks the latency
 grows with the hops of a ring, n - 1, or 2 (n - 1) for an all_reduce. The bandwidth stays that of
 the bytes that pass a link.
@@ -94,32 +91,11 @@ def by_hardware(hardware: Hardware) -> Seconds:
         """Return the seconds of one call, 0 on a group of one rank."""
         if call.place.ranks == 1:
             return 0.0
-        if call.place.extents:
-            return hardware.launch_seconds + _torus_seconds(hardware, call)
         return (
             hardware.launch_seconds + _hop_seconds(hardware, call) + _wire_seconds(hardware, call)
         )
 
     return seconds
-
-
-def _torus_seconds(hardware: Hardware, call: PlacedCall) -> float:
-    """Return the seconds of one call on a torus, without the launch of the call.
-
-    In an all_to_all the links of the longest axis carry most: each rank's bytes pass a quarter of a
-    ring of that length, in both directions.
-    """
-    extents = call.place.extents
-    rate, hop = hardware.inside_rate, hardware.inside_hop_seconds
-    if call.op == "send":
-        return hop + call.num_bytes / rate
-    hops = sum(extent // 2 for extent in extents)
-    if call.op == "all_to_all":
-        return hops * hop + call.num_bytes * max(extents) / 8 / rate
-    links = 2 * sum(extent > 1 for extent in extents)
-    passes = 2 if call.op == "all_reduce" else 1
-    sent = sent_bytes(call.op, call.num_bytes, call.place.ranks)
-    return passes * hops * hop + sent / (links * rate)
 
 
 def _hop_seconds(hardware: Hardware, call: PlacedCall) -> float:
@@ -143,27 +119,17 @@ def _wire_seconds(hardware: Hardware, call: PlacedCall) -> float:
     """Return the seconds in which the bytes that a rank sends in one call pass the slowest link.
 
     Across nodes a collective uses a network card for each of its ranks on a node, at most
-    ``rails``. A message uses one card. In an all_to_all each rank sends over its own card. The
-    links out of a pod have the rate of the cards of its ranks over the oversubscription.
+    ``rails``. A message uses one card. In an all_to_all each rank sends over its own card.
     """
     place, sent = call.place, sent_bytes(call.op, call.num_bytes, call.place.ranks)
     inside, card = hardware.inside_rate, hardware.card_rate
     if place.inside:
         return sent / inside
     if call.op == "all_to_all":
-        per_rank = call.num_bytes / place.ranks
-        remote = per_rank * (place.ranks - place.on_node)
-        seconds = max(remote / card, (sent - remote) / inside)
-        if place.pods > 1:
-            out_of_pod = per_rank * (place.ranks - place.in_pod)
-            seconds = max(seconds, out_of_pod * hardware.oversubscription / card)
-        return seconds
+        remote = call.num_bytes / place.ranks * (place.ranks - place.on_node)
+        return max(remote / card, (sent - remote) / inside)
     cards = 1 if call.op == "send" else min(place.on_node, hardware.rails or place.on_node)
-    rate = min(inside, cards * card)
-    if place.pods > 1:
-        pod_cards = 1 if call.op == "send" else place.in_pod
-        rate = min(rate, pod_cards * card / hardware.oversubscription)
-    return sent / rate
+    return sent / min(inside, cards * card)
 
 
 @dataclass(frozen=True, kw_only=True)

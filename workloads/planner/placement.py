@@ -1,12 +1,12 @@
 """The nodes of a group's ranks: how many ranks there are, and how many of them share a node. Pure.
 
 Ranks are counted with the innermost axis fastest, and rank r is on node r // ``gpus_per_node``. The
-group of an axis that reaches most nodes decides, because all groups wait for it. Nodes may be in
-pods, above which there are fewer links. The groups of experts are those of ``ParallelDims``.
+group of an axis that reaches most nodes decides, because all groups wait for it. The groups of
+experts are those of ``ParallelDims``.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -22,16 +22,12 @@ _EXPERT_GROUPS = (("ep",), ("etp",), ("efsdp",), ("edp",))
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The number of ranks of one group, and of those that share a node or a pod of nodes."""
+    """The number of ranks of one group, and of those that share a node."""
 
     ranks: int
     """The number of ranks in the group."""
     on_node: int
     """The ranks of the group per node that it spans: the mean, rounded up."""
-    in_pod: int = 0
-    """The ranks of the group per pod of nodes, 0 if nodes are not in pods."""
-    extents: tuple[int, ...] = ()
-    """The ranks of the group along each axis of a torus, empty if GPUs are not on a torus."""
 
     @property
     def nodes(self) -> int:
@@ -44,61 +40,20 @@ class Place:
         return self.on_node >= self.ranks
 
     @property
-    def pods(self) -> int:
-        """The number of pods (sets of nodes) that the group spans, 1 if nodes are not in pods."""
-        return -(-self.ranks // self.in_pod) if self.in_pod else 1
-
-    @property
     def label(self) -> str:
         """A text such as ``inside a node`` or ``across 4 nodes, 8 a node``."""
-        if self.extents:
-            return f"{' x '.join(map(str, self.extents))} of the torus"
-        pods = f" in {self.pods} pods" if self.pods > 1 else ""
-        return (
-            "inside a node"
-            if self.inside
-            else f"across {self.nodes} nodes{pods}, {self.on_node} a node"
-        )
+        if self.inside:
+            return "inside a node"
+        return f"across {self.nodes} nodes, {self.on_node} a node"
 
 
-def place_of(
-    dims: ParallelDims, group: tuple[str, ...], gpus_per_node: int, nodes_per_pod: int = 0
-) -> Place:
-    """Return the number of ranks of a process group, and of those that share a node or a pod.
+@lru_cache(maxsize=_MAX_CACHED)
+def place_of(dims: ParallelDims, group: tuple[str, ...], gpus_per_node: int) -> Place:
+    """Return the number of ranks of a process group, and of those that share a node.
 
     ``group`` has the axes along which the ranks of the group differ, such as ``("dp", "cp")``, or
     one axis of the experts: ep, etp, efsdp or edp. Of all groups along these axes, the result is
-    for the one that spans most nodes. ``nodes_per_pod`` 0 means that nodes are not in pods.
-    """
-    place = _place(dims, group, gpus_per_node)
-    if not nodes_per_pod or place.inside:
-        return place
-    in_pod = _place(dims, group, gpus_per_node * nodes_per_pod).on_node
-    return replace(place, in_pod=in_pod)
-
-
-@lru_cache(maxsize=_MAX_CACHED)
-def place_on_torus(dims: ParallelDims, group: tuple[str, ...], torus: tuple[int, ...]) -> Place:
-    """Return the number of ranks that a group of a mesh has along each axis of a torus of GPUs.
-
-    The group is that of rank 0 along the axes ``group`` of the mesh. All groups along these axes
-    have the same extents if the sizes of torus and mesh divide each other. ``torus`` has the GPUs
-    along each axis of the torus, the innermost last.
-    """
-    ranks = _arrange_groups(dims, group)[0]
-    extents = []
-    stride = math.prod(torus)
-    for size in torus:
-        stride //= size
-        extents.append(len(set(ranks // stride % size)))
-    return Place(ranks=len(ranks), on_node=len(ranks), extents=tuple(extents))
-
-
-@lru_cache(maxsize=_MAX_CACHED)
-def _place(dims: ParallelDims, group: tuple[str, ...], gpus_per_node: int) -> Place:
-    """Return the number of ranks of a group, and of its ranks per node, without regard to pods.
-
-    Of the groups along the axes ``group``, the result is for the one that spans most nodes.
+    for the one that spans most nodes.
     """
     import numpy as np  # imported late, because the command line answers without it
 

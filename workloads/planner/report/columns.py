@@ -27,26 +27,17 @@ def format_value(value: float, unit: str) -> str:
     return f"{number} {unit}".rstrip()
 
 
-STEP = make_column("step_seconds", "step", "s", "seconds of a step")
-MFU = make_column("mfu", "MFU", "percent", "PaLM's model FLOPs, as a share of the dense peak")
-MEMORY = make_column("memory_gb", "memory", "GB", "of the rank that holds most")
-BOTTLENECK = make_column("bottleneck", description="the largest loss, or compute")
-MESH = make_column("mesh", description="axes and their ranks, outermost first")
-SETTINGS = make_column("settings", description="the settings besides the mesh")
-
-
 def summarize_run(run: DryRun) -> dict[str, Any]:
     """Return the table row of a predicted step, by the keys of its columns.
 
     The keys are ``mesh``, ``settings``, ``step_seconds``, ``memory_gb`` (of the rank that holds
-    most), ``tokens_per_second`` (of all GPUs), ``mfu`` (a fraction) and ``bottleneck``.
+    most), ``mfu`` (a fraction) and ``bottleneck``.
     """
     return {
         "mesh": run.spec.dims.label,
         "settings": describe_settings(run.spec),
         "step_seconds": run.seconds,
         "memory_gb": run.fullest.memory.total / GIGA,
-        "tokens_per_second": run.tokens_per_second,
         "mfu": run.mfu,
         "bottleneck": describe_bottleneck(run),
     }

@@ -15,12 +15,7 @@ from parbench.workloads.planner.candidates import (
     MAX_STAGES_PER_RANK,
     SearchRequest,
 )
-from parbench.workloads.planner.decision import (
-    Question,
-    RuleOfThumb,
-    apply_rule_of_thumb,
-    list_questions,
-)
+from parbench.workloads.planner.decision import list_questions
 from parbench.workloads.planner.describe import (
     describe_batch,
     describe_bottleneck,
@@ -32,12 +27,6 @@ from parbench.workloads.planner.dry_run import GIGA, DryRun, PlannedRank, pipeli
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.infeasible import explain_too_large
 from parbench.workloads.planner.report.columns import (
-    BOTTLENECK,
-    MEMORY,
-    MESH,
-    MFU,
-    SETTINGS,
-    STEP,
     format_value,
     make_column,
     summarize_run,
@@ -67,24 +56,16 @@ def search_document(
 ) -> Document:
     """Return the document of ``parbench plan search`` for a model on a number of GPUs.
 
-    Its tables have the questions that lead to a strategy, the mesh of the rule of thumb, the
-    ``top`` best meshes of the search, and the assumptions. ``notes`` are more assumptions, and
-    ``explain`` adds the equations of the best mesh.
+    Its tables have the questions that lead to a strategy, the ``top`` best meshes of the search,
+    and the assumptions. ``notes`` are more assumptions, and ``explain`` adds the equations of the
+    best mesh.
     """
     best = result.best
-    questions = list(list_questions(request, best.hardware))
-    rule = apply_rule_of_thumb(request, best.hardware, best.measured_seconds)
-    decision = Section(
-        "decision",
-        "Decision",
-        tables=[_question_table(questions), _rule_table(rule, best)],
-    )
-    candidates = Section(
-        "candidates",
-        "Candidates",
-        tables=[_mesh_table(result, top)],
-    )
-    sections = [decision, candidates, _assumption_section(best, notes, explain=explain)]
+    sections = [
+        Section("decision", "Decision", tables=[_question_table(request, best.hardware)]),
+        Section("candidates", "Candidates", tables=[_mesh_table(result, top)]),
+        _assumption_section(best, notes, explain=explain),
+    ]
     return _make_document(best, sections)
 
 
@@ -131,18 +112,9 @@ def _make_document(run: DryRun, sections: Sequence[Section]) -> Document:
     )
 
 
-def _question_table(questions: Sequence[Question]) -> Table:
+def _question_table(request: SearchRequest, hardware: Hardware) -> Table:
     """Return the table of the questions that lead to a strategy, with their answers."""
-    rows = [
-        {
-            "question": question.text,
-            "equation": question.equation.numbers,
-            "value": format_value(question.equation.value, question.unit),
-            "limit": format_value(question.limit, question.unit),
-            "answer": question.answer,
-        }
-        for question in questions
-    ]
+    questions = list(list_questions(request, hardware))
     equations = dict.fromkeys(question.equation.text for question in questions)
     return Table(
         "questions",
@@ -155,41 +127,17 @@ def _question_table(questions: Sequence[Question]) -> Table:
             make_column("limit", description="yes if the value is at most this"),
             make_column("answer"),
         ],
-        rows=rows,
-        notes=[f"Equation: {text}." for text in equations],
-    )
-
-
-def _rule_table(rule: RuleOfThumb, best: DryRun) -> Table:
-    """Return a table that compares the rule of thumb's mesh with the best mesh of the search.
-
-    It has only the mesh of the search if no mesh of the rule fits.
-    """
-    rows = [{"source": "search", **summarize_run(best), "difference": 0.0}]
-    note = f"No mesh of the rule fits the memory and the batch: {rule.text}."
-    if rule.run is not None:
-        difference = rule.run.seconds / best.seconds - 1
-        source = f"rule of thumb, {rule.text}"
-        rows.append({"source": source, **summarize_run(rule.run), "difference": difference})
-        relation = "within" if abs(difference) <= PREDICTION_ERROR else "beyond"
-        note = (
-            f"The difference of {difference:+.1%} is {relation} the error of a prediction, "
-            f"{PREDICTION_ERROR:.0%}."
-        )
-    return Table(
-        "rule",
-        "Rule of thumb and search",
-        caption="predicted for both",
-        columns=[
-            make_column("source", "from"),
-            MESH,
-            SETTINGS,
-            STEP,
-            MEMORY,
-            make_column("difference", kind="percent", description="of the step to the search"),
+        rows=[
+            {
+                "question": question.text,
+                "equation": question.equation.numbers,
+                "value": format_value(question.equation.value, question.unit),
+                "limit": format_value(question.limit, question.unit),
+                "answer": question.answer,
+            }
+            for question in questions
         ],
-        rows=rows,
-        notes=[note],
+        notes=[f"Equation: {text}." for text in equations],
     )
 
 
@@ -200,23 +148,23 @@ def _mesh_table(result: SearchResult, top: int) -> Table:
     num_ties = sum(is_tie(run, fastest) for run in result.runs)
     rows = []
     for run in runs:
-        rank = "tie" if is_tie(run, fastest) else "slower"
         slowdown = run.seconds / fastest - 1
-        rows.append({**summarize_run(run), "slowdown": slowdown, "rank": rank})
+        rank = "tie" if is_tie(run, fastest) else f"{slowdown:.0%} slower"
+        rows.append({**summarize_run(run), "rank": rank})
     return Table(
         "meshes",
         "Fastest of the meshes considered",
         caption="the best settings of each mesh, with the least recomputation that fits",
         columns=[
-            MESH,
-            SETTINGS,
-            STEP,
-            MEMORY,
-            make_column("tokens_per_second", "tokens/s", "number", "of all GPUs"),
-            MFU,
-            make_column("slowdown", kind="percent", description="relative to the fastest step"),
+            make_column("mesh", description="axes and their ranks, outermost first"),
+            make_column("settings", description="the settings besides the mesh"),
+            make_column("step_seconds", "step", "s", "seconds of a step"),
+            make_column("memory_gb", "memory", "GB", "of the rank that holds most"),
+            make_column(
+                "mfu", "MFU", "percent", "PaLM's model FLOPs, as a share of the dense peak"
+            ),
             make_column("rank", description="tie: within the error of a prediction"),
-            BOTTLENECK,
+            make_column("bottleneck", description="the largest loss, or compute"),
         ],
         rows=rows,
         notes=[
@@ -227,7 +175,6 @@ def _mesh_table(result: SearchResult, top: int) -> Table:
             f"large. Considered are tp within a node, cp with more than {CONTEXT_TOKENS:,} tokens "
             f"per rank, at most {MAX_STAGES_PER_RANK} stages per rank, and the schedules "
             f"{', '.join(SCHEDULES)}.",
-            *(f"{run.spec.dims.label}: {caveat}." for run in runs for caveat in run.caveats),
         ],
         figures=partial(_draw_meshes, runs[:MAX_BARS]),
     )
@@ -250,15 +197,8 @@ def _draw_meshes(runs: Sequence[DryRun]) -> Iterator[Plot]:
 
 def _step_section(run: DryRun) -> Section:
     """Return the section with the time, the communication and the memory of a predicted step."""
-    per_gpu = run.tokens_per_second / run.spec.ranks
-    summary = (
-        f"{run.tokens_per_second:,.0f} tokens/s, {per_gpu:,.0f} per GPU, "
-        f"{run.model_flops_per_second / 1e12:.4g} TFLOP/s per GPU, MFU {run.mfu:.1%}, "
-        f"memory {run.memory_share:.0%} of {run.hardware.usable_bytes / GIGA:.1f} GB usable, "
-        f"bottleneck {describe_bottleneck(run)}."
-    )
     tables = [_time_table(run), *_axis_tables(run), _memory_table(run)]
-    return Section("step", "The step", tables=tables, notes=[summary])
+    return Section("step", "The step", tables=tables)
 
 
 def _time_table(run: DryRun) -> Table:
@@ -281,7 +221,7 @@ def _time_table(run: DryRun) -> Table:
             {"part": name, "seconds": part_seconds, "share": part_seconds / run.seconds}
             for name, part_seconds in parts.items()
         ],
-        notes=[*bubble, *run.caveats],
+        notes=bubble,
         figures=partial(_draw_pipeline, run),
     )
 
@@ -332,7 +272,6 @@ def _axis_tables(run: DryRun) -> list[Table]:
             make_column("seconds", "time", "s"),
             make_column("hidden_seconds", "hidden", "s", "during compute"),
             make_column("exposed_seconds", "exposed", "s", "what it adds to the step"),
-            make_column("rule", description="by which the exposed time is computed"),
         ],
         rows=rows,
     )

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 
 from parbench.bench.results.tables import Document, Row, Section, Table
 from parbench.workloads.costs.communication_pattern import Call, list_busiest_calls
-from parbench.workloads.costs.memory import layers_equation, rank_memory, state_memory
+from parbench.workloads.costs.memory import rank_memory, state_memory
 from parbench.workloads.costs.parameter_table import count_elements
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.model.shapes import CHECKPOINTINGS, Shape
+from parbench.workloads.model.shapes import CHECKPOINTINGS
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.planner.candidates import balance_layers, list_divisors, place_step
 from parbench.workloads.planner.describe import describe_parameters
 from parbench.workloads.planner.dry_run import GIGA, dry_run
-from parbench.workloads.planner.hardware import PRESETS, Hardware
+from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.report.columns import make_column
 
 SYMBOLS = (
@@ -194,7 +194,7 @@ def compute_state(spec: StepSpec) -> float:
 def guide_document(step: StepSpec, gpus: int, hardware: Hardware) -> Document:
     """Return the document of ``parbench plan guide`` for the model of ``step`` on ``gpus`` GPUs.
 
-    It compares the strategies, batch sizes, recomputation and pipelines in tables.
+    It compares the strategies, batch sizes and recomputation in tables.
     """
     shape = step.shape
     heading = (
@@ -210,8 +210,6 @@ def guide_document(step: StepSpec, gpus: int, hardware: Hardware) -> Document:
     sections = [
         Section("strategies", "Strategies", tables=[_strategy_table(strategies)]),
         Section("batch", "Batch", tables=batch_tables),
-        Section("activations", "Activations", tables=[_activation_table()]),
-        Section("pipelines", "Pipelines", tables=[_pipeline_table()]),
     ]
     return Document(name=f"guide {step.name} on {gpus} GPUs", heading=heading, sections=sections)
 
@@ -362,82 +360,4 @@ def _recomputation_table(step: StepSpec, gpus: int, hardware: Hardware) -> Table
             *(make_column(f"microbatch_{size}", f"microbatch {size}", "number") for size in sizes),
         ],
         rows=rows,
-    )
-
-
-_MODEL_SIZES = {  # layers, hidden, heads, arXiv 2205.05198, table 3
-    "22 B": (48, 6144, 64),
-    "175 B": (96, 12288, 96),
-    "530 B": (105, 20480, 128),
-    "1 T": (128, 25600, 160),
-}
-
-
-def _activation_table() -> Table:
-    """Return a table of the GB of activations that a rank saves, by size of GPT and checkpointing.
-
-    Setup and sizes are those of Korthikanti et al., 2022, figure 7.
-    """
-    rows = []
-    for name, (layers, hidden, heads) in _MODEL_SIZES.items():
-        shape = Shape("gpt", layers, hidden, heads, heads, 4 * hidden, 2048, 51200)
-        step = place_step(StepSpec(shape=shape), ParallelDims(tp=8))
-        without_sp = replace(step, sequence_parallel=False)
-        row: dict[str, str | float] = {"model": name, "tp": _compute_saved_gb(without_sp, "none")}
-        for checkpointing in CHECKPOINTINGS:
-            row[f"tp_sp_{checkpointing}"] = _compute_saved_gb(step, checkpointing)
-        rows.append(row)
-    return Table(
-        "activations",
-        "Activations by model size",
-        caption="of all layers and one sequence of 2,048 tokens, tp=8, with flash attention",
-        columns=[
-            make_column("model", "GPT"),
-            make_column("tp", "TP", "GB", "without sequence parallelism"),
-            make_column("tp_sp_none", "TP + SP", "GB"),
-            make_column("tp_sp_selective", "selective", "GB", "TP + SP, selective"),
-            make_column("tp_sp_full", "full", "GB", "TP + SP, full recomputation"),
-        ],
-        rows=rows,
-        notes=["Sizes and method: arXiv 2205.05198, table 3 and figure 7."],
-    )
-
-
-def _compute_saved_gb(step: StepSpec, checkpointing: str) -> float:
-    """Return the GB that all layers of rank 0 save for the backward pass of one microbatch.
-
-    ``checkpointing`` is ``none``, ``selective`` or ``full``, in place of the step's own.
-    Embeddings, head and loss do not count.
-    """
-    return layers_equation(step.rank_view(0), checkpointing).value / GIGA
-
-
-def _pipeline_table() -> Table:
-    """Return a table of TFLOP/s per GPU, by number of pipeline ranks (rows) and global batch.
-
-    The model grows with the pipeline, as in Narayanan et al., 2021, figure 11.
-    """
-    batches = (8, 128)
-    rows = []
-    for pp in (1, 2, 4, 8):
-        shape = Shape("gpt", 3 * pp, 20480, 128, 128, 81920, 2048, 51200)
-        spec = place_step(StepSpec(shape=shape), ParallelDims(pp=pp, tp=8))
-        row: dict[str, str | float] = {"pipeline": f"pp={pp}, {3 * pp} layers"}
-        for batch in batches:
-            run = dry_run(spec.with_batch(batch).with_checkpointing("full"), PRESETS["a100"])
-            row[f"batch_{batch}"] = run.model_flops_per_second / 1e12
-        rows.append(row)
-    return Table(
-        "pipelines",
-        "Throughput by pipeline size",
-        caption="TFLOP/s per A100 of a GPT that grows with the pipeline, tp=8, 1F1B",
-        columns=[
-            make_column("pipeline"),
-            *(
-                make_column(f"batch_{batch}", f"batch {batch}", "number", "global batch")
-                for batch in batches
-            ),
-        ],
-        rows=rows,
-        notes=["Setup: arXiv 2104.04473, figure 11, weak scaling with hidden size 20,480."],
     )
