@@ -223,8 +223,8 @@ def search_meshes(
     from parbench.workloads.planner.plan_command import answer_search
 
     step, machine = _split_options(options)
-    is_page = form != "tables" or figures is not None
-    document = answer_search(step, machine, is_page=is_page, **options)
+    options["explain"] |= form != "tables" or figures is not None
+    document = answer_search(step, machine, **options)
     _write_document(context, document, form, figures, formats)
 
 
@@ -265,8 +265,8 @@ def predict_mesh(
     from parbench.workloads.planner.plan_command import answer_mesh
 
     step, machine = _split_options(options)
-    is_page = form != "tables" or figures is not None
-    document = answer_mesh(step, machine, is_page=is_page, **options)
+    options["explain"] |= form != "tables" or figures is not None
+    document = answer_mesh(step, machine, **options)
     _write_document(context, document, form, figures, formats)
 
 

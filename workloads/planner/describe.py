@@ -57,23 +57,15 @@ def label_step(spec: StepSpec) -> str:
 def describe_bottleneck(run: DryRun) -> str:
     """Return the bottleneck of a step as text, such as ``bubble (20% of the step)``.
 
-    It is the largest loss of time: ``link AXIS`` is exposed communication, ``bubble`` the bubble,
-    ``update`` the optimizer, and ``memory`` full recomputation. A bubble is called ``batch`` if a
-    microbatch has one sequence already. The bottleneck is ``compute`` if compute takes at least
-    85 % of the step and recomputation is not the largest loss.
+    It is ``compute`` if compute takes at least 85 % of the step, and otherwise the largest other
+    component of ``DryRun.parts``, such as ``exposed tp``, ``bubble`` or ``update``.
     """
-    losses = {f"link {axis.name}": axis.exposed_seconds for axis in run.axes}
-    losses["update"] = run.update_seconds
-    losses["batch" if run.spec.microbatch == 1 else "bubble"] = run.bubble_seconds
-    if run.spec.checkpointing == "full":
-        # Forward and backward take three forward passes, recomputation takes one.
-        losses["memory"] = run.compute_seconds / (1 + 3 * run.spec.checkpoint_every)
-    name = max(losses, key=lambda loss: losses[loss])
-    lost = losses[name]
-    if name != "memory" and run.compute_seconds >= 0.85 * run.seconds:
-        name, lost = "compute", run.compute_seconds
-    memory = f", memory {run.memory_share:.0%} full" if run.memory_share >= 0.9 else ""
-    return f"{name} ({lost / run.seconds:.0%} of the step{memory})"
+    parts = run.parts
+    compute = parts.pop("compute")
+    name, seconds = max(parts.items(), key=lambda item: item[1])
+    if compute >= 0.85 * run.seconds:
+        name, seconds = "compute", compute
+    return f"{name} ({seconds / run.seconds:.0%} of the step)"
 
 
 def describe_parameters(spec: StepSpec) -> str:

@@ -24,15 +24,15 @@ LOSS_EXPONENT = 0.095
 arXiv 2001.08361, equations 1.2 and 1.4). Their models have a vocabulary of 50,257."""
 
 
-def compute_goodput(gpus: int, checkpoint_interval: float = 0.0) -> Equation:
+def compute_goodput(gpus: int) -> Equation:
     """Return the equation of goodput: the fraction of time in which training makes progress.
 
-    ``checkpoint_interval`` is the seconds between checkpoints. 0 means the best interval, sqrt(2 C
-    F), with the seconds C of a checkpoint and F between failures (Young, 1974; Daly, 2006). A
-    failure costs the restart and, on average, half of the interval and of a checkpoint.
+    Checkpoints have the best interval, sqrt(2 C F), with the seconds C of a checkpoint and F
+    between failures (Young, 1974; Daly, 2006). A failure costs the restart and, on average, half of
+    the interval and of a checkpoint.
     """
     failure_seconds = 86_400 / (FAILURES_PER_GPU_DAY * gpus)
-    interval = checkpoint_interval or math.sqrt(2 * CHECKPOINT_SECONDS * failure_seconds)
+    interval = math.sqrt(2 * CHECKPOINT_SECONDS * failure_seconds)
     return Equation(
         text="interval / (interval + checkpoint) * "
         "failure / (failure + restart + (interval + checkpoint) / 2)",

@@ -3,11 +3,9 @@
 from dataclasses import replace
 
 from parbench.bench.text import UserError
-from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.model.shapes import CHECKPOINTINGS
 from parbench.workloads.planner.candidates import SearchRequest
 from parbench.workloads.planner.describe import compute_state_bytes, describe_step
-from parbench.workloads.planner.dry_run import GIGA, DryRun, dry_run
+from parbench.workloads.planner.dry_run import GIGA, DryRun
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.search import MAX_GPUS, SearchResult, search
 
@@ -38,37 +36,15 @@ def require_candidates(request: SearchRequest, hardware: Hardware, result: Searc
 
 
 def explain_too_large(run: DryRun) -> str:
-    """Return the message for a step that does not fit in memory.
-
-    The message has the needed and the usable memory, and suggests a change that makes it fit.
-    """
+    """Return the message for a step that does not fit, with the needed and the usable memory."""
     spec, hardware, memory = run.spec, run.hardware, run.fullest.memory
     return (
         f"{spec.name} with {spec.dims.label} needs {memory.total / GIGA:,.1f} GB on "
         f"{run.fullest.view.label} ({memory.state / GIGA:,.1f} GB of state, "
         f"{memory.activations / GIGA:,.1f} GB of activations, {memory.buffers / GIGA:,.1f} GB of "
         f"buffers) > {hardware.usable_bytes / GIGA:,.1f} GB usable of "
-        f"{hardware.memory_bytes / GIGA:,.0f}. {_suggest_change(spec, hardware)}"
+        f"{hardware.memory_bytes / GIGA:,.0f}. parbench plan search lists steps that fit"
     )
-
-
-def _suggest_change(spec: StepSpec, hardware: Hardware) -> str:
-    """Return a sentence with a change with which a too large step fits into memory.
-
-    Changes are tried in this order: recomputation, another mesh of as many GPUs, more GPUs. The
-    first that suffices is returned.
-    """
-    for checkpointing in CHECKPOINTINGS:
-        recomputing = spec.with_checkpointing(checkpointing)
-        if recomputing.find_broken_rule() is None and dry_run(recomputing, hardware).fits:
-            return f"It fits with --checkpointing {checkpointing}"
-    step = spec.with_pipeline(split="", stages_per_rank=0)
-    request = SearchRequest(step=step, gpus=spec.ranks, global_batch=spec.global_batch)
-    result = search(request, hardware)
-    if result.runs:
-        return f"As many GPUs can run {describe_step(result.best.spec)}"
-    state = _describe_state(request, hardware)
-    return f"It needs {state}. {describe_fewest_gpus(request, hardware)}"
 
 
 def describe_fewest_gpus(request: SearchRequest, hardware: Hardware) -> str:

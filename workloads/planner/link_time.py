@@ -28,15 +28,15 @@ from parbench.workloads.planner.placement import Place
 if TYPE_CHECKING:
     from parbench.bench.results.fit import CurveFit
 
-MESSAGES = ("unidirectional", "sendrecv", "pingpong", "bidirectional")
-"""The point-to-point benchmarks whose fits predict a message, in order of preference."""
+MESSAGE = "unidirectional"
+"""The point-to-point benchmark whose fit predicts a message."""
 _SUBSTITUTES: Mapping[str, tuple[str, ...]] = {
     "all_gather": ("reduce_scatter", "all_reduce"),
     "reduce_scatter": ("all_gather", "all_reduce"),
     "all_reduce": ("all_gather", "reduce_scatter"),
     "all_to_all": ("all_gather", "all_reduce"),
     "broadcast": ("all_gather", "all_reduce"),
-    "send": (*MESSAGES, "all_gather", "all_reduce"),
+    "send": (MESSAGE, "all_gather", "all_reduce"),
 }
 """The benchmarks whose fits replace the missing fit of an operation, in order of preference.
 
@@ -137,7 +137,7 @@ class Curve:
     """The fit of seconds over bytes for one benchmark on one group of ranks of a run."""
 
     op: str
-    """The collective, such as all_reduce, or an entry of ``MESSAGES``."""
+    """The collective, such as all_reduce, or ``MESSAGE``."""
     ranks: int
     """The number of ranks in the group."""
     fit: "CurveFit"
@@ -228,7 +228,7 @@ def by_curves(curves: Sequence[Curve]) -> Seconds:
         if call.place.ranks == 1:
             return 0.0
         curve = curve_for(call, curves)
-        if curve.op in MESSAGES:
+        if curve.op == MESSAGE:
             return curve.fit.predict(call.num_bytes)
         # The call of the curve that moves as many bytes over a link has this size.
         sent = sent_bytes(call.op, call.num_bytes, call.place.ranks)
@@ -281,17 +281,11 @@ def beyond(calls: Sequence[PlacedCall], curves: Sequence[Curve]) -> tuple[str, .
     notes = []
     for call in calls:
         curve = curve_for(call, curves)
-        name = f"{call.axis}: {call.op}"
-        is_collective = curve.op not in MESSAGES
-        if is_collective and curve.ranks != call.place.ranks:
+        is_group = curve.op == MESSAGE or (curve.op, curve.ranks) == (call.op, call.place.ranks)
+        if not is_group or not curve.smallest <= call.num_bytes <= curve.largest:
             notes.append(
-                f"{name} on {call.place.ranks} ranks by the fit of {curve.op} on {curve.ranks}"
-            )
-        elif is_collective and curve.op != call.op:
-            notes.append(f"{name} by the fit of {curve.op}")
-        elif not curve.smallest <= call.num_bytes <= curve.largest:
-            notes.append(
-                f"{name} of {call.num_bytes:,.0f} B is beyond {curve.smallest} to {curve.largest} B"
+                f"{call.axis}: {call.op} of {call.num_bytes:,.0f} B on {call.place.ranks} ranks by "
+                f"the fit of {curve.op} from {curve.smallest} to {curve.largest} B on {curve.ranks}"
             )
     return tuple(dict.fromkeys(notes))
 
@@ -299,62 +293,28 @@ def beyond(calls: Sequence[PlacedCall], curves: Sequence[Curve]) -> tuple[str, .
 def read_peak(record: Record) -> float:
     """Return the peak FLOP/s of a device that a record contains, 0 if it contains none."""
     peak = record.details.get("peak")
-    return _read_positive(peak.get("flops_per_second")) if isinstance(peak, dict) else 0.0
-
-
-def _read_positive(value: object) -> float:
-    """Return a positive number that was read from a file, 0 for any other value."""
-    return float(value) if isinstance(value, int | float) and 0 < value < 1e30 else 0.0
+    return float(peak["flops_per_second"]) if isinstance(peak, dict) else 0.0
 
 
 def hardware_of_run(run: Run, base: Hardware) -> tuple[Hardware, tuple[str, ...]]:
     """Return the hardware on which a run was measured, with a note for each assumed figure.
 
-    Figures that the run did not measure are those of ``base``. Raises ``UserError`` if the run has
-    no records.
+    The run measures the peak FLOP/s, the size of a node and the time of calls. Other figures are
+    those of ``base``. Raises ``UserError`` if the run has no records.
     """
     if not run.records:
         raise UserError(f"{run.path} has no records to fit")
     world = max((record.world for record in run.records), key=lambda world: world.size)
     gpus_per_node = max(1, world.size // max(1, world.nodes))
-    measured = _list_measured_rates(run, gpus_per_node, is_cpu=world.device == "cpu")
-    if "flops_per_second" in measured:
-        measured["float32_share"] = 1.0
+    peak = max(read_peak(record) for record in run.records)
     hardware = msgspec.structs.replace(
         base,
         name=run.path.name,
         source=f"the run {run.path}",
         links_from=f"fits of {run.path}, with latency by hops on other ranks, and all links equal",
         gpus_per_node=gpus_per_node,
-        **measured,
+        flops_per_second=peak or base.flops_per_second,
+        float32_share=1.0 if peak else base.float32_share,
     )
-    names = ("flops_per_second", "memory_bytes", "memory_bytes_per_second")
-    notes = [f"{name}: that of {base.name}" for name in names if name not in measured]
-    return hardware, tuple(notes)
-
-
-def _list_measured_rates(run: Run, gpus_per_node: int, *, is_cpu: bool) -> dict[str, float]:
-    """Return the values of fields of ``Hardware`` that a run measured, by name of the field.
-
-    The fields are ``flops_per_second`` (the largest of all records), ``memory_bytes`` (a rank's
-    share of the host's memory, on CPUs only) and ``memory_bytes_per_second`` (the median rate of
-    copies). A field that was not measured is missing.
-    """
-    measured: dict[str, float] = {}
-    peak = max(read_peak(record) for record in run.records)
-    if peak:
-        measured["flops_per_second"] = peak
-    host = (run.info.environment or {}).get("host")
-    if is_cpu and isinstance(host, dict):
-        memory = _read_positive(host.get("memory_bytes"))
-        if memory:
-            measured["memory_bytes"] = memory / gpus_per_node
-    copies = [
-        record.metrics["algbw"].value
-        for record in run.records
-        if record.case.name == "memory.copy" and record.status == "ok" and "algbw" in record.metrics
-    ]
-    copy_rates = [rate for rate in copies if rate is not None]
-    if copy_rates:
-        measured["memory_bytes_per_second"] = median(copy_rates)
-    return measured
+    assumed = "memory" if peak else "memory and peak FLOP/s"
+    return hardware, (f"{assumed}: those of {base.name}",)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from parbench.bench.files import convert_read_errors, decode_json, read_text
 from parbench.bench.text import UserError, format_list, suggest_similar
@@ -22,15 +22,6 @@ from parbench.workloads.model.shapes import (
 Mixture = Mapping[str, int]
 """The sizes of a mixture of experts by name: ``experts``, ``top_k``, ``expert_ffn``, ``shared``
 (the number of shared experts) and ``dense_layers`` (the number of first layers without experts)."""
-
-
-class Model(NamedTuple):
-    """A model to plan for, and sentences about assumptions in reading its config.json."""
-
-    step: StepSpec
-    """The training step of the model on one rank, with default settings."""
-    notes: tuple[str, ...] = ()
-    """Sentences about assumptions and ignored keys, empty for a model with a known name."""
 
 
 def make_model_step(name: str, shape: Shape, mixture: Mixture | None = None) -> StepSpec:
@@ -116,30 +107,15 @@ _FAMILIES = {
     "deepseek_v3": _Family(**_DEEPSEEK, biases=("router",)),
     "gpt2": _Family(recipe="gpt", keys=_GPT2, biases=(*_ATTENTION, "ffn"), tied=True),
 }
-# Keys that change no size and no number of operations or bytes
-_KEYS_WITHOUT_COST = """
-_name_or_path activation_function architectures attention_dropout attention_probs_dropout_prob
-attn_logit_softcapping attn_pdrop auto_map aux_loss_alpha bos_token_id cache_implementation
-classifier_dropout clip_qkv dtype embd_pdrop eos_token_id ep_size final_logit_softcapping
-hidden_act hidden_activation hidden_dropout hidden_dropout_prob initializer_range layer_norm_eps
-layer_norm_epsilon max_window_layers model_type n_ctx n_group norm_topk_prob output_attentions
-output_router_logits pad_token_id partial_rotary_factor pretraining_tp query_pre_attn_scalar
-reorder_and_upcast_attn resid_pdrop rms_norm_eps rope_parameters rope_scaling rope_theta
-routed_scaling_factor router_aux_loss_coef router_jitter_noise scale_attn_by_inverse_layer_idx
-scale_attn_weights scoring_func seq_aux summary_activation summary_first_dropout
-summary_proj_to_labels summary_type summary_use_proj task_specific_params topk_group topk_method
-torch_dtype transformers_version use_cache use_sliding_window
-"""
 
 
 class _Config:
-    """The content of a config.json, with methods that check values and record the read keys."""
+    """The content of a config.json, with methods that check values."""
 
     def __init__(self, content: Mapping[str, Any], family: _Family) -> None:
         """Keep the values of config.json by key, and the keys of its architecture."""
         self.content = content
         self.family = family
-        self.read_keys: set[str] = set()
 
     def read_size(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
         """Return the whole number of a key, or ``default`` if the key is missing or null.
@@ -149,7 +125,6 @@ class _Config:
         ``default`` is None.
         """
         key = self.family.keys.get(key, key)
-        self.read_keys.add(key)
         value = self.content.get(key)
         if value is None and default is not None:
             return default
@@ -166,30 +141,17 @@ class _Config:
 
         Raises ``UserError`` if the value is not a boolean.
         """
-        self.read_keys.add(key)
         value = self.content.get(key, default)
         if not isinstance(value, bool):
             raise UserError(f"{key} = {value!r} is not true or false")
         return value
 
-    def list_ignored_keys(self) -> list[str]:
-        """Return the keys that parbench ignores although they may change the cost of a step.
 
-        These keys have a value, were not read, and are not in ``_KEYS_WITHOUT_COST``.
-        """
-        ignored = self.read_keys.union(_KEYS_WITHOUT_COST.split())
-        if not self.content.get("use_sliding_window", True):
-            ignored |= {"sliding_window", "layer_types"}
-        empty: tuple[object, ...] = (None, False, [], {}, "")
-        return sorted(
-            key for key, value in self.content.items() if value not in empty and key not in ignored
-        )
+def read_model(path: Path) -> StepSpec:
+    """Return the training step of the model that a config.json of Hugging Face describes.
 
-
-def read_model(path: Path) -> Model:
-    """Return the model that a config.json of Hugging Face describes.
-
-    Raises ``UserError`` with the file, the key and the allowed values if the model cannot be read.
+    The step is on one rank, with default settings. Keys that are not needed are ignored. Raises
+    ``UserError`` with the file, the key and the allowed values if the model cannot be read.
     """
     text = read_text(str(path), f"model file {path}")
     with convert_read_errors(f"model file {path}", "is not JSON"):
@@ -205,11 +167,9 @@ def read_model(path: Path) -> Model:
     config = _Config(content, _FAMILIES[model_type])
     name = path.parent.resolve().name if path.name == "config.json" else path.stem
     try:
-        step = make_model_step(name, _read_shape(config), _read_mixture(config))
+        return make_model_step(name, _read_shape(config), _read_mixture(config))
     except UserError as error:
         raise UserError(f"model file {path}: {error}") from error
-    ignored = config.list_ignored_keys()
-    return Model(step, (f"{path}: ignored keys: {', '.join(ignored)}",) if ignored else ())
 
 
 def _read_shape(config: _Config) -> Shape:
@@ -242,11 +202,7 @@ def _read_shape(config: _Config) -> Shape:
 
 
 def _read_latent(config: _Config) -> Latent:
-    """Return the sizes of multi-head latent attention in a config.json.
-
-    The key ``head_dim``, which is not needed, is recorded as read, so that no note lists it.
-    """
-    config.read_keys.add("head_dim")
+    """Return the sizes of multi-head latent attention in a config.json."""
     return Latent(
         q_lora_rank=config.read_size("q_lora_rank", 0),
         kv_lora_rank=config.read_size("kv_lora_rank"),
@@ -274,7 +230,6 @@ def _read_mixture(config: _Config) -> Mixture | None:
     dense_layers = 0
     if family.latent:
         dense_layers = config.read_size("first_k_dense_replace", 0, minimum=0)
-    config.read_keys.add("mlp_only_layers")
     mlp_only = config.content.get("mlp_only_layers") or []
     if mlp_only:
         if mlp_only != list(range(len(mlp_only))):

@@ -6,7 +6,7 @@ from pathlib import Path
 from parbench.bench.text import UserError, format_list, suggest_similar
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import SHAPES, Latent, Shape
-from parbench.workloads.planner.model_files import Model, make_model_step, read_model
+from parbench.workloads.planner.model_files import make_model_step, read_model
 
 _LLAMA_405B = Shape("llama", 126, 16384, 128, 8, 53248, 8192, 128256)
 _DEEPSEEK_V3 = Shape(
@@ -72,33 +72,21 @@ MODELS: dict[str, StepSpec] = {
 """The known models by name, each as a training step on one rank with default settings."""
 
 
-def find_model(text: str, sequence: int = 0) -> Model:
-    """Return the model with the name ``text``, or the model of the config.json at path ``text``.
+def model_of(text: str, sequence: int = 0) -> StepSpec:
+    """Return the training step of the model with the name ``text``, or of the config.json ``text``.
 
     ``sequence`` is the number of tokens of a sequence. 0 means the model's own. Raises
     ``UserError`` with the known names if there is no such model.
     """
     if text.endswith(".json"):
-        model = read_model(Path(text))
+        step = read_model(Path(text))
     elif text in MODELS:
-        model = Model(MODELS[text])
+        step = MODELS[text]
     else:
         files = f", nor a file ending in .json{suggest_similar(text, MODELS)}"
         raise UserError(f"model {text!r} is not {format_list(MODELS)}{files}")
     if sequence < 0:
         raise UserError(f"sequence({sequence}) < 1")
-    step, notes = model
     if sequence:
         step = replace(step, shape=replace(step.shape, sequence=sequence))
-    elif text.endswith(".json"):
-        length = step.shape.sequence
-        notes += (f"{text}: sequences have the maximum of {length} tokens without --sequence",)
-    return Model(step, notes)
-
-
-def model_of(text: str, sequence: int = 0) -> StepSpec:
-    """Return the training step of the model with the name or path ``text``.
-
-    The step is that of ``find_model``, whose notes are left out.
-    """
-    return find_model(text, sequence).step
+    return step

@@ -23,19 +23,14 @@ from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.hardware import Hardware, hardware_of
 from parbench.workloads.planner.infeasible import require_candidates
 from parbench.workloads.planner.link_time import (
-    MESSAGES,
     Seconds,
     by_curves,
     curves_of,
     hardware_of_run,
 )
 from parbench.workloads.planner.measured.calibration import calibrated
-from parbench.workloads.planner.models import find_model
-from parbench.workloads.planner.report.documents import (
-    add_details,
-    dry_run_document,
-    search_document,
-)
+from parbench.workloads.planner.models import model_of
+from parbench.workloads.planner.report.documents import dry_run_document, search_document
 from parbench.workloads.planner.search import search
 
 DEFAULT_HARDWARE = "h100"  # the preset without --hardware
@@ -109,18 +104,16 @@ def answer_search(
     gpus: int,
     top: int = 10,
     explain: bool = False,
-    is_page: bool = False,
 ) -> Document:
     """Return the document of ``parbench plan search``: the best meshes for a number of GPUs.
 
-    ``top`` is the number of meshes in the table. ``explain`` adds the equations of the best mesh.
-    ``is_page``, for a written file or for figures, adds the equations and all details of that mesh.
-    Raises ``UserError`` if no mesh fits in memory.
+    ``top`` is the number of meshes in the table. ``explain`` adds the equations of the best mesh,
+    and its time, communication and memory by component. Raises ``UserError`` if no mesh fits in memory.
     """
     for name in ("microbatches", "split"):
         if getattr(options, name):
             raise UserError(f"--set {name} is for one mesh: use parbench plan mesh")
-    step, notes = build_step(options)
+    step = build_step(options)
     machine = load_machine(machine_options)
     request = SearchRequest(
         step=step,
@@ -134,9 +127,7 @@ def answer_search(
     )
     result = search(request, machine.hardware, machine.seconds)
     require_candidates(request, machine.hardware, result)
-    explain = explain or is_page
-    document = search_document(request, result, top, (*notes, *machine.notes), explain=explain)
-    return add_details(document, result.best) if is_page else document
+    return search_document(request, result, top, machine.notes, explain=explain)
 
 
 def answer_mesh(
@@ -145,44 +136,38 @@ def answer_mesh(
     *,
     mesh: str,
     explain: bool = False,
-    is_page: bool = False,
 ) -> Document:
     """Return the document of ``parbench plan mesh``: the prediction of a step on one mesh.
 
-    ``mesh`` is a text such as ``dp=2,tp=4``. ``explain`` or ``is_page`` adds the equations.
-    ``is_page`` is True for a written file or for figures. Raises ``UserError`` if the mesh breaks a
-    rule.
+    ``mesh`` is a text such as ``dp=2,tp=4``. ``explain`` adds the equations. Raises ``UserError``
+    if the mesh breaks a rule.
     """
-    spec, notes = build_step_on_mesh(options, mesh)
+    spec = build_step_on_mesh(options, mesh)
     machine = load_machine(machine_options)
     run = dry_run(spec, machine.hardware, seconds=machine.seconds)
-    return dry_run_document(run, (*notes, *machine.notes), explain=explain or is_page)
+    return dry_run_document(run, machine.notes, explain=explain)
 
 
-def build_step(options: StepOptions) -> tuple[StepSpec, tuple[str, ...]]:
-    """Return the step that the options describe, on one rank, and notes.
+def build_step(options: StepOptions) -> StepSpec:
+    """Return the step that the options describe, on one rank.
 
-    The notes are sentences on assumptions about the model and its state. Raises ``UserError`` for a
-    value that is not allowed.
+    Raises ``UserError`` for a value that is not allowed.
     """
     check_options(options)
-    model = find_model(options.model, options.sequence)
+    model = model_of(options.model, options.sequence)
     pipeline = PipelineOptions(
         schedule=options.schedule or DEFAULT_SCHEDULE, stages_per_rank=options.chunks
     )
     step = replace(
-        model.step,
+        model,
         microbatch=options.microbatch or 1,
         bytes_per_element=PRECISIONS[options.precision],
         pipeline_options=pipeline,
         cp_method=options.cp_method or "zigzag",
     ).with_checkpointing(options.checkpointing or "none")
-    if not options.state:
-        return step, model.notes
-    widths = parse_widths(options.state, step.widths)
-    num_bytes = widths.parameters + widths.gradients + widths.optimizer
-    note = f"state: {options.state} makes {num_bytes} bytes per parameter"
-    return replace(step, state=widths), (*model.notes, note)
+    if options.state:
+        step = replace(step, state=parse_widths(options.state, step.widths))
+    return step
 
 
 def parse_widths(text: str, default: Widths) -> Widths:
@@ -207,16 +192,16 @@ def parse_widths(text: str, default: Widths) -> Widths:
     return replace(default, **widths)
 
 
-def build_step_on_mesh(options: StepOptions, mesh: str) -> tuple[StepSpec, tuple[str, ...]]:
-    """Return the step that the options describe on a mesh such as ``dp=2,tp=4``, and notes.
+def build_step_on_mesh(options: StepOptions, mesh: str) -> StepSpec:
+    """Return the step that the options describe on a mesh such as ``dp=2,tp=4``.
 
-    The notes are sentences on assumptions about the model and its state. By default, a step with a
-    pipeline has four microbatches per pipeline rank, and stages as equal as possible. Raises
-    ``UserError`` with a violation, such as ``heads(6) % tp(4) != 0``, for an impossible mesh.
+    By default, a step with a pipeline has four microbatches per pipeline rank, and stages as equal
+    as possible. Raises ``UserError`` with a violation, such as ``heads(6) % tp(4) != 0``, for an
+    impossible mesh.
     """
     if options.microbatches and options.global_batch:
         raise UserError("--set microbatches and --global-batch exclude each other: leave out one")
-    step, notes = build_step(options)
+    step = build_step(options)
     dims = ParallelDims.parse(mesh)
     default = 4 * dims.pp if dims.pp > 1 else 1
     spec = replace(place_step(step, dims), microbatches=options.microbatches or default)
@@ -229,7 +214,7 @@ def build_step_on_mesh(options: StepOptions, mesh: str) -> tuple[StepSpec, tuple
         spec = spec.with_batch(options.global_batch)
     spec = apply_zero(spec, options.zero)
     spec.require(spec.ranks)
-    return spec, notes
+    return spec
 
 
 def apply_zero(spec: StepSpec, stage: int | None) -> StepSpec:
@@ -280,12 +265,6 @@ def load_machine(options: MachineOptions) -> PlannedMachine:
             seconds = by_curves(curves)
         else:
             hardware = msgspec.structs.replace(hardware, links_from="")
-        if curves and not any(curve.op in MESSAGES for curve in curves):
-            note = (
-                "the time of a message is a hop of a collective: no run has three sizes of "
-                "p2p.unidirectional, mode=blocking, dtype=float32"
-            )
-            notes = (*notes, note)
     if runs:
         hardware, efficiencies = calibrated(runs, hardware)
         notes = (*notes, *efficiencies)

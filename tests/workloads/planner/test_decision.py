@@ -1,11 +1,9 @@
-"""The decision path and the rule of thumb depend on the size of the model."""
+"""The questions of the decision path depend on the size of the model."""
 
 import pytest
 
-from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.planner.decision import apply_rule_of_thumb, list_questions
+from parbench.workloads.planner.decision import list_questions
 from parbench.workloads.planner.hardware import PRESETS
-from parbench.workloads.planner.models import model_of
 from tests.support.workloads.planner_asks import H100, make_request
 
 
@@ -32,22 +30,3 @@ def test_questions_print_what_they_compute() -> None:
     for question in list_questions(make_request("deepseek-v3", 2048), PRESETS["h800"]):
         numbers = eval(question.equation.numbers)
         assert numbers == pytest.approx(question.equation.value)
-
-
-@pytest.mark.parametrize(
-    ("model", "gpus", "batch", "axes"),
-    [
-        (model_of("llama3-8b"), 64, 64, {"fsdp": 64}),
-        (model_of("llama3-70b"), 64, 64, {"fsdp": 8, "tp": 8}),
-        (model_of("mixtral-8x7b"), 64, 64, {"fsdp": 64, "ep": 8}),
-        (model_of("llama3-405b"), 4096, 1024, {"dp": 64, "pp": 8, "tp": 8}),
-        (model_of("llama3-405b", 131072), 4096, 1024, {"dp": 4, "pp": 8, "cp": 16, "tp": 8}),
-    ],
-)
-def test_rule_of_thumb_follows_the_size(
-    model: StepSpec, gpus: int, batch: int, axes: dict[str, int]
-) -> None:
-    rule = apply_rule_of_thumb(make_request(model, gpus, batch), H100)
-    assert rule.run is not None
-    assert rule.run.spec.dims.sizes == axes
-    assert rule.run.fits

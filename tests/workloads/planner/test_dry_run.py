@@ -12,7 +12,7 @@ from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.planner.dry_run import Axis, DryRun, dry_run
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.models import model_of
-from tests.support.workloads.planner_asks import H100, SIMPLE_HARDWARE, make_spec
+from tests.support.workloads.planner_asks import SIMPLE_HARDWARE, make_spec
 
 FAST_LINKS = msgspec.structs.replace(SIMPLE_HARDWARE, inside_bytes_per_second=1e30)
 
@@ -99,17 +99,3 @@ def test_dry_run_computes_at_the_slowest_stage() -> None:
     assert flops[-1] > flops[0]
     run = dry_run(spec, FAST_LINKS)
     assert run.compute_seconds == pytest.approx(64 * flops[-1] / 100e12)
-
-
-def test_dry_run_caveat_of_mfu_above_one() -> None:
-    """The MFU counts all pairs of attention, of which a causal mask executes half."""
-    model = model_of("llama3-8b", 4194304)
-    efficiency = msgspec.structs.replace(H100.efficiency, attention=0.7)
-    hardware = msgspec.structs.replace(H100, efficiency=efficiency)
-    run = dry_run(make_spec("cp=64,tp=8", model, checkpointing="selective"), hardware)
-    flops = stage_flops(run.busiest).total
-    executed = flops / run.seconds / hardware.flops_per_second
-    assert run.mfu > 1
-    [caveat] = run.caveats
-    assert f"{executed:.1%} of the peak" in caveat
-    assert dry_run(make_spec("fsdp=8", "llama3-8b"), H100).caveats == ()

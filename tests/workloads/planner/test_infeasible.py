@@ -1,15 +1,11 @@
 """A refused search names the missing memory or the broken rule, and the fewest GPUs that fit."""
 
 from parbench.workloads.planner.candidates import SearchRequest
-from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.hardware import Hardware
-from parbench.workloads.planner.infeasible import (
-    explain_too_large,
-    require_candidates,
-)
+from parbench.workloads.planner.infeasible import require_candidates
 from parbench.workloads.planner.search import search
 from tests.support import refusals
-from tests.support.workloads.planner_asks import H100, make_request, make_spec
+from tests.support.workloads.planner_asks import H100, make_request
 
 
 def explain_search(request: SearchRequest, hardware: Hardware = H100) -> str:
@@ -22,18 +18,6 @@ def test_missing_memory_is_explained_with_fewest_gpus() -> None:
     assert "1,129 GB of state on 8 GPUs of 80 GB" in message
     assert "GB per GPU even as tp=8 with microbatch 1, checkpointing full" in message
     assert "The fewest GPUs that fit, in powers of two, are 32" in message
-
-
-def test_too_large_step_may_fit_with_recomputation() -> None:
-    spec = make_spec("tp=8", "llama3-8b", microbatch=16)
-    run = dry_run(spec, H100)
-    assert not run.fits
-    assert explain_too_large(run).endswith("It fits with --checkpointing full")
-
-
-def test_too_large_step_may_fit_on_another_mesh() -> None:
-    spec = make_spec("pp=8", "llama3-8b", schedule="zb_h2", microbatches=32)
-    assert "As many GPUs can run fsdp=8" in explain_too_large(dry_run(spec, H100))
 
 
 def test_indivisible_batch_is_explained() -> None:

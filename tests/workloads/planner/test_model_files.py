@@ -8,7 +8,7 @@ import pytest
 
 from parbench.bench.text import UserError
 from parbench.workloads.costs.parameter_table import num_active_parameters, num_parameters
-from parbench.workloads.planner.models import find_model, model_of
+from parbench.workloads.planner.models import model_of
 
 Config = dict[str, Any]
 
@@ -77,18 +77,6 @@ QWEN_MOE: Config = {  # Qwen/Qwen3-235B-A22B: its model card states 235 B, 22 B 
     "tie_word_embeddings": False,
     "vocab_size": 151936,
 }
-GEMMA: Config = {  # google/gemma-2-27b: arXiv 2408.00118, table 2 states 27.23 B.
-    "model_type": "gemma2",
-    "head_dim": 128,
-    "hidden_size": 4608,
-    "intermediate_size": 36864,
-    "max_position_embeddings": 8192,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 46,
-    "num_key_value_heads": 16,
-    "sliding_window": 4096,
-    "vocab_size": 256000,
-}
 
 
 def write_config(folder: Path, config: Config | str) -> str:
@@ -116,19 +104,6 @@ def test_config_has_parameters_of_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("config", "ignored_keys"),
-    [
-        (DEEPSEEK, "num_nextn_predict_layers, quantization_config"),
-        (GEMMA, "sliding_window"),
-        ({**QWEN, "layers_that_skip": [3]}, "layers_that_skip"),
-    ],
-)
-def test_config_notes_ignored_keys(tmp_path: Path, config: Config, ignored_keys: str) -> None:
-    [note] = find_model(write_config(tmp_path, config), 1024).notes
-    assert note.endswith(f": {ignored_keys}")
-
-
-@pytest.mark.parametrize(
     ("config", "message"),
     [
         ("{", "JSON"),
@@ -143,9 +118,9 @@ def test_config_error_names_file_and_key(
     tmp_path: Path, config: Config | str, message: str
 ) -> None:
     with pytest.raises(UserError, match=f"config.json.*{message}"):
-        find_model(write_config(tmp_path, config))
+        model_of(write_config(tmp_path, config))
 
 
 def test_missing_model_file_is_rejected() -> None:
     with pytest.raises(UserError, match=r"absent\.json cannot be read"):
-        find_model("absent.json")
+        model_of("absent.json")

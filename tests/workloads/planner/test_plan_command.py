@@ -111,12 +111,12 @@ def test_plan_modules_import_nothing_heavy() -> None:
 def test_plan_default_microbatches(
     mesh: str, options: dict[str, Any], microbatches: int
 ) -> None:
-    spec, _ = build_step_on_mesh(StepOptions(model="llama3-8b", **options), mesh)
+    spec = build_step_on_mesh(StepOptions(model="llama3-8b", **options), mesh)
     assert spec.microbatches == microbatches
 
 
 def test_mesh_balances_uneven_stages() -> None:
-    spec, _ = build_step_on_mesh(StepOptions(model="deepseek-v3"), "pp=16,dp=128,ep=64")
+    spec = build_step_on_mesh(StepOptions(model="deepseek-v3"), "pp=16,dp=128,ep=64")
     layers = list(map(int, spec.pipeline_options.split.split("+")))
     assert sum(layers) == spec.shape.layers
     assert max(layers) - min(layers) <= 2
@@ -133,7 +133,7 @@ def test_plan_options_reach_the_step() -> None:
         checkpointing="full",
         zero=1,
     )
-    step, _ = build_step_on_mesh(options, "pp=2,cp=2")
+    step = build_step_on_mesh(options, "pp=2,cp=2")
     assert step.shape.sequence == 16384
     assert step.bytes_per_element == 4
     assert step.cp_method == "ulysses"

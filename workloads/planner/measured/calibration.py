@@ -21,10 +21,9 @@ from parbench.workloads.planner.measured.validate import get_value, spec_of_reco
 
 
 def calibrated(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardware, tuple[str, ...]]:
-    """Return the hardware with the efficiencies that runs measured, and notes on all efficiencies.
+    """Return the hardware with the efficiencies that runs measured, and notes on these values.
 
-    The notes state the measured values and the names of the assumed ones. Raises ``UserError`` if
-    no training step of the runs measured an efficiency.
+    Raises ``UserError`` if no training step of the runs measured an efficiency.
     """
     compute_shares, overlaps = measure_shares(runs, hardware)
     if not compute_shares and not overlaps:
@@ -39,11 +38,7 @@ def calibrated(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardware, tuple
         overlap = {**efficiency.overlap, axis: median(shares)}
         efficiency = msgspec.structs.replace(efficiency, overlap=overlap)
         notes.append(f"measured: {_describe_shares(shares)} of {axis}'s communication hides")
-    assumed = ["memory_rate", "memory"] if compute_shares else ["gemm", "memory_rate", "memory"]
-    assumed += [f"overlap of {axis}" for axis in efficiency.overlap if axis not in overlaps]
-    if not hardware.links_from:
-        assumed += ["links_inside", "links_across"]
-    notes.append(f"still assumed: {', '.join(assumed)}")
+    notes.append("all other efficiencies are assumed")
     return msgspec.structs.replace(hardware, efficiency=efficiency), tuple(notes)
 
 
@@ -122,11 +117,5 @@ def _measure_overlap(record: Record, axis: str) -> float | None:
 
 
 def _describe_shares(shares: Sequence[float]) -> str:
-    """Return a text such as ``41% (3 steps, 38% to 45%)``: median, number of steps and range.
-
-    ``shares`` has one fraction for each step.
-    """
-    count = pluralize(len(shares), "step")
-    if len(shares) > 1:
-        count += f", {min(shares):.0%} to {max(shares):.0%}"
-    return f"{median(shares):.0%} ({count})"
+    """Return a text such as ``41% (median of 3 steps)``. ``shares`` has one fraction per step."""
+    return f"{median(shares):.0%} (median of {pluralize(len(shares), 'step')})"

@@ -57,13 +57,14 @@ def search_document(
     """Return the document of ``parbench plan search`` for a model on a number of GPUs.
 
     Its tables have the questions that lead to a strategy, the ``top`` best meshes of the search,
-    and the assumptions. ``notes`` are more assumptions, and ``explain`` adds the equations of the
-    best mesh.
+    and the assumptions. ``notes`` are more assumptions. ``explain`` adds the equations of the best
+    mesh, and its time, communication and memory.
     """
     best = result.best
     sections = [
         Section("decision", "Decision", tables=[_question_table(request, best.hardware)]),
         Section("candidates", "Candidates", tables=[_mesh_table(result, top)]),
+        *([_step_section(best)] if explain else []),
         _assumption_section(best, notes, explain=explain),
     ]
     return _make_document(best, sections)
@@ -77,15 +78,6 @@ def dry_run_document(run: DryRun, notes: Sequence[str] = (), *, explain: bool = 
     return _make_document(
         run, [_step_section(run), _assumption_section(run, notes, explain=explain)]
     )
-
-
-def add_details(document: Document, run: DryRun) -> Document:
-    """Return the document of a search with one more section, before the assumptions.
-
-    The section has the time, the communication and the memory of the predicted step ``run``.
-    """
-    *sections, assumptions = document.sections
-    return replace(document, sections=[*sections, _step_section(run), assumptions])
 
 
 def _make_document(run: DryRun, sections: Sequence[Section]) -> Document:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from parbench.bench.results.tables import Table
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.parameter_table import count_elements, num_parameters
 from parbench.workloads.planner.models import model_of
@@ -62,18 +61,10 @@ def test_strategies_of_one_gpu_are_empty() -> None:
     assert list_strategies(model_of("llama3-8b"), 1, 8) == []
 
 
-def list_numbers(table: Table) -> list[list[float]]:
-    return [[cell for cell in row.values() if isinstance(cell, float)] for row in table.rows]
-
-
 def test_guide_contains_the_limits_of_strategies() -> None:
     document = guide_document(model_of("llama3-8b"), 64, H100)
     tables = {table.id: table for part in document.sections for table in part.tables}
     regimes = [row["regime"] for row in tables["regimes"].rows]
     assert regimes[0] == "communication bound"
     assert regimes[-1] == "FSDP"
-    for saved in list_numbers(tables["activations"]):
-        assert saved == sorted(saved, reverse=True)
-    for small_batch, large_batch in list_numbers(tables["pipelines"]):
-        assert small_batch < large_batch
     assert tables["recomputation"].rows[0]["microbatch_16"] is None
