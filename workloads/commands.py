@@ -217,8 +217,7 @@ def search_meshes(
 ) -> None:
     """Rank the practical meshes for a number of GPUs.
 
-    Print what fits on one GPU, the mesh of the rule of thumb for this size of model, and the
-    fastest of the meshes considered.
+    Print what fits on one GPU, and the fastest of the meshes considered.
     """
     from parbench.workloads.planner.plan_command import answer_search
 

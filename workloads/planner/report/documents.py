@@ -190,7 +190,11 @@ def _draw_meshes(runs: Sequence[DryRun]) -> Iterator[Plot]:
 def _step_section(run: DryRun) -> Section:
     """Return the section with the time, the communication and the memory of a predicted step."""
     tables = [_time_table(run), *_axis_tables(run), _memory_table(run)]
-    return Section("step", "The step", tables=tables)
+    summary = (
+        f"{run.tokens_per_second:,.0f} tokens/s, MFU {run.mfu:.1%}, memory {run.memory_share:.0%} of "
+        f"{run.hardware.usable_bytes / GIGA:.1f} GB usable, bottleneck {describe_bottleneck(run)}."
+    )
+    return Section("step", "The step", tables=tables, notes=[summary])
 
 
 def _time_table(run: DryRun) -> Table:

@@ -1,7 +1,5 @@
 """Documents of a plan: the decision, the meshes, and the pipeline."""
 
-from pathlib import Path
-
 import pytest
 
 from parbench.bench.results.tables import GanttChart
@@ -49,14 +47,13 @@ def test_document_draws_pipeline(microbatches: int, num_drawn: int) -> None:
     assert f"{num_drawn} of {microbatches} microbatches" in gantt.caption
 
 
-def test_page_is_complete_offline(tmp_path: Path, plan_command: PlanCommand) -> None:
-    page = tmp_path / "plan.html"
+def test_page_is_complete_offline(plan_command: PlanCommand) -> None:
     result = plan_command(
         "search --model llama3-8b --gpus 4 --global-batch 4 --microbatch 1 --set schedule=1f1b "
-        f"--checkpointing full -o {page}"
+        "--checkpointing full --format html"
     )
     assert result.exit_code == 0, result.output
-    html = page.read_text()
+    html = result.stdout
     for text in ("http:", "https:", "@import", "src="):
         assert text not in html
     for title in ("Decision path", "Memory of a rank", "Formulas"):
