@@ -152,12 +152,12 @@ DEFINITIONS = (
     _step(
         "tp_linear", "tensor parallel: forward and backward of one matrix",
         LINEAR_STYLE, common=(*MODEL, MICROBATCH, PRECISION),
-        target="tensor_parallel_layers:tp_linear", preset=make_tp_layer,
+        target="tensor_parallel_layers:TpLayerBenchmark", preset=make_tp_layer,
     ),
     _step(
         "tp_ffn", "tensor parallel: forward and backward of one FFN",
         FFN_STYLE, common=(*MODEL, MICROBATCH, PRECISION),
-        target="tensor_parallel_layers:tp_ffn", preset=make_tp_layer,
+        target="tensor_parallel_layers:TpLayerBenchmark", preset=make_tp_layer,
     ),
 )
 # fmt: on

@@ -27,7 +27,7 @@ from parbench.workloads.step.memory import MemoryProbe, count_saved_bytes
 from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.probe import Probe, run_probes
 from parbench.workloads.step.sent_bytes import CommBytesProbe
-from parbench.workloads.tp_layer_case import COLUMN, TpLayerCase, make_tp_layer
+from parbench.workloads.tp_layer_case import COLUMN, ROW, TpLayerCase, make_tp_layer
 
 CLAIM = "one layer, forward and backward, without a model or an optimizer"
 
@@ -38,21 +38,14 @@ class TpLayerBenchmark(LayerBenchmark):
     All ranks have the same tokens, which are new in each step.
     """
 
-    def __init__(
-        self,
-        make_layer: Callable[[TpLayerCase], nn.Module],
-        split_layer: Callable[[nn.Module, DeviceMesh, TpLayerCase], None],
-        world: World,
-        **params: Value,
-    ) -> None:
+    def __init__(self, world: World, **params: Value) -> None:
         """Make the layer on all ranks of ``world``.
 
-        ``make_layer(case)`` returns the full layer. ``split_layer(layer, mesh, case)`` splits its
-        parameters over the mesh. ``params`` are values of the benchmark's parameters by name.
+        ``params`` are values of the benchmark's parameters by name. Their ``style`` decides if the
+        layer is a Linear or an FFN.
         """
         self.case = make_tp_layer(params, world.size)
         super().__init__(world, DTYPES[self.case.bytes_per_element])
-        self._make_layer = make_layer
         self._group = make_group(world, [range(world.size)])
         # A group that one rank closes while another rank still connects would break.
         world.barrier()
@@ -63,8 +56,12 @@ class TpLayerBenchmark(LayerBenchmark):
 
     def _initialize_layer(self) -> nn.Module:
         """Return the full layer on the device, with the weights that belong to the seed."""
+        case = self.case
         with torch.device(self._world.device):
-            layer = self._make_layer(self.case).to(self._dtype)
+            layer: nn.Module = Ffn(case.shape)
+            if case.style in (COLUMN, ROW):
+                layer = nn.Linear(case.input_features, case.output_features, bias=False)
+        layer = layer.to(self._dtype)
         set_weights(layer, self._world.seed)
         return layer
 
@@ -158,32 +155,16 @@ class TpLayerBenchmark(LayerBenchmark):
         destroy_groups([self._group])
 
 
-def make_linear(case: TpLayerCase) -> nn.Module:
-    """Return the Linear of a benchmark case before it is split over ranks, without bias.
+def split_layer(layer: nn.Module, mesh: DeviceMesh, case: TpLayerCase) -> None:
+    """Split the matrices of a Linear or an FFN over the mesh in the style of the case.
 
-    If it is split by columns, it maps the hidden size to the FFN's inner size. If it is split by
-    rows, it maps the inner size to the hidden size.
+    The first matrices of an FFN, ``up`` and for llama also ``gate``, share one all_reduce of the
+    gradients of their input.
     """
-    return nn.Linear(case.input_features, case.output_features, bias=False)
-
-
-def split_linear(layer: nn.Module, mesh: DeviceMesh, case: TpLayerCase) -> None:
-    """Split the weight of a Linear over the mesh, by columns or by rows as ``case.style``."""
-    style = ColwiseParallel() if case.style is COLUMN else RowwiseParallel()
-    parallelize_module(layer, mesh, style)
-
-
-def make_ffn(case: TpLayerCase) -> nn.Module:
-    """Return the FFN of a benchmark case before it is split over ranks."""
-    return Ffn(case.shape)
-
-
-def split_ffn(layer: nn.Module, mesh: DeviceMesh, case: TpLayerCase) -> None:
-    """Split the matrices of an FFN over the mesh in the style of the case.
-
-    The first matrices, ``up`` and for llama also ``gate``, share one all_reduce of the gradients of
-    their input.
-    """
+    if case.style in (COLUMN, ROW):
+        style = ColwiseParallel() if case.style is COLUMN else RowwiseParallel()
+        parallelize_module(layer, mesh, style)
+        return
     styles: dict[str, ParallelStyle] = {"down": RowwiseParallel()}
     first_style = ColwiseParallel()
     if case.style.has_gathers:
@@ -197,9 +178,3 @@ def split_ffn(layer: nn.Module, mesh: DeviceMesh, case: TpLayerCase) -> None:
     )
     parallelize_module(layer, mesh, replicated_input)
     parallelize_module(layer, mesh, styles)
-
-
-tp_linear = partial(TpLayerBenchmark, make_linear, split_linear)
-"""Prepares the benchmark of a Linear, from a world and values of parameters."""
-tp_ffn = partial(TpLayerBenchmark, make_ffn, split_ffn)
-"""Prepares the benchmark of an FFN, from a world and values of parameters."""

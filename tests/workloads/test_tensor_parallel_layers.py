@@ -3,17 +3,16 @@
 from typing import Any
 
 from parbench.bench.world.world import World
-from parbench.workloads import tensor_parallel_layers
 from parbench.workloads.tensor_parallel_layers import TpLayerBenchmark
 from tests.support.ranks import Ranks
 
 CASES = [
-    ("tp_linear", {"style": "column"}),
-    ("tp_linear", {"style": "row"}),
-    ("tp_ffn", {"style": "megatron"}),
-    ("tp_ffn", {"style": "megatron", "recipe": "llama", "precision": "bfloat16"}),
-    ("tp_ffn", {"style": "naive"}),
-    ("tp_ffn", {"style": "naive", "recipe": "llama"}),
+    {"style": "column"},
+    {"style": "row"},
+    {"style": "megatron"},
+    {"style": "megatron", "recipe": "llama", "precision": "bfloat16"},
+    {"style": "naive"},
+    {"style": "naive", "recipe": "llama"},
 ]
 SIZES: dict[str, Any] = {
     "shape": "tiny",
@@ -25,14 +24,9 @@ SIZES: dict[str, Any] = {
 }
 
 
-def build(world: World, name: str, params: dict[str, Any]) -> TpLayerBenchmark:
-    benchmark: TpLayerBenchmark = getattr(tensor_parallel_layers, name)(world, **SIZES | params)
-    return benchmark
-
-
-def measure(world: World, name: str, params: dict[str, Any]) -> tuple[list[int], Any]:
+def measure(world: World, params: dict[str, Any]) -> tuple[list[int], Any]:
     """Return the counts of checks, of which the last is of a wrong gradient, and metrics."""
-    benchmark = build(world, name, params)
+    benchmark = TpLayerBenchmark(world, **SIZES | params)
     benchmark.step()
     wrong = [benchmark.check()]
     benchmark.reset()
@@ -47,7 +41,7 @@ def measure(world: World, name: str, params: dict[str, Any]) -> tuple[list[int],
 
 
 def measure_all(world: World) -> list[tuple[list[int], Any]]:
-    return [measure(world, name, params) for name, params in CASES]
+    return [measure(world, params) for params in CASES]
 
 
 def test_tp_layers_match_one_process(two_ranks: Ranks) -> None:

@@ -169,69 +169,37 @@ def buffers_equation(view: RankView) -> Equation:
       are free again and are subtracted.
 
     In a pipeline and with ``reshard=false``, all parameters stay gathered. Gradients that are not
-    reduced in every microbatch stay unsharded.
+    reduced in every microbatch stay unsharded. The gradients of the rank's shard are subtracted
+    from them, because they are already part of the model state.
     """
     spec, symbols = view.spec, view.symbols
+    layer = layer_text(spec, spec.checkpointing)
+    at_loss = "2 * 4 * tokens * vocabulary / tp"
+    before_layer = f"({layer_text(spec, 'none')}) - {layer_text(spec, 'full')}"
+    if spec.checkpointing == "none":
+        before_layer = _inner_gradients_text(spec)
+    texts = []
     if spec.dims.is_sharded:
         symbols = symbols | _count_gathered_parameters(view)
-    texts = [_text_before_layer(spec)]
-    if spec.dims.is_sharded and not _is_reduced_late(spec):
-        texts.append(_text_after_layer(spec))
+        is_always_gathered = spec.dims.pp > 1 or not spec.reshard
+        layers = "parameters" if is_always_gathered else "2 * layer_parameters"
+        head = "parameters" if is_always_gathered else "head_parameters"
+        before_layer += f" + {layers} * bytes_per_element"
+        at_loss += f" + {head} * bytes_per_element"
+        if spec.dims.pp > 1 or spec.gradient_syncs < spec.microbatches:
+            unreduced = " + parameters * reduce_bytes - shard_gradients"
+            before_layer += unreduced
+            at_loss += unreduced
+        else:
+            gradients = "layer_parameters * reduce_bytes"
+            texts.append(f"{layers} * bytes_per_element + {gradients} - ({layer})")
+            if spec.microbatches == 1:
+                at_loss += " - shard_gradients"  # They do not exist yet.
+    texts.append(before_layer)
     if view.has_head:
-        texts.append(_text_at_loss(spec))
+        texts.append(at_loss)
     moments = [Equation(text=text, symbols=symbols) for text in texts]
     return max(moments, key=lambda moment: moment.value)
-
-
-_UNREDUCED = "parameters * reduce_bytes - shard_gradients"
-"""The equation of the bytes that unreduced gradients take in excess of the shard's gradients.
-
-The shard's gradients are subtracted, because they are already part of the model state.
-"""
-
-
-def _text_at_loss(spec: StepSpec) -> str:
-    """Return the equation of a rank's bytes of buffers when the loss is computed, as text.
-
-    The buffers are the gradients of logits and the parameters that FSDP has gathered.
-    """
-    text = "2 * 4 * tokens * vocabulary / tp"
-    if spec.dims.is_sharded:
-        gathered = "parameters" if _is_always_gathered(spec) else "head_parameters"
-        text += f" + {gathered} * bytes_per_element"
-        if _is_reduced_late(spec):
-            text += f" + {_UNREDUCED}"
-        elif spec.microbatches == 1:
-            # The gradients of the shard do not exist yet.
-            text += " - shard_gradients"
-    return text
-
-
-def _text_before_layer(spec: StepSpec) -> str:
-    """Return the equation of a rank's bytes of buffers before a layer's backward pass, as text.
-
-    Buffers are the layers that FSDP has gathered, and the recomputed layer or, without
-    checkpointing, gradients inside the FFN. Gradients that are not reduced yet are added.
-    """
-    if spec.checkpointing == "none":
-        terms = [_inner_gradients_text(spec)]
-    else:
-        terms = [f"({layer_text(spec, 'none')}) - {layer_text(spec, 'full')}"]
-    if spec.dims.is_sharded:
-        terms.append(_gathered_layers_text(spec))
-        if _is_reduced_late(spec):
-            terms.append(_UNREDUCED)
-    return " + ".join(terms)
-
-
-def _text_after_layer(spec: StepSpec) -> str:
-    """Return the equation of a rank's bytes of buffers after a layer's backward pass, as text.
-
-    At this moment FSDP holds gathered layers and the full gradients of the layer. The activations
-    of the layer are free, and are subtracted.
-    """
-    saved = layer_text(spec, spec.checkpointing)
-    return f"{_gathered_layers_text(spec)} + layer_parameters * reduce_bytes - ({saved})"
 
 
 def _inner_gradients_text(spec: StepSpec) -> str:
@@ -246,28 +214,6 @@ def _inner_gradients_text(spec: StepSpec) -> str:
     if spec.moe is not None:
         return f"{gradients} * sharded_tokens * top_k * expert_ffn * bytes_per_element"
     return f"{gradients} * tokens * ffn / tp * bytes_per_element"
-
-
-def _gathered_layers_text(spec: StepSpec) -> str:
-    """Return the equation of the bytes of parameters that FSDP holds gathered, as text.
-
-    They are all parameters of the rank, or those of two layers if FSDP frees layers after use.
-    """
-    gathered = "parameters" if _is_always_gathered(spec) else "2 * layer_parameters"
-    return f"{gathered} * bytes_per_element"
-
-
-def _is_always_gathered(spec: StepSpec) -> bool:
-    """Return True if FSDP keeps all parameters gathered until the end of the step.
-
-    It does so in a pipeline and with ``reshard=false``.
-    """
-    return spec.dims.pp > 1 or not spec.reshard
-
-
-def _is_reduced_late(spec: StepSpec) -> bool:
-    """Return True if FSDP sums the unsharded gradients of several microbatches before reducing."""
-    return spec.dims.pp > 1 or spec.gradient_syncs < spec.microbatches
 
 
 def _count_gathered_parameters(view: RankView) -> dict[str, float]:

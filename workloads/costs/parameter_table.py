@@ -100,9 +100,18 @@ def list_units(view: RankView) -> Units:
     shape, tp = view.spec.shape, view.spec.dims.tp
     layers = [(kind.layers, layer_parts(shape, tp, kind.moe)) for kind in view.layer_kinds]
     rows = compute_chunk_size(shape.vocabulary, tp, view.coordinate["tp"])
-    embeddings = _embeddings(shape, rows) if view.has_embedding else ()
-    is_tied_here = shape.tied and view.has_embedding
-    head = _head(shape, rows, is_tied_here) if view.has_head else ()
+    embeddings: Parts = ()
+    if view.has_embedding:
+        embeddings = (_part("token_embedding.weight", "split", rows, shape.hidden),)
+    if view.has_embedding and shape.has_learned_positions:
+        size = (shape.sequence, shape.hidden)
+        embeddings += (_part("position_embedding.weight", "replicated", *size),)
+    head: Parts = ()
+    if view.has_head:
+        head = tuple(_list_norm_parts(shape, "norm"))
+    # A head with the weights of the embedding counts once on a rank that has both.
+    if view.has_head and not (shape.tied and view.has_embedding):
+        head += (_part("head.weight", "split", rows, shape.hidden),)
     return Units(embeddings, tuple(layers), head)
 
 
@@ -192,32 +201,6 @@ def count_padded(parts: Parts, ranks: int) -> int:
     Routed experts are left out, because they are a unit of their own.
     """
     return sum(part.count_padded(ranks) for part in parts if part.kind != "routed")
-
-
-@lru_cache(maxsize=256)
-def _embeddings(shape: Shape, rows: int) -> Parts:
-    """Return the embedding parameters of a rank.
-
-    The token embedding has ``rows`` rows, the rank's part of the vocabulary. An embedding of
-    positions exists if the model learns positions, and ``tp`` does not split it.
-    """
-    tokens = _part("token_embedding.weight", "split", rows, shape.hidden)
-    if not shape.has_learned_positions:
-        return (tokens,)
-    return (tokens, _part("position_embedding.weight", "replicated", shape.sequence, shape.hidden))
-
-
-@lru_cache(maxsize=256)
-def _head(shape: Shape, rows: int, is_tied_here: bool) -> Parts:
-    """Return the parameters of the final norm and the head on a rank.
-
-    The head has ``rows`` rows, the rank's part of the vocabulary. It is left out if
-    ``is_tied_here``, because it is then the token embedding of the same rank.
-    """
-    norm = tuple(_list_norm_parts(shape, "norm"))
-    if is_tied_here:
-        return norm
-    return (*norm, _part("head.weight", "split", rows, shape.hidden))
 
 
 @lru_cache(maxsize=1024)
