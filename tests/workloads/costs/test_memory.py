@@ -11,14 +11,12 @@ from parbench.workloads.costs.memory import (
     activations_equation,
     buffers_equation,
     layer_text,
-    rank_memory,
     state_equation,
     state_memory,
 )
 from parbench.workloads.costs.parameter_table import count_elements, num_parameters
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.model.shapes import MIXED
-from parbench.workloads.planner.models import model_of
 from parbench.workloads.planner.plan_command import parse_widths
 from parbench.workloads.presets import PRESETS
 from tests.support.workloads.planner_asks import make_spec
@@ -154,11 +152,6 @@ def test_fused_kernels_save_outputs_of_gemms_only() -> None:
     assert layer_bytes(spec) / unit == pytest.approx(2 + 2.5 + 2 * 3.5, abs=0.02)
 
 
-def test_long_sequence_fits_on_fsdp_and_cp() -> None:
-    spec = make_spec("fsdp=8,cp=8", model_of("llama3-70b", 65536), checkpointing="full")
-    assert rank_memory(spec.rank_view(0)).total < 0.92 * 80e9
-
-
 @pytest.mark.parametrize(
     ("schedule", "microbatches", "first", "last"),
     [("zb_v", 8, 4.5, 8), ("interleaved", 4, 4, 2.5)],
@@ -190,6 +183,3 @@ def test_activations_of_pipeline_ranks() -> None:
     activations = [activations_equation(spec.stage_view(rank)).value for rank in range(4)]
     expected = [4 * stage, 3 * stage, 2 * stage, stage + HEAD_BYTES]
     assert activations == pytest.approx(expected, rel=1e-3)
-    gpipe = spec.with_pipeline(schedule="gpipe")
-    last = activations_equation(gpipe.stage_view(3)).value
-    assert last == pytest.approx(8 * (stage + HEAD_BYTES), rel=1e-3)

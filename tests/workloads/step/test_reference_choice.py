@@ -118,11 +118,8 @@ def test_reference_needs_memory_on_all_ranks(
     ("name", "ranks", "params"),
     [
         ("fsdp", 8, {}),
-        ("tp_sp", 8, {}),
-        ("cp", 8, {"cp_method": "ulysses"}),
         ("pp", 2, {"split": "15+17"}),
         ("hybrid", 16, {"mesh": "pp=4,cp=2,tp=2"}),
-        ("hybrid", 8, {"mesh": "dp=2,tp=4,ep=2,etp=2", "experts": 8}),
         ("ep_step", 8, {"tp": 4, "etp": 4, "top_k": 6, "experts": 16, "expert_ffn": 1408}),
     ],
 )
