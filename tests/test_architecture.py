@@ -124,13 +124,6 @@ def test_driver_and_reports_import_nothing_heavy() -> None:
     assert find_loaded(code, ("torch", "pandas", "scipy")) == set()
 
 
-def test_packaged_folders_are_complete() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    folders = {".".join(path.parent.parts) for path in IMPORTS}
-    expected = {f"parbench.{folder}" for folder in folders - {"parbench"}} | {"parbench"}
-    assert set(project["tool"]["setuptools"]["packages"]) == expected
-
-
 def test_constraints_pin_every_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requirements = project["dependencies"] + project["optional-dependencies"]["test"]

@@ -50,13 +50,6 @@ def prepare(world):
     return Sum(world)
 """
 
-FOREIGN_TEST = """
-import bench, reports, workloads
-
-def test_packages_are_ours():
-    assert bench.OWNER == reports.OWNER == workloads.OWNER == "them"
-"""
-
 
 def isolated_environment() -> dict[str, str]:
     """Return the environment without ``PYTHONPATH``, which names the checkout in tests."""
@@ -178,27 +171,6 @@ def test_ordinary_user_with_limits_measures(python: Path, user_folder: Path) -> 
         assert completed.returncode == 0, (args, completed.stderr)
     assert "mystep" in (user_folder / "page.html").read_text(encoding="utf-8")
     assert run_as_user(python, user_folder, f"{RUN} --out /nowhere").returncode == 2
-
-
-def test_project_with_packages_of_the_same_names(python: Path, tmp_path: Path) -> None:
-    for package in PACKAGES:
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "__init__.py").write_text("OWNER = 'them'")
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_theirs.py").write_text(FOREIGN_TEST)
-    (tmp_path / "conftest.py").touch()
-    # With -P the import path is the one of the program `pytest`.
-    for command in (["-m", "pytest", "-q"], ["-P", "-m", "pytest", "-q"]):
-        completed = subprocess.run(
-            [python, *command],
-            cwd=tmp_path,
-            env=isolated_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert completed.returncode == 0, completed.stdout + completed.stderr
-        assert "1 passed" in completed.stdout
 
 
 @pytest.mark.parametrize(

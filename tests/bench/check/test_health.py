@@ -14,7 +14,6 @@ from parbench.bench.check.health import (
     Device,
     Health,
     add_run,
-    compare_with_peers,
 )
 from parbench.bench.check.show import render
 from parbench.bench.machine.world_spec import WorldSpec
@@ -229,25 +228,3 @@ def test_two_repetitions_name_no_device(tmp_path: Path) -> None:
     assert health.exit_code == 4
     assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
     assert "not reached" in health.problems[0]
-
-
-def measure_host(folder: Path, host: str, slowdown: float = 1.0) -> list[Device]:
-    slowdowns = dict.fromkeys(range(NUM_RANKS), slowdown)
-    return list(check_run(build_run(folder / host, slowdowns), host).devices)
-
-
-def test_slow_host_is_bad_only_among_peers_of_its_kind(tmp_path: Path) -> None:
-    fast = measure_host(tmp_path, "n1")
-    slow = measure_host(tmp_path, "n2", slowdown=1.2)
-    peers = measure_host(tmp_path, "n3")
-    for device in slow:
-        assert device.verdict == "ok"
-    # A second comparison does not repeat a reason.
-    devices = compare_with_peers([*fast, *slow, *peers])
-    devices = compare_with_peers(devices)
-    for device in devices:
-        assert (device.verdict == "bad") == (device.host == "n2")
-        assert len(device.reasons) <= 1
-    other_kind = [replace(device, kind="NVIDIA A100") for device in slow]
-    for device in compare_with_peers([*fast, *other_kind]):
-        assert device.verdict == "ok"

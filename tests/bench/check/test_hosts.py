@@ -167,10 +167,20 @@ def test_hosts_that_check_cores_next_to_gpus_are_not_fine() -> None:
     assert "cuda on n1,n3 and cpu on n2" in render(compare_hosts(answers))
 
 
-@pytest.mark.parametrize("is_gpu", [True, False])
-def test_threshold_of_cores_is_higher(is_gpu: bool) -> None:
-    devices = []
-    for speed in (1.0, 0.92, 1.0, 1.0):
-        devices.append(replace(build_health("n1", speed).devices[0], is_gpu=is_gpu))
-    verdicts = [device.verdict for device in compare_with_peers(devices)]
-    assert verdicts == ["ok", "bad" if is_gpu else "ok", "ok", "ok"]
+@pytest.mark.parametrize(
+    ("speed", "kind", "is_gpu", "verdict"),
+    [
+        (0.92, "H100", True, "bad"),
+        (0.92, "H100", False, "ok"),  # Cores differ more than GPUs.
+        (0.8, "A100", True, "ok"),
+    ],
+)
+def test_slow_device_is_bad_among_peers_of_its_kind(
+    speed: float, kind: str, is_gpu: bool, verdict: str
+) -> None:
+    peers = [build_health("n1").devices[0]] * 3
+    slow = replace(build_health("n2", speed).devices[0], kind=kind)
+    devices = [replace(device, is_gpu=is_gpu) for device in (slow, *peers)]
+    devices = compare_with_peers(devices)
+    assert compare_with_peers(devices) == devices, "a reason is not repeated"
+    assert [device.verdict for device in devices] == [verdict, "ok", "ok", "ok"]
