@@ -54,7 +54,6 @@ Examples:
   parbench export runs/20260102T030405Z-node1-1a2b3c --format nccl-tests -o run.txt
   parbench export runs/20260102T030405Z-node1-1a2b3c --format csv -o run.csv
   parbench export runs/20260102T030405Z-node1-1a2b3c --format chrome-trace -o trace.json
-  parbench export runs/20260102T030405Z-node1-1a2b3c --format hta -o traces
 """
 
 
@@ -126,9 +125,6 @@ def explain(
     TRACE is the trace of a rank that torch.profiler wrote (export_chrome_trace, .json or .json.gz),
     or a folder of traces. The last lines name the largest losses first: late ranks, exposed
     communication, or idle time.
-
-    TRACE may also be a dump of torch's flight recorder (nccl_trace_rank_N, pickled or JSON), or a
-    folder of dumps. Then the report names the rank that is missing in a collective.
     """
     from parbench.reports.render.show import render_report
     from parbench.reports.render.terminal import print_report
@@ -255,31 +251,13 @@ def import_files(files: tuple[Path, ...], link: str | None, **options: Any) -> N
     required=True,
     help="The format to write.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="File or folder to write. Default: standard output, for formats of one file.",
-)
+@_output_option(help="File to write, instead of standard output.")
 def export(run: Path, name: str, output: Path | None) -> None:
-    """Write a run in the format ``name`` to a file, a folder or standard output.
-
-    Raises ``UserError`` if the format has several files and no folder is given.
-    """
-    from parbench.bench.text import UserError
+    """Write a run in the format ``name`` to a file or standard output."""
     from parbench.reports.formats.registry import render_export
-    from parbench.reports.render.show import write_files
     from parbench.reports.run_data import RunData
 
-    is_folder = EXPORT_FORMATS[name].is_folder
-    if is_folder and output is None:
-        raise UserError(f"--format {name} writes several files: name their folder with -o FOLDER")
-    content = render_export(name, RunData.load(run))
-    if output is None or not is_folder:
-        _write(content, output)
-        return
-    for file in write_files(output, content):
-        click.echo(str(file))
+    _write(render_export(name, RunData.load(run)), output)
 
 
 def _write(content: bytes, output: Path | None) -> None:

@@ -1,6 +1,6 @@
-"""Exports the timelines of a run as Chrome trace events, for Perfetto and HTA.
+"""Exports the timelines of a run as Chrome trace events, for Perfetto.
 
-HTA is HolisticTraceAnalysis. Ranks are processes and streams are threads. All ranks of a step have
+Ranks are processes and streams are threads. All ranks of a step have
 one clock, and each case begins at 0 us.
 """
 
@@ -9,9 +9,8 @@ from typing import Any
 
 import msgspec
 
-from parbench.bench.files import make_file_name
 from parbench.bench.results.details import PipelineDetails, TimedAction
-from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline
+from parbench.bench.results.records import COPY, PHASE, RankTimeline
 from parbench.bench.text import UserError
 from parbench.reports.analysis.steps import find_details
 from parbench.reports.analysis.timelines import (
@@ -28,10 +27,6 @@ Event = dict[str, Any]
 
 _CATEGORIES = {PHASE: "user_annotation", COPY: "gpu_memcpy"}
 """The category of events, keyed by stream. Those of other streams are kernels."""
-_PREFIXES = {PHASE: "", COMPUTE: "", COPY: "Memcpy "}
-"""The prefix of the names of events, keyed by stream, by which HTA recognizes their kind."""
-_COMM_PREFIX = "ncclDevKernel_"
-"""The prefix of the names of events on all other streams, which communicate."""
 
 
 def render_trace(data: RunData) -> bytes:
@@ -54,29 +49,6 @@ def render_trace(data: RunData) -> bytes:
         "otherData": {"parbench": data.run.info.parbench, "omissions": omissions},
     }
     return msgspec.json.encode(document) + b"\n"
-
-
-def render_for_analysis(data: RunData) -> dict[str, bytes]:
-    """Return a JSON document for each rank of each profiled step, keyed by file name, for HTA.
-
-    The name has a folder for each case: ``CASE/rank-0.json``. Raises ``UserError`` if the run has
-    no profiled step.
-    """
-    files = {}
-    for step in data.timelines:
-        for rank in step.timeline.ranks if step.timeline else ():
-            name = f"{make_file_name(step.result.case.id)}/rank-{rank.rank}.json"
-            events = _make_process(rank.rank, f"rank {rank.rank}", _make_rank_events(rank))
-            document = {
-                "schemaVersion": 1,
-                "distributedInfo": {"rank": rank.rank},
-                "traceEvents": list(events),
-            }
-            files[name] = msgspec.json.encode(document) + b"\n"
-    if not files:
-        hint = "measure some with parbench run 'workload.*'"
-        raise UserError(f"{data.run.path} contains no profiled step to export: {hint}")
-    return files
 
 
 def _list_processes(
@@ -133,7 +105,6 @@ def _make_rank_events(rank: RankTimeline) -> Iterator[Event]:
     """
     tid = 0
     for stream, intervals in group_by_stream(rank).items():
-        prefix = _PREFIXES.get(stream, _COMM_PREFIX)
         category = _CATEGORIES.get(stream, "kernel")
         args: dict[str, Any] = {}
         axis = get_axis(stream)
@@ -144,8 +115,6 @@ def _make_rank_events(rank: RankTimeline) -> Iterator[Event]:
             tid += 1
             suffix = f" ({number} of {len(lanes)})" if len(lanes) > 1 else ""
             yield from _name_thread(tid, f"{name_stream(stream)}{suffix}")
-            if stream != PHASE:  # HTA takes any event with a stream for a kernel.
-                args = {**args, "stream": tid}
             for interval in lane:
                 # Both ends are rounded, so that neighbors do not overlap.
                 start, stop = round(interval.start_us, 3), round(interval.stop_us, 3)
@@ -154,7 +123,7 @@ def _make_rank_events(rank: RankTimeline) -> Iterator[Event]:
                     "tid": tid,
                     "ts": start,
                     "dur": round(stop - start, 3),
-                    "name": f"{prefix}{interval.name}",
+                    "name": interval.name,
                     "cat": category,
                     "args": args,
                 }

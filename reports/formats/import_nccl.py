@@ -1,4 +1,4 @@
-"""Imports the text of nccl-tests and rccl-tests since version 2.13, and the JSON of nccl-tests."""
+"""Imports the text output of nccl-tests and rccl-tests since version 2.13."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from parbench.bench.text import UserError, format_list
 from parbench.reports.formats.imported import ImportedRun, list_lines, parse_number
-from parbench.reports.formats.nccl_json import decode_nccl_version, read_json
 from parbench.reports.formats.nccl_names import EXPORT_MARK
 from parbench.reports.formats.nccl_table import (
     PROGRAM_NAME,
@@ -30,14 +29,14 @@ _RANK = re.compile(
     r"\s+device\s+\d+\s+\[[^]]*\]\s*(.*)"
 )
 _ROW = re.compile(r"\s*\d+\s+\d+\s")
-_REQUIRED_COLUMNS = ("size", "type", "redop", "root", "time", "busbw", "#wrong")
+_REQUIRED_COLUMNS = ("size", "type", "redop", "root", "time", "#wrong")
 _PLACEMENTS = (OUT_OF_PLACE, IN_PLACE)
 """The placements in the order of the columns of nccl-tests."""
 _UNKNOWN_NUMBERS = ("N/A", "nan", "-nan", "inf")
 
 
 def parse_nccl(text: str, source: str, nproc: int | None) -> ImportedRun:
-    """Return the run that the output of nccl-tests contains, as text or JSON.
+    """Return the run that the text output of nccl-tests contains.
 
     Raises ``UserError`` for an incomplete row, a missing column, an unknown program or an unknown
     number of ranks.
@@ -47,8 +46,6 @@ def parse_nccl(text: str, source: str, nproc: int | None) -> ImportedRun:
         source: the path of the file, for messages.
         nproc: the number of ranks, None if the file states it.
     """
-    if text.lstrip().startswith("{"):
-        return convert_tables([read_json(text, source)], source, nproc)
     if EXPORT_MARK in text:
         raise UserError(f"{source} was exported by parbench: use the run itself")
     tables = read_tables(text, source)
@@ -92,7 +89,9 @@ def _read_fact(line: str, place: str, table: NcclTable) -> None:
         table.ranks.append(NcclRank(int(number), host, gpu))
     elif version:
         table.version = version[1]
-        table.nccl = decode_nccl_version(int(version[2] or 0))
+        code = int(version[2] or 0)
+        # The headers of NCCL encode version 2.28.9 as 22809.
+        table.nccl = f"{code // 10000}.{code // 100 % 100}.{code % 100}" if code else None
     elif line.startswith("# Blocking Enabled"):
         table.mode = "blocking"
     elif program:
@@ -129,11 +128,9 @@ def _parse_row(columns: Sequence[str], cells: Sequence[str], place: str) -> Nccl
         if "time" in numbers:
             measurements[placement] = NcclNumbers(
                 time=numbers["time"],
-                busbw=numbers.get("busbw"),
                 num_wrong=int(numbers["#wrong"]) if "#wrong" in numbers else None,
             )
     return NcclRow(
-        place=place,
         size=int(facts["size"]),
         type=facts["type"],
         redop=facts["redop"],

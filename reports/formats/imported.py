@@ -50,8 +50,6 @@ class ImportedRun:
     """The results in the order of the file."""
     hosts: Sequence[str] = ()
     """The names of the hosts, each once. Empty if the file does not state them."""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """The environment variables of the job by name."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Facts about GPUs and libraries: ``gpu`` (its model) and ``nccl`` (its version)."""
     notes: Sequence[str] = ()

@@ -26,7 +26,7 @@ def detect_tool(text: str, source: str) -> str:
     ``source`` is the name of the file, for the ``UserError`` about an unknown format.
     """
     for tool, entry in IMPORT_FORMATS.items():
-        if any(all(marker in text for marker in markers) for markers in entry.markers):
+        if all(marker in text for marker in entry.markers):
             return tool
     raise UserError(
         f"{source} has an unknown format. Formats that can be imported: output of "
@@ -81,10 +81,9 @@ def import_file(
         notes=tuple(imported.notes),
     )
     run, info = create_run(out, plan, find_package_version("parbench") or UNKNOWN)
-    facts = {"variables": dict(imported.variables), "imported": dict(imported.environment)}
-    environment = {name: values for name, values in facts.items() if values}
+    environment = {"imported": dict(imported.environment)} if imported.environment else None
     host = ", ".join(imported.hosts) or UNKNOWN
-    write_run_info(run, msgspec.structs.replace(info, host=host, environment=environment or None))
+    write_run_info(run, msgspec.structs.replace(info, host=host, environment=environment))
     with open_writer(run) as writer:
         for record in records:
             writer.write(record)

@@ -1,4 +1,4 @@
-"""The tables of nccl-tests, as text or JSON contains them, and their conversion to results."""
+"""The tables of nccl-tests, and their conversion to results."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import NamedTuple
 
-from parbench.bench.machine.environment import select_recorded_variables
 from parbench.bench.plan.catalogue import OperationSpec
 from parbench.bench.plan.params import Value
 from parbench.bench.results.records import Check
@@ -29,10 +28,6 @@ _DTYPES = {nccl_type: dtype for dtype, nccl_type in TYPES.items()}
 """The torch dtype of each type, keyed by the name in nccl-tests: ``half`` is ``float16``."""
 _REDOPS = {nccl_redop: redop for redop, nccl_redop in REDOPS.items()}
 """The reduction of each redop, keyed by the name in nccl-tests: ``prod`` is ``product``."""
-MIN_CHECKED_BUSBW = 1.0
-"""Smaller printed bus bandwidths in GB/s have too few digits to be compared."""
-MAX_BUSBW_DIFFERENCE = 0.05
-"""The largest relative difference between printed and computed bus bandwidth without a note."""
 
 
 class NcclNumbers(NamedTuple):
@@ -40,8 +35,6 @@ class NcclNumbers(NamedTuple):
 
     time: float
     """The time of one operation in us."""
-    busbw: float | None
-    """The bus bandwidth in GB/s, None if it was printed as N/A."""
     num_wrong: int | None
     """The number of wrong elements, None if results were not checked."""
 
@@ -50,8 +43,6 @@ class NcclNumbers(NamedTuple):
 class NcclRow:
     """One line of a table of nccl-tests: the results of one message size, in and out of place."""
 
-    place: str
-    """The location of the row for messages: ``FILE, line N`` or ``FILE, result N``."""
     size: int
     """The message size in bytes."""
     type: str
@@ -92,8 +83,6 @@ class NcclTable:
     """The mode of the cases: ``pipelined`` or ``blocking``."""
     ranks: list[NcclRank] = field(default_factory=list)
     """The listed ranks, in the order of the file. Empty if the file lists none."""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """The environment variables of the job by name, which only JSON contains."""
     rows: list[NcclRow] = field(default_factory=list)
     """The rows of the table in the order of the file."""
 
@@ -117,12 +106,10 @@ def convert_tables(tables: Sequence[NcclTable], source: str, nproc: int | None) 
         raise UserError(f"{source} has tables of {sizes} ranks: import them from separate files")
     num_ranks = resolve_num_ranks(counts.pop() or None, nproc, source)
     results: list[ImportedResult] = []
-    notes: list[str] = []
     for table in tables:
         operation = _find_operation(table, source)
         for row in table.rows:
             results += _convert_row(table, row, operation)
-        notes += _check_busbw(table.rows, operation, num_ranks)
     first = tables[0]
     hosts = dict.fromkeys(rank.host for rank in first.ranks if rank.host != UNKNOWN)
     gpus = dict.fromkeys(rank.gpu for rank in first.ranks if rank.gpu)
@@ -135,8 +122,6 @@ def convert_tables(tables: Sequence[NcclTable], source: str, nproc: int | None) 
         device="cuda",
         results=results,
         hosts=list(hosts),
-        variables=select_recorded_variables(first.variables),
-        notes=notes[:1],
     )
 
 
@@ -193,24 +178,3 @@ def _convert_row(
             seconds=numbers.time * MICRO,
             check=check,
         )
-
-
-def _check_busbw(
-    rows: Sequence[NcclRow], operation: OperationSpec, num_ranks: int
-) -> Iterator[str]:
-    """Yield a sentence for each printed bus bandwidth that differs from the computed one.
-
-    It is computed from size, time and the operation's factor for ``num_ranks`` ranks.
-    """
-    factor = operation.busbw(num_ranks) if operation.busbw else 1.0
-    for row in rows:
-        for numbers in row.measurements.values():
-            busbw = numbers.busbw or 0.0
-            if not numbers.time or busbw < MIN_CHECKED_BUSBW:
-                continue
-            computed = factor * row.size / numbers.time / 1e3
-            if abs(busbw - computed) > MAX_BUSBW_DIFFERENCE * computed:
-                yield (
-                    f"{row.place}: busbw {busbw:g} GB/s is printed, but size and time on "
-                    f"{num_ranks} ranks are {computed:.4g} GB/s: the list of ranks may be wrong"
-                )

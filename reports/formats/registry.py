@@ -18,11 +18,8 @@ class ImportFormat:
     """The name of the tool for the option ``--from``."""
     title: str
     """The name of the tool in texts."""
-    markers: tuple[tuple[str, ...], ...]
-    """The texts by which a file is recognized, as alternatives.
-
-    A file has this format if it contains all texts of one of these tuples.
-    """
+    markers: tuple[str, ...]
+    """The texts that a file of this format contains, all of them."""
     parser: str
     """The function that parses a file, as ``module:function``.
 
@@ -40,13 +37,7 @@ class ExportFormat:
     help: str
     """A phrase about the content, for the help of the command."""
     renderer: str
-    """The function that renders a run, as ``module:function``.
-
-    It returns the bytes of the file. For a folder, it returns the bytes of each file, keyed by
-    name.
-    """
-    is_folder: bool = False
-    """True if the format is a folder of files, False if it is one file."""
+    """The function that renders a run as the bytes of a file, as ``module:function``."""
 
 
 IMPORT_FORMATS = {
@@ -55,13 +46,13 @@ IMPORT_FORMATS = {
         ImportFormat(
             name="nccl-tests",
             title="nccl-tests and rccl-tests",
-            markers=(("time", "algbw", "busbw"), ('"nccl_version"', '"results"')),
+            markers=("time", "algbw", "busbw"),
             parser="import_nccl:parse_nccl",
         ),
         ImportFormat(
             name="osu",
             title="OSU micro-benchmarks",
-            markers=(("# OSU ",),),
+            markers=("# OSU ",),
             parser="import_osu:parse_osu",
         ),
     )
@@ -84,26 +75,19 @@ EXPORT_FORMATS = {
             help="timelines for Perfetto",
             renderer="chrome_trace:render_trace",
         ),
-        ExportFormat(
-            name="hta",
-            help="a folder per step for HolisticTraceAnalysis",
-            renderer="chrome_trace:render_for_analysis",
-            is_folder=True,
-        ),
     )
 }
 
 
-def render_export(name: str, data: Any) -> Any:
+def render_export(name: str, data: Any) -> bytes:
     """Return the content of a run in an export format: the bytes of the file.
-
-    For a format that is a folder, they are the bytes of each file, keyed by name.
 
     Args:
         name: the name of the format, a key of ``EXPORT_FORMATS``.
         data: the ``RunData`` of the run.
     """
-    return load_function(EXPORT_FORMATS[name].renderer)(data)
+    content: bytes = load_function(EXPORT_FORMATS[name].renderer)(data)
+    return content
 
 
 def load_function(path: str) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """The functions behind ``parbench run``, ``show`` and ``report`` that print and write reports."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -138,16 +138,3 @@ def write_report(runs: Sequence[Path], output: Path) -> None:
     """Write the page of several runs to ``output``, and name on it the runs that cannot be read."""
     report = make_report_of_runs(RunSet.load(runs))
     write_output(output, render_report(report, "html"))
-
-
-def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
-    """Write files below a folder and return their paths.
-
-    ``files`` has the content of each file, keyed by its path relative to the folder.
-    """
-    for name, content in files.items():
-        target = folder / name
-        with convert_write_errors(target.parent, "cannot be made"):
-            target.parent.mkdir(parents=True, exist_ok=True)
-        write_output(target, content)
-    return [folder / name for name in files]

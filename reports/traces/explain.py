@@ -18,7 +18,6 @@ from parbench.reports.findings.finding import MIN_SHARE, describe_no_finding
 from parbench.reports.findings.rules import apply_rules
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
-from parbench.reports.traces.flight_dumps import explain_dumps, list_dumps
 from parbench.reports.traces.job import (
     SharedCall,
     TracedJob,
@@ -74,16 +73,13 @@ CALL_COLUMNS = (
 
 
 def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
-    """Return the report on the traces of a job, or on dumps of torch's flight recorder.
+    """Return the report on the traces of a job.
 
     Args:
-        paths: the trace files or dumps, or folders that contain them.
+        paths: the trace files, or folders that contain them.
         against: the folder of a run. Collectives are compared with the latency-bandwidth models
             that are fitted to its measurements. None compares them with nothing.
     """
-    dumps = list_dumps(paths)
-    if dumps:
-        return explain_dumps(dumps)
     job = read_job(paths)
     predict = make_predictor(load_run(against)) if against else None
     findings = apply_rules(collect_evidence(job, predict))

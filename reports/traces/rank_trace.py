@@ -138,8 +138,7 @@ def read_rank(path: Path) -> TracedRank:
     if "parbench" in header.other:
         raise UserError(
             f"{path} is a timeline that parbench exported, without operators and sizes",
-            hint="parbench show --all RUN explains its step, and parbench export RUN --format hta "
-            "writes a trace for each rank",
+            hint="parbench show --all RUN explains its step",
         )
     has_device = any(event.is_device and not event.is_annotation for event in events)
     windows = _find_steps(events, has_device=has_device)

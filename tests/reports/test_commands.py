@@ -127,14 +127,11 @@ def test_import_prints_the_folder_of_each_run(tmp_path: Path) -> None:
     )
 
 
-def test_export_writes_traces_into_a_folder(run: Path, tmp_path: Path) -> None:
-    target = tmp_path / "new"
-    message = read_error(export, run, "--format", "hta", "-o", target)
-    assert "contains no profiled step" in message
+def test_export_writes_a_file(run: Path, tmp_path: Path) -> None:
+    target = tmp_path / "trace.json"
+    message = read_error(export, run, "--format", "chrome-trace", "-o", target)
+    assert "contains no timeline" in message
     assert not target.exists()
-    record = traced_record()
-    traced = write_traced_run(tmp_path, [(record, make_timeline())]).path
-    text = read_output(export, traced, "--format", "hta", "-o", target)
-    files = [target / record.case.id / f"rank-{rank}.json" for rank in (0, 1)]
-    assert text.splitlines() == [str(file) for file in files]
-    assert "-o FOLDER" in read_error(export, traced, "--format", "hta")
+    traced = write_traced_run(tmp_path, [(traced_record(), make_timeline())]).path
+    assert read_output(export, traced, "--format", "chrome-trace", "-o", target) == ""
+    assert b"traceEvents" in target.read_bytes()

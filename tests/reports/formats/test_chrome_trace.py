@@ -9,7 +9,6 @@ from typing import Any
 from parbench.bench.results.records import Record
 from parbench.reports.formats.chrome_trace import (
     Event,
-    render_for_analysis,
     render_trace,
 )
 from parbench.reports.run_data import RunData
@@ -92,19 +91,3 @@ def test_steps_and_pipelines_share_a_trace(tmp_path: Path) -> None:
     streams = {"phases", "compute", "copies", "comm dp (1 of 2)", "comm dp (2 of 2)"}
     assert set(find_names(events, "thread_name")) == {"pipeline", *streams}
     check_threads(events, 2 * 1 + 2 * 5)
-
-
-def test_analysis_events_name_kernels_by_kind(tmp_path: Path) -> None:
-    """HolisticTraceAnalysis recognizes communication and copies by the names of kernels."""
-    record = traced_record()
-    files = render_for_analysis(
-        RunData(write_traced_run(tmp_path, [(record, make_timeline(2))]))
-    )
-    assert list(files) == [f"{record.case.id}/rank-{rank}.json" for rank in (0, 1)]
-    document = json.loads(files[f"{record.case.id}/rank-1.json"])
-    assert document["distributedInfo"] == {"rank": 1}
-    categories = {span["name"]: span["cat"] for span in find_spans(document["traceEvents"])}
-    assert categories["forward"] == "user_annotation"
-    assert categories["compute"] == "kernel"
-    assert categories["ncclDevKernel_all_reduce"] == "kernel"
-    assert categories["Memcpy copy"] == "gpu_memcpy"
