@@ -73,7 +73,7 @@ class AppHooks:
     """
 
 
-_NCCL_TESTS_OVERRIDES = {"mode": "pipelined", "placement": "out_of_place,in_place"}
+_NCCL_TESTS_SETTINGS = {"mode": "pipelined", "placement": "out_of_place,in_place"}
 """The values of benchmark parameters with ``--format nccl-tests``, unless the user sets them."""
 _RUN_OPTIONS = {
     "What to measure": ("preset", "settings", "sizes", "env", "mesh", "group", "cases_file"),
@@ -247,9 +247,9 @@ def run(
         # It has its own plan, whatever the defaults of the project are.
         refuse_options_of_plan()
         options = {name: options[name] for name in ("budget", "nodes") if _is_typed(name)}
-    overrides = _NCCL_TESTS_OVERRIDES if form == "nccl-tests" else {}
+    defaults = _NCCL_TESTS_SETTINGS if form == "nccl-tests" else {}
     path = run_options(
-        make_options(cases, options, overrides),
+        make_options(cases, options, defaults),
         hooks.modules,
         out=out,
         resume_path=resume,
@@ -268,14 +268,14 @@ def run(
 
 
 def make_options(
-    cases: Sequence[str], options: Mapping[str, Any], overrides: Mapping[str, str]
+    cases: Sequence[str], options: Mapping[str, Any], defaults: Mapping[str, str]
 ) -> "Options":
     """Return the options of a run from the arguments of the command line.
 
     Args:
         cases: names and globs of benchmarks, and custom steps as ``module:function``.
         options: the values of the other arguments, by the name that click passes to the command.
-        overrides: the values of benchmark parameters that the output format needs, by name.
+        defaults: the values of benchmark parameters that the user did not set, by name.
     """
     from parbench.bench.machine.slurm_allocation import parse_nodes
     from parbench.bench.plan.options import Options
@@ -291,8 +291,7 @@ def make_options(
     return Options(
         names=tuple(case for case in cases if ":" not in case),
         targets=tuple(case for case in cases if ":" in case),
-        settings=parse_settings(settings),
-        preset_overrides=overrides,
+        settings={**defaults, **parse_settings(settings)},
         **fields,
     )
 

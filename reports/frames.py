@@ -36,7 +36,6 @@ CASE_DTYPES = {
     "noise": "object",
     "stop": "object",
     "check": "object",
-    "kernel": "object",
     "world_size": "Int64",
     "nodes": "Int64",
     "backend": "object",
@@ -109,7 +108,6 @@ def _make_case_row(result: CaseResult, label: str) -> dict[str, Any]:
         "noise": result.noise,
         "stop": format_word_counts(result.stops) if result.stops else None,
         "check": result.check_text,
-        "kernel": result.kernel,
         "world_size": result.world.size,
         "nodes": result.world.nodes,
         "backend": result.world.backend,
@@ -120,9 +118,7 @@ def _make_case_row(result: CaseResult, label: str) -> dict[str, Any]:
     }
     row |= {f"param_{name}": value for name, value in result.case.params.items()}
     for name, metric in {"seconds": headline, **result.metrics}.items():
-        # An interval within one repetition lacks the variation between starts of all ranks.
-        low, high = (None, None) if metric.is_within_repetition else (metric.low, metric.high)
-        row = {name: metric.value, f"{name}_low": low, f"{name}_high": high} | row
+        row = {name: metric.value, f"{name}_low": metric.low, f"{name}_high": metric.high} | row
     return row
 
 
@@ -142,7 +138,7 @@ def build_metrics_frame(runs: Runs) -> "pd.DataFrame":
         if not metrics:
             rows.append({"index": index, "metric": None, **asdict(MetricValue(value=None))})
     values = _build_frame(rows, {"value": "float64", "low": "float64", "high": "float64"})
-    return _join(_build_repetitions(repetitions), values.drop(columns="is_within_repetition"))
+    return _join(_build_repetitions(repetitions), values)
 
 
 def build_samples_frame(runs: Runs) -> "pd.DataFrame":

@@ -218,12 +218,9 @@ def _refuse_dtype(case: CaseInWorld) -> str | None:
         return f"gloo does not support {dtype}: use dtype=bfloat16, or --backend nccl"
     if case.params.get("redop") != "avg":
         return None
-    if "float" not in dtype or 2 * (n + 1) > DTYPES[dtype].exact_up_to:
+    is_exact = dtype.startswith(("float", "bfloat")) and 2 * (n + 1) <= DTYPES[dtype].exact_up_to
+    if not is_exact or (dtype.startswith("float8") and n & (n - 1)):
         return f"the average of {n} ranks is not exact in {dtype}: use redop=sum or dtype=float32"
-    if dtype.startswith("float8") and n & (n - 1):
-        return f"the average of {n} ranks is not exact in {dtype}: use redop=sum or dtype=float32"
-    if n == 1 and case.spec.backend == "nccl":
-        return "the average of one rank is wrong in some versions of NCCL: use redop=sum"
     return None
 
 

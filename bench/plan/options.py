@@ -32,7 +32,7 @@ from parbench.bench.plan.cases import (
 from parbench.bench.plan.catalogue import DTYPES
 from parbench.bench.plan.custom_step import define_custom_step
 from parbench.bench.plan.groups import count_mesh_ranks, join_mesh_axes, parse_mesh
-from parbench.bench.plan.params import Value, declare_variable, is_variable, refuse_unknown
+from parbench.bench.plan.params import Param, Value, is_variable, refuse_unknown
 from parbench.bench.plan.plan import (
     PRESETS,
     Entry,
@@ -83,11 +83,6 @@ class Options:
     """The functions of custom steps, as ``package.module:function``."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """The values of ``--set`` and ``--env`` as texts, by the name of the parameter or variable."""
-    preset_overrides: Mapping[str, str] = field(default_factory=dict)
-    """The parameter values that the output format requires, as texts by parameter name.
-
-    They take precedence over presets and plan files, but not over ``settings``.
-    """
     entries: tuple[Entry, ...] = ()
     """The cases of ``cases_file``, which replace the cases of the preset. Empty without any."""
     nproc: int | None = None
@@ -259,7 +254,12 @@ def _select_definitions(
     if not definitions:
         names = " ".join(options.names)
         raise UserError(f"{options.cases_file} contains no case that matches {names}")
-    variables = [declare_variable(name) for name in options.settings if is_variable(name)]
+    # An empty value, the default, removes the variable.
+    variables = [
+        Param(name, "str", "", "environment variable of all ranks")
+        for name in options.settings
+        if is_variable(name)
+    ]
     definitions = [
         replace(definition, params=(*definition.params, *variables)) for definition in definitions
     ]
@@ -300,7 +300,7 @@ def _list_params(
     matching = [entry for entry in entries if matches(definition.name, entry.name)]
     for entry in matching or [Entry(name=definition.name)]:
         # The parameters vary in the order in which they are written.
-        settings = {**entry.set, **options.preset_overrides, **options.settings}
+        settings = {**entry.set, **options.settings}
         values_by_name = {
             name: params_by_name[name].parse_many(setting)
             for name, setting in settings.items()

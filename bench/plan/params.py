@@ -79,17 +79,16 @@ class Param:
         Raises ``UserError`` if it cannot be converted or is not one of the allowed values.
         """
         value = _convert(self.kind, raw)
-        if value is None or not self._is_allowed(value):
+        is_allowed = value in self.choices
+        if not self.choices:
+            is_allowed = isinstance(value, str) or (
+                value is not None and self.minimum <= value <= self.maximum
+            )
+        if value is None or not is_allowed:
             hint = suggest_similar(str(raw), map(str, self.choices))
             allowed = f"{self.name} is {self.describe_allowed()}{hint}"
             raise UserError(f"{self.name} = {raw!r} is not allowed: {allowed}")
         return value
-
-    def _is_allowed(self, value: Value) -> bool:
-        """Return True if a value of the right type is one of the choices or within the bounds."""
-        if self.choices:
-            return value in self.choices
-        return isinstance(value, str) or self.minimum <= value <= self.maximum
 
     def parse_many(self, setting: Setting) -> tuple[Value, ...]:
         """Return the distinct values in a text or list, in its order.
@@ -119,14 +118,6 @@ def is_variable(name: str) -> bool:
     It then consists of capital letters, digits and underscores.
     """
     return _VARIABLE.fullmatch(name) is not None
-
-
-def declare_variable(name: str) -> Param:
-    """Return a parameter that sets the environment variable ``name`` of all ranks.
-
-    An empty value, the default, removes the variable.
-    """
-    return Param(name, "str", "", "environment variable of all ranks")
 
 
 def _convert(kind: Kind, raw: object) -> Value | None:

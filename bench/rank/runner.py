@@ -7,7 +7,7 @@ into computation, communication and idle time.
 
 import importlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -27,7 +27,6 @@ from parbench.bench.results.records import (
     Status,
     encode_timeline,
 )
-from parbench.bench.results.step_trace import describe_nccl_kernels
 from parbench.bench.text import UserError
 from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import (
@@ -201,7 +200,12 @@ class CaseRun:
         if world.is_any_true(benchmark is None):
             refusals = world.gather(refusal)
             active = range(len(refusals)) if subgroup is None else subgroup.active
-            raise _make_refusal(refusals, active)
+            reasons = {refusals[rank] for rank in active}
+            if len(reasons) > 1:
+                states = "; ".join(f"rank {rank}: {refusals[rank] or 'ready'}" for rank in active)
+                raise CaseEndedError("failed", f"ranks disagree whether this can run: {states}")
+            reason = str(reasons.pop())
+            raise CaseEndedError("skipped", reason, skip_reason=SkipReason.IMPOSSIBLE)
         assert benchmark is not None
         assert subgroup is not None
         self._ranks = subgroup.ranks
@@ -297,29 +301,7 @@ class CaseRun:
         outcome = self._make_outcome(0 if timing.is_complete else num_later)
         if explains:
             outcome = self._explain(outcome, seconds - (time.perf_counter() - began))
-        kernel = "" if outcome.more else self._describe_launched_kernels()
-        if kernel:
-            outcome = replace(outcome, details={**outcome.details, "kernel": kernel})
         return outcome
-
-    def _describe_launched_kernels(self) -> str:
-        """Run one more step and return the names of the NCCL kernels that rank 0 launches in it.
-
-        The text is empty on other ranks, if there is no NCCL kernel, and for a case that is not a
-        collective or point-to-point operation on NCCL. The call follows the last measurement of the
-        case.
-        """
-        benchmark = self._benchmark
-        is_operation = self._case.name.startswith(("collective.", "p2p."))
-        if benchmark is None or not is_operation or self._world.backend != "nccl":
-            return ""
-        self._progress.phase = "explain"
-        if self._world.global_rank == 0:
-            events = accelerator.profile_kernels(benchmark.step, self._world.device)
-            return describe_nccl_kernels(events)
-        benchmark.step()
-        self._world.sync()
-        return ""
 
     def _check(self, when: str, step: Callable[[], object] | None = None) -> None:
         """Compare the results of a step on all ranks with the reference.
@@ -443,19 +425,3 @@ def refuse_float8(dtype: str, capability: tuple[int, int]) -> None:
         version = ".".join(map(str, capability))
         needed = f"nccl carries {dtype} from compute capability 9.0 on"
         raise UserError(f"{needed}; this GPU's is {version}")
-
-
-def _make_refusal(refusals: Sequence[str | None], active: Sequence[int]) -> CaseEndedError:
-    """Return the error that ends a case, because at least one rank could not make its benchmark.
-
-    The case is skipped if all active ranks state the same reason, otherwise it has failed.
-
-    Args:
-        refusals: the reason of each rank, None for a rank that made its benchmark.
-        active: the ranks that take steps in the case.
-    """
-    if len({refusals[rank] for rank in active}) == 1:
-        reason = str(refusals[active[0]])
-        return CaseEndedError("skipped", reason, skip_reason=SkipReason.IMPOSSIBLE)
-    states = "; ".join(f"rank {rank}: {refusals[rank] or 'ready'}" for rank in active)
-    return CaseEndedError("failed", f"ranks disagree about whether this can run: {states}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from parbench.bench.files import read_toml
 from parbench.bench.plan.cases import Case, matches
-from parbench.bench.results.metrics import METRICS, Metric, find_metric
+from parbench.bench.results.metrics import METRICS, find_metric
 from parbench.bench.text import UserError, format_list, suggest_similar
 
 _LIMIT = re.compile(
@@ -90,7 +90,9 @@ def _parse_limit(place: str, cases: str, name: str, text: str) -> MetricLimit:
     ``cases`` is the glob of the cases that must meet it. ``place`` is the start of error messages,
     with the file. Raises ``UserError`` if the metric is unknown or the text is not valid.
     """
-    metric = _resolve_metric(name)
+    metric = find_metric(name) or next(
+        (metric for metric in METRICS if metric.name.partition(".")[0] == name), None
+    )
     if metric is None:
         hint = suggest_similar(name, [metric.name.partition(".")[0] for metric in METRICS])
         raise UserError(
@@ -110,18 +112,3 @@ def _parse_limit(place: str, cases: str, name: str, text: str) -> MetricLimit:
     return MetricLimit(
         cases=cases, metric=name, text=text.strip(), operator=operator, number=number
     )
-
-
-def _resolve_metric(name: str) -> Metric | None:
-    """Return the declaration of the metric that a limit names, None if the metric is unknown.
-
-    The name may leave out the axis or the component, as in ``bytes_ratio``.
-    """
-    metric = find_metric(name)
-    if metric is None:
-        return next((metric for metric in METRICS if metric.name.partition(".")[0] == name), None)
-    if metric.name[0].isupper() and find_metric(name.rpartition("_")[0]) is None:
-        return (
-            None  # Any name fits the declaration HEADLINE_p99, but only a metric has percentiles.
-        )
-    return metric

@@ -13,7 +13,6 @@ from typing import Literal, TypeVar
 import msgspec
 
 from parbench.bench.results.stats import (
-    WITHIN_REPETITION,
     Estimate,
     ValueKind,
     estimate_mean,
@@ -40,12 +39,6 @@ class MetricValue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The upper bound of the interval in ``unit``, None if there is no interval."""
     method: str = ""
     """A phrase about the statistic of the value and the method of its interval."""
-    is_within_repetition: bool = False
-    """True if repetitions were merged, but only one of them had a value.
-
-    A repetition is one start of all ranks. ``low`` and ``high`` then follow from the samples of
-    that repetition, and do not contain the variation between repetitions.
-    """
 
 
 @dataclass(frozen=True)
@@ -332,15 +325,16 @@ def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
     ``metrics`` holds the value of each repetition. The kind of the metric decides between a
     geometric and an arithmetic mean. An undeclared metric counts as an amount if its unit is a
     rate, otherwise as a difference. Values without an interval that are all the same, such as
-    counts, are returned unchanged, and so is the only known value. An amount that is not above zero
-    in a repetition makes the value None.
+    counts, are returned unchanged. The value of a single repetition loses its interval. An amount
+    that is not above zero in a repetition makes the value None.
     """
     first = metrics[0]
     if first.low is None and all(metric == first for metric in metrics):
         return first
     known = [metric for metric in metrics if metric.value is not None]
     if len(known) < 2:
-        return _mark_within_repetition(known[0]) if known else first
+        # The interval of a single repetition lacks the variation between repetitions.
+        return msgspec.structs.replace(known[0], low=None, high=None) if known else first
     numbers = [metric.value for metric in known if metric.value is not None]
     declared = find_metric(name)
     kind: ValueKind = "amount" if first.unit.endswith("/s") else "difference"
@@ -350,14 +344,3 @@ def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
     if kind == "amount" and min(numbers) <= 0:
         return msgspec.structs.replace(merged, method="no geometric mean of zero or less")
     return _replace_number(merged, estimate_mean(numbers, "repetitions", kind))
-
-
-def _mark_within_repetition(metric: MetricValue) -> MetricValue:
-    """Return a copy of the only known value of a metric, marked as that of one repetition.
-
-    A value without an interval is returned unchanged.
-    """
-    if metric.low is None or metric.is_within_repetition:
-        return metric
-    method = f"{metric.method}, {WITHIN_REPETITION}"
-    return msgspec.structs.replace(metric, method=method, is_within_repetition=True)

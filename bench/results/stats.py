@@ -28,11 +28,6 @@ ValueKind = Literal["amount", "from zero", "difference"]
 
 CONFIDENCE = 0.95
 """The confidence level of all intervals."""
-WITHIN_REPETITION = "within this repetition"
-"""The words for an interval that is computed from the samples of a single repetition.
-
-A repetition is one start of all ranks. The interval lacks the variation between repetitions.
-"""
 MIN_ITERATIONS_FOR_P99 = 100
 """The least number of samples of which the 99th percentile is computed."""
 MIN_INTERVAL_REPETITIONS = 3

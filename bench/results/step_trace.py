@@ -2,11 +2,11 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from parbench.bench.results.records import COMM, COPY, Interval, RankTimeline
 from parbench.bench.results.records import COMPUTE as COMPUTE_STREAM
@@ -192,23 +192,6 @@ def is_communication_kernel(name: str) -> bool:
         return True
     is_matmul = _MATMUL_KERNEL.search(base_name) is not None
     return _COMMUNICATION_KERNEL.search(base_name) is not None and not is_matmul
-
-
-def describe_nccl_kernels(events: Iterable[Mapping[str, Any]]) -> str:
-    """Return the distinct NCCL kernels among the kernel events of a trace file, as text.
-
-    Each has its grid and block size: ``AllReduce_Sum_f32_RING_LL<<<24,544>>>`` has 24 blocks, one
-    for each channel, of 544 threads. Commas separate kernels. A kernel implements several
-    algorithms and all protocols: RING stands for all except TREE, and LL for any (NCCL,
-    src/device/generate.py, ``best_kernel``). So the name shows neither algorithm nor protocol.
-    """
-    kernels: dict[str, None] = {}
-    for event in events:
-        name = _get_base_name(event["name"])
-        if name.startswith("nccl"):
-            (blocks, *_), (threads, *_) = event["args"]["grid"], event["args"]["block"]
-            kernels[f"{name.removeprefix('ncclDevKernel_')}<<<{blocks},{threads}>>>"] = None
-    return ", ".join(kernels)
 
 
 def _get_base_name(name: str) -> str:

@@ -6,17 +6,14 @@ counterpart that reports a host's devices without torch.
 """
 
 import ctypes
-import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity
 
 Event = torch.cuda.Event
 """A point in a stream, whose time the device records."""
@@ -155,23 +152,6 @@ def capture_graph(warm_up: Callable[[], object], repeat: Callable[[], None]) -> 
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         repeat()
     return graph.replay
-
-
-def profile_kernels(step: Callable[[], object], device: torch.device) -> list[dict[str, Any]]:
-    """Profile a call of ``step`` and return the kernels that it ran on the device.
-
-    Each kernel is an event of torch's trace file: a dictionary with ``name``, ``ts``, ``dur``, and
-    ``args`` such as ``grid`` and ``block``. A trace file is used because only it contains the grid
-    in all versions of torch.
-    """
-    with profile(activities=[PROFILER_ACTIVITY]) as profiler:
-        step()
-        synchronize(device)
-    with TemporaryDirectory() as folder:
-        file = Path(folder, "trace.json")
-        profiler.export_chrome_trace(str(file))
-        trace = json.loads(file.read_bytes())
-    return [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]
 
 
 def count_free_bytes(device: torch.device) -> int:

@@ -144,15 +144,6 @@ class CaseResult:
         return noise.grade if noise else None
 
     @property
-    def kernel(self) -> str | None:
-        """The names of the NCCL kernels that the case launched, several if repetitions differ.
-
-        None if no kernel was recorded.
-        """
-        kernels = dict.fromkeys(record.details.get("kernel") for record in self.measured)
-        return " or ".join(kernel for kernel in kernels if kernel) or None
-
-    @property
     def check_text(self) -> str:
         """The outcome of the check against the reference as text.
 

@@ -35,9 +35,7 @@ HARMLESS_PATHS = (
     "variables.SLURM_RESTART_COUNT",
 )
 """Values of the environment that change between runs on one machine and do not affect its speed."""
-KERNEL_PATH = "nccl.kernel"
-"""The path of the kernel that NCCL launched for a case, which is part of the case's environment."""
-NON_BLOCKING_PATHS = (*HARMLESS_PATHS, "imported.nccl", KERNEL_PATH)
+NON_BLOCKING_PATHS = (*HARMLESS_PATHS, "imported.nccl")
 """Values of the environment that do not block a comparison of times if they differ.
 
 Logs are often compared because of the NCCL version.
@@ -49,7 +47,6 @@ EXPLANATORY_PATHS = frozenset(
         "host.name",
         "host.os",
         "imported.nccl",
-        KERNEL_PATH,
         "process.affinity",
         "versions.numpy",
         "versions.python",
@@ -83,8 +80,8 @@ class EnvironmentChange:
 def collect_environment(run: Run, records: Sequence[Record]) -> dict[str, str]:
     """Return the environment in which some records of a run were measured, as text by path.
 
-    Different values of ranks are joined by commas, and successive values by ``then``. Injected
-    faults (``injected``) and kernels of NCCL (``nccl.kernel``) are part of the environment.
+    Different values of ranks are joined by commas, and successive values by ``then``. An
+    injected fault (``injected``) is part of the environment.
     """
     shared = flatten(run.info.environment or {})
     environments = [_merge_environment(shared, record) for record in records]
@@ -113,8 +110,6 @@ def _merge_environment(shared: Mapping[str, Any], record: Record) -> dict[str, s
         values[path] = [rank_values.get(path) for rank_values in by_rank]
     if record.injected:
         values["injected"] = [record.injected]
-    if record.details.get("kernel"):
-        values[KERNEL_PATH] = [record.details["kernel"]]
     texts = {}
     for path, rank_values in values.items():
         distinct = {

@@ -11,9 +11,6 @@ OPERATION_COLUMNS = (
     Column("mode", help="blocking or pipelined"),
     Column("dtype", help="element type"),
 )
-KERNEL_COLUMN = Column(
-    "kernel", help="NCCL's kernel <<<blocks, threads>>>: one block for each channel", is_result=True
-)
 SIZE_COLUMN = Column("size", kind="size", help="total bytes as in nccl-tests, 1024-based")
 TIME_COLUMN = metric_column("time", key="seconds", has_interval=True)
 CASE_COLUMNS = (*OPERATION_COLUMNS, SIZE_COLUMN)

@@ -23,7 +23,6 @@ from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import (
     CASE_COLUMNS,
-    KERNEL_COLUMN,
     OPERATION_COLUMNS,
     QUALITY_COLUMNS,
     TIME_COLUMN,
@@ -147,7 +146,7 @@ def _make_terminal_tables(operations: "pd.DataFrame") -> list[Table]:
 
 
 def _make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> Table:
-    """Return a table with a row for each case: time, bandwidth, kernel, noise and check.
+    """Return a table with a row for each case: time, bandwidth, noise and check.
 
     ``cases`` is a frame with a row per communication case (``select_operations``). Columns without
     any value are left out.
@@ -161,7 +160,6 @@ def _make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> T
         TIME_COLUMN,
         metric_column("algbw"),
         metric_column("busbw"),
-        KERNEL_COLUMN,
         *QUALITY_COLUMNS,
     )
     return Table(
@@ -202,7 +200,7 @@ def _make_sweep_tables(operations: "pd.DataFrame") -> list[Table]:
                 where="terminal",
             )
             tables.append(table)
-    note = "report.html has the kernel, noise, iterations and checks of each size."
+    note = "report.html has the noise, iterations and checks of each size."
     return [*tables[:-1], replace(tables[-1], notes=[note])]
 
 

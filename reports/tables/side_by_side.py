@@ -184,8 +184,7 @@ def compare_times(sides: Mapping[str, CaseResult], *, is_paired: bool) -> dict[s
     for name, result in sides.items():
         cells[name] = result.seconds
         metric = result.metrics[result.headline]
-        if not metric.is_within_repetition:
-            cells |= {f"{name}_low": metric.low, f"{name}_high": metric.high}
+        cells |= {f"{name}_low": metric.low, f"{name}_high": metric.high}
         effect = estimate_effect(
             base.by_repetition(base.headline), result.by_repetition(base.headline)
         )

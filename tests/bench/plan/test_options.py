@@ -140,18 +140,6 @@ def test_time_follows_from_cases_preset_or_budget(
         assert run_plan.budget_seconds > 2 * seconds
 
 
-def test_overrides_change_preset_only() -> None:
-    options = Options(
-        names=("all_gather", "barrier"),
-        preset_overrides={"mode": "pipelined", "placement": "in_place"},
-    )
-    run_plan = plan(options)
-    assert set(list_values(run_plan, "mode")) == {"pipelined"}
-    assert set(list_values(run_plan, "placement")) == {"in_place", None}
-    blocking = plan(replace(options, settings={"mode": "blocking"}))
-    assert set(list_values(blocking, "mode")) == {"blocking"}
-
-
 def test_plan_notes_shared_cores_and_injection() -> None:
     run_plan = plan(replace(ALL_REDUCE, nproc=6, inject="corrupt:5", link="400Gbit"))
     functional, injected = run_plan.notes

@@ -1,6 +1,5 @@
 """Running one case on the ranks: outcomes, visits, wrong results, refusals, explanations."""
 
-import dataclasses
 import io
 import sys
 import time
@@ -30,7 +29,6 @@ from parbench.bench.rank.timing import CaseTimer, Progress
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check
 from parbench.bench.text import UserError
-from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Description, Explanation, Work
 from parbench.bench.world.world import World
 from tests.bench.rank.test_device_timer import FakeDevice
@@ -413,31 +411,6 @@ def test_empty_graph_is_a_wrong_result(
 def make_all_reduce(**params: Value) -> Case:
     [definition] = [spec for spec in OPERATIONS if spec.short_name == "all_reduce"]
     return definition.build_case({"size_bytes": 1024, **params})
-
-
-def measure_kernel(world: World) -> list[str | None]:
-    """Return the kernel in the outcome of each of two blocks, on a backend that has kernels."""
-    args = {"grid": [2, 1, 1], "block": [640, 1, 1]}
-
-    def profile_kernels(
-        step: Callable[[], object], device: torch.device
-    ) -> list[dict[str, Any]]:
-        step()
-        return [{"name": "ncclDevKernel_AllReduce_Sum_f32_TREE_LL(int)", "args": args}]
-
-    run = CaseRun(
-        make_all_reduce(), world, replace(MEASURE, max_iterations=14), Progress(), None
-    )
-    outcomes = [run.run_block(60.0, 1, is_only=False)]
-    run._world = dataclasses.replace(world, backend="nccl")
-    with mock.patch.object(accelerator, "profile_kernels", profile_kernels):
-        outcomes.append(run.run_block(60.0, 0, is_only=False))
-    return [outcome.details.get("kernel") for outcome in outcomes]
-
-
-def test_last_block_profiles_the_kernel_on_rank_0(two_ranks: Ranks) -> None:
-    kernels = two_ranks.call(f"{MODULE}:measure_kernel")
-    assert kernels == [[None, "AllReduce_Sum_f32_TREE_LL<<<2,640>>>"], [None, None]]
 
 
 def log_device_until_load(world: World, mode: str) -> list[str]:

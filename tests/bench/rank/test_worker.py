@@ -111,7 +111,7 @@ def test_rank_reports_hello_cases_and_done(
     assert hello.rank == 0
     assert hello.host == HOSTNAME
     assert hello.step == "17.3"
-    facts = {"host", "versions", "variables", "process", "load", "torch"}
+    facts = {"host", "versions", "variables", "process", "torch"}
     assert facts <= hello.environment.keys()
     assert isinstance(done, JobDone)
     outcomes = list_outcomes(finished)

@@ -41,13 +41,3 @@ def test_fit_has_intervals_over_repetitions() -> None:
     single, several = report_lines("fits", *curve_records(), *repeated)
     assert single["latency"] == "20.0 us"
     assert several["latency"].startswith("20.0 us [")
-
-
-def test_operations_have_a_column_of_known_kernels() -> None:
-    single = [ok_record(collective_case("broadcast"))]
-    assert not any("kernel" in line for line in report_lines("communication", *single))
-    single = [
-        replace(record, details={"kernel": "Broadcast_RING_LL<<<2,544>>>"}) for record in single
-    ]
-    [line] = report_lines("communication", *single)
-    assert line["kernel"] == "Broadcast_RING_LL<<<2,544>>>"

@@ -14,7 +14,6 @@ from parbench.bench.results.step_trace import (
     TraceEvent,
     build_device_trace,
     build_rank_timeline,
-    describe_nccl_kernels,
     list_phases,
 )
 from parbench.workloads.step.probe import trace_step
@@ -120,13 +119,3 @@ def test_rank_timeline_is_clipped_to_step() -> None:
         ("copy", "copy", 8.0, 10.0),
         ("comm dp", "all_reduce", 16.0, 23.0),
     ]
-
-
-def test_nccl_kernels_have_blocks_and_threads() -> None:
-    args = {"grid": [24, 1, 1], "block": [544, 1, 1]}
-    ring = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-    events = [{"name": name, "args": args} for name in ("vectorized_copy<4>(int)", ring, ring)]
-    assert describe_nccl_kernels(events) == "AllReduce_Sum_f32_RING_LL<<<24,544>>>"
-    symmetric = {"name": "ncclSymkDevKernel_AllGather_LL(int)", "args": args}
-    assert describe_nccl_kernels([symmetric]) == "ncclSymkDevKernel_AllGather_LL<<<24,544>>>"
-    assert describe_nccl_kernels([]) == ""
