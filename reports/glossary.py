@@ -95,7 +95,7 @@ DEFINITIONS = {
         "compute + exposed communication + copy + idle + residual = wall time of a profiled step. "
         "The other communication is hidden behind compute."
     ),
-    "idle: schedule, imbalance, p2p, rest": (
+    "idle: schedule, imbalance, rest": (
         "Differences between simulations, which add up to the measured idle time."
     ),
     "phases": (

@@ -21,10 +21,10 @@ COMPONENTS = (*STATE_COMPONENTS, "activations", "buffers")
 
 ActionKind = Literal["F", "B", "I", "W"]
 """Forward, full backward, gradient of the input, gradient of the weights."""
-IdleCause = Literal["schedule", "imbalance", "p2p", "rest"]
+IdleCause = Literal["schedule", "imbalance", "rest"]
 """The cause of idle time in a pipeline.
 
-It is the schedule, unequal stages, the latency of messages between stages, or anything else.
+It is the schedule, unequal stages, or anything else, such as messages between stages.
 """
 IDLE_CAUSES: tuple[IdleCause, ...] = get_args(IdleCause)
 """All causes of idle time, in the order in which simulations add them."""

@@ -56,8 +56,6 @@ class PipelineIdle:
     """
     uneven_seconds: float
     """The idle time that stages of equal duration would save. 0 if it is not significant."""
-    message_seconds: float = 0.0
-    """The idle time due to the latency of messages between stages."""
     microbatches: int | None = None
     """The number of microbatches per step, None in traces."""
     layers_by_stage: tuple[int, ...] = ()

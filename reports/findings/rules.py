@@ -214,8 +214,7 @@ def find_exposed_copies(step: StepEvidence) -> Iterator[Finding]:
 def find_pipeline_idle_time(step: StepEvidence) -> Iterator[Finding]:
     """Yield a finding for each cause of idle time in a pipeline that costs enough of the step.
 
-    Uneven stages and messages between stages count from 5 % of the step, the bubble of the schedule
-    from 10 %.
+    Uneven stages count from 5 % of the step, the bubble of the schedule from 10 %.
     """
     pipeline = step.pipeline
     if pipeline is None:
@@ -245,13 +244,6 @@ def find_pipeline_idle_time(step: StepEvidence) -> Iterator[Finding]:
         "More microbatches may shorten the bubble.",
         command,
         min_share=MIN_GENERAL_SHARE,
-    )
-    yield from _report(
-        step,
-        "slow-messages",
-        pipeline.message_seconds,
-        "Messages between stages cost {share} of {step}. The microbatches may be too small.",
-        _suggest_larger(step, "microbatch"),
     )
 
 

@@ -247,7 +247,6 @@ def _read_pipeline_idle(step: CaseResult) -> PipelineIdle | None:
     return PipelineIdle(
         bubble_seconds=step.value("idle_schedule") or 0.0,
         uneven_seconds=_get_significant(step, "idle_imbalance", 0.0),
-        message_seconds=step.value("idle_p2p") or 0.0,
         microbatches=details.microbatches,
         layers_by_stage=details.layers_by_stage or (),
     )

@@ -60,7 +60,7 @@ def make_pipeline_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
         caption="bubble fraction measured, simulated and analytical, and the causes of idle time",
         columns=keep_known_columns([*_PIPELINE_COLUMNS, *metric_columns, ACTIVATIONS_COLUMN], rows),
         rows=rows,
-        terms=["idle: schedule, imbalance, p2p, rest", "F, B, I, W"],
+        terms=["idle: schedule, imbalance, rest", "F, B, I, W"],
         figures=lambda: _chart_pipelines(rows),
     )
     simulated = [

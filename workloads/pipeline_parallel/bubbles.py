@@ -4,14 +4,10 @@ Their formulas belong to the schedules in ``schedules.py``.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from itertools import chain
-from math import inf
-from statistics import fmean, median
-from typing import TypeVar
+from collections.abc import Sequence
+from statistics import fmean
 
 from parbench.bench.results.details import (
-    IDLE_CAUSES,
     Action,
     ActionKind,
     IdleCause,
@@ -21,14 +17,12 @@ from parbench.bench.results.details import (
     TimedAction,
 )
 from parbench.bench.text import UserError
-from parbench.workloads.pipeline_parallel import simulation
-from parbench.workloads.pipeline_parallel.order import PipelineOrder, get_output, get_received
+from parbench.workloads.pipeline_parallel.order import PipelineOrder
 from parbench.workloads.pipeline_parallel.pipeline_case import Pipeline, split_layers
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
-from parbench.workloads.pipeline_parallel.simulation import Latency, SimulatedTimeline, simulate
+from parbench.workloads.pipeline_parallel.simulation import SimulatedTimeline, simulate
 
-Key = TypeVar("Key", bound=Hashable)
 EQUAL_PASSES = PassSeconds(1.0, 1.0, 1.0)
 """Passes that take equal times: forward, input gradient and weight gradient one second each."""
 
@@ -36,11 +30,9 @@ EQUAL_PASSES = PassSeconds(1.0, 1.0, 1.0)
 def bubble_fraction(timeline: SimulatedTimeline) -> float:
     """Return the fraction of the ranks' time in which they run no pass of a stage, from 0 to 1.
 
-    The time of each rank is the makespan: from the first start to the last stop on any rank. The
-    result is 0 if the makespan is 0.
+    The time of each rank is the makespan: from the first start to the last stop on any rank.
     """
-    total = timeline.ranks * timeline.makespan
-    return timeline.idle / total if total else 0.0
+    return timeline.idle / (timeline.ranks * timeline.makespan)
 
 
 def make_details(pipeline: Pipeline) -> PipelineDetails:
@@ -80,40 +72,30 @@ def make_detail_rows(timeline: SimulatedTimeline) -> PipelineTimeline:
     return tuple(rows)
 
 
-def split_idle(
-    measured: SimulatedTimeline, order: PipelineOrder, latency: Latency
-) -> dict[IdleCause, float]:
+def split_idle(measured: SimulatedTimeline, order: PipelineOrder) -> dict[IdleCause, float]:
     """Split the measured idle seconds of a step by cause, as means over ranks.
 
     The values add up to the measured idle time. The keys are the causes:
 
     * "schedule": the idle time if all actions of a kind (F, B, I or W) took their mean time.
-    * "imbalance": the additional idle time if each stage had its own mean times.
-    * "p2p": the additional idle time if messages between ranks also took ``latency``.
-    * "rest": the additional idle time of the measured step, such as jitter.
+    * "imbalance": the additional idle time if each stage had its own mean times. It is negative if
+      unequal stages shorten the waits.
+    * "rest": the additional idle time of the measured step, such as for messages and jitter.
 
-    The first three come from simulations of ``order``. A value is negative if its cause shortens
-    the waits.
+    The first two come from simulations of ``order`` in which messages take no time.
     """
-    means = _compute_means(measured.actions, lambda action: (action.stage, action.kind))
+    seconds: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
+    for timed in measured.actions:
+        seconds[timed.action.stage, timed.action.kind].append(timed.seconds)
 
-    def seconds_of_stage(action: Action) -> float:
+    def get_stage_mean(action: Action) -> float:
         """Return the mean measured seconds of the action's kind in its stage."""
-        return means[action.stage, action.kind]
+        return fmean(seconds[action.stage, action.kind])
 
-    timelines = (
-        simulate_mean_actions(measured, order),
-        simulate(order, seconds_of_stage),
-        simulate(order, seconds_of_stage, latency),
-        measured,
-    )
-    idle_by_cause: dict[IdleCause, float] = {}
-    idle_before = 0.0
-    for cause, timeline in zip(IDLE_CAUSES, timelines, strict=True):
-        idle = timeline.idle / measured.ranks
-        idle_by_cause[cause] = idle - idle_before
-        idle_before = idle
-    return idle_by_cause
+    schedule = simulate_mean_actions(measured, order).idle / measured.ranks
+    stages = simulate(order, get_stage_mean).idle / measured.ranks
+    total = measured.idle / measured.ranks
+    return {"schedule": schedule, "imbalance": stages - schedule, "rest": total - stages}
 
 
 def simulate_mean_actions(measured: SimulatedTimeline, order: PipelineOrder) -> SimulatedTimeline:
@@ -122,69 +104,26 @@ def simulate_mean_actions(measured: SimulatedTimeline, order: PipelineOrder) -> 
     The kinds are F, B, I and W, and the mean is over stages and microbatches. Ranks run the actions
     of ``order``. Messages take no time.
     """
-    return simulate_kinds(order, compute_kind_seconds([measured]))
+    means = compute_kind_means([measured])
+    return simulate(order, lambda action: means[action.kind])
 
 
-def simulate_kinds(
-    order: PipelineOrder, seconds_by_kind: Mapping[ActionKind, float], latency: float = 0.0
-) -> SimulatedTimeline:
-    """Simulate a step in which all actions of a kind take the same time, on every stage.
-
-    Ranks run the actions of ``order``. ``seconds_by_kind`` has the seconds of one action by kind
-    (F, B, I or W), and ``latency`` is the seconds of a message between ranks.
-    """
-    return simulate(order, lambda action: seconds_by_kind[action.kind], latency)
-
-
-def compute_kind_seconds(timelines: Sequence[SimulatedTimeline]) -> dict[ActionKind, float]:
+def compute_kind_means(timelines: Sequence[SimulatedTimeline]) -> dict[ActionKind, float]:
     """Return the mean seconds of one action of each kind, keyed by F, B, I and W.
 
     An action is the forward pass (F), full backward pass (B), input gradient (I) or weight gradient
     (W) of one stage and microbatch. The mean is over all actions of the steps in ``timelines``.
-    Split backward passes of the pipeline's first stage count only if other stages have none. In
-    torch's first stage, the input gradient takes no time, and the weight gradient takes the time of
-    both.
+    I and W of the pipeline's first stage count only if other stages have none, because torch's
+    first stage computes both in W.
     """
-    actions = list(chain.from_iterable(timeline.actions for timeline in timelines))
-    comparable = [timed for timed in actions if timed.action.stage or timed.action.kind in "FB"]
-    return {
-        **_compute_means(actions, lambda action: action.kind),
-        **_compute_means(comparable, lambda action: action.kind),
-    }
-
-
-def _compute_means(
-    actions: Iterable[simulation.SimulatedAction], key: Callable[[Action], Key]
-) -> dict[Key, float]:
-    """Return the mean seconds of ``actions``, separately for each value of ``key(action)``."""
-    seconds: defaultdict[Key, list[float]] = defaultdict(list)
-    for timed in actions:
-        seconds[key(timed.action)].append(timed.seconds)
-    return {group: fmean(values) for group, values in seconds.items()}
-
-
-def measure_latency(
-    timelines: Sequence[SimulatedTimeline], order: PipelineOrder
-) -> dict[tuple[int, int], float]:
-    """Return the seconds of a message between two ranks, keyed by (sending rank, receiving rank).
-
-    The value is the median time from the end of the action that sends to the start of the action
-    that needs the message. It is taken over the messages of all ``timelines`` for which an idle
-    rank waited. Pairs of ranks without such a message are not in the result. The timelines are of
-    steps that ran ``order``, with all times on one clock.
-    """
-    waits: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+    first: defaultdict[ActionKind, list[float]] = defaultdict(list)
+    comparable: defaultdict[ActionKind, list[float]] = defaultdict(list)
     for timeline in timelines:
-        producers = {get_output(timed.action): timed for timed in timeline.actions}
-        for rank in range(timeline.ranks):
-            last_stop = -inf
-            for timed in timeline.actions_of(rank):
-                received = get_received(timed.action, order.num_stages)
-                source = timed if received is None else producers[received]
-                if source.rank != rank and source.stop > last_stop:
-                    waits[source.rank, rank].append(timed.start - source.stop)
-                last_stop = max(last_stop, timed.stop)
-    return {link: max(0.0, median(waits[link])) for link in sorted(waits)}
+        for timed in timeline.actions:
+            action = timed.action
+            is_split_first = action.stage == 0 and action.kind in "IW"
+            (first if is_split_first else comparable)[action.kind].append(timed.seconds)
+    return {kind: fmean(values) for kind, values in {**first, **comparable}.items()}
 
 
 def measure_passes(timelines: Sequence[SimulatedTimeline], stages_per_rank: int) -> PassSeconds:
@@ -193,7 +132,7 @@ def measure_passes(timelines: Sequence[SimulatedTimeline], stages_per_rank: int)
     A pass runs through all ``stages_per_rank`` stages of the rank. If backward passes are not
     split, the input gradient and the weight gradient are each taken to be half of them.
     """
-    means = compute_kind_seconds(timelines)
+    means = compute_kind_means(timelines)
     half_seconds = means.get("B", 0.0) / 2
     return PassSeconds(
         forward=stages_per_rank * means["F"],
@@ -202,23 +141,30 @@ def measure_passes(timelines: Sequence[SimulatedTimeline], stages_per_rank: int)
     )
 
 
+def simulate_passes(order: PipelineOrder, passes: PassSeconds) -> SimulatedTimeline:
+    """Simulate a step in which all stages are equal and messages take no time.
+
+    ``passes`` has the seconds of a rank for one microbatch, which its stages share equally.
+    """
+    return simulate(order, lambda action: passes.by_kind[action.kind] / order.stages_per_rank)
+
+
 def compare_schedules(
     order: PipelineOrder,
     passes: PassSeconds,
     *,
     layers: int,
     layer_bytes: float,
-    latency: float,
     outside_seconds: float,
 ) -> tuple[SimulatedSchedule, ...]:
     """Return the simulated step of every schedule that can run on the same ranks, fastest first.
 
     An element has the seconds of a step, the bubble, and the memory of activations. The numbers of
     ranks and microbatches are those of the measured ``order``. ``passes`` has the seconds of a rank
-    for one microbatch. ``layers`` is the number of layers of the model, ``layer_bytes`` the bytes
-    of activations of one layer and microbatch, and ``latency`` the seconds of a message between
-    ranks. ``outside_seconds`` is the part of a step before and after the pipeline, such as the
-    optimizer. Schedules that cannot run with these ranks, microbatches or layers are left out.
+    for one microbatch, and messages take no time. ``layers`` is the number of layers of the model,
+    and ``layer_bytes`` the bytes of activations of one layer and microbatch. ``outside_seconds`` is
+    the part of a step before and after the pipeline, such as the optimizer. Schedules that cannot
+    run with these ranks, microbatches or layers are left out.
     """
     rows = []
     for schedule in SCHEDULES.values():
@@ -228,8 +174,7 @@ def compare_schedules(
         except UserError:
             continue
         chunks = size.stages_per_rank
-        action_seconds = {kind: seconds / chunks for kind, seconds in passes.by_kind.items()}
-        timeline = simulate_kinds(schedule.make_order(size), action_seconds, latency)
+        timeline = simulate_passes(schedule.make_order(size), passes)
         in_flight = max(schedule.microbatches_in_flight(rank, size) for rank in range(size.ranks))
         row = SimulatedSchedule(
             schedule=schedule.name,

@@ -1,32 +1,25 @@
 """The probe of a pipeline measures its bubble and compares its schedule with others."""
 
-import os
 import socket
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from parbench.bench.machine.environment import get_emulation
 from parbench.bench.machine.machine import get_affinity
-from parbench.bench.results.details import Action, PipelineDetails
+from parbench.bench.results.details import Action
 from parbench.bench.results.metrics import MetricValue, make_values
 from parbench.bench.results.stats import estimate_mean
 from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.pipeline_parallel import bubbles
-from parbench.workloads.pipeline_parallel.order import PipelineOrder
 from parbench.workloads.pipeline_parallel.pipeline_case import Pipeline
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
-from parbench.workloads.pipeline_parallel.simulation import (
-    Latency,
-    SimulatedAction,
-    SimulatedTimeline,
-)
+from parbench.workloads.pipeline_parallel.simulation import SimulatedAction, SimulatedTimeline
 from parbench.workloads.pipeline_parallel.stages import ActionRecorder
 from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget, time_step
 
@@ -77,22 +70,14 @@ class PipelineSteps:
         by_makespan = sorted(self.timelines, key=lambda timeline: timeline.makespan)
         return by_makespan[(len(by_makespan) - 1) // 2]
 
-    @property
-    def mean_makespan(self) -> float:
-        """The mean makespan of the steps, in seconds.
-
-        A makespan is the time from the first start to the last stop of an action on any rank.
-        """
-        return fmean(timeline.makespan for timeline in self.timelines)
-
 
 @dataclass(frozen=True, kw_only=True)
 class BubbleProbe:
     """Measures the idle time (bubble) of the pipelines of a step, and simulates other schedules.
 
     If a step also has other parallelisms, it has several equal pipelines. The metrics are those of
-    the pipeline with the longest mean makespan, which is the time from the first start to the last
-    stop of an action.
+    the pipeline with the longest median makespan, which is the time from the first start to the
+    last stop of an action.
     """
 
     world: World
@@ -140,7 +125,7 @@ class BubbleProbe:
         order = self.pipeline.order
         schedule, size = self.pipeline.schedule, self.pipeline.size
         in_flight = max(schedule.microbatches_in_flight(rank, size) for rank in range(size.ranks))
-        equal_passes = bubbles.simulate_kinds(order, bubbles.EQUAL_PASSES.by_kind)
+        equal_passes = bubbles.simulate_passes(order, bubbles.EQUAL_PASSES)
         metrics = {
             **make_values({"bubble_fraction_schedule": bubbles.bubble_fraction(equal_passes)}),
             **make_values({"in_flight": in_flight}, "largest over ranks"),
@@ -153,25 +138,26 @@ class BubbleProbe:
         pipelines = [
             merge_steps([steps_by_rank[rank] for rank in ranks]) for ranks in self.pipeline_ranks
         ]
-        steps = max(pipelines, key=lambda pipeline: pipeline.mean_makespan)
-        latency = bubbles.measure_latency(steps.timelines, order)
-        metrics |= summarize_bubble(steps, self.pipeline, latency, self.simulated_seconds)
+        steps = max(pipelines, key=lambda pipeline: pipeline.median.makespan)
+        metrics |= summarize_bubble(steps, self.pipeline, self.simulated_seconds)
+        simulated = bubbles.simulate_mean_actions(steps.median, order)
+        has_timeline = len(steps.median.actions) <= MAX_TIMELINE_ACTIONS
         facts = replace(
             facts,
             clock=self.world.clock.method,
             clock_uncertainty_seconds=self.world.clock.uncertainty_ns / 1e9,
+            measured=bubbles.make_detail_rows(steps.median) if has_timeline else None,
+            predicted=bubbles.make_detail_rows(simulated) if has_timeline else None,
             comparison=bubbles.compare_schedules(
                 order,
                 bubbles.measure_passes(steps.timelines, order.stages_per_rank),
                 layers=sum(self.pipeline.layers_by_stage),
                 layer_bytes=self.layer_bytes,
-                latency=fmean(latency.values()) if latency else 0.0,
                 outside_seconds=median(steps.outside_seconds),
             ),
         )
         notes = [IDLE_NOTE] if schedule.splits_backward else [IDLE_NOTE, HALVES_NOTE]
-        details = add_timelines(facts, steps.median, order).as_details
-        return Explanation(metrics=metrics, details=details, notes=tuple(notes))
+        return Explanation(metrics=metrics, details=facts.as_details, notes=tuple(notes))
 
 
 def can_measure_bubble(world: World, simulated_seconds: float | None) -> bool:
@@ -185,22 +171,14 @@ def can_measure_bubble(world: World, simulated_seconds: float | None) -> bool:
     if world.device.type == "cuda":
         gpus = world.gather(accelerator.get_properties(world.device).uuid)
         return len(set(gpus)) == len(gpus)
-    return simulated_seconds is not None or not has_shared_cores(world)
-
-
-def has_shared_cores(world: World) -> bool:
-    """Return True if any machine runs more ranks than it has CPU cores for them.
-
-    The cores of a machine are those to which its ranks are bound. Hosts that parbench emulates on
-    one machine count as one. All ranks must call this function.
-    """
-    machine = "emulated" if get_emulation(os.environ) else socket.gethostname()
+    if simulated_seconds is not None:
+        return True
     num_ranks: Counter[str] = Counter()
     cores: defaultdict[str, set[int]] = defaultdict(set)
-    for name, rank_cores in world.gather((machine, get_affinity())):
-        num_ranks[name] += 1
-        cores[name] |= rank_cores
-    return any(num_ranks[name] > len(cores[name]) for name in cores)
+    for host, rank_cores in world.gather((socket.gethostname(), get_affinity())):
+        num_ranks[host] += 1
+        cores[host] |= rank_cores
+    return all(num_ranks[host] <= len(cores[host]) for host in cores)
 
 
 def merge_steps(steps_by_rank: Sequence[Sequence[RankStep]]) -> PipelineSteps:
@@ -228,71 +206,38 @@ def merge_steps(steps_by_rank: Sequence[Sequence[RankStep]]) -> PipelineSteps:
 
 
 def summarize_bubble(
-    steps: PipelineSteps, pipeline: Pipeline, latency: Latency, simulated_seconds: float | None
+    steps: PipelineSteps, pipeline: Pipeline, simulated_seconds: float | None
 ) -> dict[str, MetricValue]:
     """Return the metrics of the bubble that measured steps show, by metric name.
 
     ``bubble_fraction`` is the fraction of the ranks' time in which they run no pass of a stage, as
     the mean over steps. The others are of the step with the median makespan:
-    ``bubble_fraction_simulated``, ``bubble_fraction_formula``, and ``idle_<cause>`` in seconds as
-    the mean over ranks. ``latency`` is the seconds of a message between ranks.
-    ``simulated_seconds`` is the time of a rank's forward pass of one microbatch, None for real
-    compute.
+    ``bubble_fraction_simulated``, ``bubble_fraction_formula`` if the schedule has a formula, and
+    ``idle_<cause>`` in seconds as the mean over ranks. ``simulated_seconds`` is the time of a
+    rank's forward pass of one microbatch, None for real compute. The formula gets this requested
+    time, because some formulas require equal times, or otherwise the mean measured times.
     """
     order = pipeline.order
     timeline = steps.median
     fractions = list(map(bubbles.bubble_fraction, steps.timelines))
     simulated = bubbles.simulate_mean_actions(timeline, order)
-    causes = bubbles.split_idle(timeline, order, latency)
-    return {
+    causes = bubbles.split_idle(timeline, order)
+    metrics = {
         **make_values(
             {
                 "bubble_fraction": estimate_mean(fractions, "steps", "from zero"),
                 "bubble_fraction_simulated": bubbles.bubble_fraction(simulated),
             }
         ),
-        **_compute_analytical_bubble(timeline, pipeline, simulated_seconds),
         **make_values({f"idle_{cause}": causes[cause] for cause in causes}, "mean over ranks"),
     }
-
-
-def _compute_analytical_bubble(
-    timeline: SimulatedTimeline, pipeline: Pipeline, simulated_seconds: float | None
-) -> dict[str, MetricValue]:
-    """Return the metric of the bubble fraction by the schedule's formula, empty without a formula.
-
-    The formula gets the mean measured times of passes. For simulated compute it gets the requested
-    times instead, because some formulas require equal times. ``simulated_seconds`` is the requested
-    time of a rank's forward pass of one microbatch, None for real compute.
-    """
     if simulated_seconds is None:
-        times = "mean times"
         passes = bubbles.measure_passes([timeline], pipeline.size.stages_per_rank)
     else:
-        times = "requested times"
         passes = PassSeconds(simulated_seconds, simulated_seconds, simulated_seconds)
     bubble = pipeline.schedule.compute_bubble(pipeline.size, passes)
-    if bubble is None:
-        return {}
-    work_seconds = pipeline.size.microbatches * passes.total
-    fraction = bubble.seconds / (bubble.seconds + work_seconds)
-    return make_values({"bubble_fraction_formula": fraction}, f"of the {times}; {bubble.note}")
-
-
-def add_timelines(
-    facts: PipelineDetails, timeline: SimulatedTimeline, order: PipelineOrder
-) -> PipelineDetails:
-    """Return a copy of ``facts`` with the measured timeline of a step and a simulated one.
-
-    In the simulation, each action of ``order`` takes the mean measured time of its kind (F, B, I or
-    W). If the step has more than ``MAX_TIMELINE_ACTIONS`` actions, ``facts`` are returned
-    unchanged.
-    """
-    if len(timeline.actions) > MAX_TIMELINE_ACTIONS:
-        return facts
-    simulated = bubbles.simulate_mean_actions(timeline, order)
-    return replace(
-        facts,
-        measured=bubbles.make_detail_rows(timeline),
-        predicted=bubbles.make_detail_rows(simulated),
-    )
+    if bubble is not None:
+        work_seconds = pipeline.size.microbatches * passes.total
+        fraction = bubble.seconds / (bubble.seconds + work_seconds)
+        metrics |= make_values({"bubble_fraction_formula": fraction}, bubble.note)
+    return metrics

@@ -138,10 +138,6 @@ class Schedule:
 
     Returns None if no formula is valid for them.
     """
-    planned_stages_per_rank: tuple[int, ...] = ()
-    """The numbers of stages per rank that ``parbench plan search`` tries. Empty tries none."""
-    note: str = ""
-    """A limit of the implementation, which results of measurements state. Empty without one."""
 
     def size(self, ranks: int, microbatches: int, stages_per_rank: int = 0) -> PipelineSize:
         """Return the numbers of ranks, microbatches and stages, if the schedule can run with them.
@@ -150,28 +146,20 @@ class Schedule:
         requirement that the size does not meet, such as ``interleaved needs chunks(1) >= 2``.
         """
         size = PipelineSize(ranks, microbatches, stages_per_rank or self.stages_per_rank)
-        rule = self._find_broken_size(size) or self.find_broken_rule(size)
+        chunks, min_chunks = size.stages_per_rank, self.min_stages_per_rank
+        if size.ranks < 2:
+            rule = f"ranks({size.ranks}) >= 2: one rank is not a pipeline"
+        elif size.microbatches < 1:
+            rule = f"microbatches({size.microbatches}) >= 1"
+        elif min_chunks is None and chunks != self.stages_per_rank:
+            rule = f"chunks({chunks}) == {self.stages_per_rank}"
+        elif min_chunks is not None and chunks < min_chunks:
+            rule = f"chunks({chunks}) >= {min_chunks}"
+        else:
+            rule = self.find_broken_rule(size)
         if rule:
             raise UserError(f"{self.name} needs {rule}")
         return size
-
-    def _find_broken_size(self, size: PipelineSize) -> str:
-        """Return the first limit of a size's ranks, microbatches or stages that it does not meet.
-
-        The text is the requirement, with the actual number in parentheses. For example,
-        ``chunks(1) >= 2`` means that the size has 1 stage per rank and the schedule needs 2. It is
-        empty if the size meets all limits.
-        """
-        chunks, min_chunks = size.stages_per_rank, self.min_stages_per_rank
-        if size.ranks < 2:
-            return f"ranks({size.ranks}) >= 2: one rank is not a pipeline"
-        if size.microbatches < 1:
-            return f"microbatches({size.microbatches}) >= 1"
-        if min_chunks is None and chunks != self.stages_per_rank:
-            return f"chunks({chunks}) == {self.stages_per_rank}"
-        if min_chunks is not None and chunks < min_chunks:
-            return f"chunks({chunks}) >= {min_chunks}"
-        return ""
 
     def make_order(self, size: PipelineSize) -> PipelineOrder:
         """Return the actions of all ranks, in the order in which each rank runs them."""
@@ -188,7 +176,8 @@ class Schedule:
         A microbatch counts from its forward to the end of its backward pass. With several stages
         per rank, a microbatch in one of them counts as 1 / stages_per_rank.
         """
-        return _count_held(self, rank, size)[0] / size.stages_per_rank
+        stages = self.stages_of(rank, size)
+        return _find_peak(self, rank, size, stages) / size.stages_per_rank
 
     def logits_in_flight(self, rank: int, size: PipelineSize) -> float:
         """Return the maximum number of microbatches whose logits a rank holds at one time.
@@ -196,19 +185,14 @@ class Schedule:
         It is 0 on a rank without the last stage. With split backward passes, logits are held until
         the weight gradient of the head.
         """
-        return _count_held(self, rank, size)[1]
+        return _find_peak(self, rank, size, (size.num_stages - 1,))
 
 
 @lru_cache(maxsize=65536)
-def _count_held(schedule: Schedule, rank: int, size: PipelineSize) -> tuple[float, float]:
-    """Return the maximum numbers of microbatches that a rank holds at one time for backward.
+def _find_peak(schedule: Schedule, rank: int, size: PipelineSize, stages: tuple[int, ...]) -> float:
+    """Return the most microbatches that a rank holds at one time for backward in some stages.
 
-    The first number is over all stages of the rank, where a microbatch counts once per stage. The
-    second is for the last stage of the pipeline only, 0 if another rank has it.
+    A microbatch counts once per stage.
     """
-    actions = tuple(schedule.list_actions(rank, size))
-    last_stage = size.num_stages - 1
-    return (
-        find_peak_held(actions, lambda stage: 1),
-        find_peak_held(actions, lambda stage: float(stage == last_stage)),
-    )
+    actions = schedule.list_actions(rank, size)
+    return find_peak_held(actions, lambda stage: float(stage in stages))

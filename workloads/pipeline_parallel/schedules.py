@@ -240,20 +240,18 @@ def find_broken_microbatch_rule(size: PipelineSize) -> str:
     return f"microbatches({size.microbatches}) >= stages({size.num_stages})"
 
 
-def bubble_of_filling(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble:
+def bubble_of_filling(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
     """Return the idle seconds of each rank per step, while the pipeline fills and drains.
 
     They are (P-1)(F+B)/v (arXiv 2104.04473), with P ranks and v stages per rank. F and B are the
     seconds of a rank's forward and backward pass of one microbatch through all its stages, from
-    ``seconds``. With M < P microbatches, each further stage of a rank adds (P-M)(F+B)/v. This
-    addition was found with the simulator.
+    ``seconds``. The result is None for v > 1 and fewer microbatches than ranks.
     """
     chunks = size.stages_per_rank
-    unfilled = max(0, size.ranks - size.microbatches) if chunks > 1 else 0
-    passes = size.ranks - 1 + (chunks - 1) * unfilled
-    idle = passes * seconds.total / chunks
-    formula = "(P-1 + (v-1)(P-M))(F+B)" if unfilled else "(P-1)(F+B)"
-    return AnalyticalBubble(idle, formula + ("/v" if chunks > 1 else ""))
+    if chunks > 1 and size.microbatches < size.ranks:
+        return None
+    idle = (size.ranks - 1) * seconds.total / chunks
+    return AnalyticalBubble(idle, "(P-1)(F+B)" + ("/v" if chunks > 1 else ""))
 
 
 def bubble_of_zero_bubble(
@@ -322,7 +320,6 @@ _ALL_SCHEDULES = (
         name="1f1b",
         list_actions=list_1f1b,
         compute_bubble=bubble_of_filling,
-        planned_stages_per_rank=(1,),
     ),
     # arXiv 2104.04473
     Schedule(
@@ -332,7 +329,6 @@ _ALL_SCHEDULES = (
         min_stages_per_rank=2,
         find_broken_rule=find_partial_round,
         compute_bubble=bubble_of_filling,
-        planned_stages_per_rank=(2, 3, 4, 6, 8),
     ),
     # arXiv 2211.05953
     Schedule(
@@ -348,7 +344,6 @@ _ALL_SCHEDULES = (
         list_actions=list_zero_bubble,
         splits_backward=True,
         compute_bubble=bubble_of_zero_bubble,
-        planned_stages_per_rank=(1,),
     ),
     # arXiv 2401.10241, figure 3
     Schedule(
@@ -356,7 +351,6 @@ _ALL_SCHEDULES = (
         list_actions=partial(list_zero_bubble, delay=2),
         splits_backward=True,
         compute_bubble=partial(bubble_of_zero_bubble, delay=2),
-        planned_stages_per_rank=(1,),
     ),
     # torch.distributed.pipelining
     Schedule(
@@ -386,10 +380,6 @@ _ALL_SCHEDULES = (
         stages_per_rank=2,
         find_broken_rule=find_broken_microbatch_rule,
         compute_bubble=bubble_of_dualpipe_v,
-        note=(
-            "the forward and the backward pass of an overlapped pair run one after the other, "
-            "and each sends when it ends"
-        ),
     ),
 )
 SCHEDULES: Mapping[str, Schedule] = {schedule.name: schedule for schedule in _ALL_SCHEDULES}

@@ -1,7 +1,7 @@
 """Simulation of a pipeline: when each action of its order starts and stops."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,12 +13,6 @@ from parbench.workloads.pipeline_parallel.order import (
     get_received,
     list_inputs,
 )
-
-Latency = float | Mapping[tuple[int, int], float]
-"""The seconds of a message between two ranks.
-
-It is one number for all messages, or a mapping from (sending rank, receiving rank).
-"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,47 +47,31 @@ class SimulatedTimeline:
     ranks: int
     """The number of ranks of the pipeline."""
 
-    def actions_of(self, rank: int) -> tuple[SimulatedAction, ...]:
+    def actions_of(self, rank: int) -> list[SimulatedAction]:
         """Return the actions of a rank in order of their start."""
-        return self._actions_by_rank[rank]
+        actions = [timed for timed in self.actions if timed.rank == rank]
+        return sorted(actions, key=lambda timed: timed.start)
 
     @cached_property
     def first_start(self) -> float:
-        """The earliest start of an action on any rank, in seconds. It is 0 without actions."""
-        return min((timed.start for timed in self.actions), default=0.0)
+        """The earliest start of an action on any rank, in seconds."""
+        return min(timed.start for timed in self.actions)
 
     @cached_property
     def makespan(self) -> float:
         """The seconds from the first start to the last stop of an action on any rank."""
-        return max((timed.stop for timed in self.actions), default=0.0) - self.first_start
-
-    def busy(self, rank: int) -> float:
-        """Return the seconds in which a rank runs at least one action."""
-        seconds = 0.0
-        last_stop = float("-inf")
-        for timed in self.actions_of(rank):
-            seconds += max(0.0, timed.stop - max(timed.start, last_stop))
-            last_stop = max(last_stop, timed.stop)
-        return seconds
+        return max(timed.stop for timed in self.actions) - self.first_start
 
     @cached_property
     def idle(self) -> float:
         """The seconds within the makespan in which a rank runs no action, summed over ranks."""
-        return self.ranks * self.makespan - sum(map(self.busy, range(self.ranks)))
-
-    @cached_property
-    def _actions_by_rank(self) -> list[tuple[SimulatedAction, ...]]:
-        """One tuple for each rank, in rank order, with its actions in the order of their start."""
-        rows: list[list[SimulatedAction]] = [[] for _ in range(self.ranks)]
-        for timed in self.actions:
-            rows[timed.rank].append(timed)
-        return [tuple(sorted(row, key=lambda timed: timed.start)) for row in rows]
+        return self.ranks * self.makespan - sum(timed.seconds for timed in self.actions)
 
 
 def simulate(
     order: PipelineOrder,
     action_seconds: Callable[[Action], float],
-    latency: Latency = 0.0,
+    latency: float = 0.0,
     *,
     rendezvous: bool = False,
 ) -> SimulatedTimeline:
@@ -114,8 +92,6 @@ def simulate(
         if source.rank == rank:
             return source.stop
         departure = max(source.stop, free_times[rank]) if rendezvous else source.stop
-        if isinstance(latency, Mapping):
-            return departure + latency.get((source.rank, rank), 0.0)
         return departure + latency
 
     def run(rank: int, action: Action) -> None:

@@ -27,7 +27,6 @@ from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.transformer import get_dtype
 from parbench.workloads.parallel.parallelize import ParallelPart
 from parbench.workloads.pipeline_parallel.order import PipelineOrder
-from parbench.workloads.pipeline_parallel.schedule import Schedule
 from parbench.workloads.step.probe import Moment, make_moment_clock, record_moment
 
 
@@ -220,23 +219,6 @@ def make_stages(
         )
         stages.append(stage)
     return stages
-
-
-def list_notes(schedule: Schedule, world: World) -> tuple[str, ...]:
-    """Return sentences on limits of the measured bubble, for reports.
-
-    One is the note of the schedule, if it has one. On NCCL, another one says that messages which
-    wait behind others count as bubble.
-    """
-    notes = []
-    if schedule.note:
-        notes.append(f"{schedule.name}: {schedule.note}")
-    if world.backend == "nccl":
-        notes.append(
-            "pp on nccl: a rank's sends and receives share a communicator and its stream, where "
-            "one that waits for its peer delays those behind it: that counts as bubble"
-        )
-    return tuple(notes)
 
 
 def make_runtime(

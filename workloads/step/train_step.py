@@ -544,8 +544,6 @@ class TrainStep(Benchmark):
             notes.append(SIMULATED_NOTE)
         elif not spec.reference_fits:
             notes.append(SMALL_MODEL_NOTE)
-        if spec.pipeline is not None:
-            notes += pipeline_stages.list_notes(spec.pipeline.schedule, self._world)
         return Description(
             headline="step_time", work=tuple(work), details=details, notes=tuple(notes)
         )

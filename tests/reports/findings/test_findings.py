@@ -110,7 +110,7 @@ def train_sharded(prefetch: str = "default") -> list[Record]:
 
 def make_pipeline(causes: dict[str, float], **details: Any) -> Record:
     """Return a pipeline step of 20 ms that is idle by these causes for these shares."""
-    shares = {"schedule": 0.0, "imbalance": 0.0, "p2p": 0.0, **causes}
+    shares = {"schedule": 0.0, "imbalance": 0.0, **causes}
     seconds = {f"idle_{cause}": share * 0.02 for cause, share in shares.items()}
     return with_metrics(pipeline_record(**details), **counted_metrics("s", seconds))
 
@@ -201,7 +201,7 @@ def test_problem_is_the_only_finding(
     "records",
     [
         curve_records() + train(exposed=0.04, idle=0.06),
-        [make_pipeline({"schedule": 0.09, "imbalance": 0.04, "p2p": 0.04}), expert_record()],
+        [make_pipeline({"schedule": 0.09, "imbalance": 0.04}), expert_record()],
         make_late_records()[:2],
         [
             *make_late_records()[:2],

@@ -280,8 +280,7 @@ def pipeline_metrics(seconds: float = 0.020) -> Metrics:
         "idle": 0.25,
         "idle_schedule": 0.15,
         "idle_imbalance": 0.05,
-        "idle_p2p": 0.03,
-        "idle_rest": 0.02,
+        "idle_rest": 0.05,
     }
     metrics = step_metrics(seconds)
     metrics |= counted_metrics("s", {name: share * seconds for name, share in shares.items()})

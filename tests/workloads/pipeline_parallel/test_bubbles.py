@@ -8,7 +8,6 @@ from parbench.bench.results.details import IDLE_CAUSES, Action, SimulatedSchedul
 from parbench.workloads.pipeline_parallel.bubbles import (
     bubble_fraction,
     compare_schedules,
-    measure_latency,
     split_idle,
 )
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds, PipelineSize
@@ -75,29 +74,13 @@ def make_timeline(times: Mapping[str, tuple[float, float]]) -> SimulatedTimeline
 
 
 def test_idle_time_by_cause() -> None:
-    """Rank 1 waits 1 s for the schedule, 0.5 s for a link and 0.25 s for the host."""
+    """Messages and jitter delay the ranks by 1.25 s."""
     order = SCHEDULES["1f1b"].make_order(PipelineSize(2, 1))
     measured = make_timeline(
         {"0F0": (0.0, 1.0), "1F0": (1.75, 2.75), "1B0": (2.75, 4.75), "0B0": (5.25, 7.25)}
     )
-    causes = split_idle(measured, order, 0.5)
-    assert [causes[cause] for cause in IDLE_CAUSES] == pytest.approx([3.0, 0.0, 1.0, 0.25])
-
-
-# Rank 1 waits 0.5 s for 0F0 and not for 0F1. Rank 0 waits 0.5 s for 1B0 and 1.5 s for 1B1.
-WAITING = {
-    "0F0": (0, 1), "0F1": (1, 2), "0B0": (4, 5), "0B1": (7, 8),
-    "1F0": (1.5, 2.5), "1B0": (2.5, 3.5), "1F1": (3.5, 4.5), "1B1": (4.5, 5.5),
-}  # fmt: skip
-
-
-def test_latency_is_median_of_waits() -> None:
-    order = SCHEDULES["1f1b"].make_order(PipelineSize(2, 2))
-    normal = make_timeline(WAITING)
-    slow = make_timeline(WAITING | {"0B1": (9, 10)})
-    # The waits of rank 0 are 0.5, 0.5, 0.5, 1.5, 3.5 and 3.5 s.
-    latency = measure_latency([normal, slow, slow], order)
-    assert latency == {(0, 1): 0.5, (1, 0): 1.0}
+    causes = split_idle(measured, order)
+    assert [causes[cause] for cause in IDLE_CAUSES] == pytest.approx([3.0, 0.0, 1.25])
 
 
 def compare_all(layers: int) -> dict[str, SimulatedSchedule]:
@@ -106,7 +89,6 @@ def compare_all(layers: int) -> dict[str, SimulatedSchedule]:
         EQUAL,
         layers=layers,
         layer_bytes=100.0,
-        latency=0.0,
         outside_seconds=0.5,
     )
     return {row.schedule: row for row in rows}

@@ -10,7 +10,6 @@ from parbench.bench.results.details import IDLE_CAUSES, Action
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.pipeline_parallel.bubbles import measure_latency
 from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 from parbench.workloads.pipeline_parallel.pipeline_probe import (
     RankStep,
@@ -49,20 +48,18 @@ def test_bubble_metrics_of_simulated_steps() -> None:
     order = pipeline.order
     ideal = simulate(order, balanced_seconds)
     imbalanced = simulate(order, imbalanced_seconds)
-    median = simulate(order, imbalanced_seconds, {(0, 1): 0.5, (1, 0): 0.5})
+    median = simulate(order, imbalanced_seconds, 0.5)
     slowest = simulate(order, lambda action: 3 * imbalanced_seconds(action))
     timelines = [median, imbalanced, slowest]
     by_rank = [[make_step(timeline, rank, 0.25) for timeline in timelines] for rank in range(2)]
 
     steps = merge_steps(by_rank)
-    latency = measure_latency([median], order)
-    values = values_of(summarize_bubble(steps, pipeline, latency, None))
+    values = values_of(summarize_bubble(steps, pipeline, None))
 
     assert steps.outside_seconds == pytest.approx([0.25] * 3)
     assert values["idle_schedule"] == pytest.approx(ideal.idle / 2)
     assert values["idle_imbalance"] == pytest.approx((imbalanced.idle - ideal.idle) / 2)
-    assert values["idle_p2p"] == pytest.approx((median.idle - imbalanced.idle) / 2)
-    assert values["idle_rest"] == pytest.approx(0.0, abs=1e-6)
+    assert values["idle_rest"] == pytest.approx((median.idle - imbalanced.idle) / 2)
     mean_bubble = fmean(step.idle / 2 / step.makespan for step in timelines)
     assert values["bubble_fraction"] == pytest.approx(mean_bubble)
     assert values["bubble_fraction_simulated"] == pytest.approx(1 / 5)
