@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from parbench.bench.text import UserError, format_list, suggest_similar
+from parbench.bench.text import UserError, format_list
 from parbench.workloads.context_parallel.context_methods import (
     ContextMethod,
     find_context_method,
@@ -30,7 +30,6 @@ from parbench.workloads.pipeline_parallel.order import PipelineOrder
 from parbench.workloads.pipeline_parallel.pipeline_case import (
     Pipeline,
     PipelineOptions,
-    format_checkpointing_refusal,
 )
 from parbench.workloads.pipeline_parallel.schedule import PipelineSize
 
@@ -375,10 +374,9 @@ def _find_broken_pipeline(spec: StepSpec) -> str | None:
         return str(error)
     if pipeline is None:
         return None
-    stages_per_rank, fsdp = pipeline.size.stages_per_rank, spec.dims.fsdp
-    if fsdp > 1 and stages_per_rank > MAX_GATHERED_STAGES:
-        reason = "torch's runtime keeps so many stages gathered and would gather the others again"
-        return f"chunks({stages_per_rank}) > {MAX_GATHERED_STAGES} with fsdp({fsdp}): {reason}"
+    chunks, fsdp = pipeline.size.stages_per_rank, spec.dims.fsdp
+    if fsdp > 1 and chunks > MAX_GATHERED_STAGES:
+        return f"chunks({chunks}) > {MAX_GATHERED_STAGES} with fsdp({fsdp})"
     return None
 
 
@@ -408,18 +406,17 @@ def _find_broken_split_backward(spec: StepSpec) -> str | None:
     """
     if spec.pipeline is None or not spec.pipeline.schedule.splits_backward:
         return None
-    schedule = spec.pipeline.schedule.name
+    conflict = ""
     if spec.checkpointing != "none":
-        return format_checkpointing_refusal(schedule, spec.checkpointing)
-    if spec.dims.is_sharded:
-        reason = (
-            f"fsdp({spec.dims.fsdp}): torch's FSDP reduces gradients after a full backward pass"
-        )
+        conflict = f"checkpointing = {spec.checkpointing}"
+    elif spec.dims.is_sharded:
+        conflict = f"fsdp({spec.dims.fsdp})"
     elif spec.moe is not None:
-        reason = f"experts({spec.moe.experts}): a backward pass combines their tokens only once"
-    else:
+        conflict = f"experts({spec.moe.experts})"
+    if not conflict:
         return None
-    return f"schedule = {schedule} splits the backward pass, which is not allowed with {reason}"
+    schedule = spec.pipeline.schedule.name
+    return f"schedule = {schedule} splits the backward pass, which is not allowed with {conflict}"
 
 
 def parse_checkpointing(text: str) -> tuple[Checkpointing, int]:
@@ -434,9 +431,7 @@ def parse_checkpointing(text: str) -> tuple[Checkpointing, int]:
             return checkpointing, 1
     if name == "full" and every.isdecimal() and int(every):
         return "full", int(every)
-    allowed = format_list((*CHECKPOINTINGS, "full:K"))
-    hint = suggest_similar(name, CHECKPOINTINGS)
-    raise UserError(f"checkpointing {text!r} is not {allowed}{hint}")
+    raise UserError(f"checkpointing {text!r} is not {format_list((*CHECKPOINTINGS, 'full:K'))}")
 
 
 class LayerKind(NamedTuple):

@@ -106,18 +106,6 @@ class Pipeline:
         return self.schedule.stages_of(rank, self.size)
 
 
-def format_checkpointing_refusal(schedule: str, checkpointing: str) -> str:
-    """Return the error message for checkpointing with a schedule that splits backward passes.
-
-    ``schedule`` and ``checkpointing`` are the names that the user chose.
-    """
-    return (
-        f"checkpointing = {checkpointing} is not allowed with schedule = {schedule}, which splits "
-        "the backward pass: layers would be recomputed for the input gradient and once more for "
-        "the weight gradient"
-    )
-
-
 @lru_cache(maxsize=4096)
 def split_layers(layers: int, num_stages: int, split: str = "") -> tuple[int, ...]:
     """Return the number of layers of each stage, first stage first.

@@ -15,7 +15,6 @@ from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.model.transformer import list_kept_tensors, watchers
-from parbench.workloads.parallel.mesh import get_local_tensor
 from parbench.workloads.step.probe import ResetFn, Step
 from parbench.workloads.torch_internals import list_allocations, profiling
 
@@ -72,16 +71,12 @@ class MemoryProbe:
             "optimizer": list_optimizer_state(self.optimizer),
             "buffers": [*self.model.buffers(), *gathered],
         }
-        measured = {}
-        counted = {}
-        for name, parts in tensors.items():
-            measured[name] = sum(_find_storages(parts).values())
-            counted[name] = sum(get_local_tensor(tensor).nbytes for tensor in parts)
+        num_bytes = {name: sum(_find_storages(parts).values()) for name, parts in tensors.items()}
         self.forward_backward()  # ends what the counted passes began, such as FSDP's gathers
         self.optimizer.zero_grad()
         return {
-            "memory": {**measured, "activations": peak or 0},
-            "memory_counted": {**counted, "activations": saved},
+            "memory": {**num_bytes, "activations": peak or 0},
+            "memory_counted": {**num_bytes, "activations": saved},
             "memory_formula": self.formula,
         }
 
