@@ -13,7 +13,13 @@ import pytest
 from parbench import cli
 from tests.support.paths import ROOT
 
-LAYER_BY_PACKAGE = {"bench": 0, "workloads": 1, "reports": 1, "slurm": 1, "parbench": 2}
+LAYER_BY_PACKAGE = {
+    "bench": 0,
+    "workloads": 1,
+    "reports": 1,
+    "slurm": 1,
+    "parbench": 2,
+}
 PARALLELISMS = {"pipeline_parallel", "context_parallel", "expert_parallel"}
 COMPOSING_PACKAGES = {"parallel", "step", "planner", "costs"}
 """Packages of workloads that may import several parallelisms."""

@@ -175,10 +175,17 @@ def test_ordinary_user_with_limits_measures(python: Path, user_folder: Path) -> 
 
 @pytest.mark.parametrize(
     ("limit", "exit_code", "message"),
-    [("ulimit -n 16", 2, "64 open files"), ("ulimit -v 300000", 4, "failed to map")],
+    [
+        ("ulimit -n 16", 2, "64 open files"),
+        ("ulimit -v 300000", 4, "failed to map"),
+    ],
 )
 def test_exceeded_limit_is_reported(
-    python: Path, user_folder: Path, limit: str, exit_code: int, message: str
+    python: Path,
+    user_folder: Path,
+    limit: str,
+    exit_code: int,
+    message: str,
 ) -> None:
     args = f"{RUN} all_reduce --sizes 1K"
     completed = run_as_user(python, user_folder, args, limit)

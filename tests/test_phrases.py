@@ -46,7 +46,11 @@ def find_paragraphs(path: Path) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize(
-    ("paths", "find_texts"), [(DOCUMENTS, find_paragraphs), (MODULES, find_messages)]
+    ("paths", "find_texts"),
+    [
+        (DOCUMENTS, find_paragraphs),
+        (MODULES, find_messages),
+    ],
 )
 def test_texts_have_no_unclear_phrase(paths, find_texts) -> None:  # type: ignore[no-untyped-def]
     assert paths

@@ -29,7 +29,13 @@ from tests.support.reports.exchange_fixtures import OSU
 README = ROOT / "README.md"
 GUIDES = ROOT / "docs" / "guides"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-RUN_PLACEHOLDERS = {"RUN": STEPS, "RUN2": STEPS, "RUN4": STEPS, "RUN8": BASE, "BASE": BASE}
+RUN_PLACEHOLDERS = {
+    "RUN": STEPS,
+    "RUN2": STEPS,
+    "RUN4": STEPS,
+    "RUN8": BASE,
+    "BASE": BASE,
+}
 QWEN3_CONFIG = {
     "model_type": "qwen3",
     "hidden_size": 5120,

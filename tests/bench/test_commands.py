@@ -215,7 +215,11 @@ def test_bad_limit_is_refused_before_a_rank_starts(
 )
 @pytest.mark.usefixtures("no_page")
 def test_limit_decides_the_exit_code(
-    call_parbench: CallParbench, ranks: FakeRanks, limits: str, code: int, fact: str
+    call_parbench: CallParbench,
+    ranks: FakeRanks,
+    limits: str,
+    code: int,
+    fact: str,
 ) -> None:
     Path("limits.toml").write_text(f'"collective.*" = {limits}')
     args = ("--limits", "limits.toml")

@@ -10,7 +10,12 @@ from parbench.bench.selftest import judge, render, selftest
 from tests.support.reports.reports_fixtures import collective_case, failed_record, ok_record
 
 CASE = collective_case()
-OTHER_SHARES = {"late_rank": 0, "share": 1.0, "last_out_rank": 0, "last_out_share": 1.0}
+OTHER_SHARES = {
+    "late_rank": 0,
+    "share": 1.0,
+    "last_out_rank": 0,
+    "last_out_share": 1.0,
+}
 
 
 def make_record(**arrival: int | float | None) -> Record:
@@ -51,7 +56,12 @@ def test_record_that_blames_no_rank_proves_nothing(injection: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong_by_rank", "is_proved"), [({1: 1}, True), ({11: 1}, False), ({0: 2, 1: 1}, False)]
+    ("wrong_by_rank", "is_proved"),
+    [
+        ({1: 1}, True),
+        ({11: 1}, False),
+        ({0: 2, 1: 1}, False),
+    ],
 )
 def test_corrupt_rank_must_be_the_only_wrong_one(
     wrong_by_rank: dict[int, int], is_proved: bool

@@ -26,7 +26,12 @@ HUGE = "9" * 5000
 
 @pytest.mark.parametrize(
     ("text", "num_bytes"),
-    [("0", 0), ("64k", 65536), ("64KiB", 65536), (" 3M ", 3 << 20)],
+    [
+        ("0", 0),
+        ("64k", 65536),
+        ("64KiB", 65536),
+        (" 3M ", 3 << 20),
+    ],
 )
 def test_parse_size(text: str, num_bytes: int) -> None:
     assert parse_size(text) == num_bytes
@@ -75,7 +80,14 @@ def test_parse_sizes_refuses(text: str, fact: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90.0), ("1.5s", 1.5), ("2m", 120.0), ("1h", 3600.0), ("500ms", 0.5), (" 3 ", 3.0)],
+    [
+        ("90", 90.0),
+        ("1.5s", 1.5),
+        ("2m", 120.0),
+        ("1h", 3600.0),
+        ("500ms", 0.5),
+        (" 3 ", 3.0),
+    ],
 )
 def test_parse_duration(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
@@ -88,7 +100,12 @@ def test_parse_duration_refuses(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.85, "850 ms"), (0.9996, "1 s"), (59.6, "1 min 0 s"), (200, "3 min 20 s")],
+    [
+        (0.85, "850 ms"),
+        (0.9996, "1 s"),
+        (59.6, "1 min 0 s"),
+        (200, "3 min 20 s"),
+    ],
 )
 def test_format_duration(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
@@ -117,7 +134,11 @@ def test_parse_link_refuses(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "rank", "amount"),
-    [("late:1:3ms", 1, 3e-3), ("slow:0:10%", 0, 0.1), ("corrupt:3", 3, 0)],
+    [
+        ("late:1:3ms", 1, 3e-3),
+        ("slow:0:10%", 0, 0.1),
+        ("corrupt:3", 3, 0),
+    ],
 )
 def test_parse_fault(text: str, rank: int, amount: float) -> None:
     fault = parse_fault(text, nproc=4)

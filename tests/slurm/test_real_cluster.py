@@ -58,7 +58,11 @@ def test_screen_names_the_slow_node(tmp_path: Path) -> None:
     options = "--nodes 4 --no-devices --size 512K --rounds 3 --timeout 10s"
     command = [PARBENCH, "slurm", "screen", *options.split()]
     result = run_in_cluster(
-        command, cwd=tmp_path, timeout=300, link="200mbit", slow="n4:50mbit"
+        command,
+        cwd=tmp_path,
+        timeout=300,
+        link="200mbit",
+        slow="n4:50mbit",
     )
     assert result.returncode == 1, result.stderr
     assert result.stdout.splitlines()[-1] == "--exclude=n4"

@@ -36,7 +36,11 @@ def measure_metrics(names: list[str]) -> dict[str, dict[str, float]]:
         command += ["--set", f"{name}={value}"]
     with tempfile.TemporaryDirectory() as folder:
         completed = subprocess.run(
-            command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True
+            command,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
         )
     metrics = {}
     for line in completed.stdout.splitlines():

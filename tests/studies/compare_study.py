@@ -44,7 +44,13 @@ NUM_SERIES = 30
 class SimulatedMachine:
     """A machine that slows down during a session, and on which side B is slower by the effect."""
 
-    def __init__(self, drift: float, effect: float, noise: float, seed: Sequence[int]) -> None:
+    def __init__(
+        self,
+        drift: float,
+        effect: float,
+        noise: float,
+        seed: Sequence[int],
+    ) -> None:
         self._drift = drift
         self._effect = effect
         self._noise = noise

@@ -63,7 +63,11 @@ def load_places() -> list[Place]:
 def copy_checkout(target: Path) -> None:
     """Copy the files that git tracks, links included."""
     listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     for name in listed.stdout.splitlines():
         source = ROOT / name

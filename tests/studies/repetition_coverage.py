@@ -89,7 +89,12 @@ def list_noises() -> Iterator[Noise]:
         for samples in (1, 20, 100):
             for sigma in (0.02, 0.05, 0.1):
                 name = f"{100 * share:.0f} % slow for {samples}"
-                yield Noise(name=name, sigma=sigma, slow_share=share, slow_samples=samples)
+                yield Noise(
+                    name=name,
+                    sigma=sigma,
+                    slow_share=share,
+                    slow_samples=samples,
+                )
 
 
 class SingleRankWorld:

@@ -300,7 +300,10 @@ def _mpt() -> Iterator[TrainingRun]:
     ):
         shape = _gpt_shape(layers, hidden, hidden // 128, vocabulary=50368)
         step = StepSpec(
-            name=name, shape=shape, microbatch=microbatch, microbatches=microbatches
+            name=name,
+            shape=shape,
+            microbatch=microbatch,
+            microbatches=microbatches,
         )
         yield TrainingRun(
             name=name,

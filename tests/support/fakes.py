@@ -163,7 +163,11 @@ class ScriptedRanks(Ranks, Mailbox):
     """
 
     def __init__(
-        self, size: int, folder: Path, hellos: Iterable[Hello], script: Script
+        self,
+        size: int,
+        folder: Path,
+        hellos: Iterable[Hello],
+        script: Script,
     ) -> None:
         super().__init__(size, folder)
         self.mailbox: Mailbox = self

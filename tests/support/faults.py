@@ -27,7 +27,11 @@ class Steps:
     """
 
     def __init__(
-        self, world: World, mischief: Callable[[], object], rank: int, at: int
+        self,
+        world: World,
+        mischief: Callable[[], object],
+        rank: int,
+        at: int,
     ) -> None:
         self.world = world
         self.mischief = mischief

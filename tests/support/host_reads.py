@@ -75,7 +75,11 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # The operators that it consists of are recorded instead.

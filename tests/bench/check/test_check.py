@@ -30,7 +30,13 @@ from tests.support.refusals import usage_error
 from tests.support.slurm.clusters import PARBENCH, run_in_cluster
 
 RATE = Rate(unit="FLOP/s", value=1e12, repetitions={0: 1e12})
-DEVICE = Device(host="n1", name="GPU 0", kind="H100", rank=0, rates={"float32": RATE})
+DEVICE = Device(
+    host="n1",
+    name="GPU 0",
+    kind="H100",
+    rank=0,
+    rates={"float32": RATE},
+)
 SLOW_LINK = Fault(text="GPU 0 - GPU 1: slow", fix="see")
 
 
@@ -71,7 +77,12 @@ def test_check_refuses_more_groups_than_cores() -> None:
 
 
 def test_check_refuses_to_start_in_a_rank() -> None:
-    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "1"}
+    variables = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "n1",
+        "MASTER_PORT": "1",
+    }
     assert "RANK" in usage_error(check, (), variables, **TOO_MANY_RANKS)
 
 

@@ -16,7 +16,12 @@ from tests.support.fakes import make_plan as make_fake_plan
 
 
 def write_run(
-    out: Path, day: int, uuids: Sequence[str], *, host: str = "n1", visible: str | None = None
+    out: Path,
+    day: int,
+    uuids: Sequence[str],
+    *,
+    host: str = "n1",
+    visible: str | None = None,
 ) -> None:
     """Write a run whose ranks used one GPU each."""
     path = out / f"2026010{day}T000000Z-{host}"

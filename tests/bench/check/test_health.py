@@ -113,12 +113,25 @@ def build_run(
                 write_samples(folder, record, durations)
             records.append(replace(record, **failure))
     plan = make_fake_plan(cases, nproc=NUM_RANKS, repetitions=NUM_REPETITIONS, device="cuda")
-    info = RunInfo(id="1", started="", host="n1", parbench="1", plan=plan, environment={})
+    info = RunInfo(
+        id="1",
+        started="",
+        host="n1",
+        parbench="1",
+        plan=plan,
+        environment={},
+    )
     return Run(path=folder, info=info, records=tuple(records))
 
 
 def list_devices(host: str = "n1") -> list[Device]:
-    gpu = Device(host=host, name="", uuid="", kind="NVIDIA H100", rank=0)
+    gpu = Device(
+        host=host,
+        name="",
+        uuid="",
+        kind="NVIDIA H100",
+        rank=0,
+    )
     devices = []
     for rank in range(NUM_RANKS):
         uuid = f"{host}-{rank}"

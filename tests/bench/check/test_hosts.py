@@ -28,7 +28,13 @@ def build_health(host: str, speed: float = 1.0, **fields: Any) -> Health:
     flops = speed * 1e12
     rate = Rate(unit="FLOP/s", value=flops, repetitions=dict.fromkeys(range(3), flops))
     devices = tuple(
-        Device(host=host, name=f"GPU {rank}", kind="H100", rank=rank, rates={"float32": rate})
+        Device(
+            host=host,
+            name=f"GPU {rank}",
+            kind="H100",
+            rank=rank,
+            rates={"float32": rate},
+        )
         for rank in range(2)
     )
     health = Health(host=host, seconds=41.0, device="cuda", devices=devices)

@@ -129,7 +129,13 @@ def simulate(
 @pytest.mark.full
 @pytest.mark.parametrize("num_devices", [2, 8])
 @pytest.mark.parametrize(
-    ("noise", "slow"), [(0.05, 0.0), (0.1, 0.0), (0.005, 0.2), (0.02, 0.2)]
+    ("noise", "slow"),
+    [
+        (0.05, 0.0),
+        (0.1, 0.0),
+        (0.005, 0.2),
+        (0.02, 0.2),
+    ],
 )
 def test_rates_of_false_alarms_and_detections(
     num_devices: int, noise: float, slow: float

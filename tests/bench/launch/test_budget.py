@@ -68,7 +68,12 @@ def test_estimate_covers_all_measurements() -> None:
     plan = make_plan(ALL_REDUCES[:2], repetitions=5)
     repetitions = (RepetitionInfo(repetition=0, seconds=10.0),)
     info = RunInfo(
-        id="run", started="", host="n1", parbench="0", plan=plan, repetitions=repetitions
+        id="run",
+        started="",
+        host="n1",
+        parbench="0",
+        plan=plan,
+        repetitions=repetitions,
     )
     records = (
         make_record(ALL_REDUCES[0]),

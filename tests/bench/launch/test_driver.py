@@ -211,7 +211,12 @@ def test_environment_is_split_by_rank_and_repetition(make_run: MakeRun) -> None:
 
 def test_ranks_with_slow_cpus_are_reported() -> None:
     def hello(rank: int, cpu: int, gpu_numa_node: int | None) -> Hello:
-        place = RankPlace(host="a", cpus=(cpu,), numa_nodes=(0,), gpu_numa_node=gpu_numa_node)
+        place = RankPlace(
+            host="a",
+            cpus=(cpu,),
+            numa_nodes=(0,),
+            gpu_numa_node=gpu_numa_node,
+        )
         return make_hello(rank, host="a", place=place)
 
     far, shared = find_misplacements([hello(0, 3, 0), hello(1, 3, 1), hello(2, 4, None)])

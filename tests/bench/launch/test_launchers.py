@@ -115,7 +115,11 @@ def test_killed_fork_server_is_replaced(fork_server: ForkServer, tmp_path: Path)
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("variables", "threads"), [({"PARBENCH_ACT_LOST": "1"}, 2), ({"OMP_NUM_THREADS": "1"}, 1)]
+    ("variables", "threads"),
+    [
+        ({"PARBENCH_ACT_LOST": "1"}, 2),
+        ({"OMP_NUM_THREADS": "1"}, 1),
+    ],
 )
 def test_rank_starts_a_new_python_if_forks_cannot_be_used(
     fork_server: ForkServer, tmp_path: Path, variables: dict[str, str], threads: int

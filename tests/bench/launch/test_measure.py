@@ -31,7 +31,10 @@ from tests.support.reports.reports_fixtures import ok_record, step_case
 
 TWO_CASES = Options(preset="smoke", names=("all_reduce",), settings={"size_bytes": "1K,4K"})
 SRUN = Options(
-    preset="smoke", names=("all_reduce",), settings={"size_bytes": "1K"}, launcher="srun"
+    preset="smoke",
+    names=("all_reduce",),
+    settings={"size_bytes": "1K"},
+    launcher="srun",
 )
 
 

@@ -88,7 +88,11 @@ BIG_HOST = {"host_cores": 128}  # of which a job may use four
     ],
 )
 def test_limits_of_machine_and_its_state(
-    topic: str, machine: dict[str, Any], state: dict[str, Any], fact: str, disturbs: bool
+    topic: str,
+    machine: dict[str, Any],
+    state: dict[str, Any],
+    fact: str,
+    disturbs: bool,
 ) -> None:
     finding = diagnose(machine, **state)[topic]
     assert fact in finding.facts
@@ -140,7 +144,12 @@ def test_silent_gpu_is_a_finding(machine: dict[str, Any]) -> None:
 
 
 def test_render_has_verdict_and_fix() -> None:
-    governor = Disturbance(topic="cpu governor", facts="powersave", disturbs=True, fix="set it")
+    governor = Disturbance(
+        topic="cpu governor",
+        facts="powersave",
+        disturbs=True,
+        fix="set it",
+    )
     swap = Disturbance(topic="swap", facts=UNKNOWN)
     lines = [line.split() for line in render((governor, swap)).splitlines()]
     assert lines == [

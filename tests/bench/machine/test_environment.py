@@ -107,7 +107,12 @@ def test_interface_is_set_or_has_host_address() -> None:
 @pytest.mark.usefixtures("_interfaces")
 @pytest.mark.parametrize(
     ("address", "interface"),
-    [("127.0.1.1", "lo"), ("fe80::1", "eth0"), ("10.0.0.9", None), (None, None)],
+    [
+        ("127.0.1.1", "lo"),
+        ("fe80::1", "eth0"),
+        ("10.0.0.9", None),
+        (None, None),
+    ],
 )
 def test_interface_of_address(address: str | None, interface: str | None) -> None:
     assert find_interface(address) == interface
@@ -150,7 +155,14 @@ def test_cores_are_grouped_by_numa_node(two_sockets: Path) -> None:
     assert group_cores(2, {1, 2, 5}, two_sockets) == ((1,), (2, 5))
 
 
-PLACE = RankPlace(host="a", boot_id="1", cpus=(3,), numa_nodes=(0,), gpu="a", switches="s.1.a")
+PLACE = RankPlace(
+    host="a",
+    boot_id="1",
+    cpus=(3,),
+    numa_nodes=(0,),
+    gpu="a",
+    switches="s.1.a",
+)
 CPU_PLACE = replace(PLACE, gpu=None)
 
 

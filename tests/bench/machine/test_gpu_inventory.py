@@ -29,7 +29,11 @@ def test_rank_without_a_known_gpu_keeps_its_environment() -> None:
 
 @pytest.mark.parametrize(
     ("local_rank", "size", "is_sent"),
-    [("0", "4", True), ("1", "4", False), ("0", "2", False)],
+    [
+        ("0", "4", True),
+        ("1", "4", False),
+        ("0", "2", False),
+    ],
 )
 def test_first_rank_of_one_of_several_hosts_reports_its_gpus(
     tmp_path: Path, local_rank: str, size: str, is_sent: bool

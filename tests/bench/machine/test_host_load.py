@@ -23,7 +23,12 @@ def test_load_of_other_processes_and_stolen_time(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "getloadavg", lambda: (3.456, 2.0, 1.0))
     monkeypatch.setattr(host_load, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     load = LoadMeter().read(own_seconds=6.0)
-    assert load == HostLoad(cores=4, one_minute=3.46, other_cores=0.8, steal_percent=10.0)
+    assert load == HostLoad(
+        cores=4,
+        one_minute=3.46,
+        other_cores=0.8,
+        steal_percent=10.0,
+    )
 
 
 @pytest.mark.parametrize(("own_seconds", "other_cores"), [(None, None), (1e9, 0.0)])

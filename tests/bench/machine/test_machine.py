@@ -105,7 +105,14 @@ def test_cuda_of_torch_is_read_from_version_file(
     assert inspect_machine({}).torch_has_cuda is has_cuda
 
 
-@pytest.mark.parametrize(("value", "may_share"), [("1", True), ("0", False), ("", False)])
+@pytest.mark.parametrize(
+    ("value", "may_share"),
+    [
+        ("1", True),
+        ("0", False),
+        ("", False),
+    ],
+)
 def test_sharing_of_gpus_is_read_from_environment(value: str, may_share: bool) -> None:
     machine = inspect_machine({"NCCL_MULTI_RANK_GPU_ENABLE": value})
     assert machine.may_share_gpus is may_share

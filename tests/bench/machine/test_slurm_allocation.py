@@ -42,7 +42,12 @@ def test_allocation_is_read_from_variables() -> None:
 
 @pytest.mark.parametrize(
     ("text", "tasks"),
-    [("2", 2), ("2(x4)", 2), ("2(x3),1", None), ("", None)],
+    [
+        ("2", 2),
+        ("2(x4)", 2),
+        ("2(x3),1", None),
+        ("", None),
+    ],
 )
 def test_tasks_per_node_are_read(text: str, tasks: int | None) -> None:
     variables = {**VARIABLES, "SLURM_NTASKS_PER_NODE": text}
@@ -96,7 +101,12 @@ def test_impossible_layout_is_refused(
         assert fact in message
 
 
-LOGIN = Machine(cores=4, memory_bytes=16 << 30, torch_version="2.13.0", torch_has_cuda=True)
+LOGIN = Machine(
+    cores=4,
+    memory_bytes=16 << 30,
+    torch_version="2.13.0",
+    torch_has_cuda=True,
+)
 NODE = Machine(
     cores=128,
     memory_bytes=1 << 40,

@@ -27,7 +27,12 @@ GPU_WORLD = WorldSpec(nproc=2, backend="nccl", device="cuda", rank_bytes=80 * GI
 
 
 def choose(machine: Machine, **options: Any) -> WorldSpec:
-    defaults = {"nproc": None, "backend": None, "device": None, "allow_single": False}
+    defaults = {
+        "nproc": None,
+        "backend": None,
+        "device": None,
+        "allow_single": False,
+    }
     return choose_world(machine, **{**defaults, **options})
 
 
@@ -49,7 +54,14 @@ def test_world_follows_machine_and_options(
     assert choose(machine, **options) == world
 
 
-@pytest.mark.parametrize(("cores", "num_ranks"), [(1, 2), (3, 3), (96, 8)])
+@pytest.mark.parametrize(
+    ("cores", "num_ranks"),
+    [
+        (1, 2),
+        (3, 3),
+        (96, 8),
+    ],
+)
 def test_cpu_gets_two_to_eight_ranks(cores: int, num_ranks: int) -> None:
     assert choose(replace(CPU, cores=cores)).nproc == num_ranks
 
@@ -150,14 +162,29 @@ TORCHRUN = {
 
 
 def test_joined_is_read_from_variables() -> None:
-    assert Joined.find(TORCHRUN) == Joined(rank=5, size=8, local_size=2, one_node=False)
+    assert Joined.find(TORCHRUN) == Joined(
+        rank=5,
+        size=8,
+        local_size=2,
+        one_node=False,
+    )
     one_node = {**TORCHRUN, "RANK": "1", "WORLD_SIZE": "2"}
-    assert Joined.find(one_node) == Joined(rank=1, size=2, local_size=2, one_node=True)
+    assert Joined.find(one_node) == Joined(
+        rank=1,
+        size=2,
+        local_size=2,
+        one_node=True,
+    )
     assert Joined.find({"WORLD_SIZE": "2"}) is None
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("RANK", "zero"), ("WORLD_SIZE", ""), ("MASTER_PORT", None)]
+    ("name", "value"),
+    [
+        ("RANK", "zero"),
+        ("WORLD_SIZE", ""),
+        ("MASTER_PORT", None),
+    ],
 )
 def test_joined_refuses_invalid_variables(name: str, value: str | None) -> None:
     variables = {**TORCHRUN, name: value}

@@ -215,7 +215,14 @@ def measure_on_device(
     return timer.samples.steps_per_sample, timer.samples.hidden
 
 
-@pytest.mark.parametrize(("ranks", "share"), [((0, 1), 4 / 8), ((1,), 5 / 8), ((0,), 6 / 8)])
+@pytest.mark.parametrize(
+    ("ranks", "share"),
+    [
+        ((0, 1), 4 / 8),
+        ((1,), 5 / 8),
+        ((0,), 6 / 8),
+    ],
+)
 def test_launch_is_hidden_if_it_is_on_all_measured_ranks(
     two_ranks: Ranks, ranks: tuple[int, ...], share: float
 ) -> None:

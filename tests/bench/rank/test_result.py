@@ -46,7 +46,11 @@ def test_parts_are_medians_and_unknown_rates_are_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("last_in", "late_rank", "share"), [([1, 1, 0, 1], 1, 0.75), ([0, 0, 1, 1], 0, 0.5)]
+    ("last_in", "late_rank", "share"),
+    [
+        ([1, 1, 0, 1], 1, 0.75),
+        ([0, 0, 1, 1], 0, 0.5),
+    ],
 )
 def test_blame_names_the_rank_most_often_last(
     last_in: list[int], late_rank: int, share: float

@@ -41,7 +41,12 @@ from tests.support.refusals import usage_error
 MODULE = "tests.bench.rank.test_runner"
 MEASURE = Measure(warmup=3, min_iterations=6, max_iterations=8)
 LATE_SECONDS = 0.02
-COMPUTE = MetricValue(value=4e-4, unit="s", better="lower", method="the slowest rank's")
+COMPUTE = MetricValue(
+    value=4e-4,
+    unit="s",
+    better="lower",
+    method="the slowest rank's",
+)
 Fault = Literal[
     "none",
     "refuse",
@@ -242,11 +247,20 @@ def test_visits_extend_one_case(two_ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize(
-    ("when", "mode"), [("before", "blocking"), ("after", "blocking"), ("after", "pipelined")]
+    ("when", "mode"),
+    [
+        ("before", "blocking"),
+        ("after", "blocking"),
+        ("after", "pipelined"),
+    ],
 )
 def test_wrong_result_has_no_time(two_ranks: Ranks, when: str, mode: str) -> None:
     runs = run_case(
-        two_ranks, fault=f"wrong {when}", faulty_ranks="1", mode=mode, explaining_ranks="0,1"
+        two_ranks,
+        fault=f"wrong {when}",
+        faulty_ranks="1",
+        mode=mode,
+        explaining_ranks="0,1",
     )
     for run in runs:
         assert run.outcome.status == "wrong"
@@ -307,7 +321,13 @@ def test_explanation_follows_the_checks(two_ranks: Ranks) -> None:
     assert 0 < outcome.details["budget"] < 60
 
 
-@pytest.mark.parametrize(("explaining_ranks", "injection"), [("0", ""), ("0,1", "slow:1:0.5%")])
+@pytest.mark.parametrize(
+    ("explaining_ranks", "injection"),
+    [
+        ("0", ""),
+        ("0,1", "slow:1:0.5%"),
+    ],
+)
 def test_explanation_needs_all_ranks_undisturbed(
     two_ranks: Ranks, explaining_ranks: str, injection: str
 ) -> None:

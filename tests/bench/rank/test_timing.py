@@ -101,7 +101,10 @@ def run_script_on_rank(world: World, script: Script) -> TimingRun:
             if timer.is_complete:
                 break
     return TimingRun(
-        result=timer.samples, calls=benchmark.calls, phase=progress.phase, steps=progress.steps
+        result=timer.samples,
+        calls=benchmark.calls,
+        phase=progress.phase,
+        steps=progress.steps,
     )
 
 
@@ -140,7 +143,10 @@ def test_sample_is_the_slowest_rank(two_ranks: Ranks) -> None:
         # The budget includes resets.
         (
             Script(
-                steps_ns=[[MS]] * 2, reset_ns=99 * MS, measure=UNREACHABLE, budget_seconds=1.0
+                steps_ns=[[MS]] * 2,
+                reset_ns=99 * MS,
+                measure=UNREACHABLE,
+                budget_seconds=1.0,
             ),
             "budget",
             9,
@@ -175,7 +181,12 @@ def test_pipelined_sample_takes_five_milliseconds(
 ) -> None:
     measure = Measure(warmup=5, max_iterations=6)
     steps_ns = [[step_ns], [2 * step_ns]]
-    script = Script(steps_ns=steps_ns, reset_ns=MS, measure=measure, mode="pipelined")
+    script = Script(
+        steps_ns=steps_ns,
+        reset_ns=MS,
+        measure=measure,
+        mode="pipelined",
+    )
     first, _ = run_script(two_ranks, script)
     assert first.result.steps_per_sample == steps
     assert first.calls[-steps - 1 :] == ["reset", *["step"] * steps]

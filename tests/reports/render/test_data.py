@@ -71,7 +71,12 @@ def test_json_of_several_runs_has_the_same_form() -> None:
 
 def test_json_of_a_document_has_the_keys_of_columns() -> None:
     columns = [Column(key="step_seconds", title="step", kind="s")]
-    table = Table(id="time", title="Time", columns=columns, rows=[{"step_seconds": 0.5}])
+    table = Table(
+        id="time",
+        title="Time",
+        columns=columns,
+        rows=[{"step_seconds": 0.5}],
+    )
     section = Section(id="s", title="S", tables=[table])
     document = Document(name="plan", heading="a plan", sections=[section])
     data = read_json(make_report_of_document(document))

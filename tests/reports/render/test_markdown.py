@@ -35,7 +35,12 @@ def assert_tables_are_intact(text: str) -> None:
 
 
 def test_markdown_has_verdicts_then_sections() -> None:
-    finding = Finding(kind="slow-rank", subject="rank 1", message="Rank 1.", time_share=0.5)
+    finding = Finding(
+        kind="slow-rank",
+        subject="rank 1",
+        message="Rank 1.",
+        time_share=0.5,
+    )
     text = render_markdown(replace(report_of(sample_run()), findings=[finding]))
     title, _, verdict, *_ = text.splitlines()
     assert title == "# parbench run-1"
@@ -71,7 +76,12 @@ def test_markdown_escapes_hostile_text(text: str) -> None:
 
 def test_markdown_of_a_plan_has_heading_and_tiles() -> None:
     tiles = [("0.5 s", "a step")]
-    document = Document(name="plan", heading="llama on 8 GPUs", sections=[], tiles=tiles)
+    document = Document(
+        name="plan",
+        heading="llama on 8 GPUs",
+        sections=[],
+        tiles=tiles,
+    )
     text = render_markdown(make_report_of_document(document))
     assert "\nllama on 8 GPUs\n" in text
     assert "* **0.5 s** a step" in text

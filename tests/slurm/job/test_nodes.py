@@ -19,7 +19,13 @@ NO_ANSWER = "no answer (process is stopped)"
 def make_hang(states: dict[str, str]) -> Record:
     """Build a record of a hang with one rank on each host."""
     ranks = [
-        RankState(rank=rank, host=host, pid=1, state=state, is_silent=state == NO_ANSWER)
+        RankState(
+            rank=rank,
+            host=host,
+            pid=1,
+            state=state,
+            is_silent=state == NO_ANSWER,
+        )
         for rank, (host, state) in enumerate(states.items())
     ]
     return failed_record(CASE, status="hang", ranks=ranks)

@@ -62,7 +62,13 @@ def run_job(
     slurm = slurm or make_slurm()
     command = command or stand_in()
     with time_limit(60):
-        return work(folder, array=array, slurm=slurm, command=command, environ=environ)
+        return work(
+            folder,
+            array=array,
+            slurm=slurm,
+            command=command,
+            environ=environ,
+        )
 
 
 def list_states(folder: Path) -> list[str]:

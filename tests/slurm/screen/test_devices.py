@@ -28,7 +28,13 @@ def test_check_nodes_runs_one_task_per_node(
     """The first node answers, the second prints an error, and srun reports the third."""
     monkeypatch.chdir(tmp_path)
     rate = Rate(unit="B/s", value=1.0, repetitions={})
-    device = Device(host="n1", name="GPU 5", kind="H100", rank=0, rates={"copy": rate})
+    device = Device(
+        host="n1",
+        name="GPU 5",
+        kind="H100",
+        rank=0,
+        rates={"copy": rate},
+    )
     health = Health(host="n1", seconds=41.0, device="cuda", devices=(device,))
     Path("answer.json").write_text(json.dumps(to_document(health)))
     write_tool(tmp_path, "srun", FAKE_SRUN)

@@ -160,11 +160,21 @@ def test_read_uses_the_hosts_of_the_ranks(tmp_path: Path) -> None:
 
 
 def make_failure(
-    index: int, status: Status, cause: CulpritCause, culprit: int, silent: Collection[str] = ()
+    index: int,
+    status: Status,
+    cause: CulpritCause,
+    culprit: int,
+    silent: Collection[str] = (),
 ) -> Record:
     """Build the record of a failed round with one rank per node."""
     ranks = [
-        RankState(rank=rank, host=host, pid=1, state="alive", is_silent=NODES[rank] in silent)
+        RankState(
+            rank=rank,
+            host=host,
+            pid=1,
+            state="alive",
+            is_silent=NODES[rank] in silent,
+        )
         for rank, host in enumerate(HOSTS)
     ]
     culprits = (Culprit(rank=culprit, host=HOSTS[culprit], cause=cause),)

@@ -25,7 +25,15 @@ def make_exchanges(
 
 
 @pytest.mark.parametrize("factor", [1.2, 8.0])
-@pytest.mark.parametrize(("num_nodes", "node"), [(3, 0), (4, 3), (5, 2), (16, 8)])
+@pytest.mark.parametrize(
+    ("num_nodes", "node"),
+    [
+        (3, 0),
+        (4, 3),
+        (5, 2),
+        (16, 8),
+    ],
+)
 def test_find_slow_node(num_nodes: int, node: int, factor: float) -> None:
     [ratio] = find_slow(make_exchanges(num_nodes, {Endpoint(node): factor}))
     assert ratio.endpoint == Endpoint(node)

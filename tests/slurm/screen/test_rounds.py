@@ -8,7 +8,14 @@ from parbench.bench.plan.groups import Pair
 from parbench.slurm.screen.rounds import plan_confirmation, plan_tournament
 
 
-@pytest.mark.parametrize(("num_nodes", "num_rounds"), [(3, 12), (4, 6), (64, 5)])
+@pytest.mark.parametrize(
+    ("num_nodes", "num_rounds"),
+    [
+        (3, 12),
+        (4, 6),
+        (64, 5),
+    ],
+)
 def test_tournament_has_enough_rounds(num_nodes: int, num_rounds: int) -> None:
     rounds = plan_tournament(num_nodes, 5)
     assert len(rounds) == num_rounds
@@ -18,7 +25,11 @@ def test_tournament_has_enough_rounds(num_nodes: int, num_rounds: int) -> None:
 
 @pytest.mark.parametrize(
     ("num_nodes", "suspects"),
-    [(3, {2}), (5, {0, 4}), (16, {1, 2, 3, 4, 5, 6, 7})],
+    [
+        (3, {2}),
+        (5, {0, 4}),
+        (16, {1, 2, 3, 4, 5, 6, 7}),
+    ],
 )
 def test_confirmation_pairs_suspects_with_good_nodes(
     num_nodes: int, suspects: set[int]

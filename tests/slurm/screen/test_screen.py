@@ -65,7 +65,11 @@ class SimulatedNodes:
         return self.answers
 
     def measure(
-        self, nodes: Sequence[str], rounds: Sequence[Round], setup: Setup, folder: Path
+        self,
+        nodes: Sequence[str],
+        rounds: Sequence[Round],
+        setup: Setup,
+        folder: Path,
     ) -> Measurement:
         run = self.runs[min(len(self.measured), len(self.runs) - 1)]
         self.measured.append(tuple(nodes))
@@ -248,7 +252,14 @@ def test_failed_allocation_is_not_a_bad_node(
 
 def make_answer(host: str, *reasons: Fault) -> Health:
     rates = {"copy": Rate(unit="B/s", value=1.0, repetitions={})}
-    device = Device(host=host, name="GPU 5", kind="H100", rank=0, rates=rates, reasons=reasons)
+    device = Device(
+        host=host,
+        name="GPU 5",
+        kind="H100",
+        rank=0,
+        rates=rates,
+        reasons=reasons,
+    )
     return Health(host=host, seconds=41.0, device="cuda", devices=(device,))
 
 

@@ -36,7 +36,11 @@ def test_sweep_is_read_back_unchanged(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_file_is_refused_by_name(
-    name: str, content: bytes, message: str, load: Callable[[Path], object], tmp_path: Path
+    name: str,
+    content: bytes,
+    message: str,
+    load: Callable[[Path], object],
+    tmp_path: Path,
 ) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(content)

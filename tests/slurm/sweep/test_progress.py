@@ -39,7 +39,11 @@ def test_point_without_a_run_is_absent(tmp_path: Path) -> None:
     ],
 )
 def test_records_decide_the_state(
-    records: list[Record], state: str, reason: str, code: int, tmp_path: Path
+    records: list[Record],
+    state: str,
+    reason: str,
+    code: int,
+    tmp_path: Path,
 ) -> None:
     run = write_run(tmp_path, POINT, *records, num_cases=3)
     progress = read_progress(tmp_path, POINT.id)

@@ -51,7 +51,12 @@ class RankFile:
         self.event("kernel", name, start, stop, COMPUTE_STREAM, **args)
 
     def collective(
-        self, op: str, start: float, stop: float, elements: int, group: str = "default_pg"
+        self,
+        op: str,
+        start: float,
+        stop: float,
+        elements: int,
+        group: str = "default_pg",
     ) -> None:
         """Add a collective of float32 on all ranks: c10d's operator, launch and kernel."""
         args = self._launch(start - 15, f"c10d::{op}_", "record_param_comms")

@@ -52,7 +52,12 @@ def make_environment(hosts: Sequence[str], distribution: str = "block") -> dict[
 
 
 def make_world(hosts: Sequence[str]) -> WorldInfo:
-    return WorldInfo(size=len(hosts), nodes=len(set(hosts)), backend="gloo", device="cpu")
+    return WorldInfo(
+        size=len(hosts),
+        nodes=len(set(hosts)),
+        backend="gloo",
+        device="cpu",
+    )
 
 
 def make_rates(size_bytes: int, busbw: float) -> dict[str, MetricValue]:
@@ -178,7 +183,14 @@ def failed_node_run() -> Run:
     hosts = make_hosts(4, 1)
     ranks = []
     for rank, host in enumerate(hosts):
-        ranks.append(RankState(rank=rank, host=host, pid=40 + rank, state="waiting"))
+        ranks.append(
+            RankState(
+                rank=rank,
+                host=host,
+                pid=40 + rank,
+                state="waiting",
+            )
+        )
     reason = "no end within 10 s: rank 2 (n3) did not arrive"
     case = collective_case(size_bytes=1 << 22)
     record = failed_record(case, 0, "hang", reason, world=make_world(hosts), ranks=ranks)

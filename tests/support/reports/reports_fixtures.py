@@ -63,7 +63,14 @@ def seconds_metric(value: float | None) -> MetricValue:
     if value is None:
         return MetricValue(value=None, unit="s", better="lower", method="unknown")
     low, high = value * 0.9, value * 1.1
-    return MetricValue(value=value, unit="s", better="lower", low=low, high=high, method=METHOD)
+    return MetricValue(
+        value=value,
+        unit="s",
+        better="lower",
+        low=low,
+        high=high,
+        method=METHOD,
+    )
 
 
 def rate_metric(value: float | None, unit: str = "B/s") -> MetricValue:
@@ -93,7 +100,10 @@ def step_metrics(seconds: float) -> Metrics:
         "step_time": seconds_metric(seconds),
         "tokens_per_second": rate_metric(4096 / seconds, "tokens/s"),
         "bytes_sent.dp": MetricValue(
-            value=3 << 20, unit="B", better="lower", method="closed form"
+            value=3 << 20,
+            unit="B",
+            better="lower",
+            method="closed form",
         ),
     }
 

@@ -44,7 +44,10 @@ def make_rank_timeline(rank: int = 0, late_us: float = 0.0) -> RankTimeline:
         for stream, name, start, stop, *num_bytes in spans
     ]
     return RankTimeline(
-        rank=rank, start_us=late_us, stop_us=10_000.0 + late_us, intervals=tuple(intervals)
+        rank=rank,
+        start_us=late_us,
+        stop_us=10_000.0 + late_us,
+        intervals=tuple(intervals),
     )
 
 

@@ -41,7 +41,11 @@ def main() -> None:
     help="A node with a slower link, such as n3:50mbit.",
 )
 @click.argument(
-    "command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND..."
+    "command",
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+    metavar="-- COMMAND...",
 )
 def run(nodes: int, link: str, slow: tuple[str, ...], command: tuple[str, ...]) -> None:
     """Run COMMAND in a new cluster and exit with its code. Nothing is left when it ends."""

@@ -76,7 +76,13 @@ def queue_job(
 ) -> QueuedJob:
     """Build a line of squeue; ``task_id`` and ``task`` are those of a task of an array."""
     own_id = task_id or job_id
-    return QueuedJob(id=job_id, own_id=own_id, state=state, reason="None", task=task)
+    return QueuedJob(
+        id=job_id,
+        own_id=own_id,
+        state=state,
+        reason="None",
+        task=task,
+    )
 
 
 def write_run(folder: Path, point: Point, *records: Record, num_cases: int = 1) -> Path:

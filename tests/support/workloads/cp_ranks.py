@@ -31,7 +31,11 @@ class AttentionReference:
 
 
 def compute_attention(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, output_gradient: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    allowed: Tensor,
+    output_gradient: Tensor,
 ) -> AttentionReference:
     """Compute softmax(q k^T / sqrt(d)) v over the allowed pairs, and its gradients."""
     q, k, v = (tensor.double().requires_grad_() for tensor in (q, k, v))

@@ -20,7 +20,12 @@ from parbench.bench.world.world import World
 from parbench.workloads.step.train_step import TrainStep
 
 VARIABLE = "PLANTED"
-SIZE: Mapping[str, Value] = {"shape": "tiny", "layers": 2, "microbatch": 1, "sequence": 32}
+SIZE: Mapping[str, Value] = {
+    "shape": "tiny",
+    "layers": 2,
+    "microbatch": 1,
+    "sequence": 32,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
