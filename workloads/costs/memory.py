@@ -309,8 +309,7 @@ def layer_text(spec: StepSpec, checkpointing: str) -> str:
     if checkpointing == "full" or (checkpointing == "selective" and spec.is_simulated):
         return INPUT
     if checkpointing == "selective":
-        ffn = _moe_gemm_text(spec) if spec.moe else _ffn_gemm_text(spec)
-        return f"{INPUT} + {_attention_gemm_text(spec)} + {ffn}"
+        return f"{INPUT} + {_attention_gemm_text(spec)} + {_ffn_gemm_text(spec)}"
     norms = f"2 * ({norm_text(spec)})"
     ffn = _moe_text(spec) if spec.moe else _ffn_text(spec)
     text = f"{norms} + {_attention_text(spec)} + {ffn}"
@@ -406,20 +405,16 @@ def _ffn_gemm_text(spec: StepSpec) -> str:
     """Return the equation of the bytes that selective checkpointing keeps of an FFN, as text.
 
     It keeps every second GEMM output of q, k, v, out, gate, up, down, beginning with q. Of the FFN
-    these are gate and down for llama. For gpt, which has no gate, only up is kept.
+    these are gate and down for llama. For gpt, which has no gate, only up is kept. Of experts, it
+    keeps the outputs of the first GEMMs. It also keeps one tensor of the hidden size for each pair
+    of a token and its expert, because dispatched tokens are not sent again.
     """
+    is_llama = spec.shape.recipe == "llama"
+    if spec.moe is not None:
+        inner = f"{2 if is_llama else 1} * expert_ffn"
+        return f"sharded_tokens * top_k * ({inner} + hidden) * bytes_per_element"
     inner = "tokens * ffn / tp * bytes_per_element"
-    return f"{inner} + {INPUT}" if spec.shape.recipe == "llama" else inner
-
-
-def _moe_gemm_text(spec: StepSpec) -> str:
-    """Return the equation of the bytes that selective checkpointing keeps of a MoE block, as text.
-
-    It keeps the outputs of the experts' first GEMMs. It also keeps one tensor of the hidden size
-    for each pair of a token and its expert, because dispatched tokens are not sent again.
-    """
-    gates = 2 if spec.shape.recipe == "llama" else 1
-    return f"sharded_tokens * top_k * ({gates} * expert_ffn + hidden) * bytes_per_element"
+    return f"{inner} + {INPUT}" if is_llama else inner
 
 
 def _moe_text(spec: StepSpec) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Placement, Shard
+from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.profiler import record_function
 
 from parbench.bench.results.stats import median
@@ -138,9 +138,11 @@ class SimulatedLinear(nn.Linear):
         assert isinstance(input, DTensor), "the parallel style gives a sharded Linear a DTensor"
         [weight_placement] = self.weight.placements
         [input_placement] = input.placements
-        gradient_placement, output_placement = _find_placements(
-            weight_placement, input_placement, input.dim() - 1
-        )
+        gradient_placement = output_placement = input_placement
+        if weight_placement == Shard(0):
+            gradient_placement, output_placement = Partial(), Shard(input.dim() - 1)
+        elif weight_placement == Shard(1):
+            gradient_placement, output_placement = Shard(input.dim() - 1), Partial()
         bias = self.bias.to_local() if isinstance(self.bias, DTensor) else self.bias
         local_input = input.to_local(grad_placements=[gradient_placement])
         local_output = self._simulate(local_input, self.weight.to_local(), bias)
@@ -159,21 +161,6 @@ class SimulatedLinear(nn.Linear):
         output: Tensor = _ForwardAndInputGradient.apply(x, len(weight), self)  # type: ignore[no-untyped-call]
         joined: Tensor = _Join.apply(output, token)  # type: ignore[no-untyped-call]
         return joined
-
-
-def _find_placements(
-    weight: Placement, input_placement: Placement, feature_dim: int
-) -> tuple[Placement, Placement]:
-    """Return the DTensor placements of a sharded Linear's input gradient and of its output.
-
-    ``weight`` and ``input_placement`` are the placements of its weight and its input.
-    ``feature_dim`` is the index of the last dimension of the input.
-    """
-    if weight == Shard(0):
-        return Partial(), Shard(feature_dim)
-    if weight == Shard(1):
-        return Shard(feature_dim), Partial()
-    return input_placement, input_placement
 
 
 class _ForwardAndInputGradient(torch.autograd.Function):

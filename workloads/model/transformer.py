@@ -190,20 +190,15 @@ class Transformer(nn.Module):
         if self.token_embedding is not None:
             x = self.token_embedding(x)
         if self.position_embedding is not None:
-            x = x + self.position_embedding(self._get_positions(x))
+            positions = self.positions
+            if positions is None:
+                positions = torch.arange(x.shape[1], device=x.device)
+            x = x + self.position_embedding(positions)
         for layer in self.layers.values():
             x = layer(x)
         if self.norm is not None and self.head is not None:
             x = self.head(self.norm(x))
         return x
-
-    def _get_positions(self, x: Tensor) -> Tensor:
-        """Return the position (s) of each token of activations ``x`` (b, s, hidden).
-
-        It counts from the start of the sequence.
-        """
-        positions = self.positions
-        return torch.arange(x.shape[1], device=x.device) if positions is None else positions
 
 
 def merge_parts(parts: Sequence[Transformer]) -> nn.Module:

@@ -244,11 +244,9 @@ def record_calls(step: Callable[[], object], axes: Groups) -> tuple[SentCall, ..
     return tuple(mode.calls)
 
 
-CallsByRank = Sequence[Sequence[SentCall]]
-"""The recorded calls of one step on each rank, by global rank."""
-
-
-def summarize_counts(calls_by_rank: CallsByRank, axes: Iterable[str]) -> dict[str, MetricValue]:
+def summarize_counts(
+    calls_by_rank: Sequence[Sequence[SentCall]], axes: Iterable[str]
+) -> dict[str, MetricValue]:
     """Return metrics of the number of calls and the sent bytes of a step, as means over ranks.
 
     ``calls.AXIS`` and ``calls.AXIS.OP`` are numbers of calls per step. ``calls.AXIS`` is 0 for

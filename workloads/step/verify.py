@@ -223,13 +223,18 @@ class Verifier:
         """Return the number of this rank's parameter elements that differ from another replica.
 
         Each group in ``replicas`` has ranks whose parameters must be equal. The first rank of the
-        group broadcasts its parameters, and all ranks compare theirs with them.
+        group broadcasts its parameters, and all ranks compare the bits of theirs with them. Of a
+        DTensor, the local part is compared.
         """
         wrong = 0
         for group, parameters in self.replicas:
-            mismatches = count_replica_mismatches(parameters, group)
-            wrong += self._record(mismatches, "weights differ from those of the first replica")
-        return wrong
+            for parameter in parameters:
+                local = get_local_tensor(parameter.detach())
+                first = local.clone()
+                dist.broadcast(first, group=group, group_src=0)
+                differs = local.flatten().view(torch.uint8) != first.flatten().view(torch.uint8)
+                wrong += int(differs.view(-1, local.element_size()).any(dim=1).sum())
+        return self._record(wrong, "weights differ from those of the first replica")
 
     def _count_wrong_loss(
         self, loss: Tensor | None, expected: float, low_precision: float | None
@@ -500,19 +505,3 @@ def count_unfilled(gradient: Tensor | None, expected: float, num_ranks: int) -> 
         tolerance = max(1 / (2 * num_ranks), roundings)
     is_right = (gradient.float() - expected).abs() <= tolerance * abs(expected)  # not for NaN
     return int((~is_right).sum())
-
-
-def count_replica_mismatches(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> int:
-    """Return the number of elements on this rank that differ in a bit from the group's first rank.
-
-    ``tensors`` are parameters of this rank. Of a DTensor, the local part is compared. All ranks of
-    ``group`` call it, because the first rank broadcasts its elements.
-    """
-    wrong = 0
-    for tensor in tensors:
-        local = get_local_tensor(tensor.detach())
-        reference = local.clone()
-        dist.broadcast(reference, group=group, group_src=0)
-        differs = local.flatten().view(torch.uint8) != reference.flatten().view(torch.uint8)
-        wrong += int(differs.view(-1, local.element_size()).any(dim=1).sum())
-    return wrong
