@@ -90,8 +90,13 @@ def run_options(
         serve_rank()
         return None
     began = time.monotonic()
-    run = prepare_run(options, modules, joined, out, resume_path, limits)
-    plan = run.info.plan
+    run = None if resume_path is None else load_unfinished_run(resume_path, options, joined)
+    plan = plan_run(options, modules, joined) if run is None else run.info.plan
+    if limits is not None:
+        read_limits(limits, plan.cases)
+    if run is None:
+        path, info = create_run(out, plan, find_package_version("parbench") or "-")
+        run = Run(path=path, info=info, records=())
     pending = list_pending(run, with_out_of_budget=True)
     skipped = () if run.records else plan.skipped
     with ExitStack() as stack:
@@ -109,36 +114,6 @@ def run_options(
         except (KeyboardInterrupt, UserError) as error:
             display.show_stop(str(error) or "interrupted", run.path)
     return run.path
-
-
-def prepare_run(
-    options: Options,
-    modules: Sequence[str],
-    joined: Joined | None,
-    out: Path,
-    resume_path: Path | None,
-    limits: Path | None,
-) -> Run:
-    """Create the run, or load the one to resume, and check that the file of limits is valid.
-
-    Args:
-        options: what to measure and for how long.
-        modules: the names of the Python modules that define the benchmarks.
-        joined: the ranks that a launcher such as torchrun has started, None without one.
-        out: the folder in which a new run gets its own folder.
-        resume_path: the folder of a run to continue, None for a new run.
-        limits: a file of limits on metrics, None without limits.
-    """
-    if resume_path is not None:
-        run = load_unfinished_run(resume_path, options, joined)
-        if limits is not None:
-            read_limits(limits, run.info.plan.cases)
-        return run
-    plan = plan_run(options, modules, joined)
-    if limits is not None:
-        read_limits(limits, plan.cases)
-    path, info = create_run(out, plan, find_package_version("parbench") or "-")
-    return Run(path=path, info=info, records=())
 
 
 def load_unfinished_run(path: Path, options: Options, joined: Joined | None) -> Run:

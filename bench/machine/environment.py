@@ -222,22 +222,6 @@ def find_differing_values(
     return differences
 
 
-def get_emulation(environ: Mapping[str, str]) -> str:
-    """Return the description of emulated nodes or links in ``PARBENCH_EMULATED``.
-
-    Empty if the variable is not set, because then nodes and links are real.
-    """
-    return environ.get(EMULATED_VARIABLE, "")
-
-
-def describe_emulation(emulation: str) -> str:
-    """Return the note ``emulated: EMULATION`` for results of emulated nodes or links.
-
-    ``emulation`` is the description from ``get_emulation``.
-    """
-    return f"emulated: {emulation}"
-
-
 class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
     """The host, CPUs, NUMA nodes and GPU on which a rank runs."""
 

@@ -1,6 +1,5 @@
 """The CPU load of a host while the ranks of one start measure their cases."""
 
-import os
 import time
 
 import msgspec
@@ -20,11 +19,6 @@ class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     cores: NumRanks
     """The number of logical CPUs of the host."""
-    one_minute: NonNegative | None = None
-    """The kernel's load average over the minute before the ranks began to measure.
-
-    It is the mean number of processes that ran or waited for a core.
-    """
     other_cores: NonNegative | None = None
     """The mean number of cores that processes other than the ranks kept busy.
 
@@ -59,7 +53,6 @@ class LoadMeter:
 
     def __init__(self) -> None:
         """Start the measurement."""
-        self._one_minute = round(os.getloadavg()[0], 2)
         self._start = time.monotonic()
         psutil.cpu_times_percent()  # The next call refers to the time since this one.
 
@@ -79,7 +72,6 @@ class LoadMeter:
             other_cores = round(max(busy_cores - own_seconds / seconds, 0.0), 2)
         return HostLoad(
             cores=cores,
-            one_minute=self._one_minute,
             other_cores=other_cores,
             steal_percent=percent.get("steal"),
         )

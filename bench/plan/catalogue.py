@@ -78,17 +78,6 @@ class OperationSpec(BenchmarkDefinition):
         """True if the operation combines values of ranks and so has a parameter ``redop``."""
         return REDOP in self.params
 
-    @property
-    def placements(self) -> tuple[str, ...]:
-        """The allowed values of ``placement``, which are ``in_place`` and ``out_of_place``.
-
-        The first one is the default. An operation without this parameter has only one placement.
-        """
-        for param in self.params:
-            if param.name == "placement":
-                return tuple(map(str, param.choices))
-        return (IN_PLACE if self.in_place else OUT_OF_PLACE,)
-
     def refuse(self, params: Params, spec: WorldSpec) -> str | None:
         """Return a sentence with the reason why the operation cannot run, None if it can.
 

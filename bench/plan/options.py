@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from parbench.bench.machine.environment import get_emulation
+from parbench.bench.machine.environment import EMULATED_VARIABLE
 from parbench.bench.machine.machine import count_available_cores, try_call
 from parbench.bench.machine.slurm_allocation import (
     Allocation,
@@ -48,8 +48,6 @@ from parbench.bench.plan.plan import (
 )
 from parbench.bench.text import UserError, format_choices, parse_duration, parse_link
 
-Candidate = tuple[Case, str | None]
-"""A case, and a sentence with the reason why it cannot run here, None if it can run."""
 MIN_RANKS_OF_GROUPS = 4
 """The least number of ranks with which a preset measures process groups of some of the ranks."""
 BEYOND_CACHE = (256 << 20, 1 << 30)
@@ -147,7 +145,7 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
     notes = (*spec.notes, spec.sharing, injection_note)
     return msgspec.structs.replace(
         make_plan(options, catalogue, spec),
-        emulation=get_emulation(os.environ),
+        emulation=os.environ.get(EMULATED_VARIABLE, ""),
         notes=tuple(note for note in notes if note),
         path=str(folder) if options.targets else None,
         injection=fault,
@@ -167,25 +165,33 @@ def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: 
     if name not in PRESETS:
         raise UserError(f"no preset is named {name!r}: there are {format_choices(PRESETS, name)}")
     preset = PRESETS[name]
-    candidates: dict[str, Candidate] = {}
+    cases: dict[str, Case] = {}
+    skipped: dict[str, SkippedCase] = {}
     for definition in _select_definitions(options, catalogue, name):
         for params in _list_params(definition, options, preset, spec):
-            for case, reason in _list_candidates(definition, params, spec):
-                candidates[case.id] = case, reason
-    cases, skipped = [], []
-    for case, reason in candidates.values():
-        if reason is None:
-            cases.append(case)
-        else:
-            skipped.append(SkippedCase(case=case, reason=reason))
+            try:
+                expanded_params = list(definition.expand(params, spec))
+                expansion_error = ""
+            except UserError as error:
+                expanded_params = [params]
+                expansion_error = str(error)
+            for case_params in expanded_params:
+                case = definition.build_case(case_params)
+                reason = expansion_error or definition.refuse(case.all_params, spec)
+                if reason:
+                    skipped[case.id] = SkippedCase(case=case, reason=reason)
+                else:
+                    cases[case.id] = case
     if not cases:
-        raise UserError(f"no case can run here; {skipped[0].case.label}: {skipped[0].reason}")
-    repetitions, budget_seconds, measure = _choose_duration(options, preset, cases)
+        first = next(iter(skipped.values()))
+        raise UserError(f"no case can run here; {first.case.label}: {first.reason}")
+    planned_cases = tuple(cases.values())
+    repetitions, budget_seconds, measure = _choose_duration(options, preset, planned_cases)
     timeout = options.timeout
     return Plan(
         preset=name,
-        cases=tuple(cases),
-        skipped=tuple(skipped),
+        cases=planned_cases,
+        skipped=tuple(skipped.values()),
         nproc=spec.nproc,
         backend=spec.backend,
         device=spec.device,
@@ -223,19 +229,11 @@ def _choose_duration(
     repetitions = FEW_OPERATIONS_REPETITIONS if has_few_operations else SHORT_REPETITIONS
     repetitions = options.repetitions or repetitions
     measure = msgspec.structs.replace(measure, seconds_per_case=SHORT_SECONDS_PER_CASE)
-    return repetitions, _compute_short_budget(cases, measure, repetitions), measure
-
-
-def _compute_short_budget(cases: Sequence[Case], measure: Measure, repetitions: int) -> float:
-    """Return a generous time budget (seconds) for a whole run of named cases.
-
-    It contains the import of torch, the starts of the ranks, and three times the sampling time, so
-    that only a slow or busy machine reaches it.
-    """
+    # Only a slow or busy machine reaches this budget: it has three times the sampling time.
     import_seconds, start_seconds = 30.0, 10.0
     startup_seconds = start_seconds * len(group_by_variables(cases))
     repetition_seconds = startup_seconds + 3 * compute_sampling_seconds(cases, measure)
-    return import_seconds + repetitions * repetition_seconds
+    return repetitions, import_seconds + repetitions * repetition_seconds, measure
 
 
 def _select_definitions(
@@ -322,22 +320,6 @@ def _adapt_sizes(sizes: Sequence[Value], spec: WorldSpec) -> tuple[Value, ...]:
         num_bytes += BEYOND_CACHE
     step = spec.nproc * max(dtype.itemsize for dtype in DTYPES.values())
     return tuple(math.ceil(size / step) * step for size in num_bytes)
-
-
-def _list_candidates(
-    definition: BenchmarkDefinition, params: Params, spec: WorldSpec
-) -> Iterator[Candidate]:
-    """Yield the cases of one combination of parameter values, such as one for each process group.
-
-    Each case comes with the reason why it cannot run here, None if it can run.
-    """
-    try:
-        cases = [definition.build_case(expanded) for expanded in definition.expand(params, spec)]
-    except UserError as error:
-        yield definition.build_case(params), str(error)
-        return
-    for case in cases:
-        yield case, definition.refuse(case.all_params, spec)
 
 
 def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, NodeLayout | None]:

@@ -10,7 +10,6 @@ import msgspec
 
 from parbench.bench.files import convert_read_errors, decode_json, read_file, read_toml
 from parbench.bench.limits import Count, NonNegative, NumRanks, NumRepetitions, Rank
-from parbench.bench.machine.environment import describe_emulation
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.catalogue import OPERATIONS
@@ -136,14 +135,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The layout of the ranks on nodes, None if srun does not start the ranks."""
 
     @property
-    def is_imported(self) -> bool:
-        """True if the results come from a log of another tool, so that they cannot be repeated."""
-        return self.preset.startswith("import:")
-
-    @property
     def limitations(self) -> tuple[str, ...]:
         """Sentences about limits of the results: a note about emulation, if any, and ``notes``."""
-        emulated = [describe_emulation(self.emulation)] if self.emulation else []
+        emulated = [f"emulated: {self.emulation}"] if self.emulation else []
         return (*emulated, *self.notes)
 
 

@@ -69,7 +69,7 @@ def add_samples(
         arrival=arrival,
         details=details,
         notes=list(description.notes),
-        raw=b"" if outcome.more else _pack_samples(timed, world, ranks),
+        raw=b"" if outcome.more else _pack_samples(timed, ranks),
     )
 
 
@@ -121,15 +121,13 @@ def _compute_rate(work: Work, time: Estimate) -> MetricValue:
     )
 
 
-def _pack_samples(timed: TimedSamples, world: World, ranks: list[int]) -> bytes:
+def _pack_samples(timed: TimedSamples, ranks: list[int]) -> bytes:
     """Return the times of all samples on the measured ranks as the content of a NumPy archive.
 
     It has the arrays ``arrival_ns``, ``exit_ns``, ``duration_ns`` and ``issue_ns`` of shape (ranks,
     samples). Arrivals and exits are the start and the end of a sample on rank 0's clock, in ns
     since the first arrival. ``issue_ns`` is the time until an asynchronous call returned.
-
-    It also has ``ranks``, ``steps_per_sample`` and ``clock_offsets_ns``, which has one entry for
-    each rank of the run.
+    It also has ``ranks`` and ``steps_per_sample``.
     """
     arrivals, exits, durations, issues = timed.stamps
     first_arrival = arrivals.min()
@@ -140,7 +138,6 @@ def _pack_samples(timed: TimedSamples, world: World, ranks: list[int]) -> bytes:
         "duration_ns": durations,
         "issue_ns": issues,
         "steps_per_sample": np.int64(timed.steps_per_sample),
-        "clock_offsets_ns": np.array(world.clock.offsets_ns),
     }
     with io.BytesIO() as file:
         np.savez_compressed(file, **arrays)

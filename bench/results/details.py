@@ -175,8 +175,6 @@ class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
     """This and other schedules, simulated with the measured times of this step's actions."""
     clock: str | None = None
     """A phrase about the method by which the clocks of the ranks were compared."""
-    clock_uncertainty_seconds: float | None = None
-    """The uncertainty of the comparison of two ranks' clocks."""
 
 
 class AttentionDetails(Details, frozen=True, kw_only=True):

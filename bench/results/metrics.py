@@ -7,7 +7,7 @@ glossary and README follow from these declarations. Benchmarks give values.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Literal, TypeVar
 
 import msgspec
@@ -69,21 +69,13 @@ class Metric:
     is_exact: bool = False
     """True for a count that must be the same in all runs of a step, so that any change matters."""
 
-    @cached_property
-    def pattern(self) -> str:
-        """A regular expression that matches the names of metrics that this declaration covers.
-
-        It has a group ``(.+)`` for each word in capitals, such as AXIS in ``exposed_comm.AXIS``.
-        """
-        return _ANY_WORD.sub("(.+)", re.escape(self.name))
-
     def specialize(self, name: str) -> "Metric | None":
         """Return the declaration with the name of one metric, None if it does not cover the name.
 
         The words of ``name`` also replace the words in capitals in title and help: with
         ``bytes_sent.dp``, ``bytes sent on AXIS`` becomes ``bytes sent on dp``.
         """
-        match = re.fullmatch(self.pattern, name)
+        match = re.fullmatch(_ANY_WORD.sub("(.+)", self.name.replace(".", r"\.")), name)
         if match is None:
             return None
         title, description = self.title, self.help

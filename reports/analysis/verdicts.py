@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from parbench.bench.launch.budget import estimate_run_seconds, format_budget
-from parbench.bench.machine.environment import describe_emulation
 from parbench.bench.results.formatting import format_percent
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
@@ -126,7 +125,9 @@ def _judge_noise(run: Run, results: Sequence[CaseResult]) -> ReportVerdict:
     if not known:
         count = pluralize(max(result.repetitions for result in results), "repetition")
         message = f"the variation between repetitions is unknown ({count})"
-        hint = "Import 5 logs" if run.info.plan.is_imported else "Use --repetitions 5"
+        hint = (
+            "Import 5 logs" if run.info.plan.preset.startswith("import:") else "Use --repetitions 5"
+        )
         return ReportVerdict("NOISE UNKNOWN", "doubtful", message, hint=hint)
     num_noisy = sum(result.noise in ("noisy", "very noisy") for result in known)
     variation = median([result.variation or 0.0 for result in known])
@@ -199,4 +200,4 @@ def _make_problem(result: CaseResult) -> Problem:
 def describe_emulations(run: Run) -> tuple[str, ...]:
     """Return a sentence for each emulation of nodes or links in the plan or records of a run."""
     emulations = [run.info.plan.emulation, *(record.emulation for record in run.records)]
-    return tuple(describe_emulation(name) for name in dict.fromkeys(emulations) if name)
+    return tuple(f"emulated: {name}" for name in dict.fromkeys(emulations) if name)

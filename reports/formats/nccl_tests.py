@@ -58,7 +58,7 @@ def _complete_params(result: CaseResult) -> dict[str, Any]:
         "dtype": "float32",
         "redop": "sum" if operation.is_reduction else "none",
         "root": -1,
-        "placement": operation.placements[0],
+        "placement": "in_place" if operation.in_place else "out_of_place",
         **result.case.params,
     }
 

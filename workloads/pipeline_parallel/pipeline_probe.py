@@ -145,7 +145,6 @@ class BubbleProbe:
         facts = replace(
             facts,
             clock=self.world.clock.method,
-            clock_uncertainty_seconds=self.world.clock.uncertainty_ns / 1e9,
             measured=bubbles.make_detail_rows(steps.median) if has_timeline else None,
             predicted=bubbles.make_detail_rows(simulated) if has_timeline else None,
             comparison=bubbles.compare_schedules(

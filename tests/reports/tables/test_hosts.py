@@ -44,7 +44,7 @@ def test_arrivals_show_the_late_rank_and_the_clock() -> None:
 
 def test_repetition_table_has_load_and_share() -> None:
     run = run_from_records(replace(ok_record(collective_case()), seconds=1.5))
-    load = HostLoad(cores=2, one_minute=0.5, other_cores=1.6, steal_percent=25.0)
+    load = HostLoad(cores=2, other_cores=1.6, steal_percent=25.0)
     repetition = RepetitionInfo(repetition=0, seconds=3.0, load=load)
     run = replace(run, info=replace(run.info, repetitions=(repetition,)))
     (line,) = table_lines(find_table_of_run(RunData(run), "repetitions"))

@@ -264,7 +264,6 @@ def pipeline_details(
         "layers_by_stage": [2] * ranks,
         "stages_by_rank": [[rank] for rank in range(ranks)],
         "clock": "one host, one monotonic clock",
-        "clock_uncertainty_seconds": 0.0,
         "measured": timeline,
         "predicted": timeline,
         **fields,
