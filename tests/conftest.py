@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from parbench.bench.machine.machine import inspect_machine
 from parbench.bench.results.runs import Run
-from tests.support.paths import IMPORT_PATH, Command, environment
+from tests.support.paths import IMPORT_PATH, Command, run_command
 from tests.support.ranks import Ranks
 from tests.support.smoke import run_smoke_subset
 
@@ -47,15 +47,7 @@ def parbench(tmp_path: Path) -> Command:
     command = [str(script)] if is_installed else [sys.executable, "-m", "parbench"]
 
     def run(*args: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [*command, *args],
-            cwd=tmp_path,
-            env={**environment(), **variables},
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-        )
+        return run_command([*command, *args], tmp_path, variables)
 
     return run
 

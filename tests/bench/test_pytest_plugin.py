@@ -15,7 +15,7 @@ from parbench.bench import pytest_plugin
 from parbench.bench.commands import run
 from parbench.bench.pytest_plugin import OPTIONS, build_options, make_timer, measure_case
 from parbench.bench.results.records import Record
-from tests.support.paths import ROOT, environment
+from tests.support.paths import ROOT, run_command
 from tests.support.reports.reports_fixtures import (
     collective_case,
     failed_record,
@@ -48,15 +48,7 @@ def run_pytest(folder: Path, text: str, *args: str) -> "subprocess.CompletedProc
     plugins = [entry_point.value for entry_point in entry_points(group="pytest11")]
     if pytest_plugin.__name__ not in plugins:
         command += ["-p", pytest_plugin.__name__]
-    return subprocess.run(
-        [*command, *args],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    return run_command([*command, *args], folder)
 
 
 @pytest.mark.full

@@ -1,7 +1,5 @@
 """Tests on a real Slurm cluster: its links, screening, a cut link, and sweeps with faults."""
 
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,14 +7,11 @@ import pytest
 
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, load_run
-from tests.support.fakes import wait_until
 from tests.support.slurm.clusters import (
     LOCAL_CLUSTER,
     PARBENCH,
-    cluster_command,
     run_in_cluster,
 )
-from tests.support.slurm.processes import find_processes
 from tests.support.slurm.sweep_scenarios import SCENARIOS
 
 pytestmark = pytest.mark.full
@@ -25,32 +20,6 @@ FAULT = f"{' '.join(LOCAL_CLUSTER)} fault"
 LINK_BITS_PER_SECOND = 200e6
 RUN = f"{PARBENCH} run --launcher srun --set mode=blocking --repetitions 1"
 RUN_CUT = f"{RUN} tests.support.faults:waiting"
-
-
-def test_local_cluster_gives_each_node_its_own_host() -> None:
-    facts = "$(hostname) $(hostname -I) $(ls /dev/shm | wc -l) $SLURM_TOPOLOGY_ADDR"
-    script = f"srun sh -c 'echo {facts}'; exit 7"
-    result = run_in_cluster(["sh", "-c", script], nodes=1)
-    assert result.returncode == 7
-    assert result.stdout == "n1 10.77.0.1 0 leaf1.n1\n"
-
-
-def test_local_cluster_leaves_nothing_when_killed() -> None:
-    script = (
-        "srun --nodes 2 sleep 1000 & setsid sleep 1000 & echo $PARBENCH_CLUSTER; sleep 1000"
-    )
-    with subprocess.Popen(
-        [*cluster_command(nodes=2), "--", "sh", "-c", script],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        assert process.stdout is not None
-        folder = process.stdout.readline().strip()
-        assert find_processes(folder)
-        process.send_signal(signal.SIGKILL)
-    wait_until(lambda: not Path(folder).exists() and not find_processes(folder), 20)
-    assert folder not in Path("/proc/mounts").read_text()
 
 
 @pytest.mark.measures

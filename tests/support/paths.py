@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -21,3 +21,23 @@ def environment() -> dict[str, str]:
         name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")
     }
     return {**variables, "PYTHONPATH": IMPORT_PATH}
+
+
+def run_command(
+    command: Sequence[str],
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+    *,
+    timeout: float = 180.0,
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command in a folder with additional variables, and return how it ended."""
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env={**environment(), **(variables or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )

@@ -1,11 +1,10 @@
 """Real runs on two ranks for tests that read a run folder."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 from parbench.bench.results.runs import Run, load_run
-from tests.support.paths import environment
+from tests.support.paths import run_command
 
 PARBENCH = str(Path(sys.executable).with_name("parbench"))
 OUTPUT_FILE = "stdout.txt"
@@ -22,15 +21,7 @@ def run_smoke_subset(folder: Path) -> Run:
 def run_preset(folder: Path, *options: str) -> Run:
     """Run ``parbench run --preset smoke`` on two ranks in a folder and return the run."""
     command = [PARBENCH, "run", "--preset", "smoke", "--nproc", "2", *options]
-    completed = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    completed = run_command(command, folder, timeout=600)
     (folder / OUTPUT_FILE).write_text(completed.stdout)
     assert completed.returncode in (0, 4), completed.stdout + completed.stderr
     [path] = (folder / "runs").glob("*Z-*")

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import socket
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from tests.bench.check.test_earlier_gpus import write_run
 from tests.bench.check.test_health import NUM_RANKS, WRONG_ON_ONE, build_run
 from tests.support.fake_runs import MACHINE
 from tests.support.nvidia import H100, format_uuid, gpus, install, write_evidence
-from tests.support.paths import environment
+from tests.support.paths import Command
 from tests.support.refusals import usage_error
 from tests.support.slurm.clusters import PARBENCH, run_in_cluster
 
@@ -155,29 +153,16 @@ def test_command_names_the_gpu_that_is_not_healthy(
     assert reason in result.stdout
 
 
-def run_check(folder: Path, *args: str) -> tuple[int, dict[str, Any]]:
-    process = subprocess.run(
-        [sys.executable, "-m", "parbench", "check", "--format=json", *args],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert process.stdout, process.stderr
-    return process.returncode, json.loads(process.stdout)
-
-
 def list_bad(document: dict[str, Any]) -> list[bool]:
     return [device["verdict"] == "bad" for device in document["devices"]]
 
 
 @pytest.mark.full
 @pytest.mark.measures
-def test_good_machine_is_ok(tmp_path: Path) -> None:
-    code, document = run_check(tmp_path)
-    assert code == 0, document
+def test_good_machine_is_ok(parbench: Command, tmp_path: Path) -> None:
+    process = parbench("check", "--format=json")
+    assert process.returncode == 0, process.stderr
+    document = json.loads(process.stdout)
     assert document["seconds"] < 60
     ranks = load_run(tmp_path / document["run"]).records[0].environment
     for device in document["devices"]:
@@ -187,9 +172,11 @@ def test_good_machine_is_ok(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.measures
-def test_injected_fault_of_device_is_found(tmp_path: Path) -> None:
-    code, document = run_check(tmp_path, "--inject", "slow:1:20%", "--budget", "20s")
-    assert code == 1
+def test_injected_fault_of_device_is_found(parbench: Command) -> None:
+    options = "--inject slow:1:20% --budget 20s"
+    process = parbench("check", "--format=json", *options.split())
+    assert process.returncode == 1, process.stderr
+    document = json.loads(process.stdout)
     assert list_bad(document)[:2] == [False, True]
     assert "under its peers in" in document["devices"][1]["reasons"][0]["text"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from parbench.bench.machine.environment import find_interface
 from parbench.bench.results.runs import Run, list_runs, load_run
-from tests.support.paths import environment
+from tests.support.paths import run_command
 from tests.support.slurm.clusters import PARBENCH, run_in_cluster
 
 ALL_REDUCE = ("run", "--preset", "smoke", "all_reduce")
@@ -32,17 +32,8 @@ LAUNCHERS = {
 
 def run_launched(launcher: str, folder: Path, *args: str) -> "subprocess.CompletedProcess[str]":
     """Run ``parbench`` as two ranks of a launcher."""
-    variables = {**environment(), **AS_ROOT, "OMP_NUM_THREADS": "1"}
-    variables.pop("GLOO_SOCKET_IFNAME", None)
-    return subprocess.run(
-        [*LAUNCHERS[launcher], *args],
-        cwd=folder,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    command = ["env", "--unset=GLOO_SOCKET_IFNAME", *LAUNCHERS[launcher], *args]
+    return run_command(command, folder, {**AS_ROOT, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.parametrize(

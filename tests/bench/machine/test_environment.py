@@ -4,7 +4,6 @@ import os
 import socket
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import psutil
@@ -24,7 +23,6 @@ from parbench.bench.machine.environment import (
     group_cores,
     parse_cpus,
     select_recorded_variables,
-    split_environments,
 )
 from parbench.bench.machine.machine import find_package_version, get_affinity
 from tests.support.trees import write_tree
@@ -195,19 +193,6 @@ def test_relations_name_pairs_of_up_to_64_ranks() -> None:
     }
     assert len(describe_relations([PLACE] * 64, {})) == 64 * 63 / 2
     assert describe_relations([PLACE] * 65, {}) == {}
-
-
-def test_hoist_separates_common_values() -> None:
-    ranks: list[dict[str, Any]] = [
-        {"host": {"name": "n1", "os": "Debian", "boot": None}, "load": {"one": 1}},
-        {"host": {"name": "n2", "os": "Debian", "boot": None}, "load": 1},
-    ]
-    common, rests = split_environments(ranks)
-    assert common == {"host": {"os": "Debian", "boot": None}}
-    assert rests == [
-        {"host": {"name": "n1"}, "load": {"one": 1}},
-        {"host": {"name": "n2"}, "load": 1},
-    ]
 
 
 def test_difference_names_values_by_path() -> None:

@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from parbench.bench.machine.gpu import Gpu, GpuReport
-from parbench.bench.machine.machine import Machine
 from parbench.bench.machine.silent_gpus import find_silent_gpus
 from tests.support.nvidia import format_address, format_uuid, write_evidence
 from tests.support.trees import write_tree
@@ -118,11 +117,3 @@ def test_gpus_of_virtual_machines_are_not_silent(tmp_path: Path) -> None:
     device = root / "sys/bus/pci/devices" / format_address(0)
     (device / "driver").symlink_to(root / "drivers/vfio-pci")
     assert find(NO_DRIVER, root) == (format_address(1),)
-
-
-def test_silent_gpus_are_described() -> None:
-    machine = Machine(cores=1, silent_gpus=ALL_THREE, gpu_failure=HANG.failure)
-    assert machine.describe_silent_gpus() == (
-        "no answer from GPU 0000:19:00.0, 0000:2a:00.0 and 0000:3b:00.0: "
-        "NVML did not answer within 60 s"
-    )
