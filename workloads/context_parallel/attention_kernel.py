@@ -297,8 +297,6 @@ class BlockAttention(ABC):
 
         A tile is the rectangle of queries and keys of one kernel call.
         """
-        self.own_halves = split.list_own_halves(rank)
-        """The tiles of this rank's own keys, with the first and the second half of its queries."""
         self.device = device
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

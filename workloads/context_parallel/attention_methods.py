@@ -55,9 +55,8 @@ class RingAttention(BlockAttention):
 
     A rank computes with one block while it sends this block to the next rank (arXiv 2310.01889).
     The backward pass sends the blocks around again. Each block is followed by the sum of its
-    gradients, to which every rank adds its part. In forward, a rank starts with its own block. In
-    backward, it computes half of its own block during the first hop of keys, and the other half
-    during the last hop of gradients. Without a group, this rank computes the only block.
+    gradients, to which every rank adds its part. A rank starts with its own block. Without a group,
+    this rank computes the only block.
     """
 
     def forward(self, q: Tensor, kv: Tensor) -> OnlineSoftmax:
@@ -69,7 +68,8 @@ class RingAttention(BlockAttention):
         softmax = OnlineSoftmax(q)
         last_block = self.split.parts - 1
         for block in range(last_block):
-            wait_for_keys = self._start_hop(kv, KEYS)
+            assert self.group is not None, "a ring has several ranks"
+            wait_for_keys = start_hop(self.group, kv, KEYS)
             self.add_block(block, q, kv, softmax)
             kv = wait_for_keys()
         self.add_block(last_block, q, kv, softmax)
@@ -83,34 +83,21 @@ class RingAttention(BlockAttention):
         this rank's queries are added to ``dq``.
         """
         last_block = self.split.parts - 1
-        if last_block == 0:
+        if self.group is None:
             return self.compute_gradients(self.tiles[0], saved, kv, dq)
-        own_kv = kv
-        first_half, second_half = self.own_halves
-        wait_for_keys = self._start_hop(kv, KEYS)
-        own_d_kv = self.compute_gradients(first_half, saved, own_kv, dq)
+        wait_for_keys = start_hop(self.group, kv, KEYS)
+        own_d_kv = self.compute_gradients(self.tiles[0], saved, kv, dq)
         wait_for_gradients: Callable[[], Tensor] | None = None
         for block in range(1, last_block + 1):
             kv = wait_for_keys()
             if block < last_block:
-                wait_for_keys = self._start_hop(kv, KEYS)
+                wait_for_keys = start_hop(self.group, kv, KEYS)
             d_kv = self.compute_gradients(self.tiles[block], saved, kv, dq)
             if wait_for_gradients is not None:
                 d_kv += wait_for_gradients()
-            wait_for_gradients = self._start_hop(d_kv, GRADIENTS)
-        own_d_kv += self.compute_gradients(second_half, saved, own_kv, dq)
+            wait_for_gradients = start_hop(self.group, d_kv, GRADIENTS)
         assert wait_for_gradients is not None
-        own_d_kv += wait_for_gradients()
-        return own_d_kv
-
-    def _start_hop(self, block: Tensor, tag: int) -> Callable[[], Tensor]:
-        """Start to send ``block`` to the next rank, and return the function that waits for a block.
-
-        The function returns the block of the previous rank. See ``start_hop`` for ``tag``.
-        """
-        assert self.group is not None, "a ring has several ranks"
-        return start_hop(self.group, block, tag)
-
+        return own_d_kv + wait_for_gradients()
 
 class AllGatherAttention(BlockAttention):
     """Attention in which each rank gathers all keys and values, and reduce-scatters gradients.

@@ -1,6 +1,5 @@
 """The split of a sequence over ranks: tokens, blocks of keys, and the balance of the work. Pure."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -87,23 +86,6 @@ class SequenceSplit:
             list_causal_tiles(queries, self._list_keys(rank, block))
             for block in range(self.num_blocks)
         ]
-
-    def list_own_halves(self, rank: int) -> tuple[Sequence[Tile], Sequence[Tile]]:
-        """Return the kernel calls of a rank's queries over its own keys, in two parts.
-
-        The first element has the tiles (rectangles of queries and keys) of the first half of the
-        rank's queries, the second those of the second half. In backward, a ring computes the two
-        halves at different times.
-        """
-        chunks = self._list_part(rank // self.ulysses)
-        if len(chunks) == 1:
-            [chunk] = chunks
-            middle = (chunk.start + chunk.stop) // 2
-            chunks = [range(chunk.start, middle), range(middle, chunk.stop)]
-        tiles = list_causal_tiles(chunks, chunks)
-        middle_row = len(chunks[0])
-        first = [tile for tile in tiles if 0 < tile.rows.stop <= middle_row]
-        return first, [tile for tile in tiles if tile.rows.start >= middle_row]
 
     @property
     def num_pairs(self) -> int:
