@@ -4,7 +4,6 @@ They ask what fits on one GPU: training state, optimizer shards, all shards, act
 sequence, the experts. The last are about the critical batch and the time that failures cost.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -124,20 +123,13 @@ def _list_state_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iter
 def _list_activation_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iterator[Question]:
     """Yield questions on whether the activations of one sequence fit next to a shard of FSDP.
 
-    They are without recomputation, with full recomputation, and with tensor parallelism. The first
-    question whose answer is yes is the last.
+    They are without recomputation and with full recomputation. The first question whose answer is
+    yes is the last.
     """
-    tp = math.gcd(hardware.gpus_per_node, gpus, step.shape.kv_heads)
-    full_tp = ParallelDims(fsdp=max(1, gpus // tp), tp=tp)
-    for dims, checkpointing, if_yes, if_no in (
-        (
-            ParallelDims(fsdp=gpus),
-            "none",
-            "no recomputation is needed",
-            "recompute, or split layers",
-        ),
-        (ParallelDims(fsdp=gpus), "full", "recomputation is enough", "split layers or sequences"),
-        (full_tp, "selective", f"tp={tp} avoids full recomputation", "add a pipeline or recompute"),
+    dims = ParallelDims(fsdp=gpus)
+    for checkpointing, if_yes, if_no in (
+        ("none", "no recomputation is needed", "recompute, or split layers"),
+        ("full", "recomputation is enough", "split layers or sequences, inside a node first"),
     ):
         spec = place_step(step, dims).with_checkpointing(checkpointing)
         view = spec.rank_view(0)

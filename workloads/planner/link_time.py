@@ -11,7 +11,7 @@ the bytes that pass a link.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,18 +30,11 @@ if TYPE_CHECKING:
 
 MESSAGE = "unidirectional"
 """The point-to-point benchmark whose fit predicts a message."""
-_SUBSTITUTES: Mapping[str, tuple[str, ...]] = {
-    "all_gather": ("reduce_scatter", "all_reduce"),
-    "reduce_scatter": ("all_gather", "all_reduce"),
-    "all_reduce": ("all_gather", "reduce_scatter"),
-    "all_to_all": ("all_gather", "all_reduce"),
-    "broadcast": ("all_gather", "all_reduce"),
-    "send": (MESSAGE, "all_gather", "all_reduce"),
-}
-"""The benchmarks whose fits replace the missing fit of an operation, in order of preference.
+_SUBSTITUTES = ("all_gather", "reduce_scatter", "all_reduce")
+"""The collectives whose fits replace the missing fit of an operation, in order of preference.
 
-The keys are the operations. The size of the substitute is scaled, so that it sends as many bytes
-over a link as the replaced call. A message without a fit takes as long as a hop of a collective.
+The size of the substitute is scaled, so that it sends as many bytes over a link as the replaced
+call. A message without a fit takes as long as a hop of a collective.
 """
 
 
@@ -254,11 +247,12 @@ def curve_for(call: PlacedCall, curves: Sequence[Curve]) -> Curve:
     Of several fits of an operation, those whose group is inside a node, or across nodes, like that
     of the call are preferred, then those with as many ranks. Raises ``UserError`` without a fit.
     """
-    for op in (call.op, *_SUBSTITUTES.get(call.op, ())):
+    measured_op = MESSAGE if call.op == "send" else call.op
+    for op in (measured_op, *_SUBSTITUTES):
         candidates = [curve for curve in curves if curve.op == op]
         if candidates:
             return min(candidates, key=lambda curve: _rank_curve(curve, call.place))
-    case = "p2p.unidirectional" if call.op == "send" else f"collective.{call.op}"
+    case = f"p2p.{MESSAGE}" if call.op == "send" else f"collective.{call.op}"
     raise UserError(
         f"the run has no fit for {call.op}: it needs three sizes of {case}, mode=blocking, dtype=float32"
     )

@@ -23,16 +23,6 @@ def test_gemm_efficiency_falls_with_size(name: str, size: int, efficiency: float
     assert share == pytest.approx(efficiency, abs=0.02)
 
 
-def test_short_pieces_are_slow() -> None:
-    """A 32nd of the tokens takes more than a 32nd of the time."""
-    spec = make_spec("dp=1", "llama3-8b")
-    short = make_spec("cp=32", "llama3-8b")
-    hardware = PRESETS["h100"]
-    full_seconds = compute_microbatch(spec.rank_view(0), hardware).forward
-    short_seconds = compute_microbatch(short.rank_view(0), hardware).forward
-    assert short_seconds > 1.5 * full_seconds / 32
-
-
 @pytest.mark.parametrize("mesh", ["tp=8", "pp=4", "fsdp=8", "cp=4"])
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 def test_ideal_hardware_takes_the_flops_of_the_stage(mesh: str, checkpointing: str) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from parbench.bench.text import UserError
 from parbench.workloads.planner.hardware import PRESETS, Efficiency, hardware_of
-from parbench.workloads.step.peaks import datasheet_peak
 
 HARDWARE_FILE = """
 flops_per_second = 1e15
@@ -21,19 +20,6 @@ rails = 1
 gemm = 0.4
 overlap = { fsdp = 0.5 }
 """
-
-
-@pytest.mark.parametrize(
-    ("name", "device"),
-    [
-        ("a100", "NVIDIA A100"),
-        ("h100", "NVIDIA H100 80GB HBM3"),
-        ("h200", "NVIDIA H200"),
-        ("b200", "NVIDIA B200"),
-    ],
-)
-def test_preset_has_peak_of_the_device(name: str, device: str) -> None:
-    assert PRESETS[name].flops_per_second == datasheet_peak(device, "bfloat16")
 
 
 def test_hardware_file_overrides_defaults(tmp_path: Path) -> None:

@@ -86,20 +86,6 @@ def test_validation_predicts_times(name: str, predicted: float, measured: float)
     assert component.error == pytest.approx(predicted / measured - 1, rel=2e-3)
 
 
-def test_validation_averages_repetitions() -> None:
-    """The median compute of three repetitions is used, and a failed one is left out."""
-    records = []
-    for repetition, seconds in enumerate((0.1, 0.2, 0.4)):
-        metrics = {"compute": counted_metric(seconds, "s")}
-        records.append(make_record(metrics=metrics, repetition=repetition))
-    failed = failed_record(records[0].case, repetition=3)
-    [row] = validate_records(failed, *records).rows
-    assert row.compute == "measured"
-    assert component_of(row, "step_time").predicted == pytest.approx(
-        0.2 + REDUCE_SECONDS, rel=1e-3
-    )
-
-
 def test_validation_compares_bytes_and_memory() -> None:
     spec = PRESETS["ddp"](make_record().case.params, 4)
     activations = activations_equation(spec.rank_view(0)).value
@@ -210,17 +196,6 @@ def test_row_time_of_pipeline_contains_bubble(schedule: str, chunks: int) -> Non
     bubble = SCHEDULES[schedule].compute_bubble(PipelineSize(4, 8, chunks), passes)
     assert bubble is not None
     assert row.seconds == pytest.approx(2.4 + bubble.seconds)
-
-
-@pytest.mark.parametrize(
-    ("backend", "num_messages"), [("nccl", 2 * 3), ("gloo", 2 * 3 + 2 * (8 - 1))]
-)
-def test_row_time_of_gloo_messages_waits_for_receiver(backend: str, num_messages: int) -> None:
-    step = make_step("pp", schedule="gpipe", microbatches=8)
-    row = predict_step_time(
-        step, calls_of(step), lambda call: 0.01, compute_seconds=2.4, backend=backend
-    )
-    assert row.exposed_seconds["pp"] == pytest.approx(0.01 * num_messages)
 
 
 @pytest.mark.parametrize(
