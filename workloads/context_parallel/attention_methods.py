@@ -99,6 +99,7 @@ class RingAttention(BlockAttention):
         assert wait_for_gradients is not None
         return own_d_kv + wait_for_gradients()
 
+
 class AllGatherAttention(BlockAttention):
     """Attention in which each rank gathers all keys and values, and reduce-scatters gradients.
 
