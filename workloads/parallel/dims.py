@@ -235,8 +235,11 @@ class ParallelDims:
         if self.ranks != ranks:
             axes = [name for name in self.order if self.size(name) > 1]
             return f"{self._format_product(axes or ['dp'])} != world size({ranks})"
+        unused = [axis for axis in INSIDE if self.size(axis) > 1]
+        if not experts and unused:
+            return f"{self._format_product(unused)} > 1 without experts: set experts=N"
         if not experts:
-            return self._find_unused_expert_axis()
+            return None
         if self.tp % self.etp:
             return f"tp({self.tp}) % etp({self.etp}) != 0"
         if experts % self.ep:
@@ -246,17 +249,6 @@ class ParallelDims:
             product = self._format_product(axes)
             divisor = self._format_product(["ep", "etp"] if self.etp > 1 else ["ep"])
             return f"({product}) % ({divisor}) != 0"
-        return None
-
-    def _find_unused_expert_axis(self) -> str | None:
-        """Return the violation if ``ep`` or ``etp`` is above 1, for a model without experts.
-
-        It is a text such as ``ep(2) > 1 without experts: set experts=N``. The result is None if
-        both are 1.
-        """
-        for axis in INSIDE:
-            if self.size(axis) > 1:
-                return f"{axis}({self.size(axis)}) > 1 without experts: set experts=N"
         return None
 
     def _format_product(self, axes: Iterable[str]) -> str:

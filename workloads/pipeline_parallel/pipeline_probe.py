@@ -28,14 +28,6 @@ MAX_TIMELINE_ACTIONS = 20_000
 SHARED_NOTE = (
     "functional only: ranks share cores or a GPU, so that their compute cannot show a bubble"
 )
-IDLE_NOTE = (
-    "idle by cause is that of the pipeline, where a rank that waits for a stage is idle; "
-    "in the parts of the step's time it has exposed communication of pp"
-)
-HALVES_NOTE = (
-    "other schedules are simulated with half of the backward pass as input gradient, half as "
-    "weight gradient"
-)
 
 
 class RankStep(NamedTuple):
@@ -155,8 +147,7 @@ class BubbleProbe:
                 outside_seconds=median(steps.outside_seconds),
             ),
         )
-        notes = [IDLE_NOTE] if schedule.splits_backward else [IDLE_NOTE, HALVES_NOTE]
-        return Explanation(metrics=metrics, details=facts.as_details, notes=tuple(notes))
+        return Explanation(metrics=metrics, details=facts.as_details)
 
 
 def can_measure_bubble(world: World, simulated_seconds: float | None) -> bool:
