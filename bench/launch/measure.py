@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from parbench.bench.launch.budget import RESERVE, estimate_run_seconds
 from parbench.bench.launch.display import Display
 from parbench.bench.launch.driver import Driver, StartRanks, list_pending
 from parbench.bench.launch.launchers import (
@@ -117,13 +116,10 @@ def run_options(
 
 
 def load_unfinished_run(path: Path, options: Options, joined: Joined | None) -> Run:
-    """Load a run to resume, and set its time budget.
+    """Load a run to resume, with the time budget in ``options`` if there is one.
 
     A measurement is missing if a case has no record in a repetition, or if the record states that
-    the time budget was over. The new budget is the one in ``options``, if there is one. Otherwise
-    it is the larger of two times: the run's old budget, and the expected duration of the missing
-    measurements plus 10 %. Raises ``UserError`` if these ranks cannot continue the run, or if the
-    file of a custom step has changed, because its repetitions would measure different steps.
+    the time budget was over. Raises ``UserError`` if these ranks cannot continue the run.
 
     Args:
         path: the folder of the run.
@@ -141,14 +137,10 @@ def load_unfinished_run(path: Path, options: Options, joined: Joined | None) -> 
     elif options.nodelist is not None:
         problem = f"{path} was not measured by srun, but on one node"
         raise UserError(f"--nodes {options.nodelist}: {problem}")
-    if options.budget is not None:
-        seconds = parse_duration(options.budget)
-    else:
-        pending = list_pending(run, with_out_of_budget=True)
-        num_planned = plan.repetitions * len(plan.cases)
-        share = sum(len(cases) for _, cases in pending) / max(num_planned, 1)
-        seconds = max(plan.budget_seconds, RESERVE * share * estimate_run_seconds(run))
-    return replace(run, info=replace(run.info, plan=replace(plan, budget_seconds=seconds)))
+    if options.budget is None:
+        return run
+    plan = replace(plan, budget_seconds=parse_duration(options.budget))
+    return replace(run, info=replace(run.info, plan=plan))
 
 
 def choose_launcher(
