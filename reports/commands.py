@@ -37,7 +37,7 @@ Examples:
   parbench compare last:10 runs/20260109T030405Z-node1-4d5e6f
 
 \b
-Exit codes: 0 fine; 1 slower (a series or overall), a changed count, a limit that is not met, or a wrong
+Exit codes: 0 fine; 1 slower, a changed count, a limit that is not met, or a wrong
 result; 2 bad input; 3 nothing could be compared, an unknown limit, or undecided with --fail-on-unknown; 4 failed
 or missing.
 """
@@ -175,8 +175,7 @@ def compare(
     Times are compared by Welch's t-test on the logarithms of at least five repetitions per side. A
     series is SLOWER or FASTER if its change is significantly larger than the threshold among all
     series (false discovery rate), NO CHANGE if the 95 % interval lies within the threshold,
-    otherwise UNCONFIRMED. The report then states how many repetitions would decide. parbench ab
-    measures them.
+    otherwise UNCONFIRMED. parbench ab measures more repetitions.
 
     --limits apply to NEW, as in parbench run.
     """

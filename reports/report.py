@@ -44,8 +44,6 @@ class Report:
     """The sections with their tables, in order."""
     emulated: Sequence[str] = ()
     """Sentences about nodes or links of the runs that are not real."""
-    claims: Sequence[str] = ()
-    """Sentences about the limits of the measurements, from the plan of the run."""
     tiles: Sequence[tuple[str, str]] = ()
     """The main numbers as text, each with its meaning."""
     figures: Callable[[], Iterable[Chart]] = tuple

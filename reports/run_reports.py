@@ -39,7 +39,6 @@ from parbench.reports.tables.hosts import (
     list_node_tables,
     list_repetition_tables,
 )
-from parbench.reports.tables.predictions import list_prediction_tables
 from parbench.reports.tables.scaling import list_scaling_tables
 from parbench.reports.tables.side_by_side import (
     list_contention_tables,
@@ -60,7 +59,6 @@ SECTIONS: Mapping[tuple[str, str], Callable[[RunData], Iterable[Table]]] = {
     ("context", "Context parallelism"): list_context_tables,
     ("experts", "Expert parallelism"): list_expert_tables,
     ("arrivals", "Arrival skew and stragglers"): list_arrival_tables,
-    ("predicted", "Predictions"): list_prediction_tables,
     ("repetitions-section", "Repetitions"): list_repetition_tables,
 }
 """The functions that return the tables of each section, keyed by id and title, in order."""
@@ -95,7 +93,6 @@ def make_report(data: RunData, extra_verdicts: Sequence[ReportVerdict] = ()) -> 
             {section: list_tables(data) for section, list_tables in SECTIONS.items()}
         ),
         emulated=describe_emulations(run),
-        claims=run.info.plan.notes,
         heading=describe_setup(data),
         tiles=list_tiles(data),
         figures=partial(chart_first_screen, data),
@@ -218,7 +215,6 @@ def _make_difference_table(run_set: RunSet) -> Table:
         caption="recorded facts and parameters that differ between runs",
         columns=DIFFERENCE_COLUMNS,
         rows=rows,
-        notes=[run_set.describe_differences()],
         where="page",
     )
 

@@ -51,8 +51,6 @@ class Effect:
 
     An increase of the time by more than this is significant in 80 % of comparisons.
     """
-    error: float | None = None
-    """The standard error of the logarithm of new time over base time."""
 
     @property
     def ratio(self) -> float:
@@ -150,7 +148,6 @@ def _build_effect(
         high=_to_fraction(difference + half_width),
         p_value=min(1.0, 2 * float(stdtr(df, -excess / error))),
         detectable=_to_fraction(math.log1p(min_effect) + detectable_excess),
-        error=error,
     )
 
 

@@ -57,7 +57,7 @@ def load_runs(folders: Sequence[Path]) -> tuple[LoadedRuns, list[str]]:
     missing = []
     for folder in folders:
         if not is_sweep(folder):
-            points[folder] = find_point(folder)
+            points[folder] = None
             continue
         for point in _load_points(folder):
             run_folders = list_runs(folder / RUNS_FOLDER / point.id)
@@ -104,15 +104,6 @@ def expand_folders(paths: Iterable[Path]) -> list[Path]:
 def is_sweep(path: Path) -> bool:
     """Return True if the folder contains the file of a sweep."""
     return (path / SWEEP_FILE).is_file()
-
-
-def find_point(run: Path) -> MeasuredPoint | None:
-    """Return the sweep point to which the folder of a run belongs, None outside a sweep."""
-    point_folder = run.resolve().parent
-    sweep_folder = point_folder.parent.parent
-    if point_folder.parent.name != RUNS_FOLDER or not is_sweep(sweep_folder):
-        return None
-    return {point.id: point for point in _load_points(sweep_folder)}.get(point_folder.name)
 
 
 def _load_points(folder: Path) -> tuple[MeasuredPoint, ...]:

@@ -280,16 +280,14 @@ def predict_mesh(
 @format_option(type=click.Choice(("tables", "json")), default="tables")
 @click.pass_context
 def validate(context: click.Context, run: Path, links: Path | None, form: str) -> None:
-    """Compare predictions with the measured steps of RUN, and write RUN/plan.json."""
-    from parbench.bench.files import encode_json, write_output
-    from parbench.bench.results.details import PLAN_FILE
+    """Compare predictions with the measured steps of RUN."""
+    from parbench.bench.files import encode_json
     from parbench.bench.results.runs import load_run
     from parbench.workloads.planner.measured.validate import make_validation_document
     from parbench.workloads.planner.measured.validate import validate as compare_steps
 
     validation = compare_steps(load_run(run), load_run(links) if links else None)
     content = encode_json(validation)
-    write_output(run / PLAN_FILE, content)
     if form == "tables":
         document = make_validation_document(validation)
         content = context.ensure_object(AppHooks).render_document(document, "tables")

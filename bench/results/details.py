@@ -1,4 +1,4 @@
-"""Facts of training steps next to metrics, in ``Record.details`` and ``plan.json``.
+"""Facts of training steps next to metrics, in ``Record.details``, and their predictions.
 
 Workloads write them and reports read them. Timelines are whole microseconds since the first action
 of the step.
@@ -246,10 +246,8 @@ class CommunicationDetails(Details, frozen=True, kw_only=True):
     """An element for each combination of axis, operation, size and number of ranks."""
 
 
-PLAN_FILE = "plan.json"
-"""The name of the file, in the folder of a run, that compares the run with predictions."""
-PLAN_SCHEMA = 1
-"""The version of the format of the file."""
+VALIDATION_SCHEMA = 1
+"""The version of the JSON that compares the steps of a run with predictions."""
 
 
 class ComponentCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,11 +297,11 @@ class StepCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of ``plan.json``: the training steps of a run as predicted and as measured."""
+    """The training steps of a run as predicted and as measured (``parbench plan validate``)."""
 
     kind: Literal["validation"] = "validation"
-    schema: int = PLAN_SCHEMA
-    """The version of the format of the file."""
+    schema: int = VALIDATION_SCHEMA
+    """The version of the JSON."""
     run: str
     """The id of the run with the training steps."""
     fits: str

@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-from parbench.reports.analysis.expected_bandwidth import describe_expected
 from parbench.reports.run_data import RunData
 
 UNITS = (
@@ -27,7 +26,7 @@ def list_footnotes(data: RunData) -> tuple[str, ...]:
     sentences = [UNITS] if data.communication else []
     if data.measured:
         sentences.append(OVER_REPETITIONS if data.plan.repetitions > 1 else WITHIN_ONE)
-    sentences += [*describe_expected(data), *data.plan.notes]
+    sentences += data.plan.notes
     results = [result for result in data.results if result.is_communication or not result.metrics]
     counts = Counter(note for result in results for note in result.notes)
     sentences += [

@@ -7,7 +7,7 @@ did not occur while it was measured is not included.
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -138,17 +138,3 @@ def save_thresholds(path: Path, thresholds: Mapping[str, Threshold]) -> None:
     with convert_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, encode_json({**existing, **thresholds}))
-
-
-def describe_thresholds(thresholds: Iterable[Threshold | None]) -> list[str]:
-    """Return a sentence about the highest of the measured thresholds, empty if there are none.
-
-    ``thresholds`` has an element for each compared case, None if its threshold was not measured.
-    """
-    known = [threshold.min_effect for threshold in thresholds if threshold is not None]
-    if not known:
-        return []
-    return [
-        f"Thresholds of {len(known)} series were measured by parbench aa. "
-        f"The highest is {100 * max(known):.1f} %."
-    ]

@@ -1,7 +1,6 @@
 """The sentences and numbers in the report on a comparison of the runs BASE and NEW."""
 
 from datetime import datetime
-from statistics import median
 
 from parbench.bench.results.formatting import format_number, format_percent
 from parbench.bench.text import format_duration, name_first, pluralize
@@ -11,8 +10,6 @@ from parbench.reports.compare.verdicts import MEANINGS, Verdict, count_verdicts,
 from parbench.reports.limits import describe_limits
 from parbench.reports.stats import Effect
 
-ERRORS_TO_DECIDE = 2.8
-"""The ratio of a change to its standard error at 5 % significance and 80 % power."""
 MAX_NAMED_SERIES = 3
 """The number of slower series that a sentence names."""
 
@@ -137,19 +134,9 @@ def _suggest_actions(comparison: RunComparison) -> list[str]:
             "To confirm a slowdown without drift, interleave both versions: "
             "parbench ab --a-python BASE_PYTHON --b-python NEW_PYTHON -- OPTIONS_OF_RUN"
         )
-    min_effect = comparison.rule.min_effect
-    required = []
-    for series in comparison.series:
-        effect = series.effect
-        if series.verdict == Verdict.UNCONFIRMED and effect and effect.error and min_effect:
-            # The error decreases with the root of the number of repetitions.
-            factor = (ERRORS_TO_DECIDE * effect.error / min_effect) ** 2
-            required.append(factor * effect.num_repetitions)
-    if required:
+    if Verdict.UNCONFIRMED in verdicts:
         actions.append(
-            f"Deciding half of the UNCONFIRMED series needs about {median(required):.0f} "
-            "repetitions per side. parbench ab makes up to 24. "
-            "With a higher --min-effect, fewer are enough."
+            "To decide UNCONFIRMED series, measure more repetitions. parbench ab makes up to 24."
         )
     if Verdict.TOO_FEW_RUNS in verdicts:
         number = comparison.rule.min_repetitions

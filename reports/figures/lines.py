@@ -26,7 +26,7 @@ from parbench.reports.figures.primitives import (
     draw_lines,
 )
 from parbench.reports.figures.quantities import AxisQuantity, set_x_axis, set_y_axis
-from parbench.reports.figures.style import OPERATIONS, color, new_figure
+from parbench.reports.figures.style import color, new_figure
 from parbench.reports.frames import list_rows
 
 if TYPE_CHECKING:
@@ -102,20 +102,13 @@ def _chart_over_size(
     unit: float = 1.0,
     reference: tuple[float, str] | None = None,
 ) -> Chart | None:
-    """Return a chart over message size with a line for each of the best-known operations.
+    """Return a chart over message size with a line for each of the first operations.
 
-    ``metric`` is the column of the values, which are divided by ``unit``. Operations without
-    parameters come first, then well-known ones. The other arguments are those of ``chart_lines``.
+    ``metric`` is the column of the values, which are divided by ``unit``. At most ``MAX_LINES``
+    operations are shown. The other arguments are those of ``chart_lines``.
     """
-    known = list(OPERATIONS)
-
-    def get_prominence(label: str) -> tuple[bool, int]:
-        """Return a sort key: without parameters first, then in the order of ``OPERATIONS``."""
-        operation, *params = label.split(" ")
-        return bool(params), known.index(operation) if operation in known else len(known)
-
     lines = make_lines(list_rows(operations), "operation", "size", metric, unit)
-    shown = {label: lines[label] for label in sorted(lines, key=get_prominence)[:MAX_LINES]}
+    shown = {label: lines[label] for label in list(lines)[:MAX_LINES]}
     caption = f"{len(shown)} of {operations['operation'].nunique()} operations. {INTERVALS}"
     return chart_lines(name, title, caption, shown, quantities.SIZE, quantity, reference)
 

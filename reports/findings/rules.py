@@ -145,8 +145,7 @@ def find_exposed_communication(step: StepEvidence) -> Iterator[Finding]:
             command = step.command("ddp", microbatches=step.syncs, no_sync=(False, True))
         elif _has_one_bucket(part, num_bytes) and part.exposed_seconds >= min_seconds:
             kind, seconds = "one-bucket", part.exposed_seconds
-            bucket_bytes = min(num_bytes / SUGGESTED_BUCKETS, DEFAULT_BUCKET_BYTES)
-            bucket_mb = 2.0 ** round(math.log2(bucket_bytes / 2**20))
+            bucket_mb = 2.0 ** round(math.log2(num_bytes / SUGGESTED_BUCKETS / 2**20))
             cause = (
                 f"The gradients ({format_bytes(num_bytes)}) are in one bucket, which probably "
                 f"starts after the backward pass. DDP makes several with bucket_cap_mb={bucket_mb:g}."

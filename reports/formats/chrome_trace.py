@@ -32,56 +32,40 @@ _CATEGORIES = {PHASE: "user_annotation", COPY: "gpu_memcpy"}
 def render_trace(data: RunData) -> bytes:
     """Return a JSON document of Chrome trace events: the timelines of steps.
 
-    Only steps are included whose ranks share a clock. ``otherData.omissions`` has the reason for
-    each other step, keyed by the label of the case. Raises ``UserError`` if no step is included.
+    Only profiled steps are included whose ranks share a clock. Raises ``UserError`` if there are
+    none.
     """
-    processes, omissions = _list_processes(data)
-    if not processes:
-        reasons = [f"{label}: {problem}" for label, problem in omissions.items()]
-        reasons.append("only training steps with a valid measurement have one")
-        raise UserError(f"{data.run.path} contains no timeline to export: {reasons[0]}")
     events: list[Event] = []
-    for pid, (name, rank_events) in enumerate(processes):
+    for pid, (name, rank_events) in enumerate(_list_processes(data)):
         events += _make_process(pid, name, rank_events)
+    if not events:
+        raise UserError(
+            f"{data.run.path} contains no timeline to export: "
+            "only profiled training steps on a common clock have one"
+        )
     document = {
         "traceEvents": events,
         "displayTimeUnit": "ms",
-        "otherData": {"parbench": data.run.info.parbench, "omissions": omissions},
+        "otherData": {"parbench": data.run.info.parbench},
     }
     return msgspec.json.encode(document) + b"\n"
 
 
-def _list_processes(
-    data: RunData,
-) -> tuple[list[tuple[str, Iterator[Event]]], dict[str, str]]:
-    """Return a process for each rank of each step, and the reasons why other steps have none.
+def _list_processes(data: RunData) -> Iterator[tuple[str, Iterator[Event]]]:
+    """Yield a process for each rank of each step whose ranks share a clock.
 
-    A process is its name, such as ``step.ddp: rank 0``, and its events without an id. The reasons
-    are sentences, keyed by the label of the case.
+    A process is its name, such as ``step.ddp: rank 0``, and its events without an id.
     """
-    processes: list[tuple[str, Iterator[Event]]] = []
-    omissions: dict[str, str] = {}
     for result in data.steps:
-        label = data.labels[result.case.id]
         _, details = find_details(result, PipelineDetails)
-        if not details:
-            continue  # The step is not a pipeline.
-        if isinstance(details, str):
-            omissions[label] = details
-        elif details.measured is None or not details.clock:
-            problem = "the record has no measured timeline on a clock that its ranks share"
-            omissions[label] = details.why_not_measured or problem
-        else:
-            for rank, actions in enumerate(details.measured):
-                processes.append((f"{label}: rank {rank}", _make_action_events(actions)))
+        if isinstance(details, PipelineDetails) and details.clock:
+            for rank, actions in enumerate(details.measured or ()):
+                name = f"{data.labels[result.case.id]}: rank {rank}"
+                yield name, _make_action_events(actions)
     for step in data.timelines:
-        label = data.labels[step.result.case.id]
-        if step.timeline is None:
-            omissions[label] = step.problem
-            continue
-        for timeline in step.timeline.ranks:
-            processes.append((f"{label}: rank {timeline.rank}", _make_rank_events(timeline)))
-    return processes, omissions
+        for timeline in step.timeline.ranks if step.timeline else ():
+            name = f"{data.labels[step.result.case.id]}: rank {timeline.rank}"
+            yield name, _make_rank_events(timeline)
 
 
 def _make_process(pid: int, name: str, events: Iterable[Event]) -> Iterator[Event]:

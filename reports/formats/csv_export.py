@@ -2,7 +2,6 @@
 
 from parbench.reports.frames import build_metrics_frame
 from parbench.reports.run_data import RunData
-from parbench.reports.sweeps import find_point
 
 
 def render_csv(data: RunData) -> bytes:
@@ -10,6 +9,4 @@ def render_csv(data: RunData) -> bytes:
 
     The columns are those of ``parbench.load``.
     """
-    point = find_point(data.run.path)
-    frame = build_metrics_frame([(data.run, point.name if point else None)])
-    return frame.to_csv(index=False).encode(errors="replace")
+    return build_metrics_frame([(data.run, None)]).to_csv(index=False).encode(errors="replace")

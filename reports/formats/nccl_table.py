@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePath
 from typing import NamedTuple
 
 from parbench.bench.plan.catalogue import OperationSpec
@@ -95,7 +94,7 @@ def convert_tables(tables: Sequence[NcclTable], source: str, nproc: int | None) 
 
     Args:
         tables: the tables, at least one.
-        source: the path of the file, for messages. A program that no line names may be in it.
+        source: the path of the file, for messages.
         nproc: the number of ranks that the user gave with ``--nproc``, None if not given.
     """
     for table in tables:
@@ -136,14 +135,11 @@ def _check_ranks(ranks: Sequence[NcclRank], source: str) -> None:
 
 
 def _find_operation(table: NcclTable, source: str) -> OperationSpec:
-    """Return the operation of a table, by the program that the file or its name (``source``) names.
+    """Return the operation of a table by the program that the file ``source`` names.
 
     Raises ``UserError`` if there is no program, or if it has no operation.
     """
     program = table.program
-    match = PROGRAM_NAME.search(PurePath(source).name)
-    if not program and match:
-        program = match[0]
     if not program:
         raise UserError(
             f"{source} does not name the program of nccl-tests. "

@@ -83,8 +83,6 @@ class SeriesCheck:
     """
     change: LevelChange | None = None
     """The significant change of the time, None if there is none."""
-    threshold: Threshold | None = None
-    """The least relevant change of the time that ``parbench aa`` measured, None if not measured."""
     num_counts: int = 0
     """The number of exact counts (calls, bytes, memory, schedule) that were compared."""
     count_changes: Sequence[str] = ()
@@ -210,7 +208,6 @@ def check_run(
             verdict=Verdict.NO_CHANGE,
             seconds=window.seconds,
             change=changes.get(series.fingerprint),
-            threshold=thresholds.get(series.fingerprint),
         )
         if window.has_enough_runs:
             result = _judge_time(result, window)

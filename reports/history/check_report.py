@@ -4,7 +4,6 @@ from parbench.bench.results.tables import Column, Row, Table, keep_known_columns
 from parbench.bench.text import name_first, pluralize
 from parbench.reports.analysis.labels import label_communication
 from parbench.reports.compare.rendering import VerdictReport
-from parbench.reports.compare.thresholds import describe_thresholds
 from parbench.reports.compare.verdicts import FAILURES, MEANINGS, Verdict, format_verdicts
 from parbench.reports.history.changes import STEP_FALSE_DISCOVERY_RATE
 from parbench.reports.history.check import HistoryCheck, SeriesCheck, describe_change
@@ -123,7 +122,6 @@ def explain_check(check: HistoryCheck) -> list[str]:
     )
     defined = [name for name in check.verdicts if name not in (Verdict.SLOWER, Verdict.NO_CHANGE)]
     sentences += [f"{verdict}: {MEANINGS[verdict]}" for verdict in defined]
-    sentences += describe_thresholds([result.threshold for result in check.series])
     sentences.append(
         f"A series is a case in one environment. Its times are checked once {branch} has "
         f"{rule.min_runs} runs in this environment since its last annotation. The newest "

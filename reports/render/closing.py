@@ -8,7 +8,6 @@ import textwrap
 
 from parbench.bench.results.formatting import format_quantity
 from parbench.bench.results.tables import Column, Table, is_missing, metric_column
-from parbench.reports.analysis.expected_bandwidth import describe_expected
 from parbench.reports.analysis.operations import OPERATION_KEYS, select_operations
 from parbench.reports.analysis.overview import summarize_operations, summarize_steps
 from parbench.reports.frames import list_rows
@@ -67,7 +66,6 @@ def render_closing(report: Report, width: int | None = None, color: bool = False
     size_tables = list(list_setting_tables(data)) or _make_size_tables(data)
     for table in size_tables:
         sheet.write_table(table)
-    sheet.write_text(*describe_expected(data))
     if not size_tables:
         sheet.write_table(_make_operation_table(data), MAX_ROWS)
     steps = Table(

@@ -46,6 +46,11 @@ def collect_evidence(job: TracedJob, predict: PredictSeconds | None = None) -> C
     exposed = compute_exposed_seconds(job)
     pipeline_labels = _find_pipeline_labels(job)
     copy_seconds = [rank.compute_median(lambda parts: parts.copy_seconds) for rank in job.ranks]
+    # Without a GPU, the time between operators is that of Python itself.
+    idle_seconds = [
+        rank.compute_median(lambda parts: parts.idle_seconds) if rank.has_device else 0.0
+        for rank in job.ranks
+    ]
     step = StepEvidence(
         name="",
         seconds=job.step_seconds,
@@ -56,7 +61,7 @@ def collect_evidence(job: TracedJob, predict: PredictSeconds | None = None) -> C
             if label not in pipeline_labels
         ],
         copy_seconds=min(copy_seconds),
-        idle_seconds=min(map(_measure_idle, job.ranks)),
+        idle_seconds=min(idle_seconds),
         pipeline=_measure_pipeline(job, [exposed[label][1] for label in pipeline_labels]),
     )
     return CollectedEvidence(
@@ -107,21 +112,6 @@ def _make_communication(label: str, rank: TracedRank, exposed_seconds: float) ->
     )
 
 
-def _measure_idle(rank: TracedRank) -> float:
-    """Return the seconds in which nothing runs on the GPU of a rank, the median over steps.
-
-    They are 0 for a trace without a GPU, where the time between operators is that of Python itself.
-    """
-    return rank.compute_median(lambda parts: parts.idle_seconds) if rank.has_device else 0.0
-
-
-def _list_compute_seconds(job: TracedJob) -> dict[int, float]:
-    """Return the seconds in which each rank computes, the median over steps, keyed by rank."""
-    return {
-        rank.rank: rank.compute_median(lambda parts: parts.compute_seconds) for rank in job.ranks
-    }
-
-
 def _find_pipeline_labels(job: TracedJob) -> list[str]:
     """Return the labels of sends and receives between pipeline stages, each once.
 
@@ -142,7 +132,9 @@ def _measure_pipeline(job: TracedJob, message_seconds: Sequence[float]) -> Pipel
     """
     if not message_seconds or len(job.ranks) < 2:
         return None
-    compute_seconds = list(_list_compute_seconds(job).values())
+    compute_seconds = [
+        rank.compute_median(lambda parts: parts.compute_seconds) for rank in job.ranks
+    ]
     return PipelineIdle(
         bubble_seconds=sum(message_seconds),
         uneven_seconds=max(compute_seconds) - fmean(compute_seconds),
@@ -152,8 +144,7 @@ def _measure_pipeline(job: TracedJob, message_seconds: Sequence[float]) -> Pipel
 def _find_stragglers(job: TracedJob) -> Iterator[StragglerEvidence]:
     """Yield the rank for which the others wait at least twice as long as for any other rank.
 
-    There is at most one. The wait per step must also exceed the error of the common clock. The
-    result states whether the rank computes longer.
+    There is at most one. The wait per step must also exceed the error of the common clock.
     """
     waits = compute_waits(job)
     if len(waits) < 2:
@@ -164,16 +155,9 @@ def _find_stragglers(job: TracedJob) -> Iterator[StragglerEvidence]:
         return
     share = fmean(shared.last_rank == late_rank for shared in job.shared_calls)
     steps = pluralize(job.num_steps, "step")
-    observation = f"arrives last in {format_percent(share)} of collectives of {steps}"
-    compute_seconds = _list_compute_seconds(job)
-    own_seconds = compute_seconds.pop(late_rank)
-    other_seconds = median(compute_seconds.values())
-    if own_seconds - other_seconds >= seconds / 2:
-        ratio = own_seconds / max(other_seconds, 1e-9)
-        observation += f", and computes {ratio:.2f} times as long as the others"
     yield StragglerEvidence(
         rank=late_rank,
-        observation=observation,
+        observation=f"arrives last in {format_percent(share)} of collectives of {steps}",
         waited_seconds=seconds,
         waited_share=seconds / job.step_seconds,
     )

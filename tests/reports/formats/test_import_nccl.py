@@ -62,11 +62,6 @@ def test_launcher_prefixes_and_messages_are_skipped() -> None:
     assert parse(text).results == parse(NCCL).results
 
 
-def test_program_is_read_from_the_file_name() -> None:
-    run = parse_nccl(NO_PROGRAM, "logs/all_gather_perf.log", None)
-    assert run.results[0].operation.name == "collective.all_gather"
-
-
 def test_several_operations_are_read_from_one_file() -> None:
     run = parse(NCCL + NCCL.replace("all_reduce", "all_gather"))
     operations = [result.operation.short_name for result in run.results]

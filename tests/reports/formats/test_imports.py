@@ -9,9 +9,7 @@ from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError
 from parbench.reports.compare.environment import collect_environment, find_environment_changes
 from parbench.reports.formats.imports import detect_tool, import_file
-from parbench.reports.render.closing import render_closing
 from parbench.reports.run_data import RunData
-from parbench.reports.run_reports import make_report
 from tests.support.reports.exchange_fixtures import NCCL, OSU
 
 
@@ -89,24 +87,3 @@ def test_import_compares_bandwidths_with_the_link(tmp_path: Path) -> None:
     ceiling = RunData(run).ceiling
     assert ceiling is not None
     assert ceiling.bytes_per_second == 1e9
-
-
-def test_import_shows_gpus_and_published_bandwidths(tmp_path: Path) -> None:
-    ranks = "".join(
-        f"#  Rank {rank} Group  0 Pid 1 on node1 device {rank} [0000:1b:00] NVIDIA H100 80GB HBM3\n"
-        for rank in range(8)
-    )
-    row = "268435456 67108864 float sum -1 1952.45 137.49 240.60 0 1941.53 138.26 241.95 0\n"
-    start = "# Collective test starting: all_reduce_perf\n"
-    heading = next(line for line in NCCL.splitlines(keepends=True) if " size " in line)
-    run = import_text(tmp_path, start + ranks + heading + row)
-    text = " ".join(render_closing(make_report(RunData(run))).split())
-    assert "gpu NVIDIA H100 80GB HBM3" in text
-    assert "all_reduce: 242 GB/s is 50.4 % of the published 480 GB/s of H100" in text
-
-
-def test_import_advises_more_logs_instead_of_repetitions(tmp_path: Path) -> None:
-    hints = [
-        verdict.hint for verdict in make_report(RunData(import_text(tmp_path, NCCL))).verdicts
-    ]
-    assert hints[-1] == "Import 5 logs"
