@@ -29,11 +29,6 @@ def load_shell_steps() -> list[dict[str, Any]]:
     return [step for step in steps if step.get("shell") == "bash" and step["name"] != "Install"]
 
 
-def load_input_defaults() -> dict[str, str]:
-    inputs = yaml.safe_load(ACTION.read_text())["inputs"]
-    return {f"inputs.{name}": settings["default"] for name, settings in inputs.items()}
-
-
 def should_run(condition: str, *, has_failed: bool, is_pull_request: bool) -> bool:
     """Evaluate the ``if`` of a step; only the conditions of the action are supported."""
     if has_failed and "always()" not in condition:
@@ -51,8 +46,9 @@ def run_action(clone: Path, *, branch: str, base: str = "", prologue: str = "") 
     Every script of a step starts with ``prologue``. The inputs of the action have their defaults.
     """
     ref = "12/merge" if base else branch
+    inputs = yaml.safe_load(ACTION.read_text())["inputs"]
     expressions = {
-        **load_input_defaults(),
+        **{f"inputs.{name}": settings["default"] for name, settings in inputs.items()},
         "github.base_ref": base,
         "github.ref_name": ref,
         "github.event.pull_request.number": "12",

@@ -1,12 +1,12 @@
 """Short ways from records to a run, its results, its report, and the cells of its tables."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.bench.results.tables import Column, Section, Table
+from parbench.bench.results.tables import Table
 from parbench.reports.analysis.case_results import CaseResult, merge_records
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
@@ -38,27 +38,23 @@ def load_records(*records: Record) -> RunData:
     return RunData(run_from_records(*records))
 
 
-def make_sections(data: RunData) -> Sequence[Section]:
-    return make_report(data).sections
-
-
 def find_table_of_run(data: RunData, table_id: str) -> Table:
-    return find_table(make_sections(data), table_id)
-
-
-def find_table(sections: Iterable[Section], table_id: str) -> Table:
-    tables = [table for section in sections for table in section.tables]
-    (table,) = [table for table in tables if table.id == table_id]
+    """Return the table of this id in the report on a run."""
+    [table] = [
+        table
+        for section in make_report(data).sections
+        for table in section.tables
+        if table.id == table_id
+    ]
     return table
-
-
-def column_texts(columns: Sequence[Column], row: Mapping[str, Any]) -> dict[str, str]:
-    return {column.title: column.format_cell(row) for column in columns}
 
 
 def table_lines(table: Table) -> list[dict[str, str]]:
     """Return the text of each row by the title of its column."""
-    return [column_texts(table.columns, row) for row in table.rows]
+    lines = []
+    for row in table.rows:
+        lines.append({column.title: column.format_cell(row) for column in table.columns})
+    return lines
 
 
 def assert_cells(line: Mapping[str, object], expected: Mapping[str, object]) -> None:

@@ -313,19 +313,8 @@ def pipeline_record(
     )
 
 
-def context_case(method: str = "ring", sequence: int = 64, **params: Any) -> Case:
-    target = "parbench.workloads.context_parallel.context_step:prepare"
-    shape: dict[str, Any] = {
-        "shape": "tiny",
-        "sequence": sequence,
-        "microbatch": 4,
-        "cp_method": method,
-    }
-    return make_case("workload.cp", target, {**shape, **params})
-
-
 def context_details(
-    method: str = "ring", sequence: int = 64, ranks: int = 2, **fields: Any
+    method: str, sequence: int, ranks: int = 2, **fields: Any
 ) -> dict[str, Any]:
     """Return the details of attention over ranks; usp shares heads between two of them."""
     axes = {"cp": {"ranks": ranks}}
@@ -363,7 +352,14 @@ def context_record(
         metrics[f"bytes_sent.{axis}"] = counted_metric(3 * num_bytes, "B")
     metrics["memory.activations"] = counted_metric(5 << 20, "B")
     metrics["load_balance"] = rate_metric(0.65, "")
-    case = context_case(method, sequence)
+    params: dict[str, Any] = {
+        "shape": "tiny",
+        "sequence": sequence,
+        "microbatch": 4,
+        "cp_method": method,
+    }
+    target = "parbench.workloads.context_parallel.context_step:prepare"
+    case = make_case("workload.cp", target, params)
     return ok_record(case, seconds=seconds, metrics=metrics, details=details)
 
 
@@ -374,29 +370,14 @@ EXPERT_LOADS = {
 }
 
 
-def expert_case(
-    scope: str = "ep_layer", routing: str = "balanced", capacity: float = 0.0, **params: Any
-) -> Case:
-    shape: dict[str, Any] = {
-        "shape": "tiny",
-        "ep": 0,
-        "experts": 8,
-        "top_k": 2,
-        "variant": "all_to_all",
-    }
-    shape |= {"capacity": capacity, "routing": routing}
-    return make_case(f"workload.{scope}", f"workloads.{scope}:prepare", {**shape, **params})
-
-
 def expert_metrics(routing: str, capacity: float, seconds: float) -> Metrics:
     """Return the metrics of an expert-parallel step; imbalance costs a fifth of its time."""
-    is_balanced = routing == "balanced"
     metrics = step_metrics(seconds)
     metrics["exposed_comm.ep"] = counted_metric(0.4 * seconds, "s")
     metrics["bytes_ratio.ep"] = counted_metric(1.0, "")
     metrics["imbalance.rank"] = counted_metric(1.35, "")
     metrics["drop_rate"] = counted_metric(0.125 if capacity else 0.0, "")
-    if not is_balanced:
+    if routing != "balanced":
         metrics["imbalance_slowdown"] = MetricValue(value=1.25, low=1.2, high=1.3)
     return metrics
 
@@ -411,10 +392,18 @@ def expert_record(
     """Return a step of eight experts in one layer on two ranks."""
     load = EXPERT_LOADS[routing]
     rank_load = [sum(load[:4]), sum(load[4:])]
-    details: dict[str, Any] = {"rank_load": [rank_load]}
-    details |= {"axes": {"ep": {"ranks": 2}}}
+    details: dict[str, Any] = {"rank_load": [rank_load], "axes": {"ep": {"ranks": 2}}}
+    params: dict[str, Any] = {
+        "shape": "tiny",
+        "ep": 0,
+        "experts": 8,
+        "top_k": 2,
+        "variant": "all_to_all",
+        "capacity": capacity,
+        "routing": routing,
+    }
     return ok_record(
-        expert_case(scope, routing, capacity),
+        make_case(f"workload.{scope}", f"workloads.{scope}:prepare", params),
         seconds=seconds,
         metrics=expert_metrics(routing, capacity, seconds),
         details={**details, **fields},
