@@ -283,8 +283,6 @@ class StepCheck(msgspec.Struct, frozen=True, kw_only=True):
     """The name and parameters of the case as text."""
     ranks: int
     """The number of ranks of the step."""
-    rule: str
-    """A phrase about the overlap in the prediction, such as ``nothing hides communication``."""
     compute: Literal["measured", "declared"]
     """The source of the compute time in the prediction.
 

@@ -32,7 +32,7 @@ def test_table_shows_bubble_and_idle_causes() -> None:
         },
     )
     causes = {title: text for title, text in line.items() if title.startswith("idle: ")}
-    assert list(causes.values()) == ["3.00 ms", "1.00 ms", "600 us", "400 us"]
+    assert list(causes.values()) == ["3.00 ms", "1.00 ms", "1.00 ms"]
 
 
 def test_damaged_details_are_a_note() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from parbench.bench.results.details import Action
-from parbench.bench.text import pluralize
 from parbench.workloads.costs.parameter_table import (
     ParameterPart,
     count_padded,
@@ -40,8 +39,6 @@ class StepTime:
     """The seconds per step of all communication on an axis, hidden or not, by axis of the mesh."""
     exposed_seconds: Mapping[str, float]
     """The seconds by which communication on an axis lengthens the step, by axis of the mesh."""
-    rule: str
-    """A text that describes how ``exposed_seconds`` is computed from ``axis_seconds``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,23 +89,16 @@ def predict_step_time(
             compute_seconds,
             has_rendezvous=backend == "gloo",
         )
-    exposed, rule = dict(axis_seconds), "nothing hides communication"
-    if set(spec.dims.sizes) <= {"dp", "cp"}:
-        reductions = [call for call in calls if call.op == "all_reduce"]
-        if reductions:
-            exposed, rule = _expose_buckets(spec, reductions[0], calls, seconds, compute_seconds)
-        elif calls:
-            rule = "gradients are scattered after backward, parameters gathered after the update"
-        else:
-            rule = "no rank to reduce with"
+    exposed = dict(axis_seconds)
+    reductions = [call for call in calls if call.op == "all_reduce"]
+    if set(spec.dims.sizes) <= {"dp", "cp"} and reductions:
+        exposed = _expose_buckets(spec, reductions[0], calls, seconds, compute_seconds)
     elif spec.dims.is_sharded and (backend != "gloo" or spec.prefetch):
         exposed |= _expose_units(spec, calls, seconds, compute_seconds, backend != "gloo")
-        rule = "a unit is gathered during the compute of the unit before it"
     return StepTime(
         seconds=compute_seconds + sum(exposed.values()),
         axis_seconds=axis_seconds,
         exposed_seconds=exposed,
-        rule=rule,
     )
 
 
@@ -131,14 +121,10 @@ def _predict_pipeline(
     busy = compute_seconds + blocking
     without_messages = _simulate_makespan(spec, busy, 0.0, has_rendezvous=has_rendezvous)
     makespan = _simulate_makespan(spec, busy, hop, has_rendezvous=has_rendezvous)
-    rule = f"{spec.order.name} simulated, with messages of {hop * 1e3:.3g} ms"
-    if has_rendezvous:
-        rule += " that wait for their receiver"
     return StepTime(
         seconds=makespan + after,
         axis_seconds=axis_seconds,
         exposed_seconds={**axis_seconds, "pp": makespan - without_messages},
-        rule=rule,
     )
 
 
@@ -169,13 +155,12 @@ def _expose_buckets(
     calls: Sequence[PlacedCall],
     seconds: Seconds,
     compute_seconds: float,
-) -> tuple[dict[str, float], str]:
+) -> dict[str, float]:
     """Return the seconds per step of DDP's communication that compute does not hide, by axis.
 
-    The second result is a text that describes the rule for these seconds. ``reduction`` is an
-    all_reduce of gradients, whose size is ignored. ``calls`` are all calls of the step,
-    ``seconds`` returns the seconds of one call, and ``compute_seconds`` is the compute of the step.
-    The broadcasts of ZeRO-1 follow the update and are fully exposed.
+    ``reduction`` is an all_reduce of gradients, whose size is ignored. ``calls`` are all calls of
+    the step, ``seconds`` returns the seconds of one call, and ``compute_seconds`` is the compute of
+    the step. The broadcasts of ZeRO-1 follow the update and are fully exposed.
     """
     buckets = list_buckets(
         list(list_parts(spec.rank_view(0))),
@@ -190,8 +175,7 @@ def _expose_buckets(
     window = compute_seconds * BACKWARD_SHARE / spec.microbatches
     exposed = spec.gradient_syncs * compute_exposed_seconds(buckets, get_seconds, window)
     exposed += sum(call.count * seconds(call) for call in calls if call.op != "all_reduce")
-    rule = f"{pluralize(len(buckets), 'bucket')} reduced one by one during backward"
-    return {reduction.axis: exposed}, rule
+    return {reduction.axis: exposed}
 
 
 def list_buckets(

@@ -113,7 +113,6 @@ def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck
         case=case.id,
         label=case.label,
         ranks=world.size,
-        rule=time.rule,
         compute="measured" if declared is None else "declared",
         components=list(_list_components(time, calls, memories, metrics)),
         notes=list(beyond(placed_calls, curves)),
@@ -203,7 +202,7 @@ def spec_of_record(record: Record) -> StepSpec:
 def make_validation_document(validation: Validation) -> Document:
     """Return the document of a validation, whose table has one row per step and component.
 
-    The notes describe the rules by which times were predicted, and the steps that were left out.
+    The notes describe extrapolated calls, and the steps that were left out.
     """
     rows: list[Row] = []
     notes = [
@@ -211,7 +210,7 @@ def make_validation_document(validation: Validation) -> Document:
     ]
     for step in validation.rows:
         rows += [_make_row(step, component) for component in step.components]
-        notes += [f"{step.label}: {note}." for note in (step.rule, *step.notes)]
+        notes += [f"{step.label}: {note}." for note in step.notes]
     notes += [f"{label} is left out: {reason}." for label, reason in validation.left_out.items()]
     table = Table(
         "components",
