@@ -29,7 +29,12 @@ def label_communication(case: Case) -> str:
     """
     params = case.params
     size = format_case_size(params["size_bytes"]) if "size_bytes" in params else ""
-    parts = (label_operation(case), size, params.get("mode", ""), params.get("dtype", ""))
+    parts = (
+        label_operation(case),
+        size,
+        params.get("mode", ""),
+        params.get("dtype", ""),
+    )
     return " ".join(str(part) for part in parts if part)
 
 

@@ -71,7 +71,11 @@ def group_by_stream(rank: RankTimeline) -> dict[str, list[Interval]]:
     A stream is ``phase``, ``compute``, ``copy``, or ``comm AXIS`` for the communication of a mesh
     axis. They are in this order. Streams without intervals are left out.
     """
-    streams: dict[str, list[Interval]] = {PHASE: [], COMPUTE: [], COPY: []}
+    streams: dict[str, list[Interval]] = {
+        PHASE: [],
+        COMPUTE: [],
+        COPY: [],
+    }
     for interval in rank.intervals:
         streams.setdefault(interval.stream, []).append(interval)
     return {stream: intervals for stream, intervals in streams.items() if intervals}

@@ -41,7 +41,10 @@ class Lane(NamedTuple):
 
 
 def draw_lanes(
-    axes: "Axes", lanes: Sequence[Lane], looks: Mapping[str, Mapping[str, Any]], seconds: float
+    axes: "Axes",
+    lanes: Sequence[Lane],
+    looks: Mapping[str, Mapping[str, Any]],
+    seconds: float,
 ) -> None:
     """Draw rows of colored spans on a time axis from zero to ``seconds``, with labels at the left.
 
@@ -88,8 +91,10 @@ def _compute_coverage(spans: Times, edges: NDArray[np.float64]) -> NDArray[np.fl
 
     ``edges`` are the borders of the bins in seconds.
     """
+    if not spans:
+        return np.zeros(len(edges) - 1)
     times = np.ravel(sorted(spans))
     durations = np.diff(times)
     durations[1::2] = 0.0  # the gaps between spans
     busy = np.concatenate([[0.0], np.cumsum(durations)])
-    return np.diff(np.interp(edges, times, busy)) if spans else np.zeros(len(edges) - 1)
+    return np.diff(np.interp(edges, times, busy))

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)))
+DASHES: tuple[Any, ...] = (
+    "-",
+    (0, (5, 2)),
+    (0, (1.5, 1.5)),
+    (0, (7, 2, 1.5, 2)),
+)
 """The line styles of lines that share a color, in order."""
 LIMIT_DASHES = (0, (6, 2))
 """The line style of a limit, such as the ceiling of bandwidth."""
@@ -226,7 +231,13 @@ def draw_boxes(
     for start, stop, middle in boxes:
         top = middle - height / 2
         bottom = middle + height / 2
-        corners = [(start, top), (stop, top), (stop, bottom), (start, bottom), (start, top)]
+        corners = [
+            (start, top),
+            (stop, top),
+            (stop, bottom),
+            (start, bottom),
+            (start, top),
+        ]
         rectangles.append(Path(corners, closed=True))
     if rectangles:
         patch = PathPatch(Path.make_compound_path(*rectangles), **look)

@@ -65,7 +65,10 @@ def save_chart(chart: Chart, file: Path) -> None:
     The file has no date, so that equal charts give equal bytes.
     """
     suffix = file.suffix[1:]
-    dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    dates: dict[str, Any] = {
+        "svg": {"Date": None},
+        "pdf": {"CreationDate": None},
+    }
     content = _encode(
         chart, format=suffix, metadata=dates.get(suffix), facecolor=style.color("back")
     )

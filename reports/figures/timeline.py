@@ -60,7 +60,13 @@ def chart_timeline(
         add_legend(figure)
         return figure
 
-    return Chart(name=name, title=title, caption=caption.strip(), draw=draw, is_wide=is_wide)
+    return Chart(
+        name=name,
+        title=title,
+        caption=caption.strip(),
+        draw=draw,
+        is_wide=is_wide,
+    )
 
 
 def make_lanes(ranks: Sequence[RankTimeline]) -> list[Lane]:
