@@ -121,14 +121,6 @@ each case to measure, for example one for each process group.
 """
 
 
-def keep_params(params: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Return a list with only ``params``, so that a user's parameter values make a single case.
-
-    This is the default of ``BenchmarkDefinition.expand``.
-    """
-    return [params]
-
-
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkDefinition:
     """A benchmark that can be measured: its parameters, and the function that prepares it."""
@@ -145,8 +137,11 @@ class BenchmarkDefinition:
     """Words by which presets select the benchmark, for example the names of presets."""
     refusal: Refusal | None = None
     """A check of a case before the run, None if every case can run on any ranks."""
-    expand: Expansion = keep_params
-    """Returns the parameters of each case to measure, such as one for each process group."""
+    expand: Expansion | None = None
+    """Makes the parameters of each case to measure, such as one for each process group.
+
+    None if the parameter values that a user selects make a single case.
+    """
 
     def refuse(self, params: Params, spec: WorldSpec) -> str | None:
         """Return a sentence with the reason why the benchmark cannot run, None if it can.

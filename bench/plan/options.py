@@ -169,12 +169,13 @@ def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: 
     skipped: dict[str, SkippedCase] = {}
     for definition in _select_definitions(options, catalogue, name):
         for params in _list_params(definition, options, preset, spec):
-            try:
-                expanded_params = list(definition.expand(params, spec))
-                expansion_error = ""
-            except UserError as error:
-                expanded_params = [params]
-                expansion_error = str(error)
+            expanded_params = [params]
+            expansion_error = ""
+            if definition.expand is not None:
+                try:
+                    expanded_params = list(definition.expand(params, spec))
+                except UserError as error:
+                    expansion_error = str(error)
             for case_params in expanded_params:
                 case = definition.build_case(case_params)
                 reason = expansion_error or definition.refuse(case.all_params, spec)

@@ -78,7 +78,18 @@ class Param:
 
         Raises ``UserError`` if it cannot be converted or is not one of the allowed values.
         """
-        value = _convert(self.kind, raw)
+        value: Value | None
+        if isinstance(raw, str):
+            raw = raw.strip()
+        if self.kind == "size" and isinstance(raw, str) and raw:
+            value = parse_size(raw)
+        elif self.kind == "mesh" and isinstance(raw, str) and raw:
+            value = ",".join(f"{axis}={size}" for axis, size in parse_mesh(raw).items())
+        else:
+            try:
+                value = msgspec.convert(raw, _TYPES.get(self.kind, str), strict=False)
+            except msgspec.ValidationError:
+                value = None
         is_allowed = value in self.choices
         if not self.choices:
             is_allowed = isinstance(value, str) or (
@@ -118,27 +129,6 @@ def is_variable(name: str) -> bool:
     It then consists of capital letters, digits and underscores.
     """
     return _VARIABLE.fullmatch(name) is not None
-
-
-def _convert(kind: Kind, raw: object) -> Value | None:
-    """Return a parameter's value, converted from a text or from a value in a plan file.
-
-    ``kind`` is the type of the parameter. The result is None if ``raw`` cannot be converted to this
-    type. A size or a mesh that is not valid raises ``UserError`` instead.
-    """
-    if isinstance(raw, str):
-        raw = raw.strip()
-    if isinstance(raw, str) and raw:
-        match kind:
-            case "size":
-                return parse_size(raw)
-            case "mesh":
-                return ",".join(f"{axis}={size}" for axis, size in parse_mesh(raw).items())
-    try:
-        value: Value = msgspec.convert(raw, _TYPES.get(kind, str), strict=False)
-    except msgspec.ValidationError:
-        return None
-    return value
 
 
 def refuse_unknown(names: Iterable[str], declared: Iterable[str], owner: str) -> None:

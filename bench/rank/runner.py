@@ -167,14 +167,9 @@ class CaseRun:
         return replace(outcome, wall_seconds=self._wall_seconds)
 
     def end_early(self) -> Outcome:
-        """End the case because the time is over, and return the outcome of the blocks so far.
-
-        The planned later blocks are left out, so the stop reason ``visits`` (all planned blocks)
-        becomes ``budget``.
-        """
+        """End the case because the time is over, and return the outcome of the blocks so far."""
         self.close()
-        outcome = self._make_outcome(num_later=0)
-        return replace(outcome, stop="budget" if outcome.stop == "visits" else outcome.stop)
+        return replace(self._make_outcome(num_later=0), stop="budget")
 
     def close(self) -> None:
         """Release the benchmark and the CUDA graphs of the case."""
@@ -330,8 +325,6 @@ class CaseRun:
         reasons = [f"results differ from the reference {when}: {counts}"]
         phrases = list(dict.fromkeys(phrase for _, phrases in results for phrase in phrases))
         reasons += phrases[:_MAX_NAMED_DIFFERENCES]
-        if len(phrases) > _MAX_NAMED_DIFFERENCES:
-            reasons.append(f"and {len(phrases) - _MAX_NAMED_DIFFERENCES} more")
         raise CaseEndedError(
             "wrong",
             "; ".join(reasons),

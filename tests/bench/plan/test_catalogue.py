@@ -124,7 +124,9 @@ def test_group_index_beyond_groups_is_refused() -> None:
 
 def expand(name: str, **params: Any) -> list[Mapping[str, Any]]:
     """Expand an operation on four ranks."""
-    return list(BY_NAME[name].expand(params, gloo(4)))
+    expand_params = BY_NAME[name].expand
+    assert expand_params is not None
+    return list(expand_params(params, gloo(4)))
 
 
 def test_groups_run_in_turn_and_concurrently() -> None:
