@@ -75,4 +75,4 @@ def test_verdict_is_that_of_the_worst_run(run_set: RunSet, code: int, word: str)
 
 def test_report_without_a_measurement_names_problems() -> None:
     report = make_report_of_runs(join(FAILED, FAILED))
-    assert [section.id for section in report.sections] == ["runs", "problems", "differences"]
+    assert [section.id for section in report.sections] == ["runs", "problems"]

@@ -211,9 +211,10 @@ def test_problem_is_the_only_finding(
         train_buckets(count=4, exposed=0.09),
         [
             with_metrics(
-                expert_record(routing="zipf"),
-                imbalance_slowdown=MetricValue(value=1.25, low=0.9, high=1.7),
+                replace(expert_record(routing="zipf"), repetition=repetition),
+                imbalance_slowdown=MetricValue(value=slowdown),
             )
+            for repetition, slowdown in enumerate((0.9, 1.2, 1.7))
         ],
         link_records(),
         [
