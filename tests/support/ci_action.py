@@ -40,10 +40,19 @@ def should_run(condition: str, *, has_failed: bool, is_pull_request: bool) -> bo
     return condition in ("", "always()")
 
 
-def run_action(clone: Path, *, branch: str, base: str = "", prologue: str = "") -> ActionResult:
+def run_action(
+    clone: Path,
+    *,
+    branch: str,
+    base: str = "",
+    prologue: str = "",
+    options: str = "",
+    min_effect: str = "",
+) -> ActionResult:
     """Run the action in a clone, for a push to a branch or a pull request to ``base``.
 
-    Every script of a step starts with ``prologue``. The inputs of the action have their defaults.
+    Every script of a step starts with ``prologue``. ``options`` and ``min_effect`` are inputs of
+    the action. Empty ones have their defaults.
     """
     ref = "12/merge" if base else branch
     inputs = yaml.safe_load(ACTION.read_text())["inputs"]
@@ -53,6 +62,8 @@ def run_action(clone: Path, *, branch: str, base: str = "", prologue: str = "") 
         "github.ref_name": ref,
         "github.event.pull_request.number": "12",
     }
+    inputs = {"inputs.options": options, "inputs.min-effect": min_effect}
+    expressions.update({name: value for name, value in inputs.items() if value})
     summary = clone / "summary.md"
     github = {
         "GITHUB_SHA": "abc",

@@ -17,9 +17,12 @@ from typing import Any
 import msgspec
 
 from parbench.slurm.sweep.folder import (
+    JobAttempt,
     Point,
     create_folder,
+    load_attempt,
     load_jobs,
+    load_sweep,
     write_sweep,
 )
 from parbench.slurm.sweep.status import SweepStatus, follow_sweep, get_status
@@ -111,6 +114,36 @@ def array(workspace: Path) -> None:
     assert error.startswith("nothing was submitted: sbatch refused: ")
 
 
+def time_ends(workspace: Path) -> None:
+    """A point that takes longer than its job is stopped, and its job requeues itself."""
+    points = [make_point(0, seconds=1.0), make_point(1, seconds=1.0)]
+    folder = submit_stand_ins(workspace, points, num_cases=400, slurm={"time": "1m"})
+    [job] = load_jobs(folder)
+    wait_for_records(folder, 1)
+    update_job(job.id, "EndTime=now+20")  # the limit is at least a minute
+    wait_until(lambda: load_first_attempt(folder).reason == "the job's time ended", 75)
+    num_records = len(count_records(folder))
+    assert num_records < 400
+    (workspace / "pace").write_text("0")
+    wait_until(lambda: is_requeued(job.id), 30)
+    time.sleep(1.2)  # Slurm ignores an earlier start in the first second
+    update_job(job.id, "StartTime=now")  # a requeued job waits for two minutes
+    assert_done(folder, num_records=800)
+
+
+def load_first_attempt(folder: Path) -> JobAttempt:
+    return load_attempt(folder, load_sweep(folder).points[0].id)
+
+
+def update_job(job_id: str, setting: str) -> None:
+    subprocess.run(["scontrol", "update", f"jobid={job_id}", setting], check=True)
+
+
+def is_requeued(job_id: str) -> bool:
+    [job] = Slurm().show_job(job_id)
+    return job["JobState"] == "PENDING" and job["Restarts"] == "1"
+
+
 def node_cut(workspace: Path) -> None:
     """A node whose link is cut is reported, and the job continues with the other nodes."""
     points = [make_point(0, nodes=4), make_point(1, nodes=4), make_point(2, nodes=3)]
@@ -172,6 +205,7 @@ def ranks(workspace: Path) -> None:
 
 SCENARIOS: dict[str, Callable[[Path], None]] = {
     "array": array,
+    "time_ends": time_ends,
     "node_cut": node_cut,
     "ranks": ranks,
 }
