@@ -255,10 +255,11 @@ def _read_pipeline_idle(step: CaseResult) -> PipelineIdle | None:
 def _get_significant(step: CaseResult, name: str, threshold: float) -> float:
     """Return a metric whose 95 % interval is above a threshold, otherwise 0.
 
-    ``threshold`` is the value without an effect. A metric without an interval counts as
-    significant. An unknown metric is 0.
+    ``threshold`` is the value without an effect. The interval of a single repetition is that over
+    its steps. A metric without an interval counts as significant. An unknown metric is 0.
     """
-    metric = step.metrics.get(name)
+    metrics = step.measured[0].metrics if len(step.measured) == 1 else step.metrics
+    metric = metrics.get(name)
     if metric is None or metric.value is None:
         return 0.0
     is_significant = metric.low is None or metric.low > threshold
