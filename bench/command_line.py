@@ -29,9 +29,10 @@ format_option = partial(
 def _split_formats(
     context: click.Context, parameter: click.Parameter, value: str
 ) -> tuple[str, ...]:
-    """Return the distinct formats of a comma-separated list, as ``--figure-format``'s callback.
+    """Return the distinct formats of a comma-separated list, in the order of the list.
 
-    Raises ``click.BadParameter`` for a format other than ``png``, ``svg`` and ``pdf``.
+    click calls this function with the value of ``--figure-format``. Raises ``click.BadParameter``
+    for a format other than ``png``, ``svg`` and ``pdf``.
     """
     formats = tuple(dict.fromkeys(value.split(",")))
     for name in formats:
@@ -105,8 +106,8 @@ class CaseName(click.types.StringParamType):
     ) -> list[CompletionItem]:
         """Return the names of benchmarks that begin with the incomplete word, each with its help.
 
-        A name is the short one, such as ``all_reduce``, if it matches. Otherwise it is the full
-        one, such as ``collective.all_reduce``.
+        A benchmark has a short name, such as ``all_reduce``, and a full name, such as
+        ``collective.all_reduce``. If both begin with the word, only the short name is returned.
         """
         from parbench.bench.plan.cases import load_catalogue
 
@@ -127,9 +128,10 @@ class RunPath(click.Path):
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the folder of a run, also for ``latest``.
+        """Return the folder of a run, also for ``latest`` and ``DIR/latest``.
 
-        Raises ``UserError`` if ``latest`` is used and the folder contains no run.
+        Raises ``UserError`` if the value is ``latest`` and the folder ``runs`` contains no run, or
+        if the value is ``DIR/latest`` and the folder DIR contains none.
         """
         from parbench.bench.results.runs import list_runs
 
@@ -145,10 +147,10 @@ class RunPath(click.Path):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return ``latest`` and the runs in ``runs`` that begin with the incomplete word.
+        """Return those of ``latest`` and the paths of runs that begin with the incomplete word.
 
-        The newest run is first. If there are none, the result lets the shell complete the path of
-        any folder.
+        The runs are those in the folder ``runs``, and the newest comes first. If nothing begins
+        with the word, the result lets the shell complete the path of any folder.
         """
         from parbench.bench.results.runs import list_runs
 

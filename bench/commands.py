@@ -50,7 +50,7 @@ class AppHooks:
     modules: Sequence[str]
     """The names of the Python modules that define the benchmarks."""
     show_run: Callable[[Path, str, Path | None], int]
-    """A function that prints the results of a run and returns the exit code for them.
+    """A function that prints the results of a run and returns the exit code of the command.
 
     Its arguments are the folder of the run, the format (``tables``, ``verdicts``, ``nccl-tests`` or
     ``json``), and a file of limits to check, None without one. In format ``json`` it prints no
@@ -64,7 +64,8 @@ class AppHooks:
     render_document: "Callable[[Document, str], bytes]"
     """A function that returns a document with tables and figures, such as a plan, as bytes.
 
-    Its arguments are the document and the format: ``tables`` or a format of reports.
+    Its arguments are the document and the format: ``tables`` (text), or a format of
+    ``parbench report``.
     """
     write_figures: "Callable[[Document, Path, Sequence[str]], None]"
     """A function that writes each figure of a document to a folder.
@@ -305,9 +306,10 @@ def refuse_options_of_plan() -> None:
 
 
 def _is_typed(name: str) -> bool:
-    """Return True if the parameter of this command was given on the command line.
+    """Return True if a parameter of the running command was given on the command line.
 
-    It is False for a default, also a default of the project's configuration.
+    ``name`` is the name of the parameter in the command's function. The result is False for a
+    default, also for a default in the project's configuration.
     """
     source = click.get_current_context().get_parameter_source(name)
     return source is ParameterSource.COMMANDLINE
@@ -316,7 +318,8 @@ def _is_typed(name: str) -> bool:
 def parse_settings(settings: Sequence[str]) -> dict[str, str]:
     """Return the values of ``--set`` and ``--env``, written ``NAME=VALUE``, as text by name.
 
-    Raises ``UserError`` if a setting has no equals sign or a name occurs twice.
+    ``settings`` are the arguments of the options. Raises ``UserError`` if one has no equals sign or
+    a name occurs twice.
     """
     texts: dict[str, str] = {}
     for setting in settings:

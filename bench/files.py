@@ -27,10 +27,13 @@ def convert_read_errors(
 ) -> Iterator[None]:
     """Convert errors of reading within the ``with`` statement to a ``UserError``.
 
-    ``source`` is the file or other source, whose text begins the message. If the source cannot be
-    read (``OSError``), ``cannot be read`` and the reason of the system follow. If its content is
-    bad (``ValueError``, ``RecursionError`` or ``zlib.error``), the clause ``problem`` follows.
-    Other errors and a ``UserError`` are not converted.
+    - ``OSError``: the message is ``SOURCE cannot be read: REASON`` with the reason of the system.
+    - ``ValueError``, ``RecursionError`` and ``zlib.error``: the message is ``SOURCE PROBLEM:
+      ERROR``.
+    - Other errors and a ``UserError`` are not converted.
+
+    ``source`` is the file or another source, whose text is SOURCE. ``problem`` is the clause
+    PROBLEM about bad content.
     """
     try:
         yield
@@ -46,8 +49,8 @@ def convert_read_errors(
 def convert_write_errors(target: object, problem: str = "cannot be written") -> Iterator[None]:
     """Convert an ``OSError`` within the ``with`` statement to a ``UserError``.
 
-    ``target`` is the file or folder, which begins the message. ``problem`` is the clause that
-    follows, before the reason of the system.
+    The message is ``TARGET PROBLEM: REASON``: the file or folder ``target``, the clause
+    ``problem``, and the reason of the system.
     """
     try:
         yield
@@ -78,14 +81,20 @@ def write_output(target: Path, content: bytes) -> None:
 
 
 def make_file_name(text: str) -> str:
-    """Return ``text`` if it can be the name of a file, otherwise 12 digits of its SHA-256."""
+    """Return ``text`` if it can be the name of a file, otherwise a name that is computed from it.
+
+    The computed name is the first 12 hexadecimal digits of the SHA-256 of the text.
+    """
     if _SAFE_NAME.fullmatch(text):
         return text
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file. Raises ``UserError`` if it is larger than 1 GiB."""
+    """Return the content of a file.
+
+    Raises ``UserError`` if it is larger than 1 GiB, and ``OSError`` if it cannot be read.
+    """
     size = path.stat().st_size
     if size > MAX_FILE_BYTES:
         limit = f"at most {format_size(MAX_FILE_BYTES)} are read"
@@ -105,9 +114,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def decode_json(content: bytes, kind: type[_T]) -> _T:
-    """Return the value of type ``kind`` that JSON represents.
+    """Return the value of type ``kind`` that the JSON text ``content`` represents.
 
-    Raises ``ValueError`` or ``RecursionError`` if the JSON does not match the type.
+    Raises ``ValueError`` or ``RecursionError`` if the text is not JSON or does not match the type.
     """
     import msgspec
 
@@ -124,8 +133,8 @@ def encode_json(value: object) -> bytes:
 def read_text(name: str, description: str) -> str:
     """Return the text of the file ``name``, with Unix line ends.
 
-    Raises ``UserError`` if the file cannot be read or is not text. ``description`` names the file
-    at the beginning of the message.
+    Raises ``UserError`` if the file cannot be read or is not UTF-8. ``description`` stands for the
+    file at the beginning of the message.
     """
     with convert_read_errors(description, "is not text"):
         return read_file(Path(name)).decode().replace("\r\n", "\n")
@@ -134,8 +143,13 @@ def read_text(name: str, description: str) -> str:
 def read_toml(path: Path, description: str, kind: type[_T], **defaults: object) -> _T:
     """Return the content of a TOML file as a struct of type ``kind``.
 
-    Raises ``UserError`` that names the wrong place in the file. ``description`` is what the message
-    calls the file. ``defaults`` are the values of fields that the file lacks.
+    Raises ``UserError`` if the file is not valid.
+
+    Args:
+        path: the file.
+        description: the words before the path in error messages.
+        kind: the type of the struct.
+        defaults: the values of the struct's fields that the file lacks, by field name.
     """
     import tomllib
 

@@ -114,7 +114,11 @@ def measure_case(case: str, arguments: Mapping[str, object]) -> tuple[Record, ..
 
 
 def build_options(case: str, arguments: Mapping[str, object]) -> list[str]:
-    """Return the command-line arguments of ``parbench run`` for the arguments of the fixture."""
+    """Return the command-line arguments of ``parbench run`` for the arguments of the fixture.
+
+    ``case`` is the name of the case. ``arguments`` are options of ``parbench run`` and parameters
+    of the case by name, which become ``--NAME VALUE`` and ``--set NAME=VALUE``.
+    """
     options = [case]
     for name, value in arguments.items():
         if name in OPTIONS:

@@ -23,7 +23,7 @@ _MIN_SLOW_SHARE = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class InjectionResult:
-    """The verdict on one injected fault: whether the record shows the fault, and the evidence."""
+    """The verdict of the self-test on one injected fault, with the evidence of the record."""
 
     injection: str
     """The kind of fault: ``late``, ``slow``, ``corrupt``, or ``none`` without a fault."""

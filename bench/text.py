@@ -26,8 +26,8 @@ _MAX_HOURS = 500
 class UserError(ValueError):
     """An error of the user's input or environment, which ends the command with exit code 2.
 
-    The message has the value, the place where it was given, and the allowed values. ``hint`` is the
-    command or text to type instead, and is empty without one.
+    The message states the wrong value, the option or file that contains it, and the allowed values.
+    ``hint`` is the command or text to type instead, empty without one.
     """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
@@ -61,7 +61,7 @@ def escape_unprintable(text: str, allowed: str = "") -> str:
 
 
 def suggest_similar(word: str, choices: Iterable[str]) -> str:
-    """Return the text ``; did you mean 'x'?``, where x is the choice most similar to a word.
+    """Return the text ``; did you mean 'x'?``, where x is the choice most similar to ``word``.
 
     The text is empty if no choice is similar.
     """
@@ -78,7 +78,7 @@ def format_list(items: Iterable[object], conjunction: str = "or") -> str:
 def name_first(items: Sequence[str], max_items: int) -> list[str]:
     """Return the first ``max_items`` items, followed by a text such as ``and 3 more``.
 
-    Up to ``max_items`` items are returned without such a text.
+    If there are at most ``max_items`` items, the result is all items without such a text.
     """
     num_more = len(items) - max_items
     return [*items[:max_items], f"and {num_more} more"] if num_more > 0 else list(items)
@@ -87,7 +87,8 @@ def name_first(items: Sequence[str], max_items: int) -> list[str]:
 def format_choices(choices: Iterable[str], word: str) -> str:
     """Return the choices as text, such as ``a, b or c; did you mean 'c'?``.
 
-    The question is left out if no choice is similar to ``word``.
+    ``word`` is the text that the user typed instead of a choice. The question is left out if no
+    choice is similar to it.
     """
     names = list(choices)
     return f"{format_list(names)}{suggest_similar(word, names)}"
@@ -111,7 +112,8 @@ def pluralize(number: int, noun: str) -> str:
 def get_last_line(output: str) -> str:
     """Return the last line of a program's output that is neither blank nor a hint.
 
-    Programs report errors there. The result is empty if there is no such line.
+    A hint is a line that begins with ``hint:``. Programs report errors in their last line. The
+    result is empty if there is no such line.
     """
     for line in reversed(output.splitlines()):
         if line.strip() and not line.startswith("hint: "):
@@ -132,7 +134,11 @@ def parse_size(text: str) -> int:
 
 
 def format_size(num_bytes: int) -> str:
-    """Return a number of bytes as text in the largest 1024-based unit that is exact: ``64K``."""
+    """Return a number of bytes as text in the largest unit that is exact: ``64K`` for 65536.
+
+    The units are K, M, G and T, which are powers of 1024. Without an exact unit, the text is the
+    number of bytes.
+    """
     for unit in "TGMK":
         factor = _SIZE_FACTORS[unit]
         if num_bytes and num_bytes % factor == 0:
@@ -141,7 +147,11 @@ def format_size(num_bytes: int) -> str:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Return the distinct numbers of bytes in a list such as ``1K:64M:x4,3M``, in its order."""
+    """Return the distinct numbers of bytes in a list of sizes and ranges, in the order of the list.
+
+    An example is ``1K:64M:x4,3M``: the sizes from 1 KiB to 64 MiB, each 4 times as large as the one
+    before, and then 3 MiB. Raises ``UserError`` if the list is not valid.
+    """
     sizes = [size for part in text.split(",") for size in _parse_range(part)]
     return tuple(dict.fromkeys(sizes))
 
@@ -149,8 +159,8 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 def _parse_range(text: str) -> list[int]:
     """Return the numbers of bytes in a size or range of sizes, in ascending order.
 
-    A range is ``FIRST:LAST``, which doubles the size, or ``FIRST:LAST:xFACTOR`` or
-    ``FIRST:LAST:+BYTES``.
+    A range is ``FIRST:LAST``, ``FIRST:LAST:xFACTOR`` or ``FIRST:LAST:+BYTES``. Each size is the
+    previous one times 2, times FACTOR, or plus BYTES. Sizes may have K, M, G or T (powers of 1024).
     """
     if ":" not in text:
         return [parse_size(text)]

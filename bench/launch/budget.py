@@ -53,7 +53,11 @@ class TimeBudget:
     """
 
     def __init__(self, seconds: float, num_starts: int) -> None:
-        """Begin the time of the run now. ``num_starts`` is the number of planned starts."""
+        """Begin the time of the run now.
+
+        ``seconds`` is the time budget of the run. ``num_starts`` is the number of planned starts of
+        all ranks.
+        """
         self._num_starts = num_starts
         self.num_completed = 0
         """The number of starts that have ended."""
@@ -71,7 +75,7 @@ class TimeBudget:
         return max(self._last_end - time.monotonic(), 0.0)
 
     def count_fitting(self) -> int:
-        """Return the number of starts still to come for which there is time.
+        """Return the number of starts of all ranks still to come that fit into the remaining time.
 
         Before the first start has begun, all planned starts count.
         """
@@ -94,8 +98,9 @@ class TimeBudget:
     def complete_start(self, seconds: float, records: Iterable[Record]) -> None:
         """Count a start of all ranks as completed, and note the time that it needed at least.
 
-        ``seconds`` is the time that it took, and ``records`` are the results of its cases. The time
-        of samples beyond ``min_iterations`` was not needed.
+        ``seconds`` is the time that the start took, and ``records`` are the results of its cases.
+        The time that it needed at least is ``seconds`` without the samples of each case beyond the
+        first ``min_iterations``.
         """
         for record in records:
             values = record.samples.values
@@ -111,8 +116,9 @@ class TimeBudget:
 def estimate_run_seconds(run: Run) -> float:
     """Return the expected seconds to measure every case of a run in every repetition.
 
-    The estimate is the time that the run has taken, multiplied by the number of all measurements
-    and divided by the number of those made. A run that has taken no time yet has the result 0.
+    The estimate is the time that the run has taken, multiplied by the number of planned
+    measurements and divided by the number of completed ones. A measurement is one case in one
+    repetition. The result is 0 if the run has taken no time yet.
     """
     plan = run.info.plan
     num_made = sum(not record.is_out_of_budget for record in run.records)
@@ -123,7 +129,8 @@ def estimate_run_seconds(run: Run) -> float:
 def format_budget(seconds: float) -> str:
     """Return a value of ``--budget``, such as ``90s`` or ``7m``, for a run that takes ``seconds``.
 
-    A reserve of 10 % is added. The sum is rounded up to 10 s, or to 1 min if it is at least 3 min.
+    A reserve of 10 % is added to ``seconds``. The sum is rounded up to a multiple of 10 s, or of
+    1 min if it is at least 3 min.
     """
     needed = round(RESERVE * seconds, 3)
     return f"{10 * math.ceil(needed / 10)}s" if needed < 180 else f"{math.ceil(needed / 60)}m"
@@ -160,7 +167,7 @@ def make_blocks(cases: Sequence[Case], seed: str, *, shuffles_single: bool = Fal
 
 
 def _choose_interleaved_cases(cases: Sequence[Case]) -> list[int]:
-    """Return the indices of the cases that are measured in several blocks, by ascending size.
+    """Return the indices in ``cases`` of the cases to measure in several blocks, by ascending size.
 
     They are the operations with the smallest messages, up to a sum of message sizes of 512 MiB. The
     limit exists because these cases stay in memory between their blocks.

@@ -51,8 +51,9 @@ class Display(ExitStack):
     def show_progress(self, title: str, share: float) -> None:
         """Show the completed fraction of the run and a text about the case that is being measured.
 
-        ``title`` is that text. ``share`` is the fraction, from 0 to 1. If standard error is not a
-        terminal, a line is printed at most every 5 s, with the time that is left at this pace.
+        ``title`` is the text about the case. ``share`` is the completed fraction, from 0 to 1. If
+        standard error is not a terminal, a line is printed at most every 5 s, with an estimate of
+        the remaining time.
         """
         self._bar.update(self._task, description=title, completed=share)
         now = time.monotonic()

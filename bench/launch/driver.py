@@ -133,10 +133,11 @@ class Driver:
         """The end of the last repetition that run.json lists, in ``time.monotonic()`` seconds."""
 
     def drive(self, skipped: Sequence[SkippedCase] = ()) -> None:
-        """Record the skipped cases, then measure all other cases for which there is time.
+        """Record the skipped cases, then measure all pending cases for which there is time.
 
-        Cases without time and cases that failed in an earlier repetition are recorded as skipped.
-        ``skipped`` are the cases of the plan that cannot run on these ranks, with the reason.
+        Cases for which there is no time and cases that failed in an earlier repetition are recorded
+        as skipped. ``skipped`` are the cases of the plan that cannot run on these ranks, with the
+        reason.
         """
         for entry in skipped:
             outcome = Outcome(
@@ -167,8 +168,8 @@ class Driver:
     def _measure(self, repetition: Repetition) -> None:
         """Measure the cases of a repetition and record the result of each.
 
-        If ranks fail, new ranks measure the remaining cases. If ranks do not start twice in a row,
-        or do not start after the previous ranks have hung, this failure is recorded for the
+        If ranks fail, new ranks are started to measure the remaining cases. If ranks fail to start
+        twice in a row, or once after the previous ranks have hung, this failure is recorded for the
         remaining cases.
         """
         may_retry = True

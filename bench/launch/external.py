@@ -51,7 +51,7 @@ _RELEASE_SECONDS = 5.0
 class StoreMailbox(Mailbox):
     """A mailbox whose messages and published values are in a torch store instead of files.
 
-    ``store`` has a prefix that is unique to this start of ranks.
+    ``store`` is a store with a key prefix that is unique to this start of ranks.
     """
 
     def __init__(self, store: Store) -> None:
@@ -85,10 +85,11 @@ class StoreMailbox(Mailbox):
 
 
 def connect_store(environ: Mapping[str, str]) -> Store:
-    """Return a new client of the launcher's store, whose keys begin with a prefix of parbench.
+    """Return a new client of the launcher's store, which puts a prefix of parbench before each key.
 
-    torchrun may start the same ranks again with the same store. So the prefix has its number of
-    restarts.
+    The address of the store is MASTER_ADDR and MASTER_PORT in ``environ``. The prefix contains the
+    number of restarts that torchrun has made, because torchrun may start the same ranks again with
+    the same store.
     """
     prefix = f"parbench/{environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
     store = open_store(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_server=False)

@@ -34,7 +34,7 @@ class Evidence:
     """The CPU time in seconds of each rank that has measured all of its cases."""
 
     def format_ranks(self, ranks: Sequence[int]) -> str:
-        """Return the ranks as text, with their hosts if the ranks of the run are on several hosts.
+        """Return global ranks as text, with their hosts if the run's ranks are on several hosts.
 
         Examples are ``rank 1`` and ``ranks 0 (n1), 2 (n2)``.
         """

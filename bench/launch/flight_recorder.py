@@ -32,7 +32,7 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     pending: int = 0
     """The number of the first collective that is enqueued and not done, 0 if all are done."""
     name: str = ""
-    """The name of that collective, such as ``nccl:all_reduce``, empty if all are done."""
+    """The name of collective ``pending``, such as ``nccl:all_reduce``, empty if all are done."""
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -54,13 +54,13 @@ class _Entry(msgspec.Struct, frozen=True):
     An operation of gloo stays ``scheduled``, but is retired once it is done.
     """
     retired: bool
-    """True if torch no longer watches the operation, because it is done."""
+    """True if the operation is done, so that torch no longer watches it."""
     is_p2p: bool
     """True for a send or a receive."""
 
     @property
     def is_done(self) -> bool:
-        """True if the operation is done."""
+        """True if the operation is retired or its state is ``completed``."""
         return self.retired or self.state == "completed"
 
 
@@ -117,8 +117,9 @@ def parse_groups(
 def find_waits(groups_by_rank: Mapping[int, Mapping[str, GroupState]]) -> Waits:
     """Return for each rank the set of ranks that it waits for.
 
-    Rank A waits for rank B of the same process group if B has not enqueued the first collective
-    that A has enqueued and that is not done. Sends and receives are ignored.
+    Take the first collective of a process group that rank A has enqueued and that is not done. Rank
+    A waits for each rank of the group that has not enqueued this collective. Sends and receives are
+    ignored.
 
     A rank that others wait for and that waits for no rank is the probable cause of a hang.
 

@@ -84,8 +84,9 @@ class ForkServer(AbstractContextManager["ForkServer"]):
     def _wait(self, options: int) -> os.waitid_result | None:
         """Call ``os.waitid`` for the server process, and return the way in which it has ended.
 
-        The result is None if it still runs. The process stays a zombie, because the standard
-        library reaps it when it starts the next one.
+        The result is None if the server still runs, or if it has been reaped already. ``options``
+        are flags of ``os.waitid``, such as ``os.WNOHANG``. The call leaves the process a zombie,
+        because the standard library reaps it when it starts the next server.
         """
         with suppress(ChildProcessError):
             return os.waitid(os.P_PID, self.pid, options | os.WNOWAIT)
@@ -96,9 +97,9 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         return self._wait(os.WEXITED | os.WNOHANG) is not None
 
     def get_last_error(self) -> str:
-        """Return a message that a signal has ended the server, otherwise the last line of its log.
+        """Return a message that names the signal that has killed the server.
 
-        The message is empty if neither exists.
+        If no signal has, the result is the last line of the server's log, which may be empty.
         """
         end = self._wait(os.WEXITED | os.WNOHANG)
         if end is not None and end.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
@@ -108,7 +109,8 @@ class ForkServer(AbstractContextManager["ForkServer"]):
     def start(self) -> None:
         """Start the server process with its variables, unless it runs already.
 
-        ``pid`` is then its process id. The server may have been killed because memory was short.
+        Sets the attribute ``pid`` to the process id of the server. A server that was started before
+        does not run if it has been killed, for example because memory was short.
         """
         before = dict(os.environ)
         os.environ.update(self._variables)
@@ -239,10 +241,10 @@ def kill_descendants(pid: int) -> None:
 
 @contextmanager
 def hide_main_module() -> Iterator[None]:
-    """Hide the main module of this process within the ``with`` statement.
+    """Hide the main module of this process from multiprocessing within the ``with`` statement.
 
-    Otherwise a process that multiprocessing starts would import this module. Then scripts that call
-    parbench would need the guard ``if __name__ == "__main__"``.
+    Otherwise a process that multiprocessing starts would import the main module. Then scripts that
+    call parbench would need the guard ``if __name__ == "__main__"``.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -383,7 +385,7 @@ def parse_exit_codes(text: str) -> dict[int, int]:
 
 
 def read_last_line(log: Path) -> str:
-    """Return the last line of a log that is neither blank nor a hint, with the name of the file.
+    """Return the last line of a log that is neither blank nor a hint, after the file's name.
 
     The result is empty if there is no such line or no file.
     """

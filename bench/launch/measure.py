@@ -124,7 +124,8 @@ def load_unfinished_run(path: Path, options: Options, joined: Joined | None) -> 
     Args:
         path: the folder of the run.
         options: may have a time budget and nodes. All other options are those of the run.
-        joined: the ranks that a launcher such as torchrun has started, None without one.
+        joined: the ranks that a launcher such as torchrun has started, None without one. With such
+            ranks a run cannot be resumed.
     """
     if joined is not None:
         problem = "--resume starts its own ranks, and this one is there already (RANK)"
@@ -185,8 +186,9 @@ def choose_launcher(
 def choose_variables(plan: Plan) -> dict[str, str]:
     """Return the environment variables that parbench sets on all ranks, by name.
 
-    They set the number of OpenMP threads, gloo's interface and connections, the order of GPUs, and
-    whether ranks bind themselves to CPUs. Variables that the user has set are left out.
+    Each value is the text to set. The variables set the number of OpenMP threads, gloo's interface
+    and connections, the order of GPUs, and whether ranks bind themselves to CPUs. Variables that
+    the user has set are left out.
     """
     layout = plan.spread
     allocation = None if layout is None else Allocation.find(os.environ)

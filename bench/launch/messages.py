@@ -80,7 +80,10 @@ class Outcome(RecordedOutcome, frozen=True, kw_only=True):
     Empty if no step was profiled.
     """
     wall_seconds: float = 0.0
-    """The wall time in seconds of the case so far, with preparation, warm-up and checks."""
+    """The wall time in seconds of the case so far, with preparation, warm-up and checks.
+
+    It becomes ``Record.seconds``.
+    """
     started: str = ""
     """The time (UTC, ISO 8601) at which the measurement of the case began.
 

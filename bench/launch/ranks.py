@@ -87,7 +87,7 @@ class Ranks(ABC):
 
     @abstractmethod
     def get_last_error(self) -> str:
-        """Return the last output line of the rank or launcher that failed, empty without one."""
+        """Return the last output line of the failed rank or launcher, empty if there is none."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -101,7 +101,7 @@ class Ranks(ABC):
         return False
 
     def wait_for_start(self) -> Outcome | None:
-        """Return None once every rank has sent its first message.
+        """Wait until every rank has sent its first message, and then return None.
 
         If a rank fails or does not start within 120 s, the result is an outcome with status failed.
         """

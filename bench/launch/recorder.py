@@ -143,10 +143,11 @@ class Recorder:
 
 
 def find_misplacements(hellos: Sequence[Hello]) -> list[str]:
-    """Return a warning for each way in which the CPUs of ranks slow the ranks down.
+    """Return warnings, as text, about ranks that are slow because of the CPUs they may use.
 
-    Either the CPUs of ranks are in another NUMA node than their GPU, or several ranks may use only
-    the same single CPU. ``hellos`` are the first messages of all ranks, in rank order.
+    One warning names all ranks whose CPUs are in another NUMA node than their GPU. Another one
+    names each CPU that is the only CPU of several ranks. ``hellos`` are the first messages of all
+    ranks, in rank order.
     """
     warnings = []
     distant_ranks = [

@@ -58,8 +58,8 @@ class DeviceQueue:
     def queue_barrier(self) -> None:
         """Queue an all_reduce, so that the streams of all ranks go on from here at the same time.
 
-        On gloo nothing is queued, because its collectives run on the host, where all ranks have
-        just met.
+        With the backend gloo nothing is queued, because gloo's collectives run on the host, where
+        all ranks have just passed a barrier.
         """
         if self._world.backend != "gloo":
             dist.all_reduce(self._token, group=self._world.group)
@@ -73,7 +73,7 @@ class DeviceQueue:
         return accelerator.make_event(blocking=self._has_few_cores)
 
     def sync(self) -> None:
-        """Let the host wait until the stream has done all queued work."""
+        """Wait on the host until the stream has done all queued work."""
         self._world.sync_stream()
 
 
@@ -94,7 +94,8 @@ class DeviceTimer:
     def __init__(self, device: DeviceQueue, *, times_issue: bool) -> None:
         """Prepare the timing of samples on a device.
 
-        ``times_issue`` is True if the time until an asynchronous call returns is measured too.
+        ``device`` is the CUDA stream of the samples. ``times_issue`` is True if the time until an
+        asynchronous call returns is measured too.
         """
         self._device = device
         self._times_issue = times_issue

@@ -44,7 +44,10 @@ def set_up_fork_server(log: Path) -> None:
 
 
 def end_server(number: int, frame: FrameType | None) -> None:
-    """Kill all descendants of this process and exit with code 0, as the handler of SIGTERM."""
+    """Handle SIGTERM: kill all descendants of this process, and exit with code 0.
+
+    ``number`` and ``frame`` are the arguments of every signal handler.
+    """
     kill_descendants(os.getpid())
     os._exit(0)
 

@@ -29,16 +29,14 @@ def add_samples(
     world: World,
     ranks: list[int],
 ) -> Outcome:
-    """Return the outcome of a case with its samples, the metrics computed from them, and facts.
-
-    A stamp has the times at which a rank began and ended a sample, and its duration.
+    """Return the outcome of a case with its samples, their metrics, stragglers and details added.
 
     Args:
         outcome: the outcome of the case so far, without samples.
-        timed: the samples with the stamps of all measured ranks.
+        timed: the samples: the time of each on every measured rank.
         description: the work of one step, and facts that the benchmark states about itself.
         world: all ranks of the run, with their clocks.
-        ranks: the measured ranks, in the order of the stamps.
+        ranks: the global ranks that are measured, in the order of the arrays in ``timed``.
     """
     seconds = timed.compute_seconds(description.hops)
     details = dict(description.details)
@@ -84,8 +82,9 @@ def compute_metrics(
 
     Args:
         seconds: a list with one number of seconds for each sample, by metric name.
-        samples_per_block: the numbers of consecutive samples between which other cases ran.
-        description: the name of the metric of the time, and the work of one step.
+        samples_per_block: the number of samples in each block, in the order of measurement. Between
+            two blocks, other cases ran.
+        description: the name of the metric of the step's time, and the work of one step.
     """
     headline = description.headline
     medians = {name: estimate_median(values, samples_per_block) for name, values in seconds.items()}
@@ -104,8 +103,8 @@ def compute_metrics(
 def _compute_rate(work: Work, time: Estimate) -> MetricValue:
     """Return the rate of a kind of work: its amount in one step divided by the time of a step.
 
-    The time is the median over samples. The bounds of its interval give those of the rate. The
-    values are None if the time or the amount is 0.
+    ``time`` is the median over samples in seconds. The bounds of the rate's interval follow from
+    the bounds of the time's interval. The rate is None if the time or the amount is 0.
     """
     rates = []
     for seconds in (time.value, time.high, time.low):  # the slowest time gives the lowest rate
@@ -126,8 +125,8 @@ def _pack_samples(timed: TimedSamples, ranks: list[int]) -> bytes:
 
     It has the arrays ``arrival_ns``, ``exit_ns``, ``duration_ns`` and ``issue_ns`` of shape (ranks,
     samples). Arrivals and exits are the start and the end of a sample on rank 0's clock, in ns
-    since the first arrival. ``issue_ns`` is the time until an asynchronous call returned.
-    It also has ``ranks`` and ``steps_per_sample``.
+    since the first arrival. ``issue_ns`` is the time until an asynchronous call returned. The
+    archive also has ``ranks``, the global rank of each row, and the number ``steps_per_sample``.
     """
     arrivals, exits, durations, issues = timed.stamps
     first_arrival = arrivals.min()

@@ -54,9 +54,12 @@ The rest of the time is for the profiled steps.
 def inject_fault(benchmark: Benchmark, fault: FaultSpec, sync: Callable[[], None]) -> None:
     """Replace ``step`` of a benchmark by a step with the fault ``slow`` or ``corrupt``.
 
-    After each step, ``slow`` sleeps for a fraction of the time of the step, and ``corrupt`` changes
-    its result. ``sync`` is a function that waits until the device has done the launched work.
-    Raises ``UserError`` if the fault is ``corrupt`` and the benchmark has no method ``corrupt``.
+    The new step first runs the old one. With ``slow``, the new step then sleeps for a fraction
+    (``fault.amount``) of the time that the old step took. With ``corrupt``, it then calls the
+    benchmark's method ``corrupt``, which changes the result.
+
+    ``sync`` is a function that waits until the device has done the launched work. Raises
+    ``UserError`` if the fault is ``corrupt`` and the benchmark has no method ``corrupt``.
     """
     step = benchmark.step
     corrupt = getattr(benchmark, "corrupt", None)
@@ -64,7 +67,7 @@ def inject_fault(benchmark: Benchmark, fault: FaultSpec, sync: Callable[[], None
         raise UserError(f"--inject {fault.text}: this benchmark has no corrupt()")
 
     def step_with_fault() -> None:
-        """Take a step of the benchmark and apply the fault."""
+        """Run the original step, then corrupt its result or sleep in proportion to its time."""
         began = time.perf_counter()
         step()
         if corrupt is not None and fault.kind == "corrupt":
@@ -80,7 +83,7 @@ class CaseEndedError(Exception):
     """Ends a case on all ranks at the same point, without a measurement.
 
     ``outcome`` is the outcome of the case, with a status such as ``skipped`` or ``wrong`` and the
-    reason. ``fields`` are further fields of the outcome by name.
+    reason.
     """
 
     def __init__(self, status: Status, reason: str, **fields: Any) -> None:
@@ -114,7 +117,8 @@ class CaseRun:
             world: all ranks of the run.
             measure: the limits on samples and the required precision.
             progress: the position in the case, for the watchdog.
-            fault: the fault of ``--inject``, also if it names another rank. None without a fault.
+            fault: the fault of ``--inject``, also if it affects another rank. None without a
+                fault.
         """
         self._case = case
         self._world = world
@@ -125,6 +129,7 @@ class CaseRun:
         self._load = str(case.all_params.get("background", NO_LOAD))
         self._resources = ExitStack()
         self._wall_seconds = 0.0
+        """The seconds that the blocks of the case have taken so far, for ``Record.seconds``."""
         # Set by the preparation:
         self._benchmark: Benchmark | None = None
         self._timer: CaseTimer
@@ -149,7 +154,7 @@ class CaseRun:
             seconds: the time for this block, with preparation and checks.
             num_later: the number of further blocks that are planned for the case.
             is_only: True if the case has a single block. It is then measured until the median is
-                precise enough, and a step is profiled.
+                precise enough, and a step is profiled if the benchmark can break its time down.
         """
         began = time.perf_counter()
         try:
@@ -226,8 +231,9 @@ class CaseRun:
     def _make_explainable(self, benchmark: Benchmark) -> Benchmark:
         """Return the benchmark, wrapped so that a step can be profiled if it is a custom step.
 
-        A custom step that breaks its own time down is returned unchanged. ``_can_explain`` is set
-        to True if all ranks can break down the time of a step. No step with a fault is profiled.
+        A custom step that breaks its own time down is returned unchanged, and so are parbench's
+        benchmarks. ``_can_explain`` is set to True if all ranks can break down the time of a step.
+        With the fault ``slow`` or ``corrupt`` on any rank, no step is profiled.
         """
         has_fault = self._fault is not None and self._fault.kind != "late"
         can_explain = self._world.gather(isinstance(benchmark, SupportsExplanation))
@@ -265,7 +271,8 @@ class CaseRun:
     ) -> Outcome:
         """Measure one block, check the results and return the outcome of all blocks so far.
 
-        A block is a run of samples of this case. If it is the only one, a step is profiled too.
+        A block is a run of samples of this case. If it is the only one and all ranks can break down
+        the time of a step, a step is profiled too.
 
         Args:
             began: the ``time.perf_counter()`` at which the block began.
@@ -387,11 +394,14 @@ def load_target(target: str) -> Callable[..., Benchmark]:
 def make_benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> Benchmark:
     """Prepare the benchmark of a case on this rank and return it.
 
-    If the fault names this rank and slows or corrupts steps, the step of the benchmark has the
-    fault. Raises ``TypeError`` if the target of the case returns something else than a benchmark.
+    Raises ``TypeError`` if the target of the case returns something else than a benchmark.
 
-    ``world`` has the ranks of this rank's group in the case. If this rank takes no steps in the
-    case, ``world`` is None and the result is an ``IdleBenchmark``.
+    Args:
+        case: the target, which is the function that makes the benchmark, and its parameters.
+        world: the ranks of this rank's group in the case. If this rank takes no steps in the case,
+            it is None, and the result is an ``IdleBenchmark``.
+        fault: the fault of ``--inject``, None without a fault. If it slows or corrupts the steps of
+            this rank, the returned benchmark has the fault.
     """
     if world is None:
         return IdleBenchmark()
@@ -411,8 +421,8 @@ def make_benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> 
 def refuse_float8(dtype: str, capability: tuple[int, int]) -> None:
     """Raise ``UserError`` for a float8 type on a GPU below compute capability 9.0.
 
-    NCCL would end the process there. ``dtype`` is the name of any data type, such as ``float32``.
-    ``capability`` is the compute capability (major, minor).
+    On such a GPU, NCCL would end the process. ``dtype`` is the name of a data type, such as
+    ``float32``. ``capability`` is the compute capability (major, minor) of the GPU.
     """
     if dtype.startswith("float8") and capability < (9, 0):
         version = ".".join(map(str, capability))

@@ -71,7 +71,7 @@ class Progress:
         self.phase = "starting"
         """One of ``starting``, ``prepare``, ``check``, ``warm-up``, ``timed`` and ``explain``."""
         self.steps = 0
-        """The number of start lines that the rank has begun in the current case."""
+        """The number of samples and untimed steps that the rank has begun in the current case."""
         self.began_ns = time.time_ns()
         """The time at which the current block began, in ns since the epoch."""
 
@@ -130,9 +130,9 @@ def make_sampler(mode: str, benchmark: Benchmark, steps: int) -> Sampler:
 
 @dataclass(kw_only=True)
 class TimedSamples:
-    """The samples that a case has so far: a time of one or more steps on every measured rank.
+    """The samples of a case so far, each with the time of its steps on every measured rank.
 
-    Only rank 0 has them. The arrays of other ranks are empty.
+    Only rank 0 has the samples. On other ranks the arrays are empty.
     """
 
     stamps: Stamps
@@ -150,7 +150,7 @@ class TimedSamples:
     steps_per_sample: int = 1
     """The number of steps of the benchmark in each sample."""
     warmup: int = 0
-    """The number of untimed steps of this rank before the first sample."""
+    """The number of untimed steps before the first sample, without the check of the results."""
     samples_per_block: list[int] = field(default_factory=list)
     """The number of samples in each block so far, in the order of measurement.
 
@@ -177,10 +177,10 @@ class TimedSamples:
 
     @property
     def has_arrivals(self) -> bool:
-        """True if the arrivals show when each rank began a sample.
+        """True if the arrivals in ``stamps`` are the times at which each rank began a sample.
 
-        They do not if the hosts had launched at least 90 % of samples before the devices began.
-        Then the devices began together, and an arrival only shows when the host noticed the end.
+        False if the hosts had launched at least 90 % of samples before the devices began. Then the
+        devices began together, and an arrival only shows when the host noticed the end.
         """
         return self.hidden is None or self.hidden < MIN_HIDDEN
 
@@ -189,14 +189,15 @@ class TimedSamples:
 
         - ``time``: the maximum duration over the ranks, divided by the number of steps of a sample
           and by ``hops``.
-        - ``rank_mean_time``: the same with the mean over the ranks instead of the maximum.
+        - ``rank_mean_time``: like ``time``, but with the mean over the ranks.
         - ``issue_time``: the time until an asynchronous call has returned, maximum over ranks. Only
           in mode async.
         - ``skew``: the last arrival less the first one. Only if ``has_arrivals``.
         - ``transfer``: the last exit less the last arrival, divided by ``hops``. Only if
           ``has_arrivals`` and a sample has one step.
 
-        ``hops`` is 2 for a benchmark whose step is a round trip of which half counts, otherwise 1.
+        ``hops`` is 2 for a benchmark whose step is a round trip, of which the time of one direction
+        counts. Otherwise it is 1.
         """
         arrivals, exits, durations, issues = self.stamps
         seconds = {"time": _to_seconds(durations.max(axis=0) / self.steps_per_sample, hops)}
@@ -219,14 +220,14 @@ def _to_seconds(values_ns: npt.NDArray[Any], hops: int = 1) -> list[float]:
 
 @dataclass(kw_only=True)
 class Stopwatch:
-    """Takes samples of a benchmark on this rank, each from a barrier of all ranks (start line)."""
+    """Takes samples of a benchmark on this rank. Each begins after a barrier of all ranks."""
 
     benchmark: Benchmark
     """The benchmark whose steps are timed."""
     world: World
     """All ranks of the run, which meet before each sample even if they are not measured."""
     progress: Progress
-    """The counter of samples that is reported if this rank hangs."""
+    """The position of this rank in its case, with the number of samples, to report a hang."""
     late_seconds: float = 0.0
     """The seconds that a fault delays this rank after each barrier, 0 without a fault."""
     has_load: bool = False
@@ -279,7 +280,7 @@ class Stopwatch:
 def _time_on_host(sampler: Sampler) -> Stamp:
     """Take one sample and return its times by the host's clock, see ``Stamp``.
 
-    They are in ns of ``time.perf_counter_ns()``.
+    The times are in ns of ``time.perf_counter_ns()``. ``sampler`` runs the steps of the sample.
     """
     arrival = time.perf_counter_ns()
     issued = sampler()
@@ -399,10 +400,11 @@ class CaseTimer:
             batch = self._broadcast_from_rank_0(batch)
 
     def _find_stop(self, counts: Sequence[int], *, has_time: bool) -> Stop:
-        """Return the reason why sampling ends, ``visits`` if no limit ends it now.
+        """Return the reason why sampling ends now, ``visits`` if no limit ends it.
 
-        ``counts`` are the numbers of successive samples that are taken as independent. ``has_time``
-        is True if more samples than so far would be possible.
+        ``counts`` divides the samples into successive groups: it holds the number of samples in
+        each. Groups are assumed to be independent of each other. ``has_time`` is False if the time
+        budget ends sampling.
         """
         half_width = estimate_median(self.samples.compute_durations(), counts).half_width
         if half_width is not None and half_width <= self._measure.precision:
@@ -412,7 +414,10 @@ class CaseTimer:
         return "visits" if has_time else "budget"
 
     def _count_affordable(self, seconds: float) -> int:
-        """Return the number of samples that fit into ``seconds`` at the last speed, at least 1."""
+        """Return the number of samples that fit into ``seconds``, at least 1.
+
+        A sample is expected to take as long as the last ones, with reset and barrier.
+        """
         return max(1, int(seconds / self._sample_seconds))
 
     def _count_remaining(self) -> int:
@@ -447,10 +452,10 @@ class CaseTimer:
     def _choose_count(self, num_later: int) -> int:
         """Return the number of samples for the next block, from the variation of earlier samples.
 
-        The first block has 3 samples. Later blocks have as many as ten blocks need for the required
-        precision, at least 3, and at most an equal share of the samples that ``max_iterations``
-        still allows. ``num_later`` is the number of blocks of this case after the next one. Only
-        rank 0 calls this method.
+        The first block has 3 samples. Later blocks have so many that ten of them reach the required
+        precision of the median, at least 3, and at most an equal part of the samples that
+        ``max_iterations`` still allows. ``num_later`` is the number of blocks of this case after
+        the next one. Only rank 0 calls this method.
         """
         durations = self.samples.compute_durations()
         limit = self._count_remaining()
@@ -491,11 +496,11 @@ class CaseTimer:
         return self._sampler
 
     def _choose_steps(self, step_ns: int) -> int:
-        """Return the number of steps per sample, 1 unless the mode takes many.
+        """Return the number of steps per sample: 4 to 64 in modes pipelined and graph, otherwise 1.
 
-        A sample of many steps lasts about 5 ms and has 4 to 64 steps. On a GPU there are no more
-        steps than the host can launch during a spin kernel, but at least 4. ``step_ns`` is the
-        duration of one step in ns.
+        A sample of several steps lasts about 5 ms. In mode pipelined on a GPU, it has no more steps
+        than the host can launch during a spin kernel, but at least 4. ``step_ns`` is the duration
+        of one step in ns.
         """
         if not self.takes_many_steps:
             return 1

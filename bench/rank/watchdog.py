@@ -95,7 +95,7 @@ class Watchdog:
     def _watch(self) -> None:
         """Run the thread: report whenever a block exceeds its timeout or a rank raises an alarm.
 
-        Returns after ``close``.
+        A rank raises an alarm when its own block exceeds the timeout. Returns after ``close``.
         """
         while True:
             self._wake.clear()

@@ -146,7 +146,8 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
 def bind_to_near_cpus(environ: Mapping[str, str]) -> None:
     """Bind this rank to the CPUs of its GPU's NUMA node, if ``PARBENCH_BIND`` is 1.
 
-    The variable is 1 if the launcher does not bind ranks. Without a GPU nothing is done.
+    The driver sets the variable to 1 if the launcher does not bind ranks. Without a GPU nothing is
+    done.
     """
     if environ.get(BIND_VARIABLE) != "1" or not accelerator.is_available():
         return
@@ -187,10 +188,11 @@ def is_on_one_host(environ: Mapping[str, str]) -> bool:
 
 
 def correct_interface(store: Store, environ: MutableMapping[str, str]) -> None:
-    """Set gloo's interface on rank 0 to the one through which other hosts have connected to it.
+    """Set gloo's interface on rank 0 to the one through which other hosts have connected to rank 0.
 
-    Rank 0 calls this and reads from the store the addresses that the other ranks used. An interface
-    that the user has chosen is kept.
+    The interface is the value of ``GLOO_SOCKET_IFNAME`` in ``environ``. Rank 0 calls this and reads
+    from the store the addresses that the other ranks used. An interface that the user has chosen is
+    kept.
     """
     first_address = list_host_addresses(environ)[0]
     other_addresses = []
@@ -207,8 +209,8 @@ def _connect(addresses: list[tuple[str, int]]) -> tuple[TCPStore, str, str]:
     """Connect to the store of rank 0 at the first of its addresses that answers.
 
     ``addresses`` are pairs of a host and a port. Returns three values: the store, the host that
-    answered, and the IP address of this host on that connection. Raises the last error if none
-    answers.
+    answered, and the IP address of this host on that connection. Raises the error of the last
+    address if none answers.
     """
     for host, port in addresses:
         try:
@@ -225,10 +227,10 @@ def measure_cases(
 ) -> None:
     """Measure the cases of a job block by block. Rank 0 sends the driver a result for each block.
 
-    A block is a part of the samples of one case, and the blocks of different cases are interleaved.
-    A case whose first block does not begin within ``job.run_seconds`` is reported as out of budget.
-    A case whose later block does not begin within ``job.budget_seconds`` ends with the samples that
-    it has.
+    A job is the work of one start of all ranks. A block is a part of the samples of one case, and
+    the blocks of different cases are interleaved. A case whose first block does not begin within
+    ``job.run_seconds`` is reported as out of budget. A case whose later block does not begin within
+    ``job.budget_seconds`` ends with the samples that it has.
 
     Args:
         job: the cases, the order of their blocks, and the time limits.
@@ -295,7 +297,8 @@ def compute_block_seconds(job: Job, number: int, elapsed: float) -> float:
 def report_and_block(mailbox: Mailbox, rank: int, error: Exception) -> None:
     """Send the driver an exception with its stack, then wait until the driver ends this process.
 
-    If this rank exited, other ranks would raise exceptions too, and theirs could arrive first.
+    This rank does not exit, because other ranks would then raise exceptions too, which could arrive
+    at the driver before the cause.
     """
     first_line = f"{type(error).__name__}: {error}".splitlines()[0]
     traceback.print_exc()

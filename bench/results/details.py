@@ -31,15 +31,15 @@ IDLE_CAUSES: tuple[IdleCause, ...] = get_args(IdleCause)
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True):
-    """Base class of typed facts that are stored in the dictionary ``Record.details``.
+    """Base class of structs that are stored in the dictionary ``Record.details``.
 
-    If ``key`` is one of the fields of a subclass, each field is a key of the dictionary. Otherwise
-    the dictionary has the key ``key``, whose value holds all fields. A record without ``key`` does
-    not have these facts.
+    A subclass whose ``key`` is one of its fields is stored flat: each field is a key of the
+    dictionary. Any other subclass is stored under the dictionary's key ``key``, as a dictionary of
+    all fields. If the dictionary lacks ``key``, the record does not have the struct.
     """
 
     key: ClassVar[str]
-    """The key of ``Record.details`` that shows that a record has these facts."""
+    """The key that ``Record.details`` contains if the record has this struct."""
 
     @classmethod
     def _is_flat(cls) -> bool:
@@ -48,7 +48,7 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def as_details(self) -> dict[str, Any]:
-        """The fields as a dictionary to merge into ``Record.details``, with values of JSON."""
+        """The dictionary to merge into ``Record.details``. Its values have the types of JSON."""
         fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return fields if self._is_flat() else {self.key: fields}
 
@@ -59,7 +59,7 @@ T = TypeVar("T", bound=Details)
 def read_details(record: Record, kind: type[T]) -> T | str | None:
     """Return the details of class ``kind`` from a record, None if the record has no such details.
 
-    Returns an error message as a text if they do not have the fields of the class.
+    The result is an error message if the stored details do not have the fields of the class.
     """
     value = record.details.get(kind.key)
     if value is None:
@@ -133,7 +133,7 @@ class SimulatedSchedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     schedule: str
     """The name of the schedule, such as ``1F1B``."""
     chunks: int
-    """The number of stages on each rank."""
+    """The number of stages on each rank (virtual stages)."""
     measured: bool
     """True if the step was measured with this schedule."""
     step_seconds: float | None = None
@@ -143,7 +143,7 @@ class SimulatedSchedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     in_flight: float | None = None
     """The number of microbatches whose activations a rank holds at once, maximum over ranks."""
     activation_bytes: float | None = None
-    """The memory of the activations of ``in_flight`` microbatches on a rank."""
+    """The memory in bytes of the activations of ``in_flight`` microbatches on a rank."""
 
 
 class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
@@ -160,15 +160,15 @@ class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
     microbatches: int
     """The number of microbatches of a step."""
     chunks: int
-    """The number of stages on each rank."""
+    """The number of stages on each rank (virtual stages)."""
     layers_by_stage: tuple[int, ...] | None = None
-    """The number of transformer layers of each stage, by stage."""
+    """The number of transformer layers of each stage, in the order of stages."""
     stages_by_rank: tuple[tuple[int, ...], ...]
     """The indices of the stages on each rank of the pipeline, by rank."""
     measured: PipelineTimeline | None = None
     """The actions of one measured step."""
     why_not_measured: str = ""
-    """A sentence with the reason why ``measured`` is None, empty if it is not."""
+    """A sentence with the reason why ``measured`` is None, empty if there is a measurement."""
     predicted: PipelineTimeline | None = None
     """The actions of a simulated step."""
     comparison: tuple[SimulatedSchedule, ...] | None = None
@@ -212,9 +212,10 @@ class ExpertLoadDetails(Details, frozen=True, kw_only=True):
 
     key = "rank_load"
     rank_load: list[list[int]]
-    """For each MoE layer, the number of pairs of token and expert that each rank computes.
+    """For each MoE layer, the number of token-expert pairs that each rank computes in a step.
 
-    Of ranks that split the same experts only the first is listed.
+    Layers and ranks are in ascending order. Of ranks that split the same experts only the first is
+    listed.
     """
 
 
@@ -251,7 +252,10 @@ VALIDATION_SCHEMA = 1
 
 
 class ComponentCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """One quantity of a training step, such as its time on an axis, as predicted and measured."""
+    """One quantity of a training step as predicted and as measured.
+
+    An example is the exposed communication on a mesh axis.
+    """
 
     name: str
     """The name of the quantity, such as ``step_time`` or ``exposed.dp``."""
@@ -270,7 +274,7 @@ class ComponentCheck(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def error_text(self) -> str:
-        """The error as text, such as ``+3.2%``, or ``-`` if it is unknown."""
+        """The relative error of the prediction, such as ``+3.2%``, or ``-`` if it is unknown."""
         return "-" if self.error is None else f"{self.error:+.1%}"
 
 
@@ -298,12 +302,13 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """The training steps of a run as predicted and as measured (``parbench plan validate``)."""
 
     kind: Literal["validation"] = "validation"
+    """A constant by which readers recognize the JSON as a validation."""
     schema: int = VALIDATION_SCHEMA
-    """The version of the JSON."""
+    """The version of the JSON format."""
     run: str
     """The id of the run with the training steps."""
     fits: str
-    """The id of the run whose collectives the predictions follow from."""
+    """The id of the run whose measured collectives the predictions are computed from."""
     rows: list[StepCheck]
     """The training steps that were compared."""
     left_out: dict[str, str]

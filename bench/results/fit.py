@@ -39,6 +39,7 @@ OUTLIER_SIGMAS = 4
 _T_FREEDOM = 4
 """The degrees of freedom of Student's t distribution of the errors."""
 _ITERATIONS = 15
+"""The number of times that a line is fitted with new weights."""
 _SIGMA_OF_MAD = 1.4826
 """The standard deviation of normal errors over their median absolute deviation."""
 
@@ -52,7 +53,7 @@ class CurvePoint:
     size_bytes: int
     """The size of the messages."""
     seconds: float
-    """The time of one call, merged over the repetitions."""
+    """The time of one call, averaged over the repetitions."""
     repetitions: Mapping[int, float] = field(default_factory=dict)
     """The time (s) of one call in each repetition, by the number of the repetition."""
 
@@ -91,9 +92,10 @@ class CurveFit:
     segments: tuple[Segment, ...]
     """The lines in the order of size."""
     outliers: tuple[tuple[int, float], ...]
-    """The sizes in bytes whose times are far from the curve, each with its relative error.
+    """Pairs of a size in bytes and the relative error of its time, for times far from the curve.
 
-    The relative error is the measured time over the fitted time, less 1.
+    The relative error is the measured time over the fitted time, less 1. Its absolute value exceeds
+    0.2 and four robust standard deviations.
     """
     residual: float
     """The median over all sizes of the absolute relative error, as a fraction."""
@@ -190,7 +192,7 @@ def _solve(sizes: _Array, times: _Array, weights: _Array) -> tuple[float, float]
 
 
 def _estimate_deviation(errors: _Array) -> float:
-    """Return a robust standard deviation of relative errors, which outliers hardly affect."""
+    """Return the standard deviation of relative errors, estimated robustly from their median."""
     return _SIGMA_OF_MAD * float(np.median(abs(errors)))
 
 
@@ -213,7 +215,7 @@ def _compute_bic(lines: Sequence[_Line]) -> float:
 def _make_segment(line: _Line) -> Segment:
     """Return the latency and bandwidth of a fitted line with their intervals over repetitions.
 
-    A repetition in which a size is missing does not count.
+    A repetition in which a size of the line is missing does not count for the intervals.
     """
     sizes = np.array([float(point.size_bytes) for point in line.points])
     common = set[int].intersection(*(set(point.repetitions) for point in line.points))
@@ -236,9 +238,10 @@ def _make_segment(line: _Line) -> Segment:
 
 
 def _estimate(value: float, by_repetition: Sequence[float]) -> Estimate:
-    """Return a fitted value with the 95 % Student's t interval of its values by repetition.
+    """Return a fitted latency or bandwidth with its 95 % Student's t interval over repetitions.
 
-    There is no interval with fewer than three repetitions, and no bound below zero.
+    ``value`` is fitted to all repetitions, and ``by_repetition`` holds a value fitted to each. With
+    fewer than three repetitions the result has no interval. The lower bound is at least zero.
     """
     if not by_repetition:
         return Estimate(value=value, method=METHOD)

@@ -76,9 +76,9 @@ def format_count(value: float | None) -> str:
 
 
 def format_case_size(value: object) -> str:
-    """Return a size as ``--set size_bytes`` takes it, such as ``64K`` for 65536 bytes.
+    """Return a number of bytes as ``--set size_bytes`` takes it, such as ``64K`` for 65536.
 
-    Returns ``-`` if ``value`` is not a number.
+    The units K, M, G and T are powers of 1024. Returns ``-`` if ``value`` is not a number.
     """
     if not isinstance(value, Real):
         return UNKNOWN
@@ -90,8 +90,9 @@ def format_measurement(
 ) -> str:
     """Return a metric as text, with its 95 % interval if it has one: ``12.3 us [11.9, 12.8]``.
 
-    ``format_value`` formats each number. In an interval of seconds or bytes, all numbers have the
-    unit that suits the largest, also without ``format_value``. Returns ``-`` for an unknown value.
+    ``format_value`` returns a number as text. None stands for ``format_quantity``. A metric in
+    seconds or bytes that has an interval does not use ``format_value``: all of its numbers print in
+    the unit that suits the largest. Returns ``-`` for an unknown value.
     """
     if metric is None or metric.value is None:
         return UNKNOWN
@@ -114,16 +115,17 @@ def to_single_line(text: str) -> str:
 def format_word_counts(pairs: Sequence[tuple[str, int]]) -> str:
     """Return words with their counts as text, such as ``precision x4, budget``.
 
-    ``pairs`` holds each word with its count. A count of 1 is left out. Returns ``-`` without words.
+    The example means that ``precision`` counts 4 times and ``budget`` once. ``pairs`` holds each
+    word with its count. The result is ``-`` if ``pairs`` is empty.
     """
     return ", ".join(word if count == 1 else f"{word} x{count}" for word, count in pairs) or UNKNOWN
 
 
 def _choose_scale(value: float, unit: str) -> tuple[float, str]:
-    """Return the unit in which a value is printed, as its size in ``unit`` and its name.
+    """Return the unit in which a value is printed, as a pair of its size in ``unit`` and its name.
 
-    It is the largest unit that the value, rounded to three digits, reaches. For example, 0.005 s
-    gives (1e-3, ``ms``).
+    ``unit`` is the unit of the value. The result is the largest related unit of which the value,
+    rounded to three digits, is at least 1. For example, 0.005 s gives (1e-3, ``ms``).
     """
     if unit == "B/s":
         return GIGA, "GB/s"

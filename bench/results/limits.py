@@ -34,9 +34,12 @@ class MetricLimit:
     """A user's limit for a metric of some benchmarks, such as ``exposed_fraction <= 10%``."""
 
     cases: str
-    """A glob that is compared with the name and the label of each case."""
+    """A glob such as ``workload.ddp``, which selects cases by their name or label.
+
+    The label of a case is its name with its parameters.
+    """
     metric: str
-    """The name of the metric. Without axis or component, it stands for the metric on all of them.
+    """The name of the metric. Without axis or component, all axes or components are limited.
 
     For example, ``bytes_ratio`` limits ``bytes_ratio.dp`` and ``bytes_ratio.tp``.
     """
@@ -48,13 +51,13 @@ class MetricLimit:
     """The limit in the unit of the metric, such as seconds or bytes."""
 
     def applies_to(self, case: Case) -> bool:
-        """Return True if the glob matches the name or the label of the case."""
+        """Return True if the glob ``cases`` matches the name or the label of the case."""
         return matches(case.name, self.cases) or fnmatchcase(case.label, self.cases)
 
     def is_met(self, value: float) -> bool:
         """Return True if a value of the metric, in its unit, is within the limit.
 
-        A value that differs from the limit by less than 1e-9 of it counts as equal.
+        A value that differs from the limit by less than a relative 1e-9 counts as equal to it.
         """
         if isclose(value, self.number, rel_tol=1e-9):
             return "=" in self.operator

@@ -22,13 +22,14 @@ Better = Literal["lower", "higher"]
 """The direction in which a metric improves."""
 T = TypeVar("T")
 _ANY_WORD = re.compile("[A-Z]{2,}")
+"""Matches a word in capitals in the name of a declared metric, which stands for any word."""
 
 
 class MetricValue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The value of one metric of a benchmark, with its unit and its 95 % confidence interval."""
 
     value: float | None
-    """The number in ``unit``, None if it is unknown. Its statistic is in ``method``."""
+    """The number in ``unit``, None if it is unknown. ``method`` states its statistic."""
     unit: str = ""
     """A unit such as ``s``, ``B`` or ``B/s``, empty for a fraction, ratio or count."""
     better: Better | None = None
@@ -38,7 +39,10 @@ class MetricValue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     high: float | None = None
     """The upper bound of the interval in ``unit``, None if there is no interval."""
     method: str = ""
-    """A phrase about the statistic of the value and the method of its interval."""
+    """A phrase about the source, the statistic and the interval of the value, empty if not stated.
+
+    For example ``last arrival - first, median of 60 iterations in 10 visits of one repetition``.
+    """
 
 
 @dataclass(frozen=True)
@@ -62,18 +66,20 @@ class Metric:
     number_format: str = ""
     """A format such as ``{:.3f}`` for a value without unit. If empty, the value prints as %."""
     kind: ValueKind = "amount"
-    """The range of the values, which decides how repetitions are merged.
+    """The range of the values: ``amount`` (above 0), ``from zero`` or ``difference`` (any sign).
 
-    Metrics of kind difference are shown with their intervals.
+    For an amount the mean over repetitions is geometric, otherwise arithmetic. Tables show the
+    intervals of metrics of kind difference.
     """
     is_exact: bool = False
     """True for a count that must be the same in all runs of a step, so that any change matters."""
 
     def specialize(self, name: str) -> "Metric | None":
-        """Return the declaration with the name of one metric, None if it does not cover the name.
+        """Return this declaration for the metric ``name``, None if its pattern does not match.
 
-        The words of ``name`` also replace the words in capitals in title and help: with
-        ``bytes_sent.dp``, ``bytes sent on AXIS`` becomes ``bytes sent on dp``.
+        The result has the name ``name``. The words of ``name`` also replace the words in capitals
+        in title and help: with ``bytes_sent.dp``, ``bytes sent on AXIS`` becomes ``bytes sent on
+        dp``.
         """
         match = re.fullmatch(_ANY_WORD.sub("(.+)", self.name.replace(".", r"\.")), name)
         if match is None:
@@ -241,9 +247,10 @@ METRICS = (
 
 @cache
 def find_metric(name: str) -> Metric | None:
-    """Return the first declaration that covers the name of a metric.
+    """Return the first declaration in METRICS whose name or pattern matches the name of a metric.
 
-    Returns None if no declaration does, for example for a metric that a user's benchmark defines.
+    The result has the pattern as its name, see ``Metric.specialize``. It is None if no declaration
+    matches, for example for a metric that a user's benchmark defines.
     """
     return next((metric for metric in METRICS if metric.specialize(name) is not None), None)
 
@@ -251,9 +258,15 @@ def find_metric(name: str) -> Metric | None:
 def make_value(name: str, number: float | Estimate | None, method: str = "") -> MetricValue:
     """Return ``number`` as a value of the metric ``name``, with the unit that METRICS declares.
 
-    None stands for an unknown number. An ``Estimate`` adds its interval and its method. ``method``
-    is a phrase about the source of the number, which follows the formula of the metric. Raises
-    ``LookupError`` if METRICS has no such metric.
+    Args:
+        name: the name of the metric, such as ``exposed_comm.dp``.
+        number: the number in that unit. An ``Estimate`` is a number with its interval. None stands
+            for an unknown number, and the result then has the value None.
+        method: a phrase about the source of the number, such as ``99th percentile``. The field
+            ``method`` of the result is the formula of the metric, then this phrase, then the method
+            of the estimate, separated by commas. Empty parts are left out.
+
+    Raises ``LookupError`` if METRICS does not declare the metric.
     """
     metric = find_metric(name)
     if metric is None:
@@ -268,14 +281,18 @@ def make_value(name: str, number: float | Estimate | None, method: str = "") -> 
 def make_values(
     numbers: Mapping[str, float | Estimate | None], method: str = ""
 ) -> dict[str, MetricValue]:
-    """Return numbers as values of metrics, by name. The arguments are as in ``make_value``."""
+    """Return numbers as values of metrics, by name of the metric, see ``make_value``.
+
+    ``numbers`` holds the number of each metric by name, None for an unknown number. ``method`` is a
+    phrase about the source of all numbers. Raises ``LookupError`` for an undeclared metric.
+    """
     return {name: make_value(name, number, method) for name, number in numbers.items()}
 
 
 def _replace_number(metric: MetricValue, estimate: Estimate) -> MetricValue:
     """Return a copy of ``metric`` with the number and interval of the estimate.
 
-    The method of the estimate follows that of the metric.
+    The field ``method`` of the copy is the phrase of ``metric``, then the phrase of the estimate.
     """
     return msgspec.structs.replace(
         metric,
@@ -311,11 +328,14 @@ def merge_metrics(repetitions: Sequence[Mapping[str, MetricValue]]) -> dict[str,
 def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
     """Return the mean of one metric over the repetitions with a known value, with its t interval.
 
-    ``metrics`` holds the value of each repetition. The kind of the metric decides between a
-    geometric and an arithmetic mean. An undeclared metric counts as an amount if its unit is a
-    rate, otherwise as a difference. Values without an interval that are all the same, such as
-    counts, are returned unchanged. The value of a single repetition loses its interval. An amount
-    that is not above zero in a repetition makes the value None.
+    The mean is geometric for a metric of kind ``amount``, otherwise arithmetic. A metric that is
+    not declared counts as an amount if its unit is a rate, otherwise as a difference.
+
+    In three cases the result differs. If all values are equal and without interval, such as counts,
+    the result is this value. If only one repetition has a value, the result is this value without
+    its interval. If an amount is not above zero in a repetition, the value is None.
+
+    ``name`` is the name of the metric, and ``metrics`` holds its value in each repetition.
     """
     first = metrics[0]
     if first.low is None and all(metric == first for metric in metrics):

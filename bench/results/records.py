@@ -45,11 +45,14 @@ class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
     late_rank: Rank | None
     """The rank that most often arrives last, by more than the uncertainty. None if none does."""
     share: NonNegative | None
-    """The fraction of all timed samples at which ``late_rank`` arrives so late."""
+    """The fraction of all timed samples in which ``late_rank`` arrives last by that much.
+
+    None if ``late_rank`` is None.
+    """
     last_out_rank: Rank | None
     """The rank that most often finishes last, None without samples."""
     last_out_share: NonNegative | None
-    """The fraction of all timed samples that ``last_out_rank`` finishes last."""
+    """The fraction of all timed samples that ``last_out_rank`` finishes last, None without it."""
 
 
 def find_stragglers(
@@ -126,6 +129,7 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rank: Rank
+    """The global rank."""
     start_us: float
     """The start of the step in microseconds since the first rank began the step."""
     stop_us: float
@@ -142,7 +146,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     uncertainty_seconds: NonNegative
     """The uncertainty of the comparison of two ranks' clocks."""
     ranks: tuple[RankTimeline, ...]
-    """The timeline of each rank."""
+    """The timeline of each rank, in the order of global ranks."""
 
 
 def encode_timeline(timeline: Timeline) -> bytes:
@@ -191,10 +195,16 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that may have caused the failure or the hang of a case."""
 
     rank: Rank
+    """The global rank."""
     host: str
     """The name of the rank's host."""
     cause: CulpritCause
-    """The failure of the rank: ``died``, ``terminated``, ``raised``, ``absent`` or ``waiting``."""
+    """The failure of the rank.
+
+    ``died``: its process ended. ``terminated``: its process got SIGTERM. ``raised``: it raised an
+    exception. ``absent``: it did not arrive where other ranks waited for it. ``waiting``: it is one
+    of several ranks that wait for one another.
+    """
 
 
 class WorldInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,13 +251,16 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
     """The variation of the samples (times of a step) of a case within one repetition."""
 
     grade: Grade
-    """A word for ``spread``, from ``stable`` to ``very noisy``."""
+    """A word for the size of ``spread``: ``stable``, ``fair``, ``noisy`` or ``very noisy``."""
     spread: NonNegative
     """The interquartile range of the samples over their median, as a fraction."""
 
 
 def compute_noise(samples: Samples) -> Noise | None:
-    """Return the relative variation of the samples, None without samples."""
+    """Return the interquartile range of the samples over their median, and its grade.
+
+    Returns None without samples.
+    """
     if not samples.values:
         return None
     relative_iqr = compute_relative_iqr(samples.values)
@@ -258,6 +271,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a rank at the time when its case failed or hung."""
 
     rank: Rank
+    """The global rank."""
     host: str
     """The name of the rank's host."""
     pid: Count
@@ -278,7 +292,7 @@ class RecordedOutcome(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """A sentence for people about a status other than ``ok``, empty if the status is ``ok``."""
     skip_reason: SkipReason | None = None
-    """The kind of reason of status ``skipped``, None for any other status."""
+    """The reason of status ``skipped`` as a value of an enum, None for any other status."""
     wrong_by_rank: dict[Rank, Count] = {}
     """The number of wrong elements on each rank that has wrong elements, by rank."""
     culprits: tuple[Culprit, ...] = ()
@@ -292,13 +306,16 @@ class RecordedOutcome(msgspec.Struct, frozen=True, kw_only=True):
     check: Check = Check()
     """The comparison of the results with a reference."""
     samples: Samples = Samples()
-    """The times of a step, the maximum over ranks each. Empty if the case was not measured."""
+    """The time of a step in each sample, as the maximum over ranks.
+
+    Empty if the case was not measured.
+    """
     metrics: dict[str, MetricValue] = {}
     """The values of metrics by name, such as ``time`` and ``busbw``."""
     arrival: Stragglers | None = None
     """The ranks that most often arrive or finish last, None if arrivals were not timed."""
     details: dict[str, Any] = {}
-    """Facts that are not metrics, by name: ``size_bytes``, the structs of ``details.py``, ..."""
+    """Facts that are not metrics, by name, such as ``size_bytes`` or a struct of ``details.py``."""
     notes: list[str] = []
     """Sentences about limits of the result."""
     ranks: list[RankState] = []
@@ -317,7 +334,7 @@ class Record(RecordedOutcome, frozen=True, kw_only=True):
     repetition: RepetitionIndex
     """The number of the repetition, a start of all ranks, from 0."""
     noise: Noise | None = None
-    """The variation of the samples, None without samples."""
+    """The variation of the samples within this repetition, None without samples."""
     injected: str = ""
     """The fault that was injected on purpose, as text of ``--inject``. Empty without a fault."""
     emulation: str = ""
@@ -371,13 +388,17 @@ class _SchemaVersion(msgspec.Struct):
     """The part of a file that states the version of its format."""
 
     schema: int
+    """The version."""
 
 
 def check_schema(content: bytes, place: str, expected: int = SCHEMA) -> None:
     """Raise ``UserError`` if the field ``schema`` of a JSON object is not ``expected``.
 
-    ``content`` is the JSON. ``place`` names the file and the line in messages. Other fields are not
-    decoded, because they may have changed.
+    Args:
+        content: the JSON object. Other fields than ``schema`` are not decoded, because another
+            version may have other fields.
+        place: the file, and the line if it has several objects, for the message.
+        expected: the version that this parbench reads.
     """
     version = msgspec.json.decode(content, type=_SchemaVersion).schema
     if version != expected:

@@ -68,7 +68,7 @@ class RepetitionInfo(msgspec.Struct, frozen=True, kw_only=True):
     repetition: RepetitionIndex
     """The number of the repetition, from 0."""
     seconds: NonNegative
-    """The time since the previous entry, for the first entry since the start of the driver."""
+    """The seconds since the previous entry. For the first one, since the start of the driver."""
     load: HostLoad | None = None
     """The load of the driver's host, None if ranks are on other hosts."""
 
@@ -87,6 +87,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     parbench: str
     """The version of parbench."""
     plan: Plan
+    """The cases to measure, the ranks that measure them, and the settings of the measurement."""
     environment: dict[str, Any] | None = None
     """The facts about hosts and software that all ranks share.
 
@@ -144,9 +145,9 @@ def write_run_info(path: Path, info: RunInfo) -> None:
 
 
 def list_runs(folder: Path) -> list[Path]:
-    """Return the folders of the runs in ``folder``, from the oldest to the newest.
+    """Return the folders of the runs directly in ``folder``, from the oldest to the newest.
 
-    The order is that of their names, which begin with the time.
+    They are sorted by name, which begins with the time at which the run was created.
     """
     return sorted(file.parent for file in folder.glob("*/run.json"))
 
@@ -211,8 +212,9 @@ def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, An
     ``ranks`` holds the global ranks that were measured, ``steps_per_sample`` the number of steps in
     a sample. The other arrays have a row for each of these ranks and a column for each sample:
     ``arrival_ns`` and ``exit_ns`` are the begin and end on rank 0's clock since the first arrival,
-    ``duration_ns`` the duration, and ``issue_ns`` the part of it until the call returned. The
-    dictionary is empty if the record has no file. Raises ``UserError`` if the file is damaged.
+    ``duration_ns`` the duration of all steps of the sample, and ``issue_ns`` the part of the
+    duration until an asynchronous call returned. The dictionary is empty if the record has no file.
+    Raises ``UserError`` if the file is damaged.
     """
     import numpy as np
 

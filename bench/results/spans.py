@@ -82,7 +82,7 @@ class Breakdown:
     wall_seconds: float
     """The duration of the step."""
     residual_seconds: float
-    """The part of the wall time that is in no other part, because it was measured by another clock.
+    """The part of ``wall_seconds`` that is in no other part, because two clocks differ.
 
     It is 0 if the wall time is by the clock of the spans.
     """
@@ -119,7 +119,8 @@ def compute_breakdown(
     the sum over axes is |union of communication - compute - copies|.
 
     ``measured_wall_seconds`` is the duration of the step by another clock than that of the spans.
-    The residual is then this duration less the sum of the parts. Otherwise the residual is 0.
+    It becomes the wall time of the result, and the residual is this duration less the sum of the
+    parts. If it is None, the wall time is the length of ``wall``, and the residual is 0.
     """
     computing = intersection(compute, [wall])
     copying = difference(intersection(copies, [wall]), computing)

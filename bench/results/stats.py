@@ -114,10 +114,14 @@ def _compute_interval_rank(n: int) -> int:
 def estimate_mean(values: Sequence[float], noun: str, kind: ValueKind) -> Estimate:
     """Return the mean of independent values with its 95 % Student's t interval.
 
-    ``noun`` names the values, such as ``repetition medians``. ``kind`` is the range of the values:
-    amounts have a geometric mean and an interval on logarithms, other kinds an arithmetic mean. The
-    interval of values that cannot be negative has no bound below zero. An interval needs at least
-    three values.
+    An interval needs at least three values.
+
+    Args:
+        values: the numbers to average.
+        noun: a name of the values in the plural, such as ``repetitions``, for ``Estimate.method``.
+        kind: the range of the values. ``amount`` (above 0): the mean is geometric, and the interval
+            is computed on logarithms. ``from zero``: the mean is arithmetic, and the interval has
+            no bound below zero. ``difference`` (any sign): the mean is arithmetic.
     """
     n = len(values)
     is_amount = kind == "amount"
@@ -157,9 +161,10 @@ def compute_relative_iqr(values: Sequence[float]) -> float:
 
 
 def grade_noise(deviation: float) -> Grade:
-    """Return the word for a relative variation of samples, from ``stable`` to ``very noisy``.
+    """Return the word for a variation: ``stable``, ``fair``, ``noisy`` or ``very noisy``.
 
-    ``deviation`` is a fraction, such as the interquartile range over the median.
+    ``deviation`` is the relative variation of samples as a fraction, such as the interquartile
+    range over the median.
     """
     for limit, grade in _GRADE_LIMITS:
         if deviation < limit:

@@ -104,12 +104,16 @@ class TraceEvent:
     is_annotation: bool = False
     """True for a named range. Torch repeats ranges of the host on the device, around kernels."""
     correlation: int = 0
-    """A number that an operator, or a launch and its kernel, have in common. 0 if there is none.
+    """A number that links events, 0 if there is none.
 
-    Operators and launches are numbered separately.
+    A launch and its kernel have the same number. An operator has a number of its own, to which
+    ``operator_correlation`` of a kernel refers. Operators and launches are numbered separately.
     """
     operator_correlation: int = 0
-    """For a kernel, the correlation of the innermost operator that launched it, 0 if unknown."""
+    """For a kernel, the ``correlation`` of the innermost operator that launched it.
+
+    0 if it is unknown, and for other events.
+    """
     call: CallFacts | None = None
     """The facts about a communication call, None for other events or if unknown."""
 
@@ -142,13 +146,17 @@ class StepTrace:
     step: Span
     """The start and the end of the step on the host."""
     wall_seconds: float
-    """The duration of the step by another clock than the profiler's."""
+    """The duration of the step by the host's clock, which is not the profiler's.
+
+    It is the wall time that a breakdown of the step divides into parts.
+    """
     compute: list[Span] = field(default_factory=list)
     """The disjoint spans in which the rank computes, in order of time."""
     comm: list[Span] = field(default_factory=list)
     """The spans of the communication calls, in order of their start.
 
-    On a host a span lasts from the issue of the call to its end. On a device it is the kernel's.
+    On a CPU a span lasts from the issue of the call to its end. On a device it is the time of the
+    kernel.
     """
     copies: list[Span] = field(default_factory=list)
     """The disjoint spans of copies and memsets on a device, in order of time."""
@@ -203,7 +211,8 @@ def build_host_trace(events: Sequence[TraceEvent], wall_seconds: float) -> StepT
     """Return the spans of a step on a CPU, from the events of a profile of one rank.
 
     Compute follows from the operators of the step's thread, communication from gloo's events.
-    ``wall_seconds`` is the duration of the step by another clock.
+    ``wall_seconds`` is the duration of the step by the host's clock. It becomes the field of the
+    result, and does not change the spans.
     """
     step = next(event for event in events if event.name == STEP)
     own = [event for event in events if event.thread == step.thread and not event.is_async]
@@ -238,7 +247,8 @@ def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> Ste
     """Return the spans of a step on a CUDA device, from the events of a profile of one rank.
 
     Compute and communication follow from kernels, copies from memory copies and memsets.
-    ``wall_seconds`` is the duration of the step by another clock.
+    ``wall_seconds`` is the duration of the step by the host's clock. It becomes the field of the
+    result, and does not change the spans.
     """
     step = next(event for event in events if event.name == STEP and not event.is_device)
     host = [event for event in events if not event.is_device and not event.is_async]
@@ -283,7 +293,8 @@ def list_phases(events: Sequence[TraceEvent]) -> list[tuple[str, Span]]:
     """Return a pair (name, span) for each phase that a step marks, in order of time.
 
     On a device, a phase lasts from the start of the first to the end of the last kernel that the
-    host launched within the marked range. Without kernels, it is the range itself.
+    host launched within the marked range. Otherwise, and if the range launches no kernel, it is the
+    range itself.
     """
     launch_times = {
         event.correlation: event.start_ns

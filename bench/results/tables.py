@@ -98,7 +98,7 @@ class Column:
     Columns of times, bytes and bandwidths always stay.
     """
     grade_key: str = ""
-    """The key in a row of the grade or status that colors the cell, empty for no color."""
+    """The key of the grade or status in a row that colors the cell, empty for no color."""
     metric: Metric | None = None
     """The declaration of the metric in the column, None for other columns."""
 
@@ -109,7 +109,7 @@ class Column:
 
     @property
     def is_number(self) -> bool:
-        """True if the values are numbers, which renderers align to the right."""
+        """True for a column of numbers, which renderers align to the right."""
         return self.kind != "text"
 
     def format_cell(self, row: Row) -> str:
@@ -204,6 +204,7 @@ class Table:
     id: str
     """A name that is unique in the report, for links and file names."""
     title: str
+    """The heading of the table."""
     _: KW_ONLY
     columns: Sequence[Column]
     """The columns in their order, of which the first names the rows."""
@@ -216,7 +217,7 @@ class Table:
     terms: Sequence[str] = ()
     """The glossary terms that its columns use."""
     figures: Callable[[], Iterable[Any]] = tuple
-    """Makes the figures when a renderer asks for them."""
+    """A function that returns the figures. A renderer calls it only if it draws figures."""
     where: Literal["everywhere", "page", "terminal"] = "everywhere"
     """The renderers that print the table: all, HTML and Markdown (``page``), or ``terminal``."""
 
@@ -245,7 +246,7 @@ class Table:
     def _constant_columns(self) -> list[Column]:
         """The columns that are not printed because they have the same text in all rows.
 
-        The first column names the rows and stays, and so do results.
+        The first column, which names the rows, and columns of results are never among them.
         """
         if len(self.rows) < 2:
             return []
@@ -261,7 +262,9 @@ class StackedBars:
     """A chart of stacked bars, which shows the memory of a rank or the time of a step in parts."""
 
     title: str
+    """The heading of the chart."""
     caption: str
+    """Sentences that say what the chart shows."""
     quantity: Literal["memory", "step"]
     """``memory`` for the bytes of a rank in GB, ``step`` for the time of a step in seconds."""
     bars: Mapping[str, Mapping[str, float]]
@@ -275,7 +278,9 @@ class GanttChart:
     """A Gantt chart of a pipeline schedule: the actions of each rank over time."""
 
     title: str
+    """The heading of the chart."""
     caption: str
+    """Sentences that say what the chart shows."""
     details: PipelineDetails
     """The pipeline, whose ``predicted`` actions are drawn."""
 
@@ -291,8 +296,10 @@ class Section:
     id: str
     """A name that is unique in the document, for links."""
     title: str
+    """The heading of the section."""
     _: KW_ONLY
     tables: Sequence[Table]
+    """The tables in the order in which they print."""
     notes: Sequence[str] = ()
     """Sentences about all tables of the section."""
 
@@ -311,8 +318,9 @@ class Document:
     heading: str
     """A longer title, with the settings that the numbers apply to."""
     sections: Sequence[Section]
+    """The sections in the order in which they print."""
     tiles: Sequence[tuple[str, str]] = ()
-    """The most important numbers, which are printed first: pairs of number and title, as text."""
+    """The most important numbers, which are printed first: pairs (number, title) of texts."""
     problem: str = ""
     """The reason why the planned step is impossible, empty if it is possible."""
     status: Literal["PREDICTED", "PUBLISHED", "VALIDATED"] = "PREDICTED"

@@ -27,7 +27,7 @@ PROFILER_DEVICE = DeviceType.CUDA
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceProperties:
-    """The facts about a GPU that torch reports."""
+    """The properties of a GPU, as torch reports them."""
 
     name: str
     """The product name, such as ``NVIDIA H100 80GB HBM3``."""
@@ -36,11 +36,11 @@ class DeviceProperties:
     pci_address: str
     """The PCI address as Linux writes it, such as ``0000:1b:00.0``."""
     l2_cache_bytes: int
-    """The size of the last level of cache."""
+    """The size of the L2 cache in bytes."""
 
 
 def has_lost_devices() -> bool:
-    """Return True if this process cannot use CUDA, because its parent initialized CUDA before fork.
+    """Return True if this process cannot use CUDA, because CUDA was initialized before its fork.
 
     Private: ``torch.cuda._is_in_bad_fork``.
     """
@@ -71,7 +71,7 @@ def get_selected_device() -> torch.device | None:
 
 
 def get_properties(device: torch.device | int) -> DeviceProperties:
-    """Return torch's facts about a device. An integer is the index of a device."""
+    """Return the properties of a device. An integer is the index of a device."""
     properties: Any = torch.cuda.get_device_properties(device)
     domain, bus = properties.pci_domain_id, properties.pci_bus_id
     return DeviceProperties(

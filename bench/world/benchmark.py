@@ -44,7 +44,7 @@ class Explanation:
     """The result of profiling a training step: its time, communication and memory in parts."""
 
     metrics: dict[str, MetricValue] = field(default_factory=dict)
-    """The parts by the name of the metric, such as ``compute`` and ``exposed_comm.dp``."""
+    """The parts of time and memory, by the name of the metric, such as ``exposed_comm.dp``."""
     details: dict[str, Any] = field(default_factory=dict)
     """Facts that are not metrics, by name."""
     notes: tuple[str, ...] = ()
@@ -108,8 +108,11 @@ class SupportsExplanation(Protocol):
     def explain_step(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         """Profile further steps and return their time, communication and memory in parts.
 
-        Every rank calls it, and only the result of rank 0 is recorded. It takes at most
-        ``budget_seconds``. It must call ``begin`` before each step, which resets the benchmark and
-        lets all ranks start together, except a rank that an injected fault delays. It is called
-        last, after all checks, and may leave the benchmark unusable.
+        Every rank calls this method, and only the result of rank 0 is recorded. It takes at most
+        ``budget_seconds``. It is called last, after all checks, and may leave the benchmark
+        unusable.
+
+        The method must call ``begin()`` before each step. ``begin`` resets the benchmark and waits
+        for all ranks, so that they start the step together. With the fault ``late``, it also delays
+        the affected rank.
         """

@@ -34,9 +34,10 @@ def all_gather_single(
     *,
     async_op: bool = False,
 ) -> dist.Work | None:
-    """Gather every rank's ``shard`` (s elements) into ``output`` (n * s), in order of rank.
+    """Gather every rank's ``shard`` into ``output`` on all n ranks of the group, in order of rank.
 
-    Returns a work to wait for with ``async_op``, otherwise None.
+    ``shard`` has s elements and ``output`` n * s. With ``async_op`` the result is torch's handle of
+    the asynchronous call, whose ``wait()`` waits for its end. Otherwise it is None.
     """
     call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return cast(dist.Work | None, call(output, shard, group=group, async_op=async_op))
@@ -50,10 +51,11 @@ def reduce_scatter_single(
     *,
     async_op: bool = False,
 ) -> dist.Work | None:
-    """Reduce ``source`` (n * s elements) over the ranks, and write this rank's part to ``shard``.
+    """Reduce ``source`` over the n ranks of the group, and write this rank's part to ``shard``.
 
-    ``shard`` has s elements. ``redop`` is ``sum``, ``avg``, ``min``, ``max`` or ``product``.
-    Returns a work to wait for with ``async_op``, otherwise None.
+    ``source`` has n * s elements and ``shard`` has s. ``redop`` is ``sum``, ``avg``, ``min``,
+    ``max`` or ``product``. With ``async_op`` the result is torch's handle of the asynchronous call,
+    whose ``wait()`` waits for its end. Otherwise it is None.
     """
     call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     work = call(shard, source, op=REDUCE_OPS[redop], group=group, async_op=async_op)

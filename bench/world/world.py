@@ -51,10 +51,11 @@ class Clock:
 
 
 def calibrate_clocks(rank: int, size: int, control: dist.ProcessGroup) -> Clock:
-    """Measure the clock offset of every rank from rank 0, and return all of them on every rank.
+    """Measure the clock offset of every rank from rank 0, and return all offsets on every rank.
 
-    Every rank calls it. ``rank`` is this rank, ``size`` the number of ranks and ``control`` a gloo
-    group of all ranks. Ranks of one host share a clock, so one rank of each host is measured.
+    Every rank calls this function. ``rank`` is this rank, ``size`` the number of ranks and
+    ``control`` a gloo group of all ranks. Ranks of one host share a clock, so one rank of each host
+    is measured.
     """
     boot_ids: list[str | None] = [None] * size
     # Ranks with the same kernel have a common clock.
@@ -83,7 +84,8 @@ def _measure_offset(rank: int, peer: int, control: dist.ProcessGroup) -> tuple[i
     """Measure the clock offset of the rank ``peer`` by messages between it and rank 0.
 
     On rank 0 the result is (the ns by which the clock of ``peer`` is ahead, half of the shortest
-    round trip in ns). On other ranks it is (0, 0). Every rank calls it, and ``rank`` is this rank.
+    round trip in ns). On other ranks it is (0, 0). ``rank`` is this rank, and ``control`` a gloo
+    group of all ranks. Every rank calls this function, although only two send messages.
     """
     stamp = torch.zeros(1, dtype=torch.int64)
     round_trips = []
@@ -134,7 +136,10 @@ class World:
     process_groups: dict[tuple[str, str, Partition], dist.ProcessGroup] = field(
         default_factory=dict, repr=False, compare=False
     )
-    """The process groups that ``get_process_group`` made, by (purpose, backend, partition)."""
+    """The process groups of this rank that ``get_process_group`` made, to use them again.
+
+    The key is (purpose, backend, partition), the arguments of ``get_process_group``.
+    """
 
     def get_process_group(
         self,
