@@ -33,17 +33,20 @@ LINK_FIX = "see nvidia-smi nvlink -s and -e, nvidia-smi topo -m, dmesg (Xid); be
 class Quantity:
     """A rate that is compared between devices (GPUs or groups of cores), such as copy bandwidth.
 
-    A benchmark case measures it on all ranks at the same time, with one rank on each device.
+    A benchmark case measures the rate on all ranks at the same time, with one rank on each device.
     """
 
     name: str
-    """The name, which is the dtype for matrix multiplications, such as ``bfloat16``."""
+    """The name, such as ``copy``. For a matrix multiplication it is the dtype."""
     case: str = "gemm"
     """The short name of the benchmark case that measures the rate: ``copy`` for ``memory.copy``."""
     gpu_size: str
-    """The size on GPUs as text: bytes per rank such as ``512M``, or the rows of a square matrix."""
+    """The size on GPUs as text: bytes per rank, or the number of rows of a square matrix.
+
+    Bytes are written as ``512M``, in which K, M and G are powers of 1024.
+    """
     cpu_size: str = ""
-    """The size on cores in the same form, empty if the rate is not measured on cores."""
+    """The size on cores in the form of ``gpu_size``, empty if the rate is not measured on cores."""
     has_alone: bool = True
     """True if the rate is also measured on one device at a time, while the others are idle."""
     fix: str
@@ -82,14 +85,17 @@ QUANTITIES = (
 )
 """The rates that a check measures and compares, in the order of the columns of its table."""
 QUANTITY_BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}
-"""The same quantities by name, without the variants that are measured on one rank at a time."""
+"""The quantities of ``QUANTITIES`` by name.
+
+Rates that are measured on one rank at a time have no entries of their own.
+"""
 
 
 def find_fix(name: str, *, is_gpu: bool) -> str:
     """Return the advice about a device that is slow in the quantity ``name``.
 
-    ``name`` may end with `` alone`` (a rate while other devices are idle). If ``is_gpu`` is False,
-    the device is a group of cores.
+    If ``name`` ends with `` alone``, the rate was measured while other devices were idle. If
+    ``is_gpu`` is False, the device is a group of cores.
     """
     fix = QUANTITY_BY_NAME[name.removesuffix(ALONE_SUFFIX)].fix
     return fix if is_gpu or fix == LINK_FIX else _CPU_FIX
@@ -154,13 +160,13 @@ communication), and the number of the repetition.
 
 
 def read_rates(run: Run) -> Rates:
-    """Return the rates in each repetition of all successful cases of a run.
+    """Return the rates of all successful cases of a run, by quantity, ranks and repetition.
 
     A rate is the work of one step of a rank (floating-point operations, or bytes times the
     bus-bandwidth factor of nccl-tests) divided by the time of a step. In each sample, the slowest
-    rank of the ranks that work together determines the time. Over the samples, the median is taken
-    on GPUs. On CPUs, where other work slows most samples, the 5 % quantile is taken. Raises
-    ``UserError`` if a sample file of the run is damaged.
+    rank of the ranks that work together determines the time. Over the samples of a repetition, the
+    median time is taken on GPUs. On CPUs, where other work slows most samples, the 5 % quantile of
+    the times is taken. Raises ``UserError`` if a sample file of the run is damaged.
     """
     rates: Rates = {}
     for record in run.records:

@@ -39,12 +39,16 @@ def check(
 ) -> Health:
     """Measure the GPUs or cores of this host, examine their state, and return the verdicts.
 
-    ``modules`` are the names of Python modules that define custom benchmarks. ``environ`` holds the
-    environment variables. ``device`` is ``cuda`` or ``cpu``, and None stands for GPUs if there are
-    any. ``nproc`` is the number of GPUs or groups of cores, and None stands for all GPUs or up to 8
-    groups. ``budget`` (time for all measurements) and ``timeout`` (time after which a case counts
-    as hung) are durations such as ``40s``. ``out`` is the folder for the results of the run, in
-    which earlier runs are looked up too. ``inject`` is a fault to simulate, such as ``slow:1:20%``.
+    Args:
+        modules: the names of the Python modules that define benchmarks in their ``DEFINITIONS``.
+        environ: the environment variables.
+        device: ``cuda`` or ``cpu``. None stands for GPUs if there are any, otherwise for cores.
+        nproc: the number of GPUs or groups of cores. None stands for all GPUs or up to 8 groups.
+        budget: the time for all measurements, such as ``40s``. None stands for ``DEFAULT_BUDGETS``.
+        timeout: the time after which a case counts as hung, such as ``20s``.
+        out: the folder for the results of the run, in which earlier runs are looked up too.
+        inject: a fault to simulate, such as ``slow:1:20%`` for rank 1, None for no fault.
+
     Raises ``UserError`` if the check cannot start.
     """
     if Joined.find(environ) is not None:
@@ -98,8 +102,9 @@ def check(
 def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, ...]:
     """Return a ``Device`` for each group of CPUs, with its name, its kind and its rank.
 
-    Its rates are still empty, because ``add_run`` adds them after the measurement. ``core_sets``
-    holds the CPU numbers of each group, in the order of the ranks that measure the groups.
+    The rates of the devices are still empty, because ``add_run`` adds them after the measurement.
+    ``core_sets`` holds the CPU numbers of each group, in the order of the ranks that measure the
+    groups.
     """
     devices = []
     for rank, cores in enumerate(core_sets):

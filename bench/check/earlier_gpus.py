@@ -14,12 +14,12 @@ _MAX_RUNS = 100  # a check reads only so many of the newest runs
 def find_missing_gpus(
     out: Path, host: str, environ: Mapping[str, str], gpus: Sequence[Gpu], num_silent: int
 ) -> tuple[Device, ...]:
-    """Return a device with the verdict ``bad`` if this host had more GPUs than it has now.
+    """Return one device with the verdict ``bad`` if this host had more GPUs than it has now.
 
     The current GPUs are compared with the GPUs of one earlier run on the same host with the same
-    ``CUDA_VISIBLE_DEVICES``: the run that used the most GPUs. The fault names the GPUs that do not
-    answer now. The result is empty if there are as many GPUs as before, also if some were replaced
-    by others.
+    ``CUDA_VISIBLE_DEVICES``: the run that used the most GPUs. The fault of the device names the
+    GPUs that do not answer now. The result is empty if there are as many GPUs as before, also if
+    some were replaced by others.
 
     Args:
         out: the folder with the folders of earlier runs.
@@ -47,8 +47,8 @@ def find_missing_gpus(
 def _load_runs(out: Path, host: str, visible_devices: str | None) -> Iterator[Run]:
     """Yield earlier runs on ``host`` in the folder ``out``, the newest first.
 
-    Only runs with this value of ``CUDA_VISIBLE_DEVICES`` are yielded, where None means unset. Only
-    the newest 100 runs in the folder are read.
+    Only the newest 100 runs in the folder are read. Only runs whose ``CUDA_VISIBLE_DEVICES`` was
+    equal to ``visible_devices`` are yielded, where None means that the variable was not set.
     """
     for path in reversed(list_runs(out)[-_MAX_RUNS:]):
         try:

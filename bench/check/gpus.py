@@ -24,9 +24,10 @@ def run_watched(
 ) -> tuple[Path | None, GpuReport]:
     """Call the function ``work`` while a child process samples the GPUs once per second.
 
-    Returns a pair: the folder of the run that ``work`` returns, and NVML's report of this host's
-    GPUs after ``work``. In the report, clocks, load and temperature are the maxima during ``work``.
-    If ``gpus`` (the GPUs to measure) is empty, nothing is sampled and the report is empty.
+    Returns a pair: the result of ``work``, which is the folder of a run or None, and NVML's report
+    of this host's GPUs after ``work``. In the report, clocks, load and temperature are the maxima
+    during ``work``. If ``gpus`` (the GPUs to measure) is empty, nothing is sampled and the report
+    is empty.
     """
     if not gpus:
         return work(), GpuReport()
@@ -41,10 +42,10 @@ def run_watched(
 def list_gpus(host: str, gpus: Sequence[Gpu], report: GpuReport) -> tuple[Device, ...]:
     """Return a device for each GPU, with its state as ``facts`` and its faults as ``reasons``.
 
-    Its rates are still empty, because ``add_run`` adds them. ``gpus`` are the GPUs of this host as
-    NVML reported them before the measurement, in the order of the ranks that measure them.
-    ``report`` is NVML's report after the measurement. A GPU that does not answer any more has a
-    fault too.
+    The rates of the devices are still empty, because ``add_run`` adds them. ``gpus`` are the GPUs
+    of this host as NVML reported them before the measurement, in the order of the ranks that
+    measure them. ``report`` is NVML's report after the measurement. A GPU that does not answer any
+    more has a fault that says so.
     """
     reported = {gpu.uuid: gpu for gpu in report.gpus}
     # Ranks may still use a GPU after the work. Only the processes before it are not our own.
@@ -70,11 +71,12 @@ def list_gpus(host: str, gpus: Sequence[Gpu], report: GpuReport) -> tuple[Device
 
 
 def find_faults(gpu: Gpu, peers: Sequence[Gpu]) -> tuple[Fault, ...]:
-    """Return a fault for each disturbing state of a GPU, such as low clocks.
+    """Return a fault for each state of a GPU that disturbs, such as low clocks or few NVLinks.
 
     ``peers`` are the GPUs of the same model on the host, including ``gpu``, which should have
-    equally many NVLinks. A software power cap is not a fault, because matrix multiplications reach
-    it on a good GPU.
+    equally many NVLinks. A fault is bad if it concerns memory errors, PCIe, NVLink or a slowdown by
+    the hardware. A software power cap is not a fault, because matrix multiplications reach it on a
+    good GPU.
     """
     slowdowns = list_slowdowns(gpu)
     is_halted = any(reason.startswith("hardware") for reason in slowdowns)

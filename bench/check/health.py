@@ -33,12 +33,12 @@ _EXIT_CODES = {"ok": ExitCode.OK, "bad": ExitCode.BAD, "did not run": ExitCode.D
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """The measured rate of a device in one quantity, such as copy bandwidth."""
+    """The rate of a device in one measured quantity, such as its copy bandwidth."""
 
     unit: str
     """The unit of all rates in this object, B/s or FLOP/s."""
     value: float
-    """The median of the rates of all repetitions."""
+    """The median over the repetitions."""
     repetitions: dict[int, float]
     """The rate in each repetition, by the number of the repetition."""
     gap: float | None = None
@@ -57,9 +57,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     fix: str
     """Advice to the user to remove the fault."""
     is_bad: bool = True
-    """True if the fault makes the verdict ``bad``. Otherwise the verdict is ``watch``."""
+    """True if the verdict on the device or link is ``bad``. Otherwise it is ``watch``."""
     is_comparison: bool = False
-    """True if the fault is that a rate is lower than that of other devices of the same kind."""
+    """True if the fault is that rates are lower than those of other devices of the same kind."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     rates: dict[str, Rate] = {}
     """The measured rates, by the name of the quantity such as ``copy``."""
     facts: dict[str, str] = {}
-    """The state of a GPU that the driver reports, as text by topic such as ``clocks``."""
+    """The state of a GPU, as text by topic such as ``clocks``. Empty for cores."""
     reasons: tuple[Fault, ...] = ()
     """The faults that decide the verdict, empty if the device has no fault."""
 
@@ -123,7 +123,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[Device, ...] = ()
     """The checked GPUs or groups of cores, including GPUs that are missing or do not answer."""
     links: tuple[Fault, ...] = ()
-    """The faults of links: pairs of devices that are slow although the devices are not."""
+    """The faults of links: pairs of devices between which data moves more slowly than usual."""
     bus_bandwidth: float | None = None
     """The bus bandwidth in B/s of an all-reduce of all devices, as nccl-tests defines it.
 
@@ -172,10 +172,11 @@ def add_run(health: Health, devices: Sequence[Device], run: Run) -> Health:
     """Return the check of a host with the results of the run that measured its devices.
 
     ``health`` is the check without these results, which may already have GPUs that do not answer.
-    ``devices`` are the measured devices, whose ``rates`` are still empty. The result has them
-    before the devices of ``health``. Each gets its rates, and faults for wrong results and for
-    rates below those of its peers. Slow links, benchmark cases without a result, the bus bandwidth
-    and the notes of the run are added too. Rates of emulated hosts are not compared.
+    ``devices`` are the measured devices, whose ``rates`` are still empty. In the result, they come
+    before the devices of ``health``. Each measured device gets its rates, and faults for wrong
+    results and for rates below those of its peers. Slow links, benchmark cases without a result,
+    the bus bandwidth and the notes of the run are added too. Rates of emulated hosts are not
+    compared.
     """
     rates = read_rates(run)
     [by_repetition] = rates.pop("all ranks", {(): {}}).values()
@@ -244,12 +245,12 @@ def _list_wrong_cases(run: Run) -> dict[int, list[str]]:
 
 
 def _list_problems(run: Run, *, has_bad_device: bool) -> tuple[str, ...]:
-    """Return sentences about the benchmark cases of a run that have no result, with the reason.
+    """Return sentences about the benchmark cases of a run that have no result, with the reasons.
 
     Two kinds of cases are left out: cases with wrong results if ``has_bad_device``, because a
     device has a fault for them, and cases that were skipped because an injected fault would have no
-    effect on them. If the run ended early, the last sentence has the number of measurements that it
-    did not reach.
+    effect on them. If the run ended early, the last sentence has the number of measurements that
+    were not made.
     """
     wrong_cases = {record.case.id for record in run.records if record.status == "wrong"}
     plan = run.info.plan
@@ -270,8 +271,9 @@ def compare_with_peers(devices: Sequence[Device]) -> list[Device]:
     """Compare the rates of each device with those of its peers, and return the updated devices.
 
     The peers of a device are all other devices of the same kind, such as GPUs of the same model.
-    The order of the devices stays the same. In the result, each rate has its ``gap``, and a device
-    that is slower than its peers has a fault. Faults from an earlier comparison are removed.
+    The order of the devices stays the same. In the result, each rate has its ``gap``, the fraction
+    of the peers' rate that it lacks. A device that is slower than its peers has a fault. Faults
+    from an earlier comparison are removed.
     """
     compared = []
     for device in devices:
@@ -296,9 +298,10 @@ def compare_with_peers(devices: Sequence[Device]) -> list[Device]:
 def _add_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
     """Return the device with the gaps to its peers in its rates, and with a fault if it is slow.
 
-    ``gaps`` holds the gap in each quantity, by the name of the quantity. The fault lists all slow
-    quantities, and has the advice of the first. A quantity that was measured while the other
-    devices were idle is left out if the same quantity, measured on all devices, is slow too.
+    A gap is the fraction of the peers' rate that the device lacks. ``gaps`` holds the gap in each
+    quantity, by the name of the quantity. The fault lists all quantities in which the device is
+    slow, and has the advice of the first. A quantity such as ``copy alone``, which was measured
+    while the other devices were idle, is not listed if the device is slow in ``copy`` too.
     """
     rates = dict(device.rates)
     for name, gap in gaps.items():
@@ -325,11 +328,11 @@ def _find_slow_links(
 ) -> tuple[Fault, ...]:
     """Return a fault for each pair of devices between which data moves slower than in other pairs.
 
-    A pair is compared with the other pairs that have the same connection, such as NVLink. Pairs of
-    a device that is slow itself are left out, because the device has a fault of its own.
+    A pair is compared with the other pairs that have the same connection, such as NVLink. Pairs
+    with a device that has a fault for slow rates are left out.
 
     ``pairs`` holds the rates in B/s by pair of ranks and then by number of the repetition. ``run``
-    is the run in which they were measured, whose environment has the connections.
+    is the run in which they were measured. Its environment has the connections.
     """
     connections = (run.info.environment or {}).get("locality") or {}
     by_connection: dict[str, dict[Ranks, Mapping[int, float]]] = {}

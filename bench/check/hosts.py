@@ -47,11 +47,11 @@ def check_hosts(
 ) -> tuple[Health, ...]:
     """Run ``parbench check`` on all hosts at the same time and return the result of each host.
 
-    Each host needs this Python and the current folder at the same paths. ``arguments`` are options
-    of ``parbench check``. ``agent`` is the command of the remote shell with its options, such as
-    ``ssh -p 2222``. ``seconds`` is the time budget of one check. The results are in the order of
-    ``hosts``. A host that does not answer within the budget and two more minutes has a result with
-    a problem.
+    Each host needs this Python and the current folder at the same paths as this host. ``arguments``
+    are options of ``parbench check``. ``agent`` is the command of the remote shell with its
+    options, such as ``ssh -p 2222``. ``seconds`` is the time budget of the check of one host. The
+    results are in the order of ``hosts``. If a host does not answer within the budget and two more
+    minutes, its result has no devices, and a sentence about it in ``problems``.
     """
     with convert_read_errors(f"--ssh {agent!r}", "is not a command"):
         program, *options = shlex.split(agent)
@@ -103,12 +103,13 @@ def make_failed_check(host: str, problem: str) -> Health:
 
 
 def compare_hosts(results: Sequence[Health]) -> tuple[Health, ...]:
-    """Compare the rates of each device with devices of its kind on all hosts.
+    """Compare the rates of each device with those of devices of its kind on all hosts.
 
-    ``results`` are the checks of the hosts, and the returned checks have the same order. The gaps
-    and the faults for slow rates of all devices are replaced by those of this comparison. A host
-    with fewer GPUs than most hosts with GPUs of its model gets one more device, a missing GPU with
-    the verdict ``bad``. Emulated hosts are not compared, because they share one machine.
+    ``results`` are the checks of the hosts. The returned checks have the same order. In these, each
+    rate has its ``gap`` to the devices of all hosts, and slow devices have a fault. Both replace
+    those of the comparison within the host. A host with fewer GPUs than most hosts with GPUs of its
+    model gets one more device, a missing GPU with the verdict ``bad``. Emulated hosts are not
+    compared, because they share one machine.
     """
     devices = [device for health in results if not health.emulated for device in health.devices]
     by_host: dict[str, list[Device]] = {}
@@ -129,7 +130,7 @@ def compare_hosts(results: Sequence[Health]) -> tuple[Health, ...]:
 
 
 def list_hosts_by_device(results: Sequence[Health]) -> dict[str, list[str]]:
-    """Return the names of the hosts by the type of devices that they checked, ``cuda`` or ``cpu``.
+    """Return the names of the hosts that checked GPUs (key ``cuda``) and cores (key ``cpu``).
 
     Hosts without a result are left out.
     """
@@ -144,9 +145,9 @@ def compute_exit_code(results: Sequence[Health]) -> ExitCode:
     """Return the exit code of a check of several hosts, the first of these that applies.
 
     1. ``BAD``: any host is bad.
-    2. ``DID_NOT_RUN``: a host has no complete result. It also applies if some hosts checked GPUs
-       and others cores, because the latter may have GPUs that do not work.
-    3. ``OK``.
+    2. ``DID_NOT_RUN``: a host has no complete result, or some hosts checked GPUs and others cores.
+       Hosts that checked cores may have GPUs that do not work.
+    3. ``OK``: none of these.
     """
     codes = [health.exit_code for health in results]
     if len(list_hosts_by_device(results)) > 1:

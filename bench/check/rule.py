@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 MADS = 4.0
-"""The least distance of a slow device from its peers, in units of the normal variation."""
+"""The number of units of the normal variation by which a slow device is below its peers."""
 MIN_REPETITIONS = 3
 """The least number of repetitions of a device that is compared with its peers."""
 # The standard deviation of a normal distribution over its median absolute deviation.
@@ -30,45 +30,50 @@ _MIN_VARIATION = 0.003  # of logarithms of rates
 _MIN_PEERS = 3  # fewer do not show how peers vary
 D = TypeVar("D", bound=Hashable)
 Array = npt.NDArray[np.float64]
-"""The levels of a device, one for each repetition."""
+"""The levels of a device, one for each repetition.
+
+A level is the logarithm of the device's rate divided by the median rate of its peers.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """The amount by which a device is slower than its peers, the other devices of its kind.
+    """The amount by which one rate of a device is lower than the rate of its peers.
 
-    In each repetition, the rate of the device is compared with the median rate of its peers. The
-    gap is the median over the repetitions.
+    Peers are the other devices of its kind. In each repetition, the rate of the device is compared
+    with the median rate of its peers in that repetition. The gap is the median over the
+    repetitions.
     """
 
     share: float
-    """The fraction of the peers' median rate that the device lacks.
+    """The fraction of the peers' rate that the device lacks.
 
-    0.1 means that the device is 10 % slower. It is negative if the device is faster.
+    0.1 means that the device is 10 % slower. The value is negative if the device is faster.
     """
     mads: float
-    """The logarithm of the peers' rate over the device's rate, in units of the normal variation.
+    """The gap in units of the normal variation of rates. A slow device has more than 4.
 
-    The unit is the largest of three standard deviations of such logarithms: among the peers, among
-    the repetitions of the device, and among those of a typical device. It is at least 0.003.
+    The gap is here the logarithm of the peers' rate divided by the device's rate. The unit is the
+    largest of four numbers: the standard deviation of such logarithms among the peers, among the
+    repetitions of the device, and among the repetitions of a typical device, and 0.003.
     """
     is_under: bool
-    """True if the device counts as slower: ``share`` is above the threshold, ``mads`` above 4."""
+    """True if the device is slow: ``share`` exceeds the threshold of the check, and ``mads`` 4."""
 
 
 def compute_gaps(
     quantities: Mapping[str, Mapping[D, Mapping[int, float]]], threshold: float
 ) -> dict[tuple[str, D], Gap]:
-    """Compare the rates of each device with its peers, separately for each quantity.
+    """Return the gap between each rate of each device and the median rate of its peers.
 
     A quantity is the name of a rate, such as ``copy`` for copy bandwidth. ``quantities`` holds the
-    rates (in any unit) by quantity, by device and by number of the repetition. All devices of a
-    quantity are peers. ``threshold`` is the fraction of the peers' rate that a device must lack to
-    count as slower. The result holds the gaps, keyed by (quantity, device). Devices with fewer than
-    three repetitions and devices without peers are left out.
+    rates (in any unit) by quantity, by device and by number of the repetition. The peers of a
+    device are all other devices with this quantity. ``threshold`` is the fraction of the peers'
+    rate that a device must lack to be slow. The result holds a ``Gap`` for each key (quantity,
+    device). Devices with fewer than three repetitions and devices without peers are left out.
 
-    Other work on a host makes all quantities vary alike. So the variation of a device's repetitions
-    is at least the median over all devices and quantities.
+    Other work on a host makes all its rates vary. So the variation between the repetitions of a
+    device counts as at least the median of such variations over all devices and quantities.
     """
     levels: dict[tuple[str, D], Array] = {}
     peer_variations: dict[tuple[str, D], float] = {}

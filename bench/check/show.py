@@ -13,10 +13,10 @@ _GIGA = 1e9
 
 
 def render(results: Sequence[Health]) -> str:
-    """Return the checks of one or more hosts as the text that the command prints.
+    """Return the checks of one or more hosts as the text that ``parbench check`` prints.
 
-    It has the verdict, a table with a line for each device, the faults with advice and, of several
-    hosts, the names of bad hosts to leave out of jobs.
+    The text has the verdict, a table with a line for each device, and the faults with advice. If
+    there are several hosts, it also has the names of the bad hosts, which jobs should leave out.
     """
     devices = [device for health in results for device in health.devices]
     has_several_hosts = len(results) > 1
@@ -52,7 +52,7 @@ def _format_title(health: Health) -> str:
 
 
 def _list_host_lines(health: Health, prefix: str) -> list[str]:
-    """Return lines about the bandwidth of a host, its notes, problems and faults.
+    """Return lines about the bus bandwidth of a host, its notes, problems, faults and run.
 
     ``prefix`` is put before the text of each line: the name of the host with a colon, empty if only
     one host was checked.
@@ -72,7 +72,7 @@ def _list_host_lines(health: Health, prefix: str) -> list[str]:
 
 
 def _format_fault(prefix: str, fault: Fault) -> str:
-    """Return two lines: ``bad`` or ``watch`` with ``prefix`` and the fault, and the advice."""
+    """Return a line with ``bad`` or ``watch``, ``prefix`` and the fault, and a line of advice."""
     return f"{'bad' if fault.is_bad else 'watch'}  {prefix}{fault.text}\n     -> {fault.fix}"
 
 

@@ -8,13 +8,14 @@ UNKNOWN = "-"
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
-    """A finding: the state of a machine in one topic, such as ``cpu governor`` or ``gpu clocks``.
+    """A finding of ``parbench doctor``: the state of a machine in one topic, such as clocks.
 
-    ``parbench doctor`` makes one finding for each topic, also if the state does not disturb.
+    The finding also says whether the state disturbs measurements. There is a finding for each
+    topic, also if its state does not disturb.
     """
 
     topic: str
-    """The name of the topic, such as ``load average``."""
+    """The name of the topic, such as ``load average`` or ``iommu``."""
     facts: str
     """The state of the machine in this topic as text, ``-`` if it is unknown."""
     disturbs: bool = False
@@ -26,10 +27,10 @@ class Disturbance:
 def make_finding(
     topic: str, facts: str | None, disturbs: bool = False, fix: str = ""
 ) -> Disturbance:
-    """Return a finding about a topic, whose ``fix`` is kept only if the state disturbs.
+    """Return a finding about the state of a machine in one topic, such as ``load average``.
 
-    ``facts`` is the state of the machine as text. None or an empty text means unknown. An unknown
-    state never disturbs, even if ``disturbs`` is True.
+    ``facts`` is the state as text. None or an empty text means unknown. An unknown state never
+    disturbs, even if ``disturbs`` is True. The advice ``fix`` is kept only if the state disturbs.
     """
     if not facts:
         return Disturbance(topic=topic, facts=UNKNOWN)

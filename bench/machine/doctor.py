@@ -46,16 +46,18 @@ _FIXES = {
 
 
 def _examine(topic: str, facts: str | None, disturbs: bool) -> Disturbance:
-    """Return a finding about a topic of ``_FIXES``, whose advice it has if the state disturbs.
+    """Return a finding about a topic, with the advice of ``_FIXES`` if the state disturbs.
 
-    ``facts`` is the state of the machine as text. None means unknown and never disturbs.
+    ``facts`` is the state of the machine in the topic as text. None means unknown and never
+    disturbs.
     """
     return make_finding(topic, facts, disturbs, _FIXES[topic])
 
 
 def examine_this_host(environ: Mapping[str, str]) -> tuple[Disturbance, ...]:
-    """Examine this host and return one finding for each topic, also if nothing disturbs in it.
+    """Return a finding for each topic of this host, such as ``load average`` or ``gpu clocks``.
 
+    A finding holds the state of the host in a topic, also if the state does not disturb.
     ``environ`` holds the environment variables.
     """
     machine = inspect_machine(environ)
@@ -70,22 +72,25 @@ def examine_this_host(environ: Mapping[str, str]) -> tuple[Disturbance, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class CoreState:
-    """The load and the settings of this host that slow its cores. None means unknown."""
+    """The load of this host, and its settings that can slow its cores. None means unknown."""
 
     num_allowed: int
     """The number of CPUs in the affinity of this process."""
     load_average: float
     """The mean number of processes that ran or waited for a core in the last minute."""
     governor: str | None
-    """The cpufreq governors of these CPUs, joined by commas."""
+    """The cpufreq governors of the CPUs in the affinity, joined by commas."""
     steal_percent: float | None
     """The share of the CPU time of all cores that the hypervisor took in 0.3 s, in per cent."""
     shm_bytes: int | None
-    """The total size of /dev/shm."""
+    """The total size of /dev/shm in bytes."""
 
 
 def read_core_state() -> CoreState:
-    """Measure for 0.3 s the CPU time that the hypervisor takes, and read the other states."""
+    """Return the load and the settings of this host's cores, and the size of /dev/shm.
+
+    The call takes 0.3 s, in which the CPU time is measured that the hypervisor takes.
+    """
     return CoreState(
         num_allowed=len(get_affinity()),
         load_average=os.getloadavg()[0],
@@ -96,7 +101,11 @@ def read_core_state() -> CoreState:
 
 
 def examine_cores(machine: Machine, state: CoreState) -> list[Disturbance]:
-    """Return one finding for each topic of torch, ranks, cores, load and shared memory."""
+    """Return the findings about torch, ranks and cores, one for each of seven topics.
+
+    The topics are ``torch``, ``ranks``, ``cores``, ``load average``, ``cpu governor``, ``steal
+    time`` and ``/dev/shm``, in this order.
+    """
     torch = machine.torch_version
     if torch is None and machine.torch_has_cuda is None:
         torch = "not installed"
@@ -128,9 +137,10 @@ def examine_cores(machine: Machine, state: CoreState) -> list[Disturbance]:
 
 
 def _examine_ranks(machine: Machine) -> Disturbance:
-    """Return a finding about the default ranks of a run.
+    """Return a finding about the number of ranks that ``parbench run`` starts by default.
 
-    More ranks than physical cores disturb.
+    It disturbs if there are more ranks than physical cores. It is unknown if no ranks can be
+    started, because torch is missing or GPUs cannot be used.
     """
     try:
         world = choose_world(machine, nproc=None, backend=None, device=None, allow_single=False)
@@ -145,8 +155,9 @@ def _examine_ranks(machine: Machine) -> Disturbance:
 def examine_gpus(machine: Machine) -> list[Disturbance]:
     """Return the findings about the GPUs of a machine, empty if it has none.
 
-    They are GPUs that do not answer, and one finding for each topic of ``examine_gpu``, which
-    disturbs if any GPU disturbs in it. If the GPUs differ in a topic, the facts are listed with the
+    If GPUs do not answer to NVML, the first finding names them, and it disturbs. Then follows a
+    finding for each topic of ``examine_gpu``, such as clocks, about all GPUs that answer. It
+    disturbs if the state of any GPU disturbs. If the states differ, its facts list them with the
     indices of the GPUs: ``GPU 0-2: on; GPU 3: off``.
     """
     findings = []
@@ -169,8 +180,9 @@ def examine_gpus(machine: Machine) -> list[Disturbance]:
 def examine_gpu_host(gpus: Sequence[Gpu], root: Path = Path("/")) -> list[Disturbance]:
     """Return the findings about settings of this host that slow its GPUs and NICs.
 
-    The topics are the IOMMU and, for a host with RDMA NICs, peer memory. There is a finding also if
-    nothing disturbs. ``root`` is the folder with the ``proc`` and ``sys`` to read.
+    There is a finding about the IOMMU of the ``gpus`` and, if the host has RDMA NICs, one about
+    peer memory, also if the settings do not disturb. ``root`` is the folder that contains ``proc``
+    and ``sys``, ``/`` except in tests.
     """
     iommu = has_iommu_translation(gpus, root)
     findings = [_examine("iommu", format_switch(iommu), bool(iommu))]

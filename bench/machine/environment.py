@@ -46,12 +46,13 @@ def capture_environment(environ: Mapping[str, str], *, root: Path = Path("/")) -
     """Return facts about the host, software and settings of this process as nested mappings.
 
     The keys are ``host``, ``versions`` (of Python and packages), ``variables`` (environment
-    variables without secrets) and ``process`` (``cores``, ``affinity``, ``interface``). Under
-    ``host`` are ``name``, ``os``, ``kernel``, ``boot_id``, ``cpu_model``, ``memory_bytes`` and
-    ``governor``. Unknown values are None.
+    variables without secrets) and ``process``. Under ``host`` are ``name``, ``os``, ``kernel``,
+    ``boot_id``, ``cpu_model``, ``memory_bytes`` and ``governor``. Under ``process`` are ``cores``
+    (their number), ``affinity`` (CPU numbers such as ``0-3``) and ``interface`` (the network
+    interface of gloo). Unknown values are None.
 
-    ``environ`` holds the environment variables. ``root`` is the folder with the ``proc`` and
-    ``sys`` to read.
+    ``environ`` holds the environment variables. ``root`` is the folder that contains ``proc`` and
+    ``sys``, ``/`` except in tests.
     """
     variables = select_recorded_variables(environ)
     versions = {name: find_package_version(name) for name in ("torch", "numpy", "parbench")}
@@ -80,8 +81,9 @@ def capture_environment(environ: Mapping[str, str], *, root: Path = Path("/")) -
 def read_governors(root: Path = Path("/")) -> str | None:
     """Return the distinct cpufreq governors of the CPUs that this process may use.
 
-    The text joins them by commas, such as ``performance,powersave``. None if all are unknown.
-    ``root`` is the folder with the ``sys`` to read.
+    They are in alphabetical order and joined by commas, such as ``performance,powersave``. The
+    result is None if all are unknown. ``root`` is the folder that contains ``sys``, ``/`` except in
+    tests.
     """
     folder = root / _SYSTEM / "cpu"
     governors = {read_text(folder / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in get_affinity()}
@@ -89,10 +91,10 @@ def read_governors(root: Path = Path("/")) -> str | None:
 
 
 def select_recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that a run stores in its results, sorted by name.
+    """Return the environment variables that a run stores in its results, as values by name.
 
-    These are variables of NCCL, gloo, CUDA, Slurm and threading. Variables whose name or URL may
-    contain a secret are left out.
+    They are variables of NCCL, gloo, CUDA, Slurm and threading, sorted by name. A variable is left
+    out if its name or a URL in its value may contain a secret.
     """
     variables = {}
     for name, value in sorted(environ.items()):
@@ -154,7 +156,7 @@ def flatten(environment: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the innermost values of nested mappings as one dict, keyed by path.
 
     A path joins the keys of all levels by dots, such as ``host.os``. ``prefix`` is put before each
-    path. An empty mapping counts as a value.
+    path. An empty mapping counts as an innermost value.
     """
     leaves: dict[str, Any] = {}
     for name, value in environment.items():
@@ -206,10 +208,10 @@ def split_environments(
 def find_differing_values(
     base: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
-    """Return the values that differ between two environments.
+    """Return the values that differ between the environments of two ranks or runs.
 
-    The arguments are nested mappings from ``capture_environment``. The result maps the path of a
-    value, such as ``host.os``, to a list of two: the value in ``base`` and the value in
+    ``base`` and ``changed`` are nested mappings from ``capture_environment``. The result maps the
+    path of a value, such as ``host.os``, to a list of two: the value in ``base`` and the value in
     ``changed``. None stands for a missing value.
     """
     base_leaves = flatten(base)
@@ -257,8 +259,8 @@ def locate_rank(
     """Return the host, CPUs, NUMA nodes and GPU on which this process, a rank, runs.
 
     ``host`` is the host name. ``gpu`` is the UUID of the rank's GPU, None on a CPU, and
-    ``gpu_numa_node`` the number of its NUMA node, None if unknown. ``root`` is the folder with the
-    ``proc`` and ``sys`` to read.
+    ``gpu_numa_node`` the number of its NUMA node, None if unknown. ``root`` is the folder that
+    contains ``proc`` and ``sys``, ``/`` except in tests.
     """
     cpus = get_affinity()
     nodes = [node for node, node_cpus in _read_numa_nodes(root).items() if cpus & node_cpus]
@@ -276,7 +278,8 @@ def locate_rank(
 def _read_numa_nodes(root: Path) -> dict[int, frozenset[int]]:
     """Return the numbers of the CPUs of each NUMA node of this host, by the number of the node.
 
-    Empty if the kernel does not list NUMA nodes. ``root`` is the folder with the ``sys`` to read.
+    Empty if the kernel does not list NUMA nodes. ``root`` is the folder that contains ``sys``,
+    ``/`` except in tests.
     """
     nodes = {}
     for folder in (root / _SYSTEM / "node").glob("node[0-9]*"):
@@ -292,12 +295,12 @@ def group_cores(
 
     If there are fewer CPUs than ``count``, each CPU is a group. CPUs of one NUMA node or one
     physical core are in the same group or in adjacent groups. CPUs in a group are in ascending
-    order.
+    order. ``root`` is the folder that contains ``sys``, ``/`` except in tests.
     """
     node_by_cpu = {cpu: node for node, cpus in _read_numa_nodes(root).items() for cpu in cpus}
 
     def get_position(cpu: int) -> tuple[int, ...]:
-        """Return the sort key of a CPU: its NUMA node, physical core and own number."""
+        """Return the sort key of a CPU: the numbers of its NUMA node, physical core and itself."""
         topology = root / _SYSTEM / f"cpu/cpu{cpu}/topology"
         core = parse_count(read_text(topology / "core_id")) or 0
         return node_by_cpu.get(cpu, 0), core, cpu

@@ -86,18 +86,21 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_bytes_per_second: int | None = None
     """The speed of one NVLink in one direction."""
     fabric: str | None = None
-    """The state of the NVLink fabric.
+    """The state of the NVLink fabric: ``not started``, ``in progress``, ``completed`` or failed.
 
-    It is ``not started``, ``in progress``, ``completed`` or ``failed (REASON)``.
+    The last is ``failed (REASON)``. None also if the GPU has no fabric.
     """
     active_nvlinks: int | None = None
     """The number of active NVLinks."""
     sm_clock: int | None = None
     """The current clock of the SMs in MHz."""
     slowed_by: tuple[str, ...] | None = None
-    """NVML's reasons why the clocks are low, such as ``software power cap``, empty without any."""
+    """NVML's reasons why the clocks are low, such as ``software power cap`` or ``idle``.
+
+    Empty if no reason is active.
+    """
     utilization_percent: int | None = None
-    """The share of recent time in which a kernel ran, in per cent."""
+    """The share of NVML's last sampling period in which a kernel ran, in per cent."""
     temperature_celsius: int | None = None
     """The temperature of the GPU."""
     memory_used_bytes: int | None = None
@@ -111,7 +114,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     remap_failed: bool | None = None
     """True if the remapping of a memory row failed."""
     processes: tuple[str, ...] | None = None
-    """The other processes on the GPU, each as ``NAME (pid PID)``. Empty if there are none."""
+    """The processes on the GPU except parbench, each as ``NAME (pid PID)``. Empty without any."""
 
 
 GPU_FIX = (
@@ -189,7 +192,8 @@ def _read_once(library_path: str) -> GpuReport:
 def start_nvml(environ: Mapping[str, str], action: NvmlAction) -> "subprocess.Popen[bytes]":
     """Start and return the child process that calls NVML and prints a report as JSON.
 
-    With the action ``watch`` it samples the GPUs until ``finish_nvml`` closes its standard input.
+    With the action ``report`` it reads all facts once. With ``watch`` it samples the GPUs until
+    ``finish_nvml`` closes its standard input, and then reports the maxima of clocks and load.
     """
     return subprocess.Popen(
         [sys.executable, "-m", "parbench.bench.machine.nvml", action],
@@ -266,7 +270,7 @@ def split_visible_devices(variable: str) -> list[str]:
 def is_entry_for(entry: str, index: int | None, uuid: str | None) -> bool:
     """Return True if an entry of ``CUDA_VISIBLE_DEVICES`` selects the GPU with this index or UUID.
 
-    An entry is an index or the first characters of a UUID. None for ``index`` or ``uuid`` means
+    ``entry`` is an index or the first characters of a UUID. None for ``index`` or ``uuid`` means
     unknown and matches no entry.
     """
     if entry.startswith("GPU-"):
@@ -277,7 +281,8 @@ def is_entry_for(entry: str, index: int | None, uuid: str | None) -> bool:
 def choose_gpu_index(environ: Mapping[str, str], count: int) -> int:
     """Return the CUDA device index of this rank: LOCAL_RANK modulo ``count``.
 
-    ``count`` is the number of GPUs that torch finds. Raises ``UserError`` if it is 0.
+    ``environ`` holds LOCAL_RANK. ``count`` is the number of GPUs that torch finds. Raises
+    ``UserError`` if ``count`` is 0.
     """
     if count == 0:
         raise UserError(

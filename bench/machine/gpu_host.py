@@ -21,7 +21,7 @@ def bind_to_gpu(local_rank: int, addresses: Sequence[str], root: Path = Path("/"
 
     ``local_rank`` is the rank's number on this host. ``addresses`` holds the PCI address of the GPU
     of each rank on this host, in the order of local ranks. Nothing is bound if the CPUs near any of
-    these GPUs are unknown. ``root`` is the folder with the ``sys`` to read.
+    these GPUs are unknown. ``root`` is the folder that contains ``sys``, ``/`` except in tests.
     """
     cpus_by_rank = choose_gpu_cpus(addresses, root)
     if cpus_by_rank:
@@ -32,12 +32,13 @@ def bind_to_gpu(local_rank: int, addresses: Sequence[str], root: Path = Path("/"
 def choose_gpu_cpus(
     addresses: Sequence[str], root: Path = Path("/")
 ) -> tuple[tuple[int, ...], ...]:
-    """Choose for each rank on this host the CPUs in the NUMA node of the rank's GPU.
+    """Return for each rank on this host the CPUs in the NUMA node of the rank's GPU.
 
     ``addresses`` holds the PCI address of the GPU of each rank, in the order of local ranks. The
-    result holds the numbers of the CPUs in the same order. CPUs outside the affinity of this
-    process are left out. Ranks whose GPUs are in one NUMA node get different parts of its CPUs. The
-    result is empty if the CPUs near any GPU are unknown or outside the affinity.
+    result has a tuple of CPU numbers for each rank in the same order. CPUs outside the affinity of
+    this process are left out. Ranks whose GPUs are in one NUMA node get different parts of its
+    CPUs. The result is empty if the CPUs near any GPU are unknown or outside the affinity. ``root``
+    is the folder that contains ``sys``, ``/`` except in tests.
     """
     near_cpus = []
     for address in addresses:
@@ -56,15 +57,16 @@ def choose_gpu_cpus(
 def read_numa_node(address: str, root: Path = Path("/")) -> int | None:
     """Return the number of the NUMA node of the PCI device at ``address``, None if it is unknown.
 
-    ``root`` is the folder with the ``sys`` to read.
+    ``root`` is the folder that contains ``sys``, ``/`` except in tests.
     """
     return parse_count(read_text(root / _PCI_DEVICES / address / "numa_node"))
 
 
 def has_iommu_translation(gpus: Sequence[Gpu], root: Path) -> bool | None:
-    """Return True if an IOMMU translates the DMA addresses of any of these GPUs.
+    """Return True if an IOMMU translates the DMA addresses of any of these GPUs, otherwise False.
 
-    None if the kernel lists none of the GPUs. ``root`` is the folder with the ``sys`` to read.
+    The result is None if the kernel lists none of the GPUs. ``root`` is the folder that contains
+    ``sys``, ``/`` except in tests.
     """
     types = []
     for gpu in gpus:
@@ -79,8 +81,9 @@ def has_peer_memory(root: Path) -> bool | None:
     """Return True if NICs can read and write GPU memory directly (GPUDirect RDMA).
 
     This needs the kernel module nvidia_peermem or nv_peer_mem, or NVIDIA's open kernel modules,
-    which export memory as DMA-BUF (NCCL documentation, NCCL_DMABUF_ENABLE). None without NVIDIA's
-    driver. ``root`` is the folder with the ``proc`` and ``sys`` to read.
+    which export memory as DMA-BUF (NCCL documentation, NCCL_DMABUF_ENABLE). The result is None if
+    NVIDIA's driver is not loaded. ``root`` is the folder that contains ``proc`` and ``sys``, ``/``
+    except in tests.
     """
     version = read_text(root / "proc/driver/nvidia/version")
     if version is None:

@@ -29,12 +29,13 @@ _RECORDED_FIELDS = (
 
 
 def capture_gpu(environ: Mapping[str, str], uuid: str) -> dict[str, Any]:
-    """Return the facts about GPUs that a rank sends to the process of ``parbench run``.
+    """Return the facts about GPUs that this rank sends to the process of ``parbench run``.
 
-    The result is part of the rank's environment, the facts about its host and software. The key
-    ``gpu`` holds a dict with ``uuid``, the UUID of the rank's GPU. If ranks are on several hosts and
-    LOCAL_RANK in ``environ`` is 0, the key ``gpu_report`` holds NVML's report of all GPUs of this
-    host as plain data. The process of ``parbench run`` inspects its own host itself.
+    The rank sends them as a part of its environment, a dict of facts about its host and software.
+    The key ``gpu`` holds a dict with the key ``uuid``, the UUID of the rank's GPU. The key
+    ``gpu_report`` holds NVML's report of all GPUs of this host as plain data. It exists only if
+    ranks are on several hosts and LOCAL_RANK in ``environ`` is 0. The process of ``parbench run``
+    inspects its own host itself.
     """
     captured: dict[str, Any] = {"gpu": {"uuid": uuid}}
     is_one_host = environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"]
@@ -50,7 +51,7 @@ class GpuInventory:
     """
 
     def __init__(self, report: GpuReport) -> None:
-        """Start with NVML's report of the host of this process, which drives the run."""
+        """Start with ``report``, NVML's report of the host on which ``parbench run`` runs."""
         self._gpus: dict[str | None, Gpu] = {}
         """The GPUs of all hosts so far, by UUID."""
         self.links: dict[frozenset[str], str] = {}
@@ -65,9 +66,10 @@ class GpuInventory:
     def add_facts(self, environments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return copies of the ranks' environments with the facts about each rank's GPU added.
 
-        ``environments`` and the result are in rank order. A copy has the facts under the key
-        ``gpu``. An environment without a known GPU gets no facts. NVML's reports of hosts, which
-        are under the key ``gpu_report``, are added to this inventory and removed from the copies.
+        ``environments``, the facts that ranks have sent about their hosts, and the result are in
+        rank order. A copy has the facts about the GPU under the key ``gpu``. A rank without a known
+        GPU gets no facts. NVML's reports of hosts, which are under the key ``gpu_report``, are
+        added to this inventory and removed from the copies.
         """
         rank_environments = [dict(environment) for environment in environments]
         for environment in rank_environments:

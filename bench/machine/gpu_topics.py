@@ -27,10 +27,11 @@ _MIN_CLOCK_SHARE = 0.9  # of the highest clock, on a busy GPU
 
 
 def examine_gpu(gpu: Gpu, peers: Sequence[Gpu]) -> tuple[Disturbance, ...]:
-    """Return a finding about a GPU for each topic, such as clocks, power, PCIe and NVLink.
+    """Return one finding for each topic of a GPU, such as clocks, power, PCIe and NVLink.
 
-    ``peers`` are the GPUs of the host that should have as many active NVLinks as ``gpu``, which is
-    one of them. The GPU disturbs in the topic ``nvlink`` if a peer has more active links.
+    A finding holds the state of the GPU in the topic, also if the state does not disturb. ``peers``
+    are the GPUs of the host that should have as many active NVLinks as ``gpu``, which is one of
+    them. The finding ``nvlink`` disturbs if a peer has more active links.
     """
     max_links = max(peer.active_nvlinks or 0 for peer in peers)
     is_busy = (gpu.utilization_percent or 0) >= _BUSY_PERCENT
@@ -74,10 +75,10 @@ def list_slowdowns(gpu: Gpu) -> list[str]:
 
 
 def _examine_processes(gpu: Gpu) -> tuple[str | None, bool]:
-    """Return a text about the other processes on a GPU, and True if they disturb.
+    """Return a text about the other processes on a GPU, and True if they disturb measurements.
 
-    The text names the processes, ``none`` without any, and None if they are unknown. If none is
-    visible but more than 2 GiB of GPU memory are in use, the text states the memory in use.
+    The text names the processes. It is ``none`` without any, and None if they are unknown. If none
+    is visible but more than 2 GiB of GPU memory are in use, the text states the memory in use.
     """
     # A container does not show processes of others.
     if not gpu.processes and (gpu.memory_used_bytes or 0) > _BUSY_BYTES:
@@ -88,9 +89,9 @@ def _examine_processes(gpu: Gpu) -> tuple[str | None, bool]:
 
 
 def _describe_clocks(gpu: Gpu) -> str | None:
-    """Return the SM clock of a GPU, and ``idle`` or the reasons for a low clock.
+    """Return text with the SM clock of a GPU, and ``idle`` or the reasons for a reduced clock.
 
-    For example ``SM 1755 of 1980 MHz, idle``. None if the clock is unknown.
+    For example ``SM 1755 of 1980 MHz, idle``. None if both are unknown.
     """
     clock = _format_share(gpu.sm_clock, gpu.sm_clock_max, "MHz")
     slowdowns = list_slowdowns(gpu)

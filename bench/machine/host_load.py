@@ -52,16 +52,16 @@ class LoadMeter:
     """
 
     def __init__(self) -> None:
-        """Start the measurement."""
+        """Start to measure the CPU load of this host."""
         self._start = time.monotonic()
         psutil.cpu_times_percent()  # The next call refers to the time since this one.
 
     def read(self, own_seconds: float | None) -> HostLoad:
         """Return the load of this host since the creation of the meter.
 
-        ``own_seconds`` is the CPU time in seconds that all ranks together used since then. It is
-        subtracted from the busy time of all cores. If it is None (unknown), ``other_cores`` of the
-        result is None.
+        ``own_seconds`` is the CPU time in seconds that all ranks together used since the creation.
+        It is subtracted from the busy time of all cores. If it is None (unknown), ``other_cores``
+        of the result is None.
         """
         seconds = time.monotonic() - self._start
         percent = psutil.cpu_times_percent()._asdict()

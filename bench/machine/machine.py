@@ -35,11 +35,17 @@ class Machine:
     gpus: tuple[Gpu, ...] = ()
     """The GPUs that ``CUDA_VISIBLE_DEVICES`` selects, in the order of this variable."""
     silent_gpus: tuple[str, ...] = ()
-    """The PCI addresses, or the indices, of GPUs that do not answer."""
+    """The GPUs that the process may use but that do not answer to NVML.
+
+    They are given as PCI addresses, or as indices if the addresses are unknown.
+    """
     gpu_failure: str = ""
-    """The reason why GPUs do not answer, such as ``NVML did not answer within 60 s``."""
+    """The reason why GPUs do not answer, such as ``NVML did not answer within 60 s``.
+
+    It is also set if all GPUs answer, and then has no meaning.
+    """
     torch_version: str | None = None
-    """The version of torch, None also if torch is not installed."""
+    """The version of torch, None if torch is not installed or its version is unknown."""
     torch_has_cuda: bool | None = None
     """True if torch is built with CUDA."""
     may_share_gpus: bool = False
@@ -59,8 +65,8 @@ class Machine:
 def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
     """Find the cores, memory, GPUs and torch that this process can use.
 
-    ``environ`` holds the environment variables. ``root`` is the folder with the ``dev``, ``proc``
-    and ``sys`` in which GPUs that do not answer are found.
+    ``environ`` holds the environment variables. ``root`` is the folder that contains ``dev``,
+    ``proc`` and ``sys``, ``/`` except in tests.
     """
     report = inspect_gpus(environ)
     return Machine(
@@ -80,7 +86,8 @@ def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machi
 def _has_torch_cuda() -> bool | None:
     """Return True if the installed torch is built with CUDA, without an import of torch.
 
-    None if torch is not installed or its file version.py is not understood.
+    The result is None if torch is not installed or if the file ``version.py`` of torch has an
+    unknown form.
     """
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
@@ -91,10 +98,10 @@ def _has_torch_cuda() -> bool | None:
 
 
 def try_call(function: Callable[[], _T]) -> _T | None:
-    """Call a function and return its result.
+    """Call a function and return its result, or None if it fails.
 
-    None if it raises ``OSError``, ``ImportError`` or ``SubprocessError``, because the system or the
-    Python environment lacks something.
+    A failure is an ``OSError``, ``ImportError`` or ``SubprocessError``, because the system or the
+    Python environment lacks something. Other exceptions are raised.
     """
     try:
         return function()
@@ -133,8 +140,8 @@ def count_available_cores(root: Path = Path("/"), pid: int = 0) -> int:
     """Return the number of logical CPUs that a process may use, at least 1.
 
     It is the number of CPUs in the affinity of the process ``pid`` (0 is this process). CPU quotas
-    of this process's cgroups limit the number, which is rounded down. ``root`` is the folder with
-    the ``proc`` and ``sys`` that list cgroups.
+    of this process's cgroups limit the number, which is rounded down. ``root`` is the folder that
+    contains ``proc`` and ``sys``, ``/`` except in tests.
     """
     limits: list[float] = [len(get_affinity(pid))]
     for folder in _list_cgroups(root):
@@ -148,8 +155,8 @@ def count_available_memory_bytes(root: Path = Path("/")) -> int:
     """Return the bytes of memory that this process can still allocate without swapping.
 
     It is the available memory of the host, or less if a cgroup of this process has less left. The
-    inactive page cache of a cgroup counts as available. ``root`` is the folder with the ``proc``
-    and ``sys`` that list cgroups.
+    inactive page cache of a cgroup counts as available. ``root`` is the folder that contains
+    ``proc`` and ``sys``, ``/`` except in tests.
     """
     limits: list[int] = [psutil.virtual_memory().available]
     for folder in _list_cgroups(root):
@@ -165,8 +172,10 @@ def count_available_memory_bytes(root: Path = Path("/")) -> int:
 def _list_cgroups(root: Path) -> list[Path]:
     """Return the folders of this process's cgroup (version 2) and of its ancestors.
 
-    Some folders may not exist: in a container the path may be that of the host. The limits of the
-    container are then in the last folder, the mount itself.
+    The first folder is that of the cgroup itself, followed by its parents up to ``sys/fs/cgroup``.
+    Some folders may not exist, because a container may show the cgroup's path on the host. The
+    limits of the container are then in the last folder. ``root`` is the folder that contains
+    ``proc`` and ``sys``.
     """
     mount = root / "sys/fs/cgroup"
     match = re.search(r"^0::/(.*)$", read_text(root / "proc/self/cgroup") or "", re.MULTILINE)

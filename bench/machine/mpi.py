@@ -29,12 +29,13 @@ _SOURCES = {
 
 
 def find_mpi_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return torch's environment variables for a rank that an MPI launcher has started, by name.
+    """Return the variables that torch needs in this process, a rank that MPI has started.
 
-    They are RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as far as
-    they are known and missing in ``environ``. The result is empty if torch's RANK or WORLD_SIZE is
-    set, or if no MPI launcher has started at least two ranks. Raises ``UserError`` if ranks may be
-    on several hosts and MASTER_ADDR is not set.
+    The result has values of environment variables by name: RANK, WORLD_SIZE, LOCAL_RANK,
+    LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as far as they are known and missing in
+    ``environ``. The result is empty if torch's RANK or WORLD_SIZE is set, or if no MPI launcher has
+    started at least two ranks. Raises ``UserError`` if ranks may be on several hosts and
+    MASTER_ADDR is not set.
     """
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return {}

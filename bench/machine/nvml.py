@@ -135,10 +135,10 @@ def make_report(*, has_details: bool) -> GpuReport:
 
 
 def _ask(query: Callable[..., Any], *args: Any) -> Any:
-    """Call a function that calls NVML, and return its result. None if NVML reports an error.
+    """Call a function that calls NVML, and return its result, or None if NVML reports an error.
 
-    An error usually means that the GPU or its driver lacks the function. ``NVMLError_GpuIsLost`` is
-    raised, because a lost GPU answers no other function either.
+    An error usually means that the GPU or its driver lacks the function. Only
+    ``NVMLError_GpuIsLost`` is raised, because a lost GPU answers no other function either.
     """
     try:
         return query(*args)

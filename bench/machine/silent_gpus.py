@@ -18,11 +18,12 @@ def find_silent_gpus(
 
     ``report`` is NVML's report of this host. GPUs that ``CUDA_VISIBLE_DEVICES`` in ``environ`` or
     the administrator excludes are not returned. If the addresses are unknown, the indices of the
-    GPUs that NVML cannot read are returned as text. ``root`` is the folder with the ``dev``,
-    ``proc`` and ``sys`` to read.
+    GPUs that NVML cannot read are returned as text. ``root`` is the folder that contains ``dev``,
+    ``proc`` and ``sys``, ``/`` except in tests.
 
     A container or a job sees the addresses of all GPUs of its host, but may open only the device
-    nodes of its own GPUs. So a GPU whose node cannot be opened belongs to others.
+    files (``/dev/nvidiaN``) of its own GPUs. So a GPU whose device file cannot be opened belongs to
+    another job.
     """
     variable = environ.get("CUDA_VISIBLE_DEVICES")
     if variable is not None and not re.match(r"\s*(\d|GPU-|MIG-)", variable):
@@ -65,8 +66,8 @@ def _is_visible(environ: Mapping[str, str], index: int, uuid: str | None) -> boo
 def _list_pci_gpus(root: Path) -> tuple[str, ...]:
     """Return the PCI addresses of NVIDIA's GPUs on this host, in ascending order.
 
-    GPUs that are passed to a virtual machine (vfio-pci) are left out. ``root`` is the folder with
-    the ``sys`` to read.
+    GPUs that are passed to a virtual machine (vfio-pci) are left out. ``root`` is the folder that
+    contains ``sys``, ``/`` except in tests.
     """
     addresses = []
     for folder in sorted((root / "sys/bus/pci/devices").glob("*")):

@@ -88,9 +88,10 @@ class Allocation:
 
 
 def _parse_tasks(text: str) -> int | None:
-    """Return the number of tasks per node from Slurm's text ``2`` or ``2(x4)``, which is 2 in both.
+    """Return the number of tasks on each node from Slurm's text, such as ``2`` or ``2(x4)``.
 
-    ``2(x4)`` means two tasks on each of four nodes. None for other texts, such as ``2(x3),1``.
+    ``2(x4)`` means two tasks on each of four nodes, so both texts give 2. The result is None for
+    other texts, such as ``2(x3),1``.
     """
     return parse_count(re.sub(r"\(x\d+\)$", "", text))
 
@@ -108,7 +109,8 @@ def parse_nodes(text: str) -> tuple[int, str | None]:
 def expand_nodes(text: str, option: str) -> list[str]:
     """Return each name in a list of nodes such as ``n[01-03,7],login``, in the order of the list.
 
-    Raises ``UserError`` if a range is not valid. ``option`` is the option for the message.
+    ``option`` is the command-line option that the error message names, such as ``--nodes``. Raises
+    ``UserError`` if a range is not valid.
     """
     names = []
     for entry in _COMMA_OUTSIDE_BRACKETS.split(text):
@@ -120,7 +122,8 @@ def expand_nodes(text: str, option: str) -> list[str]:
 def _expand_node(entry: str, option: str) -> list[str]:
     """Return each node name in one entry of a node list: ``n[01-02]`` gives ``n01`` and ``n02``.
 
-    Raises ``UserError`` if a range is not valid. ``option`` is the option for the message.
+    ``option`` is the command-line option that the error message names, such as ``--nodes``. Raises
+    ``UserError`` if a range is not valid.
     """
     match = _BRACKETS.search(entry)
     if match is None:
@@ -151,8 +154,8 @@ def build_srun_command(environ: Mapping[str, str], *options: str) -> list[str]:
     """Return the words ``srun`` and its options, to which the caller appends a program.
 
     The options are ``options``, then fixed ones that let the job step share its nodes with other
-    steps, then the lines of PARBENCH_SRUN_OPTIONS in ``environ``. A site or a sweep sets this
-    variable, for example for a container.
+    steps, then the lines of PARBENCH_SRUN_OPTIONS in ``environ``, one option each. A site or a
+    sweep sets this variable, for example to start ranks in a container.
     """
     site_options = [line for line in environ.get(OPTIONS_VARIABLE, "").splitlines() if line]
     shared_options = ["--mpi=none", "--overlap", "--input=none", "--export=ALL"]

@@ -36,7 +36,7 @@ class WorldSpec:
     round-robin.
     """
     sharing: str = ""
-    """A note that there are more ranks than cores or GPUs, empty if each rank has its own."""
+    """A note if there are more ranks than cores or GPUs, empty if each rank has its own."""
     notes: tuple[str, ...] = ()
     """Notes for the user about the chosen device.
 
@@ -66,7 +66,7 @@ class WorldSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """The place of this process among ranks that another launcher, such as torchrun, has started.
+    """The rank of this process among the ranks that a launcher such as torchrun has started.
 
     The values are from the environment variables ``RANK``, ``WORLD_SIZE`` and ``LOCAL_WORLD_SIZE``.
     """
@@ -82,11 +82,12 @@ class Joined:
 
     @staticmethod
     def find(environ: Mapping[str, str]) -> "Joined | None":
-        """Return the rank and world size that a launcher has set in ``environ``.
+        """Return this process's rank and the numbers of ranks that a launcher has set.
 
-        None if RANK or WORLD_SIZE is not set, because then no launcher started this process as a
-        rank. Raises ``UserError`` if MASTER_ADDR or MASTER_PORT is missing, or if a number is not a
-        whole number.
+        They are in the variables RANK, WORLD_SIZE and LOCAL_WORLD_SIZE of ``environ``. The result
+        is None if RANK or WORLD_SIZE is not set, because then no launcher started this process as a
+        rank. Raises ``UserError`` if MASTER_ADDR or MASTER_PORT is missing, or if one of the three
+        variables has a value that is not a whole number.
         """
         if "RANK" not in environ or "WORLD_SIZE" not in environ:
             return None
@@ -122,8 +123,8 @@ def choose_world(
 
     Args:
         machine: the cores, GPUs and torch of the node.
-        nproc: the value of ``--nproc``. None stands for the number of GPUs or, on the CPU, the
-            number of cores, but at least 2 and at most 8.
+        nproc: the value of ``--nproc``. None stands for the number of GPUs if they are used. On
+            the CPU, it stands for the number of cores, but at least 2 and at most 8.
         backend: the value of ``--backend``. None stands for ``nccl`` on GPUs, ``gloo`` on the CPU.
         device: the value of ``--device``. None stands for ``cuda`` if torch supports it and there
             are at least two GPUs, otherwise for ``cpu``. One GPU is enough if a single rank is
@@ -181,9 +182,10 @@ def _choose_device(machine: Machine, min_gpus: int) -> str:
 
 
 def _check_ranks(machine: Machine, ranks: int, backend: str, device: str) -> None:
-    """Raise ``UserError`` if this backend cannot connect so many ranks on this device.
+    """Raise ``UserError`` if this backend cannot connect so many ranks on the devices of a node.
 
-    NCCL needs a GPU for each rank, unless NCCL_MULTI_RANK_GPU_ENABLE permits several on a GPU.
+    ``ranks`` is the number of ranks on the node. NCCL needs a GPU for each rank, unless
+    NCCL_MULTI_RANK_GPU_ENABLE permits several on a GPU.
     """
     if backend != "nccl":
         return
@@ -240,9 +242,9 @@ def describe_silence(machine: Machine) -> str:
 
 
 def describe_sharing(machine: Machine, ranks: int, device: str) -> str:
-    """Return a note if there are more ranks than cores (``cpu``) or GPUs (``cuda``).
+    """Return a note if a node has more ranks than cores (``cpu``) or GPUs (``cuda``).
 
-    Empty if each rank has a core or GPU of its own.
+    The note is empty if each of the ``ranks`` has a core or GPU of its own.
     """
     available, noun = (machine.cores, "core") if device == "cpu" else (len(machine.gpus), "GPU")
     if ranks <= available:

@@ -38,7 +38,8 @@ def all_reduce(
 ) -> Operation:
     """Return the benchmark of an all-reduce of a buffer of ``size_bytes`` on every rank.
 
-    ``redop`` is the reduction. With ``placement`` ``in_place`` the result overwrites the input.
+    ``redop`` is the reduction, such as ``sum``. With ``placement`` ``in_place`` the result
+    overwrites the input. With ``out_of_place`` it is written to another buffer.
     """
     pattern = make_pattern(world, dtype, redop)
     count = size_bytes // pattern.itemsize
@@ -48,7 +49,7 @@ def all_reduce(
     reduce_buffer = partial(dist.all_reduce, buffer, op=REDUCE_OPS[redop], group=world.group)
 
     def reduce_copy() -> None:
-        """Reduce out of place, and copy the result to the buffer that is checked."""
+        """Reduce out of place, and copy the result to the buffer that ``check`` compares."""
         buffer.copy_(all_reduce_out_of_place(source, world.group, redop))
 
     return Operation(
@@ -74,8 +75,8 @@ def all_reduce_two_step(
 ) -> Operation:
     """Return the benchmark of a reduce-scatter and an all-gather that together are an all-reduce.
 
-    The buffer has ``size_bytes`` on every rank, and ``redop`` is the reduction. The result
-    overwrites the input.
+    The buffer has ``size_bytes`` on every rank, and ``redop`` is the reduction, such as ``sum``.
+    The result overwrites the input.
     """
     pattern = make_pattern(world, dtype, redop)
     count = size_bytes // pattern.itemsize
@@ -195,9 +196,9 @@ def all_to_all_v(
 ) -> Operation:
     """Return the benchmark of an all-to-all with uneven shards, the largest of them for rank 0.
 
-    Every rank sends ``size_bytes``. The fraction ``skew`` of these bytes goes only to rank 0. The
-    rest goes equally to all ranks, including rank 0. The bandwidth is computed from the bytes that
-    a rank sends or, if these are more, from the bytes that rank 0 receives.
+    Every rank sends ``size_bytes`` in total. The fraction ``skew`` of these bytes goes only to rank
+    0. The rest is divided equally over all ranks, including rank 0. The bandwidth is computed from
+    the bytes that a rank sends or, if these are more, from the bytes that rank 0 receives.
     """
     pattern = make_pattern(world, dtype)
     rank = world.rank
@@ -320,10 +321,13 @@ def scatter(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Oper
 
 
 class Barrier(Benchmark):
-    """A barrier as a benchmark, which is wrong if a rank leaves before the last rank arrives."""
+    """A benchmark of a barrier.
+
+    A step is wrong if a rank leaves the barrier before the last rank has arrived.
+    """
 
     def __init__(self, world: World) -> None:
-        """Store the ranks that meet in the barrier."""
+        """Store ``world``, whose process group meets in the barrier."""
         self._world = world
         self.reset()
 
@@ -341,8 +345,8 @@ class Barrier(Benchmark):
     def check(self) -> int:
         """Return 1 if the last step is wrong on this rank, otherwise 0. Every rank calls it.
 
-        A step is wrong if it did not happen, or if this rank left before the last rank arrived, by
-        more than the uncertainty of the clocks.
+        A step is wrong if it did not happen, or if this rank left the barrier before the last rank
+        arrived. The difference must exceed the uncertainty of the clocks.
         """
         self._world.recalibrate_stale_clock()
         clock = self._world.clock

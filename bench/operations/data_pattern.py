@@ -109,20 +109,27 @@ class DataPattern:
         return self._make_copier(buffer, self._compute_codes(rank, 0, len(buffer)))
 
     def _repeat(self, table: Table, count: int) -> torch.Tensor:
-        """Return a new tensor of ``count`` elements that repeats the numbers of a table."""
+        """Return a new tensor of ``count`` elements that repeats the numbers of ``table``.
+
+        A table has the numbers of one period of the data, or fewer if ``count`` is less.
+        """
         buffer = self.allocate(count)
         self._make_copier(buffer, table)()
         return buffer
 
     def _make_copier(self, buffer: torch.Tensor, table: Table) -> Callable[[], None]:
-        """Return a function that fills ``buffer`` with repetitions of a table."""
+        """Return a function that fills ``buffer`` with repetitions of ``table``.
+
+        The table has the numbers of one period of the data, or as many as ``buffer`` if that is
+        shorter.
+        """
         source = torch.from_numpy(table).to(self._device, self._dtype)
         num_repetitions = len(buffer) // PERIOD
         repetitions = buffer[: num_repetitions * PERIOD].view(num_repetitions, PERIOD)
         remainder = buffer[num_repetitions * PERIOD :]
 
         def copy() -> None:
-            """Copy the table to the buffer as often as it fits, and then its beginning."""
+            """Fill the buffer with repetitions of the table, of which the last may be cut off."""
             if num_repetitions > 0:
                 repetitions.copy_(source)
             remainder.copy_(source[: len(remainder)])
@@ -130,7 +137,10 @@ class DataPattern:
         return copy
 
     def _compute_codes(self, rank: int, start: int, count: int) -> Codes:
-        """Return elements ``start`` to ``start + count`` of a rank's data, at most one period."""
+        """Return elements ``start`` to ``start + count`` (exclusive) of a rank's data as integers.
+
+        At most one period of 65,521 elements is returned, because the data repeats after it.
+        """
         index = np.arange(start, start + min(count, PERIOD), dtype=np.int64) % PERIOD
         is_own = index % self._num_ranks == rank
         limit = min(self._exact_up_to, _MAX_VALUE)
@@ -154,10 +164,10 @@ class DataPattern:
         return maxima if self._redop == "max" else 2 * half + 1 - maxima
 
     def _compute_terms(self, rank: int, index: Codes) -> Codes:
-        """Return the terms that a rank contributes to a sum at these indices.
+        """Return the terms that a rank contributes to a sum, one for each index in ``index``.
 
-        They are positive. If the dtype has too few values for the sum of all ranks, only some ranks
-        contribute at an index, and the terms of the others are 0.
+        The terms are positive. If the dtype has too few values for the sum of all ranks, only some
+        ranks contribute at an index, and the terms of the others are 0.
         """
         limit = min(self._exact_up_to, _MAX_VALUE * self._num_ranks)
         num_turns = max(1, _divide_up(self._num_ranks * _MIN_TERMS, limit))
@@ -166,10 +176,10 @@ class DataPattern:
         return np.where(self._is_on_turn(rank, index, num_turns), terms, 0)
 
     def _is_on_turn(self, rank: int, index: Codes, num_turns: int) -> npt.NDArray[np.bool_]:
-        """Return True for each index at which this rank contributes to a sum or product.
+        """Return True for each element index at which a rank contributes to a sum or product.
 
         At each index, one of every ``num_turns`` successive ranks contributes. The other ranks hold
-        the neutral element. At the next index, other ranks contribute.
+        the neutral element (0 or 1). At the next index, other ranks contribute.
         """
         is_on_turn: npt.NDArray[np.bool_] = (index % self._num_ranks - rank) % num_turns == 0
         return is_on_turn
@@ -195,9 +205,10 @@ def _divide_up(dividend: int, divisor: int) -> int:
 
 
 def _hash(seed: int, index: Codes) -> Codes:
-    """Return a pseudorandom number of 62 bits for each index, which depends on index and seed.
+    """Return a pseudorandom number of 62 bits for each element of ``index``.
 
-    The function is the output function of SplitMix64 (Steele 2014).
+    A number depends on the index and on ``seed``. The function is the output function of SplitMix64
+    (Steele 2014).
     """
     bits = index.astype(np.uint64) + np.uint64(seed << 32)
     bits *= np.uint64(0x9E3779B97F4A7C15)

@@ -86,7 +86,7 @@ class Gemm(Benchmark):
             self._load(world, load_seconds)
 
     def _load(self, world: World, seconds: float) -> None:
-        """Multiply the matrices and check C repeatedly for ``seconds``, which heats the device."""
+        """Multiply the matrices and check C repeatedly for ``seconds``, which heats the GPU."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for _ in range(_LOAD_PRODUCTS):
@@ -100,7 +100,10 @@ class Gemm(Benchmark):
         self._is_unchecked = True
 
     def reset(self) -> None:
-        """Compare the last C with the expected matrix, and fill C with NaN."""
+        """Compare the last C with the expected matrix, and fill C with NaN.
+
+        So a step that does not write C is detected.
+        """
         self._compare()
         self._c.fill_(float("nan"))
 
@@ -128,7 +131,7 @@ class Gemm(Benchmark):
         self._c[-1, -1] += 1
 
     def describe(self) -> Description:
-        """Return the floating-point operations of a step, the size and the dtype."""
+        """Return the floating-point operations of a step, the matrix size ``m`` and the dtype."""
         m = len(self._c)
         flops = Work(name="flops", amount=2 * m**3)
         return Description(work=(flops,), details={"m": m, "dtype": self._dtype})
@@ -171,7 +174,7 @@ def from_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
 def _make_host_copy(world: World, size_bytes: int, dtype: str, *, is_to_device: bool) -> Operation:
     """Return the benchmark of copying ``size_bytes`` between page-locked host memory and a device.
 
-    ``is_to_device`` is the direction.
+    If ``is_to_device`` is True, the copy is to the device, otherwise from the device.
     """
     pattern = make_pattern(world, dtype)
     on_device = pattern.compute_values(world.rank, 0, size_bytes // pattern.itemsize)
@@ -184,9 +187,10 @@ def _make_host_copy(world: World, size_bytes: int, dtype: str, *, is_to_device: 
 def _make_copy(
     world: World, pattern: DataPattern, source: torch.Tensor, target: torch.Tensor
 ) -> Operation:
-    """Return the benchmark of copying this rank's data from ``source`` to ``target``.
+    """Return the benchmark of copying the tensor ``source`` to the tensor ``target``.
 
-    ``pattern`` computes the expected data.
+    ``source`` holds this rank's data of ``pattern``, which computes the expected content of
+    ``target``.
     """
     size_bytes = target.nbytes
     algbw = Work(name="algbw", amount=size_bytes)
@@ -200,10 +204,10 @@ def _make_copy(
 
 @contextmanager
 def background_load(kind: str, world: World) -> Iterator[None]:
-    """Run a background load on every rank during the block, which every rank enters.
+    """Run a background load on every rank while the ``with`` block runs.
 
-    ``kind`` is ``nothing``, ``gemm`` or a collective such as ``all_reduce``. The load runs in a
-    thread and, on a GPU, on a stream of its own.
+    Every rank must enter the block. ``kind`` is ``nothing``, ``gemm`` or a collective such as
+    ``all_reduce``. The load runs in a thread and, on a GPU, on a CUDA stream of its own.
     """
     if kind == NO_LOAD:
         yield
@@ -220,7 +224,7 @@ def background_load(kind: str, world: World) -> Iterator[None]:
         world.sync()
 
     def repeat_load() -> None:
-        """Repeat the load until all ranks have ended their blocks."""
+        """Repeat the load until all ranks have reached the ends of their ``with`` blocks."""
         run_round = _make_stream_runner(load, world.device) if on_device else load
         all_stopped = torch.zeros(1)
         # All ranks stop after the same round: a rank that stopped alone would block the others.
@@ -239,9 +243,10 @@ def background_load(kind: str, world: World) -> Iterator[None]:
 
 
 def _make_stream_runner(load: Callable[[], object], device: torch.device) -> Callable[[], None]:
-    """Return a function that runs a load several times on a new CUDA stream and waits for its end.
+    """Return a function that runs ``load`` several times on a CUDA stream and waits for its end.
 
-    The thread that calls the function must be the caller of ``_make_stream_runner``.
+    The thread that calls the returned function must also have called ``_make_stream_runner``,
+    because it selects the ``device`` for the thread.
     """
     accelerator.select_device(device.index)  # a new thread starts with the first device
     stream = accelerator.make_stream(device)
@@ -264,10 +269,11 @@ def _make_load(
     group: dist.ProcessGroup,
     on_device: bool,
 ) -> Callable[[], object]:
-    """Return a function that starts one unit of a background load of this kind.
+    """Return a function that starts one step of a background load.
 
-    ``kind`` is ``gemm`` or a collective, ``group`` the process group of the collective. A unit
-    takes about a millisecond on a CPU. On a device it has more work.
+    ``kind`` is ``gemm``, ``all_reduce`` or ``all_to_all``, and ``group`` the process group of the
+    collective. ``on_device`` is True on a GPU. A step takes about a millisecond on a CPU. On a GPU
+    it has more work.
     """
     if kind == "gemm":
         return Gemm(world, m=4096 if on_device else 384).step

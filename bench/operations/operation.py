@@ -21,18 +21,18 @@ class Operation(Benchmark):
     call: Callable[..., Any]
     """A function that runs the operation once.
 
-    With ``async_op=True``, it returns a work to wait for, or a list of them.
+    If called with ``async_op=True``, it returns a ``dist.Work`` to wait for, or a list of them.
     """
     output: torch.Tensor
     """The buffer to which the operation writes its result."""
     expected: Callable[[], torch.Tensor]
-    """Computes the content that ``output`` must have after a step."""
+    """A function that computes the content that ``output`` must have after a step."""
     description: Description
     """The bytes of a step and other facts for the record."""
     restore: Callable[[], object] | None = None
-    """A function that refills the buffers before each step.
+    """A function that refills the operation's buffers before each step.
 
-    If it is None, the output is filled with a wrong number instead.
+    If it is None, the output is filled before each step with a number that no result contains.
     """
 
     def step(self) -> None:
@@ -42,7 +42,8 @@ class Operation(Benchmark):
     def issue(self) -> Sequence[dist.Work]:
         """Start the operation without waiting for its end, and return the works to wait for.
 
-        The catalogue refuses mode async for an operation whose call does not take ``async_op``.
+        The works are objects of ``dist.Work``. An operation whose ``call`` does not take
+        ``async_op`` is not measured in mode ``async``.
         """
         works = self.call(async_op=True)
         return works if isinstance(works, list) else [works]
@@ -50,7 +51,7 @@ class Operation(Benchmark):
     def reset(self) -> None:
         """Refill the buffers or, without ``restore``, fill the output with a wrong number.
 
-        So the result of an earlier step counts as wrong.
+        So a step that does not write the output is detected, although an earlier step was correct.
         """
         if self.restore is None:
             poison(self.output)
@@ -58,9 +59,9 @@ class Operation(Benchmark):
             self.restore()
 
     def check(self) -> int:
-        """Return the number of elements of this rank's output buffer that differ from the expected.
+        """Return the number of wrong elements in this rank's output buffer after the last step.
 
-        The output is that of the last step.
+        Every element is compared with the expected content.
         """
         return count_wrong(self.output, self._reference)
 
@@ -70,7 +71,7 @@ class Operation(Benchmark):
         return self.expected()
 
     def corrupt(self) -> None:
-        """Set the last element to 0, which is wrong because no result contains 0."""
+        """Set the last element of the output to 0, which is wrong because no result contains 0."""
         self.output[-1:].zero_()
 
     def describe(self) -> Description:
@@ -96,12 +97,12 @@ def describe_operation(
     recv_bytes: int | None = None,
     **fields: Any,
 ) -> Description:
-    """Return the facts about an operation for its records, with the work of a step.
+    """Return the facts about an operation for its records, from which bandwidths are computed.
 
-    The bandwidths are algbw = ``size_bytes`` / time and busbw = algbw times the factor of the
-    operation ``name`` in the catalogue. ``send_bytes`` and ``recv_bytes`` are the bytes that one
-    rank sends and receives, by default ``size_bytes``. ``fields`` are other fields of
-    ``Description``.
+    The bandwidths are algbw = ``size_bytes`` / time of a step, and busbw = algbw times the factor
+    of the operation ``name`` in the catalogue on ``num_ranks`` ranks. ``send_bytes`` and
+    ``recv_bytes`` are the bytes that one rank sends and receives in a step, by default
+    ``size_bytes``. ``fields`` are other fields of ``Description``.
     """
     factor = get_busbw_factor(name, num_ranks)
     assert factor is not None, name

@@ -11,8 +11,8 @@ from parbench.bench.world.world import World
 def sendrecv(world: World, *, size_bytes: int, dtype: str) -> Operation:
     """Return the benchmark of a ring: each rank sends ``size_bytes`` to the next rank.
 
-    At the same time each rank receives as much from the previous one. Raises ``UserError`` if there
-    is only one rank.
+    At the same time each rank receives ``size_bytes`` from the previous rank. Raises ``UserError``
+    if there is only one rank.
     """
     if world.size < 2:
         raise UserError(f"sendrecv needs a neighbour: size({world.size}) < 2 ranks")
@@ -103,17 +103,18 @@ def _exchange(
 ) -> Operation:
     """Return the benchmark in which this rank sends ``size_bytes`` and receives as many.
 
-    ``target`` is the rank to which it sends, None if it does not send. ``source`` is the rank from
-    which it receives, None if it does not receive. Without ``in_turn``, it sends and receives at
-    once. With ``in_turn``, ``target`` and ``source`` are one rank, the smaller of the two ranks
-    sends first, the other answers, and the recorded time is half of the round trip.
+    ``target`` is the rank to which this rank sends, None if it does not send. ``source`` is the
+    rank from which this rank receives, None if it does not receive. Without ``in_turn``, this rank
+    sends and receives at the same time. With ``in_turn``, ``target`` and ``source`` must be the
+    same partner. Then the smaller rank of the pair sends first, its partner answers, and the
+    recorded time is half of the round trip.
     """
     pattern = make_pattern(world, dtype)
     sent = pattern.compute_values(world.rank, 0, size_bytes // pattern.itemsize)
     received = pattern.allocate(0 if source is None else len(sent))
 
     def there_and_back() -> None:
-        """Send to the partner and then receive, or receive and then send on the larger rank."""
+        """Send to the partner and then receive. The larger rank of the pair receives first."""
         if target is None:
             return
         if world.rank < target:
@@ -123,7 +124,10 @@ def _exchange(
             dist.send(sent, group=world.group, group_dst=target)
 
     def at_once(*, async_op: bool = False) -> list[dist.Work]:
-        """Send and receive at once, and return the works to wait for with ``async_op``."""
+        """Start to send and to receive, and return the works of both.
+
+        Without ``async_op``, the function also waits for the works.
+        """
         ops = []
         if target is not None:
             ops.append(dist.P2POp(dist.isend, sent, group=world.group, group_peer=target))

@@ -25,11 +25,14 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """One measurement to make: a benchmark, such as all-reduce, with values of its parameters."""
 
     id: str
-    """The first 12 hex digits of the SHA-256 of name, target and ``params`` in canonical JSON."""
+    """The first 12 hex digits of the SHA-256 of name, target and ``params`` in canonical JSON.
+
+    Equal cases of different runs have equal ids.
+    """
     name: str
     """The name of the benchmark with its kind, such as ``collective.all_reduce``."""
     target: str
-    """The function that prepares the benchmark, as ``package.module:function``."""
+    """The function that sets up the benchmark on a rank, as ``package.module:function``."""
     params: dict[str, ParamValue]
     """The values of parameters by name, without optional parameters that have their default."""
     defaults: dict[str, ParamValue] = {}
@@ -42,7 +45,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def variables(self) -> dict[str, str]:
-        """The values of environment variables with which all ranks must be started, by name."""
+        """The environment variables with which all ranks must be started, as values by name.
+
+        They are the parameters whose names consist of capital letters, digits and underscores.
+        """
         return {name: str(value) for name, value in self.params.items() if is_variable(name)}
 
     @property
@@ -81,9 +87,11 @@ Params = Mapping[str, Value]
 
 
 def make_case(name: str, target: str, params: Params, defaults: Params | None = None) -> Case:
-    """Return the case with these fields. Its id is a hash of its name, target and ``params``.
+    """Return a case of the benchmark ``name`` with these parameter values.
 
-    ``defaults`` are the optional parameters that have their default.
+    The id of the case is a hash of its name, target and ``params``. ``target`` is the function that
+    sets up the benchmark, as ``package.module:function``. ``defaults`` holds, by name, the
+    optional parameters that have their default and are not part of the id.
     """
     identity = {"name": name, "target": target, "params": params}
     digest = hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()
@@ -97,7 +105,7 @@ def make_case(name: str, target: str, params: Params, defaults: Params | None = 
 
 
 def group_by_variables(cases: Iterable[Case]) -> list[list[Case]]:
-    """Return the cases in groups, within which all cases set the same environment variables.
+    """Divide the cases into groups, in which all cases set the same environment variables.
 
     The ranks must be started once for each group, because libraries read variables at the start.
     Groups are in the order of their first case.
@@ -123,30 +131,34 @@ each case to measure, for example one for each process group.
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkDefinition:
-    """A benchmark that can be measured: its parameters, and the function that prepares it."""
+    """A benchmark that can be measured: its parameters, and the function that sets it up."""
 
     name: str
     """The name with its kind, such as ``collective.all_reduce``."""
     target: str
-    """The function that prepares the benchmark on a rank, as ``package.module:function``."""
+    """The function that sets up the benchmark on a rank, as ``package.module:function``."""
     help: str
     """A phrase about the benchmark for ``parbench list`` and the documentation."""
     params: tuple[Param, ...]
     """The declarations of the parameters, in the order in which they are listed."""
     tags: tuple[str, ...] = ()
-    """Words by which presets select the benchmark, for example the names of presets."""
+    """Words by which presets select the benchmark.
+
+    They are the presets ``smoke`` and ``node``, and the groups of operations ``main`` and
+    ``sized``.
+    """
     refusal: Refusal | None = None
     """A check of a case before the run, None if every case can run on any ranks."""
     expand: Expansion | None = None
-    """Makes the parameters of each case to measure, such as one for each process group.
+    """A function that turns the parameter values of a user into those of each case to measure.
 
-    None if the parameter values that a user selects make a single case.
+    For example, it makes a case for each process group. None if the values of a user make one case.
     """
 
     def refuse(self, params: Params, spec: WorldSpec) -> str | None:
         """Return a sentence with the reason why the benchmark cannot run, None if it can.
 
-        ``params`` holds the values of all its parameters, ``spec`` describes the ranks.
+        ``params`` holds the values of all its parameters by name. ``spec`` describes the ranks.
         """
         return None if self.refusal is None else self.refusal(params, spec)
 
@@ -184,13 +196,16 @@ class BenchmarkDefinition:
 def matches(name: str, pattern: str) -> bool:
     """Return True if the glob ``pattern`` matches the name of a benchmark.
 
-    A pattern without a dot is compared with the part of the name after the dot.
+    A pattern without a dot, such as ``all_*``, is compared with the part of the name after the dot.
     """
     return fnmatchcase(name if "." in pattern else name.rpartition(".")[2], pattern)
 
 
 def load_catalogue(modules: Iterable[str]) -> tuple[BenchmarkDefinition, ...]:
-    """Import the modules and return the benchmarks in their ``DEFINITIONS``."""
+    """Import the modules and return the benchmarks in their ``DEFINITIONS``, in this order.
+
+    ``modules`` are names of Python modules.
+    """
     definitions: list[BenchmarkDefinition] = []
     for name in modules:
         definitions += importlib.import_module(name).DEFINITIONS

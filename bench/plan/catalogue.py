@@ -16,7 +16,7 @@ from parbench.bench.text import UserError, format_size
 
 
 class Dtype(NamedTuple):
-    """The size of an element type, and the range of integers that the type stores exactly."""
+    """The size of an element type, and the range in which the type stores all integers exactly."""
 
     itemsize: int
     """The bytes of one element."""
@@ -53,7 +53,7 @@ def compute_ring_factor(n: int) -> float:
 
 
 def compute_unit_factor(n: int) -> float:
-    """Return 1, the ratio busbw / algbw of all other operations that move data."""
+    """Return 1, the ratio busbw / algbw of an operation such as a broadcast, for any ``n``."""
     return 1.0
 
 
@@ -61,11 +61,14 @@ def compute_unit_factor(n: int) -> float:
 class OperationSpec(BenchmarkDefinition):
     """The definition of a collective, a point-to-point operation, a copy or a matrix product.
 
-    Its fields decide on which ranks and in which modes the operation can run.
+    The fields of this class decide on which ranks and in which modes the operation can run.
     """
 
     busbw: BusFactor | None = None
-    """Computes busbw / algbw, None if the operation moves no data between ranks."""
+    """A function that returns busbw / algbw for a number of ranks.
+
+    None if the operation moves no data between ranks.
+    """
     sharded: bool = False
     """True if ``size_bytes`` consists of an equal shard for each rank, as in an all-gather."""
     in_place: bool = False
@@ -175,8 +178,9 @@ def _count_ranks(params: Params, spec: WorldSpec) -> int:
 def _refuse_ranks(case: CaseInWorld) -> str | None:
     """Return an error message if ranks in the parameters do not exist or cannot exchange data.
 
-    The rule checks root, source, target, round and pairs. A process group of an operation between
-    ranks must have two ranks, except for the group ``world``.
+    The function checks root, source, target, round and pairs. A process group of an operation
+    between ranks must have two ranks, except for the group ``world``. The result is None if all is
+    valid.
     """
     params, n = case.params, case.num_ranks
     group = params.get("group", "world")
@@ -199,8 +203,9 @@ def _refuse_ranks(case: CaseInWorld) -> str | None:
 def _refuse_dtype(case: CaseInWorld) -> str | None:
     """Return an error message if the element type cannot be communicated or averaged.
 
-    The check of an average compares exact numbers. It must detect a rank that is missing or counted
-    twice, so averages of n - 1, n and n + 1 equal terms must differ in the dtype.
+    Results are compared with exact numbers. The comparison must detect that an average left out a
+    rank or counted it twice. So averages of n - 1, n and n + 1 equal terms must differ in the
+    dtype. The result is None if the element type is valid.
     """
     dtype, n = str(case.params.get("dtype")), case.num_ranks
     if case.spec.backend == "gloo" and dtype.startswith("float8"):
@@ -214,10 +219,10 @@ def _refuse_dtype(case: CaseInWorld) -> str | None:
 
 
 def _refuse_size(case: CaseInWorld) -> str | None:
-    """Return an error message if ``size_bytes`` has a remainder or needs too much memory.
+    """Return an error message if ``size_bytes`` is not divisible or needs too much memory.
 
-    A size must be a multiple of the bytes of an element, or of an element on each rank if the
-    operation is sharded.
+    A size must be a multiple of the bytes of an element. If the operation is sharded, it must be a
+    multiple of the bytes of one element on each rank. The result is None if the size is valid.
     """
     params, rank_bytes = case.params, case.spec.rank_bytes
     if "size_bytes" not in params:
@@ -248,7 +253,8 @@ def estimate_needed_bytes(size: int) -> int:
 def _refuse_backend(case: CaseInWorld) -> str | None:
     """Return an error message if the backend cannot run the operation or its background load.
 
-    Two NCCL collectives at once can deadlock if all kernels share one hardware queue of the GPU.
+    The result is None if the backend can run both. Two NCCL collectives at once can deadlock if all
+    kernels share one hardware queue of the GPU.
     """
     params, spec = case.params, case.spec
     if spec.gloo_on_gpus and case.operation.name.startswith("p2p."):
@@ -262,7 +268,7 @@ def _refuse_backend(case: CaseInWorld) -> str | None:
 def _refuse_mode(case: CaseInWorld) -> str | None:
     """Return an error message if the case cannot be a CUDA graph or an asynchronous call.
 
-    The rule applies to the modes ``graph`` and ``async``.
+    Only the modes ``graph`` and ``async`` are checked. The result is None if the case can run.
     """
     operation, params, spec = case.operation, case.params, case.spec
     if params.get("mode") == "graph":
@@ -292,7 +298,8 @@ def expand_groups(params: Params, spec: WorldSpec) -> Iterable[Params]:
     The user's parameter ``group`` divides all ranks into process groups. In one of the two cases of
     a group only this group communicates (``concurrent`` is False). In the other case all groups
     communicate at once, and this group is measured. If ``params`` has ``group_index`` or
-    ``concurrent``, only cases with this value are made. A single group makes only one case.
+    ``concurrent``, only cases with this value are made. If all ranks form a single group, the
+    result has only ``params``.
     """
     num_groups = len(form_groups(str(params.get("group", "world")), spec.nproc, spec.hosts))
     if num_groups == 1:
@@ -316,9 +323,10 @@ def expand_pairs(params: Params, spec: WorldSpec) -> Iterable[Params]:
 
 
 def _select_agreeing(cases: Sequence[Params], params: Params) -> Sequence[Params]:
-    """Return the cases that contain all values of ``params``, or ``params`` itself if none does.
+    """Return the elements of ``cases`` that have all values of ``params``.
 
-    In the latter case a rule of this module explains why the values are not possible.
+    If there are none, the result has only ``params``. A rule of this module then refuses this case
+    with the reason why its values are not possible.
     """
     return [case for case in cases if params.items() <= case.items()] or [params]
 
@@ -355,7 +363,7 @@ def _declare_operation(
 ) -> OperationSpec:
     """Return the definition of the operation ``name``, such as ``collective.all_reduce``.
 
-    The function that prepares it has the part of ``name`` after the dot as its name. The other
+    The function that sets it up has the part of ``name`` after the dot as its name. The other
     arguments are fields of ``OperationSpec``.
     """
     kind, _, function = name.partition(".")
@@ -375,10 +383,15 @@ def _declare_operation(
 
 
 DATA = (SIZE, DTYPE, MODE)
+"""The parameters of every operation that moves data between ranks."""
 SHARED = (BACKGROUND, *GROUP)
+"""The parameters that select a background load and process groups."""
 LOCAL = (SIZE, DTYPE, LOCAL_MODE, *GROUP)
+"""The parameters of a copy within a rank."""
 MAIN = ("smoke", "node", "main")
+"""The tags of operations that the presets measure at several sizes."""
 SIZED = ("smoke", "node", "sized")
+"""The tags of operations that the presets ``smoke`` and ``node`` measure at one size."""
 
 OPERATIONS = (
     _declare_operation(

@@ -17,10 +17,11 @@ _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"
 
 
 def define_custom_step(target: str, folder: Path) -> BenchmarkDefinition:
-    """Import a user's function ``package.module:function`` and declare it as a benchmark.
+    """Import a user's function ``package.module:function`` and return it as a benchmark.
 
-    Its parameters after ``world`` become parameters of the benchmark. Modules in ``folder`` can be
-    imported too. Raises ``UserError`` if the import fails or a parameter has no usable default.
+    The function's first parameter is ``world``, and its other parameters become parameters of the
+    benchmark. ``folder`` is appended to ``sys.path``, so that the module may be there. Raises
+    ``UserError`` if the import fails or a parameter has no usable default.
     """
     from parbench.bench.rank.runner import load_target  # Other runs start without torch.
 
@@ -47,8 +48,9 @@ def define_custom_step(target: str, folder: Path) -> BenchmarkDefinition:
 def list_params(prepare: Callable[..., object]) -> tuple[Param, ...]:
     """Return declarations of the parameters of a user's function, except the first, ``world``.
 
-    The type of a parameter is that of its default. Raises ``UserError`` if a name is reserved, or
-    if a default is missing or is not a bool, int, float or str.
+    The type and the default of each parameter are those of the default in the function's signature.
+    Raises ``UserError`` if parbench reserves the name of a parameter, or if a default is missing or
+    is not a bool, int, float or str.
     """
     _, *parameters = inspect.signature(prepare).parameters.values()
     params = []

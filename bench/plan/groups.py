@@ -67,7 +67,8 @@ def form_groups(text: str, size: int, hosts: Sequence[str] | None = None) -> tup
     """Divide the ranks 0 to ``size`` - 1 into groups, and return each group as a tuple of ranks.
 
     ``hosts`` holds the host of each rank. If it is None, all ranks are on one node. Raises
-    ``UserError`` if the groups cannot be formed. ``text`` is the way to divide the ranks:
+    ``UserError`` if the groups cannot be formed. Ranks in a group are in ascending order, and
+    groups in the order of their first ranks. ``text`` is the way to divide the ranks:
 
     - ``world``: all ranks form one group.
     - ``node``: the ranks of a node form a group.
@@ -87,9 +88,9 @@ def form_groups(text: str, size: int, hosts: Sequence[str] | None = None) -> tup
 
 
 def _compute_keys(text: str, size: int, hosts: Sequence[str]) -> Sequence[object]:
-    """Return a key for each rank. Ranks with equal keys are in one group.
+    """Return a key for each rank, in rank order, such that ranks with equal keys form a group.
 
-    The arguments and errors are those of ``form_groups``.
+    The keys have no other meaning. The arguments and errors are those of ``form_groups``.
     """
     if text == "world":
         return [0] * size
@@ -201,7 +202,7 @@ def split_with_skew(num_ranks: int, skew: float, count: int) -> tuple[int, ...]:
     """Return the number of elements that each rank gets of ``count`` elements, by rank.
 
     ``skew`` is the fraction of the elements that only rank 0 gets. The rest is divided equally over
-    all ranks, and rank 0 also gets the remainder.
+    all ranks, including rank 0, which also gets the remainder of the division.
     """
     even = int((1 - skew) * count / num_ranks + 1e-9)
     return (count - even * (num_ranks - 1), *[even] * (num_ranks - 1))

@@ -72,9 +72,10 @@ def _list_presets(definition: BenchmarkDefinition) -> str:
 
 
 def _find_owners(definitions: Sequence[BenchmarkDefinition]) -> dict[Param, str]:
-    """Return the short names of the benchmarks that have a parameter, by the parameter.
+    """Return for each parameter the short names of the benchmarks that have it.
 
-    The names are separated by commas. The text is ``all`` if all benchmarks have the parameter.
+    The keys are parameters. A value is the names separated by commas, or ``all`` if all benchmarks
+    have the parameter.
     """
     owners: dict[Param, list[str]] = {}
     for definition in definitions:

@@ -49,20 +49,23 @@ from parbench.bench.plan.plan import (
 from parbench.bench.text import UserError, format_choices, parse_duration, parse_link
 
 MIN_RANKS_OF_GROUPS = 4
-"""The least number of ranks with which a preset measures process groups of some of the ranks."""
+"""The least number of ranks with which a preset measures process groups of some ranks only."""
 BEYOND_CACHE = (256 << 20, 1 << 30)
 """The sizes (bytes) that a run on GPUs adds to a preset's list of sizes that reaches 16 MiB.
 
 They are larger than the last level of a GPU's cache.
 """
 SHORT_REPETITIONS = 3
-"""The repetitions of a run of named cases, which is the least number for an interval."""
+"""The number of repetitions of a run of named cases, the least for a confidence interval."""
 FEW_OPERATIONS = 4
 """The largest total weight of the cases of a run that counts as a run of few operations."""
 FEW_OPERATIONS_REPETITIONS = 5
-"""The repetitions of a run of few operations. Intervals of three repetitions are twice as wide."""
+"""The number of repetitions of a run of few operations.
+
+Confidence intervals of three repetitions are twice as wide.
+"""
 SHORT_SECONDS_PER_CASE = 0.3
-"""The sampling time, per repetition, of a case of weight 1 in a run of named cases."""
+"""The sampling time in seconds, per repetition, of a case of weight 1 in a run of named cases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,17 +101,20 @@ class Options:
     mesh: str | None = None
     """The mesh of training steps, such as ``dp=2,tp=2``, or several meshes separated by ``;``."""
     group: str | None = None
-    """The kinds of process groups that are measured, such as ``pairs`` or ``dp=2,tp=4:tp``."""
+    """The ways to divide the ranks into process groups, such as ``pairs`` or ``dp=2,tp=4:tp``.
+
+    Commas separate several ways.
+    """
     inject: str | None = None
     """A fault that disturbs one rank on purpose, such as ``late:1:3ms``."""
     link: str | None = None
     """The nominal speed of the links in one direction, such as ``400Gbit``."""
     cases_file: Path | None = None
-    """A plan file, whose cases and options are used."""
+    """The path of a plan file (TOML or JSON), whose cases and options are used."""
     launcher: str = "local"
     """``local`` starts the ranks on this machine, ``srun`` in a Slurm allocation."""
     nodes: int | None = None
-    """The number of nodes that srun uses."""
+    """The number of nodes that srun uses, None for all nodes of the allocation."""
     distribution: str | None = None
     """The order of ranks on the nodes of srun: ``block`` or ``cyclic``."""
     nodelist: str | None = None
@@ -273,7 +279,7 @@ def _check_settings(
 ) -> None:
     """Raise ``UserError`` if a key of ``settings`` is a parameter of none of the definitions.
 
-    ``settings`` holds the values of parameters by name.
+    ``settings`` holds the values of parameters by name. The values are not checked.
     """
     declared = {param.name for definition in definitions for param in definition.params}
     is_single = len(definitions) == 1
@@ -284,9 +290,11 @@ def _check_settings(
 def _list_params(
     definition: BenchmarkDefinition, options: Options, preset: Preset, spec: WorldSpec
 ) -> Iterator[Params]:
-    """Yield every combination of the selected parameter values of one benchmark, by name.
+    """Yield the parameter values, by name, of each case to measure of one benchmark.
 
-    The values of the user replace those of a plan file, and both replace the values of the preset.
+    There is a case for each combination of the selected values. The values of the user replace
+    those of a plan file, and both replace the values of the preset. Parameters without a selected
+    value are left out and have their default.
     """
     entries = options.entries or preset.entries
     if not options.has_named_cases:
@@ -314,7 +322,8 @@ def _list_params(
 def _adapt_sizes(sizes: Sequence[Value], spec: WorldSpec) -> tuple[Value, ...]:
     """Return the sizes (bytes) of a preset, rounded up so that every rank gets whole elements.
 
-    On GPUs, 256 MiB and 1 GiB are appended if the largest size is at least 16 MiB.
+    The rounding is for the largest element type. On GPUs, 256 MiB and 1 GiB are appended if the
+    largest size is at least 16 MiB.
     """
     num_bytes = [int(size) for size in sizes]
     if spec.device == "cuda" and max(num_bytes) >= 16 << 20:

@@ -44,9 +44,12 @@ class Param:
     """The declaration of a benchmark's parameter: its type, default, help and allowed values."""
 
     name: str
-    """The name that ``--set`` takes, or the name of an environment variable."""
+    """The parameter's name for ``--set``, or the name of an environment variable for ``--env``."""
     kind: Kind
-    """The type of the values."""
+    """The type of the values.
+
+    ``size`` is a number of bytes, ``mesh`` a text such as ``dp=2,tp=4``.
+    """
     default: Value
     """The value without ``--set`` and without a value in a preset or plan file."""
     help: str
@@ -55,13 +58,14 @@ class Param:
     choices: tuple[Value, ...] = ()
     """The allowed values, empty if every value of the kind from minimum to maximum is allowed."""
     minimum: float = -MAX_FLOAT
-    """The least allowed number."""
+    """The least allowed number of a parameter that is a number."""
     maximum: float = MAX_FLOAT
-    """The largest allowed number."""
+    """The largest allowed number of a parameter that is a number."""
     optional: bool = False
-    """True if a case's id depends on the value only where it differs from the default.
+    """True if the id of a case leaves out this parameter while its value is the default.
 
-    So the ids of earlier runs stay valid when an optional parameter is added to a benchmark.
+    So a case keeps its id when an optional parameter is added to its benchmark, and results of
+    earlier runs stay comparable. The field affects neither the default nor the allowed values.
     """
 
     def describe_allowed(self) -> str:
@@ -74,9 +78,10 @@ class Param:
         return f"{description} >= {self.minimum:g}" if self.minimum > -MAX_FLOAT else description
 
     def parse(self, raw: object) -> Value:
-        """Convert a text, or a value from a plan file, to the type of this parameter.
+        """Return a value in this parameter's type, given as text or as a value of a plan file.
 
-        Raises ``UserError`` if it cannot be converted or is not one of the allowed values.
+        For the kind ``size``, the text ``64K`` becomes 65536 (K, M, G and T are powers of 1024).
+        Raises ``UserError`` if the value cannot be converted or is not allowed.
         """
         value: Value | None
         if isinstance(raw, str):
@@ -102,10 +107,12 @@ class Param:
         return value
 
     def parse_many(self, setting: Setting) -> tuple[Value, ...]:
-        """Return the distinct values in a text or list, in its order.
+        """Return all values in the text of ``--set`` or in a value or list of a plan file.
 
-        Commas separate the values in a text, semicolons separate meshes. Sizes may be ranges such
-        as ``1K:64M:x4``. Raises ``UserError`` if a value is not allowed.
+        Commas separate the values in a text, but semicolons separate meshes. Sizes may be ranges:
+        ``1K:64M:x4`` begins at 1 KiB and multiplies the size by 4 up to 64 MiB. The result has the
+        order of the text or list, without duplicates. Raises ``UserError`` if a value is not
+        allowed.
         """
         separator = ";" if self.kind == "mesh" else ","  # Meshes contain commas.
         values: list[Value] = []
@@ -119,7 +126,11 @@ class Param:
 
 
 def choice(name: str, help_text: str, *choices: str, optional: bool = True) -> Param:
-    """Return a text parameter with these allowed values, of which the first is the default."""
+    """Return a text parameter with these allowed values, of which the first is the default.
+
+    If ``optional`` is True, the id of a case leaves out the parameter while its value is the
+    default.
+    """
     return Param(name, "str", choices[0], help_text, choices=choices, optional=optional)
 
 
@@ -134,7 +145,7 @@ def is_variable(name: str) -> bool:
 def refuse_unknown(names: Iterable[str], declared: Iterable[str], owner: str) -> None:
     """Raise ``UserError`` if one of ``names`` is not among the ``declared`` parameter names.
 
-    ``owner`` names the benchmarks that declare the parameters, in the message.
+    ``owner`` is a phrase for the error message that names the benchmarks with these parameters.
     """
     declared_names = sorted(declared)
     for name in names:

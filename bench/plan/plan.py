@@ -80,9 +80,10 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     max_iterations: Count = 1000
     """The largest number of samples of a case in a repetition."""
     precision: NonNegative = 0.025
-    """The precision at which sampling ends.
+    """The precision at which the sampling of a case ends.
 
-    It is the half-width of the 95 % interval of the median, as a fraction of the median.
+    It is the half-width of the 95 % confidence interval of the median duration of a sample, as a
+    fraction of the median.
     """
     seed: int = 0
     """The seed of the random order of blocks and of the test data."""
@@ -103,7 +104,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cases: tuple[Case, ...]
     """The cases to measure."""
     skipped: tuple[SkippedCase, ...]
-    """The selected cases that cannot run here."""
+    """The selected cases that cannot run on these ranks, with the reasons."""
     nproc: NumRanks
     """The number of ranks on all nodes together."""
     backend: str
@@ -132,7 +133,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     It is the last folder of ``sys.path``.
     """
     spread: NodeLayout | None = None
-    """The layout of the ranks on nodes, None if srun does not start the ranks."""
+    """The distribution of the ranks over nodes, None if srun does not start the ranks."""
 
     @property
     def limitations(self) -> tuple[str, ...]:
@@ -145,9 +146,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """An entry of a preset or a plan file, which selects benchmarks and sets their parameters."""
 
     name: str
-    """A glob of names of benchmarks."""
+    """A glob of names of benchmarks, such as ``all_reduce`` or ``workload.*``."""
     set: Mapping[str, Setting] = {}
-    """The values of parameters by name. Several values of a parameter make several cases."""
+    """The values of parameters by name, such as ``size_bytes`` with ``1K:16M:x4``.
+
+    K, M and G are powers of 1024, and ``x4`` multiplies the size by 4 from value to value. Several
+    values of a parameter make several cases.
+    """
 
 
 _CASE_WEIGHTS = {"workload": 20.0, "custom": 10.0}
@@ -155,9 +160,10 @@ _CASE_WEIGHTS = {"workload": 20.0, "custom": 10.0}
 
 
 def get_case_weight(case: Case) -> float:
-    """Return the share of the sampling time that a case gets, as a multiple of a collective's.
+    """Return the weight of a case, by which the sampling time is divided among all cases.
 
-    A training step has the weight 20, because it is also profiled. A custom step has 10.
+    A training step has the weight 20, because it is also profiled. A custom step has the weight 10,
+    and every other case 1.
     """
     return _CASE_WEIGHTS.get(case.kind, 1.0)
 
@@ -207,7 +213,9 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
 def _make_entries_for_tag(tag: str, **settings: str) -> tuple[Entry, ...]:
     """Return an entry for each operation that has the tag, all with the same parameter values.
 
-    ``settings`` are values by the name of the parameter, as text of ``--set``.
+    ``tag`` is ``main`` or ``sized``. ``settings`` are values by the name of the parameter, as text
+    of ``--set``: in the sizes ``1K:64M:x4``, K and M are powers of 1024, and ``x4`` is the factor
+    between two sizes.
     """
     return tuple(
         Entry(name=spec.short_name, set=settings) for spec in OPERATIONS if tag in spec.tags
