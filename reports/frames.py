@@ -58,22 +58,25 @@ RECORD_COLUMNS = (
     "emulation",
     "notes",
 )
-"""The columns about the record that every frame of repetitions has."""
+"""The columns about the record that every frame with a row per case and repetition has."""
 SAMPLE_COLUMNS = r"^(run|point|case|name|repetition|world_size|param_.*)$"
-"""The columns of a repetition that frames of samples have."""
+"""Matches the columns about the run and the case that frames of samples (iterations) have."""
 Runs = Iterable[tuple[Run, str | None]]
-"""Runs, each with the name of the point of a sweep that it measured."""
+"""Runs, each with the name of its sweep point (combination of settings), None outside sweeps."""
 
 
 class CaseRepetition(NamedTuple):
     """One case in one repetition of a run, with or without a record."""
 
     run: Run
-    """The run."""
+    """The run that planned the case."""
     record: Record | None
-    """The record if the repetition measured the case, otherwise None."""
+    """The record if the case has the status ok in this repetition, otherwise None."""
     row: dict[str, Any]
-    """The values about the run, the case and the record, keyed by column."""
+    """The cells that describe the run, the case, its parameters and its status, keyed by column.
+
+    Metrics are not among them.
+    """
 
 
 def build_cases_frame(results: Sequence[CaseResult], labels: Mapping[str, str]) -> "pd.DataFrame":
@@ -91,7 +94,10 @@ def list_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def _make_case_row(result: CaseResult, label: str) -> dict[str, Any]:
-    """Return one row of the frame of cases, keyed by column: values, parameters, then metrics."""
+    """Return one row of the frame of cases (``RunData.cases``) as a dict keyed by column.
+
+    ``label`` is the short label of the case for tables.
+    """
     headline = result.metrics.get(result.headline, MetricValue(value=None))
     row = {
         "case_id": result.case.id,
@@ -125,9 +131,10 @@ def _make_case_row(result: CaseResult, label: str) -> dict[str, Any]:
 def build_metrics_frame(runs: Runs) -> "pd.DataFrame":
     """Return a frame with a row for each metric of each case and repetition.
 
-    The columns describe the run, the case's parameters, the record and the metric. A repetition
-    without a measurement has one row, in which the metric is unknown. ``runs`` has each run with
-    the name of its sweep point (combination of settings), which is None outside a sweep.
+    The columns about the run, the case and its record come first. Then come ``metric`` (its name)
+    and the fields of ``MetricValue``, such as ``value``, ``low`` and ``high``. A repetition without
+    a measurement has one row, in which the metric is unknown. ``runs`` has each run with the name
+    of its sweep point (combination of settings), which is None outside a sweep.
     """
     repetitions = _list_repetitions(runs)
     rows = []
@@ -142,10 +149,11 @@ def build_metrics_frame(runs: Runs) -> "pd.DataFrame":
 
 
 def build_samples_frame(runs: Runs) -> "pd.DataFrame":
-    """Return a frame with a row for each iteration and its seconds, the maximum over ranks.
+    """Return a frame with a row for each timed iteration of each case and repetition.
 
-    The columns that name the case and the repetition come first, then ``iteration`` and
-    ``seconds``.
+    The columns that name the case and the repetition come first. Then ``iteration`` is the index
+    from 0, and ``seconds`` is the duration of a step or operation, the maximum over ranks. ``runs``
+    has each run with the name of its sweep point, None outside a sweep.
     """
     repetitions = _list_repetitions(runs)
     rows = []
@@ -158,9 +166,13 @@ def build_samples_frame(runs: Runs) -> "pd.DataFrame":
 
 
 def build_rank_samples_frame(runs: Runs) -> "pd.DataFrame":
-    """Return a frame with a row for each iteration and rank: arrival, exit and duration in seconds.
+    """Return a frame with a row for each timed iteration and rank of each case and repetition.
 
-    Raises ``UserError`` if a file of samples is corrupt, or if no run has such a file.
+    The columns that name the case and the repetition come first. Then come ``iteration``, ``rank``,
+    ``steps_per_sample`` (steps in an iteration), and ``arrival_seconds``, ``exit_seconds``,
+    ``duration_seconds`` and ``issue_seconds`` of the iteration on the rank. Arrival and exit are
+    relative to the first arrival, on the clock of rank 0. Raises ``UserError`` if a file of samples
+    is corrupt, or if no run has a file of samples.
     """
     import pandas as pd
 
@@ -180,8 +192,9 @@ def build_rank_samples_frame(runs: Runs) -> "pd.DataFrame":
 def _build_rank_samples(samples: Mapping[str, Any]) -> "pd.DataFrame":
     """Return a frame with a row for each rank and iteration from the arrays of one sample file.
 
-    Times are converted from nanoseconds to seconds. ``samples`` are keyed by the names of the
-    arrays (``load_rank_samples``).
+    ``samples`` has the arrays by name (``load_rank_samples``). The columns are ``iteration``,
+    ``rank``, ``steps_per_sample``, and ``arrival``, ``exit``, ``duration`` and ``issue`` with the
+    suffix ``_seconds``. An issue time of 0 becomes NaN.
     """
     import pandas as pd
 
@@ -201,9 +214,10 @@ def _build_rank_samples(samples: Mapping[str, Any]) -> "pd.DataFrame":
 
 
 def _list_repetitions(runs: Runs) -> list[CaseRepetition]:
-    """Return each case in each repetition of all runs.
+    """Return each case in each repetition of all runs, in the order of runs.
 
-    In each run, those with a record come first, then cases that the plan skips, then missing ones.
+    In each run, cases with a record come first, then cases that the plan skips (one element each),
+    then planned repetitions without a record.
     """
     repetitions = []
     for run, point in runs:
@@ -249,7 +263,7 @@ def _list_repetitions(runs: Runs) -> list[CaseRepetition]:
 
 
 def _build_repetitions(repetitions: Sequence[CaseRepetition]) -> "pd.DataFrame":
-    """Return a frame with a row for each case and repetition: run, record and parameters."""
+    """Return a frame with ``CaseRepetition.row`` of each element, and ``started`` as a date."""
     import pandas as pd
 
     rows = [repetition.row for repetition in repetitions]
@@ -289,8 +303,9 @@ def _choose_dtype(values: Sequence[Any]) -> str:
 
 
 def _join(repetitions: "pd.DataFrame", values: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the rows of ``values``, each after the columns of its case and repetition.
+    """Return the rows of ``values`` with the columns of their case and repetition on the left.
 
-    The column ``index`` of ``values`` is the row number in ``repetitions``.
+    The column ``index`` of ``values`` is the row number in ``repetitions``. It is left out of the
+    result.
     """
     return repetitions.join(values.set_index("index"), how="inner").reset_index(drop=True)

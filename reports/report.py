@@ -16,6 +16,7 @@ _STATUS_MESSAGES = {
     "PUBLISHED": "the tables are quoted from the sources, nothing was predicted or measured",
     "VALIDATED": "predictions follow from formulas and fits, measurements from the steps of the run",
 }
+"""The message of the verdict on a document that no run measured, keyed by ``Document.status``."""
 
 _PROBLEM_COLUMNS = (
     Column("run", help="the run, and the point of a sweep that it measured"),
@@ -35,7 +36,7 @@ class Report:
     heading: str = ""
     """A line about what ran and where, or about the differences of several runs."""
     verdicts: Sequence[ReportVerdict]
-    """The verdicts on correctness, completeness and noise, or on several runs together."""
+    """The verdicts on the correctness, completeness and noise of a run, or one on several runs."""
     code: int
     """The exit code of the command that prints the report."""
     runs: Sequence[RunData]
@@ -45,15 +46,15 @@ class Report:
     emulated: Sequence[str] = ()
     """Sentences about nodes or links of the runs that are not real."""
     tiles: Sequence[tuple[str, str]] = ()
-    """The main numbers as text, each with its meaning."""
+    """The main numbers as pairs of text: the number, and the name of the quantity."""
     figures: Callable[[], Iterable[Chart]] = tuple
     """Returns the charts above the sections."""
     problems: Sequence[Problem] = ()
     """The cases that failed, hung or were wrong."""
     findings: Sequence[Finding] = ()
-    """The problems that cost most time, with commands."""
+    """The problems that cost enough time to be reported, with commands that measure them again."""
     comparisons: Sequence[str] = ()
-    """Sentences about the effects of parameters on the time."""
+    """Sentences about the effects of parameters on the time of cases of the run."""
     not_measured: Sequence[Problem] = ()
     """The cases that were skipped or have no record."""
     environment: Sequence[Fact] = ()
@@ -63,7 +64,7 @@ class Report:
 
     @property
     def charts(self) -> tuple[Chart, ...]:
-        """All charts of the page: those above the sections, then those of each table."""
+        """All charts of the page: the charts above the sections, then the charts of tables."""
         charts = list(self.figures())
         for section in self.sections:
             for table in section.on_page:
@@ -95,9 +96,10 @@ def make_sections(tables: Mapping[tuple[str, str], Iterable[Table]]) -> list[Sec
 
 
 def make_report_of_document(document: Document) -> Report:
-    """Build the report of a document that no run measured, such as a plan.
+    """Build the report of a document that no run measured, such as a plan of a training step.
 
-    Its verdict states the origin of the numbers, or TOO LARGE if the plan is impossible.
+    The verdict of the report states the origin of the numbers (PREDICTED, PUBLISHED or VALIDATED),
+    or TOO LARGE if the planned step is impossible.
     """
     message = _STATUS_MESSAGES[document.status]
     verdict = ReportVerdict(document.status, "good", message)
@@ -119,7 +121,8 @@ def make_problem_table(
 ) -> Table:
     """Return the table of failed or unmeasured cases of one or several runs.
 
-    ``problems`` are keyed by the name of the run, which is empty for a single run.
+    ``table_id`` is the id of the table on the page. ``problems`` has the cases of each run, keyed
+    by the name of the run, which is empty for a single run.
     """
     rows = [
         {"run": run or None, **vars(problem)}

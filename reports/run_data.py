@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class RunData:
     """A run with the merged results of its cases, and values derived from them for reports.
 
-    ``results`` is computed at once, all other attributes when they are first used.
+    ``results`` is computed by the constructor, all other attributes when they are first used.
     """
 
     def __init__(self, run: Run, point: MeasuredPoint | None = None) -> None:
@@ -69,8 +69,8 @@ class RunData:
         * ``repetitions`` that measured the case, ``planned`` repetitions, ``iterations`` of all
           repetitions.
         * ``variation``: relative standard deviation of the duration between repetitions, unknown
-          below three. ``noise``: the grade of this variation, or of the variation between
-          iterations if there is only one repetition.
+          below three repetitions. ``noise``: the grade of this variation (``stable`` to ``very
+          noisy``), or of the variation between iterations if there is only one repetition.
         * ``stop`` (``precision x4, budget``), ``check`` (``ok``, ``unchecked``, ``3 wrong``),
           ``kernel`` (of NCCL, ``AllReduce_Sum_f32_RING_LL<<<24,544>>>``).
         * ``world_size``, ``num_ranks`` (of the group), ``nodes``, ``backend``, ``device``.
@@ -78,8 +78,8 @@ class RunData:
           ``seconds_low`` and ``seconds_high`` are its value and its 95 % interval.
         * ``param_NAME`` for every parameter. Integers are Int64.
         * ``METRIC``, ``METRIC_low`` and ``METRIC_high`` for every metric, such as ``busbw`` or
-          ``exposed_comm.dp``. Unknown if a result was wrong. Intervals are over repetitions, so a metric of
-          one repetition has none.
+          ``exposed_comm.dp``. Unknown if a result was wrong. Intervals are over repetitions, so a
+          metric of one repetition has none.
         * ``result``: the ``CaseResult``, with details, notes and records.
         """
         return build_cases_frame(self.results, self.labels)
@@ -127,7 +127,7 @@ class RunData:
     def status_counts(self) -> dict[Status, int]:
         """The number of cases with each status, in the order from ok to wrong.
 
-        Statuses of no case are left out.
+        Statuses that no case has are left out.
         """
         counts = Counter(result.status for result in self.results)
         return {status: counts[status] for status in reversed(WORST_FIRST) if counts[status]}
@@ -136,7 +136,8 @@ class RunData:
     def exit_code(self) -> int:
         """The exit code of the run: 1 for a wrong result, 4 if something did not run, otherwise 0.
 
-        The worst status of a case and missing measurements decide.
+        "Did not run" means that a case failed or hung, that a planned measurement has no record, or
+        that the time budget left too few repetitions (``is_conclusive``).
         """
         is_complete = not self.missing and is_conclusive(self.run, self.results)
         return compute_exit_code(self.status_counts, is_complete=is_complete)
@@ -158,5 +159,5 @@ class RunData:
 
     @cached_property
     def timelines(self) -> tuple[StepTimeline, ...]:
-        """The timelines of profiled steps, from the trace files in the folder of the run."""
+        """The timelines of profiled steps, one per step, from files in the folder of the run."""
         return load_step_timelines(self.run, self.steps)

@@ -61,7 +61,10 @@ SECTIONS: Mapping[tuple[str, str], Callable[[RunData], Iterable[Table]]] = {
     ("arrivals", "Arrival skew and stragglers"): list_arrival_tables,
     ("repetitions-section", "Repetitions"): list_repetition_tables,
 }
-"""The functions that return the tables of each section, keyed by id and title, in order."""
+"""The function that returns the tables of a section, keyed by (id, title) of the section.
+
+The order is that of the sections in the report.
+"""
 
 RUN_COLUMNS = (
     Column("run", help="its name in the tables below"),
@@ -81,7 +84,7 @@ DIFFERENCE_COLUMNS = (
 def make_report(data: RunData, extra_verdicts: Sequence[ReportVerdict] = ()) -> Report:
     """Build the report of a run from its data.
 
-    ``extra_verdicts`` follow the verdicts on correctness, completeness and noise.
+    ``extra_verdicts`` are appended to the verdicts on correctness, completeness and noise.
     """
     run = data.run
     return Report(
@@ -142,7 +145,8 @@ def chart_first_screen(data: RunData) -> list[Chart]:
 def _chart_first_step(data: RunData, *, is_wide: bool) -> Chart | None:
     """Return the Gantt chart of the first profiled step, None if no step was profiled.
 
-    A pipeline is drawn by its forward and backward actions, other steps by their streams.
+    A pipeline step has a row per rank with its forward and backward actions. Any other step has a
+    row per stream of a rank, such as compute. The chart takes the full page width if ``is_wide``.
     """
     timelines = {step.result.case.id: step for step in data.timelines}
     for result in data.steps:
@@ -169,7 +173,10 @@ def _chart_first_step(data: RunData, *, is_wide: bool) -> Chart | None:
 
 
 def _make_run_table(run_set: RunSet) -> Table:
-    """Return the table of runs with their verdicts, and with their nodes if a run has several."""
+    """Return the table of runs with their ids, verdicts and setups, a row per run.
+
+    If a run has several nodes, the table has their host names and the distribution of ranks.
+    """
     rows = []
     for number, data in run_set.runs.items():
         row: dict[str, object] = {
@@ -220,7 +227,7 @@ def _make_difference_table(run_set: RunSet) -> Table:
 
 
 def _merge_notes(run_set: RunSet, list_notes: Callable[[Run], tuple[str, ...]]) -> tuple[str, ...]:
-    """Return each note once, after the numbers of the runs that have it.
+    """Return each distinct note of the runs as ``Run 1-3: NOTE``, with the runs that have the note.
 
     ``list_notes`` returns the notes of one run.
     """

@@ -28,9 +28,9 @@ IGNORED_FACTS = (
     "nodelist",
     "SLURM_JOB_NODELIST",
 )
-"""The last words of facts that usually differ between runs and are not settings."""
+"""The last parts of the dotted names of facts that differ between runs but are not settings."""
 MAX_NAMED_SETTINGS = 4
-"""The number of settings that the heading names."""
+"""The largest number of differing settings that the heading of a report names."""
 
 
 class RunSet:
@@ -58,13 +58,16 @@ class RunSet:
     def cases(self) -> "pd.DataFrame":
         """The measured cases of all runs: the columns of ``RunData.cases``, and these.
 
-        * ``run``: the number of the run.
-        * ``match``: the name and the parameters of the case, without those that vary by run.
-        * ``is_whole_world``: all ranks took part.
+        * ``run``: the number of the run, from 1.
+        * ``match``: the name and the parameters of the case without ``varied_params``. Equal texts
+          are the same case in different runs.
+        * ``is_whole_world``: True if all ranks of the run took part.
         * ``ranks_per_node``, ``distribution`` (of ranks over nodes, such as ``block``) and
-          ``environment`` (name of a set of variables). Unknown texts are empty.
-        * ``scaling_value``: bus bandwidth of communication in B/s, otherwise the step time in
-          seconds. ``rate``: bus bandwidth, otherwise tokens or steps per second.
+          ``environment`` (the name of a set of environment variables). Unknown texts are empty.
+        * ``scaling_value``: for communication the bus bandwidth in B/s, for steps the step time in
+          seconds.
+        * ``rate``: for communication the bus bandwidth in B/s, for steps the tokens per second, or
+          the steps per second if tokens are unknown.
         """
         import pandas as pd
 
@@ -106,8 +109,8 @@ class RunSet:
     def varied_params(self) -> dict[tuple[str, str], tuple[str, ...]]:
         """The values of each parameter that is constant within runs but differs between runs.
 
-        A key is (name of the case, name of the parameter). A value has the text of the parameter in
-        each run, in the order of the runs.
+        A key is (name of the benchmark, name of the parameter). A value has the text of the
+        parameter in each run, in the order of the runs. Only parameters of all runs count.
         """
         first, *others = [_list_constant_params(data) for data in self.runs.values()]
         varied = {}
@@ -119,10 +122,11 @@ class RunSet:
 
     @cached_property
     def differences(self) -> dict[str, tuple[str, ...]]:
-        """The facts and parameters that differ between runs, keyed by dotted name.
+        """The facts and parameters that differ between runs, keyed by name.
 
-        A value has the text of the fact in each run, in order, and ``-`` for a run without the
-        fact.
+        A name is dotted for a fact of the plan or the environment (``plan.nproc``), and ``BENCHMARK
+        PARAMETER`` for a parameter. A value has the text in each run, in the order of the runs, and
+        ``-`` for a run without the fact.
         """
         facts = [_list_facts(data.run) for data in self.runs.values()]
         names = dict.fromkeys(name for run_facts in facts for name in run_facts)
@@ -140,7 +144,7 @@ class RunSet:
 
     @property
     def exit_code(self) -> int:
-        """The worst exit code of the runs. A missing run counts as did-not-run."""
+        """The worst exit code of the runs. A missing run has the exit code 4 (did not run)."""
         codes = [data.exit_code for data in self.runs.values()]
         return combine_exit_codes([*codes, ExitCode.DID_NOT_RUN] if self.missing else codes)
 
@@ -163,9 +167,9 @@ class RunSet:
 
 
 def _list_constant_params(data: RunData) -> dict[tuple[str, str], str]:
-    """Return the parameters that have one value in all cases of a name in a run, as text.
+    """Return the parameters that have one value in all cases of a benchmark in a run.
 
-    A key is (name of the case, name of the parameter).
+    A key is (name of the benchmark, name of the parameter), and a value is the parameter as text.
     """
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
     for result in data.results:

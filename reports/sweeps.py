@@ -24,7 +24,7 @@ class MeasuredPoint(msgspec.Struct, frozen=True, kw_only=True):
     distribution: str = ""
     """The distribution of ranks over nodes, such as ``block``, empty if it was not set."""
     environment: str = ""
-    """The name of its set of environment variables, empty if the sweep compares none."""
+    """The name of the point's set of environment variables, empty if the sweep compares no sets."""
 
     @property
     def name(self) -> str:
@@ -102,11 +102,14 @@ def expand_folders(paths: Iterable[Path]) -> list[Path]:
 
 
 def is_sweep(path: Path) -> bool:
-    """Return True if the folder contains the file of a sweep."""
+    """Return True if the folder ``path`` contains ``sweep.json``, which every sweep has."""
     return (path / SWEEP_FILE).is_file()
 
 
 def _load_points(folder: Path) -> tuple[MeasuredPoint, ...]:
-    """Return the points of the sweep in a folder. Raises ``UserError`` for an unreadable file."""
+    """Return the points (combinations of settings) of the sweep in a folder.
+
+    Raises ``UserError`` if ``sweep.json`` cannot be read.
+    """
     with convert_read_errors(folder / SWEEP_FILE):
         return decode_json(read_file(folder / SWEEP_FILE), MeasuredSweep).points

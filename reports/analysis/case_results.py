@@ -38,16 +38,23 @@ class CaseResult:
     """The merged result of one benchmark case over all repetitions of a run."""
 
     case: Case
+    """The benchmark and the values of its parameters."""
     world: WorldInfo
-    """The number of ranks, nodes, backend and device, from the first measured repetition."""
+    """The numbers of ranks and nodes, the backend and the device of the case.
+
+    They are those of the first repetition that measured the case, otherwise of the first record.
+    """
     status: Status
     """The worst status of a repetition, in the order wrong, hang, failed, skipped, ok."""
     reasons: tuple[str, ...]
-    """Sentences about why the status is not ok, from its repetitions, without duplicates."""
+    """Sentences about why the status is not ok, from the repetitions that have this status.
+
+    Without duplicates. Empty if the status is ok.
+    """
     repetitions: int
     """The number of repetitions that measured the case: their status is ok."""
     planned: int
-    """The number of repetitions that the plan asked for, at least those with a record."""
+    """The number of repetitions in the plan, at least the number of repetitions with a record."""
     iterations: int
     """The number of timed iterations, summed over the measured repetitions."""
     stops: tuple[tuple[str, int], ...]
@@ -56,11 +63,17 @@ class CaseResult:
     A criterion is a word such as ``precision`` or ``budget``.
     """
     check: Check
-    """The comparison of results with the reference. It passes if all known outcomes pass."""
+    """The numerical check of the case's output against a reference, over all repetitions.
+
+    It passes if it passed in each repetition that has a check.
+    """
     metrics: Mapping[str, MetricValue]
-    """The mean of each metric over repetitions, by metric name. Empty if a result was wrong."""
+    """The mean of each metric over repetitions, keyed by the metric's name, such as ``busbw``.
+
+    Empty if no repetition measured the case, or if an output was wrong.
+    """
     notes: tuple[str, ...]
-    """Sentences about limits of the result, without duplicates."""
+    """Remarks of the benchmark about its measurement, from all repetitions, without duplicates."""
     records: tuple[Record, ...]
     """The last record of each repetition that has one."""
 
@@ -85,9 +98,10 @@ class CaseResult:
 
     @property
     def seconds(self) -> float | None:
-        """The duration of one iteration in seconds, the geometric mean over repetitions.
+        """The duration of one iteration in seconds: of one operation, or of one training step.
 
-        None if it is unknown or zero.
+        It is the geometric mean over repetitions of the medians over iterations. None if it is
+        unknown or zero.
         """
         return self.value(self.headline) or None
 
@@ -101,7 +115,7 @@ class CaseResult:
     def details(self) -> dict[str, Any]:
         """The facts that the benchmark recorded next to metrics, such as mesh axes, keyed by name.
 
-        A value is that of all repetitions if they agree, otherwise the list of their values.
+        A fact that differs between repetitions is the list of its values in the repetitions.
         """
         by_name = collect_by_name([record.details for record in self.records])
         return {name: _merge_equal(values) for name, values in by_name.items()}
@@ -119,10 +133,10 @@ class CaseResult:
 
     @cached_property
     def variation(self) -> float | None:
-        """The relative standard deviation of the duration between repetitions, as a fraction.
+        """The relative standard deviation of an iteration's duration over repetitions, a fraction.
 
-        It is the standard deviation of the logarithms of the durations. None if fewer than three
-        repetitions measured the case.
+        It is the standard deviation of the logarithms of the repetitions' median durations. None if
+        fewer than three repetitions measured the case.
         """
         seconds = list(self.by_repetition(self.headline).values())
         if len(seconds) < MIN_INTERVAL_REPETITIONS:
@@ -131,10 +145,11 @@ class CaseResult:
 
     @property
     def noise(self) -> Grade | None:
-        """The grade of the variation between repetitions, from ``stable`` to ``very noisy``.
+        """The grade of the variation: ``stable``, ``fair``, ``noisy`` or ``very noisy``.
 
-        With a single repetition, the grade of the variation between its iterations. None if neither
-        is known.
+        With at least three repetitions, it grades the variation between repetitions. With a single
+        repetition of at least 20 iterations, it grades the variation between iterations. Otherwise
+        it is None.
         """
         if self.variation is not None:
             return grade_noise(self.variation)
@@ -158,20 +173,20 @@ class CaseResult:
     def make_key(self, *without: str) -> object:
         """Return a key that is equal for two results that differ at most in the parameters ``without``.
 
-        The key is (world, number of ranks of the group, set of (parameter, value) pairs). The pairs
-        include the case's name, unless ``without`` contains the word ``case``.
+        The key is (``world``, number of ranks in the process group, set of (parameter, value)
+        pairs). The pairs include the name of the benchmark, unless ``without`` contains ``case``.
         """
         values = {"case": (self.case.name, self.case.target), **self.case.params}
         settings = {name: value for name, value in values.items() if name not in without}
         return self.world, self.num_ranks, frozenset(settings.items())
 
     def value(self, name: str) -> float | None:
-        """Return the value of a metric, the mean over repetitions, None if it is unknown."""
+        """Return the mean over repetitions of the metric ``name``, None if it is unknown."""
         metric = self.metrics.get(name)
         return metric.value if metric else None
 
     def by_repetition(self, name: str) -> dict[int, float]:
-        """Return the value of a metric in each repetition, keyed by repetition index from 0.
+        """Return the metric ``name`` in each measured repetition, keyed by the index from 0.
 
         Repetitions in which the value is unknown, zero or negative are left out.
         """
@@ -184,7 +199,10 @@ class CaseResult:
 
 
 def _merge_equal(values: list[Any]) -> Any:
-    """Return the common value of a non-empty list, or the list itself if its values differ."""
+    """Return the value that all elements of a list have, or the list if its elements differ.
+
+    ``values`` is not empty.
+    """
     return values[0] if all(value == values[0] for value in values) else values
 
 
@@ -206,7 +224,7 @@ class MissingCase:
 
     case: Case
     repetitions: int
-    """The number of repetitions without a record."""
+    """The number of planned repetitions in which the case has no record."""
 
 
 def merge_records(run: Run) -> tuple[CaseResult, ...]:
@@ -258,9 +276,11 @@ def merge_repetitions(records: Sequence[Record], planned: int) -> CaseResult:
 
 
 def _merge_checks(records: Sequence[Record]) -> Check:
-    """Return one check over the records of a case, with the sum of their wrong elements.
+    """Return one numerical check for a case from the checks of its repetitions.
 
-    The check passes if all known outcomes pass. If no outcome is known, ``passed`` is None.
+    ``records`` are the last record of each repetition. The check passes if each repetition that has
+    a check passed it. ``wrong`` is the sum of the wrong elements over repetitions. A field is None
+    if it is unknown in all repetitions.
     """
     outcomes = [record.check.passed for record in records if record.check.passed is not None]
     counts = [record.check.wrong for record in records if record.check.wrong is not None]
@@ -282,10 +302,10 @@ def find_missing(run: Run) -> tuple[MissingCase, ...]:
 
 
 def compute_exit_code(statuses: Iterable[Status], *, is_complete: bool = True) -> int:
-    """Return the exit code of a run whose cases have these statuses.
+    """Return the exit code of a run whose cases have the given statuses.
 
-    It is 1 if a result is wrong, 4 if something failed, hung or is missing, otherwise 0. The worst
-    applies. ``is_complete`` is False if a planned measurement is missing.
+    It is 1 if a case is wrong. Otherwise it is 4 if a case failed or hung, or if a planned
+    measurement is missing (``is_complete`` is False). Otherwise it is 0.
     """
     codes = [EXIT_CODES[status] for status in statuses]
     if not is_complete:
@@ -294,10 +314,11 @@ def compute_exit_code(statuses: Iterable[Status], *, is_complete: bool = True) -
 
 
 def is_conclusive(run: Run, results: Sequence[CaseResult]) -> bool:
-    """Return True if a run measured something, and no case was cut short at one repetition.
+    """Return True if a run measured a case, and each case that the time budget cut short suffices.
 
-    A case is cut short if the time budget ended before all its repetitions. It needs two
-    repetitions, or one if the plan has only one. ``results`` are the results of the run's cases.
+    A case is cut short if the time budget ended before all its repetitions. It suffices with two
+    measured repetitions, or with one if the plan has only one. ``results`` are the results of the
+    run's cases.
     """
     cut_ids = {record.case.id for record in run.records if record.is_out_of_budget}
     min_repetitions = min(2, run.info.plan.repetitions)

@@ -15,7 +15,7 @@ from parbench.reports.run_data import RunData
 from parbench.reports.stats import LEVEL, Effect, estimate_paired_effect, select_discoveries
 
 _OWN_TABLES = ("size_bytes", "dtype", "mode", "background", "source", "target", "mesh")
-"""Parameters that other tables and figures compare."""
+"""Parameters that ``compare_settings`` leaves out, because other tables compare their values."""
 MAX_SENTENCES = 5
 """The largest number of comparisons that a report describes in sentences."""
 
@@ -35,10 +35,11 @@ class Comparison:
 
 
 def describe_settings(data: RunData) -> list[str]:
-    """Return sentences about the largest effects of parameters, then one on the statistics.
+    """Return sentences about the largest effects of parameters on the time, at most five.
 
-    Significant effects come first, then the others, both from the largest. At most five are
-    described. The list is empty if no two cases differ in one parameter only.
+    Significant effects come first, then the others, both from the largest. A last sentence
+    describes the statistics if an effect was tested. The list is empty without comparisons
+    (``compare_settings``).
     """
     comparisons = compare_settings(data)
     if not comparisons:
@@ -63,11 +64,11 @@ def describe_settings(data: RunData) -> list[str]:
 
 
 def compare_settings(data: RunData) -> list[Comparison]:
-    """Compare measured cases that differ in one parameter with the case that has its default value.
+    """Compare each case with the case that differs only by the default value of one parameter.
 
-    If no case has the default value, the first case of the plan takes its place. Sizes, types,
-    modes, loads and groups are not compared. Cases that share no repetition with their base are
-    left out.
+    If no measured case has the default value, the first case takes its place as the base. Sizes,
+    types, modes, background loads, groups, pairs of ranks and meshes are not compared. Cases that
+    share no repetition with their base are left out. The result is in the order of parameters.
     """
     params = dict.fromkeys(param for result in data.measured for param in result.case.params)
     comparisons = []

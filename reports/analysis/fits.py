@@ -15,8 +15,12 @@ _REFERENCES = {
     NVLINK: "the bandwidth of all NVLinks of a GPU in one direction",
     PCIE: "the bandwidth of a GPU's PCIe lanes in one direction",
 }
+"""The description of each bandwidth limit for notes, keyed by ``Ceiling.name``."""
 _PCIE_LANE_BYTES_PER_SECOND = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-"""The bandwidth after encoding, keyed by generation (PCI Express Base Specification)."""
+"""The bandwidth of one PCIe lane in one direction after encoding (B/s), keyed by generation.
+
+The source is the PCI Express Base Specification.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +28,11 @@ class Ceiling:
     """The bandwidth limit in one direction with which measured bus bandwidth is compared."""
 
     name: str
-    """``link``: a declared link speed. On one host ``nvlink`` or ``pcie``: the links of a GPU.
+    """The origin of the limit: ``link``, ``nvlink``, ``pcie`` or ``copy``.
 
-    ``copy`` is a copy in the memory of CPUs, measured by ``memory.copy``.
+    ``link`` is a link speed that the user declared. The others apply to a single host: ``nvlink``
+    and ``pcie`` are the links of a GPU, and ``copy`` is a copy in the memory of CPUs, measured by
+    ``memory.copy``.
     """
     bytes_per_second: float
     """The limit in B/s. For ``nvlink`` and ``pcie``, the sum over the links or lanes of one GPU."""
@@ -41,7 +47,7 @@ class OperationCurve:
     fit: CurveFit
     """The fitted latency and bandwidth of one or two ranges of sizes."""
     busbw_factor: float | None
-    """Bus bandwidth over algorithm bandwidth (nccl-tests), None if it is unknown."""
+    """The ratio of bus to algorithm bandwidth (nccl-tests), None if it is unknown."""
     ceiling: Ceiling | None
     """The bandwidth limit of the run, None if it is unknown."""
 
@@ -49,8 +55,8 @@ class OperationCurve:
     def efficiency(self) -> float | None:
         """The fitted bus bandwidth of the largest sizes over the ceiling, as a fraction.
 
-        It may exceed 1, due to caches or reduction in the network. None if the bandwidth, its
-        factor or the ceiling is unknown.
+        It may exceed 1, due to caches or reduction in the network. None if the fitted bandwidth,
+        ``busbw_factor`` or ``ceiling`` is unknown.
         """
         bandwidth = self.fit.segments[-1].bandwidth
         if self.busbw_factor is None or bandwidth is None or self.ceiling is None:
@@ -61,10 +67,10 @@ class OperationCurve:
 def find_ceiling(run: Run, results: Sequence[CaseResult]) -> Ceiling | None:
     """Return the bandwidth limit of a run, with which measured bandwidths are compared.
 
-    It is the link speed that the user declared. Without one, it is known only on a single host: on
-    GPUs it is the speed of their links. On CPUs it is the bandwidth of the measured memory copy of
-    the largest size on all ranks, because CPU ranks communicate through memory. None if the limit
-    is unknown. ``results`` are the measured cases.
+    It is the link speed that the user declared. If none was declared, it is known only on a single
+    host. For GPUs, it is then the bandwidth of a GPU's NVLinks or PCIe lanes. For CPUs, it is the
+    measured bandwidth of the largest memory copy on all ranks, because CPU ranks communicate
+    through memory. None if the limit is unknown. ``results`` are the measured cases.
     """
     link = run.info.plan.link_bytes_per_second
     if link is not None:
@@ -86,7 +92,10 @@ def find_ceiling(run: Run, results: Sequence[CaseResult]) -> Ceiling | None:
 
 
 def _find_gpu_link(run: Run) -> Ceiling | None:
-    """Return the bandwidth of a GPU's NVLinks, or else its PCIe lanes, None if unknown."""
+    """Return the bandwidth limit of one GPU of a run: its NVLinks, without them its PCIe lanes.
+
+    None if the environment of the run does not have their number and speed.
+    """
     gpu = (run.info.environment or {}).get("gpu") or {}
     links = gpu.get("active_nvlinks")
     if links:
@@ -124,7 +133,7 @@ def fit_curves(
 
 
 def _make_point(row: CaseResult) -> CurvePoint:
-    """Return the size in bytes and the time in seconds of a case, over and by repetition."""
+    """Return the point of a case for the fit: size in bytes, mean time, and time by repetition."""
     return CurvePoint(
         size_bytes=row.size_bytes,
         seconds=row.value("time") or 0.0,
@@ -133,9 +142,10 @@ def _make_point(row: CaseResult) -> CurvePoint:
 
 
 def describe_fits(ceiling: Ceiling | None) -> list[str]:
-    """Return sentences on how fits are made, and on the bandwidth limit of efficiencies.
+    """Return sentences on the method of the fits, and on the reference of their efficiencies.
 
-    Without ``ceiling``, the bandwidth limit, only the method is described.
+    ``ceiling`` is the bandwidth limit that efficiencies refer to. If it is None, only the method is
+    described.
     """
     notes = [
         f"Fits: {METHOD}.",

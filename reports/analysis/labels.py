@@ -15,9 +15,9 @@ AXES = ("size_bytes", "dtype", "mode")
 
 
 def label_operation(case: Case, without: Iterable[str] = ()) -> str:
-    """Return a communication case without size, type and mode as text: ``broadcast root=1``.
+    """Return the operation of a communication case and its parameters: ``broadcast root=1``.
 
-    ``without`` are names of further parameters to leave out.
+    Size, data type and mode are left out, and the parameters named in ``without``.
     """
     return _join(case.short_name, case, case.params.keys() - {*AXES, *without})
 
@@ -39,10 +39,11 @@ def label_communication(case: Case) -> str:
 
 
 def label_differences(results: Sequence[CaseResult], without: Iterable[str] = ()) -> dict[str, str]:
-    """Return the parameters in which cases of one name differ: ``split=3+1``, keyed by case id.
+    """Return a label of each case with the parameters that differ: ``split=3+1``, keyed by case id.
 
-    Parameters with an empty value and the parameters ``without`` are left out. A label is empty if
-    nothing differs.
+    A parameter is in the label if its value differs between the cases of the same benchmark in
+    ``results``. Parameters with an empty value and the parameters named in ``without`` are left
+    out. A label is empty if no parameter differs.
     """
     first_params: dict[str, Mapping[str, Any]] = {}
     differing: dict[str, set[str]] = defaultdict(set)
@@ -82,15 +83,19 @@ def label_cases(results: Sequence[CaseResult]) -> dict[str, str]:
 
 
 def _join(name: str, case: Case, params: Collection[str]) -> str:
-    """Return ``name`` and then the case's value of each of ``params``: ``broadcast root=1``."""
+    """Return ``name``, then ``param=value`` of a case for each of ``params``.
+
+    An example is ``broadcast root=1``.
+    """
     settings = [f"{param}={value}" for param, value in case.params.items() if param in params]
     return to_single_line(" ".join([name, *settings]))
 
 
 def group_by_text(texts: Mapping[K, Iterable[str]]) -> dict[str, list[K]]:
-    """Return the owners of each text, keyed by text: such as the runs that have a note, by note.
+    """Invert a mapping: return the keys of ``texts`` that have a text, keyed by the text.
 
-    ``texts`` has the texts of each owner, such as the notes of each run, keyed by owner.
+    For example, from the notes of each run, keyed by run, it makes the runs with each note, keyed
+    by note.
     """
     owners: dict[str, list[K]] = {}
     for owner, own_texts in texts.items():
@@ -103,15 +108,16 @@ Fact = tuple[str, str]
 """The dotted name of a value in an environment, and its text."""
 
 PAIRS = "pairs of ranks: "
+"""The prefix of the name of a fact about a kind of link. The text of the fact lists the pairs."""
 MAX_PAIR_LETTERS = 80
 """The largest number of letters of the pairs of ranks that the fact about a link lists."""
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> list[Fact]:
-    """Return the leaves of nested mappings as pairs of dotted name and text.
+    """Return the values inside nested mappings as pairs of dotted name and text.
 
     An example of a pair is ``("gpu.count", "8")``. ``prefix`` is put before each name. An empty
-    mapping is a leaf.
+    mapping has the text ``-``.
     """
     facts: list[Fact] = []
     for name, value in values.items():

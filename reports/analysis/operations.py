@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OPERATION_KEYS = ["operation", "mode", "dtype"]
-"""The columns that together identify one curve over sizes."""
+"""The columns whose values identify one curve of time or bandwidth over sizes."""
 CASE_KEYS = [*OPERATION_KEYS, "size"]
 """The columns that together identify one communication case."""
 GROUP_PARAMS = ("group", "group_index", "concurrent")
@@ -36,8 +36,8 @@ def add_operation_columns(cases: "pd.DataFrame", without: tuple[str, ...] = ()) 
     """Return a frame of cases with the added columns ``operation``, ``mode``, ``dtype``, ``size``.
 
     ``operation`` is the name with its parameters, such as ``broadcast root=1``, but not the
-    parameters in ``without``. ``size`` is in bytes. Missing columns of bandwidth and percentiles
-    are added with unknown values.
+    parameters in ``without``. ``size`` is in bytes. If no case has the metrics ``busbw``, ``algbw``
+    or ``time_p99``, their columns are added with unknown values.
     """
     missing = [name for name in _METRICS if name not in cases]
     cases = cases.reindex(columns=[*cases.columns, *missing])

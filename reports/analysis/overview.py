@@ -23,7 +23,8 @@ MAX_LATENCY_BYTES = 64 << 10
 def describe_setup(data: RunData) -> str:
     """Return the host, hardware, ranks, preset, start and measuring time of a run as one line.
 
-    Facts that are unknown are left out. The facts of an imported log are about GPUs and NCCL.
+    The measuring time is the share of the run's duration in which cases ran. Unknown facts are left
+    out. For an imported log, the facts that it states about GPUs and NCCL are added.
     """
     plan, info = data.plan, data.run.info
     environment = info.environment or {}
@@ -82,7 +83,9 @@ def summarize_steps(data: RunData) -> list[StepRow]:
 
     - ``compute``, ``exposed`` (communication), ``idle``: percentages of the profiled step
     - ``overlap``: the percentage of communication that compute or copies hide
-    - ``memory``: the measured bytes, each component the maximum over ranks
+    - ``memory``: the measured bytes of a rank, the sum of the maxima of components over ranks
+
+    An unknown value is None.
     """
     rows = list_step_rows(data)
     for row in rows:
@@ -100,7 +103,7 @@ def summarize_steps(data: RunData) -> list[StepRow]:
 
 
 def list_tiles(data: RunData) -> list[tuple[str, str]]:
-    """Return the main numbers of a run as pairs of text: the number, and its meaning.
+    """Return the main numbers of a run as pairs of text: the number, and the name of the quantity.
 
     These are the time of the first training step, its exposed, idle and overlap percentages, the
     largest bus bandwidth, and the lowest latency, as far as they were measured. An example is

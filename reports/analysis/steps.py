@@ -24,18 +24,20 @@ T = TypeVar("T", bound=Details)
 StepRow = dict[str, Any]
 """A row of ``RunData.cases`` that is a measured step, to which tables add values."""
 _PLAIN_PARAMS = {"size_bytes", "dtype", "mode", "group", "group_index", "concurrent"}
-"""The parameters that the cases of a fit may have if the fit predicts a call of a step.
+"""The only parameters that a communication case may have if its fit predicts a call of a step.
 
-A fit of cases with other parameters, such as a background load, does not predict one.
+A fit of cases with other parameters, such as a background load, predicts no call.
 """
 
 
 def list_step_rows(data: RunData) -> list[StepRow]:
     """Return a new row for each measured training step, with None for unknown values.
 
-    A row is a dict with the values of the case (``RunData.cases``), ``axes`` (the mesh axes by
-    name), and ``time_p99`` (the 99th percentile of the step time in seconds).
-    ``repetitions`` is the text ``4/5``: measured of planned.
+    A row is a dict with the values of the case (``RunData.cases``) and these keys:
+
+    - ``axes``: the size of each mesh axis as ``{"ranks": N}``, keyed by the axis name
+    - ``time_p99``: the 99th percentile over iterations of the step time in seconds
+    - ``repetitions``: the text ``4/5`` for four measured of five planned repetitions
     """
     case_ids = [step.case.id for step in data.steps]
     rows = []
@@ -53,9 +55,10 @@ def list_step_rows(data: RunData) -> list[StepRow]:
 def list_rows_with_details(data: RunData, kind: type[Details]) -> tuple[list[StepRow], list[str]]:
     """Return rows of training steps that recorded details of one type, and error sentences.
 
-    ``kind`` is the type, such as ``PipelineDetails``. A row is a dict with the values of the case,
-    ``details``, and ``repetition``, the index of the repetition that recorded them. There is an
-    error sentence for each step with details that cannot be read.
+    ``kind`` is the type, such as ``PipelineDetails``. A row is a dict with the values of
+    ``list_step_rows``, ``details`` (an object of the type), and ``repetition`` (the index, from 0,
+    of the repetition that recorded the details). There is an error sentence for each step with
+    details that cannot be read.
     """
     rows = []
     problems = []
@@ -69,10 +72,10 @@ def list_rows_with_details(data: RunData, kind: type[Details]) -> tuple[list[Ste
 
 
 def find_details(result: CaseResult, kind: type[T]) -> tuple[int, T | str]:
-    """Return the details of a type and the index of the first repetition that recorded them.
+    """Return (repetition, details) of the first repetition that recorded details of type ``kind``.
 
-    If the details cannot be read, an error sentence replaces them. If no repetition has any, the
-    result is ``(0, "")``.
+    ``repetition`` is its index from 0. If the details cannot be read, ``details`` is an error
+    sentence. If no repetition recorded details of the type, the result is ``(0, "")``.
     """
     for record in result.measured:
         details = read_details(record, kind)
@@ -97,7 +100,7 @@ def get_axis_values(step: CaseResult, metric: str) -> dict[str, float | None]:
 
 
 def sum_if_known(values: Iterable[float | None]) -> float | None:
-    """Return the sum of values, None if one of them is unknown or there are none."""
+    """Return the sum of ``values``, None if a value is None or there are no values."""
     addends = list(values)
     known_addends = [value for value in addends if value is not None]
     is_known = bool(addends) and len(known_addends) == len(addends)
@@ -105,18 +108,20 @@ def sum_if_known(values: Iterable[float | None]) -> float | None:
 
 
 def sum_memory(step: CaseResult) -> float | None:
-    """Return the measured bytes of a step's memory, summed over its components.
+    """Return the measured bytes of memory per rank in a step, summed over components.
 
-    Each component (parameters, gradients, ...) is a maximum over ranks. None if one is unknown.
+    Each component (parameters, gradients, ...) is a maximum over ranks. None if a component is
+    unknown or none was measured.
     """
     return sum_if_known(get_axis_values(step, "memory").values())
 
 
 def get_parts(step: CaseResult) -> dict[str, float]:
-    """Return the seconds of each part of the profiled step, keyed by the name of the part.
+    """Return the seconds of each part of the profiled step of a case, keyed by the part.
 
-    The keys are ``compute``, ``exposed AXIS``, ``copy`` and ``idle``. Unknown parts are left out,
-    and the residual is not a part.
+    The keys are ``compute``, ``exposed AXIS`` (communication on a mesh axis that neither compute
+    nor copies hide), ``copy`` (exposed copies) and ``idle``. Unknown parts are left out. The
+    residual, the wall time that no part accounts for, is not a part.
     """
     exposed = get_axis_values(step, "exposed_comm")
     parts = {
@@ -129,9 +134,9 @@ def get_parts(step: CaseResult) -> dict[str, float]:
 
 
 def get_profiled_seconds(step: CaseResult) -> float | None:
-    """Return the wall time of the profiled step: its parts plus the residual, in seconds.
+    """Return the wall time of the profiled step in seconds: its parts plus the residual.
 
-    None if no step was profiled.
+    The residual is the wall time that no part accounts for. None if no step was profiled.
     """
     parts = get_parts(step)
     if "compute" not in parts:
@@ -140,9 +145,9 @@ def get_profiled_seconds(step: CaseResult) -> float | None:
 
 
 def compute_profiled_share(step: CaseResult, seconds: float | None) -> float | None:
-    """Return ``seconds`` as a fraction of the wall time of the profiled step of a case.
+    """Return ``seconds`` as a fraction of the wall time of the profiled step of the case ``step``.
 
-    None if either time is unknown.
+    None if ``seconds`` is None or no step was profiled.
     """
     profiled = get_profiled_seconds(step)
     return None if seconds is None or not profiled else seconds / profiled
@@ -161,10 +166,10 @@ def compute_exposed_share(step: CaseResult) -> float | None:
 def predict_communication(step: CaseResult, curves: Sequence[OperationCurve]) -> float | None:
     """Return the communication time of a step in seconds, predicted from fits of the same run.
 
-    It is the sum of the predicted times of all calls, without overlap. A fit predicts a call if it
-    is of the same operation on as many ranks. If several groups of ranks have a fit, the slowest
-    one counts, because a step waits for its slowest group. None if the step recorded no calls, or
-    if an operation has no fit.
+    It is the sum of the predicted times of all calls, without overlap. A fit in ``curves`` predicts
+    the calls of the same operation on as many ranks. If several groups of ranks have a fit, the
+    longest prediction counts, because a step waits for its slowest group. None if the step recorded
+    no calls, or if an operation has no fit.
     """
     calls = get_calls(step)
     if calls is None:
@@ -183,9 +188,10 @@ def predict_communication(step: CaseResult, curves: Sequence[OperationCurve]) ->
 
 
 def get_calls(step: CaseResult) -> tuple[CountedCall, ...] | None:
-    """Return the communication calls of one step, with their numbers, as counted at process groups.
+    """Return the communication calls of rank 0 in one step, as counted at the process groups.
 
-    None if they were not recorded or differ between repetitions.
+    An element stands for all calls of one mesh axis, operation and size. None if the calls were not
+    recorded or differ between repetitions.
     """
     details = [read_details(record, CommunicationDetails) for record in step.records]
     calls = [detail.comm_calls for detail in details if isinstance(detail, CommunicationDetails)]

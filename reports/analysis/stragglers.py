@@ -19,36 +19,41 @@ from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.analysis.timelines import measure_busy_seconds
 
 MIN_ITERATION_SHARE = 0.5
-"""A record votes for a rank that is last in more than this share of its iterations."""
+"""A case votes for a rank that arrives last in more than this fraction of its iterations."""
 MIN_TIME_SHARE = 0.1
-"""A rank's delay counts only if it exceeds this share of the duration of the case."""
+"""A rank's delay counts only if it exceeds this fraction of the duration of an iteration."""
 MIN_SKEW_SECONDS = 5e-4
-"""The arrival skew that the barrier before an operation may explain."""
+"""The arrival skew (last minus first arrival) that the barrier before an operation may explain."""
 MIN_SLOWDOWN = 1.1
-"""The smallest ratio of a slow rank's computation to the median of the other ranks."""
+"""The smallest ratio of a slow rank's compute time to the median compute time of other ranks."""
 MIN_VOTE_SHARE = 2 / 3
 """A repetition names a rank if at least this share of the votes of its cases are for that rank."""
 MAX_CHANCE = 0.07
-"""The largest probability with which random ranks would give one rank as many repetitions.
+"""The largest probability that votes for random ranks make any rank late in as many repetitions.
 
-The probability is 0.0625 for one of two ranks in all of five repetitions.
+A rank with a larger probability is not reported. The probability is 0.0625 for one of two ranks in
+all of five repetitions.
 """
 
 
 class StragglerVote(NamedTuple):
-    """The rank that one case shows as late in one repetition, with its delay."""
+    """The rank that is late in one case and repetition, with its delay."""
 
     rank: int
     """The late rank: it arrives last in most iterations, or computes longest in a profiled step."""
     seconds: float
-    """The delay: the arrival after the first rank, median over iterations.
+    """The delay in seconds.
 
-    For a rank that computes longest, its compute time minus the median of the other ranks.
+    For a rank that arrives last, it is the time from the first to the last arrival, the median over
+    iterations. For a rank that computes longest in a profiled step, it is its compute time minus
+    the median compute time of the other ranks.
     """
     time_share: float
-    """The delay over the duration of an iteration of the case, as a fraction.
+    """The delay relative to another time.
 
-    For a rank that computes longest, its compute time over the median of the other ranks.
+    For a rank that arrives last, it is the delay over the duration of an iteration, as a fraction.
+    For a rank that computes longest, it is its compute time over the median compute time of the
+    other ranks, a ratio above 1.
     """
 
 
@@ -63,9 +68,9 @@ class Straggler:
     of_repetitions: int
     """The number of repetitions that recorded the times of ranks."""
     seconds: float
-    """The median of ``StragglerVote.seconds`` over the cases and repetitions that show the rank."""
+    """The median of ``StragglerVote.seconds`` over the votes (case, repetition) for the rank."""
     time_share: float
-    """The median of ``StragglerVote.time_share`` over the same cases and repetitions."""
+    """The median of ``StragglerVote.time_share`` over the votes for the rank."""
 
     def describe_repetitions(self) -> str:
         """Return the number of repetitions that show the rank as late: ``4 of 5 repetitions``."""
@@ -101,7 +106,8 @@ def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:
 
     ``result`` is a training step, whose traces are in the folder of ``run``. In the returned
     ``Straggler``, ``seconds`` and ``time_share`` compare the rank's compute time with the median of
-    the other ranks. None if no rank computes over 10 % longer than this median.
+    the other ranks. None if no rank computes over 10 % longer than this median, or if chance may
+    explain the repetitions in which a rank does.
     """
     votes: dict[int, list[StragglerVote]] = {}
     num_timelines = 0
@@ -139,9 +145,9 @@ def elect_straggler(
     """Return the rank that is late in more repetitions than chance explains, None without one.
 
     A rank is late in a repetition if at least two thirds of the votes in this repetition are for
-    the rank. The result is the rank that is late in most repetitions. Chance is ruled out if random
-    ranks would give one rank as many repetitions with a probability of at most 7 %. The probability
-    for one rank is binomial, and the sum over all ranks is its bound for any rank.
+    the rank. The result is the rank that is late in most repetitions. None if votes for random
+    ranks would make any rank late in as many repetitions with a probability above 7 %. The
+    probability is bounded by the binomial probability for one rank times the number of ranks.
 
     Args:
         votes_by_repetition: the votes, one for each case with a late rank, keyed by repetition.
@@ -173,8 +179,8 @@ def elect_straggler(
 
 
 def find_arrival(result: CaseResult) -> RecordedStragglers | None:
-    """Return the rank that most often arrives last in a case, with its share of iterations.
+    """Return the arrivals of ranks at a case: the rank that is most often last, and how often.
 
-    They are from the first repetition that recorded arrival times. None if none did.
+    They are from the first repetition that recorded arrival times, None without such a repetition.
     """
     return next((record.arrival for record in result.measured if record.arrival), None)

@@ -30,19 +30,21 @@ class StepTimeline:
     """The timeline of a training step in one profiled repetition, or the reason for its absence."""
 
     result: CaseResult
+    """The result of the training step."""
     repetition: int
     """The index of the repetition, from 0."""
     timeline: Timeline | None
     """The intervals of all ranks on one clock, None if they cannot be drawn."""
     problem: str = ""
-    """The reason why the timeline cannot be drawn, empty if it can."""
+    """A clause with the reason why the timeline cannot be drawn, empty if it can be drawn."""
 
 
 def load_step_timelines(run: Run, results: Iterable[CaseResult]) -> tuple[StepTimeline, ...]:
-    """Load a timeline for each step, from the first repetition that has traces.
+    """Load the timeline of each training step, from the first repetition that has one.
 
-    Steps without traces are left out. Unreadable traces give a ``StepTimeline`` with its
-    ``problem``.
+    ``results`` are the steps. Timelines are files in the folder of ``run``. Steps without a file
+    are left out. If a file is unreadable or its ranks have no common clock, the field ``problem``
+    has the reason.
     """
     timelines = []
     for result in results:
@@ -68,8 +70,8 @@ def load_step_timelines(run: Run, results: Iterable[CaseResult]) -> tuple[StepTi
 def group_by_stream(rank: RankTimeline) -> dict[str, list[Interval]]:
     """Return the intervals of work of one rank in a profiled step, keyed by stream.
 
-    A stream is ``phase``, ``compute``, ``copy``, or ``comm AXIS`` for the communication of a mesh
-    axis. They are in this order. Streams without intervals are left out.
+    The keys are ``phase``, ``compute``, ``copy``, and ``comm AXIS`` for the communication of each
+    mesh axis, in this order. Streams without intervals are left out.
     """
     streams: dict[str, list[Interval]] = {
         PHASE: [],
@@ -82,7 +84,7 @@ def group_by_stream(rank: RankTimeline) -> dict[str, list[Interval]]:
 
 
 def name_stream(stream: str) -> str:
-    """Return the name of a stream of a profiled step for tables and legends, such as ``copies``."""
+    """Return the name of a stream for charts and trace viewers, such as ``copies`` for ``copy``."""
     return {PHASE: "phases", COPY: "copies"}.get(stream, stream)
 
 
@@ -93,9 +95,10 @@ def get_axis(stream: str) -> str | None:
 
 
 def convert_to_spans(intervals: Iterable[Interval | RankTimeline]) -> list[Span]:
-    """Return the (start, end) of each interval in nanoseconds, as whole numbers.
+    """Return the (start, end) of each interval in nanoseconds since the first rank began the step.
 
-    An end before its start is set to the start.
+    The interval of a ``RankTimeline`` is the step on its rank. An end before its start is set to
+    the start.
     """
     return [
         (round(1e3 * interval.start_us), round(1e3 * max(interval.start_us, interval.stop_us)))
@@ -132,16 +135,20 @@ def measure_busy_seconds(rank: RankTimeline) -> dict[str, float]:
 
 
 def summarize_calls(timeline: Timeline) -> list[dict[str, Any]]:
-    """Return a row for the calls of each axis, operation and size in a profiled step.
+    """Return a row for the communication calls of each axis, operation and size in a profiled step.
 
-    Only one rank is read: the rank that communicates for the least time, because it waits least. A
-    row has ``axis``, ``operation``, ``size`` (bytes of one call, None if unknown), ``calls`` (their
-    number), ``seconds`` (of all calls together), and ``exposed`` (the part that neither compute nor
-    copies hide). Overlapping calls are counted once. The rows with most exposed seconds come first.
+    Only one rank is read: the rank that communicates for the least time, because it waits least.
+    The rows with most exposed seconds come first. A row is a dict with these keys:
+
+    - ``axis``, ``operation``
+    - ``size``: the bytes of one call, None if unknown
+    - ``calls``: the number of calls
+    - ``seconds``: the time in which at least one of the calls runs
+    - ``exposed``: the part of ``seconds`` that neither compute nor copies hide
     """
 
     def sum_calls(rank: RankTimeline) -> float:
-        """Return the seconds of a rank's communication, summed over mesh axes."""
+        """Return the seconds in which a rank communicates, summed over mesh axes."""
         busy = measure_busy_seconds(rank)
         return sum(seconds for stream, seconds in busy.items() if get_axis(stream))
 

@@ -12,12 +12,16 @@ SAME_SWITCH = "same switch"
 OTHER_SWITCH = "other switch"
 OTHER_NODE = "other node"
 DISTANCES = (WITHIN_NODE, SAME_SWITCH, OTHER_SWITCH, OTHER_NODE)
-"""The distances of two ranks from near to far. ``other node`` applies if switches are unknown."""
+"""The values of ``Topology.get_distance`` from near to far, as text.
+
+``other node`` stands for two nodes of which a switch is unknown.
+"""
 
 BLOCK = "block"
 CYCLIC = "cyclic"
 ONE_RANK_PER_NODE = "one rank per node"
 UNEVEN = "uneven"
+"""This and the three constants before are the values of ``Topology.distribution``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +52,7 @@ class Topology:
         return tuple(rank for rank, name in enumerate(self.hosts) if name == host)
 
     def order_by_node(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """Return the ranks sorted by node, in the order of ``nodes``."""
+        """Return ``ranks`` sorted by node in the order of ``nodes``, then by rank."""
         return tuple(sorted(ranks, key=lambda rank: (self.nodes.index(self.get_host(rank)), rank)))
 
     @cached_property

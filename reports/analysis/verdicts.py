@@ -29,13 +29,13 @@ class ReportVerdict:
     level: Level
     """``good``, ``doubtful`` or ``bad``, which decides the color."""
     message: str
-    """The numbers behind the verdict: a sentence without its period."""
+    """The reason for the verdict with its counts or percentages: a sentence without a period."""
     hint: str = ""
-    """The next action, such as ``Finish: parbench run --resume RUN``."""
+    """The next action, such as ``Finish: parbench run --resume RUN``. Empty if there is none."""
 
     @property
     def sentence(self) -> str:
-        """The message and the hint as sentences."""
+        """The message as a sentence, followed by the hint if there is one."""
         message = f"{self.message[:1].upper()}{self.message[1:]}."
         return f"{message} {self.hint}" if self.hint else message
 
@@ -43,7 +43,8 @@ class ReportVerdict:
 def judge_run(data: RunData) -> tuple[ReportVerdict, ...]:
     """Return the verdicts on correctness, completeness and noise of a run, in this order.
 
-    Correctness needs a checked case, noise needs a measured case. Otherwise they are left out.
+    The verdict on correctness is left out if no case ran, and the verdict on noise if no case was
+    measured.
     """
     checked = [result for result in data.results if result.status == "wrong" or result.repetitions]
     measured = [result for result in data.results if result.repetitions]
@@ -56,10 +57,10 @@ def judge_run(data: RunData) -> tuple[ReportVerdict, ...]:
 
 
 def _judge_correctness(results: Sequence[CaseResult]) -> ReportVerdict:
-    """Return the verdict on the comparison of results with the reference.
+    """Return the verdict on the numerical checks of cases against a reference.
 
-    WRONG if a result differs, CORRECT if those compared are equal, UNCHECKED if none was compared.
-    ``results`` are the cases that ran.
+    WRONG: the output of a case differs from the reference. CORRECT: every output that was compared
+    matches. UNCHECKED: no output was compared. ``results`` are the cases that ran.
     """
     num_wrong = sum(result.status == "wrong" for result in results)
     if num_wrong:
@@ -77,9 +78,10 @@ def _judge_correctness(results: Sequence[CaseResult]) -> ReportVerdict:
 def _judge_completeness(data: RunData, measured: Sequence[CaseResult]) -> ReportVerdict:
     """Return the verdict on missing measurements of a run.
 
-    BROKEN: a case failed or hung. UNFINISHED: a planned repetition has no record. NOTHING MEASURED:
-    no case has a result. PARTIAL: the time budget ended before all repetitions of a case. Otherwise
-    COMPLETE. ``measured`` are the cases that a repetition measured.
+    It is the first of these that applies. BROKEN: a case failed or hung. UNFINISHED: a case has no
+    record of a planned repetition. NOTHING MEASURED: no repetition measured a case. PARTIAL: a case
+    ran fewer repetitions than planned, because the time budget ended. COMPLETE: otherwise.
+    ``measured`` are the cases that at least one repetition measured.
     """
     plan, counts = data.plan, data.status_counts
     resume = f"Finish: parbench run --resume {data.run.path}"
@@ -118,8 +120,9 @@ def _judge_completeness(data: RunData, measured: Sequence[CaseResult]) -> Report
 def _judge_noise(run: Run, results: Sequence[CaseResult]) -> ReportVerdict:
     """Return the verdict on the variation between repetitions: NOISE UNKNOWN, QUIET or NOISY.
 
-    A run is NOISY if the variation exceeds 15 % in more than 10 % of the cases with a known
-    variation. ``results`` are the measured cases.
+    The variation of a case is the relative standard deviation of its duration, which needs three
+    repetitions. NOISE UNKNOWN: no case has a known variation. NOISY: the variation exceeds 15 % in
+    more than 10 % of the cases with a known variation. ``results`` are the measured cases.
     """
     known = [result for result in results if result.variation is not None]
     if not known:
@@ -147,9 +150,10 @@ class Problem:
     status: str
     """``failed``, ``hang``, ``wrong``, ``skipped`` or ``not measured``."""
     repetitions: str
-    """The number of repetitions with this status over the planned number: ``1/5``, or ``all``.
+    """The repetitions with this status, of the planned repetitions, as text.
 
-    For cases without records it is their number, summed over the cases: ``12``.
+    ``1/5`` is one of five, and ``all`` stands for a case that the plan skips. For the cases of a
+    benchmark without records, it is the sum of their missing repetitions: ``12``.
     """
     reason: str
     """A sentence about why the case has the status."""
@@ -167,7 +171,8 @@ def list_problems(data: RunData) -> tuple[Problem, ...]:
 def list_unmeasured(data: RunData) -> tuple[Problem, ...]:
     """Return a ``Problem`` for each skipped case, then one for each benchmark without records.
 
-    Cases without records are combined by benchmark, because they have the same reason.
+    The latter has the number of missing repetitions of all cases of the benchmark, because these
+    have the same reason: the run ended before.
     """
     problems = [
         Problem(case=skipped.case.label, status="skipped", repetitions="all", reason=skipped.reason)
@@ -198,6 +203,6 @@ def _make_problem(result: CaseResult) -> Problem:
 
 
 def describe_emulations(run: Run) -> tuple[str, ...]:
-    """Return a sentence for each emulation of nodes or links in the plan or records of a run."""
+    """Return ``emulated: NAME`` for each distinct emulation of nodes or links in a run."""
     emulations = [run.info.plan.emulation, *(record.emulation for record in run.records)]
     return tuple(f"emulated: {name}" for name in dict.fromkeys(emulations) if name)

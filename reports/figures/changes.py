@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MAX_EFFECTS = 40
 """The largest number of changes in one figure."""
 MAX_HISTORY_SERIES = 6
-"""The largest number of series in one figure."""
+"""The largest number of cases whose times one figure of the history shows."""
 
 
 _CHANGE = AxisQuantity(
@@ -30,8 +30,9 @@ def chart_effects(rows: Sequence[IntervalRow], threshold: float) -> Chart | None
     """Return a chart of the relative change of each series with its 95 % interval.
 
     A series is one benchmark case with fixed parameters. ``rows`` have the change and its bounds as
-    fractions: 0.05 is 5 % slower. ``threshold`` is the minimum relevant change, as a fraction,
-    which is shaded. The largest changes come first. None without rows.
+    fractions: 0.05 is 5 % slower. ``threshold`` is the minimum relevant change, as a fraction. The
+    range of smaller changes is shaded. The largest changes come first, and at most 40 are drawn.
+    None without rows.
     """
     if not rows:
         return None
@@ -66,9 +67,12 @@ class HistorySeries:
     label: str
     """The label of the case."""
     seconds_by_place: Mapping[int, float]
-    """The time in seconds, keyed by the index of the run in the history."""
+    """The time in seconds, keyed by the index from 0 of the run in the history."""
     levels: Sequence[tuple[int, int, float]]
-    """The levels, oldest first: (index of the first run, index of the last run, seconds)."""
+    """The levels, oldest first: (index of the first run, index of the last run, seconds).
+
+    The indices are those of ``seconds_by_place``. The seconds are the typical time of the level.
+    """
 
 
 def chart_history(runs: Sequence[str], series: Sequence[HistorySeries]) -> Chart:

@@ -13,7 +13,7 @@ class Chart:
     """A figure of a report that has not been drawn yet."""
 
     name: str
-    """The id on the page, the key in ``parbench.figures`` and the stem of the file."""
+    """The id on the page, the key in ``parbench.figures``, and the stem of the figure's file."""
     title: str
     """The heading of the figure."""
     caption: str

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 Times = Sequence[tuple[float, float]]
 SpansByCategory = Mapping[str, Times]
-"""The starts and ends of spans in seconds, keyed by category. The spans do not overlap.
+"""The (start, end) of spans of one row in seconds, keyed by category, such as ``compute``.
 
-A category has one color, such as ``compute``.
+All spans of a category have one color. No spans of a row overlap.
 """
 
 NUM_BINS = 250
@@ -48,8 +48,8 @@ def draw_lanes(
 ) -> None:
     """Draw rows of colored spans on a time axis from zero to ``seconds``, with labels at the left.
 
-    ``looks`` has the patch arguments of each category of spans, keyed by category. The legend shows
-    those with a ``label``.
+    ``looks`` has the arguments of a matplotlib patch for each category of spans, keyed by category.
+    Categories whose arguments contain a ``label`` are in the legend of the figure.
     """
     for lane in lanes:
         for category, spans in merge_spans(lane.spans, seconds).items():
@@ -65,11 +65,11 @@ def draw_lanes(
 
 
 def merge_spans(spans: SpansByCategory, seconds: float) -> SpansByCategory:
-    """Return at most ``NUM_BINS`` spans of one row of a Gantt chart in seconds, keyed by category.
+    """Return the spans of one row of a Gantt chart, merged if they are more than ``NUM_BINS``.
 
-    More spans are merged: the time axis, which ends at ``seconds``, is divided into equal bins.
-    Each bin gets the category that covers most of it, or none. Successive bins of a category are
-    one span.
+    To merge them, the time axis from 0 to ``seconds`` is divided into ``NUM_BINS`` equal bins. Each
+    bin gets the category that covers most of the bin, or none if most is empty. Successive bins of
+    one category become one span.
     """
     if sum(map(len, spans.values())) <= NUM_BINS:
         return spans
@@ -87,9 +87,9 @@ def merge_spans(spans: SpansByCategory, seconds: float) -> SpansByCategory:
 
 
 def _compute_coverage(spans: Times, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the seconds that spans cover in each time bin.
+    """Return the seconds that ``spans`` cover in each time bin, as an array with one value per bin.
 
-    ``edges`` are the borders of the bins in seconds.
+    ``edges`` are the borders of the bins in seconds, one more than bins.
     """
     if not spans:
         return np.zeros(len(edges) - 1)

@@ -34,18 +34,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LINES_INCHES = 2.0
-"""The height of a line chart without its legend."""
+"""The height of a line chart without its legend, in inches."""
 INTERVALS = "Bands are 95 % intervals, within the repetition if there is only one."
 MAX_LINES = 8
 """The largest number of operations in one chart."""
 NUM_ECDF_STEPS = 150
+"""The number of equal steps of probability with which a distribution function is drawn."""
 
 
 def make_lines(rows: Iterable[Row], label: str, x: str, y: str, unit: float = 1.0) -> Lines:
-    """Return a line for each label in the rows that has at least two points.
+    """Return a line for each label that has at least two rows with known values, keyed by label.
 
-    ``label``, ``x`` and ``y`` are keys of rows. The keys ``{y}_low`` and ``{y}_high`` are optional.
-    Values and bounds of y are divided by ``unit``.
+    ``label``, ``x`` and ``y`` are the keys of rows that have the label of the line and the
+    position. The optional keys ``{y}_low`` and ``{y}_high`` have the bounds of the 95 % interval.
+    Values and bounds of y are divided by ``unit``, such as 1e9 for GB/s from B/s.
     """
     points: dict[str, list[LinePoint]] = defaultdict(list)
     for row in rows:
@@ -65,9 +67,11 @@ def chart_lines(
     y: AxisQuantity,
     reference: tuple[float, str] | None = None,
 ) -> Chart | None:
-    """Return a chart of lines, None if no line has a value above zero.
+    """Return a chart of lines with their 95 % intervals, None if no line has a value above zero.
 
-    ``reference`` is the value and the name of a horizontal line.
+    ``name`` is the id of the chart and the stem of its file. ``caption`` is the text below
+    ``title``. ``x`` and ``y`` are the quantities of the axes. ``reference`` is (value, name) of a
+    horizontal line, in units of ``y``.
     """
     points = [point for line in lines.values() for point in line]
     positive = [value for point in points for value in point[1:] if value > 0]
@@ -104,8 +108,10 @@ def _chart_over_size(
 ) -> Chart | None:
     """Return a chart over message size with a line for each of the first operations.
 
-    ``metric`` is the column of the values, which are divided by ``unit``. At most ``MAX_LINES``
-    operations are shown. The other arguments are those of ``chart_lines``.
+    ``operations`` is a frame with a row per communication case (``select_operations``). ``metric``
+    is the column of the values on the y axis, which are divided by ``unit``. ``quantity`` is the
+    quantity of the y axis. At most ``MAX_LINES`` operations are shown. The other arguments are
+    those of ``chart_lines``. None if no operation has two sizes.
     """
     lines = make_lines(list_rows(operations), "operation", "size", metric, unit)
     shown = {label: lines[label] for label in list(lines)[:MAX_LINES]}
@@ -179,8 +185,9 @@ def chart_context_methods(number: int, title: str, rows: Sequence[Row]) -> Itera
     """Yield charts of step time, bytes and exposed communication over sequence length.
 
     A line is a method of context parallelism. Rows have the keys ``method``, ``sequence`` (tokens),
-    ``seconds``, ``bytes_sent`` and ``exposed`` (a fraction of the step). ``number`` is a number
-    from 1 that makes the names of the charts unique. There is one for each table of methods.
+    ``seconds`` (step time), ``bytes_sent`` (by attention, per rank and step) and ``exposed``
+    (exposed communication as a fraction of the profiled step). ``number`` is a number from 1 that
+    makes the names of the charts unique.
     """
     for quantity_number, (key, quantity) in enumerate(_CONTEXT_QUANTITIES.items(), start=1):
         chart = chart_lines(
@@ -197,9 +204,10 @@ def chart_context_methods(number: int, title: str, rows: Sequence[Row]) -> Itera
 def chart_latency(number: int, title: str, operations: "pd.DataFrame") -> Chart | None:
     """Return a chart of the distribution of iteration times, one line per operation.
 
-    Only the smallest size of each operation counts. ``operations`` is a frame with a row per
-    communication case (``select_operations``). ``number`` is a number from 1 that makes the name of
-    the chart unique. None if no operation has two iterations.
+    A line is the empirical distribution function (ECDF) of the iterations of all repetitions at the
+    smallest size of the operation. ``operations`` is a frame with a row per communication case
+    (``select_operations``) of one mode and data type, which ``title`` names. ``number`` is a number
+    from 1 that makes the name of the chart unique. None if no operation has two iterations.
     """
     samples: dict[str, list[float]] = {}
     for label, cases in operations.groupby("operation", sort=False):

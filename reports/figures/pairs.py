@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_TICKS = 16
+"""The largest number of rank numbers on an axis."""
 
 
 def chart_links(

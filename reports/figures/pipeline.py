@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAX_NUMBERED_ACTIONS = 400
+"""The actions of a pipeline step with more actions on all ranks have no text, such as ``F3``."""
 _MAX_RANK_LABELS = 16
+"""The largest number of ranks with a label at the left of a chart."""
 _KINDS = {
     "F": ("F: forward", "blue"),
     "B": ("B: backward", "green"),
     "I": ("I: input gradient", "teal"),
     "W": ("W: weight gradient", "purple"),
 }
-"""The name and the color of each kind of action."""
+"""The text in the legend and the color (``style.HUES``) of each kind of action, keyed by letter."""
 
 
 def chart_pipeline(
@@ -31,7 +33,8 @@ def chart_pipeline(
 ) -> Chart:
     """Return a Gantt chart of the forward and backward actions of each rank of a pipeline.
 
-    If the details have both, the simulated timeline is above the measured one.
+    ``details`` has the simulated and the measured timeline of the actions. If both are known, the
+    simulated one is drawn above the measured one. ``name`` is the id of the chart.
     """
     recorded = {"simulated": details.predicted, "measured": details.measured}
     timelines = {name: timeline for name, timeline in recorded.items() if timeline}
@@ -60,9 +63,11 @@ def chart_pipeline(
 
 
 def make_lanes(details: PipelineDetails, timeline: PipelineTimeline) -> list[Lane]:
-    """Return a lane for each rank of a pipeline, with its actions as spans in seconds.
+    """Return a lane (row of a Gantt chart) for each rank, with its actions as spans in seconds.
 
-    A category is the kind of action and the index of the virtual stage on the rank, such as ``F0``.
+    ``timeline`` has the actions of each rank of the pipeline that ``details`` describes. The
+    category of a span is the kind of action and the index of the virtual stage on the rank, such as
+    ``F0``.
     """
     label_interval = -(-details.ranks // _MAX_RANK_LABELS)
     lanes = []
@@ -82,12 +87,15 @@ def make_lanes(details: PipelineDetails, timeline: PipelineTimeline) -> list[Lan
 
 
 def get_end(timeline: PipelineTimeline) -> float:
-    """Return the end of the last action on any rank in seconds since the first action."""
+    """Return the end of the last action on any rank, in seconds since the first action began.
+
+    It is 0 without actions.
+    """
     return max((actions[-1].stop_us / 1e6 for actions in timeline if actions), default=0.0)
 
 
 def _list_looks(chunks: int) -> dict[str, dict[str, Any]]:
-    """Return the patch arguments of each category of spans in a pipeline chart, keyed by category.
+    """Return the matplotlib patch arguments of the spans in a pipeline chart, keyed by category.
 
     A category is the kind of action and the index of the virtual stage, such as ``F0``. Later
     virtual stages are paler. ``chunks`` is the number of virtual stages of a rank.

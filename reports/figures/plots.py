@@ -13,7 +13,7 @@ _QUANTITIES = {
     ),
     "step": STEP_TIME,
 }
-"""The x axis of stacked bars, by ``StackedBars.quantity``."""
+"""The x axis of stacked bars, keyed by ``StackedBars.quantity``."""
 
 
 def list_table_charts(table: Table) -> list[Chart]:
@@ -31,9 +31,9 @@ def list_table_charts(table: Table) -> list[Chart]:
 
 
 def _chart_plot(name: str, plot: Plot) -> Chart | None:
-    """Return the chart of a figure of a plan: a Gantt chart of a pipeline, or stacked bars.
+    """Return the chart of a plan's figure: a Gantt chart of a pipeline, or stacked bars.
 
-    ``name`` is the name of the chart. None if no bar has a part above zero.
+    ``name`` is the id of the chart and the stem of its file. None if no bar has a part above zero.
     """
     if isinstance(plot, GanttChart):
         return chart_pipeline(name, plot.title, plot.caption, plot.details)

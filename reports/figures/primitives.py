@@ -25,14 +25,16 @@ DASHES: tuple[Any, ...] = (
     (0, (1.5, 1.5)),
     (0, (7, 2, 1.5, 2)),
 )
-"""The line styles of lines that share a color, in order."""
+"""The matplotlib line styles of lines that share a color: first solid, then three dashed ones."""
 LIMIT_DASHES = (0, (6, 2))
 """The line style of a limit, such as the ceiling of bandwidth."""
 MAX_LABEL_LETTERS = 64
 LETTERS_PER_INCH = 18
 """The approximate number of letters in an inch of text."""
 LEGEND_LINE_INCHES = 1.35 * style.FONT_POINTS / 72
+"""The height of a line of a legend."""
 _NUM_SHADES = 14
+"""The number of shades of a heat map above the palest one."""
 
 
 class LinePoint(NamedTuple):
@@ -54,18 +56,21 @@ Lines = Mapping[str, Sequence[LinePoint]]
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalRow:
-    """A row of a chart of intervals."""
+    """A row of a chart of intervals: a label, and a value with its 95 % interval."""
 
     label: str
     """The text above the row."""
     interval: tuple[float, float, float]
-    """The value, then the lower and the upper bound of its 95 % interval."""
+    """The value, then the lower and the upper bound of its 95 % interval, in units of the x axis.
+
+    Without an interval, both bounds are the value.
+    """
     hue: str = "blue"
     """The name of a color in ``style.HUES``."""
 
 
 def describe(artist: "Artist", text: str) -> None:
-    """Set the text that the page shows when the pointer is on an artist.
+    """Set the tooltip of a matplotlib artist: the text that the page shows at the pointer.
 
     The text is stored in the id of the artist, from which ``figures/svg.py`` makes an SVG title.
     """
@@ -73,7 +78,7 @@ def describe(artist: "Artist", text: str) -> None:
 
 
 def shorten(label: str, max_letters: int = MAX_LABEL_LETTERS) -> str:
-    """Return a label with at most ``max_letters``: its first letters, ``...``, its last letters."""
+    """Return a label, cut to ``max_letters`` by replacing its middle by ``...`` if it is longer."""
     if len(label) <= max_letters:
         return label
     half = (max_letters - 3) // 2
@@ -81,7 +86,7 @@ def shorten(label: str, max_letters: int = MAX_LABEL_LETTERS) -> str:
 
 
 def draw_lines(axes: "Axes", lines: Lines) -> None:
-    """Draw each line with markers, and its interval as a band."""
+    """Draw each line with markers at its points, and the 95 % intervals of its points as a band."""
     for points, look in zip(lines.values(), choose_looks(lines), strict=True):
         xs, values, lows, highs = zip(*points, strict=True)
         axes.plot(xs, values, marker="o", clip_on=False, **look)
@@ -92,8 +97,9 @@ def draw_lines(axes: "Axes", lines: Lines) -> None:
 def choose_looks(labels: Collection[str]) -> list[dict[str, Any]]:
     """Return the arguments of ``Axes.plot`` for each label: color, dashes and label.
 
-    A label that begins with a well-known operation has the color of the operation, unless all
-    labels are of one operation. Lines of the same color differ in their dashes.
+    A label that begins with a well-known operation (``style.OPERATIONS``) gets the color of the
+    operation, unless all labels begin with the same operation. Lines of one color differ in their
+    dashes. The result is in the order of the labels.
     """
     operations = [label.partition(" ")[0] for label in labels]
     hues: list[str] = []
@@ -109,9 +115,9 @@ def choose_looks(labels: Collection[str]) -> list[dict[str, Any]]:
 
 
 def add_legend(figure: "Figure") -> None:
-    """Add a legend of all labels above the axes of a figure, and make it taller by its height.
+    """Add a legend of all labels above the axes of a figure, and make the figure taller for it.
 
-    The number of columns follows from the longest label.
+    The legend has as many columns as fit the width of the figure with the longest label.
     """
     handles: dict[str, Artist] = {}
     for axes in figure.axes:
@@ -131,8 +137,9 @@ def draw_stacks(
 ) -> None:
     """Draw a horizontal stacked bar for each stack from top to bottom, with its label above.
 
-    A stack is a label and the lengths of its parts, keyed by part. ``looks`` has the fill of each
-    part, in the order of drawing. Each part shows its share of the bar where there is space.
+    A stack is (label, lengths of the parts keyed by part), with lengths in units of the x axis.
+    ``looks`` has the arguments of ``Axes.barh`` for each part, keyed by part, in the order from
+    left to right. Each part shows its percentage of the bar where there is space.
     """
     lefts = np.zeros(len(stacks))
     totals = [sum(parts.values()) for _, parts in stacks]
@@ -153,7 +160,7 @@ def draw_stacks(
 def write_between(
     axes: "Axes", start: float, stop: float, y: float, text: str, **options: Any
 ) -> None:
-    """Write a text between two positions on the x axis if there is space.
+    """Write a text in the middle between two positions on the x axis, if it is narrow enough.
 
     ``y`` is the position on the y axis. ``options`` are arguments of ``Axes.text``.
     """
@@ -166,7 +173,10 @@ def write_between(
 
 
 def label_rows(axes: "Axes", labels: Sequence[str]) -> None:
-    """Set the y axis to one unit per row, the first at the top, and write a label above each."""
+    """Set the y axis of a chart of rows, and write each of ``labels`` above its row.
+
+    A row has the height 1 on the axis. The first row is at the top.
+    """
     axes.set_ylim(len(labels) - 0.65, -0.75)
     axes.set_yticks([])
     background = {"facecolor": color("back"), "pad": 0.6}
@@ -190,11 +200,12 @@ def draw_intervals(axes: "Axes", rows: Sequence[IntervalRow]) -> None:
 def draw_heat_map(
     axes: "Axes", values: NDArray[np.float64], format_value: Callable[[float], str]
 ) -> None:
-    """Draw a cell for each value, darker for larger values relative to the largest.
+    """Draw a matrix of values as cells, which are the darker the larger the value is.
 
-    NaN leaves a cell empty. ``format_value`` returns the text in a cell, which is written if there
-    is space. Cells of one shade are a single path, because a path for each would be several times
-    larger.
+    ``values`` has rows from top to bottom, and NaN leaves a cell empty. The shade is relative to
+    the largest value. ``format_value`` returns the text in a cell, which is written if there is
+    space. All cells of one shade are a single path, because a path per cell would make the SVG
+    several times larger.
     """
     num_rows, num_columns = values.shape
     axes.set_xlim(0, num_columns)
@@ -219,10 +230,11 @@ def draw_boxes(
     look: Mapping[str, Any],
     description: str = "",
 ) -> None:
-    """Draw boxes as a single path with the patch arguments ``look``.
+    """Draw boxes of equal height as a single path.
 
-    A box is (left end, right end, middle on the y axis). ``description`` is the text that the page
-    shows when the pointer is on a box.
+    A box is (left end, right end, middle on the y axis), and ``height`` is in units of the y axis.
+    ``look`` has the arguments of ``PathPatch``. ``description`` is the text that the page shows
+    when the pointer is on a box.
     """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path

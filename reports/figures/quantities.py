@@ -30,11 +30,11 @@ class AxisQuantity:
     title: str
     """The name of the quantity, with its unit if tick texts have none."""
     text: Callable[[float], str]
-    """Returns the text of a value at a tick."""
+    """Returns the text of a tick, given its value."""
     is_log: bool = True
     """True for a logarithmic axis. A linear axis starts at zero."""
     base: int = 10
-    """The base of the ticks: 2 for powers of two, as for bytes, otherwise 10."""
+    """The base of round ticks: 2 for powers of two, as for bytes, otherwise 10."""
 
     @property
     def label(self) -> str:
@@ -67,7 +67,7 @@ def count_of(title: str) -> AxisQuantity:
 def set_x_axis(axes: "Axes", quantity: AxisQuantity, low: float, high: float) -> None:
     """Set the scale, range, ticks and label of the x axis.
 
-    ``low`` and ``high`` are its ends in units of the quantity.
+    ``low`` and ``high`` are the ends of the axis in units of the quantity.
     """
     axes.set_xscale("log" if quantity.is_log else "linear")
     axes.set_xlim(low, high)
@@ -78,7 +78,7 @@ def set_x_axis(axes: "Axes", quantity: AxisQuantity, low: float, high: float) ->
 def set_y_axis(axes: "Axes", quantity: AxisQuantity, low: float, high: float) -> None:
     """Set the scale, range, ticks and title of the y axis. The title is above the axes.
 
-    ``low`` and ``high`` are its ends in units of the quantity.
+    ``low`` and ``high`` are the ends of the axis in units of the quantity.
     """
     if quantity.is_log:
         axes.set_yscale("log", nonpositive="mask")

@@ -21,13 +21,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Stacks = Mapping[str, Mapping[str, float]]
-"""The lengths of the parts of each bar, keyed by the label of the bar and then by part."""
+"""The lengths of the parts of each bar, keyed by the label of the bar and then by part.
+
+The lengths are in seconds for time and in bytes for memory.
+"""
 
 
 def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
     """Return a chart of the step time of each case with its 95 % interval.
 
-    ``steps`` are keyed by label. None if no step time is known.
+    ``steps`` has the results of training steps, keyed by their labels. A step time is the mean over
+    repetitions, and its interval is over repetitions, too. None if no step time is known.
     """
     intervals = []
     for label, step in steps.items():
@@ -58,7 +62,7 @@ def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
 def chart_breakdown(stacks: Stacks) -> Chart | None:
     """Return a chart of the parts of each profiled step, such as compute and idle, in seconds.
 
-    None if no step was profiled.
+    ``stacks`` has the seconds of the parts of each step. None if no step was profiled.
     """
     title = "Where the time goes: the parts of each step"
     caption = "Each bar is a profiled step."
@@ -68,7 +72,8 @@ def chart_breakdown(stacks: Stacks) -> Chart | None:
 def chart_memory(stacks: Stacks) -> Chart | None:
     """Return a chart of the measured memory of each step by component, in bytes.
 
-    Each component is a maximum over ranks. None without data.
+    ``stacks`` has the bytes of each component, such as parameters, keyed by step and then by
+    component. They are maxima over ranks. None if no component has bytes.
     """
     title = "Memory by component, measured"
     quantity = AxisQuantity(
@@ -88,8 +93,9 @@ def chart_stacks(
 ) -> Chart | None:
     """Return a chart with a horizontal stacked bar for each stack that has a part above zero.
 
-    ``stacks`` are in units of ``quantity``. ``limit`` is (position, name) of a line across the
-    bars. The result is None if no stack has a part above zero.
+    ``name`` is the id of the chart and the stem of its file. ``stacks`` has the lengths of the
+    parts of each bar in units of ``quantity``, the quantity of the x axis. ``limit`` is (position,
+    name) of a vertical line across the bars. The result is None if no bar has a part above zero.
     """
     bars = []
     for label, stack in stacks.items():

@@ -19,8 +19,11 @@ HUES = {
     "red": ("#8c1028", "#f45454"),
     "grey": ("#70757a", "#a9969e"),
 }
-"""Light and dark. Each has a contrast of at least 3:1 with its background, and all remain
-distinguishable without red or green vision. The values were found by search."""
+"""The hex codes (light theme, dark theme) of each color of marks and lines, keyed by name.
+
+Each color has a contrast of at least 3:1 with the background of its theme. All remain
+distinguishable without red or green vision. The values were found by search.
+"""
 
 PAGE = {
     "back": ("#ffffff", "#14171b"),
@@ -29,7 +32,7 @@ PAGE = {
     "muted": ("#59636e", "#a3acb7"),
     "faint": ("#d5d9de", "#3a414a"),
 }
-"""The background, the text and the rules of the page, light and dark."""
+"""The hex codes (light theme, dark theme) of the page's background, text and rules, by name."""
 
 PARTS = {
     "compute": "blue",
@@ -44,7 +47,10 @@ PARTS = {
     "activations": "purple",
     "buffers": "teal",
 }
-"""The color of each part of a training step's time or memory. Other parts are grey."""
+"""The color (name in ``HUES``) of each part of a training step's time or memory.
+
+The key is the first word of the part: ``exposed`` for ``exposed dp``. Other parts are grey.
+"""
 OPERATIONS = {
     "all_reduce": "blue",
     "all_gather": "orange",
@@ -53,13 +59,16 @@ OPERATIONS = {
     "broadcast": "red",
     "sendrecv": "teal",
 }
-"""The color of each well-known operation. Other operations have any of the colors."""
+"""The color (name in ``HUES``) of each well-known operation.
+
+The color of other operations follows from their order in a chart.
+"""
 
 HATCHES = ("//////", "xxxxxx", "------")
 """The hatches of parts of a step that are exposed communication, such as those of mesh axes."""
 COLUMN_INCHES = 3.5
 PAGE_INCHES = 7.16
-"""One column and the full width of a two-column paper."""
+"""The full width of a two-column paper, whose single columns are ``COLUMN_INCHES`` wide."""
 FONT_POINTS = 6.5
 
 
@@ -71,8 +80,8 @@ def color(name: str) -> str:
 def look_of_part(part: str, number: int = 0) -> dict[str, Any]:
     """Return the arguments of a matplotlib patch for a part of a step, such as ``compute``.
 
-    Exposed communication is hatched, and idle time is pale. Parts of exposed communication with
-    successive ``number`` have different hatches.
+    Exposed communication is hatched, and idle time is pale. ``number`` is the index of the part in
+    the chart. It selects the hatch, so that exposed communication on several axes differs.
     """
     hue = PARTS.get(part.partition(" ")[0], "grey")
     look: dict[str, Any] = {"label": part, "facecolor": color(hue)}
@@ -86,7 +95,8 @@ def look_of_part(part: str, number: int = 0) -> dict[str, Any]:
 def variables_by_color() -> dict[str, str]:
     """Return the CSS variable of each light color, keyed by hex code.
 
-    Figures are drawn in light colors, which the page replaces by these variables.
+    An example is ``{"#1f6fd6": "var(--blue)"}``. Figures are drawn in light colors, which the page
+    replaces by these variables.
     """
     return {light: f"var(--{name})" for name, (light, _) in (HUES | PAGE).items()}
 
@@ -155,9 +165,10 @@ def use_style() -> Iterator[None]:
 def new_figure(
     height_inches: float, *, is_wide: bool = False, num_rows: int = 1
 ) -> "tuple[Figure, list[Axes]]":
-    """Return a new figure and its axes from top to bottom, which share the x axis.
+    """Return a new figure and its axes, which share the x axis, in order from top to bottom.
 
-    The figure is as wide as the page if ``is_wide``, otherwise as one column of a paper.
+    ``num_rows`` is the number of axes. The figure is as wide as the page if ``is_wide``, otherwise
+    as one column of a paper.
     """
     from matplotlib.figure import Figure
 

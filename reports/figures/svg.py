@@ -77,9 +77,10 @@ def save_chart(chart: Chart, file: Path) -> None:
 
 
 def _encode(chart: Chart, **options: Any) -> bytes:
-    """Draw a chart and return it as the bytes of a file. ``options`` are those of ``savefig``.
+    """Draw a chart and return the bytes of its file. ``options`` are arguments of ``savefig``.
 
-    The ids inside an SVG depend only on the name of the chart.
+    The ids inside an SVG are derived from the name of the chart, so that equal charts have equal
+    bytes.
     """
     import matplotlib as mpl
 
@@ -93,7 +94,8 @@ def _encode(chart: Chart, **options: Any) -> bytes:
 def _render_svg(chart: Chart) -> str:
     """Return the SVG element of a chart as text, with its title and description for screen readers.
 
-    The page has several charts, so no id is in two of them.
+    Ids inside the SVG are derived from the name of the chart, so that the ids of several charts on
+    one page differ. Ids that nothing refers to are removed.
     """
     svg = escape_unprintable(_encode(chart, format="svg", transparent=True).decode(), "\n\t")
     svg = _UNUSED.sub("", svg[svg.index("<svg") :]).replace("xlink:href", "href")

@@ -21,8 +21,9 @@ MAX_RANKS = 8
 """The largest number of ranks in a chart."""
 _LANE_INCHES = 0.14
 _GAP_BETWEEN_RANKS = 0.4
+"""The distance between the rows of two ranks on the y axis, on which a row has the height 1."""
 _PARTS = ("compute", "exposed communication", "hidden communication", "copy", "idle")
-"""The parts of a step that have a color. Other parts are phases that the step marks."""
+"""The categories of spans that have a color. All others are names of phases that a step marks."""
 
 
 def chart_timeline(
@@ -31,8 +32,8 @@ def chart_timeline(
     """Return a Gantt chart of a profiled step with a row for each stream of each rank.
 
     A stream is compute, copies, phases, or the communication of one mesh axis. At most eight ranks
-    are drawn, those with the longest steps. ``caption`` is followed by sentences on the clock and
-    the number of ranks.
+    are drawn, those with the longest steps. Sentences on the clock and the number of ranks are
+    appended to ``caption``. ``name`` is the id of the chart and the stem of its file.
     """
     seconds = max((rank.stop_us for rank in timeline.ranks), default=1.0) / 1e6
     ranks = sorted(timeline.ranks, key=lambda rank: rank.start_us - rank.stop_us)[:MAX_RANKS]

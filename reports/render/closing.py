@@ -1,7 +1,7 @@
 """The summary that a run ends with: verdicts, operations, steps and findings on one screen.
 
-The summary has 80 columns. A run of at most three operations has their tables over message sizes
-instead of the largest bandwidth of each.
+The summary is 80 characters wide. For a run of at most three operations, it has a table over
+message sizes for each operation, otherwise one table with the largest bandwidth of each operation.
 """
 
 import textwrap
@@ -20,7 +20,7 @@ from parbench.reports.tables.side_by_side import list_setting_tables
 
 WIDTH = 80
 MAX_ROWS = 16
-"""The largest number of rows of a table. A table over message sizes has all rows."""
+"""The largest number of rows of the tables of operations and of steps in the summary."""
 MAX_TABULATED_OPERATIONS = 3
 MAX_LINK_ROWS = 16
 MAX_FINDINGS = 3
@@ -52,10 +52,11 @@ _STEP_COLUMNS = (
 
 
 def render_closing(report: Report, width: int | None = None, color: bool = False) -> str:
-    """Return the summary of a report with one run as text, otherwise all its tables.
+    """Return the summary of a report of one run as text. Other reports are rendered in full.
 
-    ``width`` is the number of columns of these tables, None for no limit. ``color`` adds terminal
-    colors. The last line has the command that prints all rows.
+    The summary is 80 characters wide, and its last line has the command that prints all rows.
+    ``width`` is the width of a full report in characters, None for no limit. ``color`` adds
+    terminal colors.
     """
     if len(report.runs) != 1:
         return render_text(report, width, color)
@@ -84,7 +85,10 @@ def render_closing(report: Report, width: int | None = None, color: bool = False
 
 
 def render_verdicts(report: Report, width: int | None = None, color: bool = False) -> str:
-    """Return the verdicts of a run as text of ``width`` columns. ``color`` adds terminal colors."""
+    """Return the verdicts of a report as text of ``width`` characters, by default 80.
+
+    ``color`` adds terminal colors.
+    """
     sheet = Sheet(width or WIDTH, color)
     sheet.write_verdicts(report.verdicts)
     return sheet.text()
@@ -93,8 +97,8 @@ def render_verdicts(report: Report, width: int | None = None, color: bool = Fals
 def _make_size_tables(data: RunData) -> list[Table]:
     """Return a table over message sizes for each operation, mode and type, then tables of links.
 
-    A table of links has the bandwidth from each rank to each other rank, and is left out if it is
-    large. The list is empty if the run has more than three operations.
+    A table of links has the bus bandwidth from each rank to each other rank. It is left out if more
+    than 16 ranks send. The list is empty if the run has more than three operations.
     """
     operations = select_operations(data)
     if operations["operation"].nunique() > MAX_TABULATED_OPERATIONS:
@@ -112,9 +116,9 @@ def _make_size_tables(data: RunData) -> list[Table]:
 
 
 def _make_operation_table(data: RunData) -> Table:
-    """Return the table of latency, bus bandwidth and share of the ceiling, a row per operation.
+    """Return the table of latency and largest bus bandwidth, with a row per operation.
 
-    The ceiling is the bandwidth limit of the run. Without one, the share is left out.
+    If the bandwidth limit of the run is known, a column has the bus bandwidth as its share.
     """
     columns = list(_OPERATION_COLUMNS)
     title = "Operations"

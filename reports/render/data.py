@@ -13,7 +13,11 @@ SCHEMA_VERSION = 1
 
 
 def render_json(report: Report) -> str:
-    """Return a report as JSON: its runs with a row per case, its findings, and its tables."""
+    """Return a report as the text of a JSON object, which ends with a newline.
+
+    It has the verdicts, the findings, the runs with their cases (``_describe_run``), and the rows
+    of all tables, keyed by the id of the table.
+    """
     notes: list[str] = []
     tables = {}
     for section in report.sections:
@@ -39,7 +43,10 @@ def render_json(report: Report) -> str:
 
 
 def render_csv(report: Report) -> str:
-    """Return CSV with a row for each run and case: the columns of ``RunData.cases``."""
+    """Return a report's cases as CSV text, with a header and a row for each run and case.
+
+    The columns are ``run`` (the id of the run) and those of ``RunData.cases`` except ``result``.
+    """
     import pandas as pd
 
     frames = {data.run.info.id: data.cases.drop(columns="result") for data in report.runs}
@@ -47,10 +54,13 @@ def render_csv(report: Report) -> str:
 
 
 def _describe_run(data: RunData) -> dict[str, Any]:
-    """Return a run for JSON: ``run`` (its information), ``cases``, ``skipped`` and ``missing``.
+    """Return a run as an object for JSON, with these keys.
 
-    A case has the columns of ``RunData.cases`` without unknown values, and ``notes`` and
-    ``details``.
+    - ``run``: the run's plan, environment and other information (``RunInfo``)
+    - ``cases``: a dict per case with the columns of ``RunData.cases`` that are known, ``notes`` and
+      ``details``
+    - ``skipped``: the cases that the plan skips, with reasons
+    - ``missing``: the planned cases that lack the record of a repetition
     """
     cases = []
     for row in list_rows(data.cases):

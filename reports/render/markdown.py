@@ -35,7 +35,7 @@ def render_markdown(report: Report) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text on one line, escaped so that Markdown shows it unchanged."""
+    """Return ``text`` on one line, with special characters escaped so that Markdown shows them."""
     line = to_single_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _SPECIAL.sub(r"\\\1", line)
 
@@ -51,7 +51,7 @@ def markdown_table(columns: Sequence[Column], rows: Iterable[Row]) -> str:
 
 
 def _render_section(section: Section) -> list[str]:
-    """Return the Markdown blocks of a report section: notes, tables and glossary entries."""
+    """Return the Markdown blocks (paragraphs) of a section: notes, tables and glossary entries."""
     blocks = [f"## {escaped(section.title)}", *map(escaped, section.notes)]
     for table in section.on_page:
         blocks += [f"### {escaped(table.title)}", escaped(table.constant)]
@@ -64,14 +64,14 @@ def _render_section(section: Section) -> list[str]:
 
 
 def _render_problems(table: Table) -> list[str]:
-    """Return the blocks of a table of failed or unmeasured cases, empty without rows."""
+    """Return heading and table of failed or unmeasured cases as Markdown, empty without rows."""
     if not table.rows:
         return []
     return [f"## {table.title}", markdown_table(table.columns, table.rows)]
 
 
 def _render_list(title: str, sentences: Sequence[str]) -> list[str]:
-    """Return the blocks of a bulleted list: heading and sentences, empty without sentences."""
+    """Return heading and bulleted list as Markdown blocks, an empty list without ``sentences``."""
     if not sentences:
         return []
     return [f"## {title}", "\n".join(f"* {escaped(sentence)}" for sentence in sentences)]

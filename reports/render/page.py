@@ -17,18 +17,19 @@ from parbench.reports.report import Report
 
 MAX_PAGE_BYTES = 1_000_000
 LIMITS = ((1000, 100), (200, 30), (50, 10), (10, 3))
-"""Pairs of the largest number of rows per table and the largest number of figures.
+"""Pairs of limits: the largest number of rows per table, and the largest number of figures.
 
-The first pair with which the page is small enough is used.
+The page uses the first pair with which it has at most ``MAX_PAGE_BYTES``, otherwise the last.
 """
 METHOD_TERMS = ("sample", "repetition", "interval", "noise")
+"""The glossary terms that the page defines in its section on the method of measurement."""
 _FOLDER = Path(__file__).parent
 
 
 def render_page(report: Report) -> str:
     """Return a report as one HTML page.
 
-    If the page would exceed a megabyte, rows of tables and figures are left out.
+    If the page would exceed a megabyte, rows of tables and figures are left out (``LIMITS``).
     """
     charts = report.charts
     drawn = [(chart.name, render_inline(chart)) for chart in charts[: LIMITS[0][1]]]
@@ -51,9 +52,10 @@ def render_page(report: Report) -> str:
 
 
 def _render_template(**context: Any) -> str:
-    """Return the HTML page from its template, style sheet and script.
+    """Return the HTML page, rendered from the template ``page.html.j2``.
 
-    ``context`` has the variables of the template.
+    The style sheet and the script become part of the page. ``context`` has the variables of the
+    template, such as ``report``.
     """
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
     environment = Environment(
@@ -75,9 +77,9 @@ def _render_template(**context: Any) -> str:
 
 
 def _escape_controls(value: object) -> object:
-    """Return text with escaped control characters, such as marks of right-to-left text.
+    """Escape the control characters in a value of the template, such as right-to-left marks.
 
-    Other values and HTML are returned unchanged.
+    Values that are not text, and HTML (``Markup``), are returned unchanged.
     """
     if isinstance(value, str) and not isinstance(value, Markup):
         return escape_unprintable(value, "\n\t")
@@ -85,9 +87,9 @@ def _escape_controls(value: object) -> object:
 
 
 def _make_policy(script: str) -> str:
-    """Return a content security policy that forbids network access.
+    """Return a content security policy that forbids network access and foreign scripts.
 
-    It allows no other script than ``script``, the text of the page's own script.
+    ``script`` is the source of the page's own script, the only one that the policy allows.
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (

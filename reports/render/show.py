@@ -24,11 +24,12 @@ REPORT_FILE = "report.html"
 
 
 def show_run(data: RunData, *more: ReportVerdict, form: str = "tables") -> int:
-    """Print the results of a run, write its page, print its folder, and return the exit code.
+    """Print the results of a run, write its HTML page, print its folder, and return the exit code.
 
-    ``more`` are further verdicts. ``form`` is ``tables`` for the summary, ``verdicts``, or a format
-    of ``parbench export``. If the page cannot be written, a warning is printed, and the exit code
-    is 4 if everything else is fine.
+    ``more`` are verdicts that follow the verdicts on the run. ``form`` selects what is printed:
+    ``tables`` for the summary, ``verdicts`` for the verdicts, or a format of ``parbench export``.
+    The page is ``report.html`` in the folder of the run. If the page cannot be written, a warning
+    is printed, and the exit code is 4 instead of 0.
     """
     path = data.run.path
     report = make_report(data, more)
@@ -64,8 +65,8 @@ def show_again(path: Path, *, show_all: bool = False) -> int:
 def render_report(report: Report, form: str) -> bytes:
     """Return a report encoded as UTF-8 in the format ``form``.
 
-    Formats are ``html``, ``markdown``, ``csv``, ``json`` and ``tables``. Tables have the width of
-    the terminal.
+    ``form`` is ``html``, ``markdown``, ``csv``, ``json``, or ``tables`` for text. The text has the
+    width of the terminal.
     """
     if form == "html":
         # Only pages wait for the import of jinja2.
@@ -83,7 +84,7 @@ def render_report(report: Report, form: str) -> bytes:
 def load_report(paths: Sequence[Path]) -> Report:
     """Load the runs in folders and return the report of one run, several runs, or a sweep.
 
-    Raises ``UserError`` if a run cannot be read.
+    Each path is a run, a folder of runs, or a sweep. Raises ``UserError`` if no run can be read.
     """
     paths = expand_folders(paths)
     if len(paths) > 1 or is_sweep(paths[0]):
@@ -100,10 +101,11 @@ def build_report(
 ) -> int:
     """Write the report of one run, of several runs, or of a sweep, and return its exit code.
 
-    ``form`` is the format. A page goes to ``output``, by default ``report.html`` in the folder of
-    the run or of the sweep, or in the current folder for several runs. Its path is printed. Other
-    formats go to ``output`` or to standard output. ``figures`` is a folder for the figures in each
-    of the ``formats``.
+    ``form`` is a format of ``render_report``. An HTML page goes to the file ``output``, by default
+    ``report.html`` in the folder of the run or sweep, or in the current folder for several paths.
+    Other formats go to ``output`` if it is given, otherwise to standard output. The path of a
+    written file is printed. If ``figures`` is a folder, the figures are written to the folder in
+    each of ``formats``, such as ``pdf``.
     """
     target = output
     if target is None and form == "html":
@@ -135,6 +137,9 @@ def write_figures(report: Report, folder: Path, formats: Sequence[str]) -> None:
 
 
 def write_report(runs: Sequence[Path], output: Path) -> None:
-    """Write the page of several runs to ``output``, and name on it the runs that cannot be read."""
+    """Write the HTML page of several runs to the file ``output``.
+
+    The page names the runs that are missing or cannot be read.
+    """
     report = make_report_of_runs(RunSet.load(runs))
     write_output(output, render_report(report, "html"))

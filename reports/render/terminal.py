@@ -21,13 +21,13 @@ from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.report import Report
 
 UNBOUNDED = 1_000_000
-"""The width of a sheet without a limit."""
+"""The number of columns of a sheet whose width has no limit."""
 MIN_WIDTH = 40
 MIN_TEXT_WIDTH = 24
 """A column of text is wrapped to at least this width before its table is split."""
 MIN_TITLE_WIDTH = 10
 GAP = 2
-"""The space between two columns."""
+"""The number of spaces between two columns of a table."""
 
 _LEVEL_STYLES = {"good": "green", "doubtful": "yellow", "bad": "bold red"}
 _GRADE_STYLES = {
@@ -47,9 +47,9 @@ def print_report(
 ) -> None:
     """Write a report to a stream, in the width and the colors that the stream supports.
 
-    ``file`` is the stream, by default standard output. ``render`` returns the text for a report, a
-    width and a choice of color, by default ``render_text``. A terminal is colored, unless the
-    environment variables NO_COLOR or FORCE_COLOR decide.
+    ``file`` is the stream, by default standard output. ``render(report, width, has_color)`` returns
+    the text, by default ``render_text``. A terminal gets colors and a pipe does not, unless the
+    environment variable NO_COLOR or FORCE_COLOR is set.
     """
     stream = sys.stdout if file is None else file
     console = Console(file=stream)
@@ -60,9 +60,9 @@ def print_report(
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Return the number of columns of a stream, None for no limit.
+    """Return the number of character columns of a stream, None for no limit.
 
-    A terminal and the variable ``COLUMNS`` limit the width, a pipe does not.
+    The width is limited for a terminal, and if the environment variable ``COLUMNS`` is set.
     """
     if stream.isatty() or os.environ.get("COLUMNS"):
         return shutil.get_terminal_size().columns
@@ -95,10 +95,10 @@ def render_text(report: Report, width: int | None = None, color: bool = False) -
 
 
 class Sheet:
-    """Text with a limited width that is written from top to bottom."""
+    """Collects text of limited width (sentences, lists, tables) from top to bottom."""
 
     def __init__(self, width: int | None, color: bool = False) -> None:
-        """Start an empty sheet of ``width`` columns, None for no limit.
+        """Start an empty sheet of ``width`` character columns, at least 40. None for no limit.
 
         ``color`` adds terminal colors.
         """
@@ -126,7 +126,7 @@ class Sheet:
     ) -> None:
         """Append an empty line, a bold title and numbered sentences, nothing without sentences.
 
-        The number of sentences beyond ``max_sentences`` is appended. None means no limit.
+        At most ``max_sentences`` are appended, then the number of the others. None means no limit.
         """
         if not sentences:
             return
@@ -141,7 +141,7 @@ class Sheet:
         self._write_rest(len(sentences), max_sentences)
 
     def write_verdicts(self, verdicts: Sequence[ReportVerdict]) -> None:
-        """Append each verdict: its word in the color of its level, then its sentence."""
+        """Append a row for each verdict: its word in the color of its level, then its sentence."""
         grid = RichTable.grid(padding=(0, GAP, 0, 0))
         for verdict in verdicts:
             word = Text(verdict.word, _LEVEL_STYLES[verdict.level], no_wrap=True)
@@ -149,10 +149,11 @@ class Sheet:
         self._console.print(grid)
 
     def write_table(self, table: Table, max_rows: int | None = None) -> None:
-        """Append a table: its title, a sentence with the values that all rows share, and its notes.
+        """Append a table: title, values that all rows share, rows, and notes.
 
-        Columns that do not fit the width go to further tables, which repeat the first columns. The
-        number of rows beyond ``max_rows`` is appended. None means no limit.
+        A table without rows has only its notes. Columns that do not fit the width go to further
+        tables below, which repeat the first columns. At most ``max_rows`` rows are appended, then
+        the number of the others. None means no limit.
         """
         if table.rows:
             self.write_text("")
@@ -173,12 +174,15 @@ class Sheet:
         return "".join(f"{line.rstrip()}\n" for line in self._output.getvalue().splitlines())
 
     def _write_rest(self, total: int, max_items: int | None) -> None:
-        """Append the number of items of ``total`` that are beyond ``max_items``, if any."""
+        """Append ``and 5 more`` if a list of ``total`` items was cut to ``max_items``.
+
+        None for ``max_items`` means that the list was not cut.
+        """
         if max_items is not None and total > max_items:
             self._console.print(f"  and {total - max_items} more")
 
     def _write_block(self, layouts: "Sequence[_Layout]") -> None:
-        """Append columns that fit the width as a grid."""
+        """Append columns and their cells as one table. The columns must fit the width."""
         grid = RichTable(
             *(column for column, _ in layouts),
             box=None,
@@ -194,12 +198,15 @@ class Sheet:
 _Layout = tuple[RichColumn, Sequence[Text]]
 """A column of a table for rich, and its cells in the colors of their grades or statuses.
 
-Text is at least ``min_width`` wide, and numbers do not wrap.
+A column of text has at least the width ``min_width``. Cells of a column of numbers do not wrap.
 """
 
 
 def _lay_out(column: Column, rows: Sequence[Row]) -> _Layout:
-    """Return a column and its cells for rich. The title is wrapped to the width of the cells."""
+    """Return a column for rich and its cell in each row, in the color of its grade or status.
+
+    The title is wrapped to the width of the widest cell, at least ``MIN_TITLE_WIDTH``.
+    """
     cells = []
     for row in rows:
         text = to_single_line(column.format_cell(row))
@@ -219,9 +226,10 @@ def _lay_out(column: Column, rows: Sequence[Row]) -> _Layout:
 
 
 def _split_columns(layouts: Sequence[_Layout], width: int) -> list[list[_Layout]]:
-    """Return the columns in lists that each fit ``width`` characters as one table.
+    """Divide the columns of a table into lists that each fit ``width`` characters as one table.
 
-    Each list begins with the columns of text before the first number, but at most two.
+    Each list begins with the first columns of the table, which name the row: the columns of text
+    before the first column of numbers, at most two.
     """
     names = list(takewhile(lambda layout: not layout[0].no_wrap, layouts[:2]))
     blocks = [names]

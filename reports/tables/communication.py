@@ -83,8 +83,9 @@ _FIT_COLUMNS = (
 def list_communication_tables(data: RunData) -> list[Table]:
     """Return the tables of a run's collectives and p2p operations, and of the fits over size.
 
-    Pages have a table with figures for each mode and data type. A terminal has one row per
-    operation and one column per size instead. The list is empty without communication cases.
+    Pages have a table with figures for each mode and data type, with a row per case. A terminal has
+    tables of time and of bus bandwidth instead, with a row per operation and a column per size. The
+    list is empty without communication cases.
     """
     operations = select_operations(data)
     if operations.empty:
@@ -100,9 +101,10 @@ def list_communication_tables(data: RunData) -> list[Table]:
 
 
 def group_operations(data: RunData) -> "list[tuple[str, pd.DataFrame]]":
-    """Return the communication cases by mode (blocking or pipelined) and data type.
+    """Return the communication cases grouped by mode (blocking or pipelined) and data type.
 
-    An element has the mode and data type as text, and a frame with a row per case.
+    An element is (mode and data type as text, frame with a row per case). The columns of the frame
+    are those of ``select_operations``.
     """
     operations = select_operations(data)
     if operations.empty:
@@ -117,9 +119,10 @@ def group_operations(data: RunData) -> "list[tuple[str, pd.DataFrame]]":
 def _chart_operations(
     data: RunData, index: int, title: str, cases: "pd.DataFrame"
 ) -> Iterator[Chart]:
-    """Yield the charts of one table: bandwidth, time over size, and the distribution of latency.
+    """Yield the charts of one table: bandwidth, efficiency and time over size, and latencies.
 
-    The bandwidth of the first table is above the sections of the report.
+    The chart of bandwidth is left out for the first table, because it is above the sections of the
+    report.
 
     ``cases`` is a frame with a row per communication case of one mode and data type. ``title`` is
     the mode and data type, which end the titles of the charts. ``index`` is a number from 1 that
@@ -175,8 +178,8 @@ def _make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> T
 def _make_sweep_tables(operations: "pd.DataFrame") -> list[Table]:
     """Return tables of time and of bus bandwidth over size: a row per operation.
 
-    A column is a size. A table is left out if none of its values is known. ``operations`` is a
-    frame with a row per communication case (``select_operations``).
+    A column is a size. A table is left out if no case has its metric. ``operations`` is a frame
+    with a row per communication case (``select_operations``).
     """
     specifications = (
         ("time", TIME_COLUMN, "Time over size"),
@@ -205,10 +208,11 @@ def _make_sweep_tables(operations: "pd.DataFrame") -> list[Table]:
 
 
 def _pivot_sizes(operations: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Return a row for each operation with the values at all sizes.
+    """Return a row for each operation, mode and data type with time and bandwidth at all sizes.
 
-    Keys are ``seconds_SIZE``, ``seconds_SIZE_low``, ``seconds_SIZE_high`` and ``busbw_SIZE``, with
-    the size in bytes.
+    ``operations`` is a frame with a row per communication case (``select_operations``). Keys are
+    ``operation``, ``mode``, ``dtype``, ``seconds_SIZE``, ``seconds_SIZE_low``,
+    ``seconds_SIZE_high`` and ``busbw_SIZE``, with the size in bytes.
     """
     values = ["seconds", "seconds_low", "seconds_high", "busbw"]
     sweeps = operations.pivot_table(
@@ -238,7 +242,7 @@ def _make_fit_table(data: RunData) -> Table:
 
 
 def _make_fit_row(curve: OperationCurve) -> dict[str, Any]:
-    """Return the values of one fit, keyed by column of the table of fits."""
+    """Return the row of one fit for the table of fits, keyed by column (``_FIT_COLUMNS``)."""
     fit = curve.fit
     first, last = fit.segments[0], fit.segments[-1]
     case = curve.rows[0].case
@@ -261,9 +265,11 @@ def _make_fit_row(curve: OperationCurve) -> dict[str, Any]:
 
 
 def _make_cells(key: str, estimate: Estimate | None, factor: float | None) -> dict[str, float]:
-    """Return an estimate times a factor as cells ``key``, ``key_low`` and ``key_high``.
+    """Return the cells of a fitted quantity: ``KEY``, and its 95 % interval ``KEY_low, KEY_high``.
 
-    The dict has no cell for an unknown bound, and no cells if the estimate or the factor is None.
+    ``KEY`` is ``key``. The value and the bounds of ``estimate`` are multiplied by ``factor``, such
+    as from algorithm to bus bandwidth. Unknown bounds have no cell. The dict is empty if the
+    estimate or the factor is None.
     """
     if estimate is None or factor is None:
         return {}

@@ -22,7 +22,7 @@ from parbench.reports.tables.columns import (
 )
 
 _METHOD_PARAMS = ("cp_method", "ulysses", "sequence")
-"""The parameters in which compared steps may differ. All others make another model."""
+"""The parameters in which compared steps may differ. All other parameters define the model."""
 _COLUMNS = (
     Column("label", "method", help="context-parallel method, with parameters that differ"),
     Column("cp", kind="count", help="ranks that share a sequence"),
@@ -66,8 +66,9 @@ def list_context_tables(data: RunData) -> list[Table]:
 def _read_values(row: StepRow) -> StepRow:
     """Return the cells of a context-parallel step, keyed by column.
 
-    These are ``method``, ``cp`` (ranks), ``sequence`` (tokens), ``bytes_sent``, and ``exposed`` (a
-    fraction of the profiled step). The latter two are sums over all mesh axes except ``dp``,
+    These are ``method``, ``cp`` (ranks that share a sequence), ``sequence`` (tokens),
+    ``bytes_sent`` (per rank and step), and ``exposed`` (exposed communication as a fraction of the
+    profiled step). ``bytes_sent`` and ``exposed`` are sums over all mesh axes except ``dp``,
     because attention communicates on these axes.
     """
     result = row["result"]
@@ -89,8 +90,9 @@ def _read_values(row: StepRow) -> StepRow:
 def _chart_methods(rows: Sequence[StepRow], models: Mapping[str, str]) -> Iterator[Chart]:
     """Yield charts of time, bytes and exposed communication over sequence length.
 
-    There are three for each model and number of ranks that ran with several methods. ``models`` has
-    the label of the model of each case, keyed by case id.
+    There are three charts for each model and number of ranks that ran with several methods of
+    context parallelism. ``rows`` has a row per step. ``models`` has the parameters of the model of
+    each case as text, keyed by case id.
     """
     groups: dict[object, list[StepRow]] = {}
     for row in rows:

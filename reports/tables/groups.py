@@ -1,4 +1,8 @@
-"""The tables of bus bandwidth by scope of process groups, by group, and by pair of ranks."""
+"""The tables of bus bandwidth by scope of process groups, by group, and by pair of ranks.
+
+The scope of a group is the way in which its ranks lie on nodes: ``within a node``, ``inter-node``
+(one rank on each node) or ``multi-node`` (several ranks on some nodes).
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -32,8 +36,9 @@ if TYPE_CHECKING:
 
 INTER_NODE = "inter-node"
 MULTI_NODE = "multi-node"
+"""This, ``INTER_NODE`` and ``WITHIN_NODE`` are the scopes of process groups."""
 CONCURRENT = " (concurrent)"
-"""The suffix of columns for groups that all ran at the same time."""
+"""The suffix of a scope or group in cases in which all groups ran at the same time."""
 MAX_FIGURES = 6
 """The largest number of figures of bandwidth by scope, one for each operation."""
 
@@ -41,8 +46,9 @@ MAX_FIGURES = 6
 def list_group_tables(data: RunData) -> Iterator[Table]:
     """Yield the tables of bus bandwidth of operations that several process groups ran.
 
-    The first compares groups within a node and between nodes, if the run has several nodes. The
-    second compares the groups.
+    If the run has several nodes, the first table has a column per scope: groups within a node,
+    inter-node groups and multi-node groups. The next table has a column per group. It is left out
+    if all cases ran on all ranks.
     """
     cases = add_operation_columns(select_operations(data), without=GROUP_PARAMS)
     cases = cases[cases["busbw"] > 0]
@@ -65,8 +71,9 @@ def list_group_tables(data: RunData) -> Iterator[Table]:
 def _find_scope(result: CaseResult, topology: Topology) -> str:
     """Return the scope of a case's group: ``within a node``, ``inter-node`` or ``multi-node``.
 
-    Inter-node groups have one rank on each node, multi-node groups several ranks on some nodes.
-    `` (concurrent)`` follows if all groups ran at the same time.
+    The scope is the way in which the ranks of the group lie on nodes. Inter-node groups have one
+    rank on each node, multi-node groups several ranks on some nodes. `` (concurrent)`` is appended
+    if all groups ran at the same time.
     """
     # A group of all ranks does not list them.
     ranks = result.details.get("group_ranks") or range(len(topology.hosts))
@@ -80,7 +87,7 @@ def _find_scope(result: CaseResult, topology: Topology) -> str:
 def _name_group(result: CaseResult) -> str:
     """Return the label of a case's process group: its parameter ``group``, then its ranks.
 
-    An example is ``pairs 0,1``. `` (concurrent)`` follows if all groups ran at the same time.
+    An example is ``pairs 0,1``. `` (concurrent)`` is appended if all groups ran at the same time.
     """
     params = result.case.params
     members = ",".join(map(str, result.details.get("group_ranks") or ["all"]))
@@ -95,9 +102,10 @@ def _make_group_table(
 ) -> Table:
     """Return the table of bus bandwidth with a column for each scope or group.
 
-    ``cases`` is a frame with a row per communication case, whose column ``side`` has the scope or
-    group. A cell is the median over the groups of a scope. Rows with a single known cell are left
-    out.
+    ``cases`` is a frame with a row per communication case, whose column ``side`` has the text of
+    its scope (``_find_scope``) or its group (``_name_group``). A row is an operation, mode, data
+    type and size. A cell is the median over the cases of a scope or group. Rows with fewer than two
+    known cells are left out. ``figures`` makes the charts of the table.
     """
     bandwidths = cases.pivot_table(
         index=CASE_KEYS, columns="side", values="busbw", aggfunc="median", sort=False
@@ -118,8 +126,9 @@ def _make_group_table(
 def _chart_scopes(cases: "pd.DataFrame") -> Iterator[Chart]:
     """Yield charts of bus bandwidth over size with a line for each scope, the median of its groups.
 
-    There is a chart for each of the first six operations. ``cases`` is a frame with a row per
-    communication case, whose column ``side`` has the scope.
+    There is a chart for each of the first six combinations of operation, mode and data type.
+    ``cases`` is a frame with a row per communication case, whose column ``side`` has the scope of
+    its process group, such as ``inter-node``.
     """
     medians = cases.groupby([*CASE_KEYS, "side"], sort=False)["busbw"].median().reset_index()
     operations = list(medians.groupby(OPERATION_KEYS, sort=False))[:MAX_FIGURES]
@@ -167,10 +176,11 @@ def pivot_links(links: "pd.DataFrame", topology: Topology | None) -> "pd.DataFra
 def _make_link_table(
     number: int, title: str, links: "pd.DataFrame", topology: Topology | None
 ) -> Table:
-    """Return the table and the heat map of bus bandwidth from sender (row) to receiver (column).
+    """Return the table of bus bandwidth from sender (row) to receiver (column), with its heat map.
 
     ``links`` is a frame of the measured pairs (``p2p.matrix``) of one size, type and mode.
-    ``topology`` is None on a single host.
+    ``topology`` has the hosts of the ranks, None for a single host. ``number`` is a number from 1
+    that makes the id of the table unique.
     """
     bandwidths = pivot_links(links, topology)
     names = {

@@ -28,6 +28,7 @@ _REPETITION_COLUMNS = (
     ),
 )
 MAX_CASES = 24
+"""The largest number of rows of the table of arrivals."""
 _ARRIVAL_COLUMNS = (
     Column("label", "case", help="operation or step"),
     TIME_COLUMN,
@@ -44,7 +45,10 @@ _ARRIVAL_COLUMNS = (
 
 
 def list_node_tables(data: RunData) -> list[Table]:
-    """Return the table of nodes with their ranks as a list, empty for a single host."""
+    """Return the table of nodes with their ranks, as a list of one table.
+
+    The list is empty if all ranks are on one host.
+    """
     topology = data.nodes
     if topology is None:
         return []
@@ -71,8 +75,8 @@ def list_node_tables(data: RunData) -> list[Table]:
 def list_repetition_tables(data: RunData) -> list[Table]:
     """Return the table of repetitions with their durations and the load of the host.
 
-    A repetition that was interrupted has several starts. Their durations are summed, and the load
-    is that of the last one.
+    A repetition that was interrupted has several starts of all ranks. The durations of the starts
+    are summed, and the load is that of the last start with a known load.
     """
     rows: dict[int, dict[str, Any]] = {}
     for start in data.run.info.repetitions:
@@ -97,9 +101,10 @@ def list_repetition_tables(data: RunData) -> list[Table]:
 
 
 def list_arrival_tables(data: RunData) -> list[Table]:
-    """Return the table of the cases with the largest arrival skew, with their late ranks.
+    """Return the table of the cases with the largest arrival skew, as a list of one table.
 
-    The list is empty if no case recorded arrival times.
+    A row has the rank that most often arrives last, and its share of iterations. At most 24 cases
+    are shown. The list is empty if no case recorded arrival times.
     """
     arrivals = {result.case.id: find_arrival(result) for result in data.measured}
     cases = data.cases.reindex(columns=[*data.cases.columns.union(["skew", "transfer"])])

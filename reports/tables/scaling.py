@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 MAX_LINES = 12
 """The largest number of series that a scaling chart draws."""
 _LAYOUT = ["ranks_per_node", "distribution", "environment"]
-"""The columns that are equal in a series of one case."""
+"""The columns that are equal in a series: the points of one case over nodes or ranks."""
 _IDEAL = (1.0, "ideal")
+"""The position and the label of the line of perfect scaling in the chart of efficiency."""
 
 
 def list_scaling_tables(run_set: RunSet) -> list[Table]:
     """Return the table of cases that ran on several numbers of nodes with equal ranks per node.
 
-    If no case did, it is the table of cases that ran on several numbers of ranks, however placed on
-    nodes. The list has at most one table. Cases on a part of the ranks are left out.
+    If no case did, it is the table of cases that ran on several numbers of ranks with any ranks per
+    node. The list has at most one table. Cases in which not all ranks took part are left out.
     """
     cases = run_set.cases
     cases = cases[cases["is_whole_world"]]
@@ -38,10 +39,12 @@ def list_scaling_tables(run_set: RunSet) -> list[Table]:
 
 
 def _repeat_for_distributions(cases: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the cases, with those that need no distribution of ranks in each series of their case.
+    """Return the cases, with a copy of each single-node case for each distribution of ranks.
 
-    A case on a single node needs none, so it is the first point of the series of ``block`` and of
-    the series of ``cyclic``. ``cases`` is a frame with a row per case and run (``RunSet.cases``).
+    Cases on a single node have no distribution. Their copies are the first points of the series of
+    ``block`` and of ``cyclic``, if the same case ran with these distributions on several nodes. A
+    case that ran with no distribution stays as it is. ``cases`` is a frame with a row per case and
+    run (``RunSet.cases``).
     """
     import pandas as pd
 
@@ -55,11 +58,19 @@ def _repeat_for_distributions(cases: "pd.DataFrame") -> "pd.DataFrame":
 def _make_points(cases: "pd.DataFrame", count: str) -> "pd.DataFrame":
     """Return a row for each case, layout and number of nodes or ranks, with its efficiency.
 
-    ``count`` is the column with the number, ``nodes`` or ``world_size``. The returned columns are
-    ``case`` (its label with the layout), ``number``, ``value`` (bus bandwidth in B/s or step time
-    in seconds, the median over repeated runs), ``is_communication`` and ``efficiency``. An
-    efficiency is relative to the smallest number. It is 1 if the rate of a step is proportional to
-    the number, or if bus bandwidth is constant. Cases with a single number are left out.
+    A layout is the ranks per node, the distribution of ranks and the environment. ``count`` is the
+    column with the number, ``nodes`` or ``world_size``. Cases with a single number are left out.
+    The columns of the result are:
+
+    - ``case``: the label of the case with the layout
+    - ``number``: the number of nodes or ranks
+    - ``value``: bus bandwidth in B/s or step time in seconds, the median over repeated runs
+    - ``is_communication``: True if ``value`` is a bandwidth
+    - ``efficiency``: the parallel efficiency relative to the smallest number, as a fraction
+
+    The efficiency of a step is its rate (tokens or steps per second) over the rate at the smallest
+    number, divided by the ratio of the numbers. The efficiency of communication is its bus
+    bandwidth over the bus bandwidth at the smallest number.
     """
     keys = ["case_id", "label", "is_communication", *_LAYOUT]
     cases = cases[cases[count] > 0]
@@ -75,7 +86,10 @@ def _make_points(cases: "pd.DataFrame", count: str) -> "pd.DataFrame":
 
 
 def _label_series(row: Row) -> str:
-    """Return the label of a case with its layout, such as ``ddp, 2 per node, block``."""
+    """Return the label of a series, such as ``ddp, 2 per node, block``, from a row of the series.
+
+    It has the label of the case, the ranks per node, the distribution and the environment.
+    """
     per_node = f"{row['ranks_per_node']:g} per node" if row["ranks_per_node"] else ""
     parts = (row["label"], per_node, row["distribution"], row["environment"])
     return ", ".join(part for part in parts if part)

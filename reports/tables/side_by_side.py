@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_RUNS = 8
 """The largest number of runs that the table of runs shows."""
 ALONE = "alone"
-"""The name of the column of cases without a load."""
+"""The name of the column of cases without concurrent groups or background load."""
 UNSET = "unset"
 """The text of an environment variable that a setting leaves unset."""
 LOADS = {
@@ -28,7 +28,10 @@ LOADS = {
 """The titles of tables, keyed by the parameter that adds the load."""
 
 ComparedCase = tuple[str, Mapping[str, CaseResult]]
-"""The label of a case, and its result on each side, such as ``run 1``, keyed by the side."""
+"""The label of a case, and its results on several sides, keyed by the name of the side.
+
+A side is a column of the comparison: a run (``run 1``), an environment, a setting or a load.
+"""
 
 
 def list_setting_tables(data: RunData) -> Iterator[Table]:
@@ -45,9 +48,10 @@ def list_setting_tables(data: RunData) -> Iterator[Table]:
 
 
 def list_contention_tables(data: RunData) -> Iterator[Table]:
-    """Yield a table of times with concurrent groups, and one with background loads.
+    """Yield a table of times with concurrent groups, then a table with background loads.
 
-    Both compare with the time without the load. A table without comparisons is left out.
+    Both compare the time of an operation under load with its time without load. A table is left out
+    if no operation ran with and without the load.
     """
     for param, title in LOADS.items():
         cases = [case for case in _group_by_params(data, [param]) if ALONE in case[1]]
@@ -58,8 +62,9 @@ def list_contention_tables(data: RunData) -> Iterator[Table]:
 def make_run_table(run_set: RunSet) -> Table:
     """Return the table of times of the cases that at least two runs measured.
 
-    Only the first eight runs are shown. Cases match if they are equal without the parameters in
-    which the runs differ.
+    A row is a case, and a column is a run. Only the first eight runs are shown. Cases of two runs
+    are on one row if they are equal except for ``RunSet.varied_params``, the parameters that are
+    constant within runs but differ between runs.
     """
     cases = run_set.cases
     cases = cases[cases["run"] <= MAX_RUNS]
@@ -74,7 +79,8 @@ def make_run_table(run_set: RunSet) -> Table:
 def make_environment_table(run_set: RunSet) -> Table:
     """Return the table of times of the cases that ran in at least two environments of a sweep.
 
-    An environment is a named set of variables. Nodes and ranks of a row are equal.
+    An environment is a named set of environment variables. A column is an environment. The cases of
+    a row have equal parameters, nodes, ranks per node and distribution of ranks.
     """
     cases = run_set.cases
     has_environment = cases["environment"] != ""
@@ -85,9 +91,10 @@ def make_environment_table(run_set: RunSet) -> Table:
 
 
 def _group_by_params(data: RunData, params: Sequence[str]) -> list[ComparedCase]:
-    """Return the cases of a run that ran with at least two values of ``params``.
+    """Return the cases of a run that ran with at least two values of the parameters ``params``.
 
-    A case with fewer parameters comes first on its row, because it is the one without load.
+    An element has the label of a case without ``params``, and its results keyed by the values of
+    ``params`` as text. The result with fewest parameters comes first, because it is without load.
     """
     compared: list[ComparedCase] = []
     for group in group_results(data.measured, *params):
@@ -103,7 +110,8 @@ def _group_by_params(data: RunData, params: Sequence[str]) -> list[ComparedCase]
 def _name_side(case: Case, params: Sequence[str]) -> str:
     """Return the values of ``params`` in a case as text, ``alone`` if it has none of them.
 
-    The value True is replaced by the name of its parameter, and an empty value by ``unset``.
+    An example is ``Ring``. The value True is replaced by the name of its parameter, and an empty
+    value by ``unset``.
     """
     values = {name: case.params[name] for name in params if name in case.params}
     words = [name if value is True else str(value or UNSET) for name, value in values.items()]
@@ -111,11 +119,11 @@ def _name_side(case: Case, params: Sequence[str]) -> str:
 
 
 def _group_by_side(cases: "pd.DataFrame", keys: list[str]) -> list[ComparedCase]:
-    """Return the cases of several runs that were measured on at least two sides.
+    """Return the cases of several runs that were measured on at least two sides (columns).
 
     ``cases`` is a frame with a row per case and run (``RunSet.cases``), whose column ``side`` has
-    the name of the side. Rows with equal values of the columns ``keys`` are the same case. The last
-    row of a side counts.
+    the name of the side, such as ``run 1``. Rows with equal values of the columns ``keys`` are the
+    same case. If a case has several rows on a side, the last one counts.
     """
     groups = [
         dict(zip(group["side"], group["result"], strict=True))
@@ -139,9 +147,10 @@ def _make_table(
     is_paired: bool,
     notes: Sequence[str] = (),
 ) -> Table:
-    """Return a table with the time of each side, and its ratio to the first side of the row.
+    """Return a table with a row per case: its time on each side, and ratios to the first side.
 
-    ``is_paired`` is True if the sides are cases of one run, whose repetitions are paired.
+    A side is a column of the comparison, such as ``run 1``. ``is_paired`` is True if the sides are
+    cases of one run, whose repetitions of equal index are compared with each other.
     """
     names = dict.fromkeys(name for _, sides in cases for name in sides)
     rows = [{"case": label, **compare_times(sides, is_paired=is_paired)} for label, sides in cases]
@@ -174,9 +183,10 @@ def _make_table(
 def compare_times(sides: Mapping[str, CaseResult], *, is_paired: bool) -> dict[str, Any]:
     """Return the cells of one case: seconds on each side, and ratios to the first side.
 
-    The keys are ``NAME``, ``NAME_low`` and ``NAME_high`` for the seconds and their interval over
-    repetitions, and ``NAME ratio`` with its bounds. The ratios compare repetitions of equal number
-    if ``is_paired``, otherwise all repetitions of both sides.
+    ``sides`` has the results of the case, keyed by the name of the side. For each side, the keys
+    are ``NAME``, ``NAME_low`` and ``NAME_high`` (seconds and their 95 % interval). For each side
+    except the first, there are also ``NAME ratio`` and its bounds. A ratio compares the repetitions
+    of equal index if ``is_paired``, otherwise all repetitions of both sides.
     """
     cells: dict[str, Any] = {}
     estimate_effect = estimate_paired_effect if is_paired else estimate_unpaired_effect

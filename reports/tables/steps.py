@@ -72,14 +72,14 @@ _AXIS_METRICS = {
     "bytes_ratio": "bytes ratio",
     "exposed_comm": "exposed",
 }
-"""The metrics of an axis, with the titles of their columns."""
+"""The titles of columns, keyed by the metric of a mesh axis that the column shows."""
 _PHASE_METRICS = {
     "phase_time": "time",
     "phase_compute": "compute",
     "phase_exposed": "exposed",
     "phase_idle": "idle",
 }
-"""The metrics of a phase, with the titles of their columns."""
+"""The titles of columns, keyed by the metric of a phase that the column shows."""
 _VOLUME_COLUMNS = (
     STEP_COLUMN,
     Column("axis", help="axis of the mesh, or process group"),
@@ -120,8 +120,8 @@ def list_step_tables(data: RunData) -> list[Table]:
 def _make_step_table(data: RunData, steps: Sequence[StepRow], problems: Sequence[str]) -> Table:
     """Return the table of step times, rates, communication and memory, with a row per step.
 
-    ``steps`` has a row for each measured training step (``list_step_rows``). ``problems`` become
-    its first notes.
+    ``steps`` has a row for each measured training step (``list_step_rows``). ``problems`` are
+    sentences that become the first notes of the table.
     """
     rows = [
         {
@@ -159,7 +159,8 @@ def _make_step_table(data: RunData, steps: Sequence[StepRow], problems: Sequence
 def _make_part_table(steps: Sequence[StepRow]) -> Table:
     """Return the table of the parts of each profiled step, such as compute and idle, in seconds.
 
-    Steps that were not profiled are left out.
+    A row is a step, with its wall time and the residual that no part accounts for. Steps that were
+    not profiled are left out.
     """
     rows = []
     stacks = {}
@@ -184,11 +185,13 @@ def _make_part_table(steps: Sequence[StepRow]) -> Table:
 
 
 def _split_by_axis(steps: Sequence[StepRow], axis: str, metrics: Iterable[str]) -> list[StepRow]:
-    """Return a row for each step and each part by which its metrics are split.
+    """Return a row for each step and each mesh axis, phase or memory component of its metrics.
 
-    The parts are mesh axes, phases or memory components. ``metrics`` are the first parts of metric
-    names, such as ``bytes_sent``. A row has the values of the step, the value of each metric for
-    the part (None if unknown), and the name of the part under the key that ``axis`` names.
+    ``steps`` has a row per training step. ``metrics`` are names without their last part: for
+    ``bytes_sent``, the metrics ``bytes_sent.dp``, ``bytes_sent.tp``, ... make rows for ``dp`` and
+    ``tp``. A row has the values of the step, the name of the mesh axis, phase or component under
+    the key ``axis`` (an argument, such as ``"phase"``), and the value of each metric under its name
+    in ``metrics`` (None if unknown).
     """
     rows = []
     for step in steps:
@@ -202,7 +205,8 @@ def _split_by_axis(steps: Sequence[StepRow], axis: str, metrics: Iterable[str]) 
 def _make_phase_table(steps: Sequence[StepRow]) -> Table:
     """Return the table of phases, such as ``forward``, with a row for each phase of each step.
 
-    Phases are the code ranges that a step marks with ``torch.profiler.record_function``.
+    Phases are the code ranges that a step marks with ``torch.profiler.record_function``. A row has
+    the total, compute, exposed and idle seconds of the phase.
     """
     columns = [
         STEP_COLUMN,
@@ -243,7 +247,10 @@ def _make_volume_table(steps: Sequence[StepRow]) -> Table:
 
 
 def _make_call_table(data: RunData) -> Table:
-    """Return the table of communication calls in profiled steps, by axis, operation and size."""
+    """Return the table of communication calls in profiled steps (``summarize_calls``).
+
+    It has a row for each step, mesh axis, operation and size.
+    """
     rows = [
         {"label": data.labels[step.result.case.id], **row}
         for step in data.timelines
@@ -262,7 +269,8 @@ def _make_call_table(data: RunData) -> Table:
 def _make_timeline_table(data: RunData) -> Table:
     """Return the table of busy seconds, with a row for each rank of each profiled step.
 
-    Steps with unreadable traces become notes.
+    A column is a stream of the rank, such as ``compute`` or ``comm dp``. The reasons why timelines
+    cannot be read become notes.
     """
     rows = []
     notes = []
@@ -311,7 +319,10 @@ def _chart_timelines(data: RunData) -> Iterator[Chart]:
 
 
 def _make_memory_table(steps: Sequence[StepRow]) -> Table:
-    """Return the table of bytes by step and memory component: analytical, counted and measured."""
+    """Return the table of bytes per rank, with a row for each step and memory component.
+
+    The columns are analytical, counted and measured bytes. A component is, for example, parameters.
+    """
     rows = _split_by_axis(steps, "component", MEMORY_SOURCES)
     columns = [
         STEP_COLUMN,
