@@ -1,7 +1,7 @@
 """parbench measures collective communication and the training steps built on it.
 
-This module is the public Python API. Importing it is cheap: torch and pandas are loaded by the first call that needs
-them.
+This module is the public Python API. Importing it is cheap: torch and pandas are loaded by the
+first call that needs them.
 """
 
 from pathlib import Path
@@ -27,7 +27,11 @@ _MODULE_OF_CLASS = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import one of the exported classes when it is first used, because ``World`` needs torch."""
+    """Import and return an exported class, such as ``parbench.World``, when it is first used.
+
+    Python calls this function for a name that the module does not have. The import waits because
+    ``World`` needs torch. Raises ``AttributeError`` for other names.
+    """
     if name not in _MODULE_OF_CLASS:
         raise AttributeError(f"module 'parbench' has no attribute {name!r}")
     import importlib
@@ -38,9 +42,10 @@ def __getattr__(name: str) -> Any:
 def load(*runs: str | Path) -> "pd.DataFrame":
     """Return a pandas frame of every metric of the given runs.
 
-    The frame has one row for each metric of each case and repetition. ``value``, ``low`` and ``high`` are in the row's
-    ``unit`` (seconds, bytes, bytes per second). Each parameter of a case is a column ``param_NAME``. A case that
-    failed, hung, was wrong, was skipped or has no record has one row whose ``metric`` and ``value`` are NA.
+    The frame has one row for each metric of each case and repetition. ``value``, ``low`` and
+    ``high`` are in the row's ``unit`` (seconds, bytes, bytes per second). Each parameter of a case
+    is a column ``param_NAME``. A case that failed, hung, was wrong, was skipped or has no record
+    has one row whose ``metric`` and ``value`` are NA.
 
     Args:
         runs: Run folders, sweep folders, or folders that contain runs.
@@ -57,17 +62,19 @@ def load(*runs: str | Path) -> "pd.DataFrame":
 def load_samples(*runs: str | Path, by_rank: bool = False) -> "pd.DataFrame":
     """Return a pandas frame of the raw samples of the given runs.
 
-    The frame has one row for each iteration. ``seconds`` is the duration of one step on the slowest rank.
+    The frame has one row for each timed iteration of each case and repetition. ``seconds`` is the
+    duration of one step on the slowest rank.
 
     Args:
         runs: Run folders, sweep folders, or folders that contain runs.
-        by_rank: Return one row for each iteration and rank instead, read from ``samples/*.npz``: ``arrival_seconds``
-            and ``exit_seconds`` since the case's first arrival on rank 0's clock, ``duration_seconds`` and, in mode
-            async, ``issue_seconds``. Each covers ``steps_per_sample`` steps.
+        by_rank: Return one row for each iteration and rank instead, read from ``samples/*.npz``:
+            ``arrival_seconds`` and ``exit_seconds`` since the case's first arrival on rank 0's
+            clock, ``duration_seconds`` and, in mode async, ``issue_seconds``. Each covers
+            ``steps_per_sample`` steps.
 
     Raises:
-        UserError: No folder contains a run that can be read, or ``by_rank`` is set and a sample file is missing or
-            corrupt.
+        UserError: No folder contains a run that can be read, or ``by_rank`` is set and a sample
+            file is missing or corrupt.
     """
     from parbench.reports.frames import build_rank_samples_frame, build_samples_frame
     from parbench.reports.sweeps import load_named_runs
@@ -77,10 +84,10 @@ def load_samples(*runs: str | Path, by_rank: bool = False) -> "pd.DataFrame":
 
 
 def figures(*runs: str | Path) -> "Mapping[str, Figure]":
-    """Return the figures of the report on the given runs by name, such as ``figures(run)["bandwidth"]``.
+    """Return the matplotlib figures of the report on the given runs, by name of the figure.
 
-    They are matplotlib figures. The names are those of the files that
-    ``parbench report --figures`` writes.
+    An example is ``figures(run)["bandwidth"]``. The names are those of the files that
+    ``parbench report --figures`` writes, without extension.
 
     Args:
         runs: A run folder, several, or a sweep folder.
@@ -101,12 +108,14 @@ def step_of(
     """Return the step of a training loop as a benchmark for ``parbench run``.
 
     Args:
-        model: The module as it trains: unwrapped, in DDP, after ``fully_shard`` or with DTensor parameters.
+        model: The module as it trains: unwrapped, in DDP, after ``fully_shard`` or with DTensor
+            parameters.
         batch: The second argument of ``loss``, or a function that returns it for a step number.
         loss: A function ``loss(model, batch)`` that returns the loss.
         optimizer: The optimizer of the model's parameters.
-        reference: The module that a single process would train. Each rank's gradients are then compared with the mean
-            of the reference gradients over all ranks. Without it they are only checked to be finite.
+        reference: The module that a single process would train. Each rank's gradients are then
+            compared with the mean of the reference gradients over all ranks. Without it the
+            gradients are only checked to be finite.
     """
     from parbench.workloads.step.training_loop import TrainingLoop
 

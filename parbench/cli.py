@@ -40,26 +40,32 @@ COMMANDS = {
     "import": "parbench.reports.commands:import_files",
     "export": "parbench.reports.commands:export",
 }
+"""The module and function of each command (``MODULE:FUNCTION``), in the order of ``--help``."""
 DEFINITIONS = ("parbench.bench.plan.catalogue", "parbench.workloads.catalogue")
+"""The modules that define the benchmarks: collectives, and training steps."""
 
 
 class CommandLineError(click.ClickException):
-    """A user's error, printed as ``error:`` and ``hint:``."""
+    """An error of the user, such as a wrong option, printed as ``error:`` and ``hint:`` lines."""
 
     exit_code = 2
 
     def __init__(self, message: str, hint: str) -> None:
+        """Set the message, and a hint such as a command to type. An empty hint is not printed."""
         super().__init__(message)
         self.hint = hint
 
     def show(self, file: Any = None) -> None:
-        """Print the error to standard error."""
+        """Print the message and the hint to standard error, or to ``file`` if it is not None."""
         click.echo(format_error(self.message, self.hint), file=file, err=True)
 
 
 @contextmanager
 def convert_user_errors() -> Iterator[None]:
-    """Raise ``CommandLineError`` for a user's error, and for one that click finds."""
+    """Convert errors of the user in the ``with`` block to ``CommandLineError``.
+
+    These are ``UserError`` and click's ``UsageError``, except for a group without a command.
+    """
     try:
         yield
     except UserError as error:
@@ -72,19 +78,25 @@ def convert_user_errors() -> Iterator[None]:
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command when it is used. A user's error ends it with exit code 2."""
+    """The command group ``parbench``, which imports a command only when it is used.
+
+    Unlike click's group, it converts errors to parbench's messages and exit codes.
+    """
 
     def make_context(self, *args: Any, **settings: Any) -> click.Context:
-        """Return the context of the group. Errors in its own options are converted."""
+        """Return click's context of the group.
+
+        Unlike click's, wrong options of ``parbench`` itself raise ``CommandLineError``.
+        """
         with convert_user_errors():
             return super().make_context(*args, **settings)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of the table."""
+        """Return the names of commands in the order of ``COMMANDS`` instead of the alphabet."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command, None if there is none of the name."""
+        """Import and return the command ``cmd_name``, None if ``COMMANDS`` does not have it."""
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name].partition(":")
@@ -95,14 +107,21 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the first word names. An unknown one raises ``UsageError``."""
+        """Return the name, the command and the remaining arguments of the command line ``args``.
+
+        The first argument is the name. Unlike click's, the ``UsageError`` for an unknown name
+        suggests a similar command.
+        """
         near = difflib.get_close_matches(args[0], COMMANDS, n=1)
         if args[0] not in COMMANDS and near and not args[0].startswith("-"):
             ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command. A user's error exits with code 2, any other error with code 4."""
+        """Run the command of the context.
+
+        An error of the user exits with code 2. An interrupt or any other error exits with code 4.
+        """
         try:
             with convert_user_errors():
                 return super().invoke(ctx)
@@ -130,14 +149,20 @@ class LazyGroup(click.Group):
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return True if there is too little memory, also for the dynamic linker to load a library."""
+    """Return True if the error is a lack of memory.
+
+    It is a ``MemoryError``, or an ``ImportError`` because a shared library could not be loaded.
+    """
     return isinstance(error, MemoryError) or (
         isinstance(error, ImportError) and "failed to map" in str(error)
     )
 
 
 def is_missing_package(error: Exception) -> TypeGuard[ModuleNotFoundError]:
-    """Return True if a dependency is not installed. A missing module of parbench is a defect."""
+    """Return True if the error is that a Python package other than parbench is not installed.
+
+    The result is False for a missing submodule, which is a defect and needs a traceback.
+    """
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return False
     return "." not in error.name and error.name != "parbench"
@@ -146,8 +171,9 @@ def is_missing_package(error: Exception) -> TypeGuard[ModuleNotFoundError]:
 def run() -> None:
     """Run the command line as the program ``parbench``.
 
-    Processes that parbench starts with ``python -m`` do not import from the current folder, where a
-    module may have the name of one of Python's. They inherit the variable.
+    It sets the environment variable ``PYTHONSAFEPATH``, which child processes inherit. Those that
+    parbench starts with ``python -m`` then do not import modules from the current folder, which may
+    have the name of a standard module.
     """
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     main()
@@ -171,6 +197,16 @@ All commands: parbench --help"""
 
 
 def _show(path: Path, form: str, limits: Path | None) -> int:
+    """Print the results of a run, write its HTML page, and return the exit code.
+
+    With the format ``json``, no results are printed and no page is written. The arguments are those
+    of ``AppHooks.show_run``.
+
+    Args:
+        path: the folder of the run.
+        form: the format: ``tables``, ``verdicts``, ``nccl-tests`` or ``json``.
+        limits: a file of limits to check, which may change the exit code. None without limits.
+    """
     from parbench.reports.history.baseline import judge_by_history
     from parbench.reports.limits import check_run
     from parbench.reports.render.show import show_run
@@ -184,6 +220,10 @@ def _show(path: Path, form: str, limits: Path | None) -> int:
 
 
 def _render(document: "Document", form: str) -> bytes:
+    """Return a document with tables and figures as UTF-8 in a format such as ``html``.
+
+    See ``render_report`` for the formats.
+    """
     from parbench.reports.render.show import render_report
     from parbench.reports.report import make_report_of_document
 
@@ -191,6 +231,7 @@ def _render(document: "Document", form: str) -> bytes:
 
 
 def _write_figures(document: "Document", folder: Path, formats: Sequence[str]) -> None:
+    """Write each figure of a document to ``folder`` in all file ``formats``, such as ``png``."""
     from parbench.reports.render.show import write_figures
     from parbench.reports.report import make_report_of_document
 
@@ -198,6 +239,7 @@ def _write_figures(document: "Document", folder: Path, formats: Sequence[str]) -
 
 
 def _report(runs: Sequence[Path], output: Path) -> None:
+    """Write one HTML page about the runs in the folders ``runs`` to the file ``output``."""
     from parbench.reports.render.show import write_report
 
     write_report(runs, output)
@@ -210,6 +252,7 @@ HOOKS = AppHooks(
     render_document=_render,
     write_figures=_write_figures,
 )
+"""The functions of other packages that commands of ``parbench.bench`` get by click's context."""
 
 
 @click.group(

@@ -9,13 +9,16 @@ import click
 from parbench.bench.text import UserError, format_list, suggest_similar
 
 DEFAULTS_FILE = Path("parbench.toml")
+"""The file with defaults of options, relative to the working folder."""
 
 
 def read_defaults(context: click.Context) -> dict[str, Any]:
-    """Return the defaults of the invoked command for click's ``default_map``, empty without a file.
+    """Return the defaults of the invoked command's options from ``parbench.toml``.
 
-    A table has the name of a command, and a key that of an option without its dashes. Raises
-    ``UserError`` if a name is unknown.
+    In the file, a table has the name of a command. A key has the name of an option without its
+    dashes. The result has click's form ``default_map``: the key is the command, and the value has
+    the defaults by name of the parameter. It is empty if the file or the table does not exist.
+    Raises ``UserError`` if a name of a table or a key is unknown.
     """
     if not DEFAULTS_FILE.is_file() or context.invoked_subcommand is None:
         return {}
@@ -36,7 +39,16 @@ def read_defaults(context: click.Context) -> dict[str, Any]:
 
 
 def _convert_table(place: str, table: object, command: click.Command) -> dict[str, Any]:
-    """Return the values of a table by parameter name, also of the tables of subcommands."""
+    """Return the defaults in the table of a command, by name of click's parameter.
+
+    For a group, the result has such a dict for each subcommand, by its name. Raises ``UserError``
+    if ``table`` is not a table or has an unknown key.
+
+    Args:
+        place: the name of the table for messages, such as ``slurm.submit``.
+        table: the content of the table.
+        command: the command that the table is for.
+    """
     if not isinstance(table, dict):
         raise UserError(f"{DEFAULTS_FILE}: {place} is not a table", hint=f"write [{place}]")
     if isinstance(command, click.Group):
@@ -54,6 +66,10 @@ def _convert_table(place: str, table: object, command: click.Command) -> dict[st
 
 
 def _check_names(place: str, table: Mapping[str, object], allowed: Collection[str]) -> None:
+    """Raise ``UserError`` if a key of ``table`` is not one of the ``allowed`` names.
+
+    ``place`` is the name of the table for the message, empty for the whole file.
+    """
     for name in table:
         if name not in allowed:
             key = f"{place}.{name}" if place else name

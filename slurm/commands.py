@@ -14,6 +14,7 @@ Examples:
 """
 _PATH = click.Path(path_type=Path)
 _FOLDER = click.argument("folder", type=_PATH)
+"""The argument of most commands: the folder of a submitted sweep."""
 
 
 @click.group(epilog=_EPILOG)
@@ -64,6 +65,8 @@ def status(context: click.Context, folder: Path, form: str) -> None:
 @click.pass_context
 def collect(context: click.Context, folder: Path) -> None:
     """Write one report of the runs of a sweep.
+
+    The report is report.html in the folder of the sweep. Also prints the status of the sweep.
 
     Exit codes: 0 fine; 1 a wrong result; 4 something was not measured.
     """
@@ -116,8 +119,9 @@ def screen(form: str, **values: Any) -> None:
 
     Each node first checks all its GPUs or cores (parbench check). Then pairs of nodes exchange
     data, local rank i with local rank i, one rank for each GPU. A node or rail is slow if its
-    median ratio to its partners is above a threshold, and again in a second measurement. The last
-    line is an --exclude= option for srun and sbatch. Outside of an allocation, salloc makes one.
+    exchanges take longer than those of other pairs, by a ratio above a threshold, in both of two
+    measurements. The last line is an --exclude= option for srun and sbatch. Outside of an
+    allocation, salloc makes one.
 
     Exit codes: 0 fine; 1 a node, a rail or a device is bad; 2 bad input; 4 something did not run.
     """

@@ -20,7 +20,7 @@ _PREFIX = re.compile(r"^\w+: (?:(?:error|fatal): )?")
 _KEY = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
 """The key of a field in the output of ``scontrol show``."""
 _UNKNOWN_JOB = ("Invalid job id", "Job/step already completing or completed")
-"""The messages of scontrol about a job that Slurm no longer has."""
+"""Parts of the messages that scontrol prints for a job that Slurm no longer has."""
 MARGIN_SECONDS = 8.0
 """The seconds before the end of a job that a run needs to end its ranks and write its records."""
 
@@ -41,9 +41,9 @@ class QueuedJob:
     own_id: str
     """The id of this job or task, which differs between the tasks of an array."""
     state: str
-    """The state in capitals as squeue prints it, such as ``PENDING``."""
+    """The state of the job in capitals as squeue prints it, such as ``PENDING`` or ``RUNNING``."""
     reason: str
-    """The reason why the job waits, as squeue prints it, or the text ``None``."""
+    """The reason why the job waits, as squeue prints it, or the text ``None`` for a running job."""
     task: int | None = None
     """The index of the task in its array, None for a job that is not in an array."""
 
@@ -53,7 +53,7 @@ class Slurm:
     """The programs of Slurm as methods. Each method raises ``SlurmError`` if a program fails."""
 
     timeout_seconds: float = 30.0
-    """The time after which a program that has not ended counts as failed."""
+    """The seconds after which a program that has not ended is killed and counts as failed."""
 
     def sbatch(self, script: Path) -> str:
         """Submit a batch script and return the id of the job, or of the whole array."""
@@ -73,7 +73,7 @@ class Slurm:
             self._call("scancel", *ids)
 
     def requeue(self, job_id: str) -> None:
-        """Put a running job back into the queue. Slurm will run its batch script again."""
+        """Put a running job back into the queue. Slurm will run the job's batch script again."""
         self._call("scontrol", "requeue", job_id)
 
     def queue(self) -> tuple[QueuedJob, ...]:
@@ -109,13 +109,17 @@ class Slurm:
     def get_node_states(self, nodes: Sequence[str] = ()) -> dict[str, str]:
         """Return the states of nodes as sinfo prints them, such as ``idle``, by name of the node.
 
-        If ``nodes`` is empty, the result has all nodes of the cluster.
+        A mark such as ``*`` in ``idle*`` (the node does not respond) is part of the state. If
+        ``nodes`` is empty, the result has all nodes of the cluster.
         """
         selection = ("-n", ",".join(nodes)) if nodes else ()
         return dict(self._read_table("sinfo", "%N|%T", "-N", *selection))
 
     def expand_node_list(self, node_list: str) -> tuple[str, ...]:
-        """Return the names of the nodes in Slurm's form of a list, such as ``n[1-3,7]``."""
+        """Return the names of the nodes in a text such as ``n[1-3,7]``: n1, n2, n3 and n7.
+
+        An empty text has no nodes.
+        """
         if not node_list:
             return ()
         return tuple(self._call("scontrol", "show", "hostnames", node_list).split())
@@ -123,8 +127,8 @@ class Slurm:
     def map_hosts(self, nodes: Sequence[str]) -> dict[str, str]:
         """Return Slurm's name of each node, keyed by the host name that ``uname -n`` prints there.
 
-        A job step on all ``nodes`` prints both names. Host names that several nodes have are left
-        out, because they cannot be distinguished.
+        ``nodes`` has Slurm's names of nodes in this allocation. A job step on all of them prints
+        both names. A host name that several nodes have is left out of the result.
         """
         if not nodes:
             return {}
@@ -139,7 +143,8 @@ class Slurm:
     def _read_table(self, program: str, columns: str, *arguments: str) -> list[list[str]]:
         """Return the rows that a program such as squeue prints, each as a list of texts.
 
-        ``columns`` is the output format of the program, with ``|`` between the columns.
+        ``columns`` is the output format of the program (the value of its option ``-o``), with ``|``
+        between the columns. ``arguments`` are further arguments of the program.
         """
         num_columns = len(columns.split("|"))
         rows = []
@@ -183,9 +188,9 @@ SLURM = Slurm()
 
 
 def format_limit(seconds: float) -> str:
-    """Return a time limit as Slurm's ``--time`` takes it, such as ``26:00:00``.
+    """Return a time limit as hours, minutes and seconds for Slurm's ``--time``: ``26:00:00``.
 
-    The seconds are rounded up to whole minutes.
+    ``seconds`` are rounded up to whole minutes.
     """
     hours, minutes = divmod(math.ceil(seconds / 60), 60)
     return f"{hours}:{minutes:02}:00"
@@ -194,7 +199,8 @@ def format_limit(seconds: float) -> str:
 def get_end_time(job: Mapping[str, str]) -> float:
     """Return the time at which Slurm ends a job, in seconds since the epoch.
 
-    It is infinity for a job without a time limit. ``job`` has the fields of ``scontrol show job``.
+    It is infinity for a job without a time limit. ``job`` has the fields of the job, an entry of
+    the result of ``Slurm.show_job``.
     """
     end = job.get("EndTime", "Unknown")
     if end in ("Unknown", "N/A", "None"):

@@ -21,7 +21,9 @@ class PointRequest:
     folder: Path
     """The folder of the sweep."""
     sweep: Sweep
+    """The submitted sweep."""
     point: Point
+    """The point to measure."""
     nodes: tuple[str, ...]
     """The names of the nodes to run on, empty if the nodes of the job are unknown."""
     run: Path | None
@@ -29,13 +31,16 @@ class PointRequest:
 
 
 Command = Callable[[PointRequest], list[str]]
-"""Builds the command line of the child process that measures a point."""
+"""A function that returns the command line of the child process that measures a point.
+
+A point is one run of a sweep.
+"""
 
 
 def build_command(request: PointRequest) -> list[str]:
     """Return the command line of ``parbench run`` that measures or resumes a point (run).
 
-    ``--format=json`` avoids a report.
+    The option ``--format=json`` makes ``parbench run`` write no HTML page about the run.
     """
     command = [*PARBENCH, "run", "--format=json"]
     nodes = ",".join(request.nodes)
@@ -57,8 +62,9 @@ def build_command(request: PointRequest) -> list[str]:
 def build_environment(request: PointRequest) -> dict[str, str]:
     """Return the environment variables of the child process that measures a point.
 
-    They are the variables of this process, overridden by the variables of the point, with the
-    options of srun for the container of the sweep. Variables with an empty value are removed.
+    They are the variables of this process, overridden by the variables of the point (one run of the
+    sweep). If the sweep has a container, one variable also has srun's option for it, which
+    ``parbench run`` passes to srun. Variables with an empty value are removed.
     """
     variables = {**os.environ, **request.point.variables}
     container = request.sweep.file.container
@@ -70,7 +76,8 @@ def build_environment(request: PointRequest) -> dict[str, str]:
 class Child:
     """A child process that measures a point, which is one run of a sweep.
 
-    Its messages go to ``logs/<point>.log`` in the folder of the sweep.
+    Its standard error is appended to ``logs/<id>.log`` in the folder of the sweep, where ``<id>``
+    is the id of the point. Its standard output is discarded.
     """
 
     def __init__(self, request: PointRequest, command: Command) -> None:
@@ -90,20 +97,20 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of the child, negative for a signal, None while the child runs."""
+        """The exit code of the child. It is -N if signal N ended the child, None while it runs."""
         return self._process.poll()
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the process group of the child if the child still runs.
 
-        SIGTERM stops ``parbench run``, which keeps its records.
+        After SIGTERM, ``parbench run`` ends its ranks and keeps the records that it has written.
         """
         if self.exit_code is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
     def end(self, patience_seconds: float) -> None:
-        """End the child and its process group by SIGTERM, or by SIGKILL after some seconds.
+        """Send SIGTERM to the process group of the child, and wait until the child has ended.
 
         SIGKILL follows if the child still runs after ``patience_seconds``.
         """
@@ -115,7 +122,7 @@ class Child:
             self._process.wait()
 
     def read_last_message(self) -> str:
-        """Return the last line that this child has written to its log, empty without one."""
+        """Return the last line of standard error that this child has written, empty without one."""
         with suppress(OSError):
             return get_last_line(self._log.read_bytes()[self._log_start :].decode(errors="replace"))
         return ""

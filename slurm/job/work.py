@@ -49,10 +49,16 @@ def work(
 ) -> int:
     """Measure the points of a sweep that are not complete, one after another, in this Slurm job.
 
-    A point is one run of the sweep. With ``array``, only the point of this task of the array is
-    measured. ``folder`` is the folder of the sweep. ``command`` builds the command line of the
-    process that measures a point. Returns 0 if all these points are complete, 1 if a result is
-    wrong, 4 if something was not measured.
+    A point is one run of the sweep. Returns the exit code for these points: 0 if all are complete
+    without a failure, 1 if a result is wrong, and 4 if a measurement failed or is missing.
+
+    Args:
+        folder: the folder of the sweep.
+        array: True if the job is a task of a job array. It then measures one point only: the point
+            whose index in the sweep is ``SLURM_ARRAY_TASK_ID``.
+        slurm: the programs of Slurm.
+        command: a function that returns the command line of the process that measures a point.
+        environ: the environment variables, in which Slurm describes the job.
     """
     folder = folder.absolute()
     sweep = load_sweep(folder)
@@ -67,10 +73,10 @@ def work(
 
 
 def get_task_point(sweep: Sweep, task: str) -> Point:
-    """Return the point (run of the sweep) that a task of an array measures.
+    """Return the point (run of the sweep) that a task of a job array measures.
 
-    ``task`` is the value of ``SLURM_ARRAY_TASK_ID``. Raises ``UserError`` if no point has this
-    index.
+    ``task`` is the value of ``SLURM_ARRAY_TASK_ID``, the index of the point in ``sweep.points``.
+    Raises ``UserError`` if no point has this index.
     """
     if not task.isdecimal() or int(task) >= len(sweep.points):
         allowed = f"0 to {len(sweep.points) - 1}"
@@ -89,7 +95,15 @@ class Worker:
         command: Command,
         environ: Mapping[str, str],
     ) -> None:
-        """Find the job and its nodes in the environment variables ``environ``."""
+        """Find the id and the nodes of the job in the environment variables ``environ``.
+
+        Args:
+            folder: the folder of the sweep.
+            sweep: the submitted sweep.
+            slurm: the programs of Slurm.
+            command: a function that returns the command line of the process that measures a point.
+            environ: the environment variables of this process.
+        """
         self._folder = folder
         self._sweep = sweep
         self._slurm = slurm
@@ -102,9 +116,9 @@ class Worker:
     def measure_points(self, points: Sequence[Point]) -> None:
         """Measure each point (run of the sweep) that is not complete in a child process.
 
-        A point that cannot be measured now is reported and skipped. If the job's time was not
-        enough, the job is requeued, provided that it measured something and the sweep file allows
-        it. Raises ``KeyboardInterrupt`` if Slurm ends the job.
+        A point that cannot be measured now is reported and skipped. If the job's time was too short
+        for a point, the job is requeued at the end. It is not requeued if it measured nothing or if
+        the sweep file has ``requeue = false``. Raises ``KeyboardInterrupt`` if Slurm ends the job.
         """
         for point in points:
             progress = self._read_progress(point)
@@ -133,7 +147,8 @@ class Worker:
     def _find_obstacle(self, point: Point, progress: SweepProgress) -> str:
         """Return the reason why a point (run) cannot be measured now, empty if it can be measured.
 
-        The reason is a dead node, too few nodes, or too little time until the end of the job.
+        The reason is a dead node, too few nodes, or too little time until the end of the job. The
+        time that the point still needs follows from ``progress``, its measurements so far.
         """
         self._nodes.update()
         dead = self._nodes.describe()
@@ -156,8 +171,8 @@ class Worker:
     def _get_end(self) -> float:
         """Return the time at which Slurm ends the job, in seconds since the epoch.
 
-        It is infinity without a time limit, outside of a job, or if Slurm does not answer. Slurm is
-        called each time, because an administrator may change the limit.
+        The result is infinity without a time limit, outside of a job, or if Slurm does not answer.
+        ``scontrol`` runs at each call, because an administrator may change the limit.
         """
         facts: tuple[Mapping[str, str], ...] = ()
         with suppress(SlurmError):
@@ -167,8 +182,9 @@ class Worker:
     def _measure(self, point: Point, progress: SweepProgress) -> None:
         """Measure a point (run of the sweep) in a child process, and report the result.
 
-        ``progress`` is the progress of the point so far. The child is stopped if the job's time
-        ends or a node dies. A run in which a node died is moved away, so that it is not resumed.
+        The child is stopped if the job's time ends or a node dies. A run in which a node died is
+        moved away (``abandon_run``), so that it is not resumed. ``progress`` is the progress of the
+        point before the child starts. If it has a run, the child resumes this run.
         """
         nodes = self._nodes.list_alive()[: point.nodes]
         self._report(point, nodes=nodes, is_running=True)
@@ -203,8 +219,8 @@ class Worker:
         """Wait until the child ends or must be stopped, and return the reason to stop it.
 
         The reason is a text about the job's time or a dead node, empty if the child has ended by
-        itself. ``nodes`` are the nodes of the child, and ``earlier`` is the progress of the point
-        before the child started.
+        itself. ``nodes`` are the names of the nodes on which the child's ranks run, and ``earlier``
+        is the progress of the point before the child started. The caller stops the child.
         """
         end_seconds = self._get_end()
         records_time = slurm_time = time.monotonic()
@@ -235,10 +251,13 @@ class Worker:
         nodes: Sequence[str] = (),
         is_running: bool = False,
     ) -> None:
-        """Print the state of a point (run), and write it as its last attempt to the sweep's folder.
+        """Print the state of a point (run), and write it to ``attempts/<id>.json`` of the sweep.
 
-        ``reason`` is the reason why the point is not complete, empty if it is. ``nodes`` are the
-        nodes of its run.
+        Args:
+            point: the point.
+            reason: the reason why the point is not complete, empty if it is complete or running.
+            nodes: the names of the nodes of the point's run, empty if the run did not begin.
+            is_running: True at the start of the run.
         """
         state = "started" if is_running else reason or "measured"
         click.echo(f"{utc_now()} {point.id} ({point.label}) {state}", nl=True)
@@ -252,8 +271,8 @@ class Worker:
 def describe_end(progress: SweepProgress, child: Child) -> str:
     """Return a text about a child process that ended before all measurements were made.
 
-    ``progress`` is the progress of the child's run. The text has the missing measurements, the exit
-    code, and the last message of the child.
+    The text has the number of missing measurements or the first failure, the child's exit code, and
+    the last line of its log. ``progress`` is the progress of the child's run.
     """
     exit_text = describe_exit(child.exit_code or 0).removeprefix("ended by ")
     text = f"{progress.not_done_reason or 'the run did not begin'}, the run ended with {exit_text}"
@@ -261,15 +280,16 @@ def describe_end(progress: SweepProgress, child: Child) -> str:
 
 
 def list_new_failures(progress: SweepProgress, earlier: SweepProgress) -> list[Record]:
-    """Return the failed records of a run that ``earlier``, its previous progress, does not have."""
+    """Return the failed records of a run that were not there in its ``earlier`` progress."""
     return [record for record in progress.failures if record not in earlier.failures]
 
 
 def remove_failures(progress: SweepProgress, earlier: SweepProgress) -> None:
     """Remove the new failed records from a run, because the end of the job may have caused them.
 
-    A failed record is new if ``earlier`` does not have it: the progress of the run before this job
-    continued it. ``progress`` is the progress now.
+    A failed record is new if it is in ``progress``, the progress of the run now, and not in
+    ``earlier``, its progress before this job continued it. The file ``records.jsonl`` of the run is
+    replaced.
     """
     failures = list_new_failures(progress, earlier)
     if progress.run is not None and failures:
@@ -279,7 +299,11 @@ def remove_failures(progress: SweepProgress, earlier: SweepProgress) -> None:
 
 
 def abandon_run(progress: SweepProgress) -> None:
-    """Move a run in which a node died to another folder, so that it is not resumed."""
+    """Move the folder of a run to ``abandoned/`` next to it, so that the run is not resumed.
+
+    A node died during the run. ``progress`` has the run. Nothing is moved if the run is None or if
+    it cannot be read.
+    """
     if progress.run is not None and not progress.problem:
         target = progress.run.parent / ABANDONED / progress.run.name
         target.parent.mkdir(exist_ok=True)

@@ -23,9 +23,10 @@ _SECONDS_PER_CASE = 0.35  # the expected duration of one measured case
 
 
 def estimate_check_seconds(device: str, num_devices: int) -> float:
-    """Return the expected seconds of ``parbench check`` on one node, its time budget.
+    """Return the expected duration of ``parbench check`` on one node in seconds.
 
-    ``device`` is ``cuda`` or ``cpu``, and ``num_devices`` the GPUs or groups of cores of a node.
+    It becomes the time budget of the check. ``device`` is ``cuda`` or ``cpu``, and ``num_devices``
+    is the number of GPUs or of groups of cores on the node.
     """
     options = make_options(device, num_devices, budget="1m", timeout="1m", inject=None)
     backend = "nccl" if device == "cuda" else "gloo"
@@ -40,11 +41,17 @@ def estimate_check_seconds(device: str, num_devices: int) -> float:
 def check_nodes(
     nodes: Sequence[str], seconds: float, folder: Path, environ: Mapping[str, str]
 ) -> tuple[Health, ...]:
-    """Run ``parbench check`` on all nodes at once, and return the result of each node, in order.
+    """Run ``parbench check`` on all nodes at once, and return the result of each node.
 
-    The devices of all nodes are compared with each other. Each check has a time budget of
-    ``seconds``. A node without an answer has a result with a problem. The output and errors of each
-    node are written to the new folder ``folder``, in files named after the node.
+    The results have the order of ``nodes``. The devices of all nodes are compared with each other.
+    If a node does not answer, its result has a text about this in ``problems``.
+
+    Args:
+        nodes: Slurm's names of the nodes.
+        seconds: the time budget of each check.
+        folder: the folder to create. It gets ``NODE.out`` and ``NODE.err`` with the standard output
+            and the error messages of each node.
+        environ: the environment variables of srun.
     """
     folder.mkdir(parents=True)
     options = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
@@ -64,10 +71,10 @@ def check_nodes(
 
 
 def _read_result(node: str, folder: Path, problem: str) -> Health:
-    """Return the result of ``parbench check`` that a node has written into ``folder``.
+    """Return the result of ``parbench check`` that a node has written to ``folder/NODE.out``.
 
-    Without a result, the problem of the returned ``Health`` is the last line of the node's errors,
-    or ``problem`` if the node has written no error.
+    If the file has no result, the returned ``Health`` has a problem with the last line of
+    ``NODE.err``, or with the text ``problem`` if the node has written no error.
     """
     contents = []
     for suffix in ("out", "err"):

@@ -23,18 +23,21 @@ from parbench.slurm.screen.ratios import Exchange
 from parbench.slurm.screen.rounds import Round
 
 _BLAMED_CAUSES = ("died", "absent", "waiting")
-"""The causes of a failure for which the node of the rank is blamed."""
+"""The values of ``Culprit.cause`` in a record for which the node of the rank is blamed."""
 _START_SECONDS = 60  # the time budget for the start of all ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The settings of ``parbench run`` that all measurements of a screening share."""
+    """The settings of the runs of ``parbench run`` that measure the rounds of one screening.
+
+    All runs of the screening have the same settings.
+    """
 
     size: str
-    """The bytes that two ranks exchange, as text such as ``128M``."""
+    """The bytes that each of two ranks sends to the other in an exchange, such as ``128M``."""
     rails: int
-    """The number of ranks on each node, one for each rail (a GPU and its NIC)."""
+    """The number of ranks on each node: one for each GPU with its NIC, or 1 without GPUs."""
     timeout: str
     """The time after which a round counts as hung, as text such as ``20s``."""
     node_by_host: Mapping[str, str]
@@ -54,10 +57,15 @@ class Measurement:
     nodes: tuple[str, ...]
     """The names of the nodes in the order of ranks. Exchanges have indices into this tuple."""
     exchanges: tuple[Exchange, ...] = ()
+    """The measured exchanges of all rounds, one for each pair of ranks in a round."""
     silent: Mapping[str, str]
-    """The reason why a node did not answer, by the name of the node. Empty if all answered."""
+    """The reason why a round failed, by the name of each node that caused the failure.
+
+    These nodes did not answer, or their ranks died or blocked others. See ``find_blamed_nodes``.
+    Empty if all rounds were measured or no node can be blamed.
+    """
     problems: tuple[str, ...] = ()
-    """The reasons why rounds were not measured, each once. Empty if all were measured."""
+    """The reasons why rounds were not measured, equal reasons once. Empty if all were measured."""
     notes: tuple[str, ...] = ()
     """The notes in the plan of the run, such as that nodes or links were emulated."""
 
@@ -67,10 +75,15 @@ def measure_rounds(
 ) -> Measurement:
     """Measure data exchanges between pairs of ``nodes`` with ``parbench run``.
 
-    A pair in ``rounds`` has the indices of two nodes in ``nodes``. The result has the seconds of
-    each exchange, and the nodes and rounds without a measurement. ``folder`` is created for the
-    plan file and the results. Raises ``UserError`` if ``parbench run`` ends without a folder of
-    results, or if its results cannot be read.
+    The result has the seconds of each exchange, and the nodes and rounds without a measurement.
+    Raises ``UserError`` if ``parbench run`` ends without a folder of results, or if its results
+    cannot be read.
+
+    Args:
+        nodes: Slurm's names of the nodes.
+        rounds: the rounds to measure. Each pair has the indices of two nodes in ``nodes``.
+        setup: the size, ranks per node and timeout of the measurement.
+        folder: the folder to create, for the plan file and the results.
     """
     folder.mkdir(parents=True)
     plan = folder / "plan.json"
@@ -89,7 +102,8 @@ def make_plan_file(rounds: Sequence[Round], setup: Setup) -> PlanFile:
     """Return the plan file of a run that measures ``rounds``, each a set of pairs of nodes.
 
     Each round is one ``p2p.pairwise`` case. Local rank i of a node exchanges data with local rank i
-    of the other node of its pair. The time budget is 60 s plus the timeout of each round.
+    of the other node of its pair. ``setup`` has the size of an exchange, the ranks per node and the
+    timeout. The time budget of the run is 60 s plus the timeout of each round.
     """
     cases = []
     repeats: Counter[Round] = Counter()
@@ -119,8 +133,9 @@ def make_plan_file(rounds: Sequence[Round], setup: Setup) -> PlanFile:
 def read_measurement(run: Run, nodes: Sequence[str], setup: Setup) -> Measurement:
     """Return the data exchanges between nodes that a run measured, and the nodes without answer.
 
-    ``nodes`` are the nodes on which the run was started. Raises ``UserError`` if samples cannot be
-    read, or if the ranks are not in blocks of ``setup.rails`` per node.
+    ``nodes`` are the nodes on which the run was started, and ``setup`` has the settings with which
+    it was started. Raises ``UserError`` if samples cannot be read, or if the ranks are not in
+    blocks of ``setup.rails`` consecutive ranks per node.
     """
     good = [record for record in run.records if record.status == "ok"]
     problems = [record.reason for record in run.records if record.status != "ok"]
@@ -145,7 +160,7 @@ def read_measurement(run: Run, nodes: Sequence[str], setup: Setup) -> Measuremen
 
 
 def _read_nodes(run: Run, setup: Setup) -> tuple[str, ...]:
-    """Return the names of the nodes of a run in the order of ranks.
+    """Return Slurm's names of the nodes of a run in the order of ranks, each once.
 
     Raises ``UserError`` if a node does not have ``setup.rails`` consecutive ranks.
     """
@@ -161,14 +176,14 @@ def _read_nodes(run: Run, setup: Setup) -> tuple[str, ...]:
 def read_exchanges(run: Run, record: Record, index: int, rails: int) -> Iterator[Exchange]:
     """Yield the exchanges of one round, one for each pair of ranks.
 
-    A rank has several samples, each a duration in seconds per exchange. Of each sample, the longer
-    duration of the two ranks is used. ``Exchange.seconds`` is the median of these over the samples.
-    Raises ``UserError`` if the samples cannot be read.
+    Both ranks of a pair have several samples, each a duration in seconds per exchange. For each
+    sample, the longer duration of the two ranks counts. ``Exchange.seconds`` is the median of these
+    longer durations over the samples. Raises ``UserError`` if the samples cannot be read.
 
     Args:
         run: the run that measured the round.
         record: the result of the round.
-        index: the number of the round.
+        index: the value of ``Exchange.round``: the number of the round among measured ones.
         rails: the number of ranks on each node.
     """
     samples = load_rank_samples(run, record)
@@ -185,12 +200,12 @@ def read_exchanges(run: Run, record: Record, index: int, rails: int) -> Iterator
 def find_blamed_nodes(
     record: Record, nodes: Sequence[str], node_by_host: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the nodes that caused the failure of a round, each with the reason in the record.
+    """Return the nodes that caused the failure of a round, as a dict from name to reason.
 
-    These are the nodes that did not answer. If all answered, they are the nodes whose ranks died,
-    did not arrive where others waited, or wait for one another. A rank that raised an error does
-    not count, because another rank may have caused the error. The result is empty if no node or
-    all nodes are found.
+    The reason is ``record.reason`` for each of these nodes. They are the nodes that did not answer.
+    If all answered, they are the nodes whose ranks died, did not arrive where others waited, or
+    wait for one another. A rank that raised an error does not count, because another rank may have
+    caused the error. The result is empty if no node or every node is found.
 
     Args:
         record: the result of the failed round.

@@ -18,9 +18,9 @@ from statistics import median, median_low
 from parbench.bench.plan.groups import Pair
 
 MIN_RATIO = 1.05
-"""The smallest threshold: a node or rail with a smaller ratio of durations is never slow."""
+"""The smallest value of ``Ratio.threshold``: a node or rail with a smaller ratio is never slow."""
 _MIN_STANDARD_ERRORS = 3.0
-"""The threshold in standard errors of the logarithm of a ratio."""
+"""The number of standard errors of ln(ratio) above 0 from which a node or rail counts as slow."""
 _MIN_PARTNERS = 2
 """The fewest other nodes with which a node must exchange data to be compared."""
 _MAD_OF_NORMAL = 0.6745
@@ -34,26 +34,36 @@ class Exchange:
     """The exchange of data between two nodes on one rail (a GPU and its NIC), and its duration."""
 
     round: int
-    """The number of the round. All exchanges of a round happen at the same time."""
+    """The number of the round among the rounds that were measured, from 0.
+
+    All exchanges of a round happen at the same time.
+    """
     nodes: Pair
     """The indices of the two nodes in ``Measurement.nodes``."""
     rail: int
-    """The local rank on both nodes."""
+    """The local rank on both nodes: local rank i exchanges data only with local rank i."""
     seconds: float
-    """The median over repeated exchanges of the duration on the slower of both ranks."""
+    """The duration of one exchange on the slower of both ranks, the median over its samples.
+
+    In an exchange, both ranks send the same number of bytes to each other, one after the other. The
+    duration covers both directions.
+    """
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A node, or one rail of a node."""
+    """A node, or one rail of one node: the GPU and the NIC of one of its local ranks."""
 
     node: int
     """The index of the node in ``Measurement.nodes``."""
     rail: int | None = None
-    """The local rank, None for the whole node."""
+    """The local rank of the rail, None for the whole node."""
 
     def has(self, exchange: Exchange) -> bool:
-        """Return True if this node or rail takes part in the exchange."""
+        """Return True if this node takes part in the exchange.
+
+        For a rail, the exchange must also have its local rank.
+        """
         return self.node in exchange.nodes and self.rail in (None, exchange.rail)
 
 
@@ -62,21 +72,23 @@ class Ratio:
     """The duration of a node's or rail's exchanges, relative to exchanges between other nodes."""
 
     endpoint: Endpoint
-    """The node or rail."""
+    """The node or rail whose exchanges are compared."""
     ratio: float
-    """The factor by which its exchanges take longer: 1.2 is 20 % longer.
+    """The factor by which the exchanges of the node or rail take longer: 1.2 is 20 % longer.
 
-    The duration of each of its exchanges is divided by the median duration of exchanges between
-    other nodes in the same round and on the same rail. The ratio of a rail is the median of these
-    quotients. The ratio of a node is the median over its rails, of two middle rails the lower one.
+    The duration of each exchange is divided by the median duration of the exchanges between other
+    nodes in the same round, with the same local rank. If these had none in the round, the median is
+    over all rounds. The ratio of a rail is the median of these quotients over its exchanges. The
+    ratio of a node is the median over its rails, of two middle rails the lower one.
     """
     threshold: float
     """The ratio above which the node or rail counts as slow.
 
-    It is 1.05, or the factor of three standard errors of the ratio's logarithm if that is larger.
+    It is the larger of 1.05 and exp(3 s), where s is the standard error of the natural logarithm of
+    the ratio. s follows from the variation of the exchanges between other nodes.
     """
     partners: tuple[int, ...]
-    """The indices in ``Measurement.nodes`` of the nodes with which it exchanged data, ascending."""
+    """The indices in ``Measurement.nodes`` of the nodes exchanged with, ascending."""
     num_exchanges: int
     """The number of exchanges of the node or rail from which the ratio was computed."""
 
@@ -87,11 +99,16 @@ class Ratio:
 
 
 def find_slow(exchanges: Iterable[Exchange]) -> list[Ratio]:
-    """Return a ``Ratio`` for each slow node, and for each slow rail of other nodes, slowest first.
+    """Return a ``Ratio`` for each slow node, and for each slow rail of other nodes.
 
     The ratio is the duration of the exchanges of a node or rail over the duration of exchanges
     between other nodes. A node or rail is slow if its ratio is above its threshold, which is at
-    least 1.05. At most half of the nodes are in the result. ``exchanges`` are those of all nodes.
+    least 1.05. The slowest node is found first, or the slowest rail if no node is slow. Its
+    exchanges are removed, and the search is repeated. The result has the order of this search. At
+    most half of the nodes are in the result.
+
+    Args:
+        exchanges: the exchanges of all nodes in all rounds of one measurement.
     """
     remaining = list(exchanges)
     max_slow = len({node for exchange in remaining for node in exchange.nodes}) // 2
@@ -106,11 +123,14 @@ def find_slow(exchanges: Iterable[Exchange]) -> list[Ratio]:
 
 
 def confirm_slow(exchanges: Sequence[Exchange], suspects: Sequence[Ratio]) -> list[Ratio]:
-    """Return a new ``Ratio`` for each node or rail that is slow in a second measurement too.
+    """Return the second ``Ratio`` of each node or rail that is slow in a second measurement too.
 
-    ``suspects`` are the ratios of the nodes and rails that were slow in the first measurement.
-    ``exchanges`` are the exchanges of the second measurement. A suspect is compared only with nodes
-    that are not suspects: exchanges with other suspects are left out.
+    Each suspect is compared only with nodes and rails that are not suspects. Exchanges of other
+    suspects are left out.
+
+    Args:
+        exchanges: all exchanges of the second measurement.
+        suspects: the ratios of the nodes and rails that were slow in the first measurement.
     """
     confirmed = []
     for suspect in suspects:
@@ -125,8 +145,12 @@ def confirm_slow(exchanges: Sequence[Exchange], suspects: Sequence[Ratio]) -> li
 def compare(endpoint: Endpoint, exchanges: Sequence[Exchange]) -> Ratio | None:
     """Return the duration of the exchanges of a node or rail, relative to exchanges of other nodes.
 
-    ``endpoint`` is the node or rail, and ``exchanges`` are those of all nodes. None if it exchanged
-    data with fewer than two nodes, or if other nodes have no exchanges on its rails.
+    The result is None if the node or rail exchanged data with fewer than two nodes, or if other
+    nodes did not exchange data with each other on all of its local ranks.
+
+    Args:
+        endpoint: the node or rail.
+        exchanges: the exchanges of the node or rail, and those of the nodes to compare it with.
     """
     own_exchanges = [entry for entry in exchanges if endpoint.has(entry)]
     partners = {sum(entry.nodes) - endpoint.node for entry in own_exchanges}
@@ -160,22 +184,29 @@ def compare(endpoint: Endpoint, exchanges: Sequence[Exchange]) -> Ratio | None:
 
 @dataclass(frozen=True)
 class ScreeningLevel:
-    """The typical duration of exchanges in one round and on one rail, on a logarithmic scale."""
+    """The median duration of exchanges with one local rank (rail), as a logarithm.
+
+    The exchanges are those of several pairs of nodes, in one round or in all rounds.
+    """
 
     value: float
-    """The median of the natural logarithms of the durations in seconds."""
+    """The median over the exchanges of the natural logarithm of the duration in seconds."""
     count: int
-    """The number of exchanges."""
+    """The number of exchanges over which the median is taken."""
 
 
 Levels = dict[tuple[int | None, int], ScreeningLevel]
-"""The typical durations of exchanges by (round, rail), and over all rounds by (None, rail)."""
+"""The logarithms of median durations of exchanges, by round and rail.
+
+The key (round, rail) has the median over the pairs of nodes that exchanged data in this round with
+this local rank. The key (None, rail) has the median over all rounds.
+"""
 
 
 def _compute_levels(exchanges: Sequence[Exchange]) -> Levels:
-    """Return the typical duration of the exchanges in each round on each rail.
+    """Return the logarithm of the median duration of the exchanges of each round and local rank.
 
-    The key is (round, rail). The key (None, rail) has the typical duration over all rounds.
+    The key is (round, rail). The key (None, rail) has the median over all rounds.
     """
     groups: dict[tuple[int | None, int], list[float]] = defaultdict(list)
     for entry in exchanges:
@@ -186,12 +217,15 @@ def _compute_levels(exchanges: Sequence[Exchange]) -> Levels:
 
 
 def _compute_corrected_excess(entry: Exchange, levels: Levels) -> float:
-    """Return the natural logarithm of an exchange's duration over the typical duration, corrected.
+    """Return ln(duration / median duration) of an exchange, corrected for a small sample.
 
-    The typical duration is the median in the exchange's round and on its rail. If the exchange is
-    the only one there, it is the median over all rounds. A median of n exchanges includes this
-    exchange, which makes the logarithm too small. The result is multiplied by sqrt(n / (n - 1)).
-    ``levels`` has the typical durations.
+    The median is over the n exchanges with the round and the local rank of ``entry``. If ``entry``
+    is the only one of them, the median is over all rounds. The n exchanges include ``entry``, which
+    makes the logarithm too small. Therefore it is multiplied by sqrt(n / (n - 1)).
+
+    Args:
+        entry: the exchange.
+        levels: the median durations, computed from exchanges that include ``entry``.
     """
     level = levels[entry.round, entry.rail]
     if level.count == 1:
@@ -201,10 +235,11 @@ def _compute_corrected_excess(entry: Exchange, levels: Levels) -> float:
 
 
 def _estimate_noise(exchanges: Sequence[Exchange], levels: Levels) -> float:
-    """Return the standard deviation of the natural logarithms of the durations of exchanges.
+    """Return the standard deviation of ln(duration) of exchanges with one round and local rank.
 
-    ``levels`` has the typical duration of each round and rail. The estimate is the median absolute
-    deviation from these durations over 0.6745, its value for a normal distribution.
+    It is estimated as the median over all exchanges of the absolute deviation of ln(duration) from
+    its median in ``levels``, divided by 0.6745. In a normal distribution, this is the standard
+    deviation. ``levels`` was computed from ``exchanges``.
     """
     return (
         median(abs(_compute_corrected_excess(entry, levels)) for entry in exchanges)
@@ -215,8 +250,9 @@ def _estimate_noise(exchanges: Sequence[Exchange], levels: Levels) -> float:
 def _find_slowest(exchanges: Sequence[Exchange]) -> Ratio | None:
     """Return the ``Ratio`` of the slowest node if it is slow, otherwise of the slowest rail.
 
-    None if neither the slowest node nor the slowest rail of all nodes is slow: its ratio is not
-    above the threshold, or it has too few exchanges to be compared.
+    A rail is one local rank of one node. The result is None if neither the slowest node nor the
+    slowest rail is slow: its ratio is not above its threshold, or ``compare`` returns None for it.
+    ``exchanges`` are those of the nodes and rails that are not already known to be slow.
     """
     levels = _compute_levels(exchanges)
     excesses: dict[Endpoint, list[float]] = defaultdict(list)

@@ -18,11 +18,12 @@ _MIN_ROUNDS_OF_THREE = 12
 
 
 def plan_tournament(num_nodes: int, min_rounds: int) -> list[Round]:
-    """Return at least ``min_rounds`` rounds, each of which is a set of pairs of nodes.
+    """Return at least ``min_rounds`` rounds, in each of which ``num_nodes`` nodes form pairs.
 
-    No pair occurs again until every node has met every other node. If the rounds repeat after that,
-    their number is rounded up, so that all pairs occur equally often. Three nodes get at least 12
-    rounds, because a round then has a single pair.
+    With an odd number of nodes, one node pauses in each round. No pair occurs again until every
+    node has met every other node. If the rounds repeat after that, their number is rounded up, so
+    that all pairs occur equally often. Three nodes get at least 12 rounds, because each round then
+    has a single pair.
     """
     available = count_rounds(num_nodes)
     if num_nodes == 3:
@@ -36,9 +37,14 @@ def plan_tournament(num_nodes: int, min_rounds: int) -> list[Round]:
 def plan_confirmation(num_nodes: int, suspects: Collection[int], min_rounds: int) -> list[Round]:
     """Return rounds of pairs of nodes for a second measurement of the nodes that looked slow.
 
-    ``suspects`` has the indices of these nodes, and all other nodes are good. Each suspect
-    exchanges data with changing good nodes in at least ``min_rounds`` rounds. The remaining good
-    nodes exchange data with each other. Suspects are compared with these pairs.
+    Each suspect exchanges data with changing good nodes in at least ``min_rounds`` rounds (with
+    three nodes in at least 12). The remaining good nodes exchange data with each other. The
+    durations of the suspects are compared with those of these good pairs.
+
+    Args:
+        num_nodes: the number of all nodes.
+        suspects: the indices of the nodes that looked slow. All other nodes are good.
+        min_rounds: the least number of rounds for each suspect.
     """
     tested = sorted(suspects)
     good = [node for node in range(num_nodes) if node not in suspects]

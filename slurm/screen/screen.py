@@ -29,15 +29,17 @@ from parbench.slurm.system import SLURM, Slurm, SlurmError, format_limit
 MIN_NODES = 3  # of a screening, because two nodes do not show which of them is slow
 _MAX_CORE_GROUPS = 8  # groups of cores that count as devices on a node without GPUs
 _SIZES = {"cuda": "128M", "cpu": "4M"}
-"""The bytes that two ranks exchange in a round, by device of the ranks.
+"""The bytes that each of two ranks sends to the other in an exchange, by device of the ranks.
 
 The size is large enough that bandwidth decides about the duration.
 """
 Judgment = Literal["fine", "slow", "bad device", "unconfirmed", "did not answer", "unknown"]
 """The verdict on a node or rail.
 
-``slow`` was measured twice. ``unconfirmed`` was slow once, and the second measurement failed.
-``unknown`` could not be compared with other nodes.
+``fine``: not slow, or slow in the first of two measurements only. ``slow``: slow in both.
+``unconfirmed``: slow in the first, and the second failed. ``bad device``: ``parbench check`` found
+a bad GPU or group of cores. ``did not answer``: the node made a round fail. ``unknown``: the node
+could not be compared with other nodes.
 """
 _CODES = {"fine": ExitCode.OK, "slow": ExitCode.BAD, "bad device": ExitCode.BAD}
 """The exit code by verdict. Verdicts without an entry have ``ExitCode.DID_NOT_RUN`` (4)."""
@@ -50,15 +52,18 @@ class ScreenOptions:
     """The options of ``parbench slurm screen``."""
 
     nodes: int | None = None
-    """The number of nodes to screen, None for all nodes of the allocation."""
+    """The number of nodes to screen, None for all nodes of the current allocation."""
     partition: str | None = None
     """The partition of a new allocation, None for Slurm's default."""
     rounds: int = 5
-    """The least number of rounds. In a round, all pairs of nodes exchange data at the same time."""
+    """The least number of rounds. In a round, the nodes exchange data in pairs, all at once."""
     size: str | None = None
-    """The bytes that two ranks exchange, as text such as ``4M``. None is 128M on GPUs, 4M on CPUs."""
+    """The bytes that each of two ranks sends to the other in an exchange, as text such as ``4M``.
+
+    None is 128M on GPUs and 4M on CPUs.
+    """
     time: str = "10m"
-    """The time limit of a new allocation, as text such as ``10m``."""
+    """The time limit of a new allocation, as text such as ``10m``. Unused in an allocation."""
     timeout: str = "20s"
     """The time after which a round counts as hung, as text such as ``20s``."""
     devices: bool = True
@@ -79,19 +84,23 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
     rail: int | None = None
     """The local rank of the rail, None for the whole node."""
     verdict: Judgment
+    """The verdict, such as ``slow``. ``Judgment`` defines each value."""
     ratio: float | None = None
-    """The typical duration of its exchanges over that of exchanges between other nodes.
+    """The median duration of the exchanges of the node or rail over that of other nodes.
 
-    1.2 is 20 % longer. It is a median, see ``Ratio.ratio``. None if the node was not compared.
+    1.2 is 20 % longer, see ``Ratio.ratio``. None if the node or rail was not compared.
     """
     threshold: float | None = None
     """The ratio above which the node or rail counts as slow, None if it was not compared."""
     evidence: str = ""
-    """A text about the reason for the verdict, such as the nodes with which data was exchanged."""
+    """The reason for the verdict as text.
+
+    Examples are the nodes with which data was exchanged, a bad device, or an error.
+    """
 
     @property
     def name(self) -> str:
-        """The name of the node, followed by the rail if the verdict is on a rail."""
+        """The name of the node, and the local rank if the verdict is on a rail: ``n3 rail 1``."""
         return self.node if self.rail is None else f"{self.node} rail {self.rail}"
 
 
@@ -99,9 +108,9 @@ class Screening(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a screening: the verdicts on all nodes, and the checks of their devices."""
 
     verdicts: tuple[NodeVerdict, ...]
-    """The verdicts on all nodes, and on rails that are slow or unconfirmed."""
+    """The verdicts on all nodes, and on rails that are slow or unconfirmed, in order of nodes."""
     problems: tuple[str, ...] = ()
-    """A sentence for each missing measurement. Empty if all were made."""
+    """A text for each reason why a round or a device check is missing. Empty if all were made."""
     notes: tuple[str, ...] = ()
     """Sentences about limitations, such as emulated nodes or links.
 
@@ -109,21 +118,27 @@ class Screening(msgspec.Struct, frozen=True, kw_only=True):
     confirms slow nodes adds none.
     """
     folder: str = ""
-    """The folder of the measurements and the checks."""
+    """The path of the folder with the runs of the rounds and the results of the device checks."""
     checks: tuple[Health, ...] = ()
-    """The device checks of the nodes, empty if devices were not checked."""
+    """The result of ``parbench check`` for each node, empty if devices were not checked."""
 
     @property
     def exclude_option(self) -> str:
-        """The ``--exclude`` option that keeps Slurm from bad nodes, empty if there is none."""
+        """The option for sbatch that excludes bad nodes, such as ``--exclude=n3,n7``.
+
+        Bad nodes are slow, have a slow rail or a bad device, or did not answer. The text is empty
+        if all nodes are good.
+        """
         bad = [entry.node for entry in self.verdicts if entry.verdict in _EXCLUDED]
         return f"--exclude={','.join(dict.fromkeys(bad))}" if bad else ""
 
     @property
     def exit_code(self) -> int:
-        """The exit code: 0 if all nodes are fine, 1 if one is bad, 4 if one has no verdict.
+        """The exit code of ``parbench slurm screen``.
 
-        Missing measurements also give 4. The code 1 takes precedence over 4.
+        It is 1 if a node or rail is ``slow`` or a node has a ``bad device``. Otherwise it is 4 if a
+        verdict is ``did not answer``, ``unconfirmed`` or ``unknown``, or if a measurement is
+        missing. It is 0 if all nodes are fine.
         """
         codes = [_CODES.get(entry.verdict, ExitCode.DID_NOT_RUN) for entry in self.verdicts]
         if self.problems:
@@ -139,9 +154,14 @@ def screen(
 ) -> tuple[int, str]:
     """Find the slow nodes and bad devices of this Slurm allocation.
 
-    Returns the exit code and the text to print. Outside of an allocation, salloc runs ``parbench``
-    with ``arguments``, the arguments of this command line, inside a new allocation. ``environ`` has
-    the environment variables.
+    Returns the exit code and the text to print: tables, or JSON with ``options.as_json``. Outside
+    of an allocation, salloc runs ``parbench`` with the same arguments inside a new allocation.
+
+    Args:
+        options: the options of the command.
+        environ: the environment variables. ``SLURM_JOB_ID`` is set in an allocation.
+        arguments: the arguments of this command line, which salloc passes to ``parbench``.
+        slurm: the programs of Slurm.
     """
     check_options(options)
     if "SLURM_JOB_ID" not in environ:
@@ -201,11 +221,11 @@ def build_salloc_command(options: ScreenOptions, arguments: Sequence[str]) -> li
 
 
 def run_in_allocation(command: Sequence[str]) -> tuple[int, str]:
-    """Run the salloc command of a screening. Returns the exit code and the output of the screening.
+    """Run the salloc command of a screening, and return its exit code and its standard output.
 
-    If salloc makes no allocation, the result is ``ExitCode.DID_NOT_RUN`` and an empty text. salloc
-    then exits with 1, as does a screening that finds a bad node, but only the screening prints
-    something.
+    Both come from the screening that salloc runs. If salloc exits with 1 and without output, it has
+    made no allocation, because a screening that exits with 1 prints a table. The result is then
+    ``ExitCode.DID_NOT_RUN`` (4) and an empty text.
     """
     with convert_write_errors("salloc", "cannot be started"):
         completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
@@ -217,9 +237,11 @@ def run_in_allocation(command: Sequence[str]) -> tuple[int, str]:
 
 
 def list_nodes(options: ScreenOptions, environ: Mapping[str, str], slurm: Slurm) -> tuple[str, ...]:
-    """Return the names of the first ``options.nodes`` nodes of the allocation, of all if None.
+    """Return the names of the nodes to screen: the first ``options.nodes`` of the allocation.
 
-    Raises ``UserError`` if the allocation has fewer, or if they are fewer than ``MIN_NODES``.
+    All nodes are returned if ``options.nodes`` is None. Raises ``UserError`` if the allocation has
+    fewer nodes than that, or if the result has fewer than ``MIN_NODES``. ``environ`` has the
+    variable ``SLURM_JOB_NODELIST``.
     """
     nodes = slurm.expand_node_list(environ.get("SLURM_JOB_NODELIST", ""))
     if options.nodes is not None and options.nodes > len(nodes):
@@ -234,10 +256,15 @@ def list_nodes(options: ScreenOptions, environ: Mapping[str, str], slurm: Slurm)
 def screen_nodes(nodes: Sequence[str], num_rounds: int, setup: Setup, folder: Path) -> Screening:
     """Measure data exchanges between pairs of nodes, and return the verdicts on all nodes.
 
-    The exchanges are in at least ``num_rounds`` rounds. If some nodes do not answer, the other
-    nodes are measured again without them. If nodes or rails look slow, a second measurement
-    confirms or refutes this. ``folder`` gets a subfolder for each measurement: ``rounds``,
-    ``answering`` and ``confirmation``.
+    If some nodes do not answer, the other nodes are measured again without them. If nodes or rails
+    look slow, a second measurement confirms or refutes this.
+
+    Args:
+        nodes: Slurm's names of the nodes.
+        num_rounds: the least number of rounds in each measurement.
+        setup: the size of an exchange, the ranks per node and the timeout of a round.
+        folder: the folder of the screening. It gets a subfolder for each measurement: ``rounds``,
+            ``answering`` (without the nodes that did not answer) and ``confirmation``.
     """
     rounds = plan_tournament(len(nodes), num_rounds)
     measurements = [measure_rounds(nodes, rounds, setup, folder / "rounds")]
@@ -284,9 +311,14 @@ def judge_suspects(
 ) -> list[NodeVerdict]:
     """Return the verdicts on nodes and rails that were slow in the first measurement.
 
-    They are ``slow`` if they are slow in the second measurement too. Otherwise a node is ``fine``,
-    and a rail has no verdict. All are ``unconfirmed`` if the second measurement has other nodes or
-    lacks rounds. ``suspects`` are the ratios of these nodes and rails in the first measurement.
+    A suspect is ``slow`` if it is slow in the second measurement too. Otherwise a node is ``fine``,
+    and a rail has no verdict. All suspects are ``unconfirmed`` if the second measurement has other
+    nodes than the first or lacks rounds.
+
+    Args:
+        suspects: the ratios in the first measurement of the nodes and rails that were slow there.
+        first: the first measurement, in which all pairs of nodes take part.
+        second: the measurement that repeats the comparison of the suspects.
     """
     is_repeated = second.nodes == first.nodes and not second.problems
     confirmed = {}
@@ -330,17 +362,21 @@ def make_verdict(
 
 
 def _get_sort_key(verdict: NodeVerdict) -> tuple[str, int, int]:
-    """Return the key that sorts verdicts by node, n2 before n10, and a node before its rails."""
+    """Return the key that sorts verdicts by node, n2 before n10, and a node before its rails.
+
+    The key is the node's name without its number, the number, and the rail, -1 for the whole node.
+    """
     stem = verdict.node.rstrip("0123456789")
     number = int(verdict.node[len(stem) :] or 0)
     return stem, number, -1 if verdict.rail is None else verdict.rail
 
 
 def add_checks(screening: Screening, checks: Sequence[Health]) -> Screening:
-    """Return the screening with the results of ``parbench check`` on each node added.
+    """Return a copy of the screening that also has the results of ``parbench check``.
 
     ``checks`` has one result per node. A node with a bad device gets the verdict ``bad device`` if
-    the verdict was ``fine`` or ``unknown``. The problems of the checks are added to ``problems``.
+    its verdict was ``fine`` or ``unknown``. The problems of the checks are added to
+    ``Screening.problems``.
     """
     bad_names = {}
     problems = []
@@ -364,7 +400,7 @@ def add_checks(screening: Screening, checks: Sequence[Health]) -> Screening:
 def format_screening(screening: Screening) -> str:
     """Return the text of a screening: a table of the verdicts, problems, notes and device checks.
 
-    The last line is the ``--exclude`` option for Slurm, or a text if all nodes are good.
+    The last line is the ``--exclude`` option for Slurm, or ``nothing to exclude``.
     """
     rows = [("node", "verdict", "time", "threshold", "evidence")]
     for verdict in screening.verdicts:

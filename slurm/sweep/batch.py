@@ -24,12 +24,13 @@ class Batch:
     name: str
     """The name of the batch script without its extension."""
     points: tuple[Point, ...]
+    """The points to measure, in the order of execution."""
     nodes: int
-    """The number of nodes of each job, enough for the largest point."""
+    """The number of nodes of each job: the most that one of the points needs."""
     ntasks_per_node: int
-    """The largest number of tasks (ranks) on a node of any point."""
+    """The number of tasks (ranks) on each node: the most that one of the points needs."""
     time_seconds: float
-    """The time limit of each job in seconds."""
+    """The time limit of each job or task in seconds."""
     tasks: tuple[int, ...] = ()
     """The task numbers of an array, which are the indices of its points in the sweep.
 
@@ -40,8 +41,9 @@ class Batch:
 def build_batches(sweep: Sweep, points: Sequence[Point]) -> tuple[Batch, ...]:
     """Return the jobs that measure these points, which are runs of a sweep.
 
-    In mode ``one`` it is a single job. In mode ``array`` it is an array of jobs for each number of
-    nodes, with a task for each point.
+    In mode ``one`` of the sweep file, the result is a single job. In mode ``array``, it is a job
+    array for each number of nodes, with a task for each point. ``points`` has the points in the
+    order of execution, sorted by number of nodes.
     """
     if sweep.file.mode == "one":
         return (_build_batch(sweep, "sweep", tuple(points)),)
@@ -52,8 +54,9 @@ def build_batches(sweep: Sweep, points: Sequence[Point]) -> tuple[Batch, ...]:
 def _build_batch(sweep: Sweep, name: str, points: tuple[Point, ...]) -> Batch:
     """Return the job that measures the points (runs), or in mode ``array`` the array of jobs.
 
-    ``name`` is the name of the batch script. Without a time limit in the sweep file, the limit
-    follows from the expected durations: of all points for a job, of the longest for an array.
+    ``name`` is the name of the batch script without its extension. Without a time limit in the
+    sweep file, the limit is 60 s plus 1.25 times the expected duration. This is the duration of all
+    points for a single job, and of the longest point for an array.
     """
     seconds = [point.seconds for point in points]
     work_seconds = sum(seconds)
@@ -97,7 +100,8 @@ def format_script(sweep: Sweep, folder: Path, batch: Batch) -> str:
 def _list_options(sweep: Sweep, folder: Path, batch: Batch) -> dict[str, str | bool]:
     """Return the values of the sbatch options that parbench sets, by name without dashes.
 
-    True stands for an option without a value. The script leaves out an empty or false option.
+    True stands for an option without a value. An option whose value is empty or False is not
+    written to the batch script.
     """
     settings = sweep.file.slurm
     logs = str(folder / "logs").replace("%", "%%")
@@ -117,10 +121,10 @@ def _list_options(sweep: Sweep, folder: Path, batch: Batch) -> dict[str, str | b
 
 
 def _format_directive(name: str, value: str | bool) -> str:
-    """Return the #SBATCH line of an option. True stands for an option without a value.
+    """Return the #SBATCH line that sets the sbatch option ``name``, such as ``time``, to ``value``.
 
-    The value is in double quotes if needed, because sbatch interprets a backslash even in single
-    quotes.
+    True stands for an option without a value. The value is in double quotes if needed, because
+    sbatch interprets a backslash even in single quotes.
     """
     if value is True:
         return f"#SBATCH --{name}"

@@ -22,7 +22,7 @@ _START_SECONDS = 10.0
 """The seconds of a run outside of its budget: parbench and srun start, and the last case ends."""
 _MAX_POINTS = 10_000  # of a sweep
 SHAPE = ("repeat", "nodes", "ntasks_per_node", "distribution")
-"""The axes of a sweep that are neither parameters of cases nor environment variables."""
+"""The names of axes of a sweep that are neither parameters of cases nor environment variables."""
 
 Row = dict[str, str]
 """One combination of the settings of a sweep: the value of each axis as text, by name of the axis.
@@ -34,11 +34,16 @@ Equal values such as ``"1K"`` and 1024 have equal texts.
 class Expansion:
     """A sweep file, with methods that expand it into its points.
 
-    A point is one run of the sweep with one value per setting.
+    A point is one run of the sweep with one value per setting. An axis is a setting that may have
+    several values: ``nodes``, a parameter of cases such as ``size_bytes``, or an environment
+    variable.
     """
 
     def __init__(self, file: SweepFile, catalogue: Sequence[BenchmarkDefinition]) -> None:
-        """Find the parameters of each case of the file. ``catalogue`` has all benchmarks."""
+        """Look up the parameters of the benchmarks that each ``[[case]]`` of the file selects.
+
+        ``catalogue`` has all benchmarks.
+        """
         self._file = file
         self._catalogue = catalogue
         self._params_of_case: list[dict[str, Param]] = []
@@ -72,10 +77,10 @@ class Expansion:
         return axes
 
     def _format_values(self, name: str, setting: Any) -> list[str]:
-        """Return the values of the axis ``name`` as text.
+        """Return the values of the axis ``name`` as text, in the order of the file.
 
-        ``setting`` is a value or a list of values. Raises ``UserError`` if a value occurs twice or
-        is not allowed, or if the list is empty.
+        ``setting`` is the axis's value or list of values in the sweep file. Raises ``UserError`` if
+        a value occurs twice or is not allowed, or if the list is empty.
         """
         values = setting if isinstance(setting, list) else [setting]
         texts = [self.format_value(name, value) for value in values]
@@ -91,7 +96,8 @@ class Expansion:
     def format_value(self, name: str, value: Value) -> str:
         """Return a value of the axis ``name`` as text, such as ``1K`` for a size of 1024.
 
-        Raises ``UserError`` if the axis is not known or the parameter does not allow the value.
+        Raises ``UserError`` if no case has a parameter ``name``, if a case sets it too, or if the
+        parameter does not allow the value. Other axes (``SHAPE``, environment variables) allow all.
         """
         if name in SHAPE or is_variable(name):
             return _format_scalar(value)
@@ -112,8 +118,9 @@ class Expansion:
     def remove_excluded(self, rows: Sequence[Row]) -> list[Row]:
         """Return the combinations of settings that no table of ``exclude`` in the file matches.
 
-        A table matches a combination that has the table's value on every axis of the table. A list
-        of values matches each of its values. Raises ``UserError`` if no combination remains.
+        ``rows`` are all combinations. A table names values for some axes. It matches a combination
+        that has one of the table's values on each of these axes. Raises ``UserError`` if no
+        combination remains.
         """
         remaining = list(rows)
         for index, table in enumerate(self._file.exclude):
@@ -130,8 +137,9 @@ class Expansion:
     def _parse_exclusion(self, name: str, setting: Any, rows: Sequence[Row]) -> list[str]:
         """Return the values of the axis ``name`` that a table of ``exclude`` lists, as text.
 
-        ``setting`` is a value or a list of values in the table. ``rows`` are all combinations of
-        settings. Raises ``UserError`` if they do not have the axis or one of the values.
+        ``setting`` is the value or the list of values in the table. ``rows`` are all combinations
+        of settings. Raises ``UserError`` if the combinations do not have the axis, or if a listed
+        value occurs in none of them.
         """
         if name not in rows[0]:
             allowed = format_choices(rows[0], name)
@@ -145,10 +153,11 @@ class Expansion:
         return texts
 
     def make_point(self, row: Row, varied: set[str]) -> Point:
-        """Return the point (run) with the settings of ``row``, with an empty id and a duration of 0.
+        """Return the point (run) with the settings of ``row``, an empty id and a duration of 0.
 
-        ``varied`` has the names of the axes (settings of the sweep) with several values. The label
-        shows these.
+        ``varied`` has the names of the axes that have several values in the sweep. The label shows
+        nodes, ranks per node and parameters of cases always, and other axes only if they vary. It
+        also shows a distribution other than ``block``.
         """
         variables = {name: text for name, text in row.items() if is_variable(name)}
         settings = {name: row[name] for name in row if name not in (*SHAPE, *variables)}
@@ -178,7 +187,7 @@ class Expansion:
 
 
 def _format_scalar(value: Value) -> str:
-    """Return the value of a setting as text, a boolean in lower case as in TOML."""
+    """Return a single value as text, a boolean as ``true`` or ``false`` as in TOML."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -191,7 +200,7 @@ def expand(
     per node, and the number of cases that are skipped because they cannot run there. Points on more
     nodes come first, because they show a dead node early. Points on few nodes come last, because
     they fit into the rest of a job's time. ``catalogue`` has the benchmarks. Raises ``UserError``
-    with the place in the file that is wrong.
+    with the place in the file that is wrong, also if a point cannot run or there are too many.
     """
     expansion = Expansion(file, catalogue)
     axes = expansion.list_axes()
@@ -226,7 +235,8 @@ def plan_point(file: SweepFile, catalogue: Sequence[BenchmarkDefinition], point:
 
     The plan is made for the first backend and device that can run the point. The order is gloo on
     CPUs, NCCL on GPUs and, only if the file names gloo, gloo on GPUs. If the file names a backend
-    or a device, the others are left out. Raises ``UserError`` if none can run the point.
+    or a device, the others are left out. ``catalogue`` has the benchmarks. Raises ``UserError`` if
+    no backend and device can run the point.
     """
     ranks = point.nodes * point.ntasks_per_node
     if not 2 <= ranks <= MOST_RANKS:

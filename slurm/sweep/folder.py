@@ -38,23 +38,28 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a sweep: one combination of cases, nodes, tasks and environment variables."""
 
     id: str
-    """The name of the files and folders of this point: the first 12 digits of a hash."""
+    """The first 12 hexadecimal digits of a hash, the name of this point's files and folders."""
     label: str
     """The nodes, tasks and settings of the point as text for people."""
     nodes: int
+    """The number of nodes."""
     ntasks_per_node: int
     """The number of ranks on each node."""
     distribution: Distribution
+    """The order of ranks over nodes: ``block`` or ``cyclic``, see ``SweepFile.distribution``."""
     repeat: int
     """The number of this run among the runs with the same settings, counted from 1."""
     environment: str
-    """The environment variables that differ between points as text: ``NAME=VALUE, NAME=VALUE``."""
+    """The environment variables of this point that differ between points, as text.
+
+    The form is ``NAME=VALUE, NAME=VALUE``. Empty if no variable differs.
+    """
     variables: dict[str, str]
-    """The values of environment variables by name. An empty value removes the variable."""
+    """The values that the point sets environment variables to. An empty value removes one."""
     cases: tuple[Entry, ...]
     """The cases to measure. If there are none, the preset selects the cases."""
     seconds: float
-    """The expected duration of the run in seconds, including the start of parbench and ranks."""
+    """The expected duration of the run in seconds: its time budget plus 10 s for its start."""
 
     def with_id(self) -> "Point":
         """Return a copy of the point with its id.
@@ -70,11 +75,12 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """A submitted sweep with its points, which are its runs, and the environment of its jobs."""
+    """A submitted sweep: its points, which are its runs, and how its jobs start parbench."""
 
     name: str
+    """The name of the sweep from the sweep file, or the name of this file without extension."""
     created: str
-    """The UTC time at which the sweep was submitted."""
+    """The time at which the sweep was submitted, as ISO 8601 text in UTC."""
     file: SweepFile
     """The content of the sweep file."""
     points: tuple[Point, ...]
@@ -98,9 +104,9 @@ class SweepJob(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     """The number of nodes of each job."""
     submitted: str
-    """The UTC time of the submission."""
+    """The time of the submission, as ISO 8601 text in UTC."""
     points: tuple[str, ...]
-    """The ids of the points, each one run of the sweep."""
+    """The ids of the points, each of which is one run of the sweep, in the order of execution."""
 
 
 class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +166,7 @@ def write_sweep(folder: Path, sweep: Sweep) -> None:
 
 
 def load_sweep(folder: Path) -> Sweep:
-    """Return the submitted sweep in a folder. Raises ``UserError`` if it cannot be read."""
+    """Return the submitted sweep from ``sweep.json`` in its folder, or raise ``UserError``."""
     file = folder / _SWEEP
     if not file.exists():
         raise UserError(f"{folder} is not a sweep: it has no {_SWEEP}")
@@ -190,8 +196,9 @@ def load_jobs(folder: Path) -> tuple[SweepJob, ...]:
 
 
 def write_attempt(folder: Path, point_id: str, attempt: JobAttempt) -> None:
-    """Write the last attempt to measure a point (run of the sweep) to the folder of the sweep.
+    """Write the last attempt to measure a point (run of the sweep) to ``attempts/<id>.json``.
 
+    The file is in ``folder``, the folder of the sweep. It replaces the file of earlier attempts.
     Raises ``OSError`` if it cannot be written.
     """
     replace_file(folder / "attempts" / f"{point_id}.json", msgspec.json.encode(attempt))
@@ -200,7 +207,8 @@ def write_attempt(folder: Path, point_id: str, attempt: JobAttempt) -> None:
 def load_attempt(folder: Path, point_id: str) -> JobAttempt:
     """Return the last attempt to measure a point (run) of the sweep in ``folder``.
 
-    The result has default values if the attempt's file does not exist or is damaged.
+    If ``attempts/<id>.json`` does not exist or is damaged, the result has default values: no job,
+    no nodes and no reason.
     """
     with suppress(OSError, ValueError):
         return decode_json(read_file(folder / "attempts" / f"{point_id}.json"), JobAttempt)
@@ -216,8 +224,9 @@ def make_plan_path(folder: Path, point_id: str) -> Path:
 
 
 def make_runs_path(folder: Path, point_id: str) -> Path:
-    """Return the path of the folder with all attempts to run a point of the sweep.
+    """Return the path of the folder that has a run folder for each attempt to measure a point.
 
-    A point is one run of the sweep. ``folder`` is the folder of the sweep.
+    A point is one run of the sweep in ``folder``. A later attempt usually resumes the run folder of
+    the earlier one.
     """
     return folder / "runs" / point_id

@@ -22,14 +22,14 @@ class SweepProgress:
     """
 
     run: Path | None = None
-    """The folder of the last attempt to run the point, None if there is none.
+    """The folder of the point's last run, None if the point has no run.
 
-    If it cannot be read, the folder of all attempts.
+    If the run cannot be read, the path is the folder of all runs of the point.
     """
     planned: int = 0
     """The number of measurements that the complete run has, 0 without a run."""
     measured: int = 0
-    """The number of measurements that the run has now."""
+    """The number of measurements that the run has now, failed and skipped ones included."""
     failures: tuple[Record, ...] = ()
     """The failed records of the run: wrong results first, then hangs, then errors."""
     problem: str = ""
@@ -44,15 +44,16 @@ class SweepProgress:
 
     @property
     def is_complete(self) -> bool:
-        """True if the run has all of its measurements, failed ones included."""
+        """True if the point's run has all of its measurements, failed ones included."""
         return self.state == "complete"
 
     @property
     def not_done_reason(self) -> str:
-        """A text with the reason why the point is not done: complete and without failures.
+        """The reason why the point is not done, as text.
 
-        The reason is a reading error, the first failure, or the number of missing measurements. The
-        text is empty if the point is done or has no run.
+        It is a reading error, the first failure, or the number of missing measurements. A point is
+        done if its run is complete and has no failures. The text is empty if the point is done or
+        has no run.
         """
         if self.problem:
             return self.problem
@@ -66,10 +67,10 @@ class SweepProgress:
 
 
 def read_progress(folder: Path, point_id: str) -> SweepProgress:
-    """Return the progress of the last attempt to run a point of the sweep in ``folder``.
+    """Return the progress of the last run of a point of the sweep in ``folder``.
 
-    A point is one run of the sweep. A reading error is returned as ``problem``, because it may be
-    temporary on a network file system.
+    A point is one run of the sweep, which several jobs may continue. A reading error is not raised.
+    It is returned as ``problem``, because it may be temporary on a network file system.
     """
     runs_folder = make_runs_path(folder, point_id)
     try:

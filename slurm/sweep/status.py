@@ -36,15 +36,16 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """The id of the job or of the whole array."""
     state: str
-    """The state in Slurm in lower case, such as ``running``. For an array, the states of its tasks.
+    """The state in Slurm in lower case: ``running``, or ``pending (priority)`` with the reason.
 
+    For an array, the states of its tasks with their counts, such as ``2 running, 3 pending``.
     ``ended`` if Slurm no longer has the job, ``unknown`` if Slurm does not answer.
     """
     is_alive: bool | None
     """True if the job waits or runs, False if it has ended, None if Slurm does not answer."""
 
     def format(self) -> str:
-        """Return a text such as ``job 17 running``."""
+        """Return the id and the state as text, such as ``job 17 running``."""
         return f"job {self.id} {self.state}"
 
 
@@ -52,6 +53,7 @@ class PointStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a point, which is one run of a sweep with one value per setting."""
 
     id: str
+    """The id of the point, see ``Point.id``."""
     label: str
     """The settings of the point as text for people."""
     state: PointState
@@ -62,7 +64,7 @@ class PointStatus(msgspec.Struct, frozen=True, kw_only=True):
     ``partial`` if a run exists, and ``absent`` if none exists.
     """
     nodes: tuple[str, ...] = ()
-    """The names of the nodes of the last attempt to measure the point, empty if it got none."""
+    """The names of the nodes of the last attempt to measure the point, empty if none began."""
     reason: str = ""
     """The reason why the point is not done, empty if it is done or no reason is known."""
     run: str = ""
@@ -82,11 +84,13 @@ class SweepStatus(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     """The path of the sweep's folder."""
     jobs: tuple[JobStatus, ...]
+    """The status of each submitted job or array of jobs, oldest submission first."""
     points: tuple[PointStatus, ...]
+    """The status of each point in the order of execution."""
     code: int
-    """The exit code of the sweep, see ``compute_exit_code``."""
+    """The exit code of the sweep: 0, 1 or 4, see ``compute_exit_code``."""
     problem: str = ""
-    """The reason why Slurm did not answer, empty if Slurm answered."""
+    """The error of squeue if Slurm did not answer, empty if it answered."""
 
     @property
     def is_alive(self) -> bool:
@@ -107,7 +111,10 @@ class SweepStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def get_status(folder: Path, slurm: Slurm = SLURM) -> SweepStatus:
-    """Return the status of the sweep in a folder, even if Slurm does not answer."""
+    """Return the status of the sweep in ``folder`` from its runs and from Slurm's queue.
+
+    If Slurm does not answer, ``SweepStatus.problem`` has the error, and jobs are ``unknown``.
+    """
     sweep, jobs = load_sweep(folder), load_jobs(folder)
     problem = ""
     queue: tuple[QueuedJob, ...] | None = None
@@ -151,8 +158,8 @@ def compute_exit_code(points: Iterable[SweepProgress]) -> int:
 def _get_job_status(job: SweepJob, queue: Sequence[QueuedJob] | None, slurm: Slurm) -> JobStatus:
     """Return the status of a job from ``queue``, Slurm's queue of waiting and running jobs.
 
-    A job that is not in the queue has the final state that Slurm still has. ``queue`` is None if
-    Slurm does not answer.
+    The state of a job that is not in the queue is read with ``scontrol show job``, or ``ended`` if
+    Slurm no longer has the job. ``queue`` is None if Slurm does not answer.
     """
     if queue is None:
         return JobStatus(id=job.id, state="unknown", is_alive=None)
@@ -195,7 +202,7 @@ def _get_point_status(
     Args:
         folder: the folder of the sweep.
         point: the point.
-        progress: the progress of the point's last run.
+        progress: the progress of the point's last run in measurements.
         jobs: the status of each submitted job that is to measure the point.
         tasks: the entries of Slurm's queue that wait or run to measure the point.
     """
@@ -246,8 +253,9 @@ def print_status(folder: Path, *, as_json: bool = False, slurm: Slurm = SLURM) -
 def follow_sweep(
     folder: Path, slurm: Slurm = SLURM, pause: Callable[[float], None] = time.sleep
 ) -> int:
-    """Print each change of a sweep until its jobs have ended, and return the sweep's exit code.
+    """Print a sweep's status line when it changes, until no job of the sweep waits or runs.
 
+    At the end, the jobs and points are printed as a table. Returns the exit code of the sweep.
     ``pause`` is called with the seconds to wait between two reads of the status.
     """
     summary = ""
@@ -264,14 +272,18 @@ def follow_sweep(
 
 
 WriteReport = Callable[[Sequence[Path], Path], None]
-"""Writes one report of the runs in several folders to a file: ``write_report(runs, file)``."""
+"""A function ``write_report(runs, file)`` that writes one HTML page about several runs.
+
+``runs`` are the folders of the runs, and ``file`` is the path of the page.
+"""
 
 
 def collect(folder: Path, write_report: WriteReport | None = None, slurm: Slurm = SLURM) -> int:
-    """Print the status of a sweep, and write one report of all complete runs of the sweep.
+    """Print the status of a sweep, and write one HTML page about all of its complete runs.
 
-    The report is ``report.html`` in the folder of the sweep. No report is written if
-    ``write_report`` is None or no run is complete. Returns the exit code of the sweep.
+    The page is ``report.html`` in ``folder``, the folder of the sweep. It is not written if
+    ``write_report`` is None or no run is complete. Returns the exit code of the sweep, see
+    ``compute_exit_code``.
     """
     folder = folder.absolute()
     status = get_status(folder, slurm)

@@ -44,12 +44,19 @@ def submit(
     out: Path | None,
     slurm: Slurm = SLURM,
 ) -> int:
-    """Submit the sweep of the file ``path`` to Slurm and return 0.
+    """Submit the sweep of a sweep file to Slurm, and return the exit code of the command.
 
-    With ``wait``, wait for the sweep's jobs and return its exit code. ``modules`` are the
-    names of the Python modules that define benchmarks. ``out`` replaces the folder that the file
-    names. A dry run prints the runs of the sweep and the batch scripts, and writes nothing. After a
-    ``UserError`` no job of the sweep is left in the queue.
+    After a ``UserError``, the jobs that were already submitted are cancelled.
+
+    Args:
+        path: the sweep file.
+        modules: the names of the Python modules that define benchmarks.
+        dry_run: True to print the runs of the sweep and the batch scripts, and to submit and write
+            nothing.
+        wait: True to wait for the sweep's jobs and return the exit code of the sweep. Without it,
+            the exit code is 0.
+        out: the folder in which the sweep's folder is created. None takes it from the sweep file.
+        slurm: the programs of Slurm.
     """
     file = read_sweep_file(path)
     with locate_errors(f"sweep file {path}"):
@@ -92,9 +99,9 @@ def submit(
 def format_points(sweep: Sweep) -> str:
     """Return a table of the points (runs) of a sweep, and a line with the total cost, as text.
 
-    The table shows the expected time of each point and its node-hours. In mode ``one``, the single
-    job holds the nodes of the largest point for the whole time. In mode ``array``, each point holds
-    only its own nodes.
+    The table shows the expected duration of each point and its node-hours (nodes times hours). The
+    total in mode ``one`` is the most nodes of a point times the sum of the durations, because one
+    job holds these nodes. In mode ``array``, the total is the sum over the points.
     """
     rows = [("point", "label", "time", "node-hours")]
     for point in sweep.points:
@@ -114,10 +121,17 @@ def submit_points(
 ) -> list[SweepJob]:
     """Submit the jobs that measure ``points`` of a sweep, either all or none, and return them.
 
-    ``folder`` is the folder of the sweep. ``number`` is 0 for the first submission of the sweep,
-    and one more for each later submission. The folder of a submission can be created only once, so
-    that two processes do not submit the same points. Raises ``UserError`` if another process has
-    created it, or if a job cannot be submitted.
+    The batch scripts are written to the new folder ``jobs/<number>``. Raises ``UserError`` if this
+    folder exists, because another process may be submitting the same points, or if a job cannot be
+    submitted.
+
+    Args:
+        sweep: the sweep.
+        folder: the folder of the sweep.
+        points: the points (runs) to measure, in the order of execution.
+        slurm: the programs of Slurm.
+        number: the number of the submission: 0 for the first of the sweep, and one more for each
+            later one.
     """
     jobs_folder = folder / "jobs" / f"{number:04}"
     try:
@@ -156,7 +170,11 @@ def submit_points(
 
 
 def _cancel_submitted(jobs: Sequence[SweepJob], slurm: Slurm) -> str:
-    """Cancel the jobs of a failed submission and return a message that states the result."""
+    """Cancel the jobs of a failed submission, and return a message for the user.
+
+    The message states that no job was submitted, that the jobs were cancelled, or that Slurm could
+    not cancel them.
+    """
     if not jobs:
         return "nothing was submitted"
     ids = [job.id for job in jobs]
@@ -197,9 +215,9 @@ def resume(folder: Path, slurm: Slurm = SLURM) -> int:
 
 
 def cancel(folder: Path, slurm: Slurm = SLURM) -> int:
-    """Cancel the waiting and running jobs of the sweep in a folder, and return 0.
+    """Cancel the waiting and running jobs of the sweep in ``folder``, print them, and return 0.
 
-    Results are kept.
+    Runs and their records stay in the folder. Raises ``SlurmError`` if Slurm does not answer.
     """
     load_sweep(folder)
     alive = {job.id for job in slurm.queue()}

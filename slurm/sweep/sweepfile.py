@@ -17,36 +17,39 @@ from parbench.bench.text import UserError, parse_duration, parse_link
 Distribution = Literal["block", "cyclic"]
 """The order of ranks over nodes, as for srun: see ``SweepFile.distribution``."""
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
-"""A number of nodes, tasks or repetitions."""
+"""A number of nodes, tasks, runs or repetitions, at least 1."""
 Counts = Annotated[list[Count], msgspec.Meta(min_length=1)]
 """A list with at least one number of nodes or tasks."""
 _RESERVED_OPTIONS = (
     "array chdir error job-name nodes no-kill no-requeue ntasks ntasks-per-node open-mode output",
     "parsable partition requeue signal test-only time wait wrap",
 )
-"""The options of sbatch that parbench sets or does not support."""
+"""The options of sbatch that a sweep file cannot set: parbench sets or does not support them."""
 
 
 class SlurmTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table ``[slurm]``, which sets how Slurm runs the jobs."""
+    """The table ``[slurm]`` of a sweep file: the partition, time limit and other job settings."""
 
     partition: str | None = None
     """The partition of the jobs, None for Slurm's default."""
     time: str | None = None
-    """The time limit of each job, such as ``2h``. None computes it from the expected durations."""
+    """The time limit of each job, such as ``2h``. None computes it from the points' durations."""
     options: dict[str, bool | int | str] = {}
-    """The values of long options of sbatch by name, without dashes. False leaves an option out."""
+    """Further long options of sbatch, by name without dashes. True is an option without a value.
+
+    False leaves an option out.
+    """
     requeue: bool = True
-    """True if Slurm may run a job again, and a job without enough time requeues itself."""
+    """True if Slurm may run a job again, and a job whose time was too short requeues itself."""
     on_dead_node: Literal["fail", "go-on"] = "fail"
     """The reaction of a job to a node that dies.
 
-    ``fail`` ends the job. With ``go-on``, the job measures the points (runs) that fit on its other
-    nodes.
+    With ``fail``, the job measures no more points (runs). With ``go-on``, it measures the points
+    that need no more nodes than it has left.
     """
 
     def format_options(self) -> dict[str, str | bool]:
-        """Return the values of sbatch options by name without dashes, without false options.
+        """Return the values of ``options`` for sbatch, by name without dashes, without False ones.
 
         The value is True for an option that has no value, otherwise text.
         """
@@ -75,24 +78,31 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ntasks_per_node: Count | Counts = 1
     """The number of ranks on each node. A list is an axis of the sweep."""
     distribution: Distribution | list[Distribution] = "block"
-    """The order of ranks over nodes: ``block`` fills each node first, ``cyclic`` takes turns."""
+    """The order of ranks over nodes.
+
+    With ``block``, consecutive ranks fill one node after another. With ``cyclic``, consecutive
+    ranks are on successive nodes. A list is an axis of the sweep.
+    """
     repeat: Count = 1
     """The number of separate runs of each combination of settings."""
     preset: str | None = None
-    """The preset of cases and settings, None for the default of ``parbench run``."""
+    """The name of a preset of cases and settings, None for the default of ``parbench run``."""
     repetitions: Count | None = None
-    """The number of restarts of all ranks in a run. None leaves the choice to ``parbench run``."""
+    """The number of times that a run starts all ranks. None lets ``parbench run`` choose it."""
     budget: str | float | None = None
-    """The time budget of a run, as text such as ``10m`` or in seconds. None is the default."""
+    """The time budget of a run, as text such as ``10m`` or in seconds.
+
+    None is the default of ``parbench run``.
+    """
     timeout: str | float | None = None
     """The time after which a case counts as hung, as text such as ``20s`` or in seconds.
 
-    None is the default.
+    None is the default of ``parbench run``.
     """
     backend: Literal["gloo", "nccl"] | None = None
-    """The backend of torch.distributed. None lets the nodes decide."""
+    """The backend of torch.distributed. None is ``nccl`` on GPUs and ``gloo`` on CPUs."""
     device: Literal["cpu", "cuda"] | None = None
-    """The device of the ranks. None lets the nodes decide."""
+    """The device of the ranks. None is ``cuda`` on nodes with GPUs, otherwise ``cpu``."""
     link: str | None = None
     """The speed of the links between nodes, such as ``400Gbit``.
 
@@ -101,16 +111,20 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     case: tuple[Entry, ...] = ()
     """The cases to measure. If there are none, the preset selects the cases."""
     matrix: dict[str, list[Value]] = {}
-    """The values of parameters of the cases, by name of the parameter. Each is an axis."""
+    """The list of values of each case parameter that is an axis of the sweep, by parameter name."""
     exclude: tuple[dict[str, Value | list[Value]], ...] = ()
-    """The combinations of settings to leave out.
+    """Tables that describe combinations of settings to leave out.
 
-    A table has one value or a list of values for some axes, keyed by axis. A combination is left
-    out if it has one of the values on each of these axes.
+    A table has one value or a list of values for some axes, keyed by axis. It leaves out each
+    combination that has one of the listed values on each of these axes.
     """
     environment: dict[str, Value | list[Value]] = {}
-    """The value or values of environment variables by name. An empty value removes a variable."""
+    """The value, or the list of values, of environment variables of a run, by name.
+
+    A list is an axis of the sweep. An empty value removes the variable.
+    """
     slurm: SlurmTable = SlurmTable()
+    """The partition, time limit and other settings of the jobs."""
     prologue: tuple[str, ...] = ()
     """Lines of shell that each batch script runs before parbench."""
     container: str | None = None
@@ -138,9 +152,9 @@ def locate_errors(place: str) -> Iterator[None]:
 
 
 def read_sweep_file(path: Path) -> SweepFile:
-    """Return the content of a sweep file.
+    """Return the content of a sweep file in TOML, after checking it.
 
-    Raises ``UserError`` with the file and the place that is wrong.
+    Raises ``UserError`` with the file and the place in it that is wrong, such as ``$.slurm.time``.
     """
     file = read_toml(path, "sweep file", SweepFile)
     with locate_errors(f"sweep file {path}"):
@@ -149,7 +163,11 @@ def read_sweep_file(path: Path) -> SweepFile:
 
 
 def _check(file: SweepFile) -> None:
-    """Raise ``UserError`` for a value that has the right type and that parbench does not accept."""
+    """Raise ``UserError`` for a value of the right type that parbench does not accept.
+
+    These are durations and link speeds that cannot be parsed, and names of environment variables
+    and of sbatch options that are not allowed.
+    """
     if file.slurm.time is not None:
         with locate_errors("$.slurm.time"):
             parse_duration(file.slurm.time)
