@@ -10,10 +10,11 @@ Calls = tuple[LayerCall, ...]
 
 
 def format_key_value_elements(shape: Shape) -> str:
-    """Return an equation, as text, for the elements of keys and values of a rank's microbatch.
+    """Return an equation, as text, for the number of elements of a layer's keys and values.
 
-    The elements are those before ``tp`` divides the heads. Latent attention (MLA) has keys and
-    values for every query head.
+    They are the keys and values of the tokens that a rank has in a microbatch, for all heads:
+    ``tp`` does not divide the number. Latent attention (MLA) has keys and values for every query
+    head.
     """
     if shape.latent is None:
         return "2 * tokens * kv_heads * head_size"
@@ -21,10 +22,11 @@ def format_key_value_elements(shape: Shape) -> str:
 
 
 def list_ring_calls(shape: Shape, axis: str, ranks: int) -> Calls:
-    """Return the sends of ring attention on an axis with ``ranks`` ranks.
+    """Return the sends of ring attention in one layer and microbatch.
 
-    A forward and a backward pass each have ``ranks`` - 1 hops. In each hop, a rank sends a block of
-    keys and values. Backward also sends the block's gradients in each hop, in float32.
+    ``axis`` is the name of the axis with ``ranks`` ranks, along which the ring runs. A forward and
+    a backward pass each have ``ranks`` - 1 hops. In each hop, a rank sends a block of keys and
+    values to the next rank. Backward also sends the gradients of the block, in float32.
     """
     send = partial(LayerCall, axis, ranks, "send")
     elements = format_key_value_elements(shape)
@@ -37,8 +39,9 @@ def list_ring_calls(shape: Shape, axis: str, ranks: int) -> Calls:
 
 
 def list_gather_calls(shape: Shape, axis: str, ranks: int) -> Calls:
-    """Return the collectives of attention that gathers all keys, on an axis with ``ranks`` ranks.
+    """Return the collectives of attention that gathers all keys, in one layer and microbatch.
 
+    ``axis`` is the name of the axis with ``ranks`` ranks, which gather keys from each other.
     Forward and backward each have an all_gather of keys and values. Backward also has a
     reduce_scatter of their gradients.
     """
@@ -51,11 +54,12 @@ def list_gather_calls(shape: Shape, axis: str, ranks: int) -> Calls:
 
 
 def list_head_calls(shape: Shape, axis: str, ranks: int) -> Calls:
-    """Return the two all_to_alls of Ulysses on an axis with ``ranks`` ranks.
+    """Return the two all_to_alls of Ulysses in one layer and microbatch.
 
-    The first exchanges tokens for heads: a rank sends queries, keys and values of its tokens, and
-    receives those of its heads for all tokens. The second exchanges the results back. Each is
-    called once in forward and once in backward.
+    ``axis`` is the name of the axis with ``ranks`` ranks. The first all_to_all exchanges tokens for
+    heads: a rank sends the queries, keys and values of its tokens, and receives those of its heads
+    for all tokens. The second exchanges the attention results back. Each is called once in forward
+    and once in backward.
     """
     exchange = partial(LayerCall, axis, ranks, "all_to_all", forward=1, backward=1)
     inputs = f"(tokens * heads * head_size + {format_key_value_elements(shape)})"

@@ -27,7 +27,7 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 class SavedQueries(NamedTuple):
-    """Some queries, and tensors of their attention over all keys that backward needs."""
+    """Some queries and the tensors of their attention over all keys that a backward pass needs."""
 
     q: Tensor
     """The queries (batch, heads, rows, head size)."""

@@ -55,8 +55,8 @@ class RingAttention(BlockAttention):
 
     A rank computes with one block while it sends this block to the next rank (arXiv 2310.01889).
     The backward pass sends the blocks around again. Each block is followed by the sum of its
-    gradients, to which every rank adds its part. A rank starts with its own block. Without a group,
-    this rank computes the only block.
+    gradients, to which every rank adds its part. A rank starts with its own block. If the process
+    group is None, nothing is sent, and this rank has the only block.
     """
 
     def forward(self, q: Tensor, kv: Tensor) -> OnlineSoftmax:
@@ -143,7 +143,7 @@ class AllGatherAttention(BlockAttention):
         return reduced[0]
 
     def _gather(self, kv: Tensor) -> Tensor:
-        """All-gather keys and values, and return those of the sequence in the order of positions.
+        """All-gather keys and values, and sort their tokens by position in the sequence.
 
         ``kv`` stacks the keys and values of this rank, (2, batch, kv_heads, tokens, head size). The
         result has the tokens of all ranks.
@@ -192,7 +192,7 @@ class UlyssesAttention:
 
 
 def _split_dim(x: Tensor, dim: int, parts: int) -> Tensor:
-    """Return ``x`` with dimension ``dim`` split into two: the parts, and the elements of a part."""
+    """Return ``x`` with dimension ``dim`` split into two: ``parts`` and the elements of a part."""
     return x.reshape(*x.shape[:dim], parts, -1, *x.shape[dim + 1 :])
 
 

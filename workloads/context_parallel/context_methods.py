@@ -63,9 +63,9 @@ class ContextMethod:
     def compute_ulysses(self, ranks: int, requested: int) -> int:
         """Return the number of ranks that exchange tokens for heads (Ulysses), 1 for none.
 
-        ``ranks`` is the size of ``cp``. The result is all of them if there is a single part. With
-        both exchanges (``usp``) it is ``requested``, the number that the user sets, where 0 means
-        half of ``ranks``.
+        ``ranks`` is the size of ``cp``. If the sequence is a single part (``ulysses``), the result
+        is ``ranks``. With both exchanges (``usp``) it is ``requested``, the number that the user
+        sets, where 0 means half of ``ranks``. With the other methods it is 1.
         """
         if self.keys == "local":
             return ranks

@@ -26,10 +26,10 @@ class DispatchPlan(NamedTuple):
     """
 
     pairs: Tensor
-    """The index of each pair (tokens * top_k,): token * top_k + position among its experts.
+    """The indices of all pairs, (tokens * top_k,), in the order in which the rank sends them.
 
-    Dropped pairs come first. The others follow in the order of their expert, and then of their
-    token.
+    The index of a pair is token * top_k + i, where i from 0 is the position of the expert among the
+    token's experts. Dropped pairs come first. The others are ordered by expert, and then by token.
     """
     counts: Tensor
     """The number of pairs of each expert that are not dropped, (experts,)."""
@@ -53,9 +53,9 @@ def plan_dispatch(
     """Return the order in which a rank sends its pairs of token and expert in one microbatch.
 
     ``expert_ids`` (tokens, top_k) are the experts that each token chose, out of ``experts`` experts
-    on all ranks. An expert takes its first ``slots`` pairs, and the others are dropped. None means
-    all pairs. ``num_pairs`` is the number of pairs that are not dropped, None if only the device
-    has this number.
+    on all ranks. An expert takes its first ``slots`` pairs, and the others are dropped. If
+    ``slots`` is None, none are dropped. ``num_pairs`` is the number of pairs that are not dropped,
+    None if only the device has this number.
     """
     flat_ids = expert_ids.flatten()
     if slots is not None:
@@ -137,15 +137,18 @@ class TokenExchange:
         """
 
     def pack(self) -> Tensor:
-        """Return a copy of the token of each pair (pairs, hidden), in the order of the plan."""
+        """Return a copy of the token of each pair, (pairs, hidden), in the order of the plan.
+
+        Dropped pairs are left out.
+        """
         self.pairs = self.plan.trim()
         self.tokens = self.pairs // self.weights.shape[1]
         return self.x[self.tokens]
 
     def transfer(self, rows: Tensor) -> Tensor:
-        """Send packed rows to the ranks of their experts, and return the received rows.
+        """Send the result of ``pack`` to the ranks of the experts, and return the received rows.
 
-        Both are (rows, hidden). The base class returns the packed rows.
+        Both are (rows, hidden). The base class sends nothing, and returns ``rows``.
         """
         return rows
 
@@ -157,10 +160,10 @@ class TokenExchange:
         return ExpertRows(tokens=rows, counts=self.plan.counts)
 
     def combine(self, results: Tensor) -> Tensor:
-        """Return the weighted sum of the results of each of this rank's tokens, (tokens, hidden).
+        """Return the weighted sum of each token's expert results, for this rank's tokens.
 
-        ``results`` (rows, hidden) are those of this rank's experts, in the order of ``unpack``. The
-        sum over dropped pairs is 0.
+        The sums are (tokens, hidden). ``results`` (rows, hidden) are the results of this rank's
+        experts, in the order of ``unpack``. Dropped pairs add 0 to the sum of their token.
         """
         weighted = results * self.weights.flatten()[self.pairs].unsqueeze(1)
         return torch.zeros_like(self.x).index_add(0, self.tokens, weighted)
@@ -175,8 +178,8 @@ class AllToAllExchange(TokenExchange):
     def exchange_metadata(self) -> None:
         """Exchange with all ranks the numbers of pairs for each expert, by a small all_to_all.
 
-        The host then reads the number of tokens that this rank sends to, and receives from, each
-        rank. The next all_to_all needs these sizes.
+        The host then reads the numbers of tokens that this rank sends to and receives from each
+        rank. ``transfer`` and ``combine`` need these sizes.
         """
         sent = self.plan.counts.view(self.group.size(), -1)
         received = _exchange_evenly(sent, self.group)
@@ -201,10 +204,10 @@ class AllToAllExchange(TokenExchange):
         return ExpertRows(tokens=rows[self.order], counts=received.sum(0))
 
     def combine(self, results: Tensor) -> Tensor:
-        """Send results back by an all_to_all, and return the weighted sum of each own token's.
+        """Send results back by an all_to_all, and return their weighted sum for each token.
 
-        ``results`` (rows, hidden) are those of this rank's experts, in the order of ``unpack``. The
-        sums are (tokens, hidden), for the tokens of this rank.
+        ``results`` (rows, hidden) are the results of this rank's experts, in the order of
+        ``unpack``. The sums are those of this rank's own tokens, (tokens, hidden).
         """
         by_source = results[torch.argsort(self.order)]
         return super().combine(self._exchange(by_source, self.num_sent, self.num_received))
@@ -248,7 +251,8 @@ class AllgatherExchange(TokenExchange):
     def unpack(self, rows: Tensor) -> ExpertRows:
         """Return the rows for this rank's experts, selected from the tokens of all ranks.
 
-        ``rows`` (ranks * tokens, hidden) are already in ``self.x``, from which rows are taken.
+        ``rows`` (ranks * tokens, hidden) is not read, because ``transfer`` has stored the same
+        tensor in ``self.x``.
         """
         local_experts = len(self.plan.counts) // self.group.size()
         local_ids = self.expert_ids - local_experts * self.group.rank()
@@ -257,11 +261,12 @@ class AllgatherExchange(TokenExchange):
         return ExpertRows(tokens=super().pack(), counts=self.plan.counts)
 
     def combine(self, results: Tensor) -> Tensor:
-        """Return the weighted sum of the results of each of this rank's tokens, (tokens, hidden).
+        """Return the weighted sum of each token's expert results, for this rank's tokens.
 
-        ``results`` (rows, hidden) are those of this rank's experts, for tokens of all ranks. Each
-        rank first adds up its own results by token. A reduce_scatter then sums over ranks, and
-        returns the sums of each rank's tokens to it.
+        The sums are (tokens, hidden). ``results`` (rows, hidden) are the results of this rank's
+        experts for the tokens of all ranks. Each rank first adds up its own results by token. A
+        reduce_scatter then adds the sums of all ranks, and returns to each rank those of its
+        tokens.
         """
         return reduce_scatter_rows(super().combine(results), self.group)
 
@@ -285,7 +290,7 @@ def make_exchange(
     ``plan`` is the order in which this rank's pairs of token and expert are sent, and ``group`` the
     ranks with different experts. ``dispatcher`` is a name in ``EXCHANGES``, ``x`` has this rank's
     tokens (tokens, hidden), and ``weights`` (tokens, top_k) are the factors of the experts'
-    results. With a ``group`` of None, this rank holds all experts and the name is not used.
+    results. With a ``group`` of None, this rank holds all experts, and ``dispatcher`` is not used.
     """
     kind = TokenExchange if group is None else EXCHANGES[dispatcher]
     return kind(x, weights, plan, group)

@@ -45,29 +45,38 @@ transfer), ``dispatch_transfer_time`` (to send tokens and their counts or expert
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertSample:
-    """The measurements of one rank: its routing, its exchanges of tokens, and its step times."""
+    """The measurements of one rank: its routing, its exchanges of tokens, and its step times.
+
+    Steps are measured with the routing that the benchmark sets, and with balanced routing.
+    """
 
     counts: RoutingCounts
-    """The numbers of pairs of token and expert in a step with the routing of the case."""
+    """The numbers of pairs of token and expert in a step with the benchmark's routing."""
     dispatch_bytes: float
     """The bytes that the rank sends to dispatch one microbatch's tokens, 0 without ``ep``."""
     exchanges: Sequence[ExchangeTimes]
-    """The times of an exchange of tokens, once for each repetition. Empty without ``ep``."""
+    """The times of each repetition of the exchange of one microbatch's tokens.
+
+    Empty without ``ep``.
+    """
     step_seconds: Sequence[float]
-    """The seconds of steps with the routing of the case, empty if this is balanced.
+    """The seconds of each step with the benchmark's routing, empty if this is balanced.
 
     These steps alternate with the steps of ``balanced_step_seconds``.
     """
     balanced_step_seconds: Sequence[float]
-    """The seconds of steps with balanced routing."""
+    """The seconds of each step with balanced routing.
+
+    The length is that of ``step_seconds``, so that this is empty if only balanced steps run.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertProbe:
     """Measures the load of experts, the exchange of tokens, and the time lost to imbalance.
 
-    Load is the number of tokens of an expert. The time lost to imbalance is the difference between
-    steps with the case's routing and steps with balanced routing.
+    Load is the number of tokens of an expert. The loss is given as the time of a step with the
+    benchmark's routing relative to a step with balanced routing.
     """
 
     world: World
@@ -81,14 +90,14 @@ class ExpertProbe:
     ep_group: dist.ProcessGroup | None
     """The ranks that exchange tokens, None without ``ep``."""
     share: float = 1.0
-    """The weight of this probe in the time budget."""
+    """The weight of this probe when the time budget is divided among all probes of a step."""
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> ExpertSample:
         """Return this rank's expert load, times of exchanges, and times of steps.
 
-        Exchanges are measured a fixed number of times. Then steps with the routing of the case
-        alternate with steps with balanced routing, as often as the budget allows. ``reset`` is
-        called before each ``step``. All ranks take part.
+        Exchanges are measured ``_REPEATS`` times. Then steps with the benchmark's routing alternate
+        with steps with balanced routing, as often as ``budget_seconds`` allows. ``reset`` is called
+        before each ``step``. All ranks take part.
         """
         counts = count_routing(self.layers)
         dispatch_bytes = 0.0
@@ -122,9 +131,10 @@ class ExpertProbe:
         )
 
     def _make_exchange(self) -> TokenExchange:
-        """Return an exchange of one microbatch's tokens, which take the experts of the last step.
+        """Return an exchange of one microbatch's tokens, as in the last step.
 
-        The experts are those of one microbatch in this rank's first MoE layer.
+        The elements of the tokens are 1. The experts are those that one microbatch of the last step
+        took in this rank's first MoE layer.
         """
         layer = next(iter(self.layers.values()))
         expert_ids = next(iter(layer.expert_ids.values()))
@@ -156,7 +166,10 @@ class ExpertProbe:
         }
 
     def _time(self, run_phase: Callable[[], Result]) -> tuple[Result, float]:
-        """Run a phase after a barrier, and return its result and its seconds on the device."""
+        """Run a phase after a barrier, and return its result and its seconds.
+
+        The time ends when the device has finished the phase.
+        """
         self.world.barrier()
         start = time.perf_counter()
         result = run_phase()
@@ -201,10 +214,11 @@ def make_dispatch_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricVa
 
 
 def make_imbalance_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricValue]:
-    """Return metrics of the slowdown relative to steps with balanced routing, by metric name.
+    """Return the metric ``imbalance_slowdown``, keyed by its name.
 
-    ``imbalance_slowdown`` is the factor, the mean over pairs of steps that ran one after the other.
-    A step's time is the maximum over ranks. There are no metrics if the routing is balanced.
+    It is the time of a step with the benchmark's routing divided by the time of a step with
+    balanced routing, as the mean over pairs of steps that ran one after the other. A step's time is
+    the maximum over ranks. The result is empty if the benchmark's routing is balanced.
     """
     if not samples[0].step_seconds:
         return {}
@@ -217,11 +231,11 @@ def make_imbalance_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricV
 
 
 def make_load_metrics(traffic: ExpertTraffic) -> dict[str, MetricValue]:
-    """Return metrics of the load of ranks in one step, by metric name.
+    """Return the metrics ``imbalance.rank`` and ``drop_rate`` of one step, by metric name.
 
-    ``imbalance.rank`` is the number of pairs of token and expert that a rank computes, as the
-    maximum divided by the mean over ranks, in the layer with the largest value. ``drop_rate`` is
-    the fraction of the pairs of all layers and ranks that were dropped.
+    The load of a rank is the number of pairs of token and expert that it computes in a layer.
+    ``imbalance.rank`` is the maximum over ranks divided by the mean, in the layer with the largest
+    ratio. ``drop_rate`` is the fraction of the pairs of all layers and ranks that were dropped.
     """
     imbalances = [
         max(loads) * len(loads) / sum(loads) for loads in traffic.list_rank_loads() if any(loads)

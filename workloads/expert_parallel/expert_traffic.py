@@ -17,17 +17,17 @@ from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 
 
 class RoutingCounts(NamedTuple):
-    """The number of pairs of token and expert of one rank's tokens in a step.
+    """The numbers of pairs of a token and one of its experts, for one rank's tokens in a step.
 
     Pairs are counted over all microbatches of the rank.
     """
 
     layers: tuple[int, ...]
-    """The numbers in the model of the rank's MoE layers."""
+    """The layer numbers in the model of the MoE layers of this rank."""
     selected: int
-    """The pairs that the router or the generator chose, in all layers."""
+    """The number of pairs that the routing selected, over all layers, with the dropped ones."""
     dispatched: Tensor
-    """The pairs of each expert in each layer without the dropped ones, (layers, experts)."""
+    """The number of pairs of each expert that are not dropped, (layers, experts)."""
 
 
 def count_routing(layers: Mapping[int, MoeLayer]) -> RoutingCounts:
@@ -49,8 +49,9 @@ def count_routing(layers: Mapping[int, MoeLayer]) -> RoutingCounts:
 class ExpertTraffic:
     """The numbers of pairs of token and expert that each rank sends and computes in a step.
 
-    The ranks of ``etp``, which split experts, first gather each other's tokens. Then each of them
-    dispatches the tokens of all.
+    A pair is a token with one of its experts, without dropped pairs. Ranks of an ``etp`` group hold
+    parts of the same experts. They first gather each other's tokens, and each of them then
+    dispatches the tokens of the group.
     """
 
     def __init__(self, spec: StepSpec, counts: Sequence[RoutingCounts]) -> None:
@@ -63,11 +64,14 @@ class ExpertTraffic:
         self._spec = spec
         self._moe = spec.moe
         self.sent = self._make_zeros()
-        """By rank, the pairs that it sends to the experts of other ranks, (its MoE layers,)."""
+        """The number of pairs that a rank sends to other ranks in each of its MoE layers.
+
+        The keys of ``sent``, ``received`` and ``computed`` are ranks, the values are (layers,).
+        """
         self.received = self._make_zeros()
-        """By rank, the pairs that it receives from other ranks, (its MoE layers,)."""
+        """The number of pairs that a rank receives from other ranks in each of its MoE layers."""
         self.computed = self._make_zeros()
-        """By rank, the pairs that its experts compute, (its MoE layers,)."""
+        """The number of pairs that the experts of a rank compute in each of its MoE layers."""
         for group in spec.dims.expert_groups("etp"):
             dispatched = torch.stack([counts[rank].dispatched for rank in group]).sum(0)
             by_target = dispatched.view(len(dispatched), self._moe.ep, -1).sum(2)
@@ -75,7 +79,7 @@ class ExpertTraffic:
                 self._add_pairs(source, by_target)
 
     def _make_zeros(self) -> dict[int, Tensor]:
-        """Return, by rank, a tensor of zeros with one count for each MoE layer of the rank."""
+        """Return a tensor of zeros (MoE layers of the rank,) for each rank, keyed by rank."""
         return {
             rank: torch.zeros(len(counts.layers), dtype=torch.int64)
             for rank, counts in enumerate(self.counts)
@@ -112,8 +116,8 @@ class ExpertTraffic:
     def compute_bytes(self, rank: int, *, has_backward: bool = True) -> dict[str, float]:
         """Return the bytes that a rank sends in a step over ``ep`` and ``etp``, keyed by axis.
 
-        Recomputed layers of full checkpointing count. Axes with one rank are not in the result.
-        Without ``has_backward``, only the calls of the forward pass count.
+        Calls that full checkpointing repeats are counted again. Axes with one rank are not in the
+        result. Without ``has_backward``, only the calls of the forward pass count.
         """
         has_recomputation = self._spec.checkpointing == "full"
         layers = torch.tensor(self.counts[rank].layers)
@@ -128,9 +132,10 @@ class ExpertTraffic:
         return dict(sent)
 
     def _list_call_bytes(self, rank: int, call: LayerCall) -> Tensor:
-        """Return the bytes that a rank sends in a call, for each of its MoE layers, (layers,).
+        """Return the bytes that a rank sends in one kind of call, for each of its MoE layers.
 
-        The bytes are summed over all microbatches of a step.
+        The result is (layers,). Bytes are summed over the microbatches of a step, in each of which
+        the call is made once. Repetitions in other passes are not included.
         """
         if call.pairs is not None:
             pairs = self.sent if call.pairs == "sent" else self.received

@@ -85,7 +85,7 @@ class MoeLayerBenchmark(LayerBenchmark):
         )
 
     def _run_reference(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return the output and the gradients of a single process, by tensor name.
+        """Return the layer's output and gradients in a single process, by tensor name.
 
         The names are those of ``collect_tensors``, and all tensors are in ``dtype``. The gradients
         of routed experts are sums over the tokens of all ranks of this rank's ``ep`` group. The

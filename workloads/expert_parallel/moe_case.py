@@ -76,7 +76,7 @@ class Moe:
     routing: str
     """The name of the way in which experts are selected, one of ``ROUTINGS``."""
     dense_layers: int = 0
-    """The number of first layers with an FFN in place of experts. Only the planner sets it."""
+    """The number of leading layers with an FFN in place of experts. Only the planner sets it."""
     shared_gate: bool = False
     """True if a gate scales the shared experts. Only the planner sets it."""
 

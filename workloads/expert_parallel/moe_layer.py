@@ -62,8 +62,8 @@ class Experts(nn.Module):
     def __init__(self, shape: Shape, moe: Moe, mesh: DeviceMesh | None) -> None:
         """Make uninitialized experts.
 
-        Parameters are DTensors over ``mesh``, which has those of the axes ``ep`` and ``etp`` that
-        have several ranks. None means that this rank holds all experts in plain tensors.
+        Parameters are DTensors over ``mesh``. It has the axes ``ep`` and ``etp``, except for an
+        axis with one rank. None means that this rank holds all experts in plain tensors.
         """
         super().__init__()
         ffn = moe.expert_ffn // moe.etp
@@ -74,9 +74,10 @@ class Experts(nn.Module):
         self.down = _make_parameter(size_out, mesh, 1)
 
     def forward(self, rows: ExpertRows) -> Tensor:
-        """Return the result (rows, hidden) of an expert for each of its received tokens.
+        """Return the results (rows, hidden) of this rank's experts for the received tokens.
 
-        With ``etp`` > 1 a result is the term of this rank. The sum over ``etp`` is the full result.
+        With ``etp`` > 1, a result is only this rank's term. The sum of the terms over the ranks of
+        ``etp`` is the expert's result.
         """
         x = rows.tokens
         row_ends = rows.counts.cumsum(0).int()
@@ -236,10 +237,10 @@ class ReferenceMoeLayer(MoeLayer):
         return super().forward(x)
 
     def select_experts(self, scores: Tensor) -> Tensor:
-        """Return the experts as ``MoeLayer`` does, and set ``num_misrouted``.
+        """Return the experts as ``MoeLayer`` does, and count misrouted tokens in ``num_misrouted``.
 
-        If the experts are assigned, because ranks took them, the router of this layer is compared
-        with them.
+        If ``assigned_ids`` has the experts that the verified ranks took, misrouted tokens are those
+        for which this layer's router would select others.
         """
         expert_ids = super().select_experts(scores)
         tolerance = NEAR_SCORES[self.router.weight.dtype]
@@ -264,7 +265,7 @@ class ReferenceMoeLayer(MoeLayer):
     def _run_expert(self, x: Tensor, expert: int) -> Tensor:
         """Return the results (tokens, hidden) of the expert with index ``expert`` for tokens ``x``.
 
-        ``x`` has the same shape.
+        ``x`` is (tokens, hidden), too.
         """
         gates = self.experts.gate
         gate = None if gates is None else x @ gates[expert]

@@ -28,9 +28,10 @@ EQUAL_PASSES = PassSeconds(1.0, 1.0, 1.0)
 
 
 def bubble_fraction(timeline: SimulatedTimeline) -> float:
-    """Return the fraction of the ranks' time in which they run no pass of a stage, from 0 to 1.
+    """Return the fraction of time in which ranks run no pass of a stage, as the mean over ranks.
 
-    The time of each rank is the makespan: from the first start to the last stop on any rank.
+    It is between 0 and 1. The time of each rank is the makespan: from the first start to the last
+    stop of a pass on any rank.
     """
     return timeline.idle / (timeline.ranks * timeline.makespan)
 
@@ -99,9 +100,9 @@ def split_idle(measured: SimulatedTimeline, order: PipelineOrder) -> dict[IdleCa
 
 
 def simulate_mean_actions(measured: SimulatedTimeline, order: PipelineOrder) -> SimulatedTimeline:
-    """Simulate a step in which all actions of a kind take their mean time of a measured step.
+    """Simulate a step in which each action takes the mean time of its kind in a measured step.
 
-    The kinds are F, B, I and W, and the mean is over stages and microbatches. Ranks run the actions
+    The kinds are F, B, I and W. The mean is over stages and microbatches. Ranks run the actions
     of ``order``. Messages take no time.
     """
     means = compute_kind_means([measured])
@@ -130,7 +131,7 @@ def measure_passes(timelines: Sequence[SimulatedTimeline], stages_per_rank: int)
     """Return the mean seconds of a rank's passes for one microbatch, over all steps and ranks.
 
     A pass runs through all ``stages_per_rank`` stages of the rank. If backward passes are not
-    split, the input gradient and the weight gradient are each taken to be half of them.
+    split, input gradient and weight gradient are each taken to be half of a backward pass.
     """
     means = compute_kind_means(timelines)
     half_seconds = means.get("B", 0.0) / 2
@@ -159,12 +160,12 @@ def compare_schedules(
 ) -> tuple[SimulatedSchedule, ...]:
     """Return the simulated step of every schedule that can run on the same ranks, fastest first.
 
-    An element has the seconds of a step, the bubble, and the memory of activations. The numbers of
-    ranks and microbatches are those of the measured ``order``. ``passes`` has the seconds of a rank
-    for one microbatch, and messages take no time. ``layers`` is the number of layers of the model,
-    and ``layer_bytes`` the bytes of activations of one layer and microbatch. ``outside_seconds`` is
-    the part of a step before and after the pipeline, such as the optimizer. Schedules that cannot
-    run with these ranks, microbatches or layers are left out.
+    An element has the seconds of a step, the bubble as a fraction of the makespan, and the bytes of
+    activations. The numbers of ranks and microbatches are those of the measured ``order``.
+    ``passes`` has the seconds of a rank for one microbatch, and messages take no time. ``layers``
+    is the number of layers of the model, and ``layer_bytes`` the bytes of activations of one layer
+    and microbatch. ``outside_seconds`` is the part of a step before and after the pipeline, such as
+    the optimizer. Schedules that cannot run with these ranks, microbatches or layers are left out.
     """
     rows = []
     for schedule in SCHEDULES.values():

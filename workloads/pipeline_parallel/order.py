@@ -9,7 +9,7 @@ from parbench.bench.results.details import Action
 Actions = tuple[Action, ...]
 """The actions of one rank in a step, in the order in which the rank runs them."""
 Output = tuple[int, Literal["F", "I", "W"], int]
-"""A tensor that an action computes: its stage, its kind, and its microbatch.
+"""The identity of a tensor that an action computes: its stage, its kind, and its microbatch.
 
 The kind is the output of the stage ("F"), the gradient of the stage's input ("I"), or the gradient
 of the stage's weights ("W").
@@ -17,7 +17,7 @@ of the stage's weights ("W").
 
 
 def get_output(action: Action) -> Output:
-    """Return the tensor that an action computes and for which other actions wait.
+    """Return the identity of the tensor that an action computes and for which other actions wait.
 
     For a full backward pass (B) it is the input gradient, as for I.
     """
@@ -26,11 +26,11 @@ def get_output(action: Action) -> Output:
 
 
 def get_received(action: Action, num_stages: int) -> Output | None:
-    """Return the tensor that an action receives from a neighboring stage, None if there is none.
+    """Return the identity of the tensor that an action receives from a neighboring stage.
 
-    A forward pass receives the activations of the stage before. A backward pass or an input
-    gradient receives the gradient from the stage after. ``num_stages`` counts the stages of all
-    ranks.
+    The result is None if the action receives nothing. A forward pass receives the activations of
+    the stage before. A backward pass or an input gradient receives the gradient from the stage
+    after. ``num_stages`` counts the stages of all ranks.
     """
     if action.kind == "F" and action.stage > 0:
         return action.stage - 1, "F", action.microbatch
@@ -89,9 +89,9 @@ def find_peak_held(actions: Iterable[Action], held_by_stage: Callable[[int], flo
     """Return the maximum amount of activations that a rank holds at one time for backward.
 
     ``actions`` are those of one rank, in order. ``held_by_stage(stage)`` is the amount of one
-    microbatch in a stage, such as its bytes, or 1 to count microbatches. It is held from the
-    forward pass to the end of the backward pass. If the backward pass is split, it is held to the
-    end of the weight gradient.
+    microbatch's activations in a stage: their bytes, or 1 to count microbatches. They are held from
+    the forward pass to the end of the backward pass. If the backward pass is split, they are held
+    to the end of the weight gradient. The result has the unit of ``held_by_stage``.
     """
     total = 0.0
     peak = 0.0

@@ -85,10 +85,10 @@ class BubbleProbe:
     simulated_seconds: float | None
     """The simulated seconds of a rank's forward pass of one microbatch, None for real compute."""
     share = 1.0
-    """The weight of this probe in the time budget."""
+    """The weight of this probe when the time budget is divided among all probes of a step."""
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> list[RankStep] | None:
-        """Run steps as often as the budget allows, and return this rank's times of each step.
+        """Run steps for about ``budget_seconds``, and return this rank's times of each step.
 
         ``reset`` is called before each ``step``. All ranks take part. The result is None if ranks
         share cores or a GPU, so that their times would not show the bubble.
@@ -110,9 +110,9 @@ class BubbleProbe:
     def summarize(self, samples: Sequence[list[RankStep] | None]) -> Explanation:
         """Return metrics of the bubble, and facts: timelines and a comparison of schedules.
 
-        ``samples`` has the steps of every global rank, in rank order. They are None if ranks share
-        cores or a GPU. The only metrics are then the bubble of the schedule with equal passes and
-        the microbatches in flight, and a note gives the reason.
+        ``samples`` has, for every global rank in order, the steps that ``observe`` returned. If
+        these are None, because ranks share cores or a GPU, the only metrics are the microbatches in
+        flight and the bubble of a simulation with equal passes. A note then gives the reason.
         """
         order = self.pipeline.order
         schedule, size = self.pipeline.schedule, self.pipeline.size
@@ -204,8 +204,9 @@ def summarize_bubble(
     the mean over steps. The others are of the step with the median makespan:
     ``bubble_fraction_simulated``, ``bubble_fraction_formula`` if the schedule has a formula, and
     ``idle_<cause>`` in seconds as the mean over ranks. ``simulated_seconds`` is the time of a
-    rank's forward pass of one microbatch, None for real compute. The formula gets this requested
-    time, because some formulas require equal times, or otherwise the mean measured times.
+    rank's forward pass of one microbatch, None for real compute. The formula takes this time for
+    all passes, because some formulas require equal times. With real compute, it takes the mean
+    measured times of the passes.
     """
     order = pipeline.order
     timeline = steps.median

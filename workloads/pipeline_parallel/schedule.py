@@ -190,9 +190,9 @@ class Schedule:
 
 @lru_cache(maxsize=65536)
 def _find_peak(schedule: Schedule, rank: int, size: PipelineSize, stages: tuple[int, ...]) -> float:
-    """Return the most microbatches that a rank holds at one time for backward in some stages.
+    """Return the maximum number of microbatches that a rank holds at one time for backward.
 
-    A microbatch counts once per stage.
+    Only the activations in ``stages`` count, and a microbatch counts once for each of them.
     """
     actions = schedule.list_actions(rank, size)
     return find_peak_held(actions, lambda stage: float(stage in stages))

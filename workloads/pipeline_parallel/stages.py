@@ -40,8 +40,7 @@ class ActionRecorder:
     def __init__(self, device: torch.device, prepare: Callable[[Action], None]) -> None:
         """Make a recorder without actions.
 
-        ``prepare(action)`` is called before the start of each action, so that its time is not part
-        of the action.
+        ``prepare(action)`` is called before each action. Its time is not part of the recorded time.
         """
         self._device = device
         self._prepare = prepare
@@ -130,9 +129,9 @@ class Stage(PipelineStage):
     ) -> None:
         """Run torch's backward pass of a microbatch, and record its time.
 
-        It is a full backward pass, or the input gradient if ``full_backward`` is False. With
-        ``last_backward``, in the last one of a step, it also starts the reduction of gradients over
-        ranks, each bucket as soon as its gradients exist.
+        It is a full backward pass, or the input gradient if ``full_backward`` is False.
+        ``last_backward`` is True in the stage's last backward pass of a step. The method then also
+        reduces gradients over ranks, each bucket as soon as its gradients exist.
         """
         if last_backward:
             for reducer in self._reducers:

@@ -62,7 +62,7 @@ class SearchRequest:
     microbatch: int = 0
     """The sequences of a microbatch on a data rank."""
     checkpointing: str = ""
-    """The activation checkpointing: none, selective, full or full:K."""
+    """The activation checkpointing: none, selective, full, or full:K for one layer in K."""
     schedule: str = ""
     """The name of the pipeline schedule."""
     cp_method: str = ""
@@ -70,7 +70,7 @@ class SearchRequest:
     zero: int | None = None
     """The stage of ZeRO, 0 to 3."""
     context_tokens: int = CONTEXT_TOKENS
-    """With context parallelism, each rank has more tokens of a sequence than this."""
+    """Context parallelism must leave each rank more tokens of a sequence than this number."""
 
     @property
     def checkpointings(self) -> tuple[str, ...]:
@@ -86,8 +86,8 @@ class SearchRequest:
 def place_step(step: StepSpec, dims: ParallelDims) -> StepSpec:
     """Return a copy of a step on the mesh ``dims``.
 
-    With FSDP, the copy reduces gradients in every microbatch, because full gradients would not fit
-    in memory. Otherwise it reduces them once per step.
+    The copy reduces gradients over data ranks once per step. With FSDP it reduces them in every
+    microbatch, because full gradients would not fit in memory.
     """
     return replace(step.with_dims(dims), no_sync=not dims.is_sharded)
 
@@ -96,8 +96,8 @@ def list_layouts(request: SearchRequest, gpus_per_node: int) -> Iterator[StepSpe
     """Yield the request's step on each practical mesh, with each stage of ZeRO on that mesh.
 
     On a practical mesh, tp stays within a node and divides the heads, and cp leaves each rank
-    enough tokens. The yielded steps, the layouts of the search, differ in mesh, method of context
-    parallelism and stage of ZeRO. Their batch, schedule and checkpointing are set later.
+    enough tokens. The yielded steps (layouts) differ in mesh, method of context parallelism and
+    stage of ZeRO. Their batch, pipeline schedule and checkpointing are set later.
     """
     for dims, method in _list_model_dims(request, gpus_per_node):
         step = replace(request.step, cp_method=method)
@@ -156,10 +156,10 @@ def list_pipeline_sizes(layers: int, ranks: int) -> list[int]:
 
 
 def _list_data_dims(dims: ParallelDims, gpus_per_node: int) -> Iterator[ParallelDims]:
-    """Yield a mesh with its data ranks as replicas, as FSDP shards, and as both (HSDP).
+    """Yield the mesh ``dims`` with its data ranks as replicas, as FSDP shards, and as both (HSDP).
 
-    ``dims`` has all data ranks in ``dp``. HSDP is tried only without a pipeline, with replicas
-    that span 1, 8 or 64 nodes.
+    ``dims`` has all data ranks in ``dp``. HSDP is tried only without a pipeline. A replica of the
+    model then spans 1, 8 or 64 nodes.
     """
     yield dims
     data_ranks = dims.dp
@@ -180,7 +180,7 @@ def _list_expert_dims(
     """Yield each of ``meshes``, for a MoE model once for each practical size of ``ep``.
 
     The sizes are 1 rank, the GPUs of a node, and the GPUs of 2, 4 or 8 nodes, at most one rank per
-    expert. Meshes that cannot have the size are left out.
+    expert. A mesh that does not allow one of these sizes is not yielded with it.
     """
     if step.moe is None:
         yield from meshes
@@ -275,11 +275,12 @@ def list_schedules(request: SearchRequest) -> list[tuple[str, int]]:
 
 @lru_cache(maxsize=4096)
 def estimate_bubble(schedule: str, ranks: int, microbatches: int, stages_per_rank: int) -> float:
-    """Return the idle time of a pipeline rank in a step, relative to its time for a microbatch.
+    """Return the idle time of a pipeline rank in a step, in multiples of a microbatch's time.
 
-    ``ranks`` and ``microbatches`` are those of the pipeline. Forward, input gradient and weight
-    gradient are assumed to take equal time. The result is infinite if the schedule has no formula
-    for these sizes, as with very few microbatches.
+    A microbatch's time is that of its forward and backward pass on the rank. Forward, input
+    gradient and weight gradient are assumed to take equal time. ``ranks`` and ``microbatches`` are
+    those of the pipeline. The result is infinite if the schedule has no formula for these sizes,
+    as with very few microbatches.
     """
     size = PipelineOptions(schedule=schedule, stages_per_rank=stages_per_rank).get_size(
         ranks, microbatches
@@ -295,9 +296,9 @@ def balance_layers(
 ) -> str:
     """Return the number of layers of each pipeline stage as text, such as ``7+8+8+7``.
 
-    The numbers minimize the FLOPs of the rank with most FLOPs, where the head counts as a number of
-    layers. The text is empty if stages of equal size are as good, or if the model has fewer layers
-    than stages. ``pp`` is the number of pipeline ranks.
+    The numbers minimize the FLOPs of the rank with most FLOPs, where the FLOPs of the language
+    model's head count too. The text is empty if stages of equal size are as good, or if the model
+    has fewer layers than stages. ``pp`` is the number of pipeline ranks.
     """
     num_stages = pp * stages_per_rank
     if pp == 1 or shape.layers < num_stages:
@@ -313,7 +314,8 @@ def balance_layers(
     def order_rank(rank: int) -> tuple[float, bool, int]:
         """Return the sort key of a pipeline rank. The rank with the smallest key gets a layer.
 
-        The key is (layers so far with the head, True for the first and the last rank, rank).
+        The key is (its layers so far, where the head counts as a number of layers; True for the
+        first and the last rank; its index).
         """
         # The first and the last rank also hold the embedding and the logits.
         return loads[rank], rank in (0, pp - 1), rank

@@ -68,9 +68,10 @@ class GemmShape:
 
 
 def compute_gemm_seconds(gemm: GemmShape, hardware: Hardware, bytes_per_element: int) -> float:
-    """Return the seconds of one GEMM kernel: the sum of its launch, FLOPs and memory traffic.
+    """Return the seconds of one GEMM kernel.
 
-    ``gemm`` may be several equal multiplications in one kernel.
+    They are the sum of the times of its launch, its FLOPs and its memory traffic. ``gemm`` may be
+    several equal multiplications in one kernel, whose elements have ``bytes_per_element`` bytes.
     """
     efficiency = hardware.efficiency
     moved = efficiency.gemm_traffic * gemm.elements * bytes_per_element
@@ -112,8 +113,8 @@ def compute_microbatch(view: RankView, hardware: Hardware) -> ComputeSeconds:
 def _compute_layer(view: RankView, parts: Parts, hardware: Hardware) -> ComputeSeconds:
     """Return the seconds of compute for one microbatch in one layer of a rank.
 
-    ``parts`` are the parameters of the layer. Recomputation is the mean over the rank's layers, of
-    which some may not be recomputed.
+    ``parts`` are the parameters of the layer. The backward pass includes recomputation. Its time is
+    the mean over the rank's layers, of which some may not be recomputed.
     """
     spec = view.spec
     gemms = repeated_gemms = 0.0

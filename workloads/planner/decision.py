@@ -58,8 +58,9 @@ class Question:
 def list_questions(request: SearchRequest, hardware: Hardware) -> Iterator[Question]:
     """Yield the questions that lead to a strategy for the request's model and GPUs, in order.
 
-    They are about model state, activations, the sequence, experts of a MoE model, the global batch
-    and failures. The questions on state end after the first yes, and so do those on activations.
+    They are about model state, activations, the sequence, the experts of a MoE model, the global
+    batch and failures. Several questions on model state follow each other until one has the answer
+    yes, and likewise on activations.
     """
     step, gpus = request.step, request.gpus
     yield from _list_state_questions(step, gpus, hardware)
@@ -81,7 +82,8 @@ def list_questions(request: SearchRequest, hardware: Hardware) -> Iterator[Quest
 def _list_state_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iterator[Question]:
     """Yield questions on whether the model state fits, until the first whose answer is yes.
 
-    The state is on one GPU, then with a sharded optimizer (ZeRO-1), then fully sharded (FSDP).
+    The first question assumes the full state on each GPU, the second a sharded optimizer (ZeRO-1),
+    and the third a fully sharded state (FSDP).
     """
     widths = step.widths
     weights = f"({widths.parameters} + {widths.gradients}) * parameters"
@@ -123,8 +125,8 @@ def _list_state_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iter
 def _list_activation_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iterator[Question]:
     """Yield questions on whether the activations of one sequence fit next to a shard of FSDP.
 
-    They are without recomputation and with full recomputation. The first question whose answer is
-    yes is the last.
+    The first question assumes no recomputation. If its answer is no, a second one assumes full
+    recomputation.
     """
     dims = ParallelDims(fsdp=gpus)
     for checkpointing, if_yes, if_no in (
@@ -207,9 +209,9 @@ def _ask_batch(request: SearchRequest) -> Question:
 
 
 def _ask_failures(gpus: int) -> Question:
-    """Return the question on whether failures cost at most ``MAX_LOST_SHARE`` of the time.
+    """Return the question on whether failures cost at most a fraction of the training time.
 
-    The cost of failures includes checkpoints, lost work and restarts.
+    The fraction is ``MAX_LOST_SHARE``. The cost includes checkpoints, lost work and restarts.
     """
     goodput = compute_goodput(gpus)
     advice = f"save a checkpoint every {goodput.symbols['interval'] / 60:,.0f} minutes"

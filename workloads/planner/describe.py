@@ -9,7 +9,7 @@ from parbench.workloads.planner.dry_run import DryRun
 
 
 def describe_settings(spec: StepSpec) -> str:
-    """Return the settings of a step besides its mesh as text.
+    """Return the settings of a step as text, without its mesh.
 
     They are the microbatch, checkpointing, and where they apply the stage of ZeRO, the method of
     context parallelism, the pipeline schedule and the layers of its stages.
@@ -29,9 +29,10 @@ def describe_settings(spec: StepSpec) -> str:
 
 
 def format_split(split: str) -> str:
-    """Return the layers of pipeline stages with equal neighbors joined, such as ``7+14x8+7``.
+    """Shorten the numbers of layers of pipeline stages: ``7+8+8+7`` becomes ``7+2x8+7``.
 
-    ``split`` has a number of layers for each stage, such as ``7+8+8+7``.
+    ``split`` has the number of layers of each stage. In the result, ``2x8`` stands for two
+    successive stages of 8 layers.
     """
     texts: list[str] = []
     for layers, stages in groupby(split.split("+")):

@@ -30,24 +30,31 @@ MAX_SIMULATED_ACTIONS = 40_000
 """The bubble of a step is simulated only if all pipeline ranks together have at most this number
 of forward and backward passes of stages."""
 BLOCKING_AXES = ("tp", "cp", "ring", "ulysses", "ep", "etp")
-"""The axes whose calls block the forward or backward pass, because the next operation needs their
-result."""
+"""The axes of tensor, context and expert parallelism.
+
+Their calls block the forward or backward pass, because the next operation needs the result.
+``ring`` and ``ulysses`` are the two parts of ``cp`` with the context method ``usp``.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """The communication of one rank on one axis of the mesh in a step."""
+    """The seconds and bytes of the communication on one axis of the mesh in a step.
+
+    In ``PlannedWork.axes``, all fields are those of one rank. In ``DryRun.axes``, the bytes are the
+    maximum over ranks, and may be of another rank than the seconds (see ``_merge_axes``).
+    """
 
     name: str
     """The name of the axis, such as ``tp``."""
     seconds: float
-    """The seconds per step of all calls on the axis, hidden or not."""
+    """The seconds per step of all calls of a rank on the axis, hidden by compute or not."""
     exposed_seconds: float
     """The part of ``seconds`` that compute does not hide."""
     sent_bytes: float
-    """The bytes per step of the rank that sends most on this axis."""
+    """The bytes per step that a rank sends on the axis."""
     links: str
-    """A text about the nodes that the largest group spans, such as ``inside a node``."""
+    """The nodes that the largest process group of the calls spans, such as ``inside a node``."""
 
     @property
     def hidden_seconds(self) -> float:
@@ -57,19 +64,24 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRank:
-    """The predicted memory of one rank, which stands for all pipeline ranks with equal layers."""
+    """The predicted memory of one rank, which represents all pipeline ranks with equal work.
+
+    Ranks have equal work if they have equally many dense and equally many MoE layers, and if they
+    agree in having the embedding and in having the head.
+    """
 
     view: RankView
     """The part of the step that this rank has: its stages, layers and position."""
     memory: RankMemory
-    """The predicted bytes of this rank by component."""
+    """The predicted bytes of this rank by component, such as gradients and activations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
     """The prediction of one training step on a mesh: its time, its communication and its memory.
 
-    All seconds are per step. Those of compute are of the busiest rank.
+    All seconds are per step. The busiest rank is the pipeline rank whose microbatch takes longest,
+    with the communication that blocks its passes.
     """
 
     spec: StepSpec
@@ -77,23 +89,26 @@ class DryRun:
     hardware: Hardware
     """The type of GPU and its links, for which the step is predicted."""
     ranks: tuple[PlannedRank, ...]
-    """The memory of one representative of each set of pipeline ranks with equal work."""
+    """One representative of each set of pipeline ranks with equal work, in pipeline order."""
     busiest: RankView
-    """The rank whose microbatch takes longest."""
+    """The part of the step on the busiest rank: its stages, layers and position."""
     compute_seconds: float
-    """The seconds of compute of all microbatches of a step, with recomputation."""
+    """The seconds in which the busiest rank computes all microbatches, with recomputation."""
     update_seconds: float
     """The seconds of the optimizer's update on the rank that updates most elements."""
     bubble_seconds: float
-    """The seconds that the busiest rank waits for other stages of the pipeline, 0 without one."""
+    """The seconds that the busiest rank waits for other stages, 0 without a pipeline."""
     bubble_method: str
-    """A text that describes how ``bubble_seconds`` was computed."""
-    axes: tuple[Axis, ...]
-    """The communication on each axis of the mesh that has calls."""
-    measured_seconds: Seconds | None
-    """A function that returns the seconds of one call, from fits of a measured run.
+    """The method that gave ``bubble_seconds``, as a text for reports.
 
-    None if the seconds of calls follow from the hardware.
+    It starts with "no pipeline", "simulated" or "analytical".
+    """
+    axes: tuple[Axis, ...]
+    """The communication on each axis of the mesh that has calls, merged from all ranks."""
+    measured_seconds: Seconds | None
+    """A function that returns the seconds of one communication call, from fits of a measured run.
+
+    None if these seconds follow from the rates and latencies of ``hardware``.
     """
 
     @cached_property
@@ -141,7 +156,7 @@ class DryRun:
 
     @property
     def model_flops_per_second(self) -> float:
-        """The model FLOP/s per GPU: without recomputation, as PaLM counts them."""
+        """The model FLOPs per second and GPU, without recomputation, as PaLM counts them."""
         return (
             self.tokens_per_second
             * flops_per_token(self.spec.shape, self.spec.moe)
@@ -163,18 +178,18 @@ class PlannedWork:
     compute_seconds: float
     """The seconds of compute of a microbatch in both passes, without communication."""
     forward: float
-    """The seconds of a microbatch's forward pass, with the communication that blocks it."""
+    """The seconds of a microbatch's forward pass, with exposed calls on ``BLOCKING_AXES``."""
     backward: float
     """The seconds of a microbatch's backward pass.
 
-    They include recomputation and the communication that blocks the pass.
+    They include recomputation and the exposed calls on ``BLOCKING_AXES``.
     """
     axes: Mapping[str, Axis]
-    """The communication of all microbatches of a step, by axis of the mesh."""
+    """The communication of this rank in all microbatches of a step, by name of the mesh axis."""
 
     @property
     def microbatch(self) -> float:
-        """The seconds of a microbatch in both passes, with the communication that blocks them."""
+        """The seconds of a microbatch in both passes, with exposed calls on ``BLOCKING_AXES``."""
         return self.forward + self.backward
 
 
@@ -188,11 +203,13 @@ def dry_run(
 ) -> DryRun:
     """Return the prediction of the step ``spec`` on ``hardware``.
 
-    ``seconds`` returns the measured seconds of a call. If it is None, the seconds follow from the
-    hardware. With ``exact``, a pipeline is simulated if it has at most ``MAX_SIMULATED_ACTIONS``
-    passes of stages. Otherwise its bubble follows from the formula of the schedule. A schedule
-    without a formula is always simulated. ``ranks`` is the result of ``plan_ranks``. If it is
-    empty, it is computed.
+    ``seconds`` is a function that returns the seconds of one communication call, from fits of
+    measured calls. With None, they follow from the rates and latencies of ``hardware``.
+
+    With ``exact``, a pipeline is simulated if it has at most ``MAX_SIMULATED_ACTIONS`` passes of
+    stages. Otherwise its bubble follows from the formula of the schedule. A schedule without a
+    formula is always simulated. ``ranks`` is the result of ``plan_ranks`` for this step. If it is
+    empty, this function computes it.
     """
     works, busiest = _estimate_works(spec, hardware, seconds)
     bubble, method = _compute_bubble(spec, works, busiest, exact=exact)
@@ -225,19 +242,20 @@ def _count_updated_bytes(widths: Widths) -> int:
 def plan_ranks(spec: StepSpec) -> tuple[PlannedRank, ...]:
     """Return the predicted memory of representative ranks, in the order of the pipeline.
 
-    Pipeline ranks are alike if they have equally many layers of each kind, and if they agree in
-    having the embedding and in having the head. Of alike ranks, the one with most microbatches in
-    flight is taken, because it needs most memory.
+    Pipeline ranks have equal work if they have equally many dense and equally many MoE layers, and
+    if they agree in having the embedding and in having the head. Of ranks with equal work, the
+    representative is the one with most microbatches in flight, because it needs most memory.
     """
     return tuple(PlannedRank(view=view, memory=rank_memory(view)) for view in spec.distinct_views)
 
 
 def _merge_axes(works: Sequence[PlannedWork], busiest: PlannedWork) -> tuple[Axis, ...]:
-    """Return one rank's communication for each axis of a step, chosen from several ranks.
+    """Return the communication on each axis of a step, merged from that of several ranks.
 
-    On ``BLOCKING_AXES`` the seconds are those of the busiest rank. On other axes, and on axes
-    without calls of the busiest rank, they are those of the rank with most exposed time. The bytes
-    are always those of the rank that sends most.
+    The seconds and the bytes of an axis may be of different ranks. On ``BLOCKING_AXES`` the seconds
+    are those of the busiest rank. On other axes, and on axes on which the busiest rank has no
+    calls, they are those of the rank with most exposed seconds. The bytes are always those of the
+    rank that sends most on the axis. ``works`` has one rank of each set with equal work.
     """
     axes = []
     for name in dict.fromkeys(name for work in works for name in work.axes):
@@ -254,8 +272,9 @@ def _estimate_works(
 ) -> tuple[list[PlannedWork], PlannedWork]:
     """Return the predicted time and communication of representative pipeline ranks.
 
-    There is one for each set of ranks with equal work (see ``plan_ranks``). The second result is
-    the one whose microbatch takes longest, the busiest rank.
+    The list has one representative of each set of ranks with equal work (see ``plan_ranks``). The
+    second result is the busiest rank: the element whose microbatch takes longest. ``seconds`` is
+    as in ``dry_run``.
     """
     seconds = seconds or by_hardware(hardware)
     works = [_estimate_work(view, hardware, seconds) for view in spec.distinct_views]
@@ -293,7 +312,8 @@ def _estimate_work(view: RankView, hardware: Hardware, seconds: Seconds) -> Plan
 def _list_windows(spec: StepSpec, compute: ComputeSeconds) -> dict[str, float]:
     """Return the seconds of compute per step that can hide communication, by axis of the mesh.
 
-    ``compute`` is of one microbatch. Nothing hides the communication on a missing axis.
+    ``compute`` has the seconds of one microbatch. The communication on an axis that is not in the
+    result is fully exposed.
     """
     microbatch = compute.forward + compute.backward
     step = microbatch * spec.microbatches
@@ -320,7 +340,8 @@ def _make_axis(
     """Return the communication of one rank on an axis, from all of its calls in a step.
 
     ``overlap`` is the fraction of the communication that compute can hide. ``window`` is the
-    seconds of compute per step that can hide it. ``seconds`` returns the seconds of one call.
+    seconds of compute per step that can hide it. ``seconds`` returns the seconds of one call. The
+    messages of ``pp`` count as hidden, because the bubble includes their latency.
     """
     total = sum(call.count * seconds(call) for call in calls)
     exposed = max(total * (1 - overlap), total - window)
@@ -341,8 +362,8 @@ def _compute_bubble(
 ) -> tuple[float, str]:
     """Return the seconds per step that the busiest rank waits for other stages of the pipeline.
 
-    The second result is a text about the method: simulated, analytical, or no pipeline. See
-    ``dry_run`` for ``exact``.
+    The second result is the text for ``DryRun.bubble_method``. ``works`` has one rank of each set
+    with equal work. See ``dry_run`` for ``exact``.
     """
     pp = spec.dims.pp
     if pp == 1:
@@ -362,9 +383,9 @@ def _compute_bubble(
 
 
 def pipeline_of(run: DryRun) -> SimulatedTimeline:
-    """Return the simulated timeline of the pipeline of a predicted step.
+    """Simulate the pipeline of a predicted step, and return the timeline of its passes.
 
-    The step is simulated even if the bubble of its prediction is analytical.
+    It is simulated even if ``run.bubble_seconds`` follows from a formula.
     """
     works, busiest = _estimate_works(run.spec, run.hardware, run.measured_seconds)
     return _simulate_step(run.spec, _list_works_by_rank(run.spec, works), _compute_hop(busiest))
@@ -373,14 +394,17 @@ def pipeline_of(run: DryRun) -> SimulatedTimeline:
 def _list_works_by_rank(spec: StepSpec, works: Sequence[PlannedWork]) -> Sequence[PlannedWork]:
     """Return the predicted seconds and communication of each rank, in the order of the pipeline.
 
-    ``works`` has those of one rank for each set of pipeline ranks with equal layers.
+    ``works`` has one representative of each set of pipeline ranks with equal work.
     """
     work_by_kind = {work.view.work: work for work in works}
     return [work_by_kind[spec.stage_view(rank).work] for rank in range(spec.dims.pp)]
 
 
 def _compute_hop(busiest: PlannedWork) -> float:
-    """Return the mean seconds of a message of the busiest rank to another stage, 0 without one."""
+    """Return the mean seconds of a message from the busiest rank to another stage.
+
+    The result is 0 if this rank sends none.
+    """
     if "pp" not in busiest.axes:
         return 0.0
     messages = sum(call.times for call in list_calls(busiest.view) if call.axis == "pp")

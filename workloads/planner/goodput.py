@@ -27,9 +27,10 @@ arXiv 2001.08361, equations 1.2 and 1.4). Their models have a vocabulary of 50,2
 def compute_goodput(gpus: int) -> Equation:
     """Return the equation of goodput: the fraction of time in which training makes progress.
 
-    Checkpoints have the best interval, sqrt(2 C F), with the seconds C of a checkpoint and F
-    between failures (Young, 1974; Daly, 2006). A failure costs the restart and, on average, half of
-    the interval and of a checkpoint.
+    The interval between checkpoints is the best one, sqrt(2 C F), where a checkpoint takes C
+    seconds and F seconds pass between failures (Young, 1974; Daly, 2006). F is inversely
+    proportional to ``gpus``. A failure costs the restart and, on average, half of the interval and
+    of a checkpoint.
     """
     failure_seconds = 86_400 / (FAILURES_PER_GPU_DAY * gpus)
     interval = math.sqrt(2 * CHECKPOINT_SECONDS * failure_seconds)

@@ -1,9 +1,9 @@
 """Hardware as numbers: memory, compute and links of a GPU, and the shares a step reaches. Pure.
 
 Rates are those of one GPU, and of a link in one direction. ``PRESETS`` are nodes of 8 GPUs with one
-network card per GPU. The ``source`` of a preset says where its figures come from, and which of them
-nobody checked. Peaks are those of ``workloads.step.peaks``. Vendors add up both directions of
-NVLink, and count peaks with sparsity: the presets have half of both.
+network adapter (NIC) per GPU. The ``source`` of a preset says where its figures come from, and
+which of them nobody checked. Peaks are those of ``workloads.step.peaks``. Vendors add up both
+directions of NVLink, and count peaks with sparsity: the presets have half of both.
 
 Latencies and efficiencies are assumptions. ``--calibrate`` replaces them with measured ones.
 """
@@ -45,9 +45,9 @@ The communication of ``ep`` can be hidden by another microbatch, as in DualPipe.
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fractions of the hardware's declared rates that a training step reaches.
+    """The fractions of a GPU's declared rates and memory that a training step reaches or uses.
 
-    All default values are assumptions.
+    The fields ``..._traffic`` are the bytes that kernels move. All defaults are assumptions.
     """
 
     gemm: PositiveShare = 0.72
@@ -55,17 +55,20 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     attention: PositiveShare = 0.55
     """The fraction of the peak FLOP/s that fused attention reaches."""
     gemm_traffic: Traffic = 1.3
-    """The bytes that a GEMM moves in memory, relative to its inputs and output."""
+    """The bytes that a GEMM moves in memory, relative to the bytes of its inputs and output."""
     elementwise_traffic: Traffic = 1.0
-    """The bytes that other kernels move in memory, relative to their tensors."""
+    """The bytes that kernels other than GEMMs and attention move, relative to their estimate.
+
+    The estimate is ``compute_time.count_elementwise_bytes``.
+    """
     score_traffic: Traffic = 0.0
     """The bytes moved in memory per attention score, 0 if attention is fused."""
     links_inside: PositiveShare = 0.80
-    """The fraction of the declared rate that links inside a node reach."""
+    """The fraction of ``Hardware.inside_bytes_per_second`` that communication reaches."""
     links_across: PositiveShare = 0.80
-    """The fraction of the declared rate that network cards reach."""
+    """The fraction of ``Hardware.across_bytes_per_second`` that communication reaches."""
     memory_rate: PositiveShare = 0.80
-    """The fraction of the memory's bytes per second that kernels reach."""
+    """The fraction of ``Hardware.memory_bytes_per_second`` that kernels reach."""
     memory: PositiveShare = 0.92
     """The fraction of the memory's bytes that a step can use. The runtime needs the rest."""
     overlap: dict[str, Share] = msgspec.field(default_factory=lambda: OVERLAP.copy())
@@ -87,7 +90,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     name: str
     """The name of the type of GPU."""
     source: str
-    """The origin of the figures, as text."""
+    """The origin of the figures, such as a data sheet or the path of a file, as text."""
     flops_per_second: Rate
     """The peak FLOP/s of a GPU for dense bfloat16."""
     float32_share: PositiveShare = 0.5
@@ -99,13 +102,13 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gpus_per_node: NumRanks = 8
     """The number of GPUs of a node."""
     inside_bytes_per_second: Rate
-    """The rate in one direction of a GPU's links inside its node."""
+    """The bytes per second in one direction over all links of one GPU inside its node."""
     across_bytes_per_second: Rate
-    """The rate in one direction of a GPU's own network card."""
+    """The bytes per second in one direction of a network adapter (NIC), one of which a GPU has."""
     rails: Number = 0
-    """The most network cards of a node that a collective can use.
+    """The maximum number of network adapters (NICs) of a node that a collective can use.
 
-    0 means one for each rank of its group on the node.
+    0 means one for each rank of the collective's group on the node.
     """
     kernel_seconds: Latency = 3e-6
     """The seconds of the launch of a compute kernel."""
@@ -116,12 +119,12 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     across_hop_seconds: Latency = 15e-6
     """The latency of a hop between nodes, in seconds."""
     links_from: str = ""
-    """The source of measured times of calls, as text.
+    """The source of measured times of communication calls, as text.
 
-    Empty if the times of calls follow from the rates and latencies of this hardware.
+    Empty if these times follow from the rates and latencies of this hardware.
     """
     efficiency: Efficiency = Efficiency()
-    """The fractions of the declared rates that a training step reaches."""
+    """The fractions of the declared rates and memory that a training step reaches or uses."""
 
     @property
     def usable_bytes(self) -> float:
@@ -140,12 +143,18 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def inside_rate(self) -> float:
-        """The bytes per second in one direction that communication of a GPU reaches in its node."""
+        """The bytes per second in one direction that one GPU reaches inside its node.
+
+        They are the declared rate of its links times ``efficiency.links_inside``.
+        """
         return self.inside_bytes_per_second * self.efficiency.links_inside
 
     @property
     def card_rate(self) -> float:
-        """The bytes per second in one direction that communication reaches on a network card."""
+        """The bytes per second in one direction that one network adapter (NIC) of a GPU reaches.
+
+        They are the declared rate times ``efficiency.links_across``.
+        """
         return self.across_bytes_per_second * self.efficiency.links_across
 
 
@@ -179,10 +188,10 @@ It is calibrated to published runs.
 
 
 def _preset(name: str, memory: float, memory_rate: float, nvlink: float, card: float) -> Hardware:
-    """Return the hardware of a preset.
+    """Return the hardware of a preset, in which every GPU has its own network adapter (NIC).
 
-    ``memory`` is in bytes. ``memory_rate``, ``nvlink`` and ``card`` are in bytes per second, the
-    last two in one direction.
+    All figures are those of one GPU. ``memory`` is in bytes. ``memory_rate``, ``nvlink`` and
+    ``card`` (the NIC) are in bytes per second, the last two in one direction.
     """
     peak = datasheet_peak({"h100": "H100 SXM5", "h800": "H100 SXM5"}.get(name, name), "bfloat16")
     assert peak is not None
@@ -205,7 +214,7 @@ PRESETS = {
     "h200": _preset("h200", 141e9, 4.8e12, 450e9, 50e9),
     "b200": _preset("b200", 180e9, 8e12, 900e9, 50e9),
 }
-"""The known hardware by name: nodes of 8 GPUs with one network card per GPU."""
+"""The known hardware by name: nodes of 8 GPUs with one network adapter per GPU."""
 
 
 def hardware_of(text: str) -> Hardware:

@@ -65,7 +65,10 @@ def describe_fewest_gpus(request: SearchRequest, hardware: Hardware) -> str:
 
 
 def _describe_state(request: SearchRequest, hardware: Hardware) -> str:
-    """Return a text with the GB of model state, and the number of GPUs with their memory."""
+    """Return a text such as ``112 GB of state on 1 GPUs of 80 GB``.
+
+    It has the GB of model state, the number of GPUs of the request, and the GB of each GPU.
+    """
     state = compute_state_bytes(request.step) / GIGA
     memory = hardware.memory_bytes / GIGA
     return f"{state:,.0f} GB of state on {request.gpus} GPUs of {memory:,.0f} GB"

@@ -58,14 +58,14 @@ class PlacedCall:
 
     @staticmethod
     def of(call: Call, place: Place) -> "PlacedCall":
-        """Return ``call`` with the nodes that its group of ranks spans."""
+        """Return ``call`` together with ``place``, the nodes that its group of ranks spans."""
         return PlacedCall(
             axis=call.axis, op=call.op, num_bytes=call.num_bytes, count=call.times, place=place
         )
 
     @property
     def sent(self) -> float:
-        """The bytes that a rank sends in all of these calls of a step, ring-optimal."""
+        """The bytes per step that a rank sends in all of these calls, by a ring algorithm."""
         return self.count * sent_bytes(self.op, self.num_bytes, self.place.ranks)
 
 
@@ -76,8 +76,8 @@ Seconds = Callable[[PlacedCall], float]
 def by_hardware(hardware: Hardware) -> Seconds:
     """Return a function from a call to its seconds, which follow from the hardware's links.
 
-    The seconds of a call are its launch, the latency of its hops, and its bytes over the slowest
-    link.
+    The seconds are the sum of three times: the launch of the call, the latency of its hops, and
+    the transfer of its bytes over the slowest link.
     """
 
     def seconds(call: PlacedCall) -> float:
@@ -111,8 +111,9 @@ def _hop_seconds(hardware: Hardware, call: PlacedCall) -> float:
 def _wire_seconds(hardware: Hardware, call: PlacedCall) -> float:
     """Return the seconds in which the bytes that a rank sends in one call pass the slowest link.
 
-    Across nodes a collective uses a network card for each of its ranks on a node, at most
-    ``rails``. A message uses one card. In an all_to_all each rank sends over its own card.
+    Across nodes a collective uses one network adapter (NIC) for each of its ranks on a node, at
+    most ``hardware.rails`` of them. A message uses one NIC. In an all_to_all, each rank sends over
+    its own NIC.
     """
     place, sent = call.place, sent_bytes(call.op, call.num_bytes, call.place.ranks)
     inside, card = hardware.inside_rate, hardware.card_rate
@@ -188,9 +189,9 @@ def curves_of(run: Run) -> list[Curve]:
 def _is_plain(record: Record) -> bool:
     """Return True if the time of a record may be used to fit the seconds of calls over bytes.
 
-    The record must be a successful one of a blocking float32 collective or message between several
-    ranks. Its size must be known, and it must have no other parameters than size, type, mode, ranks
-    of a message and group.
+    It is True for a successful measurement of a blocking float32 collective or message between
+    several ranks, with a known size. The benchmark may have no parameters other than its size, data
+    type, mode, process group, and the two ranks of a message.
     """
     params = record.case.params
     return (
@@ -244,8 +245,10 @@ def _count_ring_hops(op: str, ranks: int) -> int:
 def curve_for(call: PlacedCall, curves: Sequence[Curve]) -> Curve:
     """Return the fit that predicts a call: of its operation, or of the first substitute with a fit.
 
-    Of several fits of an operation, those whose group is inside a node, or across nodes, like that
-    of the call are preferred, then those with as many ranks. Raises ``UserError`` without a fit.
+    Several fits of an operation differ in their group of ranks. A call inside a node prefers groups
+    inside a node, and a call across nodes prefers groups across nodes. The next criterion is a
+    group with as many ranks as the call, and the last one is the larger group. The substitutes are
+    ``_SUBSTITUTES``. Raises ``UserError`` if neither the operation nor a substitute has a fit.
     """
     measured_op = MESSAGE if call.op == "send" else call.op
     for op in (measured_op, *_SUBSTITUTES):
@@ -261,8 +264,8 @@ def curve_for(call: PlacedCall, curves: Sequence[Curve]) -> Curve:
 def _rank_curve(curve: Curve, place: Place) -> tuple[bool, bool, int]:
     """Return the sort key of a fit. The fit with the smallest key predicts a call on ``place``.
 
-    The key is (True if only one of both groups is inside a node, True if the numbers of ranks
-    differ, the negative number of ranks of the fit).
+    The key is (True if only one of the groups of fit and call is inside a node, True if their
+    numbers of ranks differ, the negative number of ranks of the fit).
     """
     return curve.inside != place.inside, curve.ranks != place.ranks, -curve.ranks
 
@@ -291,10 +294,12 @@ def read_peak(record: Record) -> float:
 
 
 def hardware_of_run(run: Run, base: Hardware) -> tuple[Hardware, tuple[str, ...]]:
-    """Return the hardware on which a run was measured, with a note for each assumed figure.
+    """Return the hardware on which a run was measured, and a note on its assumed figures.
 
-    The run measures the peak FLOP/s, the size of a node and the time of calls. Other figures are
-    those of ``base``. Raises ``UserError`` if the run has no records.
+    The number of GPUs per node and, if it was measured, the peak FLOP/s are those of the run. All
+    other figures are those of ``base``, which the note names. ``links_from`` names the run, but the
+    result does not contain its times of calls (see ``curves_of``). Raises ``UserError`` if the run
+    has no records.
     """
     if not run.records:
         raise UserError(f"{run.path} has no records to fit")

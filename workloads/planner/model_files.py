@@ -21,7 +21,7 @@ from parbench.workloads.model.shapes import (
 
 Mixture = Mapping[str, int]
 """The sizes of a mixture of experts by name: ``experts``, ``top_k``, ``expert_ffn``, ``shared``
-(the number of shared experts) and ``dense_layers`` (the number of first layers without experts)."""
+(the number of shared experts) and ``dense_layers`` (the number of leading layers with an FFN)."""
 
 
 def make_model_step(name: str, shape: Shape, mixture: Mixture | None = None) -> StepSpec:
@@ -37,7 +37,7 @@ def make_model_step(name: str, shape: Shape, mixture: Mixture | None = None) -> 
 def _make_moe(mixture: Mixture, shape: Shape) -> Moe:
     """Return the mixture of experts of a model, with all experts on one rank.
 
-    Raises ``UserError`` if sizes contradict each other.
+    Raises ``UserError`` if the sizes in ``mixture`` contradict each other or those in ``shape``.
     """
     params: dict[str, Any] = {"shared": 0, "routing": BALANCED, **mixture}
     dense_layers = params.pop("dense_layers", 0)
@@ -56,11 +56,14 @@ class _Family:
     recipe: Recipe = "llama"
     """The layout of a layer, as in Llama or in GPT."""
     keys: Mapping[str, str] = field(default_factory=dict)
-    """The key of a size in config.json of this family, by Llama's key for the same size."""
+    """The key of a size in config.json of this family, keyed by Llama's key for this size.
+
+    Sizes that are missing here have Llama's key.
+    """
     biases: tuple[Bias, ...] = ()
     """The weight matrices that always have a bias."""
     flags: Mapping[str, tuple[Bias, ...]] = field(default_factory=dict)
-    """The weight matrices that have a bias if a key of config.json is true, by this key."""
+    """For each boolean key of config.json, the weight matrices that have a bias if it is true."""
     tied: bool = False
     """The value of ``tie_word_embeddings`` if config.json lacks the key.
 
@@ -113,16 +116,16 @@ class _Config:
     """The content of a config.json, with methods that check values."""
 
     def __init__(self, content: Mapping[str, Any], family: _Family) -> None:
-        """Keep the values of config.json by key, and the keys of its architecture."""
+        """Keep the values of config.json by key, and the architecture with its keys."""
         self.content = content
         self.family = family
 
     def read_size(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
         """Return the whole number of a key, or ``default`` if the key is missing or null.
 
-        ``key`` is Llama's key, which is translated to that of the family. Raises ``UserError`` if
-        the number is below ``minimum`` or above ``MAX_SIZE``, or if the key is missing and
-        ``default`` is None.
+        ``key`` is Llama's key, which is translated to the key of the family. Raises ``UserError``
+        if the number is below ``minimum`` or above ``MAX_SIZE``. It is also raised if the key is
+        missing and ``default`` is None.
         """
         key = self.family.keys.get(key, key)
         value = self.content.get(key)
@@ -215,8 +218,9 @@ def _read_latent(config: _Config) -> Latent:
 def _read_mixture(config: _Config) -> Mixture | None:
     """Return the sizes of the mixture of experts in a config.json, None for a dense model.
 
-    The keys are those of ``Mixture``: experts, top_k, expert_ffn, shared and dense_layers. Raises
-    ``UserError`` if layers without experts are not the first layers.
+    The keys of the result are those of ``Mixture``: experts, top_k, expert_ffn, shared and
+    dense_layers. Raises ``UserError`` if a dense layer (with an FFN in place of experts) follows a
+    layer with experts.
     """
     family = config.family
     experts = config.read_size(family.experts, 0) if family.experts else 0

@@ -58,7 +58,7 @@ class StepOptions:
     global_batch: int = 0
     """The sequences per step on all GPUs."""
     checkpointing: str = ""
-    """The activation checkpointing: none, selective, full or full:K."""
+    """The activation checkpointing: none, selective, full, or full:K for one layer in K."""
     schedule: str = ""
     """The name of the pipeline schedule."""
     chunks: int = 0
@@ -80,19 +80,25 @@ class MachineOptions:
     hardware: str = ""
     """The name of a preset or the path of a .toml file. Empty means the default."""
     links: Path | None = None
-    """The folder of a run whose measured collectives give the seconds of calls."""
+    """The folder of a run whose measured collectives give the seconds of communication calls.
+
+    With None, these seconds follow from the hardware, or from the runs ``calibrate``.
+    """
     calibrate: tuple[Path, ...] = ()
-    """The folders of runs whose training steps give efficiencies."""
+    """The folders of runs whose training steps give efficiencies. Empty for assumed ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedMachine:
-    """The hardware for which a step is predicted, and measured times of communication calls."""
+    """The hardware for which a step is predicted, and the times of communication calls on it."""
 
     hardware: Hardware
     """The type of GPU and its links, with declared or measured figures."""
     seconds: Seconds | None = None
-    """A function that returns the measured seconds of a call, None if no run measured calls."""
+    """A function that returns the seconds of one communication call, from fits of measured calls.
+
+    None if no run measured calls. The seconds then follow from ``hardware``.
+    """
     notes: tuple[str, ...] = ()
     """Texts about measured and assumed figures of the hardware."""
 
@@ -108,7 +114,8 @@ def answer_search(
     """Return the document of ``parbench plan search``: the best meshes for a number of GPUs.
 
     ``top`` is the number of meshes in the table. ``explain`` adds the equations of the best mesh,
-    and its time, communication and memory by component. Raises ``UserError`` if no mesh fits in memory.
+    and its time, communication and memory by component. Raises ``UserError`` if no mesh fits in
+    memory.
     """
     for name in ("microbatches", "split"):
         if getattr(options, name):
@@ -221,7 +228,7 @@ def apply_zero(spec: StepSpec, stage: int | None) -> StepSpec:
     """Return the step, which is on a mesh, with the requested stage of ZeRO.
 
     The step is unchanged if ``stage`` is None. Raises ``UserError`` for stage 0 or 1 with fsdp > 1,
-    and for stage 2 or 3 without.
+    and for stage 2 or 3 with fsdp = 1.
     """
     if stage is None:
         return spec
@@ -247,9 +254,10 @@ def check_options(options: StepOptions) -> None:
 def load_machine(options: MachineOptions) -> PlannedMachine:
     """Return the hardware of a plan from the user's options.
 
-    Without runs, it is the declared hardware. The run ``links`` replaces the seconds of calls by
-    those of its collectives. The runs ``calibrate`` replace assumed efficiencies by those of their
-    steps and, without the other options, also the machine and its links.
+    Without runs, it is the declared hardware. The run ``links`` gives the times of communication
+    calls, the number of GPUs per node and, if measured, the peak FLOP/s. The steps of the runs
+    ``calibrate`` give efficiencies. If the user sets neither ``hardware`` nor ``links``, the runs
+    ``calibrate`` also give what ``links`` would.
     """
     hardware = hardware_of(options.hardware or DEFAULT_HARDWARE)
     seconds: Seconds | None = None

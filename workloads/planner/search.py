@@ -42,15 +42,22 @@ class SearchResult:
     """The predicted steps of a search that fit in memory, and facts about those that do not."""
 
     runs: list[DryRun] = field(default_factory=list)
-    """The predicted steps that fit in memory, the best first once the search has ended."""
+    """The predicted steps that fit in memory.
+
+    During the search, they are all of these steps. Afterwards, they are the best step of each mesh,
+    best mesh first.
+    """
     num_considered: int = 0
-    """The number of steps that satisfy all rules, whether or not they fit in memory."""
+    """The number of tried steps that satisfy all divisibility rules.
+
+    It includes the steps that do not fit in memory.
+    """
     num_too_large: int = 0
     """The number of considered steps that do not fit in memory."""
     broken_rules: dict[str, str] = field(default_factory=dict)
-    """The first mesh that breaks a rule, such as ``tp=8``, by violation of the rule.
+    """The first mesh that breaks a rule, such as ``tp=4``, keyed by the violation.
 
-    A violation is a text such as ``heads(6) % tp(4) != 0``.
+    The violation is the broken rule with its numbers, such as ``heads(6) % tp(4) != 0``.
     """
     smallest: tuple[float, StepSpec] | None = None
     """The pair (bytes per GPU, step) of the step that needs least memory of those that do not fit.
@@ -70,9 +77,12 @@ def search(
     """Predict the step on every practical mesh, and return the meshes that fit, best first.
 
     Each mesh has its best settings, and ``rank_runs`` gives the order. The pipelines of the first
-    meshes are simulated if they are short. Context parallelism may leave fewer tokens per rank if
-    nothing else fits in memory. ``seconds`` returns the measured seconds of a communication call.
-    If it is None, the seconds follow from ``hardware``. Raises ``UserError`` for too many GPUs.
+    ``SIMULATED_RUNS`` meshes are simulated if they have at most ``SIMULATED_PASSES`` forward
+    passes. If no mesh fits in memory, the search is repeated with fewer tokens per rank of ``cp``.
+
+    ``seconds`` is a function that returns the seconds of one communication call, from fits of
+    measured calls. With None, they follow from the rates and latencies of ``hardware``. Raises
+    ``UserError`` if the number of GPUs is not from 1 to ``MAX_GPUS``.
     """
     if not 1 <= request.gpus <= MAX_GPUS:
         raise UserError(f"--gpus({request.gpus}) is not within 1 and {MAX_GPUS}")
@@ -101,10 +111,11 @@ def predict_layout(
 ) -> None:
     """Predict a step on one mesh with several batches and schedules, and add them to ``result``.
 
-    ``layout`` is the step on the mesh with a stage of ZeRO. Added are the predictions that fit in
-    memory, of each microbatch size with each schedule whose bubble is smaller than those of simpler
-    schedules that fit. ``result`` also counts the steps that do not fit. See ``search`` for
-    ``seconds``.
+    ``layout`` is the step on the mesh with a stage of ZeRO. Each microbatch size is tried with each
+    pipeline schedule, except for schedules whose bubble is not smaller than that of a simpler
+    schedule that fits. Predictions that fit in memory are added to ``result.runs``. Of the steps
+    that do not fit, ``result`` gets only the number and the smallest. ``seconds`` is as in
+    ``search``.
     """
     for step in list_batches(request, layout):
         least_bubble: float | None = None
@@ -131,8 +142,8 @@ def _predict(
 ) -> DryRun | None:
     """Return the prediction of a step with the least recomputation that fits in memory.
 
-    None if the step does not fit with any checkpointing of the request. ``result`` counts the tried
-    steps and records the rules that they break.
+    None if the step does not fit with any checkpointing of the request. The tried steps and the
+    rules that they break are added to ``result``. ``seconds`` is as in ``search``.
     """
     for checkpointing in request.checkpointings:
         spec = step.with_checkpointing(checkpointing)
@@ -164,8 +175,8 @@ def rank_runs(runs: Sequence[DryRun]) -> list[DryRun]:
     def order(run: DryRun) -> tuple[bool, int, float]:
         """Return the sort key of a predicted step. The best step has the smallest key.
 
-        The key of a step that ties with the fastest is (False, its effort, its seconds). That of
-        other steps is (True, 0, its seconds).
+        The key is (False, its effort, its seconds) for a step that ties with the fastest, and
+        (True, 0, its seconds) for other steps.
         """
         if is_tie(run, fastest):
             return False, measure_effort(run), run.seconds
@@ -180,9 +191,9 @@ def rank_runs(runs: Sequence[DryRun]) -> list[DryRun]:
 def measure_effort(run: DryRun) -> int:
     """Return a score of the effort of setting up and running a step, higher for more effort.
 
-    Each axis of the mesh adds 1 to 3 points. One more point each is for a schedule other than 1F1B,
-    for FSDP inside a pipeline, and for a step that nearly fills the memory, because that needs
-    tuning of the allocator.
+    Each axis of the mesh adds 1 to 3 points (``_WEIGHTS``). One more point each is for a schedule
+    other than 1F1B, for FSDP inside a pipeline, and for a step that fills more than ``NEARLY_FULL``
+    of the usable memory.
     """
     spec = run.spec
     effort = sum(_WEIGHTS.get(axis, 2) for axis in spec.dims.sizes)

@@ -23,7 +23,9 @@ from parbench.workloads.planner.measured.validate import get_value, spec_of_reco
 def calibrated(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardware, tuple[str, ...]]:
     """Return the hardware with the efficiencies that runs measured, and notes on these values.
 
-    Raises ``UserError`` if no training step of the runs measured an efficiency.
+    An efficiency is the median over the training steps of all ``runs``. Efficiencies that no step
+    measured stay those of ``hardware``. Raises ``UserError`` if no training step of the runs
+    measured an efficiency.
     """
     compute_shares, overlaps = measure_shares(runs, hardware)
     if not compute_shares and not overlaps:
@@ -43,10 +45,11 @@ def calibrated(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardware, tuple
 
 
 def _replace_compute(hardware: Hardware, share: float) -> tuple[Hardware, Efficiency]:
-    """Return copies of the hardware and its efficiency for a measured ``share`` of the peak.
+    """Return copies of the hardware and of its efficiency, in which compute reaches ``share``.
 
-    All compute of a step, GEMMs and other kernels together, reaches this fraction of the peak
-    FLOP/s. Launches of kernels and traffic in memory take no time, because ``share`` includes them.
+    ``share`` is the measured fraction of the peak FLOP/s that all compute of a step reaches, GEMMs
+    and other kernels together. Launches of kernels and traffic in memory take no time, because
+    ``share`` includes them.
     """
     efficiency = msgspec.structs.replace(
         hardware.efficiency,
@@ -64,9 +67,9 @@ def measure_shares(
 ) -> tuple[list[float], dict[str, list[float]]]:
     """Return two kinds of efficiency that the training steps of runs measured.
 
-    The first result is a list with one fraction for each step: the FLOP/s of compute relative to
-    the peak. The second is such a list for each mesh axis: the fraction of the communication time
-    that compute hid. A step that lacks a measurement has no entry.
+    The first result has, for each step, the FLOP/s of compute as a fraction of the peak. The second
+    has, for each mesh axis, a list with the fraction of the communication time that compute hid in
+    each step. Steps without the measurement are left out of a list.
     """
     compute_shares: list[float] = []
     overlaps: defaultdict[str, list[float]] = defaultdict(list)

@@ -34,7 +34,7 @@ class StepTime:
     """The predicted time of a training step and of its communication, on one rank."""
 
     seconds: float
-    """The seconds of the step."""
+    """The seconds of the complete step."""
     axis_seconds: Mapping[str, float]
     """The seconds per step of all communication on an axis, hidden or not, by axis of the mesh."""
     exposed_seconds: Mapping[str, float]
@@ -113,8 +113,9 @@ def _predict_pipeline(
     """Return the time of a step with pipeline parallelism, whose schedule is simulated.
 
     ``axis_seconds`` has the seconds per step of all communication by axis, and ``hop`` is the
-    seconds of a message between stages. Exposed time of ``pp`` is the time by which messages
-    lengthen the simulated schedule. With ``has_rendezvous`` a message waits for its receiver.
+    seconds of a message between stages. ``compute_seconds`` is the compute of a rank in the
+    step. The exposed time of ``pp`` is the time by which messages lengthen the simulated schedule.
+    With ``has_rendezvous`` a message waits for its receiver.
     """
     blocking = sum(axis_seconds.get(axis, 0.0) for axis in BLOCKING_AXES)
     after = sum(axis_seconds.values()) - blocking - axis_seconds["pp"]
@@ -133,9 +134,9 @@ def _simulate_makespan(
 ) -> float:
     """Return the seconds from the first to the last action of a simulated pipeline schedule.
 
-    ``busy_seconds`` is the compute of a step, as the mean over pipeline ranks. It is divided among
-    the stages by their layers. ``hop_seconds`` is the time of a message between stages. With
-    ``has_rendezvous`` a message waits for its receiver.
+    ``busy_seconds`` is the compute and blocking communication of a pipeline rank in a step, as the
+    mean over ranks. It is divided among the stages by their layers. ``hop_seconds`` is the time of
+    a message between stages. With ``has_rendezvous`` a message waits for its receiver.
     """
     order, layers_by_stage = spec.order, spec.rank_view(0).layers_by_stage
     layer = busy_seconds * order.ranks / order.microbatches / sum(layers_by_stage)
@@ -158,9 +159,10 @@ def _expose_buckets(
 ) -> dict[str, float]:
     """Return the seconds per step of DDP's communication that compute does not hide, by axis.
 
-    ``reduction`` is an all_reduce of gradients, whose size is ignored. ``calls`` are all calls of
-    the step, ``seconds`` returns the seconds of one call, and ``compute_seconds`` is the compute of
-    the step. The broadcasts of ZeRO-1 follow the update and are fully exposed.
+    The only key is the axis of ``reduction``, an all_reduce of gradients whose size is ignored.
+    ``calls`` are all calls of the step, ``seconds`` returns the seconds of one call, and
+    ``compute_seconds`` is the compute of the step. The broadcasts of ZeRO-1 follow the update and
+    are fully exposed.
     """
     buckets = list_buckets(
         list(list_parts(spec.rank_view(0))),

@@ -81,8 +81,9 @@ def validate(run: Run, fits: Run | None = None) -> Validation:
 def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck:
     """Return the comparison of a step's prediction with its measurement, by component.
 
-    ``records`` are the repetitions of one training step, and ``curves`` the fits that predict the
-    seconds of calls. Raises ``UserError`` if the step was not measured or cannot be predicted.
+    ``records`` has one record for each repetition of the same training step. ``curves`` are the
+    fits that predict the seconds of communication calls. Raises ``UserError`` if the step was not
+    measured or cannot be predicted.
     """
     measured = [record for record in records if record.status == "ok"]
     if not measured:

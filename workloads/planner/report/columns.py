@@ -12,9 +12,9 @@ def make_column(
 ) -> Column:
     """Return a table column of the planner. An empty ``title`` means ``key``.
 
-    ``kind`` is the form in which values print, and ``description`` the explanation of the column. A
-    column of text that has the same value in every row is moved out of the table. A column of
-    another kind is not.
+    ``kind`` is the format in which values print, such as "s", "GB" or "percent". ``description`` is
+    the explanation of the column. A "text" column with one value in all rows is moved out of the
+    table. Columns of other kinds stay.
     """
     return Column(
         key=key, title=title or key, kind=kind, help=description, is_result=kind != "text"
@@ -22,7 +22,10 @@ def make_column(
 
 
 def format_value(value: float, unit: str) -> str:
-    """Return a number with four digits and its unit. Numbers from 1,000 have no fraction."""
+    """Return a number with its unit as text, such as ``1,234 GB`` or ``12.34 GB``.
+
+    Numbers from 1,000 have no fraction. Smaller ones have four significant digits.
+    """
     number = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
     return f"{number} {unit}".rstrip()
 

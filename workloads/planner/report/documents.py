@@ -1,4 +1,4 @@
-"""The documents of ``parbench plan``: each table once, which reports print in every form. Pure."""
+"""The documents of ``parbench plan``, which reports print in every output format. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -327,7 +327,7 @@ def _memory_by_component(rank: PlannedRank) -> dict[str, float]:
 def _assumption_section(run: DryRun, notes: Sequence[str], *, explain: bool) -> Section:
     """Return the section with the assumptions about hardware and ``notes``, one per row.
 
-    ``explain`` adds a table of the equations of the step.
+    ``notes`` are further assumptions. ``explain`` adds a table of the equations of the step.
     """
     tables = [formula_table(run)] if explain else []
     tables.append(

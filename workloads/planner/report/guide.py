@@ -40,21 +40,24 @@ class Strategy:
     splits: str
     """The tensors or work that ranks divide among themselves, such as "matrices"."""
     link: str
-    """A text about the slowest suitable links, and about compute that hides the calls."""
+    """The slowest suitable links, and whether compute hides the calls, as a text for the table.
+
+    An example is "in a node, exposed".
+    """
     formula: str
     """The formula of the bytes that a rank sends per step, in the symbols of ``SYMBOLS``."""
     axes: str
-    """The axes whose calls count as the strategy's, separated by blanks."""
+    """The mesh axes of the strategy's calls, separated by blanks, such as "dp edp"."""
     spec: StepSpec
     """The training step on a mesh of only this strategy."""
     ease: str = "easy"
-    """A text about the effort of adding the strategy to a training program."""
+    """The effort of adding the strategy to a training program, such as "hard: splits matrices"."""
     batch: str = "a sequence per rank"
-    """A text about the growth of the global batch with the number of ranks."""
+    """The global batch that the ranks require, such as "microbatches >= ranks" or "none"."""
 
     @property
     def calls(self) -> Sequence[Call]:
-        """The communication calls per step on ``axes``, of the rank that sends most bytes."""
+        """The communication calls on ``axes`` in a step, of the rank that sends most bytes."""
         return list_busiest_calls(self.spec.distinct_views, self.axes.split())
 
     @property
@@ -78,8 +81,8 @@ _CONTEXT = {
 def list_strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]:
     """Return the strategies of parallel training that a model allows.
 
-    The step of each is on a mesh of only this strategy. Data-parallel strategies use all ``ranks``,
-    others at most the GPUs of one node.
+    Each has a step on a mesh of only this strategy. Data-parallel strategies use all ``ranks``, and
+    other strategies at most the GPUs of one node.
     """
     strategies = [
         *_list_data_strategies(step, ranks, gpus_per_node),
@@ -164,8 +167,8 @@ def _list_model_strategies(step: StepSpec, node: int) -> list[Strategy]:
 def _resize_axis(step: StepSpec, axis: str, node: int) -> StepSpec:
     """Return the step on a mesh with only the axis ``axis``, as large as possible within a node.
 
-    ``node`` is the number of GPUs of a node. The size divides it and satisfies all rules of the
-    step.
+    The size of the axis divides ``node``, the number of GPUs of a node, and satisfies all
+    divisibility rules of the step. If only size 1 does, the result is a step on one rank.
     """
     for size in reversed(list_divisors(node)):
         spec = place_step(step, ParallelDims().resize(**{axis: size}))
@@ -180,7 +183,7 @@ def _resize_axis(step: StepSpec, axis: str, node: int) -> StepSpec:
 def compute_state(spec: StepSpec) -> float:
     """Return the bytes of parameters, gradients and optimizer state of the rank that holds most.
 
-    They include the parameters that ZeRO-2 keeps gathered.
+    They include the full parameters that ZeRO-2 keeps between forward and backward.
     """
     states: list[float] = []
     for view in spec.distinct_views:
@@ -270,8 +273,8 @@ def _strategy_row(strategy: Strategy) -> Row:
 def _regime_table(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
     """Return a table of communication relative to compute for FSDP and FSDP with TP.
 
-    Each row has a number of tokens per GPU, and the simplest mesh that could hide all of its
-    communication.
+    Each row has a number of tokens per GPU, and the simplest mesh whose communication takes at most
+    as long as its compute, so that compute could hide it.
     """
     token_counts = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
     return Table(
@@ -292,8 +295,9 @@ def _regime_table(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
 def _regime_row(step: StepSpec, gpus: int, tokens: int, hardware: Hardware) -> Row:
     """Return the row of ``_regime_table`` for ``tokens`` tokens per GPU.
 
-    For FSDP with TP it uses the size of TP with the smallest ratio of communication to compute. A
-    ratio is None if the model does not allow the mesh.
+    The row has the ratio of communication to compute for FSDP, and for FSDP with TP of the size
+    with the smallest ratio. A ratio is None if the model does not allow the mesh. ``gpus`` is the
+    number of GPUs of the mesh.
     """
     ratio_by_tp: dict[int, float] = {}
     for tp in list_divisors(hardware.gpus_per_node):
@@ -323,10 +327,10 @@ def _regime_row(step: StepSpec, gpus: int, tokens: int, hardware: Hardware) -> R
 def _compute_comm_ratio(
     step: StepSpec, dims: ParallelDims, tokens: int, hardware: Hardware
 ) -> float | None:
-    """Return the seconds of all communication of a step on a mesh, relative to those of compute.
+    """Return the seconds of all communication of a step, divided by its seconds of compute.
 
-    Each data rank has one microbatch of ``tokens`` tokens. None if the model does not allow the
-    mesh.
+    The step is on the mesh ``dims``, and each data rank has one microbatch of ``tokens`` tokens.
+    The result is None if the model does not allow the mesh.
     """
     sequence = min(tokens, step.shape.sequence)
     shape = replace(step.shape, sequence=sequence)
