@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 LINES_INCHES = 2.0
 """The height of a line chart without its legend, in inches."""
-INTERVALS = "Bands are 95 % intervals, within the repetition if there is only one."
+INTERVALS = "Bands are 95 % intervals over repetitions."
 MAX_LINES = 8
 """The largest number of operations in one chart."""
 NUM_ECDF_STEPS = 150

@@ -118,7 +118,7 @@ def test_only_the_pipeline_step_needs_two_gpus(session: PlanningSession) -> None
 
 
 def test_gloo_refuses_what_it_does_not_carry(session: PlanningSession) -> None:
-    assert len(session.refusals) == 3
+    assert len(session.refusals) == 2
     for message in session.refusals:
         assert "gloo" in message
 
