@@ -320,9 +320,11 @@ def _list_windows(spec: StepSpec, compute: ComputeSeconds) -> dict[str, float]:
     attention = compute.attention * spec.microbatches
     # Megatron's overlap_param_gather hides the gathers of ZeRO-1 behind the next forward pass.
     gradients = microbatch if spec.zero1 else compute.backward
+    shards = microbatch if spec.dims.pp > 1 else step
     return {
         "cp": attention if spec.context_method.hides_communication else 0.0,
-        "fsdp": microbatch if spec.dims.pp > 1 else step,
+        "fsdp": shards,
+        "efsdp": shards,
         "ep": step,
         "dp": gradients,
         "edp": gradients,

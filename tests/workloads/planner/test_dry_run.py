@@ -52,7 +52,11 @@ def test_dry_run_hides_share_of_overlap(overlap: float) -> None:
 
 @pytest.mark.parametrize(
     ("mesh", "model", "axis"),
-    [("fsdp=64", "llama3-8b", "fsdp"), ("fsdp=64,ep=8,tp=4", "mixtral-8x7b", "ep")],
+    [
+        ("fsdp=64", "llama3-8b", "fsdp"),
+        ("fsdp=64,ep=8,tp=4", "mixtral-8x7b", "ep"),
+        ("fsdp=64,ep=8", "mixtral-8x7b", "efsdp"),
+    ],
 )
 def test_dry_run_hides_no_longer_than_compute(mesh: str, model: str, axis: str) -> None:
     hardware = make_slow_hardware(**{axis: 1.0})

@@ -12,6 +12,7 @@ from parbench.workloads.step.peaks import datasheet_peak
         ("NVIDIA A100-SXM4-40GB", "tf32", 156),
         ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4),
         ("NVIDIA H100 PCIe", "bfloat16", 756),
+        ("NVIDIA H200 NVL", "bfloat16", 835.5),
         ("NVIDIA L40S", "bfloat16", 362.05),
     ],
 )
