@@ -46,7 +46,10 @@ tensors on the CPU.
 
 
 def _common(microbatches: int) -> tuple[Param, ...]:
-    """Return the parameters that all steps have, with a default for the number of microbatches."""
+    """Return the parameters that all training steps have.
+
+    ``microbatches`` is the default of the parameter for the number of microbatches.
+    """
     default = replace(MICROBATCHES, default=microbatches)
     return tuple(default if param is MICROBATCHES else param for param in COMMON)
 
@@ -72,7 +75,8 @@ def _step(
     Its parameters are ``common`` and ``more``. ``target`` is ``module:function`` within
     ``parbench.workloads``, and empty means the function ``name`` of ``step.train_step``. ``preset``
     builds the step from parameters and the number of ranks, and raises ``UserError`` if it cannot
-    run. None means the preset with the name. ``tags`` are the presets of ``parbench run`` that include the benchmark.
+    run. None means ``PRESETS[name]``. ``tags`` are the presets of ``parbench run`` that include the
+    benchmark.
     """
     build: Callable[[Params, int], object] = preset or PRESETS[name]
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from parbench.workloads.planner.plan_command import MachineOptions, StepOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+"""A function of a command, to which click options are added."""
 # Loops run as often as these options say.
 _COUNT = click.IntRange(min=1, max=1 << 16)
 _TOKENS = click.IntRange(min=1, max=1 << 24)

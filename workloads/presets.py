@@ -96,10 +96,10 @@ HYBRID = (
 
 
 def build_step(params: Params, dims: ParallelDims) -> StepSpec:
-    """Return the training step that parameters describe, on a mesh, without experts.
+    """Return the training step of a dense model that parameters describe, on the mesh ``dims``.
 
-    ``params`` has values by parameter name. Missing parameters have their defaults. The step is not
-    checked.
+    ``params`` has values by parameter name, of which those of experts are ignored. Missing
+    parameters have their defaults. The result may be unable to run, because it is not checked.
     """
     defaults = {param.name: param.default for param in (*COMMON, *HYBRID)}
     values: dict[str, Value] = {**defaults, **params}
@@ -130,7 +130,7 @@ def build_step(params: Params, dims: ParallelDims) -> StepSpec:
 
 
 def _place(params: Params, ranks: int, **sizes: int) -> StepSpec:
-    """Return the training step on a mesh with these ``sizes`` of axes, and 1 for other axes.
+    """Return a dense model's training step on a mesh with these ``sizes``, 1 for other axes.
 
     Raises ``UserError`` if it cannot run on ``ranks`` ranks.
     """
@@ -149,25 +149,29 @@ def _checked(spec: StepSpec, ranks: int) -> StepSpec:
 
 
 def _span_ranks(axis: str, **fixed: Value) -> Preset:
-    """Return the preset of a step in which one axis has all ranks.
+    """Return the preset of a training step in which the mesh axis ``axis`` has all ranks.
 
-    ``fixed`` are values of parameters that the user cannot change.
+    ``fixed`` are values of parameters that override the user's, keyed by parameter name.
     """
 
     def build(params: Params, ranks: int) -> StepSpec:
-        """Return the step on ``ranks`` ranks."""
+        """Return the training step on ``ranks`` ranks, all of which lie along ``axis``."""
         return _place({**params, **fixed}, ranks, **{axis: ranks})
 
     return build
 
 
 def zero1(params: Params, ranks: int) -> StepSpec:
-    """Return the step with ZeRO-1 over all ranks, by default with the distributed optimizer."""
+    """Return the training step with ZeRO-1 over all ranks.
+
+    The parameter ``optimizer`` chooses its implementation, by default parbench's distributed
+    optimizer.
+    """
     return _place({OPTIMIZER.name: OPTIMIZER.default, **params}, ranks, dp=ranks)
 
 
 def hsdp(params: Params, ranks: int) -> StepSpec:
-    """Return the step with FSDP within replicas, and all_reduces of gradients between them.
+    """Return the training step with HSDP: FSDP within replicas, gradient all_reduces between them.
 
     The parameter ``mesh`` sets ``dp`` and ``fsdp``. By default there are two replicas, or one with
     fewer than four ranks.
@@ -181,20 +185,23 @@ def hsdp(params: Params, ranks: int) -> StepSpec:
 
 
 def tp_fsdp(params: Params, ranks: int) -> StepSpec:
-    """Return the step with tensor parallelism over ``tp`` ranks inside FSDP over the others."""
+    """Return the training step with tensor parallelism inside of FSDP.
+
+    The parameter ``tp`` is the number of ranks that split each layer. FSDP shards over the others.
+    """
     tp_ranks = int(params.get("tp", 2))
     return _place(params, ranks, fsdp=max(1, ranks // tp_ranks), tp=tp_ranks)
 
 
 def pp(params: Params, ranks: int) -> StepSpec:
-    """Return the step with one pipeline over all ranks, at least two."""
+    """Return the training step with one pipeline over all ranks, which must be at least two."""
     if ranks == 1:
         raise UserError("ranks(1) < 2: one rank is not a pipeline")
     return _place(params, ranks, pp=ranks)
 
 
 def ep_step(params: Params, ranks: int) -> StepSpec:
-    """Return the step with expert parallelism inside data parallelism.
+    """Return the training step of a MoE model with expert parallelism inside data parallelism.
 
     The parameter ``tp`` is the number of ranks that split attention. The parameter ``fsdp`` shards
     parameters over data ranks.
@@ -206,15 +213,19 @@ def ep_step(params: Params, ranks: int) -> StepSpec:
 
 
 def ep_layer(params: Params, ranks: int) -> StepSpec:
-    """Return the step whose mesh and experts the benchmarks of one MoE layer use."""
+    """Return the MoE training step whose mesh and experts the benchmarks of one MoE layer use.
+
+    It is ``ep_step`` with one ``tp`` rank.
+    """
     return ep_step({**params, "tp": 1}, ranks)
 
 
 def hybrid(params: Params, ranks: int) -> StepSpec:
-    """Return the step on the mesh that the parameter ``mesh`` describes.
+    """Return the training step on the mesh that the parameter ``mesh`` describes.
 
-    An empty ``mesh`` means ``dp`` over all ranks. If it has no ``etp``, this axis has as many ranks
-    as ``tp`` where ranks and experts allow, otherwise 1.
+    An empty ``mesh`` means ``dp`` over all ranks. The model is dense if the parameter ``experts``
+    is 0. In a MoE model, a ``mesh`` without ``etp`` gets as many ``etp`` ranks as ``tp`` ranks
+    where ranks and experts allow, otherwise 1.
     """
     text = str(params.get("mesh", ""))
     dims = ParallelDims.parse(text, ranks)
@@ -225,17 +236,21 @@ def hybrid(params: Params, ranks: int) -> StepSpec:
 
 
 def _select(params: Params, names: Iterable[Param]) -> dict[str, Value]:
-    """Return the values of the parameters ``names`` that ``params`` contains, keyed by name."""
+    """Return the part of ``params`` that belongs to some parameters, keyed by parameter name.
+
+    ``names`` are the definitions of these parameters. Those that ``params`` lacks are left out.
+    """
     return {param.name: params[param.name] for param in names if param.name in params}
 
 
 def _expert_step(
     params: Params, dims: ParallelDims, ranks: int, settings: Mapping[str, Value]
 ) -> StepSpec:
-    """Return the training step with experts on a mesh.
+    """Return the training step of a MoE model on a mesh.
 
-    ``settings`` has the values of parameters of experts by name, which also set ``ep`` and ``etp``
-    of the mesh. Raises ``UserError`` if the step cannot run on ``ranks`` ranks.
+    ``settings`` has the values of the parameters of experts, keyed by name. They also set ``ep``
+    and ``etp``, which replace those of ``dims``. Raises ``UserError`` if the step cannot run on
+    ``ranks`` ranks.
     """
     spec = build_step(params, dims)
     if spec.is_simulated:

@@ -30,6 +30,7 @@ from parbench.workloads.step.sent_bytes import CommBytesProbe
 from parbench.workloads.tp_layer_case import COLUMN, ROW, TpLayerCase, make_tp_layer
 
 CLAIM = "one layer, forward and backward, without a model or an optimizer"
+"""The note on results of this benchmark, which states its extent."""
 
 
 class TpLayerBenchmark(LayerBenchmark):

@@ -30,6 +30,7 @@ class TpStyle:
     """True if each rank has only a part of the features of the layer's output."""
 
 
+# A Linear has the first two styles, an FFN the last two.
 COLUMN = TpStyle(name="column", label="output features split", sums=1, has_sharded_output=True)
 ROW = TpStyle(name="row", label="input features split", sums=1, has_sharded_input=True)
 MEGATRON = TpStyle(name="megatron", label="columns, then rows (arXiv 1909.08053)", sums=2)
@@ -46,7 +47,10 @@ FFN_STYLE = choice(
 
 @dataclass(frozen=True, kw_only=True)
 class TpLayerCase:
-    """The benchmark of one layer, split over ``tp`` ranks that have the same tokens."""
+    """The sizes of the benchmark of one Linear or FFN, split over ``tp`` ranks.
+
+    All ranks have the same tokens.
+    """
 
     style: TpStyle
     """The split of the layer's matrices over ranks."""

@@ -63,7 +63,7 @@ def sent_bytes(operation: str, num_bytes: float, n: int) -> float:
 
     ``num_bytes`` is the size of the call as nccl-tests counts it, and the factors are nccl-tests'
     (doc/PERFORMANCE.md). For broadcast and reduce the result is ``num_bytes``, although the last
-    rank of a chain sends nothing. For recv and barrier, and on one rank, it is 0. Raises
+    rank of a chain sends nothing. For recv and barrier, and on one rank, the result is 0. Raises
     ``ValueError`` for an unknown operation.
     """
     if operation not in _FACTORS:
@@ -75,9 +75,9 @@ def sent_bytes(operation: str, num_bytes: float, n: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """Equal communication calls that one rank makes in a step.
+    """All calls of one rank in a step that have the same operation, process group and size.
 
-    They have one operation, one process group and one size. ``times`` is their number in a step.
+    One object stands for ``times`` calls, over all layers and microbatches of the step.
     """
 
     axis: str
@@ -91,7 +91,7 @@ class Call:
     size: Equation
     """The equation of the bytes of one call, as nccl-tests counts them."""
     count: Equation
-    """The equation of the number of these calls in a step."""
+    """The equation of the number of these calls in a step, whose value is ``times``."""
     purpose: str
     """The tensors that the calls move, such as ``gradients``, for reports."""
     peer: int | None = None
@@ -99,12 +99,12 @@ class Call:
 
     @cached_property
     def num_bytes(self) -> float:
-        """The bytes of one call, as nccl-tests counts them."""
+        """The bytes of one call as nccl-tests counts them: the value of the equation ``size``."""
         return self.size.value
 
     @cached_property
     def times(self) -> float:
-        """The number of these calls in a step."""
+        """The number of these calls in a step: the value of the equation ``count``."""
         return self.count.value
 
     @cached_property
@@ -116,7 +116,8 @@ class Call:
 def list_calls(view: RankView) -> tuple[Call, ...]:
     """Return all communication calls that one rank makes in a step, from analytical formulas.
 
-    Calls on groups of one rank are left out, and so are calls of no bytes.
+    Each element stands for several equal calls. Calls on groups of one rank are left out, and so
+    are calls of no bytes.
     """
     calls: list[Call] = []
     for list_axis_calls in (
@@ -138,7 +139,8 @@ def list_busiest_calls(
 ) -> Sequence[Call]:
     """Return the communication calls in a step of the rank that sends most bytes.
 
-    Only calls on ``axes`` count, None means all axes. ``views`` are the ranks to compare.
+    ``views`` are the ranks to compare. Only calls on ``axes`` are compared and returned. None means
+    all axes.
     """
     calls_by_rank = [
         [call for call in list_calls(view) if axes is None or call.axis in axes] for view in views
@@ -153,9 +155,14 @@ class SentBytes(Protocol):
     """
 
     @property
-    def axis(self) -> str: ...
+    def axis(self) -> str:
+        """The name of the mesh axis of the calls."""
+        ...
+
     @property
-    def sent(self) -> float: ...
+    def sent(self) -> float:
+        """The bytes that the rank sends in all of these calls together, ring-optimal."""
+        ...
 
 
 def bytes_by_axis(calls: Iterable[SentBytes], axes: Iterable[str] = ()) -> dict[str, float]:
@@ -209,11 +216,12 @@ def _call(
     peer: int | None = None,
     symbols: Mapping[str, float] = MappingProxyType({}),
 ) -> Call:
-    """Build a ``Call`` of one rank from the texts of the equations of its size and its count.
+    """Build a ``Call`` of one rank, whose ``size`` and ``count`` are given as texts of equations.
 
-    The texts may use the symbols of the rank (``RankView.symbols``) and those in ``symbols``.
-    ``group`` has the axes of the process group, empty for ``axis``. ``ranks`` 0 means the ranks of
-    ``group``.
+    ``size`` gives the bytes of one call and ``count`` the number of calls in a step. The texts may
+    use the symbols of the rank (``RankView.symbols``) and those in ``symbols``. The other arguments
+    are fields of ``Call``. An empty ``group`` means that the group has only the axis ``axis``.
+    ``ranks`` 0 means the number of ranks in ``group``.
     """
     values = {**view.symbols, **symbols}
     group = group or (axis,)
@@ -232,8 +240,8 @@ def _call(
 def count_group_ranks(spec: StepSpec, group: tuple[str, ...]) -> int:
     """Return the number of ranks in a process group along these axes.
 
-    ``efsdp`` and ``edp`` are the axes along which experts are sharded and replicated. They are
-    possible only as the single axis of a group.
+    ``efsdp`` and ``edp`` are the axes along which routed experts are sharded and replicated. They
+    are possible only as the single axis of a group.
     """
     if group == ("efsdp",):
         return spec.dims.expert_shards
@@ -247,11 +255,12 @@ ACTIVATIONS = "tokens * hidden * bytes_per_element"
 
 
 def _list_tensor_calls(view: RankView) -> Iterator[Call]:
-    """Yield a rank's ``tp`` calls inside layers: sums of activations after attention and FFN.
+    """Yield a rank's ``tp`` calls inside layers in a step: sums after attention and after FFN.
 
-    With sequence parallelism, each sum is a reduce_scatter after the block, and an all_gather
-    precedes the block. Experts are not split by ``tp``. A recomputed layer stops before its last
-    sum.
+    The calls sum activations. With sequence parallelism, each sum is a reduce_scatter after the
+    block, and an all_gather precedes the block. MoE blocks have no such calls, because ``tp``
+    splits neither routed nor shared experts. The recomputation of a layer stops before the layer's
+    last sum.
     """
     spec = view.spec
     if spec.dims.tp == 1:
@@ -278,12 +287,12 @@ def _get_sum(spec: StepSpec) -> str:
 
 
 def _list_vocabulary_calls(view: RankView) -> Iterator[Call]:
-    """Yield a rank's ``tp`` calls at embedding, head and loss, and for gradients of full weights.
+    """Yield a rank's ``tp`` calls in a step outside of layers: at embedding, head and loss.
 
     The embedding and the head are split by vocabulary. The loss is computed from the ranks' parts
     of the logits: three all_reduces of a number per token, the maximum, the sum of exponentials and
-    the target's logit (arXiv 1909.08053). With sequence parallelism, the gradients of weights that
-    ``tp`` does not split are summed.
+    the target's logit (arXiv 1909.08053). With sequence parallelism, one more all_reduce per step
+    sums the gradients of all weights that ``tp`` does not split.
     """
     spec = view.spec
     if spec.dims.tp == 1:
@@ -307,7 +316,7 @@ def _list_vocabulary_calls(view: RankView) -> Iterator[Call]:
 
 
 def _list_context_calls(view: RankView) -> Iterator[Call]:
-    """Yield a rank's calls over ``cp`` in a step, by which attention gets keys or heads.
+    """Yield a rank's calls over ``cp`` in a step, by which ranks exchange keys or heads.
 
     Their operations depend on the method of context parallelism, such as a ring or Ulysses.
     """
@@ -326,9 +335,9 @@ def _count_layer_call(
     group: tuple[str, ...] = (),
     is_repeated: bool = True,
 ) -> Call:
-    """Return a rank's calls per step, from the calls that each layer makes for one microbatch.
+    """Return a rank's calls in a step, from the ``call`` of one layer for one microbatch.
 
-    ``layers`` is the name of the symbol for the number of these layers, such as ``moe_layers``.
+    ``layers`` is the symbol for the number of layers that make this call, such as ``moe_layers``.
     With ``is_repeated``, layers that backward recomputes make their forward calls once more.
     ``group`` has the axes of the process group, empty for the axis of ``call``.
     """
@@ -342,7 +351,7 @@ def _count_layer_call(
 
 
 def _list_expert_calls(view: RankView) -> Iterator[Call]:
-    """Yield a rank's calls over ``ep`` and ``etp`` in a step, which exchange tokens of experts.
+    """Yield a rank's calls over ``ep`` and ``etp`` in a step: tokens to experts and back.
 
     Their operations depend on the token dispatcher, all_to_all or allgather. Their bytes are those
     with balanced routing.
@@ -388,12 +397,13 @@ def _list_pipeline_calls(view: RankView) -> Iterator[Call]:
 
 
 def _list_shard_calls(view: RankView) -> Iterator[Call]:
-    """Yield a rank's FSDP calls: all_gathers of parameters and reduce_scatters of gradients.
+    """Yield a rank's FSDP calls in a step: all_gathers of parameters, reduce_scatters of gradients.
 
-    Each FSDP unit has its own calls: the embeddings, each layer, each layer's experts, and the
-    final norm with the head. Parameters are padded, and gathered for each forward and each backward
-    pass. Norm and head are gathered once for both. With pipeline ranks, each unit is gathered and
-    reduced once per step. HSDP also all-reduces the shards of gradients over ``dp``.
+    Each FSDP unit has its own calls: the embeddings, each layer, each layer's routed experts, and
+    the final norm with the head. Parameters are padded, and gathered for each forward and each
+    backward pass of a microbatch. Norm and head are gathered once for both passes. With pipeline
+    ranks, each unit is gathered and reduced once per step. HSDP also all-reduces the shards of
+    gradients over ``dp``.
     """
     spec = view.spec
     if not spec.dims.is_sharded:
@@ -421,13 +431,14 @@ def _list_unit_calls(
     *,
     is_kept: bool = False,
 ) -> Iterator[Call]:
-    """Yield a rank's FSDP calls per step for equal FSDP units, such as all layers with experts.
+    """Yield a rank's FSDP calls in a step for equal FSDP units, such as all MoE layers.
 
-    An FSDP unit is a set of parameters that are gathered together. ``count`` is the number of these
-    units, as the text of an equation, such as "1" or "layers". ``elements`` is the number of
-    parameters in one unit. In equations, this number has the symbol ``unit`` + "_parameters".
-    ``axis`` is the axis in metrics, and ``group`` has the axes that shard the unit. With
-    ``is_kept``, units stay gathered from forward to backward.
+    An FSDP unit is a set of parameters that are gathered together. ``unit`` is the name of these
+    units. ``count`` is their number on the rank, as the text of an equation, such as "1" or
+    "layers". ``elements`` is the number of parameter elements in one unit. In equations, this
+    number has the symbol ``unit`` + "_parameters". ``axis`` is the axis under which metrics count
+    the calls, and ``group`` has the axes that shard the unit. With ``is_kept``, units stay gathered
+    from forward to backward.
     """
     spec = view.spec
     symbol = f"{unit}_parameters"
@@ -454,11 +465,11 @@ def _multiply(*factors: str) -> str:
 
 
 def _list_gradient_calls(view: RankView) -> Iterator[Call]:
-    """Yield a rank's calls that reduce gradients without FSDP.
+    """Yield a rank's calls in a step that reduce gradients over data ranks without FSDP.
 
-    They are all_reduces of buckets over ``dp x cp``, for experts over ``edp``. ZeRO-1 in place of
-    them scatters gradients and gathers updated parameters. Torch's ZeroRedundancyOptimizer keeps
-    the all_reduces and broadcasts each parameter after the update.
+    They are all_reduces of buckets over ``dp x cp``, and over ``edp`` for routed experts. With
+    ZeRO-1, reduce_scatters of gradients and all_gathers of updated parameters replace them. Torch's
+    ZeroRedundancyOptimizer keeps the all_reduces and broadcasts each parameter after the update.
     """
     spec = view.spec
     if spec.dims.is_sharded:
@@ -486,7 +497,10 @@ def _list_gradient_calls(view: RankView) -> Iterator[Call]:
 
 
 def _list_token_count_calls(view: RankView) -> Iterator[Call]:
-    """Yield a rank's all_reduces of the number of tokens with a loss, which padded batches need."""
+    """Yield a rank's all_reduces in a step of the number of tokens with a loss.
+
+    There are none if batches have no padding.
+    """
     dims = view.spec.dims
     if not view.spec.padding:
         return
@@ -509,10 +523,11 @@ Each entry has the axis in metrics, the axes of the process group, and the kinds
 def _list_zero1_calls(
     view: RankView, axis: str, group: tuple[str, ...], elements: int
 ) -> Iterator[Call]:
-    """Yield a rank's ZeRO-1 calls, which scatter gradients and gather updated parameters.
+    """Yield a rank's ZeRO-1 calls in a step: reduce_scatters of gradients, then all_gathers.
 
-    ``elements`` is the number of parameters, which are padded to a multiple of the ranks in
-    ``group`` (arXiv 1910.02054). ``axis`` is the axis in metrics.
+    The all_gathers collect the updated parameters. ``elements`` is the number of parameter
+    elements, which are padded to a multiple of the ranks in ``group`` (arXiv 1910.02054). ``axis``
+    is the axis under which metrics count the calls.
     """
     ranks = count_group_ranks(view.spec, group)
     padded = -(-elements // ranks) * ranks
@@ -527,9 +542,9 @@ def _list_zero1_calls(
 
 
 def _list_broadcasts(view: RankView) -> Iterator[Call]:
-    """Yield a rank's broadcasts of updated parameters by torch's ZeroRedundancyOptimizer.
+    """Yield a rank's broadcasts of updated parameters in a step with ZeroRedundancyOptimizer.
 
-    Each parameter tensor is broadcast once per step.
+    Each parameter tensor is broadcast once. Tensors of equal size share one ``Call``.
     """
     units = list_units(view)
     counts: Counter[int] = Counter()

@@ -9,11 +9,11 @@ from parbench.workloads.parallel.dims import ParallelDims
 
 
 def find_indivisible_heads(shape: Shape, tp: int, *, has_experts: bool = False) -> str | None:
-    """Return the first size of a layer that ``tp`` does not divide, None if it divides all.
+    """Return the violation for the first size of a layer that ``tp`` does not divide, or None.
 
-    The text is the violation: ``heads(6) % tp(4) != 0`` means that 4 ranks cannot share 6 heads.
-    The sizes are heads, kv_heads, hidden and, without experts, the FFN's inner size. ``tp`` does
-    not split experts.
+    For example, ``heads(6) % tp(4) != 0`` means that 4 ranks cannot share 6 heads. None means that
+    ``tp`` divides all sizes. The sizes are heads, kv_heads, hidden and the FFN's inner size. With
+    ``has_experts``, for a MoE model, the FFN is not checked, because ``tp`` does not split experts.
     """
     names = (
         ["heads", "kv_heads", "hidden"] if has_experts else ["heads", "kv_heads", "hidden", "ffn"]

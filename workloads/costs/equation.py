@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache
 from types import CodeType
 
 _NAME = re.compile(r"[A-Za-z]\w*")
+"""The pattern of a symbol in an expression."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,14 +41,15 @@ def matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
 def _layer_weights(shape: Shape, moe: Moe | None, layers: int, dense_layers: int) -> float:
     """Return the number of GEMM weights that one token uses in ``layers`` layers.
 
-    ``dense_layers`` of them have an FFN in place of the experts of ``moe``.
+    Of these layers, ``dense_layers`` have an FFN in place of the experts of ``moe``. None for
+    ``moe`` means that all layers have an FFN.
     """
     moe_weights = (layers - dense_layers) * count_matmul_weights(shape, moe)
     return moe_weights + dense_layers * count_matmul_weights(shape)
 
 
 def attention_flops(shape: Shape, is_causal: bool = True) -> float:
-    """Return the forward FLOPs of one layer's attention for one token of a full sequence.
+    """Return the forward FLOPs of one layer's attention per token, the mean of a full sequence.
 
     Without a mask they are 2 * sequence * heads * (head size + value size). Causal attention takes
     half of them, because a fused kernel skips masked pairs. The projections do not count.
@@ -61,8 +62,8 @@ def flops_per_token(shape: Shape, moe: Moe | None = None) -> float:
     """Return the model FLOPs of forward and backward for one token, 6 N + 12 L H Q T.
 
     This is PaLM's convention (arXiv 2204.02311, appendix B). N is the result of ``matmul_weights``.
-    Attention counts without the mask and three times its forward pass. Recomputation does not
-    count.
+    The model has L layers, H heads of Q elements, and T tokens in a sequence. Attention counts
+    without the mask, as three times its forward pass. Recomputation does not count.
     """
     attention = 3.0 * shape.layers * attention_flops(shape, is_causal=False)
     return 6.0 * matmul_weights(shape, moe) + attention

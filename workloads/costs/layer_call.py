@@ -25,9 +25,9 @@ class LayerCall:
     purpose: str
     """The tensors that the calls move, such as ``tokens to experts``, for reports."""
     forward: int = 0
-    """The number of calls in the layer's forward pass."""
+    """The number of calls in the layer's forward pass of one microbatch."""
     backward: int = 0
-    """The number of calls in the layer's backward pass."""
+    """The number of calls in the layer's backward pass of one microbatch."""
     pairs: Literal["sent", "received"] | None = None
     """The pairs of token and expert on which the calls' bytes depend: sent or received by the rank.
 

@@ -81,8 +81,8 @@ def rank_memory(view: RankView) -> RankMemory:
 def state_bytes(elements: float, widths: Widths = MIXED) -> StateBytes:
     """Return the bytes of parameters, gradients and optimizer state for ``elements`` parameters.
 
-    ``widths`` has the bytes of each per parameter. Mixed precision takes 2 + 2 + 12 bytes per
-    parameter, float32 takes 4 + 4 + 8 (arXiv 1910.02054, section 3.1).
+    ``widths`` has the bytes per parameter of each of these components. Mixed precision takes 2 + 2
+    + 12 bytes per parameter, float32 takes 4 + 4 + 8 (arXiv 1910.02054, section 3.1).
     """
     return StateBytes(
         parameters=widths.parameters * elements,
@@ -112,7 +112,7 @@ def owned_elements(view: RankView) -> float:
     """Return the number of parameter elements that a rank keeps between steps.
 
     These are the rank's FSDP shard, or all parameters of its stages without FSDP. FSDP shards over
-    ``fsdp x cp``, and experts over ``efsdp``.
+    ``fsdp x cp``, and routed experts over ``efsdp``.
     """
     dense = count_shard(view, "replicated", "split")
     return dense + count_elements(view, "routed") / view.spec.dims.expert_shards
@@ -168,9 +168,9 @@ def buffers_equation(view: RankView) -> Equation:
     * After that backward pass, FSDP holds the layer's full gradients. The activations of the layer
       are free again and are subtracted.
 
-    In a pipeline and with ``reshard=false``, all parameters stay gathered. Gradients that are not
-    reduced in every microbatch stay unsharded. The gradients of the rank's shard are subtracted
-    from them, because they are already part of the model state.
+    In a pipeline and with ``reshard=false``, FSDP keeps all parameters gathered. Gradients that are
+    not reduced in every microbatch stay unsharded and count. The gradients of the rank's shard are
+    subtracted, because they already count as model state.
     """
     spec, symbols = view.spec, view.symbols
     layer = layer_text(spec, spec.checkpointing)
@@ -217,7 +217,7 @@ def _inner_gradients_text(spec: StepSpec) -> str:
 
 
 def _count_gathered_parameters(view: RankView) -> dict[str, float]:
-    """Return the values of the symbols in equations of FSDP's buffers, by symbol.
+    """Return the values of the symbols in equations of FSDP's buffers, keyed by symbol.
 
     ``parameters``, ``layer_parameters`` and ``head_parameters`` are the numbers of elements that
     FSDP gathers of all parameters, of the largest layer, and of the final norm and head.
@@ -301,10 +301,11 @@ parallelism ``sharded_tokens`` is divided by ``tp``.
 def layer_text(spec: StepSpec, checkpointing: str) -> str:
     """Return the equation of the bytes that one layer saves for one microbatch, as text.
 
-    With ``checkpointing="none"`` it saves all that backward needs, including masks of dropout. With
-    ``full`` it saves only its input. With ``selective`` it saves its input, the results of
-    attention and the outputs of every second GEMM, as torchtitan does. Megatron's selective
-    recomputation equals ``none``, because flash attention keeps no scores.
+    The bytes are those of one rank. With ``checkpointing="none"`` the layer saves all that backward
+    needs, including masks of dropout. With ``full`` it saves only its input. With ``selective`` it
+    saves its input, the results of attention and the outputs of every second GEMM, as torchtitan
+    does. Megatron's selective recomputation equals ``none``, because flash attention keeps no
+    scores.
     """
     if checkpointing == "full" or (checkpointing == "selective" and spec.is_simulated):
         return INPUT
@@ -319,17 +320,19 @@ def layer_text(spec: StepSpec, checkpointing: str) -> str:
 def norm_text(spec: StepSpec) -> str:
     """Return the equation of the bytes that a norm saves for one microbatch, as text.
 
-    It saves its input and float32 statistics: two per token for LayerNorm, one for RMSNorm.
+    On one rank, the norm saves its input and float32 statistics: two per token for LayerNorm, one
+    for RMSNorm.
     """
     statistics = 8 if spec.shape.recipe == "gpt" else 4
     return f"{INPUT} + {statistics} * sharded_tokens"
 
 
 def _block_input_text(spec: StepSpec) -> str:
-    """Return the equation of the bytes that a block saves of its normalized input, as text.
+    """Return the equation of the bytes of a block's saved normalized input, as text.
 
-    This is the input of the first GEMMs of attention or of the FFN. Fused kernels save nothing,
-    because they recompute it from the input of the norm.
+    The bytes are those of one rank and microbatch. The normalized input is the input of the first
+    GEMMs of attention or of the FFN. Fused kernels do not save it, because they recompute it from
+    the input of the norm.
     """
     return "0" if spec.fused else INPUT
 
@@ -356,7 +359,8 @@ def _attention_text(spec: StepSpec) -> str:
 def _attention_output_text(spec: StepSpec) -> str:
     """Return the equation of the bytes that attention without its projections saves, as text.
 
-    It saves queries, keys, values, its output and float32 log-sum-exps.
+    For one microbatch of a rank, attention saves queries, keys, values, its output and float32
+    log-sum-exps.
     """
     keys = "kv_heads * (head_size + value_size)"
     if spec.shape.latent is not None:
@@ -371,8 +375,8 @@ def _attention_output_text(spec: StepSpec) -> str:
 def _attention_gemm_text(spec: StepSpec) -> str:
     """Return the equation of the bytes that selective checkpointing keeps of attention, as text.
 
-    It keeps the output of attention and the outputs of every second GEMM before attention: the
-    queries and the values, or both compressions of latent attention.
+    For one layer and microbatch, it keeps the output of attention and the outputs of every second
+    GEMM before attention: the queries and the values, or both compressions of latent attention.
     """
     attended = "tokens / tp * heads * (value_size * bytes_per_element + 4)"
     latent = spec.shape.latent
@@ -396,7 +400,10 @@ def _count_inner_tensors(spec: StepSpec) -> int:
 
 
 def _ffn_text(spec: StepSpec) -> str:
-    """Return the equation of the bytes that an FFN block saves for one microbatch, as text."""
+    """Return the equation of the bytes that an FFN block saves for one microbatch, as text.
+
+    It saves its normalized input and some tensors with the FFN's inner size.
+    """
     inner = f"{_count_inner_tensors(spec)} * tokens * ffn / tp * bytes_per_element"
     return f"{_block_input_text(spec)} + {inner}"
 
@@ -404,10 +411,11 @@ def _ffn_text(spec: StepSpec) -> str:
 def _ffn_gemm_text(spec: StepSpec) -> str:
     """Return the equation of the bytes that selective checkpointing keeps of an FFN, as text.
 
-    It keeps every second GEMM output of q, k, v, out, gate, up, down, beginning with q. Of the FFN
-    these are gate and down for llama. For gpt, which has no gate, only up is kept. Of experts, it
-    keeps the outputs of the first GEMMs. It also keeps one tensor of the hidden size for each pair
-    of a token and its expert, because dispatched tokens are not sent again.
+    The bytes are those of one layer and microbatch. Of the GEMMs q, k, v, out, gate, up, down, it
+    keeps every second output, beginning with q. Of the FFN these are gate and down for llama. For
+    gpt, which has no gate, only up is kept. Of routed experts, it keeps the outputs of the first
+    GEMMs. It also keeps one tensor of the hidden size for each pair of a token and its expert,
+    because dispatched tokens are not sent again.
     """
     is_llama = spec.shape.recipe == "llama"
     if spec.moe is not None:
@@ -418,11 +426,12 @@ def _ffn_gemm_text(spec: StepSpec) -> str:
 
 
 def _moe_text(spec: StepSpec) -> str:
-    """Return the equation of the bytes that a MoE block saves with balanced routing, as text.
+    """Return the equation of the bytes that a MoE block saves for one microbatch, as text.
 
-    The router saves its input and scores in float32. Each pair of a token and one of its ``top_k``
-    experts saves the expert's input, the inner tensors, the output, the weighted output, the weight
-    and 8-byte indices.
+    Routing is balanced. The router saves its input and scores in float32. Each pair of a token and
+    one of its ``top_k`` experts saves the expert's input, the inner tensors, the output, the
+    weighted output, the weight and 8-byte indices. Shared experts save their input and inner
+    tensors.
     """
     inner = f"{_count_inner_tensors(spec)} * expert_ffn"
     router = "sharded_tokens * 4 * (hidden + experts)"
@@ -444,9 +453,9 @@ def embedding_text(spec: StepSpec) -> str:
 def head_text(spec: StepSpec) -> str:
     """Return the equation of the bytes that final norm, head and loss save, as text.
 
-    For one microbatch they save the norm's input, the head's input, the log-softmax, the targets
-    and the number of targets. ``tp`` splits logits by vocabulary. The loss and its log-softmax are
-    in float32.
+    For one microbatch on one rank they save the norm's input, the head's input, the log-softmax,
+    the targets and the number of targets. ``tp`` splits logits by vocabulary. The loss and its
+    log-softmax are in float32.
     """
     logits = "tokens * vocabulary / tp * 4"
     return f"{norm_text(spec)} + {INPUT} + {logits} + 8 * tokens + 4"

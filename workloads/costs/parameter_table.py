@@ -119,7 +119,7 @@ def count_elements(view: RankView, *kinds: Kind) -> int:
     """Return the number of parameter elements on one rank, before FSDP shards them.
 
     ``kinds`` selects parameters: "split" over ``tp``, "replicated" over ``tp``, or "routed" for
-    those of experts. Without ``kinds`` all count.
+    those of routed experts. Without ``kinds`` all count.
     """
     return _count_in_units(view, kinds, 1, 0)
 
@@ -128,18 +128,18 @@ def count_shard(view: RankView, *kinds: Kind) -> int:
     """Return the number of parameter elements in one rank's FSDP shard, over all units.
 
     A unit is a set of parameters that FSDP gathers together, such as a layer. ``kinds`` selects
-    parameters: "split" over ``tp``, "replicated" over ``tp``, or "routed" for those of experts.
-    Without ``kinds`` all count. Without FSDP, the shard is all that the rank holds.
+    parameters: "split" over ``tp``, "replicated" over ``tp``, or "routed" for those of routed
+    experts. Without ``kinds`` all count. Without FSDP, the shard is all that the rank holds.
     """
     dims = view.spec.dims
     return _count_in_units(view, kinds, dims.shard_size, dims.index(view.rank, *dims.shard_axes))
 
 
 def _count_in_units(view: RankView, kinds: tuple[Kind, ...], ranks: int, index: int) -> int:
-    """Return the number of parameter elements in one shard of a rank's FSDP units.
+    """Return the number of parameter elements in one shard of all FSDP units of a rank.
 
-    The rows of each parameter are split into ``ranks`` shards, of which the one with this index is
-    counted. Only parameters of ``kinds`` count, or all if it is empty.
+    The rows of each parameter are split into ``ranks`` shards, of which the one with number
+    ``index`` is counted. Only parameters of ``kinds`` count, or all if ``kinds`` is empty.
     """
     units = list_units(view)
     layers = sum(count * _count_shard(parts, kinds, ranks, index) for count, parts in units.layers)
@@ -164,15 +164,15 @@ def num_active_parameters(shape: Shape, moe: Moe | None = None) -> int:
 
 
 def _full_model(shape: Shape, moe: Moe | None) -> RankView:
-    """Return the description of a single rank that holds all parameters of the model."""
+    """Return the view of the only rank of a step, which holds all parameters of the model."""
     return StepSpec(shape=shape, moe=moe and moe.on_one_rank()).rank_view(0)
 
 
 def count_matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
     """Return the number of weights in the GEMMs of one layer that one token uses.
 
-    Of the routed experts only ``top_k`` count. Biases and norms do not count. Without ``moe`` the
-    layer has an FFN.
+    Of the routed experts only ``top_k`` count, and shared experts count. Biases and norms do not
+    count. Without ``moe`` the layer has an FFN.
     """
     weights = 0.0
     for part in layer_parts(shape, 1, moe and moe.on_one_rank()):
@@ -187,8 +187,8 @@ def count_matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
 def _count_shard(parts: Parts, kinds: tuple[Kind, ...], ranks: int, index: int) -> int:
     """Return the number of elements of some parameters in one of ``ranks`` FSDP shards.
 
-    ``parts`` are the parameters, of which only those of ``kinds`` count, or all if it is empty.
-    ``index`` is the number of the shard.
+    ``parts`` are the parameters. Only those of ``kinds`` count, or all if ``kinds`` is empty.
+    ``index`` is the number of the shard, from 0.
     """
     return sum(part.count_shard(ranks, index) for part in parts if not kinds or part.kind in kinds)
 
@@ -205,10 +205,10 @@ def count_padded(parts: Parts, ranks: int) -> int:
 
 @lru_cache(maxsize=1024)
 def layer_parts(shape: Shape, tp: int, moe: Moe | None) -> Parts:
-    """Return the parameters of one layer on a rank, after ``tp`` and the split of experts.
+    """Return the parameters of one layer on a rank, after ``tp`` has split them.
 
-    ``moe`` None is a layer with an FFN. Names are relative to the layer, such as
-    ``attention.q.weight``.
+    With ``moe``, the layer has experts, of which ``ep`` and ``etp`` leave the rank a part. None
+    means a layer with an FFN. Names are relative to the layer, such as ``attention.q.weight``.
     """
     return (
         *_list_norm_parts(shape, "attention_norm"),
@@ -258,9 +258,10 @@ def _attention(shape: Shape, tp: int) -> Iterator[ParameterPart]:
 
 
 def _ffn(shape: Shape, name: str, size: int, kind: Kind = "split") -> Iterator[ParameterPart]:
-    """Yield the weights and biases of one FFN on a rank.
+    """Yield the weights and biases of one FFN, or of a layer's shared experts, on a rank.
 
-    ``name`` is the prefix of their names, and ``size`` the inner size of the FFN on this rank.
+    ``name`` is the prefix of the parameters' names, and ``size`` the inner size on this rank.
+    ``kind`` is "replicated" for shared experts, which ``tp`` does not split.
     """
     linear = partial(_linear, has_bias=shape.has_bias("ffn"), kind=kind)
     if shape.recipe == "llama":

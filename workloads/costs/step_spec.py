@@ -54,7 +54,7 @@ class StepSpec:
     dims: ParallelDims = field(default_factory=ParallelDims)
     """The mesh: the number of ranks on each axis."""
     name: str = ""
-    """The name of the preset, such as ``tp_fsdp``, for error messages."""
+    """The name of the model, such as ``llama3-8b``, for reports and error messages."""
     microbatch: int = 1
     """The number of sequences in one microbatch of one data rank."""
     microbatches: int = 1
@@ -77,7 +77,11 @@ class StepSpec:
     sequence_parallel: bool = True
     """True if ``tp`` shards the tokens between the attention and FFN blocks."""
     zero1: ZeroOne = ""
-    """The sharding of optimizer state over the replicas of ``dp`` (ZeRO-1), empty for none."""
+    """The sharding of optimizer state over the replicas of ``dp`` (ZeRO-1), empty for none.
+
+    The value names the optimizer that shards: ``distributed`` is parbench's, ``zero_redundancy`` is
+    torch's ZeroRedundancyOptimizer.
+    """
     reshard: bool = True
     """True if FSDP frees gathered parameters after forward, and gathers them again for backward."""
     no_sync: bool = True
@@ -89,7 +93,7 @@ class StepSpec:
     pipeline_options: PipelineOptions = field(default_factory=PipelineOptions)
     """The schedule and the split of layers into stages. Without ``pp`` they have no effect."""
     cp_method: str = "zigzag"
-    """The name of the method of context parallelism, such as ``zigzag``."""
+    """The method of context parallelism: ring, zigzag, allgather_kv, ulysses or usp."""
     ulysses: int = 0
     """The number of ``cp`` ranks that exchange heads with method ``usp``.
 
@@ -197,7 +201,7 @@ class StepSpec:
 
     @property
     def is_simulated(self) -> bool:
-        """True if ranks wait for a given time in place of matrix multiplications."""
+        """True if ranks wait for a given time in place of multiplying matrices."""
         return self.simulated_seconds is not None
 
     @property
@@ -302,7 +306,7 @@ class StepSpec:
     def with_dims(self, dims: ParallelDims) -> "StepSpec":
         """Return a copy of the step on the mesh ``dims``.
 
-        If the model has experts, they are spread over ``ep`` and ``etp`` of this mesh.
+        In a MoE model, the routed experts are spread over ``ep`` and ``etp`` of this mesh.
         """
         moe = self.moe and replace(self.moe, ep=dims.ep, etp=dims.etp)
         return replace(self, dims=dims, moe=moe)
@@ -381,7 +385,7 @@ def _find_broken_pipeline(spec: StepSpec) -> str | None:
 
 
 def _find_broken_experts(spec: StepSpec) -> str | None:
-    """Return the reason why the experts of a step cannot be split over its ranks.
+    """Return the reason why the routed experts of a step cannot be split over its ranks.
 
     It is the violation, such as ``expert_ffn(100) % etp(3) != 0``. The result is None if the step
     can run, or has no experts.

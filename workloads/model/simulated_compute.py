@@ -44,7 +44,7 @@ class SimulatedCompute:
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Make an instance for one device.
+        """Make an object that waits on one device.
 
         Tests replace ``clock``, which returns seconds, and ``sleep``, which waits for seconds.
         """
@@ -62,8 +62,9 @@ class SimulatedCompute:
     def taking(self, seconds: float) -> Iterator[None]:
         """Run the body of the context, and wait so that both together take ``seconds``.
 
-        On a CPU the rank sleeps. If the last part took too long, it sleeps so much less. On CUDA a
-        kernel spins for ``seconds`` after the work of the body. With 0 only the body runs.
+        On a CPU the rank sleeps. If the previous wait ended too late, it sleeps less by the excess.
+        On CUDA a kernel spins for ``seconds`` after the work of the body. With 0 only the body
+        runs.
         """
         if seconds <= 0:
             yield
@@ -81,7 +82,7 @@ class SimulatedCompute:
         self._debt_seconds = self._clock() - end
 
     def read_clock(self) -> float:
-        """Return seconds after the device has finished all simulated compute."""
+        """Return the clock's seconds, after the device has finished all simulated compute."""
         if self._device.type == "cuda":
             accelerator.synchronize(self._device)
         return self._clock()
@@ -112,19 +113,20 @@ def _calibrate_spin(device: torch.device) -> float:
 class SimulatedLinear(nn.Linear):
     """A Linear that waits in place of multiplying. Its output and its input gradient are zeros.
 
-    Each element of the weight gradient is ``gradient_value``, whose mean over data ranks is
-    ``mean_gradient_value``. Weights may be DTensors on one mesh axis, as ``ColwiseParallel`` and
+    It multiplies no matrices, so that the values of its input and weights have no effect. Each
+    element of the weight gradient and of the bias gradient is ``gradient_value``, so that reduced
+    gradients can be checked. Weights may be DTensors on one mesh axis, as ``ColwiseParallel`` and
     ``RowwiseParallel`` create them.
     """
 
     seconds: float
     """The seconds of the forward pass, of the input gradient and of the weight gradient, each."""
     compute: SimulatedCompute
-    """The object that makes each of them take this time."""
+    """The object that waits, so that each of these three computations takes ``seconds``."""
     gradient_value: float = 1.0
     """The value of each element of the weight gradient and bias gradient on this rank."""
     mean_gradient_value: float = 1.0
-    """The mean of ``gradient_value`` over data ranks."""
+    """The mean of ``gradient_value`` over data ranks, by which reduced gradients are checked."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in the signature of torch
         """Wait for the time of a forward pass and return zeros of the output's shape.
@@ -152,9 +154,10 @@ class SimulatedLinear(nn.Linear):
         return output
 
     def _simulate(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the simulated output (..., outputs) for local tensors, with a graph for backward.
+        """Wait, and return an output of zeros (..., outputs) for local tensors.
 
-        The graph has separate nodes for the input gradient and the weight gradient.
+        The output has a graph for backward, which has separate nodes for the input gradient and the
+        weight gradient.
         """
         # Autograd runs the last node first: the input gradient, for which other ranks may wait.
         token: Tensor = _WeightGradient.apply(weight, bias, x.detach(), self)  # type: ignore[no-untyped-call]
@@ -164,10 +167,10 @@ class SimulatedLinear(nn.Linear):
 
 
 class _ForwardAndInputGradient(torch.autograd.Function):
-    """Simulates a Linear's forward pass, and in backward its input gradient.
+    """Waits for the time of a Linear's forward pass, and in backward of its input gradient.
 
-    The weight gradient is a separate autograd function, because some pipeline schedules run it
-    later than the input gradient.
+    The output and the input gradient are zeros. The weight gradient is a separate autograd
+    function, because some pipeline schedules run it later than the input gradient.
     """
 
     @staticmethod
@@ -187,7 +190,10 @@ class _ForwardAndInputGradient(torch.autograd.Function):
 
 
 class _WeightGradient(torch.autograd.Function):
-    """Simulates a Linear's weight gradient in backward, and saves the input until then."""
+    """Waits in backward for the time of a Linear's weight gradient, whose elements are constant.
+
+    It saves the input until backward, as a real Linear does.
+    """
 
     @staticmethod
     def forward(
@@ -244,7 +250,7 @@ class _Join(torch.autograd.Function):
 def simulate_linears(
     model: nn.Module, seconds_per_forward: float, compute: SimulatedCompute
 ) -> None:
-    """Replace the matrix multiplications in ``model.layers`` by simulated compute.
+    """Replace the matrix multiplications in ``model.layers`` by waits of given length.
 
     The forward passes of all layers together take ``seconds_per_forward`` for one microbatch. Each
     layer takes an equal part, and in a layer each Linear takes a share by its number of weights.

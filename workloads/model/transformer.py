@@ -46,8 +46,8 @@ def rotate(x: Tensor, positions: Tensor | None = None) -> Tensor:
     """Return queries or keys (b, a, s, d) rotated by their positions, in their dtype.
 
     This is RoPE (arXiv 2104.09864), which rotates the pair of elements (i, i + d/2). The angle is
-    the position times base^(-2i/d), computed in float32 in each call. ``positions`` (s) are 0, 1,
-    ... by default.
+    the position times 500,000^(-2i/d), computed in float32 in each call. ``positions`` (s) are 0,
+    1, ... by default.
     """
     s, d = x.shape[-2:]
     if positions is None:
@@ -379,17 +379,19 @@ def checkpoint_layers(part: Transformer, checkpointing: Checkpointing, every: in
 
 
 watchers: list[list[Any]] = []
-"""Lists to which selective checkpointing adds its cache of saved tensors, one for each layer.
+"""Lists to which each selectively checkpointed layer appends its cache in forward.
 
-It is empty unless the bytes that a forward pass saves are being counted. Saved-tensor hooks do not
-see the tensors in these caches.
+The cache is torch's store of the outputs that selective checkpointing keeps for backward.
+``watchers`` is empty unless the bytes that a forward pass saves are being counted
+(``count_saved_bytes``). Saved-tensor hooks do not see the tensors in a cache.
 """
 
 
 def _make_selective_contexts() -> Any:
-    """Return the forward and recomputation contexts of one selectively checkpointed layer.
+    """Return two contexts for one selectively checkpointed layer: of forward and of recomputation.
 
-    Their cache of saved tensors is also appended to all lists in ``watchers``.
+    The first context stores the outputs that it keeps in a cache, from which the second takes them.
+    This cache is appended to each list in ``watchers``, for functions that count its bytes.
     """
     contexts = create_selective_checkpoint_contexts(SelectivePolicy())  # type: ignore[no-untyped-call]
     for caches in watchers:
@@ -398,9 +400,10 @@ def _make_selective_contexts() -> Any:
 
 
 def list_kept_tensors(caches: list[Any]) -> list[Tensor]:
-    """Return the tensors that selective checkpointing saves for backward.
+    """Return the tensors that selective checkpointing saves for backward, over all layers.
 
-    ``caches`` are its caches, as a list in ``watchers`` has received them.
+    ``caches`` has one cache for each forward pass of a layer: torch's store of the outputs that the
+    layer keeps. A list that is in ``watchers`` during forward collects these caches.
     """
     return [kept.val for kept in tree_leaves(caches) if hasattr(kept, "val")]
 

@@ -20,11 +20,11 @@ class ComputeShares:
 
 
 def compute_shares(shape: Shape, *, keys_per_query: float) -> ComputeShares:
-    """Return the fractions of the multiply-adds of a forward pass, by kind of multiplication.
+    """Return the fractions of a layer's forward multiply-adds, by kind of multiplication.
 
     ``keys_per_query`` is the mean number of keys to which a query attends. Attention has 2 * hidden
-    multiply-adds per query and key: q k^T and the weighted sum of values. 0 leaves attention out,
-    because only attention of context parallelism is simulated.
+    multiply-adds per query and key: q k^T and the weighted sum of values. ``keys_per_query`` is 0
+    without context parallelism, because the simulated time then has no part for attention.
     """
     linear = count_matmul_weights(shape)
     attention = 2 * shape.hidden * keys_per_query

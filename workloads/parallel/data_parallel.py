@@ -74,9 +74,10 @@ def shard_modules(
 ) -> FSDPModule:
     """Make modules one FSDP2 unit, whose parameters are gathered and reduced together.
 
-    ``mesh`` has the ranks that shard the parameters, after the ranks that replicate them, if any.
-    ``reshard`` frees gathered parameters after forward. Gradients are reduced in ``reduce_dtype``.
-    ``ignored`` parameters stay as they are. Return the first module, as an ``FSDPModule``.
+    The last dimension of ``mesh`` shards the parameters. If there are two dimensions, the first one
+    replicates the shards (HSDP). ``reshard`` frees gathered parameters after forward. Gradients are
+    reduced in ``reduce_dtype``. ``ignored`` parameters stay as they are. Return the first module,
+    as an ``FSDPModule``.
     """
     # Split logits are a view of a DTensor, and no operation changes them in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)

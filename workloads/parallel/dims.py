@@ -49,9 +49,9 @@ class ParallelDims:
     tp: int = 1
     """The number of ranks that split the matrices of a layer (tensor parallelism)."""
     ep: int = 1
-    """The number of ranks that hold different experts."""
+    """The number of ranks that hold different routed experts (expert parallelism)."""
     etp: int = 1
-    """The number of ranks that split each expert."""
+    """The number of ranks that split each routed expert."""
     order: tuple[str, ...] = AXES
     """All of ``AXES``, outermost first. Neighboring ranks differ in the last axis."""
 
@@ -130,12 +130,15 @@ class ParallelDims:
 
     @property
     def shard_size(self) -> int:
-        """The number of ranks that shard each parameter outside of experts, 1 without FSDP."""
+        """The number of ranks that shard each parameter, 1 without FSDP.
+
+        For the parameters of routed experts, it is ``expert_shards``.
+        """
         return self.size(*self.shard_axes)
 
     @property
     def replica_axes(self) -> tuple[str, ...]:
-        """The axes over which gradients outside of experts are all-reduced.
+        """The axes over which gradients are all-reduced, except those of routed experts.
 
         With FSDP, a reduce_scatter over ``shard_axes`` precedes the all_reduce.
         """
@@ -151,12 +154,12 @@ class ParallelDims:
 
     @property
     def expert_replicas(self) -> int:
-        """The number of ranks that have the same parts of the same experts (``edp``)."""
+        """The number of ranks that have the same parts of the same routed experts (``edp``)."""
         return self.size(*EXPERT_AXES) // (self.ep * self.etp)
 
     @property
     def expert_shards(self) -> int:
-        """The number of ranks over which FSDP shards an expert (``efsdp``), 1 without FSDP."""
+        """The number of ranks over which FSDP shards routed experts (``efsdp``), 1 without FSDP."""
         return self.expert_replicas // self.dp if self.is_sharded else 1
 
     def coordinate(self, rank: int) -> dict[str, int]:

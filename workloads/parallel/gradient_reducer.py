@@ -171,7 +171,7 @@ def split_buckets(
 def flatten_gradients(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> Tensor:
     """Return a new one-dimensional tensor with the gradients of all parameters, in their order.
 
-    Of a DTensor, it has this rank's part. All gradients are converted to ``dtype``.
+    For a DTensor, the result has only this rank's part. All gradients are converted to ``dtype``.
     """
     parts = []
     for parameter in parameters:
@@ -183,7 +183,7 @@ def flatten_gradients(parameters: Iterable[nn.Parameter], dtype: torch.dtype) ->
 def unflatten_gradients(parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
     """Copy the elements of ``flat`` into the gradients of parameters.
 
-    ``flat`` is a result of ``flatten_gradients`` for the same parameters.
+    ``flat`` has the order and length of ``flatten_gradients`` for the same parameters.
     """
     gradients = []
     for parameter in parameters:

@@ -29,7 +29,9 @@ class Mesh:
     groups: Mapping[str, dist.ProcessGroup]
     """This rank's process group of each axis with more than one rank, keyed by name of the axis.
 
-    The names are dp, fsdp, pp, tp, ep, etp, edp or efsdp, and cp, or ulysses and ring.
+    Possible axes are dp, fsdp, pp, tp, ep and etp. Replicas of routed experts differ along edp.
+    With FSDP, efsdp replaces edp and has the shards of routed experts. Context parallelism has the
+    axis cp, or the two axes ulysses and ring.
     """
     shards: DeviceMesh | None
     """The mesh over which FSDP shards parameters, with axes (dp, fsdp) or (fsdp).
@@ -39,14 +41,14 @@ class Mesh:
     tensor: DeviceMesh | None
     """The mesh of tensor parallelism with the axis (tp), None with one ``tp`` rank."""
     experts: DeviceMesh | None
-    """The mesh over which experts are distributed, with axes (ep, etp), (ep) or (etp).
+    """The mesh over which routed experts are distributed, with axes (ep, etp), (ep) or (etp).
 
-    It is None if every rank holds all experts, or without experts.
+    It is None if every rank holds all routed experts, and for a dense model.
     """
     expert_shards: DeviceMesh | None
-    """The mesh over which FSDP shards experts, with axes (dp, efsdp) or (efsdp).
+    """The mesh over which FSDP shards routed experts, with axes (dp, efsdp) or (efsdp).
 
-    It is None if FSDP does not shard experts.
+    It is None if FSDP does not shard routed experts.
     """
 
     def close(self) -> None:
@@ -64,7 +66,8 @@ def build_mesh(
 ) -> Mesh:
     """Create the process groups and device meshes of all axes, in the same order on every rank.
 
-    Every rank must call this function. ``has_experts`` includes the axes of experts.
+    Every rank must call this function. ``has_experts`` is True for a MoE model, which also needs
+    the axes ``ep``, ``etp``, and ``edp`` or ``efsdp``.
     ``context_groups`` are the groups of all ranks along the axes of context parallelism, keyed by
     axis. ``unused_axes`` get no group, because a group without communication costs memory and
     start-up time of NCCL.
@@ -90,7 +93,8 @@ def build_mesh(
 def _list_partitions(dims: ParallelDims, *, has_experts: bool) -> dict[str, Partition]:
     """Return the groups of all ranks along each axis with more than one rank, keyed by axis.
 
-    With ``has_experts``, the axes of experts are included.
+    With ``has_experts``, for a MoE model, the axes ``ep``, ``etp``, and ``edp`` or ``efsdp`` are
+    included. A group is a list of global ranks.
     """
     partitions: dict[str, Partition] = {
         "dp": dims.groups(*dims.replica_axes),

@@ -60,7 +60,10 @@ class ParallelPart:
     logits_width: int
     """The number of entries of the vocabulary for which this rank computes logits."""
     partial_parameters: list[nn.Parameter]
-    """The parameters whose gradients are summed over ``tp`` once per step."""
+    """The parameters whose gradients are summed over ``tp`` once per step.
+
+    See ``list_partial_names``.
+    """
     reducers: list[GradientReducer | DistributedOptimizer] = field(default_factory=list)
     """The objects that reduce gradients during backward, if neither DDP nor FSDP does it."""
 
@@ -120,8 +123,8 @@ class ParallelPart:
 def build_parts(view: RankView, mesh: Mesh) -> dict[int, Transformer]:
     """Return this rank's layers for each of its pipeline stages, keyed by number of the stage.
 
-    They are on the meta device, and have no weights yet. Only the experts are already distributed
-    over the ``mesh``.
+    The layers are on the meta device, and have no weights yet. Only their routed experts are
+    already distributed over the ``mesh``.
     """
     spec = view.spec
     parts = {}
@@ -186,11 +189,12 @@ def parallelize(
 
 
 def list_partial_names(part: Transformer) -> set[str]:
-    """Return the names of the parameters that every ``tp`` rank holds in full, without experts.
+    """Return the names of the parameters that every ``tp`` rank holds in full.
 
-    They are norms, learned positions, routers and shared experts. With sequence parallelism, each
-    rank has their gradients for its part of the sequence only, so that these are later summed over
-    ``tp``. Call it before FSDP makes all parameters DTensors.
+    They are norms, learned positions, routers and shared experts. Routed experts are left out. With
+    sequence parallelism, each rank has the gradients of these parameters for its part of the
+    sequence only. They are therefore later summed over ``tp``. Call it before FSDP makes all
+    parameters DTensors.
     """
     experts = set(list_experts(part))
     return {

@@ -105,7 +105,7 @@ class TokenPositions:
         groups: Mapping[str, dist.ProcessGroup],
         compute: SimulatedCompute,
     ) -> Core | None:
-        """Return the function (q, k, v) -> output for attention over the ranks of ``cp``.
+        """Return the function (q, k, v) -> output of attention that ``cp`` ranks compute together.
 
         The result is None with one ``cp`` rank, because each layer then has its own attention.
         ``groups`` has this rank's process groups by axis. If the step simulates compute, attention

@@ -97,8 +97,8 @@ def collect_tensors(layer: nn.Module, x: Tensor, output: Tensor) -> dict[str, Te
     """Return the output of a layer, its input gradient and its parameter gradients, by name.
 
     They have no autograd graph. Names are ``output``, ``input gradient`` and
-    ``gradient of PARAMETER``. Gradients of DTensors are gathered, so that all ranks call it.
-    Missing gradients are left out.
+    ``gradient of PARAMETER``. Gradients of DTensors are gathered, so that all ranks must call
+    this function. Missing gradients are left out.
     """
     gradients = {"input gradient": x.grad}
     for name, parameter in layer.named_parameters():

@@ -30,7 +30,11 @@ The keys are ``memory`` (measured), ``memory_counted`` (the sizes of tensors) an
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryProbe:
-    """Measures the memory of a training step on this rank by component, and counts its tensors."""
+    """Measures the memory of a training step on this rank, by component.
+
+    Two other figures are reported with it: the added sizes of the tensors, and the analytical
+    bytes.
+    """
 
     world: World
     """All ranks of the step."""
@@ -135,7 +139,7 @@ def count_saved_bytes(module: nn.Module, forward: Callable[[], object]) -> int:
 
 
 def peak_during(step: Callable[[], object], device: torch.device) -> int | None:
-    """Run a step and return the peak of the device's allocated bytes above those at its start.
+    """Run a step and return the peak of the device's allocated bytes, less those at the start.
 
     The result is None for devices other than CUDA and CPU. On CUDA it is the peak of the caching
     allocator. On the CPU it is the peak of torch's allocations in this thread and in the thread of

@@ -76,7 +76,7 @@ class MatchedTrace:
 
 @dataclass(frozen=True, kw_only=True)
 class RankTimings:
-    """The times of one rank's further steps, from which a step's parts and overlap follow.
+    """The times of steps that one rank runs after the benchmark, to explain its step time.
 
     Steps are of four kinds. An uninstrumented step runs as in the benchmark. A step without
     communication runs in a dispatch mode of torch, which intercepts every operator. An instrumented
@@ -223,7 +223,7 @@ class OverlapProbe:
         )
 
     def _summarize_breakdown(self, samples: Sequence[RankTimings]) -> dict[str, MetricValue]:
-        """Return the parts of the median profiled step's wall time on its slowest rank, as metrics.
+        """Return the parts of the median profiled step's wall time, as metrics of the slowest rank.
 
         Their keys are names of metrics, such as ``exposed_comm.dp`` for the seconds of exposed
         communication on ``dp``. If the trace lacks calls, idle time, overlap and the exposed
@@ -362,8 +362,8 @@ def measure_phases(trace: StepTrace, matched: MatchedTrace) -> dict[str, float]:
 
     A phase is a range that the step names, such as forward. The metrics are ``phase_time.PHASE``,
     ``phase_compute.PHASE``, ``phase_exposed.PHASE`` (communication that neither compute nor copies
-    hide) and ``phase_idle.PHASE``. A phase that runs several times has the sum. The last two are
-    missing if the trace lacks communication calls.
+    hide) and ``phase_idle.PHASE``. A phase that runs several times has the sum. The metrics
+    ``phase_exposed`` and ``phase_idle`` are missing if the trace lacks communication calls.
     """
     metrics: defaultdict[str, float] = defaultdict(float)
     comm_by_axis = matched.group_by_axis()

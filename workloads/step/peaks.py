@@ -41,8 +41,9 @@ _CPU_REPEATS = 30
 def datasheet_peak(gpu_name: str, dtype: str) -> float | None:
     """Return the dense peak FLOP/s of a GPU in ``dtype`` from its datasheet, None if unknown.
 
-    ``dtype`` is ``bfloat16``, ``tf32`` or ``float32``. Names match by whole words. The peak of a
-    MIG slice, which is only a part of its device, is unknown.
+    ``gpu_name`` is the device's name in torch. The GPU is found if this name contains all words of
+    an entry of ``PEAKS``. ``dtype`` is ``bfloat16``, ``tf32`` or ``float32``, the last without
+    TensorFloat-32. The peak of a MIG slice, which is only a part of its device, is unknown.
     """
     name_parts = set(re.split(r"[^a-z0-9]+", gpu_name.lower()))
     if "mig" in name_parts:
@@ -59,7 +60,7 @@ class Peak:
     """The peak rate of matrix multiplications on one rank's device."""
 
     flops_per_second: float
-    """The dense FLOP/s."""
+    """The FLOP/s of matrix multiplications without sparsity."""
     source: str
     """A phrase that names the datasheet or the measurement, for reports."""
 
@@ -68,8 +69,9 @@ class Peak:
 def find_peak(device: "torch.device", dtype: "torch.dtype") -> Peak | None:
     """Return the peak rate of a device for matrix multiplications in ``dtype``.
 
-    On a GPU it is from the datasheet, None if that is unknown. On a CPU it is measured. Float32 on
-    a GPU means TensorFloat-32 if torch allows it.
+    On a GPU the rate is from the datasheet. The result is None if parbench does not have the
+    datasheet's rate. On a CPU the rate is measured. Float32 on a GPU means TensorFloat-32 if torch
+    allows it.
     """
     import torch
 
@@ -90,7 +92,7 @@ def find_peak(device: "torch.device", dtype: "torch.dtype") -> Peak | None:
 def measure_cpu_peak(dtype: "torch.dtype") -> float:
     """Measure and return the FLOP/s of the fastest of many multiplications of square matrices.
 
-    On a busy host a step can be faster than this rate.
+    If other processes disturb this measurement, a step may later exceed the returned rate.
     """
     import torch
 

@@ -48,13 +48,13 @@ class Probe(Protocol[Sample]):
 
     @property
     def share(self) -> float:
-        """The weight of this probe in the time budget of all probes.
+        """The weight of this probe when the time budget is divided among all probes.
 
         0 means that the probe runs a fixed number of steps.
         """
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> Sample:
-        """Measure steps and return this rank's sample. All ranks call it.
+        """Run and measure further steps, and return this rank's sample. All ranks call it.
 
         ``reset`` must be called before each ``step``. The steps should take at most
         ``budget_seconds``.
@@ -96,9 +96,9 @@ def repeat_within_budget(
 ) -> None:
     """Call ``function`` repeatedly within a time budget of ``seconds``, equally often on all ranks.
 
-    The clock of rank 0 decides. The function is called at most ``max_repeats`` times, and at least
-    three times, so that a median exists. It is called once if the budget is 0, or if three calls
-    would take so long that the case might time out.
+    Rank 0 sets the number of calls from its own clock and sends it to all ranks. The number is at
+    most ``max_repeats``. It is at least three, so that a median exists. There is only one call if
+    the budget is 0, or if three calls would take so long that the case might time out.
     """
     start = time.perf_counter()
     repeats = 0

@@ -26,10 +26,11 @@ def compare_rounds(
     second: Sequence[float],
     compare: Callable[[float, float], float],
 ) -> Estimate | None:
-    """Return the mean of ``compare(first[round], second[round])`` over rounds, with its interval.
+    """Return the mean of ``compare(first[round], second[round])`` over rounds, with its 95 % CI.
 
     ``first`` and ``second`` have the seconds of two kinds of step in the same rounds, such as with
-    and without communication. The result is None for one round, which is mostly noise.
+    and without communication. The result is None for fewer than two rounds. The interval is missing
+    for two rounds.
     """
     if len(first) < 2:
         return None

@@ -36,6 +36,7 @@ Groups = Mapping[str, dist.ProcessGroup]
 BytesByAxis = Mapping[str, float]
 """The bytes that one rank sends in a step, keyed by mesh axis."""
 _NAMESPACES = ("c10d::", "_c10d_functional::")
+"""The prefixes of the names of torch's communication operators."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class SentCall:
     """One call of a collective, a send or a receive that this rank made in a recorded step."""
 
     axis: str
-    """The mesh axis of the call's process group, ``OTHER`` if it belongs to none."""
+    """The mesh axis of the call's process group, ``OTHER`` if no axis has this group."""
     op: str
     """The name of the operation, such as ``all_reduce``."""
     num_bytes: int
@@ -133,7 +134,7 @@ class CommRecorder(_CommMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
     def name_axis(self, group: dist.ProcessGroup) -> str:
-        """Return the mesh axis of a process group, ``OTHER`` if it belongs to none."""
+        """Return the mesh axis of a process group, ``OTHER`` if no axis has this group."""
         return self._axes.get(group.group_name, OTHER)
 
     def _make_call(self, name: str, group: dist.ProcessGroup, args: Any) -> SentCall:
@@ -173,9 +174,9 @@ class NoCommMode(_CommMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, fake_groups: Groups) -> None:
-        """Make a mode that replaces communication on some process groups.
+        """Make a mode that replaces communication on the process groups in ``fake_groups``.
 
-        ``fake_groups`` has a fake group for each of them, keyed by the name of the real group.
+        ``fake_groups`` has one fake group for each real group, keyed by the name of the real group.
         Communication on groups with other names runs as usual.
         """
         super().__init__()  # type: ignore[no-untyped-call]
@@ -251,7 +252,8 @@ def summarize_counts(
 
     ``calls.AXIS`` and ``calls.AXIS.OP`` are numbers of calls per step. ``calls.AXIS`` is 0 for
     those of ``axes`` that have no calls. ``sent.AXIS.OP`` is the bytes that a rank sends in a step.
-    It is missing if the bytes depend on data, as those of uneven all_to_alls do.
+    This metric is missing if the bytes depend on data, as those of uneven all_to_alls do.
+    ``calls_by_rank`` has the calls of one recorded step for each rank.
     """
     totals = dict.fromkeys((f"calls.{axis}" for axis in axes), 0.0)
     sent: defaultdict[str, float] = defaultdict(float)
@@ -294,7 +296,7 @@ class CommBytesProbe:
         """Return metrics of a step's calls, its sent bytes and its analytical bytes, by mesh axis.
 
         Numbers of calls are means over ranks. If an axis has analytical bytes, sent and analytical
-        bytes are those of the rank on which both differ most. Otherwise the sent
+        bytes are those of the rank on which they differ most from each other. Otherwise the sent
         bytes are the maximum over ranks. ``samples`` are the results of ``observe`` on all ranks.
         """
         calls_by_rank = [calls for calls, _ in samples]
@@ -317,9 +319,10 @@ def report_worst_ratio(
     """Return metrics of the bytes that one rank sends over a mesh axis in a step.
 
     They are ``bytes_sent.AXIS``, the analytical ``bytes_expected.AXIS``, and ``bytes_ratio.AXIS``,
-    which is sent / expected. The rank is the one whose sent and expected bytes differ most. Of
-    several such ranks, the one that sends most is taken. ``sent`` and ``expected`` have the bytes
-    of each rank.
+    which is sent / expected. The rank is the one whose sent and expected bytes differ most, in
+    bytes. Of several such ranks, the one that sends most is taken. ``sent`` and ``expected`` have
+    the bytes of each rank, in order of ranks.
+
     The ratio is 0 if the rank sends bytes and none are expected. It is None if the rank neither
     sends nor expects any.
     """

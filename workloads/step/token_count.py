@@ -39,11 +39,11 @@ def count_targets(targets: Tensor) -> Tensor:
 def compute_loss_weight(
     spec: StepSpec, targets: Iterable[Tensor], groups: Mapping[str, dist.ProcessGroup]
 ) -> Tensor:
-    """Return the factor by which the summed loss of each microbatch is multiplied.
+    """Return the factor by which a microbatch's loss, the sum over its tokens, is multiplied.
 
-    With it, the mean of losses over microbatches and data ranks is the mean over all tokens with a
-    target. ``targets`` holds the target ids (b, s) of each of this rank's microbatches. ``groups``
-    has this rank's process groups, keyed by mesh axis.
+    With this factor, the mean of the losses over microbatches and data ranks equals the mean loss
+    of all tokens with a target. ``targets`` holds the target ids (b, s) of each of this rank's
+    microbatches. ``groups`` has this rank's process groups, keyed by mesh axis.
     """
     count = torch.stack([count_targets(microbatch) for microbatch in targets]).sum()
     for axis in ("fsdp", "dp"):

@@ -243,9 +243,10 @@ class TrainStep(Benchmark):
         return self._cross_entropy(logits, targets) * self._loss_weight
 
     def _assign_experts(self, part: ParallelPart, index: int) -> None:
-        """Set the expert ids of this rank's microbatch ``index`` in the MoE layers of ``part``.
+        """Set the expert ids of tokens in the MoE layers of ``part``, for one microbatch.
 
-        ``part`` is the model part of one pipeline stage. A dense model has no experts to set.
+        ``index`` is the index of the microbatch on this rank, and ``part`` is the model part of one
+        pipeline stage. For a dense model, nothing is set.
         """
         if self._routing is not None:
             self._routing.assign(part.moe_layers, self._microbatch_numbers[index])
@@ -253,8 +254,9 @@ class TrainStep(Benchmark):
     def _prepare_action(self, action: Action) -> None:
         """Prepare one pipeline action, a pass of one stage and microbatch, before it is timed.
 
-        Simulated compute forgets by how much earlier passes took too long. For forward (F) and full
-        backward passes (B), the expert ids of the microbatch are set in the stage's MoE layers.
+        Simulated compute does not shorten this pass, even if earlier passes took too long. For
+        forward (F) and full backward passes (B), the expert ids of the microbatch are set in the
+        stage's MoE layers.
         """
         # The next action does not make up for one that took too long, which would move a bubble.
         self._compute.reset_debt()
@@ -293,7 +295,7 @@ class TrainStep(Benchmark):
         return built
 
     def _simulate_part(self, part: Transformer) -> None:
-        """Let the Linears of a stage's model part wait in place of multiplying.
+        """Let the Linears of a stage's model part wait in place of multiplying matrices.
 
         ``spec.simulated_seconds`` is the forward time of one microbatch on a rank that has
         layers / pp layers. The part gets a share of this time by its number of layers.
@@ -398,7 +400,7 @@ class TrainStep(Benchmark):
             self.optimizer.gather_gradients()
 
     def _list_replicas(self) -> list[tuple[Any, list[nn.Parameter]]]:
-        """Return pairs of a process group and the parameters that are equal on all of its ranks.
+        """Return pairs: a process group, and the parameters that are equal on all of its ranks.
 
         The check compares the local values of these parameters on this rank with those on the first
         rank of the group.
@@ -519,9 +521,9 @@ class TrainStep(Benchmark):
         """Return the step's amounts of work, facts for its record, and notes on limits.
 
         The work of a step is its tokens over all ranks and its model FLOPs per rank relative to the
-        peak. Divided by the step's seconds, they give tokens per second and MFU. The facts
-        (``details``) include the number of parameters, the ranks of each axis and the equations of
-        sent bytes.
+        device's peak FLOP/s. Divided by the step's seconds, they give tokens per second and MFU.
+        The facts (``details``) include the number of parameters, the ranks of each axis and the
+        equations of sent bytes.
         """
         spec = self.spec
         flops = spec.tokens * flops_per_token(spec.shape, spec.moe) / self._world.size
@@ -567,8 +569,8 @@ class TrainStep(Benchmark):
         """Return the probes for this step, in the order in which they must run.
 
         A probe runs further steps and measures one aspect: sent bytes, experts, the pipeline's
-        bubble, memory, or overlap of communication. The last one is last, because its steps without
-        communication leave arbitrary weights.
+        bubble, memory, or overlap of communication. The probe of overlap is last, because its steps
+        without communication leave arbitrary weights.
         """
         spec = self.spec
         probes: list[Probe[Any]] = [CommBytesProbe(self.mesh.groups, self.compute_expected_bytes)]
@@ -616,9 +618,9 @@ class TrainStep(Benchmark):
     def _count_activations(self) -> float:
         """Return the largest number of bytes that this rank saves for backward at one time.
 
-        One forward pass of each of its stages is run, to count the bytes of one microbatch. Without
-        a pipeline, these bytes are the result. With a pipeline, several microbatches are in flight,
-        and the result is the maximum over the actions of the rank's schedule.
+        One forward pass of each of the rank's stages is run, to count the bytes of one microbatch.
+        Without a pipeline, these bytes are the result. With a pipeline, several microbatches are in
+        flight, and the result is the maximum over the actions of the rank's schedule.
         """
         saved = {stage: self._count_saved_bytes(stage) for stage in self.parts}
         if self.spec.pipeline is None:
@@ -630,7 +632,7 @@ class TrainStep(Benchmark):
         """Run forward of one microbatch in a pipeline stage, and return the bytes that it saves.
 
         They are the bytes that autograd keeps for backward on this rank. ``stage`` is the index of
-        one of its stages. Except in the first stage, the input is a tensor of zeros.
+        one of the rank's stages. Except in the first stage, the input is a tensor of zeros.
         """
         part = self.parts[stage]
         microbatch = self.microbatches[0]
@@ -653,7 +655,7 @@ class TrainStep(Benchmark):
         """Return the analytical bytes that this rank sends in a step, keyed by mesh axis.
 
         The bytes over ``ep`` and ``etp`` follow from the experts that tokens took in the last step.
-        Ranks exchange these numbers here, so that all ranks must call this method.
+        All ranks must call this method, because they exchange the numbers of tokens per expert.
         """
         expected = bytes_by_axis(list_calls(self._view), self.mesh.groups)
         if self.spec.moe is not None:
@@ -717,8 +719,8 @@ def calibrate_linears(
 
     Without this, a forward pass would take ``seconds`` and the host's time in addition. ``seconds``
     is the simulated forward time of one microbatch on a rank that has layers / pp layers. The
-    host's time is measured here on a model of so many layers that is not distributed. The result
-    is stored as scales in ``compute``.
+    host's time is measured here on a model with layers / pp layers, which is not distributed. The
+    results are the factors ``forward_scale`` and ``backward_scale`` of ``compute``.
     """
     layers = max(1, spec.shape.layers // spec.dims.pp)
     is_full = spec.dims.pp == 1
@@ -760,6 +762,7 @@ def build(preset: Preset, world: World, **params: Value) -> TrainStep:
     return step
 
 
+# The factories of the benchmarks ``workload.<name>``, as `catalogue` names them.
 ddp = partial(build, PRESETS["ddp"])
 zero1 = partial(build, PRESETS["zero1"])
 fsdp = partial(build, PRESETS["fsdp"])

@@ -132,8 +132,8 @@ class TrainingLoop(Benchmark):
         """Return the gradients of the model that are too far from those of the reference.
 
         The reference gets the model's weights and the current batch. Its gradients are averaged
-        over ranks by all_reduces, so that all ranks call it. Gradients of parameters that only the
-        reference has are missing.
+        over ranks by all_reduces, so that all ranks call it. If only the reference has the gradient
+        of a parameter, the model's gradient counts as missing and wrong.
         """
         gradients = collect_gradients(self._model)
         load_weights(reference, collect_weights(self._model))

@@ -89,7 +89,7 @@ class GroupRecorder(CommRecorder):  # type: ignore[no-untyped-call]
 def name_group(group: dist.ProcessGroup) -> str:
     """Return a name for a process group: its description, or that of its mesh dimension.
 
-    A group without both is ``world`` if it has all ranks. Otherwise it is named by its number of
+    A group with neither is ``world`` if it has all ranks. Otherwise it is named by its number of
     ranks and the distance between the first two, such as ``ranks4x2``.
     """
     name = str(group.group_desc).removeprefix("mesh_")
@@ -104,14 +104,14 @@ def name_group(group: dist.ProcessGroup) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ResourceSample:
-    """The memory, FLOPs and seconds of steps on one rank."""
+    """The memory and FLOPs of one step on one rank, and the seconds of some steps."""
 
     peak_bytes: int | None
     """The peak of the allocated bytes above those at the start of a step, None if unknown."""
     flops: int
     """The FLOPs of one step on this rank, as torch's FlopCounterMode counts them."""
     seconds: list[float]
-    """The seconds of each timed step."""
+    """The seconds of each timed step on this rank."""
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ class Verifier:
     and its float32 gradients on a CPU must equal the step's in every bit.
     """
     holds_stage_only: bool = False
-    """True if other ranks have other layers, because the step has a pipeline."""
+    """True if ``model`` has only this rank's pipeline stages, False if it has all layers."""
     gather_gradients: Callable[[], None] = lambda: None
     """Makes the gradients of all parameters of ``model`` available on every rank."""
     differences: list[str] = field(default_factory=list, init=False)
@@ -397,16 +397,20 @@ def compare(
     norm: float,
     tolerance: float = RELATIVE_TOLERANCE,
 ) -> Iterator[WrongTensor]:
-    """Yield the tensors in ``actual`` that are too far from their float32 references.
+    """Yield the tensors in ``actual`` that are too far from their references.
 
     ``actual`` and the references in ``expected`` are keyed by name. The distance of a tensor is the
-    L2 norm of its difference. ``low_precision`` has the tensors of one process in the precision
-    that is checked, None for float32. ``norm`` is the norm of all reference gradients together, and
-    ``tolerance`` the allowed distance of a float32 tensor relative to its norm.
+    L2 norm of its difference from the reference. ``norm`` is the norm of all reference gradients
+    together. A small multiple of it is added to each allowed distance.
+
+    If ``low_precision`` is None, ``tolerance`` is the allowed distance relative to the norm of the
+    reference. Otherwise ``low_precision`` has the tensors that a single process computes in the
+    type of ``actual``, such as bfloat16. The allowed distance is then a multiple of the distance
+    that these tensors have, plus a few roundings.
 
     An absent tensor is wrong unless its reference is zero. A tensor of zeros is wrong if
-    ``low_precision`` is not zero. If every low-precision tensor is right, one more comparison takes
-    all tensors together.
+    ``low_precision`` is not zero. If no tensor is wrong, ``low_precision`` allows one more
+    comparison, of all tensors together.
     """
     distances: list[float] = []
     errors: list[float] = []
@@ -473,9 +477,10 @@ def _describe(tensor: Tensor | None, reference: Tensor) -> str:
 def count_wrong_fills(model: nn.Module, microbatches: int, num_ranks: int) -> int:
     """Return the number of wrong elements in the weight gradients of simulated Linears.
 
-    The right value of every element is known: ``microbatches`` (of a rank in a step) times the mean
-    over data ranks of the simulated gradient value. ``num_ranks`` is the world size, from which the
-    tolerance for rounding errors follows. All ranks call it, because DTensors are gathered.
+    A simulated Linear fills its weight gradient with one value. The right value of every element is
+    known: ``microbatches`` (of a rank in a step) times the mean over data ranks of the simulated
+    gradient value. ``num_ranks`` is the world size, from which the tolerance for rounding errors
+    follows. All ranks call it, because DTensors are gathered.
     """
     wrong = 0
     for module in model.modules():
@@ -487,10 +492,10 @@ def count_wrong_fills(model: nn.Module, microbatches: int, num_ranks: int) -> in
 
 
 def count_unfilled(gradient: Tensor | None, expected: float, num_ranks: int) -> int:
-    """Return the number of elements of a gradient that are too far from ``expected``.
+    """Return the number of elements of a simulated gradient that are too far from ``expected``.
 
-    ``expected`` is the right value of all elements, a mean over ranks. A gradient of None counts as
-    one wrong element.
+    ``expected`` is the right value of all elements, a mean over ranks. ``num_ranks`` is the world
+    size. A gradient of None counts as one wrong element.
 
     The tolerance grows with ``num_ranks``, because each rank may round once. If one rank is missing
     in the mean, the value changes by at least 2 / (3 num_ranks). In bfloat16 this exceeds the
