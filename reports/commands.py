@@ -219,8 +219,8 @@ _TOOL_TITLES = format_list(entry.title for entry in IMPORT_FORMATS.values())
 def import_files(files: tuple[Path, ...], link: str | None, **options: Any) -> None:
     """Convert each log of another benchmark tool into a run, and print its folder and notes.
 
-    ``link`` is the speed of the links as text. ``options`` are the other options of the command:
-    tool, number of ranks, and output folder.
+    ``link`` is the value of the option for the speed of the links. ``options`` are the other
+    options of the command: tool, number of ranks, and output folder.
     """
     from parbench.bench.results.runs import load_run
     from parbench.bench.text import parse_link

@@ -9,10 +9,10 @@ from parbench.bench.results.tables import Section
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """An entry of the glossary."""
+    """An entry of the glossary: a term and its definition."""
 
     name: str
-    """The term, with the name of a metric in parentheses if it differs."""
+    """The term. For a metric, its title, and its name in parentheses if the two differ."""
     text: str
     """The definition in one or more sentences."""
 
@@ -20,7 +20,8 @@ class Term:
 def list_terms(section: Section) -> tuple[Term, ...]:
     """Return the glossary entries of a report section, without duplicates.
 
-    These are the terms that its tables name, then each metric of a column that has a formula.
+    The terms that the tables of the section list come first. Then follow the metrics of the columns
+    of these tables, if they have a formula.
     """
     metrics: dict[str, Metric] = {}
     terms = [term for table in section.on_page for term in table.terms]
@@ -120,4 +121,4 @@ DEFINITIONS = {
         "parbench compare reports which changes between runs are significant."
     ),
 }
-"""The definition of each term, without metrics, by name."""
+"""The definition of each term except metrics, keyed by the name of the term."""

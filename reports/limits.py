@@ -40,25 +40,26 @@ class LimitResult:
     limit: MetricLimit
     """The limit that was checked."""
     metric: str
-    """The full name of the metric, which may have an axis or a component."""
+    """The full name of the metric, with its mesh axis or component: ``exposed_comm.dp``."""
     case: str
     """The label of the case."""
     verdict: LimitVerdict
-    """NOT RUN if the case was not measured, UNKNOWN if the metric has no value."""
+    """MET, NOT MET, NOT RUN if the case was not measured, or UNKNOWN if the metric has no value."""
     finding: str
-    """A clause with the value, or with the reason why there is none."""
+    """A clause with the value of the metric, or with the reason for its absence."""
 
     @property
     def message(self) -> str:
-        """A sentence with the verdict, the limit and the value."""
+        """A sentence with the verdict, the limit and the value of the metric."""
         rule = f"{self.metric} of {self.case} must be {self.limit.text}"
         return f"Limit {self.verdict}: {rule}, {self.finding}."
 
 
 def check_run(data: RunData, file: Path, code: int) -> int:
-    """Check the limits of a file, print the result to standard error, and return the exit code.
+    """Check the metrics of a run against the limits in a file, and return the exit code.
 
-    ``code`` is the exit code of the run itself. The worse of both codes is returned.
+    The result is printed to standard error. ``code`` is the exit code of the run itself. The worse
+    one of this code and that of the limits is returned.
     """
     results = check_limits(data, read_limits(file, data.plan.cases))
     for sentence in describe_limits(results):
@@ -67,7 +68,7 @@ def check_run(data: RunData, file: Path, code: int) -> int:
 
 
 def check_limits(data: RunData, limits: Sequence[MetricLimit]) -> tuple[LimitResult, ...]:
-    """Return the result of each limit for each case to which it applies, the worst first."""
+    """Return the result of each limit for each case and metric to which it applies, worst first."""
     case_results = {result.case.id: result for result in data.results}
     results: list[LimitResult] = []
     for limit in limits:
@@ -85,9 +86,10 @@ def get_limits_exit_code(results: Sequence[LimitResult], code: int = 0) -> ExitC
 
 
 def describe_limits(results: Sequence[LimitResult]) -> list[str]:
-    """Return sentences about limits that are not met, the worst first, or one if all are met.
+    """Return a sentence for each limit that is not met, the worst first, but at most five.
 
-    The result is empty without limits.
+    The number of the others follows. If all limits are met, the only sentence states this. The
+    result is empty without limits.
     """
     unmet = [result.message for result in results if result.verdict != "MET"]
     if results and not unmet:
@@ -101,7 +103,7 @@ def _check_case(
     """Yield the result of a limit for each metric of one case that the limit names.
 
     ``label`` is the label of the case. ``result`` is None for a case without a record. ``ceiling``
-    is the bandwidth limit of the run.
+    is the bandwidth with which the run compares bus bandwidth, None if it has none.
     """
     if result is None or not result.metrics:
         reason = "; ".join(result.reasons) if result else "it has no record"
@@ -133,8 +135,8 @@ def _collect_metrics(result: CaseResult, ceiling: Ceiling | None) -> dict[str, M
     """Return the metrics of a case keyed by name, with two more that limits may name.
 
     ``exposed_fraction`` is exposed communication over the time of the profiled step.
-    ``busbw_of_copy`` is bus bandwidth over ``ceiling``, if the ceiling is the bandwidth of a memory
-    copy.
+    ``busbw_of_copy`` is bus bandwidth over ``ceiling``, which must be the bandwidth of a memory
+    copy. Both are fractions, and left out if unknown.
     """
     metrics = dict(result.metrics)
     exposed = compute_exposed_share(result)

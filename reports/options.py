@@ -16,9 +16,10 @@ HISTORY_FILE = Path("runs/history.sqlite")
 def _check_suffix(
     context: click.Context, parameter: click.Parameter, file: Path | None
 ) -> Path | None:
-    """Return the file of a figure. Raises ``click.BadParameter`` for an unknown suffix.
+    """Return the file of a figure unchanged, as the callback of the option ``--figure``.
 
-    This is the callback of the option. ``file`` is None if the option is not given.
+    Raises ``click.BadParameter`` unless the file ends with .png, .svg or .pdf. ``file`` is None if
+    the option is not given.
     """
     if file is not None and file.suffix[1:] not in FIGURE_FORMATS:
         raise click.BadParameter(f"{file} does not end with .png, .svg or .pdf")

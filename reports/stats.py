@@ -32,20 +32,23 @@ _MAX_LOG = 700.0  # exp() of more overflows.
 class Effect:
     """The relative change of a time from base to new, with its uncertainty.
 
-    All sizes are fractions: 0.05 means 5 % more time. Fields that need an estimate of the variation
-    are None with fewer than three repetitions.
+    Changes are fractions: 0.05 means 5 % more time. With fewer than three repetitions, all fields
+    except ``change`` and ``num_repetitions`` are None.
     """
 
     change: float
     """The geometric mean over repetitions of new time over base time, minus 1."""
     num_repetitions: int
-    """The number of pairs, or the number of repetitions of the side that has fewer."""
+    """The number of paired repetitions, or of repetitions of the side that has fewer."""
     low: float | None = None
     """The lower bound of the 95 % confidence interval of the change (Student's t on logarithms)."""
     high: float | None = None
-    """The upper bound of the same interval."""
+    """The upper bound of the 95 % confidence interval of the change."""
     p_value: float | None = None
-    """The two-sided p-value for the hypothesis that the change is at most the minimum effect."""
+    """The two-sided p-value of the hypothesis that the change in either direction is negligible.
+
+    A change is negligible up to the minimum effect with which the effect was estimated.
+    """
     detectable: float | None = None
     """The minimum detectable effect (Bloom, Evaluation Review 1995), as a fraction.
 
@@ -118,10 +121,10 @@ def estimate_unpaired_effect(
 def _build_effect(
     difference: float, samples: Sequence[Sequence[float]], min_effect: float, level: float
 ) -> Effect:
-    """Build an effect from the difference of mean logarithms of times: new minus base.
+    """Build an effect from a difference of mean logarithms of times: new minus base.
 
     Args:
-        difference: the difference of the means.
+        difference: the mean logarithm of the new times minus that of the base times.
         samples: the log ratios of paired repetitions as one sample, or the logarithms of base and
             of new as two samples. The degrees of freedom are those of Welch and Satterthwaite,
             which are n - 1 for one sample.
@@ -162,10 +165,11 @@ def compute_log_deviation(values: Sequence[float]) -> float:
 
 
 def select_discoveries(p_values: Sequence[float | None], rate: float = LEVEL) -> list[bool]:
-    """Return True for each p-value that is significant at a false discovery rate, in order.
+    """Return a flag for each p-value, in order: True if it is significant.
 
-    This is the procedure of Benjamini & Hochberg (JRSS B 1995). A p-value of None is an effect that
-    was not tested, which is never significant.
+    At most the fraction ``rate`` of the significant effects are expected to be false alarms
+    (Benjamini & Hochberg, JRSS B 1995). A p-value of None stands for an effect that was not tested,
+    which is never significant.
     """
     tested = sorted(p_value for p_value in p_values if p_value is not None)
     max_rejected = -1.0

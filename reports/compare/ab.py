@@ -24,7 +24,10 @@ from parbench.reports.compare.verdicts import Verdict
 from parbench.reports.run_data import RunData
 
 TEST_POINTS = (6, 8, 12, 16, 24)
-"""The numbers of pairs after which the comparison is tested. The last one ends it."""
+"""The numbers of pairs after which the changes of times are tested for significance.
+
+The session ends after the last of these numbers.
+"""
 MEASURED_SHARE = 0.8  # of a session's time. The rest is for starting the commands.
 MIN_REPETITION_SECONDS = 30.0  # A repetition ends earlier once it is precise enough.
 Pair = tuple[Run, Run]
@@ -33,7 +36,7 @@ Pair = tuple[Run, Run]
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One of the two settings that are compared, A or B."""
+    """One of the two sides of a comparison, A or B: environment variables and a Python."""
 
     name: str
     """The letter of the side: ``a`` or ``b``."""
@@ -67,17 +70,18 @@ def measure_pairs(
 ) -> Iterator[list[Pair]]:
     """Measure pairs of repetitions of two sides in the order A B B A, until the budget ends.
 
-    Yields all pairs so far after each pair. A repetition takes as long as the budget allows for
-    ``planned_pairs``, at least 30 s, and longer if the first pair did not measure all cases.
+    Yields all pairs so far after each pair. The time of a repetition is the budget divided by the
+    repetitions of ``planned_pairs``, at least 30 s. It is longer if the time was too short for all
+    cases in the first pair.
 
     Args:
         sides: the sides A and B.
         measure: measures one repetition of a side.
-        budget_seconds: the time for the whole session.
-        min_pairs: the number of pairs for which the budget must suffice.
-        max_pairs: the number of pairs after which the session ends.
-        planned_pairs: the number of pairs for which the budget should suffice.
-        clock: returns a time in seconds.
+        budget_seconds: the time for all pairs.
+        min_pairs: the least number of pairs, for which the budget must suffice.
+        max_pairs: the number of pairs after which the measurement ends, even if time is left.
+        planned_pairs: the number of pairs over which the budget is divided.
+        clock: returns the current time in seconds, of any origin.
 
     Raises ``UserError`` if the budget does not suffice for ``min_pairs``.
     """
@@ -119,7 +123,7 @@ class PairedResult:
     num_pairs: int
     """The number of repetitions of each side."""
     reason: str
-    """The reason why the session ended."""
+    """The reason why the session ended, as a clause: ``the budget ended``, for example."""
 
 
 def compare_interleaved(
@@ -131,19 +135,21 @@ def compare_interleaved(
     max_pairs: int | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> PairedResult:
-    """Measure both sides in pairs until each case is decided, and return their comparison.
+    """Measure both sides in pairs until each case has a verdict, and return their comparison.
 
-    The session also ends after ``max_pairs``, or with the budget.
+    A case is a benchmark with its parameters. The changes of times are tested after 6, 8, 12, 16
+    and 24 pairs (``TEST_POINTS``). The session ends when no case is UNCONFIRMED or has TOO FEW
+    RUNS, after ``max_pairs``, or with the budget.
 
     Args:
         sides: the sides A and B.
         measure: measures one repetition of a side.
         budget_seconds: the time for the whole session.
         min_effect: the threshold as a fraction: smaller changes of the time are ignored.
-        max_pairs: the largest number of pairs, None for the last of ``TEST_POINTS``.
-        clock: returns a time in seconds.
+        max_pairs: the largest number of pairs, None for 24, the last of ``TEST_POINTS``.
+        clock: returns the current time in seconds, of any origin.
 
-    Raises ``UserError`` if the budget does not suffice for the fewest pairs.
+    Raises ``UserError`` if the budget does not suffice for 5 pairs.
     """
     limit = max_pairs or TEST_POINTS[-1]
     test_points = sorted({*(point for point in TEST_POINTS if point < limit), limit})
@@ -174,13 +180,13 @@ def compare_interleaved(
 def compare_pairs(pairs: Sequence[Pair], sides: tuple[Side, Side], rule: Rule) -> RunComparison:
     """Compare B with A, whose repetitions are paired in the order in which they were measured.
 
-    All differences of environments and counts are intentional, because the user chose the sides and
-    both run on the same machine. The report lists them.
+    Differences of environments and counts (calls, bytes, memory) count as intentional, because the
+    user chose the sides and both run on the same machine. The report lists these differences.
 
     Args:
-        pairs: the runs of A and B in each pair.
+        pairs: (run of A, run of B) for each pair, in the order of time.
         sides: the sides A and B.
-        rule: the threshold and the error rate.
+        rule: the threshold and the error rate with which changes of times are judged.
     """
     base, new = (
         pool_runs([pair[i] for pair in pairs], f"{side.name.upper()} ({side.text})")
@@ -216,12 +222,14 @@ def run_repetition(
 ) -> Run:
     """Measure one repetition of a side in a child process, and return its run.
 
-    Raises ``UserError`` if there is no run, and exits with code 4 after an interrupt.
+    Raises ``UserError`` if the child process stores no run, and exits with code 4 after an
+    interrupt.
 
     Args:
         side: the side.
         seconds: the time budget of the repetition.
-        out: the folder in which the runs of each side are stored, in a folder of its letter.
+        out: the folder of the session. The runs of a side are stored in its subfolder ``a`` or
+            ``b``.
         options: the arguments of ``parbench run`` that select the cases.
         log: prints a line for the user.
     """

@@ -46,7 +46,8 @@ def _refuse_reserved_options(
 ) -> tuple[str, ...]:
     """Return the arguments of ``parbench run`` after ``--``, as the callback of this argument.
 
-    Raises ``click.BadParameter`` for an option that the session sets itself.
+    Raises ``click.BadParameter`` for an option that ``parbench ab`` and ``aa`` set themselves
+    (``RESERVED_OPTIONS``).
     """
     for option in options:
         if option.partition("=")[0] in RESERVED_OPTIONS:
@@ -106,7 +107,7 @@ def ab(
 
     Repetitions are interleaved in the order A B B A and compared in pairs, so a slow drift of the
     machine does not matter. All differences of environments and counts count as intended, and are
-    listed. The session ends when every series is decided, or with the budget.
+    listed. The session ends when no series is UNCONFIRMED any more, or with the budget.
     Arguments of parbench run follow after --.
     """
     from parbench.bench.text import UserError, parse_duration

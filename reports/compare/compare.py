@@ -65,7 +65,7 @@ class SeriesComparison:
     None if the times were not compared.
     """
     times: SeriesTimes
-    """The time of each repetition in seconds in both runs, and the threshold of the series."""
+    """The time of an iteration in seconds in each repetition of both runs, and the threshold."""
     environment_changes: tuple[EnvironmentChange, ...]
     """The differences between the environments in which the series was measured."""
     counts: CountComparison
@@ -81,11 +81,11 @@ class RunComparison:
     new: RunData
     """The results of the run NEW."""
     rule: Rule
-    """The threshold, the error rate and the least number of repetitions."""
+    """The threshold, the error rate and the least number of repetitions of the comparison."""
     series: tuple[SeriesComparison, ...]
     """The comparison of each case, in the order of the results of BASE and then of NEW."""
     limits: tuple[LimitResult, ...] = ()
-    """The results of the limits that the user set for NEW."""
+    """The results of the limits on metrics of NEW that the user set with ``--limits``."""
 
     @property
     def verdicts(self) -> dict[Verdict, int]:
@@ -130,8 +130,8 @@ class RunComparison:
     def get_exit_code(self, *, fail_on_unknown: bool = False) -> ExitCode:
         """Return the exit code of ``parbench compare`` for all verdicts and limits.
 
-        Undecided verdicts, such as UNCONFIRMED, make the exit code ``UNDECIDED`` (unless a verdict is
-        worse) if ``fail_on_unknown`` is True, or if neither a count nor a time was compared.
+        Undecided verdicts, such as UNCONFIRMED, make the exit code ``UNDECIDED`` (unless a verdict
+        is worse) if ``fail_on_unknown`` is True, or if neither a count nor a time was compared.
         """
         is_unchecked = not self.num_counts and not self.num_judged
         code = combine_verdicts(self.verdicts, fail_on_unknown=fail_on_unknown or is_unchecked)
@@ -277,9 +277,9 @@ def _examine_series(
 
 
 def _collect_times(result: CaseResult | None) -> Repetitions:
-    """Return the times of a case in seconds, keyed by the number of the repetition.
+    """Return the time of an iteration of a case in seconds, keyed by the number of the repetition.
 
-    They are empty if the result of the case is wrong or None.
+    The mapping is empty if the result is None or failed the check of correctness.
     """
     if result is None or result.status == "wrong":
         return {}

@@ -30,7 +30,10 @@ The names are those of metrics, such as ``calls.dp.all_reduce`` (calls per step)
 ``sent.dp.all_reduce`` (bytes per step) or ``memory_counted.parameters`` (bytes), and ``schedule``.
 """
 ROUTED_MEMORY = "memory_counted.activations"
-"""The count that depends on data if a case has experts: tokens are routed to a rank."""
+"""The name of the count that is not exact if a case has experts.
+
+It depends on the tokens that are routed to a rank.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +66,14 @@ class CountComparison:
     num_compared: int = 0
     """The number of counts that both runs have and on which the repetitions of BASE agree."""
     changes: tuple[CountChange, ...] = ()
-    """The counts that differ, with those that are intended or UNCONFIRMED."""
+    """All counts that differ, including intended and UNCONFIRMED differences."""
 
 
 def collect_counts(result: CaseResult) -> dict[str, list[float | str]]:
     """Return the exact counts of a case: the distinct values of each one over the repetitions.
 
-    The keys are the names of counts. An operation that a repetition did not call has the value 0 in
-    it. The result is empty if the result of the case is wrong.
+    The keys are the names of counts. The value of a repetition is 0 if it did not call an operation
+    that another repetition called. The result is empty for a case with a wrong result.
     """
     repetitions = [_read_counts(record) for record in result.measured if result.metrics]
     values: dict[str, dict[float | str, None]] = {}
@@ -102,9 +105,10 @@ def _read_counts(record: Record) -> dict[str, float | str]:
 
 
 def _is_uncalled(name: str, counts: Mapping[str, object]) -> bool:
-    """Return True for calls or bytes of an operation that was not called, although calls are known.
+    """Return True if a count is missing because its operation was not called, so its value is 0.
 
-    ``name`` is the name of a count that is missing in ``counts``, which are keyed by name.
+    False if the calls of all operations are unknown. ``name`` is the name of the missing count.
+    ``counts`` are the known counts, keyed by name.
     """
     prefix, _, operation = name.partition(".")
     if prefix not in ("calls", "sent") or f"calls.{operation}" in counts:
@@ -155,7 +159,8 @@ def compare_counts(
 def _describe_change(name: str, base: CountValues, new: CountValues) -> str:
     """Return a phrase with the name of a count and its values in BASE and NEW.
 
-    For example ``all_gather on fsdp: 9 -> 10 calls a step``. Bytes are followed by their difference.
+    For example ``all_gather on fsdp: 9 -> 10 calls a step``. Bytes are followed by their
+    difference.
     """
     metric = find_metric(name)
     unit = metric.unit if metric else ""

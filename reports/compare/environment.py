@@ -80,8 +80,8 @@ class EnvironmentChange:
 def collect_environment(run: Run, records: Sequence[Record]) -> dict[str, str]:
     """Return the environment in which some records of a run were measured, as text by path.
 
-    Different values of ranks are joined by commas, and successive values by ``then``. An
-    injected fault (``injected``) is part of the environment.
+    Values that differ between ranks are joined by commas, and values that differ between records
+    by ``then``. An injected fault (``injected``) is part of the environment.
     """
     shared = flatten(run.info.environment or {})
     environments = [_merge_environment(shared, record) for record in records]
@@ -131,7 +131,8 @@ def find_environment_changes(
     """Return the values that differ between two environments, blocking ones first.
 
     A blocking difference forbids a comparison of times. A difference does not block if it matches a
-    glob of ``intended``, if one side does not know the value, or if it is harmless.
+    glob of ``intended``, if a run does not state the value, or if its path is in
+    ``NON_BLOCKING_PATHS``.
 
     Args:
         base: the environment of BASE as text by path.
@@ -185,9 +186,9 @@ class SeriesPoint:
     series: SeriesIdentity
     """The case with its ranks and its environment."""
     status: Status
-    """The worst status of a repetition."""
+    """The worst status of the case over the repetitions."""
     seconds: float | None
-    """The duration of the case in seconds, merged over the repetitions.
+    """The duration of one iteration in seconds, the geometric mean over repetitions.
 
     None if the case failed or was not measured.
     """
@@ -203,9 +204,9 @@ class SeriesPoint:
 
 
 def collect_points(run: Run) -> tuple[SeriesPoint, ...]:
-    """Return the results of a run for the history, one for each case in its environment.
+    """Return the results of a run in the form of the history, one for each case.
 
-    A case that was skipped in every repetition has none.
+    Cases that were skipped in every repetition are left out.
     """
     return tuple(
         _build_point(run, result)
@@ -215,7 +216,7 @@ def collect_points(run: Run) -> tuple[SeriesPoint, ...]:
 
 
 def _build_point(run: Run, result: CaseResult) -> SeriesPoint:
-    """Return the result of a case for the history, with the environment in which it was measured.
+    """Return the result of a case in the form of the history, with the environment of the case.
 
     The environment is divided into values that identify the series and values that explain changes.
     """

@@ -15,13 +15,14 @@ TAGS = {
     ExitCode.DID_NOT_RUN: "error",
     ExitCode.UNDECIDED: "skipped",
 }
-"""The elements that mark test cases, keyed by exit code. A test case without one passes."""
+"""The XML elements that mark test cases, keyed by exit code. A test case without one passes."""
 
 
 def render_junit(comparison: RunComparison) -> str:
     """Return the report on a comparison as JUnit XML by the schema of Jenkins (junit-10.xsd).
 
-    Limits, counts and times are a test suite each. A suite without test cases is left out.
+    It has one test suite for limits of metrics, one for exact counts and one for times. A suite
+    without test cases is left out.
     """
     suites = {name: Element("testsuite", name=name) for name in ("limits", "counts", "times")}
     for result in comparison.limits:

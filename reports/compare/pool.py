@@ -14,8 +14,8 @@ from parbench.bench.text import pluralize
 def pool_runs(runs: Sequence[Run], name: str) -> Run:
     """Return one run with the repetitions of several runs, in the environment of the newest.
 
-    Runs on other ranks, nodes or devices than the newest are left out, and the exclusions of the
-    pooled run name them. A single run is returned as it is.
+    Runs on other ranks, nodes or devices than the newest are left out, and ``Run.exclusions`` of
+    the pooled run names them. A single run is returned as it is.
 
     Args:
         runs: the runs, oldest first.

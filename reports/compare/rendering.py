@@ -23,7 +23,7 @@ class VerdictReport:
     """The report on a comparison or a history check, in parts that every format renders."""
 
     title: str
-    """The first line."""
+    """The first line of the report, which states the verdict."""
     summary: Sequence[str]
     """The sentences below the title."""
     tables: Sequence[Table]
@@ -31,7 +31,7 @@ class VerdictReport:
     explanations: Sequence[str]
     """Sentences below the tables: the meaning of the verdicts, the method, and what to do next."""
     content: Mapping[str, object]
-    """The content of the JSON by key.
+    """The content of the report as JSON, keyed by the names of its fields.
 
     Times are in seconds, changes are fractions, and unknown values are null.
     """

@@ -102,8 +102,8 @@ def compare_runs(
         across: globs for the paths of differences that are intentional.
         form: ``tables``, ``markdown``, ``json`` or ``junit``.
         fail_on_unknown: True if undecided verdicts cause exit code 3.
-        limits: a file of limits that NEW must meet, or None.
-        figure: the file to which the changes are drawn, or None.
+        limits: a file of limits that the metrics of NEW must meet, None for no limits.
+        figure: the file to which the changes of times are drawn, None for no figure.
 
     Raises ``UserError`` if both runs are the same or have no series in common.
     """
@@ -133,9 +133,10 @@ def render_comparison(comparison: RunComparison, form: str, code: int) -> str:
 
 
 def build_report(comparison: RunComparison, code: int = 0) -> VerdictReport:
-    """Return the report on a comparison with its tables, of which those without rows are left out.
+    """Return the report on a comparison, with tables of counts, times and environments.
 
-    ``code`` is the exit code of the command, which the JSON contains.
+    Tables without rows are left out. ``code`` is the exit code of the command, which the JSON
+    contains.
     """
     tables = (
         Table(

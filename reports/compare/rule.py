@@ -22,16 +22,16 @@ from parbench.reports.stats import (
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """The settings of a comparison: the threshold, the error rate and the least repetitions."""
+    """The settings of a comparison: threshold, error rate and least number of repetitions."""
 
     min_effect: float = 0.03
     """The threshold as a fraction: smaller changes of the time are ignored."""
     level: float = 0.05
-    """The false discovery rate over cases."""
+    """The accepted false discovery rate: the fraction of false alarms among changed cases."""
     min_repetitions: int = 5
     """The least number of repetitions per side with which times are judged."""
     is_paired: bool = False
-    """True if repetitions of both sides with equal numbers were measured next to each other."""
+    """True if repetition k of BASE and repetition k of NEW were measured next to each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class SeriesTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeJudgement:
-    """The verdict on the change of a time between two runs."""
+    """The verdict on the change of a case's time between the runs BASE and NEW."""
 
     verdict: Verdict
     """SLOWER, FASTER, NO CHANGE, UNCONFIRMED or TOO FEW RUNS."""
@@ -71,7 +71,8 @@ class TimeJudgement:
 def judge_series(series: Sequence[SeriesTimes], rule: Rule) -> list[TimeJudgement]:
     """Return the verdict on the change of each case's time, corrected for the number of cases.
 
-    Cases with too few repetitions do not count as tested.
+    The result has one verdict for each case, in order. Cases with too few repetitions do not count
+    as tested. Their verdict is TOO FEW RUNS.
     """
     estimate = estimate_paired_effect if rule.is_paired else estimate_unpaired_effect
     tested = [min(len(times.base), len(times.new)) >= rule.min_repetitions for times in series]

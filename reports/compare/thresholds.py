@@ -28,11 +28,11 @@ from parbench.reports.compare.rule import Rule
 from parbench.reports.stats import estimate_unpaired_effect
 
 THRESHOLDS_FILE = Path("runs/thresholds.json")
-"""The default file, relative to the current folder."""
+"""The default file of thresholds, relative to the current folder."""
 FALSE_ALARM_RATE = 0.01
-"""The fraction of comparisons of equal code that may find a change."""
+"""The accepted fraction of comparisons of equal code that report a change."""
 MIN_REPETITIONS = 2 * Rule().min_repetitions
-"""The least number of repetitions of a threshold: two sides of a comparison."""
+"""The least number of repetitions from which a threshold is computed: two sides of five."""
 
 
 class Threshold(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ def measure_thresholds(runs: Sequence[Run]) -> dict[str, Threshold]:
 
 
 def compute_threshold(times: Sequence[float]) -> float:
-    """Return the threshold of a case as a fraction, rounded up to a tenth of a percent.
+    """Return the threshold of a case as a fraction: at least 3 %, rounded up to 0.1 %.
 
     All repetitions are of the same code, so each change is a false alarm. Each five consecutive
     repetitions are compared with each five later ones, as in two runs. At most 1 % of these
@@ -93,7 +93,7 @@ def compute_threshold(times: Sequence[float]) -> float:
 def parse_percentage(text: str) -> float:
     """Return the fraction for a percentage as text: 0.03 for ``3%``.
 
-    Raises ``UserError`` unless it is a number from 0 to 100 with a percent sign.
+    Raises ``UserError`` unless the text is a number from 0 to 100 with a percent sign.
     """
     match = re.fullmatch(r"\s*(\d*\.?\d+)\s*%\s*", text, re.ASCII)
     if match is None or float(match[1]) > 100:
@@ -108,7 +108,7 @@ def find_thresholds(text: str | None) -> tuple[float, dict[str, Threshold]]:
 
     The minimum effect is a fraction: smaller changes of the time are ignored. The thresholds are
     keyed by the fingerprint (hash) of the case in its environment. They are empty if ``text`` is a
-    percentage.
+    percentage. The minimum effect is 3 % if thresholds were measured.
 
     Args:
         text: the value of ``--min-effect``: a percentage for all cases, or a file of thresholds.

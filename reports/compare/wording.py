@@ -15,9 +15,9 @@ MAX_NAMED_SERIES = 3
 
 
 def format_effect(effect: Effect) -> str:
-    """Return a change of the time with its 95 % interval: ``+5.1 % [+3.9, +6.3]``.
+    """Return a change of the time with its 95 % interval as text: ``+5.1 % [+3.9, +6.3]``.
 
-    Without an interval, only the change.
+    An effect without an interval gives only the change: ``+5.1 %``.
     """
     change, low, high = (
         f"{'+' if fraction > 0 else ''}{format_number(100 * fraction)}"
@@ -45,9 +45,9 @@ def summarize_comparison(comparison: RunComparison) -> list[str]:
 
 
 def _describe_counts(comparison: RunComparison) -> str:
-    """Return a sentence with the number of differing counts of calls, bytes and memory.
+    """Return a sentence with the number of counts (calls, bytes, memory) that differ between runs.
 
-    It quotes the worst one.
+    It also describes the change with the worst verdict.
     """
     changed = comparison.count_changes
     if not changed:
@@ -62,7 +62,7 @@ def _describe_counts(comparison: RunComparison) -> str:
 def _describe_times(comparison: RunComparison) -> str:
     """Return a sentence about the cases that became slower, the slowest first.
 
-    If no time was judged, it has the number of cases with each verdict.
+    If no time was judged, the sentence has the number of cases with each verdict instead.
     """
     if not comparison.num_judged:
         verdicts = count_verdicts(series.verdict for series in comparison.series)
@@ -94,7 +94,7 @@ def explain_comparison(comparison: RunComparison) -> list[str]:
 
 
 def _describe_method(comparison: RunComparison) -> list[str]:
-    """Return sentences about the statistical test, the threshold and drift of the machine."""
+    """Return sentences about the test of times, its threshold and the drift of the machine."""
     rule = comparison.rule
     highest = max(series.times.min_effect for series in comparison.series)
     threshold = (
@@ -125,7 +125,8 @@ def _describe_method(comparison: RunComparison) -> list[str]:
 def _suggest_actions(comparison: RunComparison) -> list[str]:
     """Return sentences with the commands to run next, depending on the verdicts.
 
-    They confirm a slowdown, get missing repetitions, or declare a difference intentional.
+    The commands confirm a slowdown, measure missing repetitions, or declare a difference
+    intentional.
     """
     actions = []
     verdicts = comparison.verdicts

@@ -10,7 +10,7 @@ from parbench.bench.results.runs import Run
 def build_command(arguments: Sequence[str], settings: Mapping[str, object]) -> str:
     """Return ``parbench run`` with arguments, and ``--set NAME=VALUE`` for each setting.
 
-    A tuple as value becomes several values separated by commas, which are compared.
+    A tuple becomes several values separated by commas. The run measures and compares all of them.
     """
     words = ["parbench", "run", *arguments]
     for name, value in settings.items():
@@ -32,7 +32,7 @@ def build_case_command(
         case: the case.
         run: the run of the case.
         sizes: the value of ``--sizes``.
-        without: the parameters that are left out.
+        without: the names of the parameters of the case that the command does not set.
         repetitions: the number of repetitions, 0 for the default number.
     """
     arguments = [case.short_name, "--sizes", sizes, *_list_rank_options(run)]
@@ -46,8 +46,8 @@ def build_case_command(
 def build_step_command(case: Case, run: Run, preset: str, **settings: object) -> str:
     """Return the ``parbench run`` command that measures a case's training step with other settings.
 
-    It is empty if a custom step lacks a setting. ``preset`` is not used, because the step itself
-    can be measured again.
+    The command is empty if a user-defined step has no parameter for one of the settings. ``preset``
+    is not used, because the step itself can be measured again.
     """
     if case.is_custom and not settings.keys() <= case.all_params.keys():
         return ""
@@ -56,7 +56,7 @@ def build_step_command(case: Case, run: Run, preset: str, **settings: object) ->
 
 
 def _list_rank_options(run: Run) -> list[str]:
-    """Return ``--nproc`` and the number of ranks of a run, empty on GPUs."""
+    """Return the arguments ``--nproc`` and number of ranks of a run on CPUs, empty for GPUs."""
     plan = run.info.plan
     return ["--nproc", str(plan.nproc)] if plan.device == "cpu" else []
 

@@ -15,7 +15,7 @@ from parbench.bench.results.formatting import format_percent
 from parbench.reports.stats import estimate_paired_effect
 
 StepCommand = Callable[..., str]
-"""A function that returns the command to measure a step again, empty if there is none.
+"""A function that returns the ``parbench run`` command to measure a step again, empty for none.
 
 Its argument is a preset, for a step that cannot be measured again itself. Settings follow by name.
 """
@@ -40,9 +40,9 @@ class Communication:
     largest_bytes: int = 0
     """The bytes of the largest reduction call, 0 if unknown."""
     reduced_bytes: float = 0
-    """The bytes of all of these calls together."""
+    """The bytes of all ``reductions`` together: those that sum the gradients once."""
     is_on_demand: bool = False
-    """True if parameters are gathered when needed, without prefetch."""
+    """True if parameters are probably gathered only when they are needed, without prefetch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,8 @@ class PipelineIdle:
 class StepEvidence:
     """The times, bytes and settings of one training step of a run or of a job's traces.
 
-    All times are seconds per step, from a profiled step where there is one.
+    All times are seconds per step, from a profiled step where there is one. In traces, copies and
+    idle time are minimums over ranks.
     """
 
     name: str
@@ -74,7 +75,7 @@ class StepEvidence:
     seconds: float
     """The wall time of the step."""
     command: StepCommand
-    """Returns the command that measures the step with other settings."""
+    """A function that returns the command that measures the step with other settings."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """The parameters of the case by name, empty for the step of a trace."""
     communication: Sequence[Communication] = ()
@@ -99,7 +100,7 @@ class StepEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerEvidence:
-    """A rank for which other ranks wait, with the size of the wait."""
+    """A rank for which other ranks wait (straggler), with the time that they wait."""
 
     rank: int
     """The global rank."""
@@ -108,7 +109,7 @@ class StragglerEvidence:
     waited_seconds: float
     """The seconds that the other ranks wait for the rank in each operation or step."""
     waited_share: float
-    """These seconds as a fraction of the duration of the operation or step."""
+    """``waited_seconds`` as a fraction of the duration of the operation or step."""
     command: str = ""
     """The command that examines the host of the rank, empty if there is none."""
 
@@ -118,9 +119,13 @@ class Rates:
     """Bus bandwidths that should be equal: of links at one distance, or of groups."""
 
     kind: Literal["slow-link", "slow-group"]
-    """The kind of finding that a low bandwidth causes."""
+    """The kind of the finding that is reported if one of the bandwidths is low."""
     scope: str
-    """The distance of the ranks, or the operation with its size."""
+    """The condition that the bandwidths share, for messages.
+
+    It is the network distance of the ranks of the links, or the operation of the groups with its
+    size.
+    """
     by_name: Mapping[str, Sequence[float]]
     """The bandwidths in B/s, one for each repetition, keyed by the name of the link or group.
 
@@ -137,13 +142,13 @@ class FitComparison:
     name: str
     """The operation with its size and mode."""
     seconds: float
-    """The mean time of the operation over repetitions or calls."""
+    """The mean time of the operation in seconds, over repetitions of a run or calls of a trace."""
     ratio: float
-    """The time over the fitted time, the geometric mean over repetitions or calls."""
+    """The measured time over the fitted time, the geometric mean over repetitions or calls."""
     low_ratio: float
     """The lower end of the 95 % interval of ``ratio``."""
     lost_share: float
-    """The fraction of a total time that is lost because the operation exceeds its fit.
+    """The fraction of a total time that is lost because the operation exceeds its fitted time.
 
     The total is the time of a traced step. In a run it is the sum of the operation's times over all
     sizes.
@@ -175,14 +180,17 @@ def compare_with_fit(
     affected_seconds: float,
     command: str,
 ) -> Iterator[FitComparison]:
-    """Yield the comparison of the times of an operation with its fit, none below three times.
+    """Yield the comparison of the times of an operation with the fit of its times over size.
+
+    Nothing is yielded for fewer than three times, because their ratio has no interval.
 
     Args:
         name: the operation with its size and mode.
-        fitted_seconds: the fitted time of each repetition or call.
-        seconds: the measured times, in the same order.
+        fitted_seconds: the time by the fit for each repetition or call.
+        seconds: the measured time of each repetition or call.
         total_seconds: the time of which ``lost_share`` is a fraction.
-        affected_seconds: the part of it that would shrink if the operation took its fitted time.
+        affected_seconds: the part of ``total_seconds`` that the operation takes, and that would
+            shrink if the operation took its fitted time.
         command: the command that measures the operation again.
     """
     effect = estimate_paired_effect(dict(enumerate(fitted_seconds)), dict(enumerate(seconds)))

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from parbench.bench.results.formatting import format_percent
 
 MIN_SHARE = 0.05
-"""A problem with a specific cause is reported from this fraction of the time."""
+"""A problem with a specific cause is reported if it costs this fraction of a step or operation."""
 MIN_GENERAL_SHARE = 0.1
-"""A problem without a specific cause is reported from this fraction of the time."""
+"""A problem without a specific cause is reported if it costs this fraction of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,8 @@ class Finding:
 
 
 def describe_no_finding(min_share: float) -> str:
-    """Return the sentence of a report without findings.
+    """Return the sentence that a report without findings shows instead.
 
-    ``min_share`` is the fraction of a step from which a cause is reported.
+    ``min_share`` is the smallest fraction of the time of a step for which a problem is reported.
     """
     return f"Nothing stands out: no cause costs {format_percent(min_share)} of the step or more."

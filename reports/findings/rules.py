@@ -26,12 +26,12 @@ MAX_NAMED_SUBJECTS = 3
 MAX_SLOW_RATE = 0.75
 """A link or group is slow below this fraction of the median bandwidth of the others."""
 MIN_AGREEMENT = 0.75
-"""The fraction of repetitions that must show a slow link or group."""
+"""A link or group is reported if it is slow in at least this fraction of repetitions."""
 MIN_TIME_RATIO = 1.2
 """An operation is slow above this ratio of its time to the time that its fit predicts."""
 MIN_BUCKET_BYTES = 256 << 10  # Smaller gradients are not worth several buckets.
 MIN_BUCKET_SHARE = 0.9
-"""A gradient bucket with this fraction of the bytes counts as the only one."""
+"""A gradient bucket with more than this fraction of the gradient bytes counts as the only one."""
 DEFAULT_BUCKET_BYTES = 25 << 20
 """The default bucket size of torch's DDP."""
 SUGGESTED_BUCKETS = 4
@@ -66,7 +66,7 @@ def apply_rules(evidence: CollectedEvidence) -> tuple[Finding, ...]:
 
 
 def find_slow_ranks(evidence: CollectedEvidence) -> Iterator[Finding]:
-    """Yield a finding for each rank for which other ranks wait at least 5 % of the time."""
+    """Yield a finding for each rank for which others wait at least 5 % of an operation or step."""
     for straggler in evidence.stragglers:
         share = min(straggler.waited_share, 1.0)
         if share >= MIN_SHARE:
@@ -83,8 +83,8 @@ def find_slow_ranks(evidence: CollectedEvidence) -> Iterator[Finding]:
 def find_slow_rates(evidence: CollectedEvidence) -> Iterator[Finding]:
     """Yield a finding for the slowest link or group of each set of equal ones, if clearly slow.
 
-    The slowest has the smallest median bandwidth over repetitions. At least 75 % of its repetitions
-    must be below 75 % of the median of the other medians.
+    The slowest has the smallest median bandwidth over repetitions. It is clearly slow if at least
+    75 % of its repetitions are below 75 % of the median of the other links' or groups' medians.
     """
     for rates in evidence.rates:
         medians = {name: median(values) for name, values in rates.by_name.items()}
@@ -110,8 +110,8 @@ def find_slow_rates(evidence: CollectedEvidence) -> Iterator[Finding]:
 def find_slow_operations(evidence: CollectedEvidence) -> Iterator[Finding]:
     """Yield a finding for each operation that takes clearly longer than its fit over size predicts.
 
-    The lower end of the 95 % interval of the ratio must be at least 1.2, and at least 5 % of the
-    time must be lost.
+    The ratio of measured to fitted time must be at least 1.2 at the lower end of its 95 % interval.
+    The excess must also cost at least 5 % of the total time (``FitComparison.lost_share``).
     """
     for comparison in evidence.comparisons:
         if comparison.low_ratio >= MIN_TIME_RATIO and comparison.lost_share >= MIN_SHARE:
@@ -129,8 +129,10 @@ def find_slow_operations(evidence: CollectedEvidence) -> Iterator[Finding]:
 def find_exposed_communication(step: StepEvidence) -> Iterator[Finding]:
     """Yield a finding for each mesh axis or kind of call with exposed communication.
 
-    Each finding has the first likely cause that costs enough time. There is none if uneven expert
-    load explains the waiting.
+    A finding names the first of these likely causes that costs at least 5 % of the step: gradients
+    are reduced after each microbatch, all gradients are in one bucket, or parameters are gathered
+    without prefetch. Without such a cause, communication is reported from 10 % of the step. Nothing
+    is yielded if uneven expert load explains the waiting.
     """
     if any(find_hot_experts(step)):
         return  # Ranks wait for the one with most tokens.
@@ -175,7 +177,8 @@ def _has_one_bucket(part: Communication, num_bytes: int) -> bool:
     """Return True if one call reduces nearly all gradients, of at least 256 KiB, of a step.
 
     Such a call starts when no computation is left that could hide it. ``num_bytes`` are the bytes
-    of the largest call. False if the step has no bucket size to set.
+    of the largest call, or torch's default bucket size if these are unknown. The result is False if
+    the step has no parameter for the bucket size.
     """
     has_most = part.largest_bytes > MIN_BUCKET_SHARE * part.reduced_bytes
     is_single = part.reductions == 1 or (part.reductions > 1 and has_most)
@@ -185,7 +188,7 @@ def _has_one_bucket(part: Communication, num_bytes: int) -> bool:
 def find_host_bound(step: StepEvidence) -> Iterator[Finding]:
     """Yield a finding if nothing runs on the device for 10 % of the step or more.
 
-    There is none for pipelines and for uneven expert load, which explain idle time.
+    Nothing is yielded for pipelines and for uneven expert load, which explain idle time.
     """
     if step.pipeline is None and not any(find_hot_experts(step)):
         yield from _report(
@@ -211,9 +214,9 @@ def find_exposed_copies(step: StepEvidence) -> Iterator[Finding]:
 
 
 def find_pipeline_idle_time(step: StepEvidence) -> Iterator[Finding]:
-    """Yield a finding for each cause of idle time in a pipeline that costs enough of the step.
+    """Yield a finding for each cause of idle time in a pipeline: uneven stages and the bubble.
 
-    Uneven stages count from 5 % of the step, the bubble of the schedule from 10 %.
+    Uneven stages are reported from 5 % of the step, the bubble of the schedule from 10 %.
     """
     pipeline = step.pipeline
     if pipeline is None:
@@ -261,9 +264,9 @@ def find_hot_experts(step: StepEvidence) -> Iterator[Finding]:
 
 
 def find_unexpected_bytes(step: StepEvidence) -> Iterator[Finding]:
-    """Yield a finding for each mesh axis whose counted bytes differ from the analytical ones.
+    """Yield a finding for each mesh axis on which a step sends other bytes than its formula gives.
 
-    A relative difference of at most 1 % is not reported.
+    A relative difference of counted and analytical bytes of at most 1 % is not reported.
     """
     for axis, ratio in step.bytes_ratios.items():
         if abs(ratio - 1) > MAX_BYTES_ERROR:
@@ -302,15 +305,15 @@ def _report(
     *,
     min_share: float = MIN_SHARE,
 ) -> Iterator[Finding]:
-    """Yield one finding on a step if a problem costs enough of its time.
+    """Yield one finding on a step if a problem costs at least ``min_share`` of the step's time.
 
     Args:
         step: the step.
-        kind: the kind of problem.
-        seconds: the cost of the problem per step.
+        kind: the kind of problem, such as ``host-bound``.
+        seconds: the cost of the problem in seconds per step.
         message: the message, in which ``{share}`` is the cost in percent and ``{step}`` the step.
         command: the command to run next, empty if there is none.
-        min_share: the fraction of the step from which the problem is reported.
+        min_share: the smallest reported cost as a fraction of the time of the step.
     """
     if seconds >= min_share * step.seconds:
         full_name = f"the step of {step.name}" if step.name else "the step"
@@ -326,7 +329,7 @@ def _report(
 def _suggest_larger(step: StepEvidence, name: str) -> str:
     """Return the command that compares a setting of a step with a value four times as large.
 
-    It is empty if the step has no such integer setting.
+    The command is empty if the step has no integer setting ``name``.
     """
     value = step.settings.get(name)
     if not isinstance(value, int):

@@ -31,9 +31,9 @@ from parbench.reports.findings.evidence import (
 from parbench.reports.run_data import RunData
 
 UNEQUAL_WORK_DETAILS = {"pipeline", "crossover_ranks", "rank_load"}
-"""The keys of details that only steps with unequal work on ranks have."""
+"""The keys in ``CaseResult.details`` that only steps with unequal work on ranks have."""
 MIN_READ_SHARE = 0.01
-"""Traces of a step are searched for a slow rank from this fraction of waiting time."""
+"""A step is searched for a slow rank if its waiting time is at least this fraction of its time."""
 LINK_PARAMS = ("source", "target")
 """The parameters of ``p2p.matrix`` that name the sending and the receiving rank."""
 REDUCTIONS = ("all_reduce", "reduce_scatter")
@@ -97,7 +97,8 @@ def _build_doctor_command(data: RunData, rank: int) -> str:
 def _collect_link_rates(data: RunData) -> Iterator[Rates]:
     """Yield the bus bandwidths of ``p2p.matrix`` in sets that should be equal.
 
-    A set has the links at one network distance, once by rank and once by pair of ranks.
+    Each network distance gives two sets of links. In one, bandwidths are grouped by pair of ranks
+    (``link from rank 0 to 1``). In the other, they are grouped by rank (``links of rank 0``).
     """
     known = [result for result in data.measured if result.value("busbw")]
     links = [result for result in known if result.case.name == "p2p.matrix"]
@@ -123,9 +124,10 @@ def _collect_link_rates(data: RunData) -> Iterator[Rates]:
 
 
 def _collect_group_rates(data: RunData) -> Iterator[Rates]:
-    """Yield the bus bandwidths of the groups that ran one operation at one size.
+    """Yield the bus bandwidths of process groups in sets that should be equal.
 
-    Groups that ran at the same time are left out.
+    A set has the groups that ran one operation at one size, one group after the other. Groups that
+    ran at the same time are left out.
     """
     groups = [
         result
@@ -157,9 +159,9 @@ def _list_bandwidths(result: CaseResult) -> list[float]:
 
 
 def _compare_outliers(data: RunData, curve: OperationCurve) -> Iterator[FitComparison]:
-    """Yield a comparison with the fitted time for each size that is an outlier of a fit.
+    """Yield the comparison of measured and fitted time for each size that is an outlier of a fit.
 
-    ``curve`` is the fit of time over size with the results of its cases.
+    ``curve`` is the fit of one operation's time over size, with the results of its cases.
     """
     outliers = {size for size, _ in curve.fit.outliers}
     for result in curve.rows:
@@ -178,10 +180,10 @@ def _compare_outliers(data: RunData, curve: OperationCurve) -> Iterator[FitCompa
 
 
 def _make_step_evidence(data: RunData, step: CaseResult) -> StepEvidence | None:
-    """Return the facts on a training step from which findings are derived, None without its time.
+    """Return the facts on a training step from which findings are derived.
 
-    ``step`` is the result of its case. Communication and idle time of a pipeline are known only if
-    a step was profiled.
+    None if the time of the step is unknown. ``step`` is the result of its case. Communication and
+    idle time of a pipeline are known only if a step was profiled.
     """
     profiled_seconds = get_profiled_seconds(step)
     seconds = profiled_seconds or step.seconds
@@ -253,10 +255,11 @@ def _read_pipeline_idle(step: CaseResult) -> PipelineIdle | None:
 
 
 def _get_significant(step: CaseResult, name: str, threshold: float) -> float:
-    """Return a metric whose 95 % interval is above a threshold, otherwise 0.
+    """Return the value of a step's metric if its 95 % interval is above a threshold, otherwise 0.
 
-    ``threshold`` is the value without an effect. The interval of a single repetition is that over
-    its steps. A metric without an interval counts as significant. An unknown metric is 0.
+    The interval is over repetitions, or over the steps of the repetition if there is only one. The
+    value of a metric without an interval is returned, and 0 for an unknown metric. ``name`` is the
+    name of the metric. ``threshold`` is its value without an effect: 1 for a ratio, 0 for a time.
     """
     metrics = step.measured[0].metrics if len(step.measured) == 1 else step.metrics
     metric = metrics.get(name)

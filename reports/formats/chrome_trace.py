@@ -30,10 +30,10 @@ _CATEGORIES = {PHASE: "user_annotation", COPY: "gpu_memcpy"}
 
 
 def render_trace(data: RunData) -> bytes:
-    """Return a JSON document of Chrome trace events: the timelines of steps.
+    """Return the timelines of a run's steps as Chrome trace events: an encoded JSON document.
 
-    Only profiled steps are included whose ranks share a clock. Raises ``UserError`` if there are
-    none.
+    It includes only profiled steps whose ranks share a clock. Raises ``UserError`` for a run
+    without such a step.
     """
     events: list[Event] = []
     for pid, (name, rank_events) in enumerate(_list_processes(data)):
@@ -52,9 +52,9 @@ def render_trace(data: RunData) -> bytes:
 
 
 def _list_processes(data: RunData) -> Iterator[tuple[str, Iterator[Event]]]:
-    """Yield a process for each rank of each step whose ranks share a clock.
+    """Yield (name, events) of a process for each rank of each step whose ranks share a clock.
 
-    A process is its name, such as ``step.ddp: rank 0``, and its events without an id.
+    A name is, for example, ``step.ddp: rank 0``. The events do not have a process id (``pid``) yet.
     """
     for result in data.steps:
         _, details = find_details(result, PipelineDetails)
@@ -69,7 +69,10 @@ def _list_processes(data: RunData) -> Iterator[tuple[str, Iterator[Event]]]:
 
 
 def _make_process(pid: int, name: str, events: Iterable[Event]) -> Iterator[Event]:
-    """Yield the events of a process with its id, after the events that set its name and order."""
+    """Yield two events that set the name and position of a process, then the given ``events``.
+
+    All events get the process id ``pid``.
+    """
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
     for event in events:
@@ -77,7 +80,7 @@ def _make_process(pid: int, name: str, events: Iterable[Event]) -> Iterator[Even
 
 
 def _name_thread(tid: int, name: str) -> Iterator[Event]:
-    """Yield the events that set the name of a thread, and sort threads by their ids."""
+    """Yield the two events that set the name of a thread and its position, which is its id."""
     yield {"ph": "M", "name": "thread_name", "tid": tid, "args": {"name": name}}
     yield {"ph": "M", "name": "thread_sort_index", "tid": tid, "args": {"sort_index": tid}}
 

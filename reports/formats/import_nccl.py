@@ -22,7 +22,7 @@ _STARTS = (
     "# Collective test starting",
     "# nThread",
 )
-"""The starts of lines that may begin the output of another program."""
+"""The starts of lines above a table of nccl-tests. After rows, such a line begins another table."""
 _VERSION = re.compile(r"# \w+-tests version (\S+)(?:.*-library=(\d+))?")
 _RANK = re.compile(
     r"#\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+\d+\s+on\s+(\S+)"
@@ -36,7 +36,7 @@ _UNKNOWN_NUMBERS = ("N/A", "nan", "-nan", "inf")
 
 
 def parse_nccl(text: str, source: str, nproc: int | None) -> ImportedRun:
-    """Return the run that the text output of nccl-tests contains.
+    """Return the results and facts that a text output of nccl-tests contains.
 
     Raises ``UserError`` for an incomplete row, a missing column, an unknown program or an unknown
     number of ranks.
@@ -44,7 +44,7 @@ def parse_nccl(text: str, source: str, nproc: int | None) -> ImportedRun:
     Args:
         text: the content of the file.
         source: the path of the file, for messages.
-        nproc: the number of ranks, None if the file states it.
+        nproc: the number of ranks that the user gave with ``--nproc``, None if not given.
     """
     if EXPORT_MARK in text:
         raise UserError(f"{source} was exported by parbench: use the run itself")
@@ -57,8 +57,9 @@ def parse_nccl(text: str, source: str, nproc: int | None) -> ImportedRun:
 def read_tables(text: str, source: str) -> list[NcclTable]:
     """Return the tables with rows in the text output of one or several programs of nccl-tests.
 
-    ``source`` is the name of the file, for errors. Raises ``UserError`` for a row that does not fit
-    the heading of its table.
+    A file has several tables if it contains the output of several programs. Tables without rows are
+    left out. ``source`` is the name of the file, for errors. Raises ``UserError`` for a row that
+    does not fit the heading of its table.
     """
     tables = [NcclTable()]
     columns: list[str] = []
@@ -75,9 +76,10 @@ def read_tables(text: str, source: str) -> list[NcclTable]:
 
 
 def _read_fact(line: str, place: str, table: NcclTable) -> None:
-    """Add the fact of a line above a table: a rank, the versions, the mode or the program.
+    """Add the fact in a line above a table to ``table``: a rank, versions, mode or program.
 
-    Other lines are ignored. ``place`` is the location of the line for errors: ``FILE, line N``.
+    Lines without such a fact are ignored. ``place`` is the location of the line for errors:
+    ``FILE, line N``.
     """
     rank = _RANK.match(line)
     version = _VERSION.match(line)
@@ -99,11 +101,14 @@ def _read_fact(line: str, place: str, table: NcclTable) -> None:
 
 
 def _parse_row(columns: Sequence[str], cells: Sequence[str], place: str) -> NcclRow:
-    """Return the row of a line.
+    """Return the row that a line of a table contains.
+
+    Raises ``UserError`` for a line that does not fit the columns.
 
     Args:
-        columns: the names of the columns, those of numbers once per placement.
-        cells: the words of the line.
+        columns: the names of the columns in the heading. ``time``, ``algbw``, ``busbw`` and
+            ``#wrong`` occur twice: first for out of place, then for in place.
+        cells: the words of the line, one for each column.
         place: the location of the line for errors: ``FILE, line N``.
     """
     missing = [column for column in _REQUIRED_COLUMNS if column not in columns]

@@ -69,12 +69,12 @@ class _OsuBenchmark:
 
     @property
     def operation(self) -> OperationSpec | None:
-        """The equivalent operation of parbench, None if it has none."""
+        """The equivalent operation of parbench, None if parbench has none."""
         return OPERATIONS_BY_NAME.get(OPERATIONS.get(self.title, ""))
 
 
 def parse_osu(text: str, source: str, nproc: int | None) -> ImportedRun:
-    """Return the run that the output of OSU benchmarks contains.
+    """Return the results and facts that the output of OSU benchmarks contains.
 
     Raises ``UserError`` if a row is cut short, if benchmarks used different devices, or if
     ``nproc`` is missing although a benchmark is a collective. OSU does not print the number of
@@ -83,7 +83,7 @@ def parse_osu(text: str, source: str, nproc: int | None) -> ImportedRun:
     Args:
         text: the content of the file.
         source: the path of the file, for messages.
-        nproc: the number of ranks, or None.
+        nproc: the number of ranks that the user gave with ``--nproc``, None if not given.
     """
     benchmarks = _read_benchmarks(text, source)
     operations = [benchmark.operation for benchmark in benchmarks]
@@ -154,7 +154,7 @@ def _make_result(
     num_ranks: int,
     place: str,
 ) -> ImportedResult:
-    """Return the result of a row, with the size by the convention of nccl-tests.
+    """Return the result of a row of an OSU benchmark, with the size as nccl-tests counts it.
 
     Args:
         benchmark: the benchmark that printed the row.

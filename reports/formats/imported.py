@@ -25,13 +25,13 @@ class ImportedResult:
     operation: OperationSpec
     """The operation of the case."""
     params: Mapping[str, Value]
-    """The parameters of the case by name, with its ``size_bytes``."""
+    """The parameters of the case by name, such as ``size_bytes``, as nccl-tests counts the size."""
     seconds: float
     """The time of one operation in seconds."""
     check: Check = field(default_factory=Check)
-    """The tool's check of correctness. It is empty if the tool did not check."""
+    """The outcome of the tool's check of correctness, empty if the tool did not check."""
     notes: Sequence[str] = ()
-    """Sentences about the conversion of size and time, which reports show."""
+    """Clauses about the conversion of the printed size and time, which reports show."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def list_lines(text: str, source: str) -> Iterator[tuple[str, str]]:
 
 
 def parse_number(cell: str, place: str) -> float:
-    """Return the number in a cell, 0 or more. Raises ``UserError`` for other text.
+    """Return the number in a table cell as 0 or more. Raises ``UserError`` for any other text.
 
     ``place`` is the location of the cell, for the error: ``FILE, line N``.
     """
@@ -87,7 +87,7 @@ def resolve_num_ranks(num_listed: int | None, nproc: int | None, source: str) ->
         nproc: the value of ``--nproc``, None if not given.
         source: the name of the file, for errors.
 
-    Raises ``UserError`` if neither states it, or if they differ.
+    Raises ``UserError`` if neither states the number, or if both do and differ.
     """
     if num_listed is not None and nproc is not None and num_listed != nproc:
         problem = f"was measured on {num_listed} ranks, and --nproc is {nproc}"

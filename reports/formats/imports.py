@@ -50,7 +50,7 @@ def import_file(
     Args:
         path: the file.
         out: the folder in which the folder of the run is created.
-        nproc: the number of ranks, for files that do not state it.
+        nproc: the number of ranks for a file that does not state it, None if not given.
         tool: the name of the tool, None to detect it from the text.
         link_bytes_per_second: the declared speed of the link in B/s, None if it was not declared.
     """
@@ -109,9 +109,9 @@ def _make_cases(imported: ImportedRun, target: str) -> Iterator[tuple[Case, Impo
 def _make_record(
     case: Case, result: ImportedResult, imported: ImportedRun, source: dict[str, Any]
 ) -> Record:
-    """Return the record of an imported result. Its status is ``wrong`` if the tool's check failed.
+    """Return the record of an imported result, with bandwidths computed from size and time.
 
-    Otherwise the status is ``ok``, and bandwidths are computed from size and time.
+    Its status is ``ok``, or ``wrong`` without metrics if the tool's check of correctness failed.
 
     Args:
         case: the case of the result.

@@ -30,7 +30,7 @@ _REDOPS = {nccl_redop: redop for redop, nccl_redop in REDOPS.items()}
 
 
 class NcclNumbers(NamedTuple):
-    """The printed numbers of one placement (in or out of place) of a row."""
+    """The time and errors in a row of nccl-tests for one placement (in or out of place)."""
 
     time: float
     """The time of one operation in us."""
@@ -43,7 +43,7 @@ class NcclRow:
     """One line of a table of nccl-tests: the results of one message size, in and out of place."""
 
     size: int
-    """The message size in bytes."""
+    """The message size in bytes, as in the column ``size``."""
     type: str
     """The data type by its name in nccl-tests, such as ``float``."""
     redop: str
@@ -51,7 +51,7 @@ class NcclRow:
     root: int
     """The root rank, -1 for an operation without a root."""
     measurements: Mapping[str, NcclNumbers]
-    """The printed numbers, keyed by placement (``out_of_place``, ``in_place``).
+    """The printed time and errors, keyed by placement (``out_of_place``, ``in_place``).
 
     A placement whose time was printed as N/A is left out.
     """
@@ -79,7 +79,7 @@ class NcclTable:
     nccl: str | None = None
     """The version of NCCL, such as ``2.28.9``. None if unknown."""
     mode: str = "pipelined"
-    """The mode of the cases: ``pipelined`` or ``blocking``."""
+    """``blocking`` for the option ``-z 1`` of nccl-tests, otherwise ``pipelined``."""
     ranks: list[NcclRank] = field(default_factory=list)
     """The listed ranks, in the order of the file. Empty if the file lists none."""
     rows: list[NcclRow] = field(default_factory=list)
@@ -87,7 +87,7 @@ class NcclTable:
 
 
 def convert_tables(tables: Sequence[NcclTable], source: str, nproc: int | None) -> ImportedRun:
-    """Return the run with the results of all tables of a file.
+    """Return the results in all tables of a file, and the facts about their job.
 
     Raises ``UserError`` if a program is unknown, or if the number of ranks is unknown or differs
     between tables.
@@ -135,9 +135,10 @@ def _check_ranks(ranks: Sequence[NcclRank], source: str) -> None:
 
 
 def _find_operation(table: NcclTable, source: str) -> OperationSpec:
-    """Return the operation of a table by the program that the file ``source`` names.
+    """Return the operation that the program of a table measures.
 
-    Raises ``UserError`` if there is no program, or if it has no operation.
+    Raises ``UserError`` if the file ``source`` does not name the program, or if no operation of
+    parbench is equivalent.
     """
     program = table.program
     if not program:

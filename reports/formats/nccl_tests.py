@@ -66,7 +66,8 @@ def _complete_params(result: CaseResult) -> dict[str, Any]:
 def _render_table(run: Run, results: Sequence[CaseResult]) -> Iterator[str]:
     """Yield the lines of a table of nccl-tests, from its header to the average bus bandwidth.
 
-    All ``results`` are of one operation and mode. Wrong ones have no line.
+    All ``results`` are of one operation and mode. Results that failed the check of correctness are
+    counted at the end and have no line.
     """
     program = PROGRAMS[results[0].case.short_name]
     world = results[0].world
@@ -96,9 +97,9 @@ def _render_table(run: Run, results: Sequence[CaseResult]) -> Iterator[str]:
 
 
 def _arrange_lines(results: Sequence[CaseResult]) -> list[dict[str, CaseResult]]:
-    """Return the results of each line of a table, keyed by placement (in or out of place).
+    """Return the results in each line of a table, keyed by placement (in or out of place).
 
-    A line is a message size of one type, redop and root. Lines are sorted by these and by size.
+    A line has one data type, reduction, root and message size. Lines are sorted by these four.
     """
     lines: dict[tuple[str, str, int, int], dict[str, CaseResult]] = {}
     for result in results:
@@ -109,9 +110,9 @@ def _arrange_lines(results: Sequence[CaseResult]) -> list[dict[str, CaseResult]]
 
 
 def _render_line(line: Mapping[str, CaseResult]) -> str:
-    """Return the line of a message size, whose results are keyed by placement.
+    """Return a line of a table as text: one message size with its results in both placements.
 
-    A placement that was not measured is N/A.
+    ``line`` has the results, keyed by placement. The numbers of a missing placement are N/A.
     """
     result = next(iter(line.values()))
     params = _complete_params(result)

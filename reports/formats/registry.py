@@ -19,7 +19,7 @@ class ImportFormat:
     title: str
     """The name of the tool in texts."""
     markers: tuple[str, ...]
-    """The texts that a file of this format contains, all of them."""
+    """Texts by which the format is recognized: a file of this format contains all of them."""
     parser: str
     """The function that parses a file, as ``module:function``.
 
@@ -57,6 +57,7 @@ IMPORT_FORMATS = {
         ),
     )
 }
+"""The formats that ``parbench import`` reads, keyed by the name of the tool."""
 EXPORT_FORMATS = {
     entry.name: entry
     for entry in (
@@ -77,6 +78,7 @@ EXPORT_FORMATS = {
         ),
     )
 }
+"""The formats that ``parbench export`` writes, keyed by name."""
 
 
 def render_export(name: str, data: Any) -> bytes:

@@ -37,13 +37,13 @@ from parbench.reports.stats import select_discoveries
 STEP_FALSE_DISCOVERY_RATE = 0.02
 """The accepted fraction of false alarms among the reported steps, each of at least three runs."""
 FALSE_DISCOVERY_RATE = 0.01
-"""The accepted fraction of false alarms among the reported drifts, and among the rises of one run."""
+"""The accepted fraction of false alarms among the reported drifts, and among the rises."""
 MIN_SIMULATIONS = 4000
 """The least number of simulated series without a change from which p-values are computed."""
 MIN_RUNS_BEFORE_STEP = 5
-"""A step is tested only at runs that follow at least this many others."""
+"""The least number of runs before the run with which a step may begin."""
 STRONG_EVIDENCE = 6.0
-"""The difference of Schwarz's criterion from which levels are preferred to a line."""
+"""Levels are preferred to a line if Schwarz's criterion is lower for them by at least this."""
 NORMAL_MEDIAN = NormalDist().inv_cdf(0.75)  # of the absolute values of a normal distribution
 
 ChangeKind = Literal["step", "drift", "rise"]
@@ -72,9 +72,9 @@ class LevelChange:
     high: float
     """The upper end of the 95 % interval of ``change``."""
     p_value: float
-    """The probability of a change that is at least as large in a case whose time does not change.
+    """The probability of a test statistic at least as large in a case whose time does not change.
 
-    A change is as large if its estimate over its standard error is.
+    The statistic is the absolute value of the estimated change over its standard error.
     """
 
 
@@ -88,13 +88,16 @@ class _Design:
     base: Array
     """The columns that are always fitted, of shape (runs, columns)."""
     tested: Array
-    """The columns of which one describes the change, of shape (runs, columns).
+    """One column for each possible change, of shape (runs, columns).
 
-    For a step, a column is 0 before a run and 1 from this run on. Only the column with the best fit
-    is fitted.
+    Only the column that fits the times best is used. For a step, there is a column for each run
+    with which it may begin: 0 before this run and 1 from this run on.
     """
     has_slopes: bool = True
-    """True if the noise of the model includes the small slopes over runs of unchanged cases."""
+    """True if the noise of the model includes a random line over all runs.
+
+    Even the times of cases without a change have a small slope over runs.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +134,10 @@ def judge_series(
 
     Args:
         series: the logarithms of the times of each case, oldest run first.
-        rules: for each case, the settings of the check with the smallest change that counts.
+        rules: the settings of the check of each case. Only changes above ``min_effect`` count.
         newest_is_candidate: True if the newest run is not part of the history. Then only a rise in
-            this run counts, which must also exceed the run before by the smallest change.
-        rho: the correlation of consecutive runs. None to estimate it from the series.
+            this run counts, which must also exceed the run before by more than ``min_effect``.
+        rho: the correlation of the noise of consecutive runs. None to estimate it from the times.
     """
     if not series:
         return []
@@ -161,7 +164,7 @@ def judge_series(
 def judge_median(
     logs: Array, rule: LevelRule, *, newest_is_candidate: bool = False
 ) -> LevelChange | None:
-    """Return the significant change over runs of all cases together, None without a change.
+    """Return the significant change over runs of the median relative time, None without a change.
 
     The time of a case in a run is divided by the case's median time over runs. The value of a run
     is the median of these quotients over its cases. These values are tested for a change like the
@@ -207,12 +210,13 @@ class _ChangeTester:
     """Tests the times of cases over runs for changes, with noise estimated from all cases together.
 
     ``series`` are the logarithms of the times of each case, oldest run first. ``rho`` is the
-    correlation of consecutive runs, None to estimate it.
+    correlation of the noise of consecutive runs, None to estimate it.
     """
 
     def __init__(self, series: Sequence[Array], rho: float | None) -> None:
+        """Estimate the noise of runs and the variance of slopes from the times of all cases."""
         self.noise = RunNoise(series, rho)
-        """The variance and the correlation of runs without a change."""
+        """The variance of the noise of a run, and the correlation between consecutive runs."""
         # So many simulations that a change of one series can be significant.
         self._num_simulations = max(MIN_SIMULATIONS, round(len(series) / FALSE_DISCOVERY_RATE))
         self._simulations: dict[tuple[bytes, bytes], list[Array]] = {}
@@ -230,7 +234,7 @@ class _ChangeTester:
         A level is the median of successive runs that differ only by noise. Simulated noise is drawn
         from these deviations.
         """
-        self._slope_variance = 0.0  # of the change over all runs, relative to the variance of a run
+        self._slope_variance = 0.0  # of the slopes of unchanged cases, over the variance of a run
         excess = np.array([self._estimate_slope_variance(logs) for logs in series])
         # Without drifts, half of them are above 0. More by 2 standard errors is significant.
         if (excess > 0).sum() > len(excess) / 2 + math.sqrt(len(excess)):
@@ -247,12 +251,13 @@ class _ChangeTester:
         return np.asarray(get_deviations(logs, levels) / math.sqrt(variance))
 
     def _estimate_slope_variance(self, logs: Array) -> float:
-        """Return an estimate of the variance of slopes from one case, over the variance of a run.
+        """Return an estimate of the variance of slopes from the times of one case.
 
-        A slope is the change of the logarithm of the time over all runs. The estimate is the
-        squared slope over the square of the normal median (0.6745), minus the squared standard
-        error. The median over cases of such estimates is their variance, even if a few cases
-        changed. ``logs`` are the logarithms of the case's times.
+        A slope is the change of the logarithm of the time from the first to the last run, along a
+        fitted line. The estimate is the squared slope over the square of the normal median
+        (0.6745), minus the squared standard error of the slope. It is relative to the variance of
+        the noise of a run. The median of the estimates of all cases is the variance of slopes, even
+        if the times of a few cases changed. ``logs`` are the logarithms of the case's times.
         """
         fit = self._fit(logs[None], _make_drift_design(len(logs)))
         [variance], _ = self.noise.estimate_variances(logs[None])
@@ -264,12 +269,14 @@ class _ChangeTester:
 
         A level is successive runs that differ only by noise. The step is from the fastest earlier
         level, or from the previous level if the newest level is the fastest. None if the case has
-        only one level, if a line describes the times as well, if fewer than three runs are nearer
-        to the newest level, or if the step is smaller than ``rule.min_effect``.
+        only one level, if a line describes the times as well, if fewer than three runs of the
+        newest level are nearer to it than to the other level, if both levels have too few runs, or
+        if the step is smaller than ``rule.min_effect``.
 
         Args:
             logs: the logarithms of the times of the case, oldest first.
-            rule: the smallest step that counts, and the least number of runs of both levels.
+            rule: the smallest step that counts, and the least number of runs that both levels
+                together must have.
         """
         *earlier, newest = levels = find_levels(logs, self.noise)
         if not earlier or self._is_line(logs, levels):
@@ -303,8 +310,9 @@ class _ChangeTester:
     def _is_line(self, logs: Array, levels: Sequence[Level]) -> bool:
         """Return True if a line describes a case's times over runs as well as ``levels`` do.
 
-        A level is successive runs with one time. Levels must be better by 6 in Schwarz's criterion
-        to be preferred. ``logs`` are the logarithms of the times.
+        A level is successive runs that differ only by noise. Levels describe the times better only
+        if their value of Schwarz's criterion is lower by at least 6. ``logs`` are the logarithms of
+        the times, oldest first.
         """
         n = len(logs)
         line = np.linspace(-0.5, 0.5, n)
@@ -321,8 +329,8 @@ class _ChangeTester:
     ) -> LevelChange | None:
         """Return the rise of the newest run's time above the earlier runs, significant or not.
 
-        The earlier runs are those since ``step``. None if the newest run is not slower than they
-        are by at least ``rule.min_effect``.
+        Only earlier runs since ``step`` are compared. None if the newest run is not slower than
+        these by more than ``rule.min_effect``.
 
         Args:
             logs: the logarithms of the times of a case, oldest first.
@@ -342,8 +350,8 @@ class _ChangeTester:
         """Return the fit of a model to one case's times, and the p-value of the change.
 
         The test statistic is the absolute value of the estimated change over its standard error.
-        The p-value is the fraction of simulated unchanged cases with a statistic that is as large.
-        ``logs`` are the logarithms of the times.
+        The p-value is the fraction of simulated unchanged cases whose statistic is at least as
+        large. ``logs`` are the logarithms of the times, oldest first.
         """
         fit = self._fit(logs[None], design)
         key = (design.base.tobytes(), design.tested.tobytes())
@@ -359,8 +367,8 @@ class _ChangeTester:
         """Return the sorted test statistics of simulated cases whose time does not change.
 
         A statistic is the absolute value of the estimated change over its standard error. The list
-        has two arrays: for normal noise, and for noise drawn from the deviations of all measured
-        cases.
+        has two arrays in ascending order: the statistics with normal noise, and those with noise
+        drawn from the measured deviations of all cases.
         """
         num_runs = len(design.base)
         random = np.random.default_rng(num_runs)
@@ -371,13 +379,15 @@ class _ChangeTester:
         return [np.sort(fit.statistic) for fit in fits]
 
     def _fit(self, logs: Array, design: _Design, prior_variance: float | None = None) -> _Fit:
-        """Fit a model to the times of cases over runs, with the best tested column of each case.
+        """Fit a model to the times of each case over runs, and return estimates and errors.
+
+        Of the tested columns, only the one that fits the times of the case best is used.
 
         Args:
             logs: the logarithms of the times, of shape (cases, runs).
             design: the model.
-            prior_variance: the variance of a run that is expected without data, for simulated
-                times. None for the one that was estimated from measured times.
+            prior_variance: the variance of the noise of a run that is expected of any case, 1 for
+                simulated times. None for the one that was estimated from measured times.
         """
         whiten = np.linalg.inv(self._factor_covariance(logs.shape[1], design.has_slopes))
         base, _ = np.linalg.qr(whiten @ design.base)
@@ -391,10 +401,11 @@ class _ChangeTester:
         return _Fit(estimate=estimate, error=np.sqrt(variances) / norms[best], df=df)
 
     def _factor_covariance(self, num_runs: int, has_slopes: bool) -> Array:
-        """Return the Cholesky factor of the covariance of runs, relative to the variance of a run.
+        """Return the Cholesky factor of the covariance matrix of the noise of consecutive runs.
 
-        The shape is (runs, runs). ``has_slopes`` adds the variance of the slopes of unchanged
-        cases.
+        The matrix is relative to the variance of one run, and of shape (runs, runs). If
+        ``has_slopes`` is True, the noise includes a random line over all runs, because even the
+        times of cases without a change have a small slope.
         """
         covariance = self.noise.make_covariance(num_runs)
         if has_slopes:
@@ -404,9 +415,9 @@ class _ChangeTester:
 
 
 def _make_step_design(num_runs: int) -> _Design:
-    """Return the model of a level with a step to another one, with a column for each possible step.
+    """Return the model of times with one level and a step, with a tested column for each step.
 
-    The step may start at any run that leaves enough runs on both sides.
+    A step may begin at any run that has at least 5 runs before it, and at least 2 after it.
     """
     starts = np.arange(MIN_RUNS_BEFORE_STEP, num_runs - MIN_LEVEL_RUNS + 1)
     steps = (np.arange(num_runs)[:, None] >= starts).astype(float)
@@ -414,7 +425,11 @@ def _make_step_design(num_runs: int) -> _Design:
 
 
 def _make_drift_design(num_runs: int) -> _Design:
-    """Return the model of a level with a line that rises by 1 from the first to the last run."""
+    """Return the model of times along a line over the runs.
+
+    Its only tested column rises by 1 from the first to the last run, so the coefficient is the
+    change over all runs.
+    """
     line = np.linspace(-0.5, 0.5, num_runs)[:, None]
     return _Design(base=np.ones((num_runs, 1)), tested=line, has_slopes=False)
 

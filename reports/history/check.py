@@ -38,12 +38,12 @@ class SeriesWindow:
     """The results of one case in the newest earlier runs of a branch and in the checked run."""
 
     results: Sequence[tuple[HistoryRun, SeriesPoint]]
-    """(run, result) for each run since the last annotation, oldest first.
+    """(run, result) for each run since the last annotation of the case, oldest first.
 
-    The checked run is the last one.
+    An annotation declares that a change is intended. The checked run is the last one.
     """
     min_runs: int
-    """The least number of earlier runs with a time, with which the time is judged."""
+    """The number of earlier runs with a time that the check of the time requires."""
 
     @property
     def run(self) -> HistoryRun:
@@ -57,7 +57,7 @@ class SeriesWindow:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """The times in seconds, keyed by the id of the run, oldest first."""
+        """The time of the case in each run that measured it, in seconds by run id, oldest first."""
         return {run.id: point.seconds for run, point in self.results if point.seconds is not None}
 
     @property
@@ -73,11 +73,11 @@ class SeriesCheck:
     series: SeriesIdentity
     """The case with its ranks and its environment."""
     verdict: Verdict
-    """The worst of the verdicts on the time and on the exact counts."""
+    """The worst of the verdicts on the time, the exact counts and a failure of the case."""
     reason: str = ""
     """The observation that led to the verdict as text, empty for NO CHANGE."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """The times that were used, in seconds, keyed by the id of the run, oldest first.
+    """The time of the case in seconds in each run that was used, keyed by run id, oldest first.
 
     The checked run is the last one, if it has a time.
     """
@@ -113,8 +113,9 @@ class HistoryCheck:
     overall: LevelChange | None
     """The significant change over runs of the median relative time of all series, None without one.
 
-    The relative time is the time over the median of the series (``judge_median``). The median may
-    change significantly although no single series does.
+    The relative time of a series in a run is the time divided by the median time of the series over
+    runs (``judge_median``). The median over series may change significantly although no
+    single series does.
     """
 
     @property
@@ -137,8 +138,8 @@ class HistoryCheck:
     def compute_exit_code(self, *, fail_on_unknown: bool = False) -> ExitCode:
         """Return the exit code of ``parbench history check`` for the verdicts of this check.
 
-        It depends on the verdicts on all series and on their median. Undecided verdicts, such as
-        UNCONFIRMED, count only if ``fail_on_unknown`` is True.
+        It depends on the verdicts on all series and on ``overall_verdict``. Undecided verdicts,
+        such as UNCONFIRMED, count only if ``fail_on_unknown`` is True.
         """
         verdicts = [*self.verdicts, self.overall_verdict]
         return combine_verdicts(verdicts, fail_on_unknown=fail_on_unknown)
@@ -269,10 +270,10 @@ def _find_changes(
 ) -> dict[str, LevelChange | None]:
     """Return the significant change of the time of each case with enough runs.
 
-    The key is the fingerprint of the case in its environment, and None stands for an unchanged
-    time. The cases are judged together, because they share the noise of runs and the false
-    discovery rate. ``thresholds`` are keyed by fingerprint and only raise the threshold of
-    ``rule``.
+    The key is the fingerprint of the case in its environment. The value is None if the time did not
+    change significantly. The cases are judged together, because they share the noise of runs and
+    the false discovery rate. ``thresholds`` are keyed by fingerprint and only raise the threshold
+    of ``rule``.
     """
     logs = {}
     rules = []
@@ -289,11 +290,11 @@ def _find_changes(
 
 
 def _find_overall_change(windows: Sequence[SeriesWindow], rule: LevelRule) -> LevelChange | None:
-    """Return the significant change over runs of all cases together, None without a change.
+    """Return the significant change over runs of the median relative time, None without a change.
 
-    The value of a run is the median over cases of the time in the run over the case's median time
-    (``judge_median``). Only cases with enough runs count. None also stands for fewer than 5 such
-    cases.
+    A relative time is the time of a case in a run divided by the case's median over runs. The
+    median is over the cases (``judge_median``). Only cases with enough runs count. None also stands
+    for fewer than 5 such cases.
     """
     import pandas as pd
 
@@ -310,8 +311,8 @@ def _find_overall_change(windows: Sequence[SeriesWindow], rule: LevelRule) -> Le
 def _judge_time(result: SeriesCheck, window: SeriesWindow) -> SeriesCheck:
     """Return the verdict on the time of a case that has enough runs, with its reason.
 
-    A step also has the values of the environment that changed with it, such as the commit. Each may
-    explain the step.
+    The reason for a step also lists the values that changed with it, such as the commit or the
+    version of Python. Each of these values may explain the step.
     """
     change = result.change
     if change is None:
@@ -351,10 +352,11 @@ def _explain_new_series(
 def _judge_counts(result: SeriesCheck, window: SeriesWindow) -> SeriesCheck:
     """Return the verdict on a case after its status and its exact counts were checked.
 
-    Exact counts are calls, bytes, memory and the schedule. They are compared with the oldest
-    earlier run that has counts, or for a candidate (not part of the history) with the newest. The
-    worst verdict remains. The reason names each changed count and the first run with the new count.
-    ``result`` has the verdict on the time of the case.
+    A case that failed or has a wrong result is FAILED or WRONG. Otherwise the verdict is the worst
+    of the verdict on the time, which ``result`` has, and of the verdicts on changed counts. Exact
+    counts are calls, bytes, memory and the schedule. They are compared with the oldest earlier run
+    that has counts, or for a candidate (not part of the history) with the newest. The reason names
+    each changed count and the first run with the new count.
     """
     run, point = window.run, window.point
     if point.status in ("wrong", "failed", "hang"):
@@ -419,9 +421,10 @@ def _decide(change: LevelChange | None, run: HistoryRun) -> Verdict:
 
 
 def describe_change(change: LevelChange, num_runs: int) -> str:
-    """Return a phrase with the change of a time in percent, its duration and its 95 % interval.
+    """Return a phrase with a change of a time in percent, its 95 % interval and the affected runs.
 
-    ``num_runs`` is the number of runs in which the change was searched for.
+    For example ``+5.0 % for 4 runs (95 % CI +3.9 to +6.1 %)``. ``num_runs`` is the number of runs
+    in which the change was searched for.
     """
     percent = f"{100 * change.change:+.1f} %"
     interval = f"95 % CI {100 * change.low:+.1f} to {100 * change.high:+.1f} %"

@@ -73,7 +73,7 @@ def describe_result(check: HistoryCheck) -> str:
 
 
 def name_failures(check: HistoryCheck) -> str:
-    """Return the labels of the first failed cases with the reasons. Empty if none failed."""
+    """Return the labels and reasons of up to three failed cases as text, empty if none failed."""
     failures = [
         f"{label_communication(result.series.case)}: {result.reason}"
         for result in check.series
@@ -83,7 +83,7 @@ def name_failures(check: HistoryCheck) -> str:
 
 
 def build_table(check: HistoryCheck) -> Table:
-    """Return the table of verdicts other than NO CHANGE.
+    """Return the table of the cases with a verdict other than NO CHANGE.
 
     Cases with the same verdict and reason share a row.
     """

@@ -48,15 +48,15 @@ class HistoryRun:
     id: str
     """The id of the run, which is the name of its folder."""
     started: str
-    """The time of its start in UTC, in ISO format."""
+    """The time at which the run started, in UTC and ISO format."""
     preset: str
-    """The preset of its cases, empty for a run without one."""
+    """The preset of the cases of the run, empty for a run without a preset."""
     branch: str
     """The branch of the measured code."""
     commit: str
     """The commit of the measured code, empty if unknown."""
     path: str
-    """The absolute path of its folder, which may no longer exist."""
+    """The absolute path of the folder of the run, which may no longer exist."""
     is_candidate: bool = False
     """True if the run is only compared with the history, and not part of it."""
 
@@ -80,19 +80,20 @@ class Annotation:
 class History:
     """An open history file, which contains the results of many runs.
 
-    Each method that changes it makes one transaction. So the file stays valid if the process is
-    killed.
+    Each method that changes the file makes one transaction, so that the file stays valid if the
+    process is killed.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        """Use an open connection to the file ``path``. ``open_history`` makes and closes it."""
         self._connection = connection
         self._path = path
 
     def add(self, run: HistoryRun, points: Sequence[SeriesPoint]) -> Literal["added", "updated"]:
         """Add a run with its results, or update a run that the history contains.
 
-        Such a run gets the new results and path, and keeps its branch and commit. ``points`` has
-        one result for each case. Returns ``added`` or ``updated``.
+        An updated run gets the new results and path, and keeps its branch and commit. ``points``
+        has one result for each case. Returns ``added`` or ``updated``.
         """
         values = (run.id, run.started, run.preset, run.branch, run.commit, run.path)
         update = "ON CONFLICT (id) DO UPDATE SET path = excluded.path"
@@ -133,13 +134,13 @@ class History:
         return points
 
     def list_series(self) -> list[SeriesIdentity]:
-        """Return each measured case once for each environment, with its ranks."""
+        """Return the identities of all series: each measured case once for each environment."""
         rows = self._execute("SELECT identity FROM series ORDER BY rowid")
         with convert_read_errors(f"{self._path}, a series"):
             return [msgspec.json.decode(identity, type=SeriesIdentity) for (identity,) in rows]
 
     def read_times(self) -> list[tuple[str, str, float]]:
-        """Return (id of the run, fingerprint, seconds) for each case of each run with its time.
+        """Return (id of the run, fingerprint, seconds) for each time of a case in a run.
 
         A fingerprint is a hash that identifies a case in one environment.
         """

@@ -12,7 +12,7 @@ from parbench.reports.history.noise import Array, RunNoise
 MIN_LEVEL_RUNS = 3
 """The least number of runs of a level."""
 LEVEL_SIGNIFICANCE = 0.01
-"""The probability of a change of level in a case whose time does not change."""
+"""The probability that a change of level is found in a case whose time does not change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +49,13 @@ def find_levels(logs: Array, noise: RunNoise | None = None) -> list[Level]:
 
     A level is successive runs whose times differ only by noise. The levels minimize the sum of
     squared deviations, with a penalty for each change (PELT, Killick et al. 2012). The penalty is
-    z^2 times the variance of a run, including autocorrelation. z is the two-sided normal quantile
-    of 1 % over the number of runs (Bonferroni).
+    z^2 times the variance of the noise of a run, including autocorrelation. z is the two-sided
+    normal quantile of 1 % over the number of runs (Bonferroni).
 
     Args:
         logs: the logarithms of the times, oldest run first.
-        noise: the variance and correlation of runs, None to estimate them from these times.
+        noise: the variance and the correlation of the noise of runs, None to estimate both from
+            these times.
     """
     n = len(logs)
     if not n:
@@ -78,7 +79,7 @@ def find_levels(logs: Array, noise: RunNoise | None = None) -> list[Level]:
 def get_deviations(logs: Array, levels: Sequence[Level]) -> Array:
     """Return the logarithm of each run's time minus the median logarithm of its level.
 
-    ``logs`` has one value per run. ``levels`` cover all runs in order.
+    ``logs`` has the logarithm of the time of each run. ``levels`` cover all runs in order.
     """
     num_runs = [level.num_runs for level in levels]
     return np.asarray(logs - np.repeat([level.log for level in levels], num_runs))

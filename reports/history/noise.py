@@ -26,7 +26,7 @@ MIN_POOLED_SERIES = 5  # Fewer series do not estimate how runs vary in general.
 MAX_PRIOR_DF = 40.0
 """The largest weight of the prior variance, in degrees of freedom."""
 MIN_VARIANCE = 1e-8
-"""The least variance of a logarithm: a standard deviation of 0.01 % of the time."""
+"""The least variance of the logarithm of a time: a standard deviation of 0.01 % of the time."""
 NORMAL_QUARTILE = NormalDist().inv_cdf(0.875)  # the third quartile of absolute normal values
 
 
@@ -34,11 +34,12 @@ class RunNoise:
     """The noise of times between runs: its variance, and the correlation of consecutive runs.
 
     Both are estimated from several cases together. ``series`` are the logarithms of the times of
-    each case, oldest run first. ``rho`` is the correlation of consecutive runs, None to estimate
-    it.
+    each case, oldest run first. ``rho`` is the correlation of the noise of consecutive runs, None
+    to estimate it from ``series``.
     """
 
     def __init__(self, series: Sequence[Array], rho: float | None = None) -> None:
+        """Estimate the correlation of runs and the prior variance from the times of all cases."""
         self.rho = estimate_correlation(series) if rho is None else rho
         """The correlation of the noise of consecutive runs."""
         self.prior_variance = 1.0
@@ -54,10 +55,11 @@ class RunNoise:
     def estimate_variances(
         self, logs: Array, prior_variance: float | None = None
     ) -> tuple[Array, float]:
-        """Return the variance of the logarithm of the time for each case, and its degrees of freedom.
+        """Return (variance between runs of each case, degrees of freedom of each variance).
 
-        The variance of a case is a weighted mean: of the variance between the runs of the case, and
-        of the prior variance, which all cases share.
+        They are variances of the logarithm of the time, of shape (cases,). The variance of a case
+        is a weighted mean: of the variance between the runs of the case, and of the prior variance,
+        which all cases share.
 
         Args:
             logs: the logarithms of the times, of shape (cases, runs).
@@ -73,9 +75,9 @@ class RunNoise:
         return np.maximum(shrunk, MIN_VARIANCE), total_df
 
     def make_covariance(self, num_runs: int) -> Array:
-        """Return the covariance matrix of consecutive runs, relative to the variance of a run.
+        """Return the covariance matrix of the noise of consecutive runs, with 1 on the diagonal.
 
-        It has the shape (``num_runs``, ``num_runs``).
+        It is relative to the variance of one run, and of shape (``num_runs``, ``num_runs``).
         """
         runs = np.arange(num_runs)
         return np.asarray(self.rho ** np.abs(np.subtract.outer(runs, runs)))
@@ -100,10 +102,11 @@ def estimate_correlation(series: Sequence[Array]) -> float:
 
 
 def _estimate_prior(variances: Array, df: float) -> tuple[float, float]:
-    """Return the prior variance, which is expected of any case, and its degrees of freedom.
+    """Return (prior variance, its degrees of freedom).
 
-    The degrees of freedom are its weight relative to the data of a case. ``variances`` has the
-    variance between runs of each case, each estimated with ``df`` degrees of freedom.
+    The prior variance is the variance between runs that is expected of any case. Its degrees of
+    freedom are its weight relative to the measured variance of a case. ``variances`` has the
+    measured variance of each case, estimated with ``df`` degrees of freedom.
     """
     logs = np.log(variances)
     prior = math.exp(float(logs.mean()) + 1 / df + 1 / (3 * df**2))
@@ -114,10 +117,11 @@ def _estimate_prior(variances: Array, df: float) -> tuple[float, float]:
 
 
 def _mean_square_difference(logs: Array, lag: int) -> Array:
-    """Return the mean square difference between runs ``lag`` apart for each case, without outliers.
+    """Return the mean square of the differences between runs ``lag`` apart, one for each case.
 
-    ``logs`` are the logarithms of the times, of shape (cases, runs). Outliers are beyond 3 standard
-    deviations, estimated from the third quartile of the absolute differences.
+    ``logs`` are the logarithms of the times, of shape (cases, runs). Differences of more than 3
+    standard deviations are left out. The standard deviation is estimated from the third quartile of
+    the absolute differences.
     """
     differences = np.abs(logs[:, lag:] - logs[:, :-lag])
     limits = 3 * np.quantile(differences, 0.75, axis=1, keepdims=True) / NORMAL_QUARTILE

@@ -65,7 +65,7 @@ def find_run(text: str, history: Path | None = None, *, excluded: str = "") -> R
     Args:
         text: a path, the id of a run, a branch, or a selector such as ``main~1`` or ``last:10``.
         history: the file of the history, None to accept only paths.
-        excluded: the id of a run that is left out of several runs.
+        excluded: the id of a run that is left out if ``text`` names several runs.
     """
     if history is not None and history.exists() and not Path(text).exists():
         with open_history(history) as opened:

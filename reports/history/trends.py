@@ -46,12 +46,12 @@ def build_time_table(history: History, branch: str | None) -> "DataFrame":
 def find_trends(times: "DataFrame", pattern: str) -> list[HistorySeries]:
     """Return the times of each matching case over runs, and the levels of its newest runs.
 
-    Times are keyed by the index of the run. A level is successive runs that differ only by noise.
-    Raises ``UserError`` if no case matches.
+    Times are keyed by the index of the run in ``times``. A level is successive runs that differ
+    only by noise. Raises ``UserError`` if no case matches.
 
     Args:
-        times: the times of ``build_time_table``.
-        pattern: a glob for a part of the label.
+        times: the table that ``build_time_table`` returns.
+        pattern: a glob for a part of the label of a case.
     """
     trends = []
     for label in times.columns[3:]:

@@ -73,12 +73,12 @@ CALL_COLUMNS = (
 
 
 def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
-    """Return the report on the traces of a job.
+    """Return the report on the traces of a job: findings, tables and timeline of the last step.
 
     Args:
         paths: the trace files, or folders that contain them.
         against: the folder of a run. Collectives are compared with the latency-bandwidth models
-            that are fitted to its measurements. None compares them with nothing.
+            that are fitted to the measurements of this run. None for no comparison.
     """
     job = read_job(paths)
     predict = make_predictor(load_run(against)) if against else None
@@ -138,7 +138,8 @@ def make_predictor(run: Run) -> PredictSeconds:
 def _make_rank_table(job: TracedJob) -> Table:
     """Return the table with the parts of the step time of each rank, as medians over steps.
 
-    The rank that the others wait for longest comes first, then the slowest one.
+    Ranks are sorted by the time that others wait for them, then by their step time, both
+    descending. The table has at most 16 ranks.
     """
     waits = compute_waits(job)
     last_ranks = Counter(shared.last_rank for shared in job.shared_calls)
@@ -175,8 +176,9 @@ def _make_call_table(job: TracedJob, predict: PredictSeconds | None) -> Table:
     """Return the table of one rank's communication, with a row for each operation, group and size.
 
     The rank is the one whose communication is exposed least, so it waits least. Rows are sorted by
-    exposed time. ``predict`` gives the time of a collective by the latency-bandwidth model of a
-    run, and adds the comparison with it.
+    exposed time, in descending order. ``predict`` returns the time of a collective by the
+    latency-bandwidth model of a run. The table then has a column with this time over the measured
+    transfer time. None for no such column.
     """
     shared_calls: dict[tuple[str, str], list[SharedCall]] = defaultdict(list)
     for shared in job.shared_calls:

@@ -46,10 +46,10 @@ class SharedCall:
     spans: Mapping[int, Span]
     """The start and end in ns on the common clock of the job, keyed by rank."""
     transfer_ns: int
-    """The time of the transfer in ns: the shortest duration of the call on any rank.
+    """The time of the transfer in ns: the duration of the call, minimum over ranks.
 
-    On other ranks, the rest of the call is waiting. The time in which a call is queued behind the
-    previous one of its group does not count.
+    The time in which a call is queued behind the previous call of its group does not count. On the
+    other ranks, the rest of the duration is waiting.
     """
 
     @property
@@ -78,14 +78,17 @@ class TracedJob:
     ranks: tuple[TracedRank, ...]
     """The traced ranks in ascending order, each with the steps that all of them traced."""
     shared_calls: tuple[SharedCall, ...]
-    """The collectives that several traced ranks made, on their common clock. Empty without one."""
+    """The collectives that several traced ranks made, with times on the common clock of the job.
+
+    Empty if the clocks of the hosts cannot be aligned.
+    """
     offsets_ns: Mapping[int, int]
     """The common clock minus the clock of each rank in ns, keyed by rank.
 
     Empty if the clocks of the hosts cannot be aligned.
     """
     clock_error_ns: int | None
-    """The uncertainty of the common clock in ns, None if the clocks cannot be aligned."""
+    """The uncertainty of the common clock in ns: 0 for one host, None without a common clock."""
     notes: tuple[str, ...]
     """Sentences about what the traces lack and how clocks were aligned."""
 
@@ -156,12 +159,12 @@ def join_ranks(ranks: Sequence[TracedRank]) -> TracedJob:
 
 
 def compute_waits(job: TracedJob) -> dict[int, float]:
-    """Return the seconds per step that the other ranks only wait for each rank, keyed by rank.
+    """Return the seconds per step in which the other ranks wait for each rank, keyed by that rank.
 
     Another rank waits from its arrival at a collective until the awaited rank arrives as the last
-    one. Time in which it computes or copies does not count. Its waits are summed over the
-    collectives of a step. The result is the median of these sums over the other ranks, then over
-    steps. Empty for a single rank, or without collectives on a common clock.
+    one. Time in which the waiting rank computes or copies does not count. Its waits are summed over
+    the collectives of a step. The result is the median of these sums over the waiting ranks, then
+    over steps. Empty for a single rank, or without collectives on a common clock.
     """
     spans: dict[tuple[int, int, int], list[Span]] = defaultdict(list)
     for shared in job.shared_calls:
@@ -186,9 +189,9 @@ def compute_waits(job: TracedJob) -> dict[int, float]:
 
 
 def build_timeline(job: TracedJob) -> Timeline:
-    """Return the timeline of all ranks in the last step.
+    """Return the timeline of all ranks in the last profiled step, on the common clock of the job.
 
-    Without a common clock, all ranks start at 0.
+    Without a common clock, the step starts at 0 on each rank.
     """
     starts = {}
     for rank in job.ranks:
@@ -212,7 +215,9 @@ def build_timeline(job: TracedJob) -> Timeline:
 
 
 def _match_calls(ranks: Sequence[TracedRank]) -> list[SharedCall]:
-    """Return the collectives that all traced ranks of a group made, on each rank's own clock.
+    """Return the collectives that all traced ranks of a process group made.
+
+    Their times are on each rank's own clock.
 
     The ranks of a group make the same calls in the same order, so the k-th call of a step on one
     rank is the k-th on another. Calls whose group is unknown are left out, as are sends and
@@ -255,13 +260,13 @@ def _match_calls(ranks: Sequence[TracedRank]) -> list[SharedCall]:
 def _align_clocks(
     ranks: Sequence[TracedRank], shared_calls: Sequence[SharedCall]
 ) -> tuple[dict[int, int], int | None]:
-    """Return the offset of each rank's clock, keyed by rank, and the error of the common clock.
+    """Return (offset of each rank's clock, error of the common clock) in ns.
 
-    Both are in ns. A time of the rank plus its offset is the time on the common clock, which is
-    that of the first rank's host. The clock of another host is aligned by the median difference
-    between the ends of the collectives that both hosts share. The error is the median absolute
-    deviation from this median, the maximum over hosts. If a host shares no collective with the
-    first one, the offsets are empty and the error is None.
+    Offsets are keyed by rank. A time on the clock of a rank plus the offset is the time on the
+    common clock, which is the clock of the first rank's host. The clock of another host is aligned
+    by the median difference between the ends of the collectives that both hosts share. The error is
+    the median absolute deviation from this median, the maximum over hosts. If a host shares no
+    collective with the first one, the offsets are empty and the error is None.
     """
     hosts = {rank.rank: rank.host or str(rank.rank) for rank in ranks}
     reference = hosts[ranks[0].rank]
@@ -283,7 +288,7 @@ def _align_clocks(
 
 
 def _describe_limits(ranks: Sequence[TracedRank], error_ns: int | None) -> Iterator[str]:
-    """Yield sentences about unmarked steps and the accuracy of the common clock.
+    """Yield sentences about limits of the traces: unmarked steps, and the accuracy of the clock.
 
     ``error_ns`` is the error of the common clock, None if the clocks of the hosts cannot be
     aligned.

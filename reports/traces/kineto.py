@@ -48,23 +48,23 @@ _GLOO = "gloo:"
 _RANGES = ("ProfilerStep#", PHASE, _GLOO)
 """The prefixes of the ranges that are read."""
 _NON_FINITE = re.compile(rb"([:,\[]\s*)-?(?:inf|infinity|nan)(?=\s*[,}\]])", re.IGNORECASE)
-"""Numbers that Kineto writes, although JSON has none of them."""
+"""Infinity and NaN as Kineto writes them, although they are not valid in JSON."""
 _EMPTY_LIST = msgspec.Raw(b"[]")
 
 
 class _Args(msgspec.Struct):
-    """The arguments of an event, without those that are not used."""
+    """The metadata (``args``) of an event in a trace of Kineto, as far as it is used."""
 
     external_id: int = msgspec.field(default=0, name="External id")
     """The number of an operator, which the kernels that it launches repeat. 0 stands for none."""
     correlation: int = 0
-    """The number of a launch, which its kernel repeats. 0 stands for none."""
+    """The number of a kernel launch, which the launched kernel repeats. 0 stands for none."""
     collective: str | None = msgspec.field(default=None, name="Collective name")
     """The name of the collective as torch logs it, such as ``_allgather_base``."""
     dtype: str | None = None
     """The data type of the elements, such as ``BFloat16``."""
     sent_elements: int | None = msgspec.field(default=None, name="In msg nelems")
-    """The number of elements that this rank sends."""
+    """The number of elements that this rank passes to the collective as input."""
     received_elements: int | None = msgspec.field(default=None, name="Out msg nelems")
     """The number of elements that this rank has after the collective."""
     group_size: int | None = msgspec.field(default=None, name="Group size")
@@ -95,7 +95,7 @@ class _Event(msgspec.Struct):
     dur: float = 0.0
     """The duration in microseconds."""
     tid: int | str | None = None
-    """The thread on a host, the stream on a GPU."""
+    """The id of the thread for an event on the host, of the stream for an event on a GPU."""
     args: _Args | None = None
     """The metadata of the event, None without any."""
 
@@ -119,7 +119,7 @@ class DistributedInfo(msgspec.Struct):
 
 
 class TraceHeader(msgspec.Struct):
-    """The metadata of a trace file, which surround its events."""
+    """The metadata of a trace file: all of its content except the events."""
 
     distributed: DistributedInfo = msgspec.field(
         default_factory=DistributedInfo, name="distributedInfo"
@@ -134,7 +134,7 @@ class TraceHeader(msgspec.Struct):
 
 
 class _TraceDocument(TraceHeader, kw_only=True):
-    """A trace file with its metadata and the JSON of each event, which is decoded later."""
+    """A decoded trace file: its metadata, and the JSON of each event, which is decoded later."""
 
     events: list[msgspec.Raw] = msgspec.field(name="traceEvents")
     """The JSON of each event."""
@@ -189,7 +189,7 @@ def _is_relevant(category: str, name: str) -> bool:
 
 
 def _convert_event(event: _Event, span: Span) -> TraceEvent:
-    """Return an event of the file with its times in ns and, for communication, its call.
+    """Return an event with its times in ns and, for communication, operation, group and bytes.
 
     ``span`` is the start and end of the event in ns.
     """
@@ -245,10 +245,10 @@ def _read_nccl_call(kernel: str, args: _Args) -> CallFacts:
 
 
 def _read_gloo_call(name: str, args: _Args) -> CallFacts:
-    """Return the operation and the bytes of a call of gloo. The bytes follow from its input shapes.
+    """Return the operation of a call of gloo, and its bytes, which follow from the input shapes.
 
-    ``name`` is the name of the range, such as ``gloo:all_reduce``. The trace does not contain the
-    group.
+    The bytes are None if the trace does not contain shapes and data types. ``name`` is the name of
+    the range, such as ``gloo:all_reduce``. The trace does not contain the group.
     """
     op = parse_operation(name)
     dims = msgspec.json.decode(args.input_dims)

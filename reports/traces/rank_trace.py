@@ -91,7 +91,10 @@ class TracedRank:
     host: str | None
     """The name of the rank's host, None if the file does not state it."""
     has_device: bool
-    """True if the trace has kernels of a GPU. Otherwise its spans are those of the host."""
+    """True if the trace has kernels of a GPU, so that spans are those of kernels.
+
+    Otherwise spans are those of operators on the host.
+    """
     steps: tuple[TracedStep, ...]
     """The steps, oldest first."""
 
@@ -103,7 +106,7 @@ class TracedRank:
     def compute_median(self, get_part: Callable[[Breakdown], float]) -> float:
         """Return the median over the rank's steps of one part of the step time, in seconds.
 
-        ``get_part`` selects the part of a breakdown.
+        ``get_part`` returns the part, in seconds, of the breakdown of a step.
         """
         return median(get_part(step.parts) for step in self.steps)
 
@@ -130,7 +133,7 @@ def list_trace_files(paths: Sequence[Path]) -> list[Path]:
 def read_rank(path: Path) -> TracedRank:
     """Read the trace file of one rank.
 
-    If it does not state its rank, the rank is the last number in its name, or 0. Raises
+    If the file does not state the rank, it is the last number in the name of the file, or 0. Raises
     ``UserError`` if the file is not a trace of torch's profiler with operators or kernels.
     """
     with convert_read_errors(path, "is not a trace of PyTorch's profiler"):
@@ -168,7 +171,7 @@ def _is_step_mark(event: TraceEvent) -> bool:
 
 
 def _find_steps(events: Sequence[TraceEvent], *, has_device: bool) -> dict[str, Span]:
-    """Return the start and end of each step in ns, keyed by its name, in order.
+    """Return (start, end) of each step in ns, keyed by the name of the step, in the order of time.
 
     Each step lasts until the next one starts. If ``has_device`` is True, a step starts with its
     first kernel on the GPU, and the last step ends with the last kernel. The profiler repeats the
@@ -197,8 +200,8 @@ def _divide_recording(
 ) -> StepTrace:
     """Return the computation, communication and copies of all steps together, as one long step.
 
-    ``windows`` are the spans of the steps in order. ``has_device`` selects whether the spans are
-    taken from the kernels of a GPU or from the operators on the host.
+    ``windows`` are the spans of the steps in order. If ``has_device`` is True, the result has the
+    spans of kernels on a GPU, otherwise those of operators on the host.
     """
     start, stop = windows[0][0], windows[-1][1]
     recording = TraceEvent(
@@ -227,11 +230,11 @@ def _find_main_thread(events: Sequence[TraceEvent]) -> int:
 
 
 def _list_calls(trace: StepTrace, header: TraceHeader) -> list[TracedCall]:
-    """Return the communication calls of a recording.
+    """Return the communication calls in a recording of one rank.
 
-    The calls of gloo do not record their group. If the job has only one group of several ranks
-    (``header``), its ranks are added. The bytes of an all_gather of gloo then become those of all
-    ranks, by the convention of nccl-tests.
+    The calls of gloo do not record their process group. If the job has only one group of several
+    ranks (``header``), this group is added to the calls. The bytes of an all_gather of gloo then
+    become those of all ranks, by the convention of nccl-tests.
     """
     groups = header.distributed.groups
     rank_lists = {tuple(group.ranks) for group in groups if len(group.ranks) > 1}
@@ -251,11 +254,11 @@ def _list_calls(trace: StepTrace, header: TraceHeader) -> list[TracedCall]:
 def _build_step(
     name: str, window: Span, trace: StepTrace, all_calls: Sequence[TracedCall]
 ) -> TracedStep:
-    """Return one step of a rank: the parts of the whole recording that are within its window.
+    """Return one step of a rank: the parts of the whole recording that are within ``window``.
 
     Args:
         name: the name of the step.
-        window: its start and end in ns.
+        window: the start and end of the step in ns.
         trace: the computation, copies and phases of all steps of the rank.
         all_calls: the communication calls of all steps. A call belongs to the step in which it
             starts.

@@ -40,8 +40,8 @@ def collect_evidence(job: TracedJob, predict: PredictSeconds | None = None) -> C
     """Return the measured times of a job from which findings (likely causes of lost time) follow.
 
     They are exposed communication, copies, idle time, late ranks and, with ``predict``, collectives
-    that are slower than predicted. ``predict`` gives the time of a collective by the
-    latency-bandwidth model of a run.
+    that are slower than predicted. ``predict`` returns the time of a collective by the
+    latency-bandwidth model of a run, None for no such comparison.
     """
     exposed = compute_exposed_seconds(job)
     pipeline_labels = _find_pipeline_labels(job)
@@ -90,9 +90,9 @@ def compute_exposed_seconds(job: TracedJob) -> dict[str, tuple[TracedRank, float
 
 
 def _make_communication(label: str, rank: TracedRank, exposed_seconds: float) -> Communication:
-    """Return the facts about one kind of call: exposed time and bytes.
+    """Return the facts about one kind of call: its exposed time, number of calls and bytes.
 
-    The bytes are those of the rank's last step.
+    Calls and bytes are those of the rank's last step.
 
     Args:
         label: the operation and the process group of the calls.
@@ -128,7 +128,8 @@ def _measure_pipeline(job: TracedJob, message_seconds: Sequence[float]) -> Pipel
 
     None without messages between stages or with one rank. ``message_seconds`` has the exposed
     seconds per step of each kind of message between stages. Their sum counts as the bubble, because
-    a stage waits in its receives.
+    a stage waits in its receives. Uneven stages cost the compute time of the slowest rank minus the
+    mean over ranks.
     """
     if not message_seconds or len(job.ranks) < 2:
         return None
@@ -144,7 +145,7 @@ def _measure_pipeline(job: TracedJob, message_seconds: Sequence[float]) -> Pipel
 def _find_stragglers(job: TracedJob) -> Iterator[StragglerEvidence]:
     """Yield the rank for which the others wait at least twice as long as for any other rank.
 
-    There is at most one. The wait per step must also exceed the error of the common clock.
+    At most one rank is yielded. The wait per step must also exceed the error of the common clock.
     """
     waits = compute_waits(job)
     if len(waits) < 2:
@@ -168,11 +169,14 @@ def _compare_with_fits(
 ) -> Iterator[FitComparison]:
     """Yield a comparison of measured and predicted transfer times for each kind of collective.
 
+    A kind is an operation in a process group. Nothing is yielded for fewer than three predicted
+    calls.
+
     Args:
         job: the job with its collectives.
         exposed: the exposed seconds per step, keyed by label, as ``compute_exposed_seconds``
             returns them.
-        predict: gives the time of a collective by the latency-bandwidth model of a run.
+        predict: returns the seconds of a collective by the latency-bandwidth model of a run.
     """
     calls: dict[str, list[tuple[SharedCall, float]]] = defaultdict(list)
     for shared in job.shared_calls:
