@@ -59,6 +59,7 @@ def summarize_operations(data: RunData) -> list[dict[str, Any]]:
     The operation with the largest bus bandwidth comes first. Memory copies are left out. A row is a
     dict with the values of the case (``select_operations``) and these keys:
 
+    - ``operation``: the name, with its parameters if several rows have the same name
     - ``latency``: the seconds of the smallest size in blocking mode, unknown above 64 KiB
     - ``share``: the bus bandwidth over the bandwidth limit of the run, as a fraction
     """
@@ -69,9 +70,12 @@ def summarize_operations(data: RunData) -> list[dict[str, Any]]:
     latencies = smallest.set_index("operation")["seconds"]
     fastest = cases.drop_duplicates("operation")
     ceiling = data.ceiling.bytes_per_second if data.ceiling else float("nan")
+    names = fastest["operation"].map(lambda operation: operation.partition(" ")[0])
     return list_rows(
         fastest.assign(
-            latency=fastest["operation"].map(latencies), share=fastest["busbw"] / ceiling
+            latency=fastest["operation"].map(latencies),
+            share=fastest["busbw"] / ceiling,
+            operation=names.where(~names.duplicated(keep=False), fastest["operation"]),
         )
     )
 
