@@ -147,7 +147,7 @@ class RunPath(click.Path):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return those of ``latest`` and the paths of runs that begin with the incomplete word.
+        """Return ``latest`` and the paths of runs, each if it begins with the incomplete word.
 
         The runs are those in the folder ``runs``, and the newest comes first. If nothing begins
         with the word, the result lets the shell complete the path of any folder.
