@@ -12,6 +12,7 @@ from parbench.bench.check.cases import make_options
 from parbench.bench.check.earlier_gpus import find_missing_gpus
 from parbench.bench.check.gpus import list_gpus, run_watched
 from parbench.bench.check.health import Device, Health, add_run
+from parbench.bench.check.infiniband import find_port_faults, read_ports
 from parbench.bench.launch.measure import run_options
 from parbench.bench.machine.environment import EMULATED_VARIABLE, format_cpus, group_cores
 from parbench.bench.machine.gpu import GPU_FIX
@@ -83,6 +84,7 @@ def check(
         timeout=timeout,
         inject=inject,
     )
+    ports = read_ports()
     path, report = run_watched(
         environ, gpus, lambda: run_options(options, modules, out=out, cpus=core_sets)
     )
@@ -93,8 +95,10 @@ def check(
         devices = _list_cores(health.host, core_sets)
     # Nodes share the cores of a machine, so rates show nothing about them.
     health = replace(health, emulated=EMULATED_VARIABLE in environ)
+    health = add_run(health, devices, load_run(path))
     return replace(
-        add_run(health, devices, load_run(path)),
+        health,
+        links=(*health.links, *find_port_faults(ports, read_ports())),
         seconds=round(time.monotonic() - start, 1),
     )
 

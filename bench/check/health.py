@@ -123,7 +123,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[Device, ...] = ()
     """The checked GPUs or groups of cores, including GPUs that are missing or do not answer."""
     links: tuple[Fault, ...] = ()
-    """The faults of links: pairs of devices between which data moves more slowly than usual."""
+    """The faults of links: slow pairs of devices, and InfiniBand ports that are down or have errors."""
     bus_bandwidth: float | None = None
     """The bus bandwidth in B/s of an all-reduce of all devices, as nccl-tests defines it.
 
@@ -145,10 +145,11 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     def bad_names(self) -> list[str]:
         """The names of all devices and links with a bad fault, empty if there are none.
 
-        A name has the form ``GPU 0`` or ``link GPU 0 - GPU 1``.
+        A name has the form ``GPU 0``, ``link GPU 0 - GPU 1`` or ``port mlx5_0/1``.
         """
         devices = [device.name for device in self.devices if device.verdict == "bad"]
-        return [*devices, *(fault.text.partition(":")[0] for fault in self.links)]
+        faults = [fault for fault in self.links if fault.is_bad]
+        return [*devices, *(fault.text.partition(":")[0] for fault in faults)]
 
     @property
     def verdict(self) -> str:
