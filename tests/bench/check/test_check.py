@@ -15,12 +15,14 @@ from parbench.bench.check import check as check_module
 from parbench.bench.check import show
 from parbench.bench.check.check import check
 from parbench.bench.check.health import Device, Fault, Health, Rate
+from parbench.bench.check.infiniband import read_ports
 from parbench.bench.machine.machine import Machine, inspect_machine
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import strip_domain
 from parbench.cli import main
 from tests.bench.check.test_earlier_gpus import write_run
 from tests.bench.check.test_health import NUM_RANKS, WRONG_ON_ONE, build_run
+from tests.bench.check.test_infiniband import write_port
 from tests.support.fake_runs import MACHINE
 from tests.support.nvidia import H100, format_uuid, gpus, install, write_evidence
 from tests.support.paths import Command
@@ -116,6 +118,7 @@ def test_host_whose_gpus_do_not_answer_is_bad(
         ("slow", 1, "ok ok bad ok", "bad  GPU 2: under its peers in bfloat16 20 %"),
         ("wrong", 1, "ok bad ok ok", "bad  GPU 1: wrong results in compute.gemm"),
         ("missing", 1, "ok ok ok ok bad", "bad  GPU 0000:5d:00.0: does not answer"),
+        ("port", 1, "ok ok ok ok", "bad  port mlx5_1/1: DOWN (Polling)"),
         (
             "removed",
             1,
@@ -124,7 +127,7 @@ def test_host_whose_gpus_do_not_answer_is_bad(
         ),
     ],
 )
-def test_command_names_the_gpu_that_is_not_healthy(
+def test_command_names_what_is_not_healthy(
     state: str,
     exit_code: int,
     verdicts: str,
@@ -139,6 +142,10 @@ def test_command_names_the_gpu_that_is_not_healthy(
     monkeypatch.setattr(check_module, "inspect_machine", partial(inspect_machine, root=root))
     monkeypatch.setattr(check_module, "run_options", lambda *args, **kwargs: run.path)
     monkeypatch.setattr(check_module, "load_run", lambda path: run)
+    if state == "port":
+        write_port(root, "mlx5_0")
+        write_port(root, "mlx5_1", state="1: DOWN", phys_state="2: Polling")
+        monkeypatch.setattr(check_module, "read_ports", partial(read_ports, root))
     if state == "removed":
         earlier_gpus = [format_uuid(index) for index in range(NUM_RANKS + 1)]
         write_run(tmp_path / "runs", 1, earlier_gpus, host=strip_domain(socket.gethostname()))
