@@ -78,8 +78,11 @@ def pages(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pages:
         (folder / f"{name}.html").write_bytes(content)
     commands = {"plan": ["search", "--model", "llama3-8b"], "guide": ["guide"]}
     for name, options in commands.items():
-        page = ["--gpus", "16", "-o", str(folder / f"{name}.html")]
-        assert CliRunner().invoke(cli.main, ["plan", *options, *page]).exit_code == 0
+        result = CliRunner().invoke(
+            cli.main, ["plan", *options, "--gpus", "16", "--format", "html"]
+        )
+        assert result.exit_code == 0
+        (folder / f"{name}.html").write_text(result.stdout)
     return {name: folder / f"{name}.html" for name in KINDS}
 
 
