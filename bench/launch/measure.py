@@ -40,6 +40,8 @@ from parbench.bench.results.limits import read_limits
 from parbench.bench.results.runs import Run, create_run, load_run, open_writer
 from parbench.bench.text import UserError, parse_duration, pluralize
 
+_MIN_OPEN_FILES = 64
+"""The least limit on open files of a process with which ranks can start."""
 _OPEN_FILES = 1 << 16
 """The limit on open files that parbench sets if the system allows it.
 
@@ -82,6 +84,11 @@ def run_options(
     limit, max_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = max(limit, min(max_limit, _OPEN_FILES))
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, max_limit))
+    if 0 <= limit < _MIN_OPEN_FILES:
+        raise UserError(
+            f"ulimit -n = {limit}: ranks need at least {_MIN_OPEN_FILES} open files",
+            hint="ulimit -n 1024",
+        )
     if joined is not None and joined.rank != 0:
         # It imports torch, which other runs start without.
         from parbench.bench.launch.external import serve_rank
