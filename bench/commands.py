@@ -298,7 +298,10 @@ def make_options(
 
 
 def refuse_options_of_plan() -> None:
-    """Raise ``UserError`` if an option is given with ``--resume`` that the run's plan decides."""
+    """Raise ``UserError`` if the command line has an option that ``--resume`` does not allow.
+
+    The plan of the resumed run already sets the values of such options.
+    """
     for param in click.get_current_context().command.params:
         if _is_typed(str(param.name)) and param.name not in _RESUME_OPTIONS:
             name = "the cases" if param.name == "cases" else param.opts[-1]
@@ -348,7 +351,10 @@ Examples:
 @format_option(type=click.Choice(("tables", "markdown")), default="tables")
 @click.pass_obj
 def list_cases(hooks: AppHooks, names: tuple[str, ...], form: str) -> None:
-    """List what can be measured; with a name, its parameters."""
+    """List the benchmarks and presets; with a name, its parameters.
+
+    Prints text, or two Markdown tables with --format markdown.
+    """
     from parbench.bench.plan import listing
     from parbench.bench.plan.cases import load_catalogue, select_definitions
 

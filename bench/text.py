@@ -16,7 +16,7 @@ _DURATION_FACTORS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 _RATE_FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 """The factor that each prefix of a link speed stands for."""
 _SIZES_HELP = "write 1K,3M or a range such as 1K:64M:x4 (times 4) or 1M:8M:+1M (plus 1M)"
-"""The hint for sizes that are not understood."""
+"""The advice in the error about a list of sizes that is not understood."""
 _MAX_SIZES = 10_000
 """The largest number of sizes in a range."""
 _MAX_HOURS = 500
@@ -27,19 +27,21 @@ class UserError(ValueError):
     """An error of the user's input or environment, which ends the command with exit code 2.
 
     The message states the wrong value, the option or file that contains it, and the allowed values.
-    ``hint`` is the command or text to type instead, empty without one.
+    The attribute ``hint`` is advice for the user: the command or the text to type instead. It is
+    empty if there is no advice.
     """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        """Make an error with a message and a hint, both as text for people."""
+        """Make an error with a message and a hint: the command or the text to type instead."""
         super().__init__(message)
         self.hint = hint
 
 
 def format_error(message: str, hint: str = "") -> str:
-    """Return the lines ``error: MESSAGE`` and, if there is a hint, ``hint: HINT``.
+    """Return the lines ``error: MESSAGE`` and, if ``hint`` is not empty, ``hint: HINT``.
 
-    Control characters other than newlines are escaped.
+    ``hint`` is advice for the user: the command or the text to type instead. Control characters
+    other than newlines are escaped.
     """
     lines = [f"error: {message}"]
     if hint:
@@ -110,10 +112,10 @@ def pluralize(number: int, noun: str) -> str:
 
 
 def get_last_line(output: str) -> str:
-    """Return the last line of a program's output that is neither blank nor a hint.
+    """Return the last line of a program's output that is not blank and not advice on an error.
 
-    A hint is a line that begins with ``hint:``. Programs report errors in their last line. The
-    result is empty if there is no such line.
+    Advice is a line that begins with ``hint:`` and follows an error of parbench. Blanks around the
+    line are removed. The result is empty if there is no other line.
     """
     for line in reversed(output.splitlines()):
         if line.strip() and not line.startswith("hint: "):
@@ -182,9 +184,10 @@ def _parse_range(text: str) -> list[int]:
 
 
 def parse_duration(text: str | float) -> float:
-    """Return the seconds in a text such as ``90``, ``2m`` or ``500ms``, above 0 and up to 500 h.
+    """Return the seconds in a text such as ``90``, ``2m`` or ``500ms``.
 
-    A number is already in seconds.
+    A number without a unit is in seconds. Raises ``UserError`` if the text is not a number with the
+    unit ms, s, m or h, or if the duration is 0 or more than 500 hours.
     """
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)(ms|s|m|h|)", str(text).strip(), re.ASCII)
     seconds = float(match[1]) * _DURATION_FACTORS[match[2]] if match else 0.0

@@ -43,7 +43,10 @@ def submit(context: click.Context, file: Path, dry_run: bool, wait: bool, out: P
 @click.option("--array", is_flag=True, help="Measure only the point of this task of an array.")
 @click.pass_context
 def work(context: click.Context, folder: Path, array: bool) -> None:
-    """Measure the missing points of a sweep in this allocation. Batch scripts run this."""
+    """Measure the missing points of a sweep in this allocation. Batch scripts run this.
+
+    In a job array (--array) a task measures only its own point.
+    """
     from parbench.slurm.job.work import work as measure_points
 
     context.exit(measure_points(folder, array=array))

@@ -17,16 +17,18 @@ def find_missing_gpus(
     """Return one device with the verdict ``bad`` if this host had more GPUs than it has now.
 
     The current GPUs are compared with the GPUs of one earlier run on the same host with the same
-    ``CUDA_VISIBLE_DEVICES``: the run that used the most GPUs. The fault of the device names the
-    GPUs that do not answer now. The result is empty if there are as many GPUs as before, also if
-    some were replaced by others.
+    ``CUDA_VISIBLE_DEVICES``: the run that used the most GPUs. GPUs that are present but do not
+    answer count among the current ones. The fault of the device states the number of missing GPUs,
+    and names the GPUs of the earlier run that do not answer now. The result is empty if there are
+    at least as many GPUs as before, also if some were replaced by others.
 
     Args:
         out: the folder with the folders of earlier runs.
         host: the name of this host without its domain.
         environ: the environment variables, with ``CUDA_VISIBLE_DEVICES``.
         gpus: the GPUs that answer now.
-        num_silent: the number of GPUs that are present now but do not answer.
+        num_silent: the number of GPUs that are present now but do not answer. ``gpus`` does not
+            contain them.
     """
     earlier_uuids: frozenset[str] = frozenset()
     earlier_run = ""

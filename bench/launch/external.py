@@ -43,19 +43,26 @@ The prefix is the number of the start of all ranks, from 0.
 _CONNECT_SECONDS = 120.0
 """The seconds that a connection to a store and an operation on it may take."""
 _POLL_SECONDS = 0.25
-"""The seconds between two checks of an agent for an order or the end of its process."""
+"""The seconds between two checks for an order of the driver or the end of a measuring process.
+
+The process that the launcher has started for a rank other than 0, its agent, makes these checks.
+"""
 _RELEASE_SECONDS = 5.0
-"""The seconds that rank 0 waits for the other agents to leave the store."""
+"""The seconds that rank 0 waits at the end of a run until the other ranks have left the store.
+
+The store is torch's key-value store of the launcher, such as torchrun.
+"""
 
 
 class StoreMailbox(Mailbox):
     """A mailbox whose messages and published values are in a torch store instead of files.
 
-    ``store`` is a store with a key prefix that is unique to this start of ranks.
+    ``store`` is the key-value store of the launcher (such as torchrun), with a key prefix that is
+    unique to this start of ranks.
     """
 
     def __init__(self, store: Store) -> None:
-        """Use a store for all messages."""
+        """Keep the store in which all messages and values are exchanged."""
         self._store = store
         self._num_received = 0
 
@@ -122,19 +129,24 @@ class ExternalLauncher:
         self._number = 0
 
     def start_ranks(self, folder: Path, variables: Mapping[str, str]) -> "ExternalRanks":
-        """Order all agents to start their measuring processes, and return these ranks.
+        """Start the measuring processes of all ranks and return an object that controls them.
 
-        ``folder`` is for the files of these ranks. ``variables`` are environment variables of all
-        ranks. An empty value removes a variable.
+        The process that torchrun, mpirun or srun has started for a rank, its agent, starts the
+        measuring process of the rank when this method orders that.
+
+        Args:
+            folder: the folder for the files of the measuring processes.
+            variables: environment variables of all ranks. An empty value removes a variable.
         """
         number = self._number
         self._number += 1
         return ExternalRanks(self._store, number, self._size, folder, variables)
 
     def close(self) -> None:
-        """Order the agents of other ranks to exit, and wait until they have left the store.
+        """Order the processes that the launcher started for other ranks to exit, and wait for that.
 
-        The wait lasts at most 5 s.
+        These processes are the agents of the ranks. The wait lasts until they have left the torch
+        store of the launcher, at most 5 s.
         """
         deadline = time.monotonic() + _RELEASE_SECONDS
         with suppress(RuntimeError):
@@ -144,15 +156,19 @@ class ExternalLauncher:
 
 
 class ExternalRanks(Ranks):
-    """The measuring processes of one start, each started by the agent of its rank.
+    """The measuring processes of one start of all ranks in a run under torchrun, mpirun or srun.
 
-    Their output goes to standard error of the launcher, such as torchrun.
+    The process that torchrun, mpirun or srun has started for a rank is the agent of the rank, and
+    starts its measuring process as a child. The output of the measuring processes goes to standard
+    error of the launcher.
     """
 
     def __init__(
         self, store: Store, number: int, size: int, folder: Path, variables: Mapping[str, str]
     ) -> None:
-        """Order the agents to start their measuring processes, and start the one of rank 0.
+        """Start the measuring process of rank 0, and order the start of those of other ranks.
+
+        The order goes through the store to the process that the launcher has started for each rank.
 
         Args:
             store: the launcher's store, with the prefix of parbench.
@@ -169,7 +185,11 @@ class ExternalRanks(Ranks):
         self._codes: dict[int, int] = {}
 
     def get_exit_codes(self) -> dict[int, int]:
-        """Return the exit codes of ended ranks by rank, if their agents have reported them."""
+        """Return the exit codes of the measuring processes that have ended, by rank.
+
+        A negative code is a signal. A rank other than 0 is missing until the process that the
+        launcher has started for the rank has reported the exit code.
+        """
         code = self._process.poll()
         if code is not None:
             self._codes[0] = code
@@ -184,7 +204,10 @@ class ExternalRanks(Ranks):
         return ""
 
     def kill(self) -> None:
-        """Order all agents to kill their measuring processes, and kill the one of rank 0."""
+        """Kill the measuring process of rank 0, and order other ranks to kill theirs.
+
+        The order goes to the process that the launcher has started for each rank.
+        """
         with suppress(RuntimeError):
             self._store.set("end", "")
         kill_descendants(os.getpid())
@@ -192,10 +215,11 @@ class ExternalRanks(Ranks):
 
 
 def serve_rank() -> None:
-    """Run this process as the agent of a rank other than 0 until the driver has finished.
+    """Serve a rank other than 0 in the process that torchrun, mpirun or srun has started for it.
 
-    The agent starts the measuring process of its rank whenever the driver orders it, kills the
-    process when the driver orders that, and reports its exit code. If rank 0 ends first, this
+    This process, the agent of the rank, starts a measuring process as a child whenever the driver
+    of the run on rank 0 orders that. It kills the child when the driver orders that, and reports
+    the exit code of the child. It returns when the driver has finished. If rank 0 ends first, this
     process exits with a message.
     """
     adopt_orphans()
@@ -230,10 +254,10 @@ def serve_rank() -> None:
 def start_worker(
     number: int, folder: Path, variables: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start the measuring process of this agent's rank and return it.
+    """Start the measuring process of a rank as a child of this process and return it.
 
-    Its standard output is redirected to standard error, because the driver prints results on
-    standard output.
+    torchrun, mpirun or srun has started this process for the rank. The standard output of the child
+    is redirected to standard error, because the driver prints results on standard output.
 
     Args:
         number: the number of this start of all ranks, from 0.

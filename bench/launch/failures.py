@@ -64,7 +64,8 @@ class Evidence:
         Args:
             phrases: a phrase about each rank, such as ``alive``, by rank.
             stacks: the Python stack of each rank as text, by rank. Missing ranks get an empty text.
-            silent_ranks: the ranks that did not answer when a measurement took too long.
+            silent_ranks: the ranks that did not answer when a measurement took too long and the
+                driver asked all ranks for their state.
         """
         states = []
         for rank, hello in sorted(self.hellos.items()):

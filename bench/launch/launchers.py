@@ -385,9 +385,13 @@ def parse_exit_codes(text: str) -> dict[int, int]:
 
 
 def read_last_line(log: Path) -> str:
-    """Return the last line of a log that is neither blank nor a hint, after the file's name.
+    """Return the last message in a log with the name of the log: ``killed (logs/rank-0.log)``.
 
-    The result is empty if there is no such line or no file.
+    The message is the last line that is not blank and does not begin with ``hint:``. The name has
+    the file and its folder. The result is empty if there is no such line or no file.
+
+    Args:
+        log: the path of the log.
     """
     text = get_last_line(log.read_text(errors="replace")) if log.exists() else ""
     return f"{text} ({log.parent.name}/{log.name})" if text else ""

@@ -167,9 +167,10 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     case: int
     """The index of the case in the cases of ``Job.plan``."""
     weight: float
-    """The block's share of the remaining time of the job.
+    """The number that sets the block's share of the remaining time of the job.
 
-    The share is relative to the sum of the weights of this block and of all later ones.
+    The share is this number divided by the sum of the weights of this block and all later ones. The
+    blocks of a collective have the sum 1, those of a training step 20, of a custom step 10.
     """
 
 

@@ -176,9 +176,10 @@ class DataPattern:
         return np.where(self._is_on_turn(rank, index, num_turns), terms, 0)
 
     def _is_on_turn(self, rank: int, index: Codes, num_turns: int) -> npt.NDArray[np.bool_]:
-        """Return True for each element index at which a rank contributes to a sum or product.
+        """Return an array with True for each index at which a rank contributes to a sum or product.
 
-        At each index, one of every ``num_turns`` successive ranks contributes. The other ranks hold
+        ``index`` holds the indices of the elements, and the array is in the order of ``index``. At
+        each index, one of every ``num_turns`` successive ranks contributes. The other ranks hold
         the neutral element (0 or 1). At the next index, other ranks contribute.
         """
         is_on_turn: npt.NDArray[np.bool_] = (index % self._num_ranks - rank) % num_turns == 0

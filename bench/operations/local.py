@@ -243,10 +243,11 @@ def background_load(kind: str, world: World) -> Iterator[None]:
 
 
 def _make_stream_runner(load: Callable[[], object], device: torch.device) -> Callable[[], None]:
-    """Return a function that runs ``load`` several times on a CUDA stream and waits for its end.
+    """Return a function that runs ``load`` several times on a CUDA stream and waits for their end.
 
-    The thread that calls the returned function must also have called ``_make_stream_runner``,
-    because it selects the ``device`` for the thread.
+    ``load`` queues one step of a background load on the current stream. The thread that calls the
+    returned function must also have called ``_make_stream_runner``, because it selects the
+    ``device`` for the thread.
     """
     accelerator.select_device(device.index)  # a new thread starts with the first device
     stream = accelerator.make_stream(device)
@@ -269,11 +270,17 @@ def _make_load(
     group: dist.ProcessGroup,
     on_device: bool,
 ) -> Callable[[], object]:
-    """Return a function that starts one step of a background load.
+    """Return a function that runs one step of a background load: a matrix product or a collective.
 
-    ``kind`` is ``gemm``, ``all_reduce`` or ``all_to_all``, and ``group`` the process group of the
-    collective. ``on_device`` is True on a GPU. A step takes about a millisecond on a CPU. On a GPU
-    it has more work.
+    On a CPU the function returns after the step, which takes about a millisecond. On a GPU it only
+    queues the step on the current CUDA stream, and the step has more work. The value that the
+    function returns has no meaning.
+
+    Args:
+        kind: ``gemm``, ``all_reduce`` or ``all_to_all``.
+        world: the ranks of the run and the device of this rank.
+        group: the process group of the collective. A matrix product does not use it.
+        on_device: True if the device of this rank is a GPU.
     """
     if kind == "gemm":
         return Gemm(world, m=4096 if on_device else 384).step

@@ -325,8 +325,8 @@ def expand_pairs(params: Params, spec: WorldSpec) -> Iterable[Params]:
 def _select_agreeing(cases: Sequence[Params], params: Params) -> Sequence[Params]:
     """Return the elements of ``cases`` that have all values of ``params``.
 
-    If there are none, the result has only ``params``. A rule of this module then refuses this case
-    with the reason why its values are not possible.
+    If there are none, the result has only ``params``. ``OperationSpec.refuse`` later rejects this
+    case with the reason why its values are not possible.
     """
     return [case for case in cases if params.items() <= case.items()] or [params]
 

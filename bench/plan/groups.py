@@ -30,8 +30,8 @@ FORMS = (
 def parse_mesh(text: str) -> dict[str, int]:
     """Return the number of ranks along each axis of a mesh such as ``dp=2,tp=4``.
 
-    The keys are the names of the axes, outermost first. Raises ``UserError`` if the text is not a
-    mesh or the mesh has too many ranks.
+    The keys are the names of the axes, outermost first: the last axis varies fastest over the
+    ranks. Raises ``UserError`` if the text is not a mesh or the mesh has too many ranks.
     """
     axes: dict[str, int] = {}
     for part in text.replace(",", " ").split():
@@ -76,7 +76,7 @@ def form_groups(text: str, size: int, hosts: Sequence[str] | None = None) -> tup
     - ``contiguous:K``: K successive ranks form a group. ``pairs`` is ``contiguous:2``.
     - ``strided:K``: a group has K ranks with equal distances between them.
     - ``dp=2,tp=4:tp``: ranks that differ only in their coordinate on the axis ``tp`` of the mesh
-      form a group.
+      form a group. The last axis varies fastest: these groups are the ranks 0 to 3 and 4 to 7.
     """
     members: dict[object, list[int]] = {}
     for rank, key in enumerate(_compute_keys(text, size, hosts or [""] * size)):

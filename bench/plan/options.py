@@ -58,7 +58,10 @@ They are larger than the last level of a GPU's cache.
 SHORT_REPETITIONS = 3
 """The number of repetitions of a run of named cases, the least for a confidence interval."""
 FEW_OPERATIONS = 4
-"""The largest total weight of the cases of a run that counts as a run of few operations."""
+"""The largest number of operations in a run that counts as a run of few operations.
+
+A training step counts like 20 operations and a custom step like 10, see ``get_case_weight``.
+"""
 FEW_OPERATIONS_REPETITIONS = 5
 """The number of repetitions of a run of few operations.
 

@@ -88,11 +88,11 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     """The seed of the random order of blocks and of the test data."""
     seconds_per_case: NonNegative | None = None
-    """The seconds that limit the time of a repetition, per unit of weight of its cases.
+    """The seconds that a repetition may spend on each collective or other operation, on average.
 
-    A collective or other operation has the weight 1, a training step 20, and a custom step 10. The
-    measurement of all cases of a repetition together may take at most this time multiplied by the
-    sum of their weights. None if only the time budget limits it.
+    A training step counts like 20 operations and a custom step like 10. All cases of a repetition
+    together may take at most the sum of these seconds over the cases. A single case may take more
+    than its part of the sum. None if only the time budget limits the time of a repetition.
     """
 
 
@@ -156,14 +156,18 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 _CASE_WEIGHTS = {"workload": 20.0, "custom": 10.0}
-"""The weights of training steps and of custom steps. All other cases have the weight 1."""
+"""The time shares of a training step and of a custom step, by kind of case.
+
+A share is relative to that of any other case, such as a collective, which is 1.
+"""
 
 
 def get_case_weight(case: Case) -> float:
-    """Return the weight of a case, by which the sampling time is divided among all cases.
+    """Return the weight of a case: its share of the sampling time, relative to a collective.
 
-    A training step has the weight 20, because it is also profiled. A custom step has the weight 10,
-    and every other case 1.
+    The time for samples is divided among all cases in proportion to their weights. A training step
+    has the weight 20, because it is also profiled. A custom step has the weight 10, and every other
+    case 1.
     """
     return _CASE_WEIGHTS.get(case.kind, 1.0)
 
@@ -171,8 +175,9 @@ def get_case_weight(case: Case) -> float:
 def compute_sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
     """Return the largest time in seconds in which a repetition measures all these cases together.
 
-    It is ``measure.seconds_per_case`` times the sum of the weights of the cases. The result is
-    infinite if ``seconds_per_case`` is None, because then only the time budget limits the samples.
+    It is ``measure.seconds_per_case`` times the sum of the weights of the cases: 20 for a training
+    step, 10 for a custom step, and 1 for any other case. The result is infinite if
+    ``seconds_per_case`` is None, because then only the time budget limits the samples.
     """
     if measure.seconds_per_case is None:
         return math.inf

@@ -123,10 +123,14 @@ def _compute_rate(work: Work, time: Estimate) -> MetricValue:
 def _pack_samples(timed: TimedSamples, ranks: list[int]) -> bytes:
     """Return the times of all samples on the measured ranks as the content of a NumPy archive.
 
-    It has the arrays ``arrival_ns``, ``exit_ns``, ``duration_ns`` and ``issue_ns`` of shape (ranks,
-    samples). Arrivals and exits are the start and the end of a sample on rank 0's clock, in ns
-    since the first arrival. ``issue_ns`` is the time until an asynchronous call returned. The
-    archive also has ``ranks``, the global rank of each row, and the number ``steps_per_sample``.
+    The archive has these arrays in ns of shape (ranks, samples):
+
+    - ``arrival_ns`` and ``exit_ns``: the start and the end of a sample on rank 0's clock, since the
+      earliest start of any sample on any rank in the archive.
+    - ``duration_ns``: the time from the start to the end of a sample, for all its steps together.
+    - ``issue_ns``: the part of the duration until an asynchronous call returned, 0 in other modes.
+
+    It also has ``ranks``, the global rank of each row, and the number ``steps_per_sample``.
     """
     arrivals, exits, durations, issues = timed.stamps
     first_arrival = arrivals.min()

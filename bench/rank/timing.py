@@ -179,8 +179,9 @@ class TimedSamples:
     def has_arrivals(self) -> bool:
         """True if the arrivals in ``stamps`` are the times at which each rank began a sample.
 
-        False if the hosts had launched at least 90 % of samples before the devices began. Then the
-        devices began together, and an arrival only shows when the host noticed the end.
+        ``stamps`` holds the times of all samples on each rank. The result is False if the hosts had
+        launched at least 90 % of the samples before the devices began them. Then the devices began
+        each sample together, and an arrival only shows when the host noticed the sample's end.
         """
         return self.hidden is None or self.hidden < MIN_HIDDEN
 

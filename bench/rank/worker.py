@@ -282,7 +282,8 @@ def compute_block_seconds(job: Job, number: int, elapsed: float) -> float:
     """Return the seconds that a block of samples may take.
 
     The time that is left of the job's budget is shared in proportion to the weights of this and all
-    later blocks. The result is at least 0.02 s and at most half of the block's timeout.
+    later blocks, see ``Block.weight``. The result is at least 0.02 s and at most half of the
+    block's timeout.
 
     Args:
         job: the blocks with their weights, and the time budget.

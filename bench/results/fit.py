@@ -98,7 +98,7 @@ class CurveFit:
     0.2 and four robust standard deviations.
     """
     residual: float
-    """The median over all sizes of the absolute relative error, as a fraction."""
+    """The median over all sizes of the absolute value of measured / fitted time - 1."""
 
     @property
     def breakpoint_bytes(self) -> float | None:
@@ -192,7 +192,11 @@ def _solve(sizes: _Array, times: _Array, weights: _Array) -> tuple[float, float]
 
 
 def _estimate_deviation(errors: _Array) -> float:
-    """Return the standard deviation of relative errors, estimated robustly from their median."""
+    """Return the standard deviation of relative errors, estimated from their median absolute value.
+
+    It is 1.4826 times this median, as for normally distributed errors. A few outliers hardly change
+    it. ``errors`` holds the measured time of each size over the fitted time, less 1.
+    """
     return _SIGMA_OF_MAD * float(np.median(abs(errors)))
 
 

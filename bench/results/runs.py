@@ -106,11 +106,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     """The folder of the run, or the name of pooled runs."""
     info: RunInfo
-    """The content of ``run.json``. For pooled runs, that of the newest run that has all cases."""
+    """The content of ``run.json``, for pooled runs of the newest run that has all cases."""
     records: tuple[Record, ...]
     """The records, one for each case and repetition.
 
-    If the file has several records of a case in a repetition, it is the last one.
+    If the file has several records of a case in a repetition, only the last one is here.
     """
     exclusions: tuple[str, ...] = ()
     """Sentences about runs that were not pooled, because their ranks or devices differ."""
@@ -211,8 +211,9 @@ def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, An
 
     ``ranks`` holds the global ranks that were measured, ``steps_per_sample`` the number of steps in
     a sample. The other arrays have a row for each of these ranks and a column for each sample:
-    ``arrival_ns`` and ``exit_ns`` are the begin and end on rank 0's clock since the first arrival,
-    ``duration_ns`` the duration of all steps of the sample, and ``issue_ns`` the part of the
+    ``arrival_ns`` and ``exit_ns`` are the start and end of a sample on rank 0's clock, in ns since
+    the earliest start of any sample on any rank, ``duration_ns`` the time from start to end of all
+    steps of the sample, and ``issue_ns`` the part of the
     duration until an asynchronous call returned. The dictionary is empty if the record has no file.
     Raises ``UserError`` if the file is damaged.
     """
@@ -230,10 +231,12 @@ def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, An
 
 
 class RecordWriter:
-    """Appends records to the ``records.jsonl`` of a run, and writes their other files.
+    """Appends records to the ``records.jsonl`` of a run, and writes their samples and timelines.
 
-    ``file`` is ``records.jsonl``, open without a buffer, and ``path`` the folder of the run. Each
-    record is on disk before the next case begins.
+    A record is the result of one case in one repetition. The samples by rank are a file in
+    ``samples/`` and the timeline of a profiled step is a file in ``traces/``. ``file`` is
+    ``records.jsonl``, open without a buffer, and ``path`` the folder of the run. When ``write``
+    returns, the record is on disk.
     """
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
@@ -251,9 +254,10 @@ class RecordWriter:
             os.fsync(self._file.fileno())
 
     def write_file(self, name: str, content: bytes) -> None:
-        """Write a file such as a timeline. ``name`` is its path relative to the run's folder.
+        """Write the file with a record's samples or timeline into the run's folder.
 
-        Raises ``UserError`` if it cannot be written.
+        ``name`` is the path of the file relative to this folder. Raises ``UserError`` if the file
+        cannot be written.
         """
         with convert_write_errors(self._path / name):
             (self._path / name).write_bytes(content)

@@ -136,7 +136,11 @@ class Worker:
                 click.echo(f"job {self._job} is not requeued: {error}")
 
     def _read_progress(self, point: Point) -> SweepProgress:
-        """Return the progress of a point (run). A reading error is retried a few times."""
+        """Return the measurements of a point (run) so far, read from the folder of its run.
+
+        A reading error is retried, because it may be temporary on a network file system. If the
+        third attempt fails too, the result has the error as ``problem``, and no measurements.
+        """
         for _ in range(_READ_ATTEMPTS):
             progress = read_progress(self._folder, point.id)
             if not progress.problem:

@@ -77,15 +77,17 @@ class Ratio:
     """The factor by which the exchanges of the node or rail take longer: 1.2 is 20 % longer.
 
     The duration of each exchange is divided by the median duration of the exchanges between other
-    nodes in the same round, with the same local rank. If these had none in the round, the median is
-    over all rounds. The ratio of a rail is the median of these quotients over its exchanges. The
-    ratio of a node is the median over its rails, of two middle rails the lower one.
+    nodes in the same round, with the same local rank. If other nodes did not exchange data with
+    this local rank in the round, the median is over their exchanges of all rounds. The ratio of a
+    rail is the median of these quotients over its exchanges. The ratio of a node is the median of
+    the ratios of its rails, of two middle rails the lower one.
     """
     threshold: float
     """The ratio above which the node or rail counts as slow.
 
     It is the larger of 1.05 and exp(3 s), where s is the standard error of the natural logarithm of
-    the ratio. s follows from the variation of the exchanges between other nodes.
+    the ratio. s is proportional to the standard deviation of ln(duration) of the exchanges between
+    other nodes within a round and local rank, and falls with a larger ``num_exchanges``.
     """
     partners: tuple[int, ...]
     """The indices in ``Measurement.nodes`` of the nodes exchanged with, ascending."""
@@ -145,8 +147,9 @@ def confirm_slow(exchanges: Sequence[Exchange], suspects: Sequence[Ratio]) -> li
 def compare(endpoint: Endpoint, exchanges: Sequence[Exchange]) -> Ratio | None:
     """Return the duration of the exchanges of a node or rail, relative to exchanges of other nodes.
 
-    The result is None if the node or rail exchanged data with fewer than two nodes, or if other
-    nodes did not exchange data with each other on all of its local ranks.
+    The result is None in two cases. The node or rail exchanged data with fewer than two nodes. Or
+    it has a local rank for which ``exchanges`` contains no exchange between two other nodes, so
+    that there is nothing to compare its exchanges with.
 
     Args:
         endpoint: the node or rail.
@@ -196,7 +199,7 @@ class ScreeningLevel:
 
 
 Levels = dict[tuple[int | None, int], ScreeningLevel]
-"""The logarithms of median durations of exchanges, by round and rail.
+"""The median ln(duration in s) of exchanges and their number, by round and rail.
 
 The key (round, rail) has the median over the pairs of nodes that exchanged data in this round with
 this local rank. The key (None, rail) has the median over all rounds.
@@ -204,9 +207,11 @@ this local rank. The key (None, rail) has the median over all rounds.
 
 
 def _compute_levels(exchanges: Sequence[Exchange]) -> Levels:
-    """Return the logarithm of the median duration of the exchanges of each round and local rank.
+    """Return the median ln(duration) of the exchanges of each round and local rank.
 
-    The key is (round, rail). The key (None, rail) has the median over all rounds.
+    A key is (round, rail), where the rail is the local rank. The key (None, rail) has the median
+    over all rounds. A value is a ``ScreeningLevel``: the median of the natural logarithms of the
+    durations in seconds, and the number of exchanges.
     """
     groups: dict[tuple[int | None, int], list[float]] = defaultdict(list)
     for entry in exchanges:
@@ -248,11 +253,13 @@ def _estimate_noise(exchanges: Sequence[Exchange], levels: Levels) -> float:
 
 
 def _find_slowest(exchanges: Sequence[Exchange]) -> Ratio | None:
-    """Return the ``Ratio`` of the slowest node if it is slow, otherwise of the slowest rail.
+    """Return the ``Ratio`` of the slowest node or, if no node is slow, of the slowest rail.
 
-    A rail is one local rank of one node. The result is None if neither the slowest node nor the
-    slowest rail is slow: its ratio is not above its threshold, or ``compare`` returns None for it.
-    ``exchanges`` are those of the nodes and rails that are not already known to be slow.
+    A rail is one local rank of one node. A node or rail is slow if its ratio is above its
+    threshold. It is not slow if it cannot be compared, because it exchanged data with fewer than
+    two nodes or because other nodes did not exchange data with one of its local ranks. The result
+    is None if neither the slowest node nor the slowest rail is slow. ``exchanges`` are those of the
+    nodes and rails that are not already known to be slow.
     """
     levels = _compute_levels(exchanges)
     excesses: dict[Endpoint, list[float]] = defaultdict(list)

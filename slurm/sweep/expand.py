@@ -25,8 +25,10 @@ SHAPE = ("repeat", "nodes", "ntasks_per_node", "distribution")
 """The names of axes of a sweep that are neither parameters of cases nor environment variables."""
 
 Row = dict[str, str]
-"""One combination of the settings of a sweep: the value of each axis as text, by name of the axis.
+"""One combination of the settings of a sweep: one value of each axis as text, by the axis's name.
 
+An axis is a setting of the sweep file such as ``nodes``, a parameter of cases such as
+``size_bytes``, or an environment variable. An axis with only one value is in every combination.
 Equal values such as ``"1K"`` and 1024 have equal texts.
 """
 
@@ -56,9 +58,10 @@ class Expansion:
         """Return the values of each axis of the sweep as text, by name of the axis.
 
         An axis is a setting of the file (such as ``nodes``), a parameter of cases, or an
-        environment variable. The first axis, ``repeat``, varies slowest, so that drift affects all
-        other settings equally. Raises ``UserError`` if an axis is set twice or a value is not
-        allowed.
+        environment variable. A setting with one value is in the result, with a list of length 1.
+        The values are in the order of the file. The first axis, ``repeat``, varies slowest, so that
+        drift affects all other settings equally. Raises ``UserError`` if an axis is set twice or a
+        value is not allowed.
         """
         file = self._file
         settings: dict[str, Any] = {"$.repeat": list(range(1, file.repeat + 1))}
@@ -155,9 +158,10 @@ class Expansion:
     def make_point(self, row: Row, varied: set[str]) -> Point:
         """Return the point (run) with the settings of ``row``, an empty id and a duration of 0.
 
-        ``varied`` has the names of the axes that have several values in the sweep. The label shows
-        nodes, ranks per node and parameters of cases always, and other axes only if they vary. It
-        also shows a distribution other than ``block``.
+        ``row`` has one value of each axis as text, by name of the axis, such as ``nodes`` or
+        ``size_bytes``. ``varied`` has the names of the axes that have several values in the sweep.
+        The label shows nodes, ranks per node and parameters of cases always, and other axes only if
+        they vary. It also shows a distribution other than ``block``.
         """
         variables = {name: text for name, text in row.items() if is_variable(name)}
         settings = {name: row[name] for name in row if name not in (*SHAPE, *variables)}

@@ -284,6 +284,12 @@ def collect(folder: Path, write_report: WriteReport | None = None, slurm: Slurm 
     The page is ``report.html`` in ``folder``, the folder of the sweep. It is not written if
     ``write_report`` is None or no run is complete. Returns the exit code of the sweep, see
     ``compute_exit_code``.
+
+    Args:
+        folder: the folder of the sweep.
+        write_report: the function that writes the page. Its arguments are the folders of the
+            complete runs and the path of the page.
+        slurm: the programs of Slurm.
     """
     folder = folder.absolute()
     status = get_status(folder, slurm)
