@@ -159,8 +159,8 @@ class TpLayerBenchmark(LayerBenchmark):
 def split_layer(layer: nn.Module, mesh: DeviceMesh, case: TpLayerCase) -> None:
     """Split the matrices of a Linear or an FFN over the mesh in the style of the case.
 
-    The first matrices of an FFN, ``up`` and for llama also ``gate``, share one all_reduce of the
-    gradients of their input.
+    In an FFN, the matrices before the activation function (``up`` and for llama also ``gate``) have
+    the same input. Backward sums the input's gradient over ranks by one all_reduce for both.
     """
     if case.style in (COLUMN, ROW):
         style = ColwiseParallel() if case.style is COLUMN else RowwiseParallel()

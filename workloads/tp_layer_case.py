@@ -108,7 +108,9 @@ class TpLayerCase:
     def compute_saved_bytes(self) -> float:
         """Return the bytes of activations that a rank saves in one forward pass for backward.
 
-        They are the input, and in an FFN also the output and the activation of each first matrix.
+        A Linear saves its input. An FFN saves its input and the tensors of its inner size: for gpt
+        the output of ``up`` and its GELU, for llama the outputs of ``up`` and ``gate``, the SiLU of
+        the latter, and the input of ``down``.
         """
         features = self.input_features / (self.tp if self.style.has_sharded_input else 1)
         if self.style in (MEGATRON, NAIVE):

@@ -111,10 +111,12 @@ class CudaFlash:
 class CudaEfficient:
     """The kernel on CUDA for float32, older GPUs and other head sizes: memory-efficient attention.
 
-    Torch's operator needs as many heads of keys as of queries. It pads the log-sum-exp to a
-    multiple of 32 rows with infinity, so that the probabilities of padded rows are zero. Its
-    forward pass stores the output as (batch, rows, heads, size). Its backward pass reads the output
-    and the output's gradient in this order, whatever their strides are.
+    Torch's operator needs as many heads of keys and values as of queries, so that this class
+    repeats the heads of keys and values before each call. The operator's forward pass pads the
+    log-sum-exp to a multiple of 32 rows. This class removes the padding after forward, and pads
+    with infinity before backward, so that the probabilities of padded rows are zero. The operator's
+    backward pass reads the output and the output's gradient in the memory order (batch, rows,
+    heads, size), whatever their strides are. This class stores both in this order.
     """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
@@ -326,9 +328,10 @@ class BlockAttention(ABC):
     def add_block(self, block: int, q: Tensor, kv: Tensor, softmax: OnlineSoftmax) -> None:
         """Add the attention of ``q`` over one block of keys and values to ``softmax``.
 
-        A block is the keys and values that the rank has at one time. ``block`` is its index in the
-        order of computation. ``kv`` stacks its keys and values, (2, batch, kv_heads, keys, head
-        size). There is one kernel call for each tile, a rectangle of queries and keys.
+        In a ring, a block is the keys and values that the rank has in one step of the ring. If they
+        are gathered, the only block has those of the full sequence. ``block`` is the index of the
+        block in the order of computation. ``kv`` stacks its keys and values, (2, batch, kv_heads,
+        keys, head size). There is one kernel call for each tile, a rectangle of queries and keys.
         """
         for tile in self.tiles[block]:
             queries = q[:, :, tile.rows]

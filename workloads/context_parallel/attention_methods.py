@@ -216,7 +216,8 @@ def build_attention(
     """Return the function (q, k, v) -> output that computes attention over the ranks of ``cp``.
 
     ``rank`` is this rank's index along ``cp``. ``groups`` has this rank's process group for each
-    axis of ``ContextMethod.list_axis_groups``. ``kernel`` computes single blocks.
+    axis of ``ContextMethod.list_axis_groups``. ``kernel`` computes attention over one block of
+    keys.
     """
     method = split.method
     part_group = groups[method.part_axis] if split.parts > 1 else None

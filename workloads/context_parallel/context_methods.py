@@ -32,7 +32,7 @@ class ContextMethod:
     name: str
     """The name that users write as ``cp_method``, such as ``zigzag``."""
     is_zigzag: bool = False
-    """True if a part is two ranges of tokens, one from the front and one from the back."""
+    """True if a part is two ranges of tokens, as far from the sequence's start as from its end."""
     keys: Literal["ring", "gather", "local"] = "ring"
     """The way in which a rank gets the keys and values of other parts.
 
@@ -63,9 +63,10 @@ class ContextMethod:
     def compute_ulysses(self, ranks: int, requested: int) -> int:
         """Return the number of ranks that exchange tokens for heads (Ulysses), 1 for none.
 
-        ``ranks`` is the size of ``cp``. If the sequence is a single part (``ulysses``), the result
-        is ``ranks``. With both exchanges (``usp``) it is ``requested``, the number that the user
-        sets, where 0 means half of ``ranks``. With the other methods it is 1.
+        ``ranks`` is the size of ``cp``. With the method ``ulysses``, all ranks exchange tokens for
+        heads, and the result is ``ranks``. With ``usp``, which also exchanges keys and values, the
+        result is ``requested``, the number that the user sets. 0 means half of ``ranks``, at least
+        1. With the other methods the result is 1, and ``requested`` has no effect.
         """
         if self.keys == "local":
             return ranks
@@ -105,8 +106,8 @@ class ContextMethod:
 
         The text is the violation: ``sequence(100) % cp(3) != 0`` means that 3 ranks cannot share
         100 tokens. ``ranks`` is the size of ``cp``. ``ulysses`` is the number of ranks that
-        exchange tokens for heads, 0 for the default. ``tp`` is the number of ranks that split the
-        heads first.
+        exchange tokens for heads, 0 for the default of ``compute_ulysses``. ``tp`` is the number of
+        ranks that split the heads first.
         """
         head_ranks = self.compute_ulysses(ranks, ulysses)
         if ulysses not in (0, head_ranks):

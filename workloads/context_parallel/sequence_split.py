@@ -35,8 +35,9 @@ class SequenceSplit:
     def num_blocks(self) -> int:
         """The number of blocks of keys over which a rank computes attention, one after the other.
 
-        A block is the keys that the rank has at one time. If keys are gathered, all keys are one
-        block. Otherwise there is one block for each part of the sequence.
+        In a ring, a block is the keys that the rank has in one step of the ring, those of one part
+        of the sequence. There are then ``parts`` blocks. If keys are gathered, all keys of the
+        sequence are one block.
         """
         return 1 if self.method.keys == "gather" else self.parts
 
@@ -63,11 +64,11 @@ class SequenceSplit:
         return [range(number * size, (number + 1) * size) for number in numbers]
 
     def _list_keys(self, rank: int, block: int) -> Chunks:
-        """Return the positions in the sequence of the keys that a rank of ``cp`` has at one time.
+        """Return the positions in the sequence of the keys in one block of a rank of ``cp``.
 
-        ``block`` is the index of this time, from 0. If keys are gathered, the result is all
-        positions. In a ring it is the part of the sequence that is ``block`` parts before the
-        rank's own part, where the last part precedes the first.
+        If keys are gathered, the only block has all positions. In a ring, ``block`` is the number
+        of the step of the ring, from 0. Its keys are those of the part of the sequence that is
+        ``block`` parts before the rank's own part, where the last part precedes the first.
         """
         if self.method.keys == "gather":
             return [range(self.sequence)]
@@ -76,10 +77,11 @@ class SequenceSplit:
     def list_tiles(self, rank: int) -> list[list[Tile]]:
         """Return the kernel calls (tiles) of a rank's attention, one list for each block of keys.
 
-        A block is the keys that the rank has at one time: those of one part of the sequence in a
-        ring, or all keys if they are gathered. The outer list has ``num_blocks`` elements, in the
-        order in which the rank computes. A tile is a rectangle of queries and keys that one call of
-        the fused kernel computes. Together, the tiles cover the causal mask of the rank's queries.
+        A block is the keys that the rank has in one step of a ring, those of one part of the
+        sequence. If keys are gathered, the only block has all keys. The outer list has
+        ``num_blocks`` elements, in the order in which the rank computes. A tile is a rectangle of
+        queries and keys that one call of the fused kernel computes. Together, the tiles cover the
+        causal mask of the rank's queries.
         """
         queries = self._list_part(rank // self.ulysses)
         return [

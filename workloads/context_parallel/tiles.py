@@ -8,14 +8,14 @@ from dataclasses import dataclass
 class Tile:
     """A rectangle of a rank's attention matrix, which one call of a fused kernel computes.
 
-    The rows of the matrix are the rank's queries. Its columns are the keys that the rank has at
-    this time: one part of the sequence in a ring, or all gathered keys.
+    The rows of the matrix are the rank's queries. Its columns are one block of keys: those that the
+    rank has in one step of a ring, or all keys of the sequence if they are gathered.
     """
 
     rows: slice
     """The queries of the tile, as indices into the queries of the rank."""
     columns: slice
-    """The keys of the tile, as indices into the block of keys that the rank has at this time."""
+    """The keys of the tile, as indices into the block of keys."""
     is_causal: bool = False
     """True for a square tile whose i-th query (from 0) attends to its first i + 1 keys.
 

@@ -157,7 +157,7 @@ def state_equation(view: RankView) -> Equation:
 
 
 def buffers_equation(view: RankView) -> Equation:
-    """Return the equation of the most bytes of buffers that one rank holds at one time.
+    """Return the equation of the peak bytes of buffers on one rank during a step.
 
     Buffers are tensors that exist for a part of a step. The result is for the largest of three
     moments:

@@ -19,7 +19,8 @@ from parbench.workloads.parallel.dims import compute_chunk_size
 Kind = Literal["split", "replicated", "routed"]
 """The way in which the ranks of one stage hold a parameter.
 
-"split": ``tp`` ranks have different parts. "replicated": every ``tp`` rank has all of it.
+"split": ``tp`` ranks have different parts, except that each has the full bias of a Linear whose
+input features are split. "replicated": every ``tp`` rank has all of it.
 "routed": it belongs to routed experts, which ``ep`` and ``etp`` distribute in place of ``tp``.
 """
 
@@ -297,8 +298,10 @@ def _linear(
 ) -> Iterator[ParameterPart]:
     """Yield a rank's weight (outer, inner) of a Linear and, with ``has_bias``, its bias (outer).
 
-    If ``tp`` splits ``inner``, every rank has the full bias and its full gradient, because the
-    output is summed over ranks.
+    ``outer`` and ``inner`` are the output and input features of the rank's part, which the caller
+    has divided by ``tp``. ``kind`` is the kind of both. If ``tp`` splits the input features, the
+    bias is not divided: every rank has all of it and its full gradient, because the output is
+    summed over ranks. Its kind is still "split".
     """
     yield _part(f"{name}.weight", kind, outer, inner)
     if has_bias:

@@ -108,7 +108,7 @@ class StepSpec:
     reference_fits: bool = True
     """True if the single-process reference of the check fits in memory next to the step.
 
-    Then the whole model is verified, otherwise a small one.
+    Then the full model is compared with it, otherwise a small model of the same preset.
     """
 
     @cached_property
@@ -569,7 +569,7 @@ class RankView:
 
     @property
     def microbatches_in_flight(self) -> float:
-        """The maximum number of microbatches whose activations this rank holds at one time.
+        """The maximum number of microbatches whose activations this rank holds together.
 
         A microbatch in one of several stages of the rank counts as 1 / stages. The result is 1
         without a pipeline.

@@ -170,9 +170,10 @@ class TokenExchange:
 
 
 class AllToAllExchange(TokenExchange):
-    """Sends the token of each pair to the rank of its expert by an uneven all_to_all.
+    """Sends each token to the ranks of its experts by an all_to_all with uneven sizes.
 
-    The host reads the numbers of pairs from the device once.
+    A token is sent once for each of its experts, as a pair of token and expert. The host reads the
+    numbers of pairs from the device once.
     """
 
     def exchange_metadata(self) -> None:

@@ -35,7 +35,9 @@ _REPEATS = 3
 
 
 ExchangeTimes = Mapping[str, float]
-"""The seconds that one rank takes to exchange one microbatch's tokens in forward, by metric.
+"""The seconds of the phases in which one rank exchanges one microbatch's tokens, by metric.
+
+Only the forward pass is timed.
 
 The keys are ``dispatch_packing_time`` (to permute tokens on this rank before and after their
 transfer), ``dispatch_transfer_time`` (to send tokens and their counts or expert ids),
@@ -146,9 +148,10 @@ class ExpertProbe:
 
     @torch.no_grad()
     def _time_exchange(self) -> ExchangeTimes:
-        """Exchange one microbatch's tokens in forward, and return the time of each phase.
+        """Exchange one microbatch's tokens in forward, and return the seconds of its phases.
 
-        All ranks of ``ep`` take part, and start each phase together.
+        The phases are packing and transfer, their sum, and combine, by the keys of
+        ``ExchangeTimes``. All ranks must call this method. Each phase starts after a barrier.
         """
         exchange = self._make_exchange()
         _, metadata_seconds = self._time(exchange.exchange_metadata)

@@ -62,7 +62,10 @@ class MoeLayerBenchmark(LayerBenchmark):
         self._draw()
 
     def _initialize(self, layer: MoeLayer, dtype: torch.dtype) -> None:
-        """Move a layer to the device and to ``dtype``, and set the weights of the seed."""
+        """Move a layer to the device and to ``dtype``, and set its initial weights.
+
+        The weights depend on the seed of the benchmark and the names of the parameters.
+        """
         layer.to(device=self._world.device, dtype=dtype)
         set_weights(layer, self._world.seed)
 

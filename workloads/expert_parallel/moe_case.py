@@ -92,8 +92,10 @@ class Moe:
     def is_recomputed(self, call: LayerCall) -> bool:
         """Return True if the recomputation of full checkpointing repeats a communication call.
 
-        Torch stops a recomputation when it has the last tensor that backward needs. So the call
-        that ends a layer's forward pass is repeated only if shared experts follow it.
+        The result is False only for a call with ``ends_forward`` in a layer without shared experts,
+        such as the reduce_scatter of expert results. Torch stops a recomputation when it has the
+        last tensor that backward needs, which is before this call. Shared experts run after the
+        call and save tensors, so that with them the call is repeated.
         """
         return self.shared > 0 or not call.ends_forward
 

@@ -218,9 +218,10 @@ class ReferenceMoeLayer(MoeLayer):
     """
 
     positions_by_source: Sequence[Sequence[int]] | None = None
-    """For each rank that shares the sequences, the positions of its tokens in a sequence.
+    """The positions in a sequence of the tokens of each rank that shares it in the verified step.
 
-    None means that one rank holds complete sequences.
+    The outer index is the rank's index among the ranks that share a sequence. None means that one
+    rank holds complete sequences.
     """
     num_misrouted = 0
     """The number of tokens of the last forward pass that the router would send elsewhere.
@@ -250,8 +251,9 @@ class ReferenceMoeLayer(MoeLayer):
     def run_experts(self, tokens: Tensor, weights: Tensor, expert_ids: Tensor) -> Tensor:
         """Return the weighted sum of each token's routed experts, (tokens, hidden).
 
-        Other than in ``MoeLayer``, all experts run in this process, one after the other. Capacity
-        applies to the tokens of each rank of ``positions_by_source`` separately.
+        Other than in ``MoeLayer``, all experts run in this process, one after the other. In the
+        verified step, several ranks may share the sequences (``positions_by_source`` has the
+        positions of each). Capacity applies to the tokens of each of these ranks separately.
         """
         output = torch.zeros_like(tokens)
         for source in self._tokens_by_source:

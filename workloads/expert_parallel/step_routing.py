@@ -78,9 +78,10 @@ class StepRouting:
         """Make the routing of a step that has experts, ``spec.moe``.
 
         ``positions`` are the positions of this rank's tokens in each sequence.
-        ``positions_by_source`` has the positions on every rank that shares the sequence. The
-        reference needs them, because each of these ranks may send an expert only as many tokens as
-        its capacity. None means that one rank has complete sequences.
+        ``positions_by_source`` has one list of positions for each rank that shares the sequences,
+        by the rank's index among them. The reference needs the lists, because each of these ranks
+        may send an expert only as many tokens as its capacity. None means that one rank has
+        complete sequences.
         """
         assert spec.moe is not None
         self._world = world

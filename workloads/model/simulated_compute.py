@@ -295,12 +295,17 @@ def _add_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def set_distinct_gradients(model: nn.Module, rank: int, data_size: int) -> None:
-    """Give each data rank different gradient values in the ``SimulatedLinear`` modules of a model.
+    """Give data ranks different gradient values in the ``SimulatedLinear`` modules of a model.
 
-    A missing gradient then changes the mean over ranks. ``rank`` is this rank's index among the
-    ``data_size`` data ranks. The value of a Linear is ``data_size`` if one bit of ``rank`` is 0,
-    otherwise twice that. The next Linear takes the next bit. Gradients are divided by ``data_size``
-    before they are summed, and bfloat16 adds integers up to 256 exactly in every order.
+    ``rank`` is this rank's index among the ``data_size`` data ranks, from 0. All gradient elements
+    of a Linear have one value: ``data_size`` if one bit of ``rank`` is 0, and ``2 * data_size`` if
+    it is 1. The first Linear takes the lowest bit, the next Linear the next bit. After the highest
+    bit of ``data_size - 1`` the lowest follows again. With fewer Linears than bits, the higher bits
+    are not used, and some ranks have equal values.
+
+    If the reduction takes the wrong ranks, the mean over ranks changes. The reduction divides by
+    ``data_size`` before it sums, so that it adds the integers 1 and 2. bfloat16 adds integers
+    exactly in every order if the sum is at most 256.
     """
     num_bits = max(1, (data_size - 1).bit_length())
     linears = (module for module in model.modules() if isinstance(module, SimulatedLinear))

@@ -425,7 +425,8 @@ class SelectivePolicy:
     ) -> CheckpointPolicy:
         """Return MUST_SAVE or PREFER_RECOMPUTE for the next operator of the layer.
 
-        ``context`` says if the operator runs in forward or in recomputation.
+        ``context`` is torch's object with the pass in which the operator runs: forward or
+        recomputation.
         """
         is_saved = operation in ATTENTIONS
         if operation in _GEMMS:

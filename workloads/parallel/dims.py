@@ -148,7 +148,8 @@ class ParallelDims:
     def data_ranks(self) -> int:
         """The number of ranks with different tokens of the batch, over which the loss is averaged.
 
-        Ranks of ``tp`` do not count.
+        It is dp * fsdp * cp. The ranks of a ``cp`` group count, because they have different tokens
+        of the same sequences. The ranks of ``tp`` and ``pp`` work on the same tokens.
         """
         return self.dp * self.fsdp * self.cp
 

@@ -65,7 +65,7 @@ def _split_layer(layer: Layer, mesh: DeviceMesh, outside: Placement) -> None:
     """Split the attention of a layer by heads, and its FFN by columns and then rows.
 
     A mixture of experts in place of the FFN is not split. ``outside`` is the placement of
-    activations between blocks.
+    activations between the attention and FFN blocks.
     """
     styles = _split_block("attention", ["q", "k", "v"], "out", outside)
     if isinstance(layer.ffn, Ffn):
@@ -92,9 +92,9 @@ def _split_block(
 ) -> dict[str, ParallelStyle]:
     """Return the parallel styles of a block (attention or FFN), keyed by module name.
 
-    ``block`` is the name of the block in its layer. ``columns`` are the names of its first
-    matrices, which are split by columns, and ``rows`` is the name of its last matrix. ``outside``
-    is the placement of activations between blocks.
+    ``block`` is the name of the block in its layer. ``columns`` are the names of the Linears
+    that are split by columns: q, k and v, or up and gate. ``rows`` is the name of the Linear that
+    is split by rows: out, or down. ``outside`` is the placement of activations between blocks.
     """
     styles: dict[str, ParallelStyle] = {
         block: PrepareModuleInput(input_layouts=(outside,), desired_input_layouts=(Replicate(),)),

@@ -86,7 +86,7 @@ class PipelineOrder:
 
 
 def find_peak_held(actions: Iterable[Action], held_by_stage: Callable[[int], float]) -> float:
-    """Return the maximum amount of activations that a rank holds at one time for backward.
+    """Return the peak amount of activations that a rank holds for backward.
 
     ``actions`` are those of one rank, in order. ``held_by_stage(stage)`` is the amount of one
     microbatch's activations in a stage: their bytes, or 1 to count microbatches. They are held from

@@ -171,7 +171,7 @@ class Schedule:
         )
 
     def microbatches_in_flight(self, rank: int, size: PipelineSize) -> float:
-        """Return the maximum number of microbatches whose activations a rank holds at one time.
+        """Return the maximum number of microbatches whose activations a rank holds together.
 
         A microbatch counts from its forward to the end of its backward pass. With several stages
         per rank, a microbatch in one of them counts as 1 / stages_per_rank.
@@ -180,7 +180,7 @@ class Schedule:
         return _find_peak(self, rank, size, stages) / size.stages_per_rank
 
     def logits_in_flight(self, rank: int, size: PipelineSize) -> float:
-        """Return the maximum number of microbatches whose logits a rank holds at one time.
+        """Return the maximum number of microbatches whose logits a rank holds together.
 
         It is 0 on a rank without the last stage. With split backward passes, logits are held until
         the weight gradient of the head.
@@ -190,7 +190,7 @@ class Schedule:
 
 @lru_cache(maxsize=65536)
 def _find_peak(schedule: Schedule, rank: int, size: PipelineSize, stages: tuple[int, ...]) -> float:
-    """Return the maximum number of microbatches that a rank holds at one time for backward.
+    """Return the maximum number of microbatches that a rank holds together for backward.
 
     Only the activations in ``stages`` count, and a microbatch counts once for each of them.
     """

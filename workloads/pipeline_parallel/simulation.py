@@ -80,8 +80,9 @@ def simulate(
     ``action_seconds(action)`` is the duration of an action. An action starts once its rank is free
     and its inputs have arrived. A message from another rank arrives ``latency`` seconds after the
     end of the action that sends it. Messages do not wait for each other. With ``rendezvous``, as on
-    gloo, a message is sent only when the receiving rank is free. Time 0 is the start of all ranks.
-    Raises ``ValueError`` for a deadlock.
+    gloo, a message leaves only when the receiving rank has ended the action before the one that
+    needs the message. The sender is not blocked and runs its next action. Time 0 is the start of
+    all ranks. Raises ``ValueError`` for a deadlock.
     """
     queues = [deque(actions) for actions in order.actions_by_rank]
     free_times = [0.0] * order.ranks

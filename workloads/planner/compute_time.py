@@ -48,11 +48,11 @@ class GemmShape:
     """Equal matrix multiplications of (m, k) by (k, n), which one kernel computes together."""
 
     m: float
-    """The rows of the first matrix and of the result, usually tokens."""
+    """The rows of the left matrix and of the result, usually tokens."""
     n: float
-    """The columns of the second matrix and of the result."""
+    """The columns of the right matrix and of the result."""
     k: float
-    """The columns of the first matrix and the rows of the second."""
+    """The columns of the left matrix and the rows of the right one."""
     count: float = 1.0
     """The number of multiplications."""
 

@@ -46,7 +46,7 @@ class PlacedCall:
     """
 
     axis: str
-    """The axis of the mesh."""
+    """The mesh axis on which the calls run, such as dp."""
     op: str
     """The operation, such as all_reduce, or ``send`` for a message."""
     num_bytes: float
@@ -264,8 +264,10 @@ def curve_for(call: PlacedCall, curves: Sequence[Curve]) -> Curve:
 def _rank_curve(curve: Curve, place: Place) -> tuple[bool, bool, int]:
     """Return the sort key of a fit. The fit with the smallest key predicts a call on ``place``.
 
-    The key is (True if only one of the groups of fit and call is inside a node, True if their
-    numbers of ranks differ, the negative number of ranks of the fit).
+    ``curve`` is the fit, measured on one group of ranks, and ``place`` the group of the call. The
+    first element of the key is True if one group is inside a node and the other spans nodes. The
+    second is True if the groups differ in their number of ranks. The third is the negative number
+    of ranks of the fit. So a fit with more ranks is preferred if the first two elements are equal.
     """
     return curve.inside != place.inside, curve.ranks != place.ranks, -curve.ranks
 

@@ -64,9 +64,12 @@ def place_of(dims: ParallelDims, group: tuple[str, ...], gpus_per_node: int) -> 
 
 
 def _arrange_groups(dims: ParallelDims, group: tuple[str, ...]) -> "NDArray[np.int64]":
-    """Return the ranks of all groups along the axes ``group`` of a mesh, as in ``place_of``.
+    """Return the global ranks of all groups along the axes ``group`` of a mesh.
 
-    The array has the shape (groups, ranks per group).
+    The array has the shape (groups, ranks per group). The ranks of a row differ only in their
+    positions along ``group``, in the order of these positions. Rows are in the order of the
+    positions along the other axes. In both orders the innermost axis varies fastest. ``group`` can
+    also be one axis of the experts: ep, etp, efsdp or edp.
     """
     import numpy as np
 

@@ -21,11 +21,14 @@ They are six float32 numbers: the weights of the step and of two references, gra
 moments of AdamW.
 """
 _MAX_HEAD_SIZE = 16
-"""The maximum head size of the small model."""
+"""The maximum head size of the small model, the result of ``shrink_model``."""
 _MIN_TOKENS = 64
-"""The minimum sequence length of the small model, rounded to a multiple that the mesh needs."""
+"""The maximum sequence length of the small model, the result of ``shrink_model``.
+
+It is rounded down to a multiple of twice the number of ranks, and is at least this multiple.
+"""
 _MAX_VOCABULARY = 512
-"""The maximum vocabulary size of the small model."""
+"""The maximum vocabulary size of the small model, the result of ``shrink_model``."""
 
 
 def does_reference_fit(world: World, spec: StepSpec) -> bool:
@@ -69,7 +72,9 @@ def check_memory(view: RankView) -> float:
 def shrink_model(spec: StepSpec, params: Params) -> dict[str, Value]:
     """Return the sizes of a small model that can run on the same mesh, keyed by parameter name.
 
-    They replace sizes in ``params``, the parameters of the case. The small model has all heads, but
+    The small model is checked against a single-process reference if the reference of the full model
+    does not fit in memory. Its sizes replace those in ``params``, the parameters of the benchmark.
+    The small model has all heads, but
     a smaller hidden size, vocabulary and sequence length. It has one layer for each pipeline stage,
     at least two, or all layers if ``params`` sets the layers of each stage. Every axis of the mesh
     divides the sequence length.

@@ -163,11 +163,11 @@ class TrainStep(Benchmark):
         self.small_model_wrong = 0
         """The number of wrong elements that the check of a small model of the same preset found.
 
-        It is 0 if the single-process reference of the full model fits in memory. Then the full
-        model itself is checked, and no small model.
+        ``build`` sets it. It is 0 if the single-process reference of the full model fits in memory.
+        Then the full model itself is checked, and no small model.
         """
         self.small_model_differences: tuple[str, ...] = ()
-        """A phrase for each wrong tensor of the small model."""
+        """A phrase for each wrong tensor of this small model, empty without one."""
         self._step_number = 0
         self._draw()
 
@@ -480,8 +480,10 @@ class TrainStep(Benchmark):
     def check(self) -> int:
         """Return the number of wrong elements of weights, gradients, loss and optimizer updates.
 
-        They are compared with a single-process reference or, if it does not fit in memory, checked
-        on a small model. With simulated compute, only the known gradient values are checked.
+        They are compared with a single-process reference. If the reference does not fit in memory,
+        the result includes the wrong elements of a small model of the same preset, which ``build``
+        has compared with its own reference. With simulated compute, only the known gradient values
+        are checked.
         """
         if self.spec.is_simulated:
             self._gather_gradients()
@@ -494,8 +496,9 @@ class TrainStep(Benchmark):
         """Return the number of wrong elements of this rank's weights, gradients and loss.
 
         They are compared with a single-process reference. If the reference does not fit in memory,
-        only two things are checked: replicas are equal, and the loss and gradients are finite. The
-        wrong elements of the small model are then added.
+        an element is wrong if a weight differs between the ranks that replicate it, or if the loss
+        or a gradient is infinite or NaN. ``small_model_wrong`` is then added, the wrong elements of
+        a small model of the same preset that ``build`` compared with a reference.
         """
         if not self.spec.reference_fits:
             wrong = self._verifier.check_without_reference(self._compute_gradients)
@@ -512,7 +515,11 @@ class TrainStep(Benchmark):
         return self.forward_backward()
 
     def differences(self) -> Sequence[str]:
-        """Return a phrase for each wrong tensor of the last check and of the small model."""
+        """Return a phrase for each wrong tensor of the last check.
+
+        If the step's reference does not fit in memory, the phrases on the small model come first,
+        which ``build`` checked in its place. Each of them begins with "on a small model".
+        """
         return (*self.small_model_differences, *self._verifier.differences)
 
     # Description and explanation
@@ -616,7 +623,7 @@ class TrainStep(Benchmark):
         )
 
     def _count_activations(self) -> float:
-        """Return the largest number of bytes that this rank saves for backward at one time.
+        """Return the peak of the bytes of activations that this rank saves for backward in a step.
 
         One forward pass of each of the rank's stages is run, to count the bytes of one microbatch.
         Without a pipeline, these bytes are the result. With a pipeline, several microbatches are in
@@ -741,8 +748,8 @@ def build(preset: Preset, world: World, **params: Value) -> TrainStep:
     """Return the training step of a preset, such as ``fsdp``, with the parameters ``params``.
 
     All ranks call it. If the step's single-process reference does not fit in memory, a small model
-    of the same preset is checked first. The number of its wrong elements is kept in the returned
-    step, whose own check adds it.
+    of the same preset is checked first, with the sizes that ``shrink_model`` returns. The number of
+    its wrong elements is kept in the returned step, whose own check adds it.
     """
     spec = preset(params, world.size)
     check = str(params.get("check", "auto"))

@@ -74,8 +74,8 @@ def predict_step_time(
     """Return the predicted time of a step in which a rank computes for ``compute_seconds``.
 
     ``calls`` are the communication calls of the rank in the step, and ``seconds`` returns the
-    seconds of one call. With the backend ``gloo``, messages of a pipeline wait for their receiver,
-    and FSDP hides calls only with ``spec.prefetch``.
+    seconds of one call. With the backend ``gloo``, a message of a pipeline leaves only when its
+    receiving rank is free, and FSDP hides calls only with ``spec.prefetch``.
     """
     axis_seconds: defaultdict[str, float] = defaultdict(float)
     for call in calls:
@@ -115,7 +115,7 @@ def _predict_pipeline(
     ``axis_seconds`` has the seconds per step of all communication by axis, and ``hop`` is the
     seconds of a message between stages. ``compute_seconds`` is the compute of a rank in the
     step. The exposed time of ``pp`` is the time by which messages lengthen the simulated schedule.
-    With ``has_rendezvous`` a message waits for its receiver.
+    With ``has_rendezvous`` a message leaves only when its receiving rank is free.
     """
     blocking = sum(axis_seconds.get(axis, 0.0) for axis in BLOCKING_AXES)
     after = sum(axis_seconds.values()) - blocking - axis_seconds["pp"]
@@ -136,7 +136,8 @@ def _simulate_makespan(
 
     ``busy_seconds`` is the compute and blocking communication of a pipeline rank in a step, as the
     mean over ranks. It is divided among the stages by their layers. ``hop_seconds`` is the time of
-    a message between stages. With ``has_rendezvous`` a message waits for its receiver.
+    a message between stages. With ``has_rendezvous`` a message leaves only when its receiving rank
+    is free. The sending rank does not wait.
     """
     order, layers_by_stage = spec.order, spec.rank_view(0).layers_by_stage
     layer = busy_seconds * order.ranks / order.microbatches / sum(layers_by_stage)

@@ -225,7 +225,8 @@ def _time_table(run: DryRun) -> Table:
 def _draw_pipeline(run: DryRun) -> Iterator[Plot]:
     """Yield a timeline of the simulated pipeline of a step, nothing for a step without pipeline.
 
-    It has at most ``MAX_DRAWN_ROUNDS`` microbatches per pipeline rank.
+    The step is simulated with at most ``MAX_DRAWN_ROUNDS`` times as many microbatches as the
+    pipeline has ranks, so that the figure stays readable.
     """
     all_microbatches = run.spec.microbatches
     microbatches = min(all_microbatches, MAX_DRAWN_ROUNDS * run.spec.dims.pp)
