@@ -58,8 +58,8 @@ class LimitResult:
 def check_run(data: RunData, file: Path, code: int) -> int:
     """Check the metrics of a run against the limits in a file, and return the exit code.
 
-    The result is printed to standard error. ``code`` is the exit code of the run itself. The worse
-    one of this code and that of the limits is returned.
+    The results of the limits are printed to standard error. ``code`` is the exit code of the run
+    itself. The worse one of this exit code and the exit code of the limits is returned.
     """
     results = check_limits(data, read_limits(file, data.plan.cases))
     for sentence in describe_limits(results):

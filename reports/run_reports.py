@@ -109,7 +109,7 @@ def make_report(data: RunData, extra_verdicts: Sequence[ReportVerdict] = ()) -> 
 
 
 def make_report_of_runs(run_set: RunSet) -> Report:
-    """Build the report of several runs, or of the runs of a sweep."""
+    """Build the report that compares several runs, or the runs of a sweep, side by side."""
     tables: dict[tuple[str, str], Iterable[Table]] = {
         ("runs", "Runs"): [_make_run_table(run_set)],
         ("problems", "Wrong, hung or failed"): [_make_problem_table(run_set)],
@@ -175,7 +175,8 @@ def _chart_first_step(data: RunData, *, is_wide: bool) -> Chart | None:
 def _make_run_table(run_set: RunSet) -> Table:
     """Return the table of runs with their ids, verdicts and setups, a row per run.
 
-    If a run has several nodes, the table has their host names and the distribution of ranks.
+    A setup is the host, hardware, ranks, preset and start as text (``describe_setup``). If a run
+    has several nodes, the table has their host names and the distribution of ranks over them.
     """
     rows = []
     for number, data in run_set.runs.items():

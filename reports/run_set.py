@@ -136,7 +136,10 @@ class RunSet:
         return {name: values for name, values in texts.items() if len(set(values)) > 1}
 
     def describe_differences(self) -> str:
-        """Return a sentence with the first settings in which the runs differ."""
+        """Return a sentence that names the first settings in which the runs differ.
+
+        If the runs do not differ, the sentence states this.
+        """
         if not self.differences:
             return "All runs have the same settings."
         names = name_first(list(self.differences), MAX_NAMED_SETTINGS)

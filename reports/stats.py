@@ -165,7 +165,7 @@ def compute_log_deviation(values: Sequence[float]) -> float:
 
 
 def select_discoveries(p_values: Sequence[float | None], rate: float = LEVEL) -> list[bool]:
-    """Return a flag for each p-value, in order: True if it is significant.
+    """Return a flag for each p-value, in order: True if the p-value is significant.
 
     At most the fraction ``rate`` of the significant effects are expected to be false alarms
     (Benjamini & Hochberg, JRSS B 1995). A p-value of None stands for an effect that was not tested,

@@ -199,9 +199,9 @@ class CaseResult:
 
 
 def _merge_equal(values: list[Any]) -> Any:
-    """Return the value that all elements of a list have, or the list if its elements differ.
+    """Return the common value of a list if all its elements are equal, otherwise the list.
 
-    ``values`` is not empty.
+    ``values`` has the values of one fact about a case in its repetitions. It is not empty.
     """
     return values[0] if all(value == values[0] for value in values) else values
 
@@ -223,6 +223,7 @@ class MissingCase:
     """A planned case that has no record in some of its repetitions."""
 
     case: Case
+    """The benchmark and the values of its parameters."""
     repetitions: int
     """The number of planned repetitions in which the case has no record."""
 

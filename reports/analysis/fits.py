@@ -142,10 +142,10 @@ def _make_point(row: CaseResult) -> CurvePoint:
 
 
 def describe_fits(ceiling: Ceiling | None) -> list[str]:
-    """Return sentences on the method of the fits, and on the reference of their efficiencies.
+    """Return sentences on the method of the fits of time over size, and on their efficiencies.
 
-    ``ceiling`` is the bandwidth limit that efficiencies refer to. If it is None, only the method is
-    described.
+    An efficiency is a fitted bandwidth over ``ceiling``, the bandwidth limit of the run. If
+    ``ceiling`` is None, only the method is described.
     """
     notes = [
         f"Fits: {METHOD}.",

@@ -83,7 +83,7 @@ def label_cases(results: Sequence[CaseResult]) -> dict[str, str]:
 
 
 def _join(name: str, case: Case, params: Collection[str]) -> str:
-    """Return ``name``, then ``param=value`` of a case for each of ``params``.
+    """Return ``name``, followed by ``PARAM=VALUE`` for each of the parameters ``params`` of a case.
 
     An example is ``broadcast root=1``.
     """

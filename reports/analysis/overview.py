@@ -21,10 +21,11 @@ MAX_LATENCY_BYTES = 64 << 10
 
 
 def describe_setup(data: RunData) -> str:
-    """Return the host, hardware, ranks, preset, start and measuring time of a run as one line.
+    """Return the host, hardware, ranks, preset and start of a run as one line of text.
 
-    The measuring time is the share of the run's duration in which cases ran. Unknown facts are left
-    out. For an imported log, the facts that it states about GPUs and NCCL are added.
+    The line ends with the run's duration and the percentage of the duration in which cases ran.
+    Unknown facts are left out. For an imported log, the facts that the log states about GPUs and
+    NCCL are added.
     """
     plan, info = data.plan, data.run.info
     environment = info.environment or {}

@@ -68,9 +68,16 @@ class Straggler:
     of_repetitions: int
     """The number of repetitions that recorded the times of ranks."""
     seconds: float
-    """The median of ``StragglerVote.seconds`` over the votes (case, repetition) for the rank."""
+    """The delay in seconds: the median over the cases and repetitions in which the rank is late.
+
+    ``StragglerVote.seconds`` defines the delay in one case and repetition.
+    """
     time_share: float
-    """The median of ``StragglerVote.time_share`` over the votes for the rank."""
+    """The relative delay: the median of ``StragglerVote.time_share`` over the same cases.
+
+    For a rank that arrives last, it is a fraction of the duration of an iteration. For a rank that
+    computes longest, it is its compute time over the median of the other ranks, above 1.
+    """
 
     def describe_repetitions(self) -> str:
         """Return the number of repetitions that show the rank as late: ``4 of 5 repetitions``."""
@@ -78,9 +85,11 @@ class Straggler:
 
 
 def find_last_arriving_rank(results: Sequence[CaseResult]) -> Straggler | None:
-    """Return the rank that arrives last at operations, clearly later than a barrier explains.
+    """Return the rank that arrives last at operations in more repetitions than chance explains.
 
-    ``results`` are measured cases of one run. None if chance may explain the late arrivals.
+    An arrival counts only if it is later than the first arrival by more than 0.5 ms and by more
+    than 10 % of the operation's duration. ``results`` are measured cases of one run. None if chance
+    may explain the late arrivals.
     """
     votes: dict[int, list[StragglerVote]] = defaultdict(list)
     repetitions = set()
@@ -105,9 +114,9 @@ def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:
     """Return the rank that computes longest in more repetitions than chance explains.
 
     ``result`` is a training step, whose traces are in the folder of ``run``. In the returned
-    ``Straggler``, ``seconds`` and ``time_share`` compare the rank's compute time with the median of
-    the other ranks. None if no rank computes over 10 % longer than this median, or if chance may
-    explain the repetitions in which a rank does.
+    ``Straggler``, ``seconds`` is the rank's compute time in a profiled step minus the median of the
+    other ranks, and ``time_share`` is the quotient of both, above 1. None if no rank computes over
+    10 % longer than this median, or if chance may explain the repetitions in which a rank does.
     """
     votes: dict[int, list[StragglerVote]] = {}
     num_timelines = 0
@@ -127,7 +136,8 @@ def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:
 def _vote_for_slowest(timeline: Timeline) -> StragglerVote | None:
     """Return the rank that computes longest in one profiled step, with its delay.
 
-    None if it computes at most 10 % longer than the median of the other ranks.
+    None if this rank computes at most 10 % longer than the median of the other ranks, or if the
+    timeline has only one rank.
     """
     seconds = {rank.rank: measure_busy_seconds(rank).get(COMPUTE, 0.0) for rank in timeline.ranks}
     if len(seconds) < 2:

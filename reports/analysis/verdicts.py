@@ -171,8 +171,8 @@ def list_problems(data: RunData) -> tuple[Problem, ...]:
 def list_unmeasured(data: RunData) -> tuple[Problem, ...]:
     """Return a ``Problem`` for each skipped case, then one for each benchmark without records.
 
-    The latter has the number of missing repetitions of all cases of the benchmark, because these
-    have the same reason: the run ended before.
+    The ``Problem`` of a benchmark without records has the sum of the missing repetitions of its
+    cases, because they have the same reason: the run ended before.
     """
     problems = [
         Problem(case=skipped.case.label, status="skipped", repetitions="all", reason=skipped.reason)
@@ -203,6 +203,9 @@ def _make_problem(result: CaseResult) -> Problem:
 
 
 def describe_emulations(run: Run) -> tuple[str, ...]:
-    """Return ``emulated: NAME`` for each distinct emulation of nodes or links in a run."""
+    """Return ``emulated: NAME`` for each distinct emulation of nodes or links in a run.
+
+    The result is empty if all nodes and links of the run are real.
+    """
     emulations = [run.info.plan.emulation, *(record.emulation for record in run.records)]
     return tuple(f"emulated: {name}" for name in dict.fromkeys(emulations) if name)

@@ -69,7 +69,7 @@ class SeriesComparison:
     environment_changes: tuple[EnvironmentChange, ...]
     """The differences between the environments in which the series was measured."""
     counts: CountComparison
-    """The comparison of the exact counts: calls, bytes, memory and schedule."""
+    """The comparison of the exact counts of the case: calls, bytes, memory and schedule."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,10 +151,10 @@ def compare(
         base: the run BASE, which is the reference.
         new: the run NEW, which is judged.
         rule: the threshold, the error rate and the least number of repetitions.
-        intended: globs for the paths of counts and environment values whose differences are
-            intentional.
-        thresholds: the thresholds that ``parbench aa`` measured, keyed by the fingerprint of a case
-            in its environment. None if none were measured.
+        intended: globs for the names of counts and environment values whose differences are
+            intentional, such as ``counts.dp.*`` or ``versions.*``.
+        thresholds: the thresholds that ``parbench aa`` measured, keyed by the fingerprint (hash) of
+            a case in its environment. None if none were measured.
 
     Raises ``UserError`` if the runs have no case on the same ranks in common.
     """
@@ -223,7 +223,7 @@ def _examine_series(
     new: RunData,
     intended: Sequence[str],
 ) -> SeriesComparison:
-    """Return the comparison of a case with its counts, times and environments.
+    """Return the comparison of one case between two runs: its counts, times and environments.
 
     The verdict is final if the case failed in NEW, if only one run has it, or if the environments
     differ. Otherwise it is UNCONFIRMED until the times are judged.
@@ -233,8 +233,8 @@ def _examine_series(
         new_result: the result of the case in NEW, None if NEW lacks it.
         base: the run BASE.
         new: the run NEW.
-        intended: globs for the paths of counts and environment values whose differences are
-            intentional.
+        intended: globs for the names of counts and environment values whose differences are
+            intentional, such as ``counts.dp.*`` or ``versions.*``.
     """
     result = new_result or base_result
     assert result is not None, "a series is in at least one run"

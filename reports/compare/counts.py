@@ -41,7 +41,7 @@ class CountChange:
     """A count of calls, bytes or memory, or a schedule, that differs between BASE and NEW."""
 
     path: str
-    """The name of the count for the option ``--across``, such as ``counts.dp.all_reduce``."""
+    """The name of the count, as ``--across`` takes it: ``counts.dp.all_reduce``, for example."""
     base: CountValues
     """The distinct values over the repetitions of BASE, empty if BASE lacks the count."""
     new: CountValues
@@ -70,10 +70,11 @@ class CountComparison:
 
 
 def collect_counts(result: CaseResult) -> dict[str, list[float | str]]:
-    """Return the exact counts of a case: the distinct values of each one over the repetitions.
+    """Return the exact counts of a case: calls, bytes, memory, and the schedule of a step as text.
 
-    The keys are the names of counts. The value of a repetition is 0 if it did not call an operation
-    that another repetition called. The result is empty for a case with a wrong result.
+    The key is the name of a count, and the value has its distinct values over the repetitions. A
+    repetition that did not call an operation that another repetition called has the value 0. The
+    result is empty for a case with a wrong result.
     """
     repetitions = [_read_counts(record) for record in result.measured if result.metrics]
     values: dict[str, dict[float | str, None]] = {}
@@ -87,7 +88,10 @@ def collect_counts(result: CaseResult) -> dict[str, list[float | str]]:
 
 
 def _read_counts(record: Record) -> dict[str, float | str]:
-    """Return the exact counts of one repetition, keyed by name. A schedule is text."""
+    """Return the exact counts (calls, bytes, memory, schedule) of one repetition, keyed by name.
+
+    The schedule of a step is text, the other counts are numbers.
+    """
     is_routed = isinstance(read_details(record, ExpertLoadDetails), ExpertLoadDetails)
     counts: dict[str, float | str] = {}
     for name, metric in record.metrics.items():
@@ -126,7 +130,8 @@ def compare_counts(
     Args:
         base: the counts in BASE, keyed by name.
         new: the counts in NEW, keyed by name.
-        intended: globs for the paths of counts whose changes are intentional.
+        intended: globs for the names of counts whose changes are intentional, such as
+            ``counts.dp.*``.
     """
     if not base or not new:
         return CountComparison()
@@ -181,7 +186,10 @@ def _describe_change(name: str, base: CountValues, new: CountValues) -> str:
 
 
 def _format_values(values: CountValues, unit: str) -> str:
-    """Return the distinct values of a count joined by ``or``, ``unknown`` without values."""
+    """Return the distinct values of a count as text, joined by ``or``.
+
+    The text is ``unknown`` without values. ``unit`` is the unit of the count: ``B`` for bytes.
+    """
     texts = []
     for value in values:
         if isinstance(value, str):

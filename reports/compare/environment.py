@@ -63,7 +63,7 @@ class EnvironmentChange:
     """A value of the environment that differs between the runs BASE and NEW."""
 
     path: str
-    """The name of the value, such as ``versions.torch``."""
+    """The dotted name of the value, such as ``versions.torch``."""
     base: str
     """The value in BASE as text."""
     new: str
@@ -73,15 +73,16 @@ class EnvironmentChange:
 
     @property
     def text(self) -> str:
-        """The difference as ``path: base -> new``."""
+        """The name of the value with both values as text: ``versions.torch: 2.7 -> 2.8``."""
         return f"{self.path}: {self.base} -> {self.new}"
 
 
 def collect_environment(run: Run, records: Sequence[Record]) -> dict[str, str]:
-    """Return the environment in which some records of a run were measured, as text by path.
+    """Return the environment in which some records of a run were measured.
 
-    Values that differ between ranks are joined by commas, and values that differ between records
-    by ``then``. An injected fault (``injected``) is part of the environment.
+    Each value is text, keyed by its path, a dotted name such as ``versions.torch``. Values that
+    differ between ranks are joined by commas, and values that differ between records by ``then``.
+    An injected fault (``injected``) is part of the environment.
     """
     shared = flatten(run.info.environment or {})
     environments = [_merge_environment(shared, record) for record in records]
@@ -95,10 +96,11 @@ def collect_environment(run: Run, records: Sequence[Record]) -> dict[str, str]:
 
 
 def _merge_environment(shared: Mapping[str, Any], record: Record) -> dict[str, str]:
-    """Return the environment of one record as text, keyed by path.
+    """Return the values of the environment of one record as text, keyed by path.
 
-    ``shared`` is the environment of the run by path. The record has values that changed since the
-    run began, and under ``rank N`` values that the ranks do not share.
+    A path is a dotted name, such as ``versions.torch``. ``shared`` has the values at the start of
+    the run, keyed by path. The record has the values that changed since then, and under ``rank N``
+    the values that differ between ranks.
     """
     values: dict[str, list[Any]] = {path: [value] for path, value in shared.items()}
     for path, (_, value) in (record.environment.get("changed") or {}).items():
@@ -121,7 +123,11 @@ def _merge_environment(shared: Mapping[str, Any], record: Record) -> dict[str, s
 
 
 def _get_default(path: str) -> str:
-    """Return the text for a missing value: ``not set`` for variables, otherwise ``UNKNOWN``."""
+    """Return the text for a value of the environment that a run does not state.
+
+    ``path`` is the dotted name of the value. The text is ``not set`` for an environment variable,
+    whose name begins with ``variables.``. It is ``UNKNOWN`` for any other value.
+    """
     return "not set" if path.startswith("variables.") else UNKNOWN
 
 
@@ -135,9 +141,9 @@ def find_environment_changes(
     ``NON_BLOCKING_PATHS``.
 
     Args:
-        base: the environment of BASE as text by path.
-        new: the environment of NEW as text by path.
-        intended: globs for the paths of differences that are intentional.
+        base: the values of BASE as text, keyed by path, a dotted name such as ``versions.torch``.
+        new: the values of NEW as text, keyed by path.
+        intended: globs for the paths of values whose differences are intentional.
     """
     changes = []
     for path in sorted({*base, *new}):
@@ -167,7 +173,10 @@ class SeriesIdentity(msgspec.Struct, frozen=True, kw_only=True):
     world: WorldInfo
     """The ranks, nodes, backend and device."""
     environment: dict[str, str]
-    """The values of the environment that may affect the time, as text by path."""
+    """The values of the environment that may affect the time, as text.
+
+    The key is the dotted name of a value, such as ``versions.torch``.
+    """
 
     @property
     def fingerprint(self) -> str:
@@ -195,16 +204,16 @@ class SeriesPoint:
     reason: str = ""
     """The reasons for a status other than ok, empty for ok."""
     explanatory_values: Mapping[str, str]
-    """Values of the environment, by path, that may explain a change of the time.
+    """Values of the environment that may explain a change of the time but do not start a new series.
 
-    They do not identify the series.
+    The key is the dotted name of a value, such as ``host.kernel``.
     """
     counts: ExactCounts
     """The exact counts of the case (calls, bytes, memory, schedule), keyed by name."""
 
 
 def collect_points(run: Run) -> tuple[SeriesPoint, ...]:
-    """Return the results of a run in the form of the history, one for each case.
+    """Return the result of each case of a run in the form in which the history stores it.
 
     Cases that were skipped in every repetition are left out.
     """
@@ -216,9 +225,10 @@ def collect_points(run: Run) -> tuple[SeriesPoint, ...]:
 
 
 def _build_point(run: Run, result: CaseResult) -> SeriesPoint:
-    """Return the result of a case in the form of the history, with the environment of the case.
+    """Return the result of a case of ``run`` in the form of the history, with its environment.
 
-    The environment is divided into values that identify the series and values that explain changes.
+    The environment is divided into values that are part of the identity of the case over runs, and
+    values that may explain a change of its time.
     """
     identifying = {}
     explanatory = {}

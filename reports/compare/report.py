@@ -99,7 +99,8 @@ def compare_runs(
         base_run: the run BASE.
         new_run: the run NEW.
         min_effect: a percentage or a file of thresholds. None stands for the default file.
-        across: globs for the paths of differences that are intentional.
+        across: globs for the names of counts and environment values whose differences are
+            intentional.
         form: ``tables``, ``markdown``, ``json`` or ``junit``.
         fail_on_unknown: True if undecided verdicts cause exit code 3.
         limits: a file of limits that the metrics of NEW must meet, None for no limits.

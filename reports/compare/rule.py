@@ -58,7 +58,7 @@ class SeriesTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeJudgement:
-    """The verdict on the change of a case's time between the runs BASE and NEW."""
+    """The verdict on the change of a case's time from the run BASE to the run NEW."""
 
     verdict: Verdict
     """SLOWER, FASTER, NO CHANGE, UNCONFIRMED or TOO FEW RUNS."""
@@ -71,8 +71,9 @@ class TimeJudgement:
 def judge_series(series: Sequence[SeriesTimes], rule: Rule) -> list[TimeJudgement]:
     """Return the verdict on the change of each case's time, corrected for the number of cases.
 
-    The result has one verdict for each case, in order. Cases with too few repetitions do not count
-    as tested. Their verdict is TOO FEW RUNS.
+    ``series`` has the times of each case, and the result has one verdict for each, in the same
+    order. A change counts if it exceeds the threshold in the element of ``series``. Cases with too
+    few repetitions have the verdict TOO FEW RUNS, and do not count as tested.
     """
     estimate = estimate_paired_effect if rule.is_paired else estimate_unpaired_effect
     tested = [min(len(times.base), len(times.new)) >= rule.min_repetitions for times in series]

@@ -45,7 +45,9 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_thresholds(runs: Sequence[Run]) -> dict[str, Threshold]:
-    """Return the threshold of each case, keyed by the fingerprint of the case in its environment.
+    """Return the threshold of each case for changes of its time.
+
+    The key is the fingerprint, a hash of the case with its ranks and its environment.
 
     Cases that fewer than ``MIN_REPETITIONS`` of the runs measured are left out. ``runs`` are of the
     same code with one repetition each, oldest first.
@@ -121,7 +123,7 @@ def find_thresholds(text: str | None) -> tuple[float, dict[str, Threshold]]:
 
 
 def read_thresholds(path: Path) -> dict[str, Threshold]:
-    """Return the thresholds in a file, keyed by the fingerprint of a case in its environment.
+    """Return the thresholds of cases in a file, keyed by the fingerprint (hash) of the case.
 
     Raises ``UserError`` if the file cannot be read or is not valid.
     """
@@ -132,7 +134,7 @@ def read_thresholds(path: Path) -> dict[str, Threshold]:
 def save_thresholds(path: Path, thresholds: Mapping[str, Threshold]) -> None:
     """Write thresholds to a file, and keep those of other cases that it contains already.
 
-    ``thresholds`` are keyed by the fingerprint of a case in its environment.
+    ``thresholds`` are keyed by the fingerprint, a hash of a case in its environment.
     """
     existing = read_thresholds(path) if path.exists() else {}
     with convert_write_errors(path):

@@ -28,7 +28,7 @@ def format_effect(effect: Effect) -> str:
 
 
 def summarize_comparison(comparison: RunComparison) -> list[str]:
-    """Return the sentences of the summary: limits, exact counts, times, and both runs."""
+    """Return the sentences of the summary: limits on metrics, exact counts, times, and both runs."""
     sentences = describe_limits(comparison.limits)
     if comparison.num_counts or comparison.count_changes:
         sentences.append(_describe_counts(comparison))
@@ -60,9 +60,11 @@ def _describe_counts(comparison: RunComparison) -> str:
 
 
 def _describe_times(comparison: RunComparison) -> str:
-    """Return a sentence about the cases that became slower, the slowest first.
+    """Return a sentence with the number and the names of cases that became slower.
 
-    If no time was judged, the sentence has the number of cases with each verdict instead.
+    The case with the largest change comes first. If times were judged and no case became slower,
+    the sentence states this. If no time was judged, it has the number of cases with each verdict on
+    other aspects, such as FAILED, MISSING or TOO FEW RUNS.
     """
     if not comparison.num_judged:
         verdicts = count_verdicts(series.verdict for series in comparison.series)
@@ -83,7 +85,11 @@ def _describe_times(comparison: RunComparison) -> str:
 
 
 def explain_comparison(comparison: RunComparison) -> list[str]:
-    """Return the sentences below the tables: verdicts, method, notes, and recommended commands."""
+    """Return the sentences below the tables of a comparison.
+
+    They are the meaning of each verdict that occurs, the test of times, runs that were left out, and
+    recommended commands.
+    """
     return [
         *(f"{verdict}: {MEANINGS[verdict]}" for verdict in comparison.verdicts),
         *(_describe_method(comparison) if comparison.num_judged else ()),

@@ -62,7 +62,8 @@ def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
 def chart_breakdown(stacks: Stacks) -> Chart | None:
     """Return a chart of the parts of each profiled step, such as compute and idle, in seconds.
 
-    ``stacks`` has the seconds of the parts of each step. None if no step was profiled.
+    ``stacks`` has the seconds of the parts, keyed by the label of the step and then by part. None
+    if no step was profiled.
     """
     title = "Where the time goes: the parts of each step"
     caption = "Each bar is a profiled step."
@@ -72,8 +73,8 @@ def chart_breakdown(stacks: Stacks) -> Chart | None:
 def chart_memory(stacks: Stacks) -> Chart | None:
     """Return a chart of the measured memory of each step by component, in bytes.
 
-    ``stacks`` has the bytes of each component, such as parameters, keyed by step and then by
-    component. They are maxima over ranks. None if no component has bytes.
+    ``stacks`` has the bytes of each component, such as parameters, keyed by the label of the step
+    and then by component. The bytes are maxima over ranks. None if no component has bytes.
     """
     title = "Memory by component, measured"
     quantity = AxisQuantity(
@@ -93,9 +94,10 @@ def chart_stacks(
 ) -> Chart | None:
     """Return a chart with a horizontal stacked bar for each stack that has a part above zero.
 
-    ``name`` is the id of the chart and the stem of its file. ``stacks`` has the lengths of the
-    parts of each bar in units of ``quantity``, the quantity of the x axis. ``limit`` is (position,
-    name) of a vertical line across the bars. The result is None if no bar has a part above zero.
+    ``name`` is the id of the chart and the stem of its file. ``stacks`` has the lengths of parts,
+    keyed by the label of the bar and then by part. ``quantity`` is the quantity of the x axis, and
+    lengths are in its unit. ``limit`` is (position, name) of a vertical line across the bars, None
+    for no line. The result is None if no bar has a part above zero.
     """
     bars = []
     for label, stack in stacks.items():

@@ -77,7 +77,7 @@ class StepEvidence:
     command: StepCommand
     """A function that returns the command that measures the step with other settings."""
     settings: Mapping[str, object] = field(default_factory=dict)
-    """The parameters of the case by name, empty for the step of a trace."""
+    """The parameters of the step's case, keyed by name. Empty for the step of a trace."""
     communication: Sequence[Communication] = ()
     """The exposed communication, one item for each axis or kind of call."""
     copy_seconds: float = 0.0
@@ -91,7 +91,10 @@ class StepEvidence:
     expert_imbalance_seconds: float = 0.0
     """The time that balanced experts would save. 0 if it is not significant."""
     bytes_ratios: Mapping[str, float] = field(default_factory=dict)
-    """The counted bytes over the analytical bytes that ranks send, keyed by mesh axis."""
+    """The ratio of sent bytes to the bytes that the formula of the step gives, keyed by mesh axis.
+
+    The sent bytes were counted at the process groups.
+    """
 
     def format_share(self, seconds: float) -> str:
         """Return a time as a percentage of the wall time of the step."""
@@ -116,16 +119,15 @@ class StragglerEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Bus bandwidths that should be equal: of links at one distance, or of groups."""
+    """A set of bus bandwidths that are equal if no link or process group is slow.
+
+    They are those of links at one network distance, or of groups that ran one operation.
+    """
 
     kind: Literal["slow-link", "slow-group"]
     """The kind of the finding that is reported if one of the bandwidths is low."""
     scope: str
-    """The condition that the bandwidths share, for messages.
-
-    It is the network distance of the ranks of the links, or the operation of the groups with its
-    size.
-    """
+    """The network distance of the links, or the operation of the groups with its size, as text."""
     by_name: Mapping[str, Sequence[float]]
     """The bandwidths in B/s, one for each repetition, keyed by the name of the link or group.
 
@@ -164,9 +166,9 @@ class CollectedEvidence:
     steps: Sequence[StepEvidence] = ()
     """The training steps."""
     stragglers: Sequence[StragglerEvidence] = ()
-    """The ranks for which others wait."""
+    """The ranks for which other ranks wait."""
     rates: Sequence[Rates] = ()
-    """The bandwidths of links and groups, in sets that are compared."""
+    """Sets of bandwidths of links or groups. The bandwidths of one set are compared."""
     comparisons: Sequence[FitComparison] = ()
     """The times of operations that are compared with their fits."""
 

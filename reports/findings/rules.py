@@ -81,10 +81,11 @@ def find_slow_ranks(evidence: CollectedEvidence) -> Iterator[Finding]:
 
 
 def find_slow_rates(evidence: CollectedEvidence) -> Iterator[Finding]:
-    """Yield a finding for the slowest link or group of each set of equal ones, if clearly slow.
+    """Yield a finding for the slowest link or process group of each set, if it is clearly slow.
 
-    The slowest has the smallest median bandwidth over repetitions. It is clearly slow if at least
-    75 % of its repetitions are below 75 % of the median of the other links' or groups' medians.
+    A set has links or groups whose bandwidths are equal if none is slow. The slowest one has the
+    smallest median bandwidth over repetitions. It is clearly slow if at least 75 % of its
+    repetitions are below 75 % of the median of the other links' or groups' medians.
     """
     for rates in evidence.rates:
         medians = {name: median(values) for name, values in rates.by_name.items()}
@@ -266,7 +267,8 @@ def find_hot_experts(step: StepEvidence) -> Iterator[Finding]:
 def find_unexpected_bytes(step: StepEvidence) -> Iterator[Finding]:
     """Yield a finding for each mesh axis on which a step sends other bytes than its formula gives.
 
-    A relative difference of counted and analytical bytes of at most 1 % is not reported.
+    The bytes that are sent were counted at the process groups. A relative difference of at most 1 %
+    from the analytical bytes of the formula is not reported.
     """
     for axis, ratio in step.bytes_ratios.items():
         if abs(ratio - 1) > MAX_BYTES_ERROR:

@@ -55,7 +55,7 @@ def collect_evidence(data: RunData) -> CollectedEvidence:
 
 
 def _find_stragglers(data: RunData) -> Iterator[StragglerEvidence]:
-    """Yield the ranks that arrive last or compute longest.
+    """Yield the rank of a run that arrives last, then the rank that computes longest in each step.
 
     Cases whose ranks have unequal work by design, such as pipelines, are left out.
     """
@@ -95,10 +95,11 @@ def _build_doctor_command(data: RunData, rank: int) -> str:
 
 
 def _collect_link_rates(data: RunData) -> Iterator[Rates]:
-    """Yield the bus bandwidths of ``p2p.matrix`` in sets that should be equal.
+    """Yield sets of bus bandwidths of links (``p2p.matrix``) that are equal if no link is slow.
 
-    Each network distance gives two sets of links. In one, bandwidths are grouped by pair of ranks
-    (``link from rank 0 to 1``). In the other, they are grouped by rank (``links of rank 0``).
+    Each network distance, such as ``same host``, gives two sets. In one, bandwidths are grouped by
+    pair of ranks (``link from rank 0 to 1``). In the other, they are grouped by rank (``links of
+    rank 0``).
     """
     known = [result for result in data.measured if result.value("busbw")]
     links = [result for result in known if result.case.name == "p2p.matrix"]
@@ -124,10 +125,10 @@ def _collect_link_rates(data: RunData) -> Iterator[Rates]:
 
 
 def _collect_group_rates(data: RunData) -> Iterator[Rates]:
-    """Yield the bus bandwidths of process groups in sets that should be equal.
+    """Yield sets of bus bandwidths of process groups that are equal if no group is slow.
 
-    A set has the groups that ran one operation at one size, one group after the other. Groups that
-    ran at the same time are left out.
+    A set has the bandwidths of the groups that ran one operation at one size, one group after the
+    other. Groups that ran at the same time are left out.
     """
     groups = [
         result

@@ -52,9 +52,10 @@ def render_trace(data: RunData) -> bytes:
 
 
 def _list_processes(data: RunData) -> Iterator[tuple[str, Iterator[Event]]]:
-    """Yield (name, events) of a process for each rank of each step whose ranks share a clock.
+    """Yield (name, events) for each rank of each profiled step whose ranks share a clock.
 
-    A name is, for example, ``step.ddp: rank 0``. The events do not have a process id (``pid``) yet.
+    Each pair becomes a process of the Chrome trace. A name is, for example, ``step.ddp: rank 0``.
+    The events do not have a process id (``pid``) yet.
     """
     for result in data.steps:
         _, details = find_details(result, PipelineDetails)
@@ -117,7 +118,10 @@ def _make_rank_events(rank: RankTimeline) -> Iterator[Event]:
 
 
 def _make_action_events(actions: Sequence[TimedAction]) -> Iterator[Event]:
-    """Yield an event for each pipeline action of a rank, such as a forward, with times in us."""
+    """Yield the events of a rank's pipeline actions, such as a forward, with times in us.
+
+    The first two events name the thread of the actions. Nothing is yielded without actions.
+    """
     if actions:
         yield from _name_thread(1, "pipeline")
     for timed in actions:

@@ -115,8 +115,9 @@ def parse_osu(text: str, source: str, nproc: int | None) -> ImportedRun:
 def _read_benchmarks(text: str, source: str) -> list[_OsuBenchmark]:
     """Return the benchmarks of a log with their rows, in the order of the log.
 
-    ``source`` is the path of the file, for errors. Raises ``UserError`` for a row whose table has
-    no heading with a latency or bandwidth.
+    A log contains the output of one or several OSU benchmarks. ``source`` is the path of the file,
+    for errors. Raises ``UserError`` for a row whose table has no heading with a latency or
+    bandwidth.
     """
     benchmarks: list[_OsuBenchmark] = []
     for place, line in list_lines(text, source):

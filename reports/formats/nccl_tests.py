@@ -49,9 +49,9 @@ def render_text(data: RunData) -> bytes:
 
 
 def _complete_params(result: CaseResult) -> dict[str, Any]:
-    """Return the parameters of a case by name, with the values that nccl-tests prints by default.
+    """Return the parameters of a case, keyed by name, with defaults for those that it lacks.
 
-    The defaults are for dtype, redop, root and placement.
+    ``dtype``, ``redop``, ``root`` and ``placement`` have the defaults that nccl-tests prints.
     """
     operation = OPERATIONS_BY_NAME[result.case.short_name]
     return {
@@ -135,15 +135,16 @@ def _render_line(line: Mapping[str, CaseResult]) -> str:
 
 
 def _get_mean_seconds(result: CaseResult) -> float:
-    """Return the time of a timed result in seconds: the mean over ranks, as in nccl-tests.
+    """Return the time of a case in seconds: the mean over ranks, as in nccl-tests.
 
-    If that mean was not recorded, it is the maximum over ranks.
+    If this mean was not recorded, the result is the maximum over ranks. The time of the case must
+    be known.
     """
     return result.value("rank_mean_time") or result.seconds or 0.0
 
 
 def _compute_rates(result: CaseResult) -> tuple[float, float]:
-    """Return (algbw, busbw) of a timed result in GB/s, from its size and mean time over ranks."""
+    """Return (algbw, busbw) of a case in GB/s, from its size and its mean time over ranks."""
     algbw = (result.size_bytes or 0) / _get_mean_seconds(result) / GIGA
     factor = get_busbw_factor(result.case.short_name, result.num_ranks) or 1.0
     return algbw, factor * algbw

@@ -104,13 +104,14 @@ class _Design:
 class _Fit:
     """The result of fitting a model to the times of one or more cases over runs.
 
-    Each array has one value for each case: that of the best tested column.
+    The model has a column for each possible change (``_Design.tested``). Of these columns, only the
+    one that fits the times of a case best is used. Each array has one value for each case.
     """
 
     estimate: Array
-    """The coefficient of the tested column: the change of the logarithm of the time."""
+    """The change of the logarithm of the time, which is the coefficient of the best column."""
     error: Array
-    """The standard error of each estimate."""
+    """The standard error of ``estimate``."""
     df: float
     """The degrees of freedom of the standard errors."""
 
@@ -329,8 +330,8 @@ class _ChangeTester:
     ) -> LevelChange | None:
         """Return the rise of the newest run's time above the earlier runs, significant or not.
 
-        Only earlier runs since ``step`` are compared. None if the newest run is not slower than
-        these by more than ``rule.min_effect``.
+        The newest run is compared only with earlier runs since ``step``. None if the newest run is
+        not slower than these earlier runs by more than ``rule.min_effect``.
 
         Args:
             logs: the logarithms of the times of a case, oldest first.
@@ -381,7 +382,8 @@ class _ChangeTester:
     def _fit(self, logs: Array, design: _Design, prior_variance: float | None = None) -> _Fit:
         """Fit a model to the times of each case over runs, and return estimates and errors.
 
-        Of the tested columns, only the one that fits the times of the case best is used.
+        The model has a column for each possible change (``design.tested``). Only the one that fits
+        the times of a case best is used.
 
         Args:
             logs: the logarithms of the times, of shape (cases, runs).
@@ -415,9 +417,10 @@ class _ChangeTester:
 
 
 def _make_step_design(num_runs: int) -> _Design:
-    """Return the model of times with one level and a step, with a tested column for each step.
+    """Return the model of a case's times over runs with one level and a step to a new level.
 
-    A step may begin at any run that has at least 5 runs before it, and at least 2 after it.
+    The model has a column for each run with which the step may begin (``tested``). These runs have
+    at least 5 runs before them, and at least 2 after them.
     """
     starts = np.arange(MIN_RUNS_BEFORE_STEP, num_runs - MIN_LEVEL_RUNS + 1)
     steps = (np.arange(num_runs)[:, None] >= starts).astype(float)
@@ -427,8 +430,8 @@ def _make_step_design(num_runs: int) -> _Design:
 def _make_drift_design(num_runs: int) -> _Design:
     """Return the model of times along a line over the runs.
 
-    Its only tested column rises by 1 from the first to the last run, so the coefficient is the
-    change over all runs.
+    The model has one column for the change (``tested``). It rises by 1 from the first to the last
+    run, so its coefficient is the change of the logarithm of the time over all runs.
     """
     line = np.linspace(-0.5, 0.5, num_runs)[:, None]
     return _Design(base=np.ones((num_runs, 1)), tested=line, has_slopes=False)

@@ -52,7 +52,7 @@ class SeriesWindow:
 
     @property
     def point(self) -> SeriesPoint:
-        """The result in the checked run."""
+        """The result of the case in the checked run."""
         return self.results[-1][1]
 
     @property
@@ -179,8 +179,8 @@ def check_run(
         points: the results of the run, one for each case.
         rule: the smallest change that counts, and the numbers of runs that the check needs and
             uses.
-        thresholds: the thresholds that ``parbench aa`` measured, keyed by the fingerprint of a case
-            in its environment. They only raise the threshold of the rule. None if none were
+        thresholds: the thresholds that ``parbench aa`` measured, keyed by the fingerprint (hash) of
+            a case in its environment. They only raise the threshold of the rule. None if none were
             measured.
     """
     # A run of the history is one of the runs that the rule counts.
@@ -229,7 +229,7 @@ def _read_earlier_results(
 ) -> list[tuple[HistoryRun, dict[str, SeriesPoint]]]:
     """Return the newest earlier runs of the branch and the preset of a run, oldest first.
 
-    Each run has its results, keyed by fingerprint, which identifies a case with its ranks and
+    Each run has its results, keyed by the fingerprint, a hash of a case with its ranks and
     environment. At most ``max_runs`` runs are returned.
     """
     earlier_runs = [
@@ -251,7 +251,8 @@ def _select_results(
     change intended.
 
     Args:
-        results_by_run: the earlier runs with their results, keyed by fingerprint, oldest first.
+        results_by_run: the earlier runs, oldest first. Each run has its results, keyed by the
+            fingerprint (hash) of a case in its environment.
         point: the result of the case in the checked run.
         notes: the annotations of the branch, oldest first.
     """
@@ -270,10 +271,10 @@ def _find_changes(
 ) -> dict[str, LevelChange | None]:
     """Return the significant change of the time of each case with enough runs.
 
-    The key is the fingerprint of the case in its environment. The value is None if the time did not
-    change significantly. The cases are judged together, because they share the noise of runs and
-    the false discovery rate. ``thresholds`` are keyed by fingerprint and only raise the threshold
-    of ``rule``.
+    The key is the fingerprint (hash) of the case in its environment. The value is None if the time
+    did not change significantly. The cases are judged together, because they share the noise of
+    runs and the false discovery rate. ``thresholds`` has the measured thresholds of cases, keyed by
+    fingerprint. They only raise the threshold of ``rule``.
     """
     logs = {}
     rules = []
@@ -335,7 +336,7 @@ def _explain_new_series(
 
     The verdict is ENVIRONMENT CHANGED with the values that differ, such as the version of torch, if
     the previous run of the preset measured the case in another environment. Otherwise it is TOO FEW
-    RUNS. ``previous`` has the results of that run.
+    RUNS. ``previous`` has the results of the previous run.
     """
     series = result.series
     num_earlier = len(window.seconds.keys() - {window.run.id})
@@ -423,8 +424,9 @@ def _decide(change: LevelChange | None, run: HistoryRun) -> Verdict:
 def describe_change(change: LevelChange, num_runs: int) -> str:
     """Return a phrase with a change of a time in percent, its 95 % interval and the affected runs.
 
-    For example ``+5.0 % for 4 runs (95 % CI +3.9 to +6.1 %)``. ``num_runs`` is the number of runs
-    in which the change was searched for.
+    For example ``+5.0 % for 4 runs (95 % CI +3.9 to +6.1 %)``. ``num_runs`` is the number of all
+    runs that were examined. A step affects the runs from ``change.start`` to the last of them, a
+    drift affects all of them, and a rise only the last one (``in this run``).
     """
     percent = f"{100 * change.change:+.1f} %"
     interval = f"95 % CI {100 * change.low:+.1f} to {100 * change.high:+.1f} %"
@@ -437,9 +439,10 @@ def describe_change(change: LevelChange, num_runs: int) -> str:
 
 
 def _format_differences(base: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Return the values that differ between two environments, as ``path: old -> new``.
+    """Return the values that differ between two environments, as ``name: old -> new``.
 
-    Both arguments are keyed by path, such as ``versions.torch``.
+    ``base`` is the old and ``new`` the new environment. Both have values as text, keyed by the
+    dotted name of the value, such as ``versions.torch``.
     """
     return [
         f"{path}: {base.get(path, UNKNOWN)} -> {new.get(path, UNKNOWN)}"

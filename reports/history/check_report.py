@@ -47,7 +47,11 @@ def build_report(check: HistoryCheck, exit_code: int = 0) -> VerdictReport:
 
 
 def summarize_check(check: HistoryCheck) -> str:
-    """Return the result of a history check in one sentence: PASS, FAIL, or not enough history."""
+    """Return the result of a history check in one sentence.
+
+    It begins with PASS or FAIL and has the number of cases with each verdict. If no case could be
+    compared, it begins with ``Not enough history`` and has the number of runs of the branch.
+    """
     if is_compared(check):
         is_failure = any(
             verdict in FAILURES for verdict in (*check.verdicts, check.overall_verdict)
@@ -59,12 +63,15 @@ def summarize_check(check: HistoryCheck) -> str:
 
 
 def is_compared(check: HistoryCheck) -> bool:
-    """Return True if the time or the counts of at least one case were judged."""
+    """Return True if at least one case could be compared with earlier runs.
+
+    False if each case has the verdict ENVIRONMENT CHANGED, TOO FEW RUNS or MISSING.
+    """
     return any(verdict not in NOT_COMPARED for verdict in check.verdicts)
 
 
 def describe_result(check: HistoryCheck) -> str:
-    """Return the number of cases with each verdict as text, with the runs that were compared.
+    """Return the number of cases with each verdict and the number of earlier runs as text.
 
     For example ``2 SLOWER, 6 NO CHANGE, compared with the last 15 runs on main``.
     """
@@ -73,7 +80,11 @@ def describe_result(check: HistoryCheck) -> str:
 
 
 def name_failures(check: HistoryCheck) -> str:
-    """Return the labels and reasons of up to three failed cases as text, empty if none failed."""
+    """Return the labels and reasons of up to three cases with a failing verdict as text.
+
+    Failing verdicts make the check fail, such as SLOWER, COUNT CHANGED or WRONG (``FAILURES``). The
+    text is empty without such a case.
+    """
     failures = [
         f"{label_communication(result.series.case)}: {result.reason}"
         for result in check.series

@@ -121,7 +121,7 @@ class History:
     def read_points(self, run: HistoryRun) -> dict[str, SeriesPoint]:
         """Return the results of a run, one for each case.
 
-        The key is a fingerprint, which identifies the case with its ranks and environment.
+        The key is the fingerprint, a hash of the case with its ranks and environment.
         """
         tables = "point JOIN series USING (fingerprint)"
         query = f"SELECT fingerprint, identity, content FROM {tables} WHERE run = ?"

@@ -79,7 +79,8 @@ def find_levels(logs: Array, noise: RunNoise | None = None) -> list[Level]:
 def get_deviations(logs: Array, levels: Sequence[Level]) -> Array:
     """Return the logarithm of each run's time minus the median logarithm of its level.
 
-    ``logs`` has the logarithm of the time of each run. ``levels`` cover all runs in order.
+    A level is successive runs that differ only by noise. ``logs`` has the logarithm of a case's time
+    in each run, oldest first. ``levels`` cover all runs in order.
     """
     num_runs = [level.num_runs for level in levels]
     return np.asarray(logs - np.repeat([level.log for level in levels], num_runs))

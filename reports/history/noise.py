@@ -75,9 +75,9 @@ class RunNoise:
         return np.maximum(shrunk, MIN_VARIANCE), total_df
 
     def make_covariance(self, num_runs: int) -> Array:
-        """Return the covariance matrix of the noise of consecutive runs, with 1 on the diagonal.
+        """Return the covariance matrix of the noise of consecutive runs over the variance of one run.
 
-        It is relative to the variance of one run, and of shape (``num_runs``, ``num_runs``).
+        It has the shape (``num_runs``, ``num_runs``) and 1 on the diagonal.
         """
         runs = np.arange(num_runs)
         return np.asarray(self.rho ** np.abs(np.subtract.outer(runs, runs)))

@@ -72,7 +72,7 @@ def find_trends(times: "DataFrame", pattern: str) -> list[HistorySeries]:
 
 
 def label_series(identities: Sequence[SeriesIdentity]) -> dict[str, str]:
-    """Return a distinct label for each case in one environment, keyed by its fingerprint.
+    """Return a distinct label for each case in one environment, keyed by its fingerprint (hash).
 
     The label contains the case and the ranks. If labels differ only in their environments, they
     also contain the values that not all of these environments have.

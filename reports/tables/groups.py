@@ -69,11 +69,11 @@ def list_group_tables(data: RunData) -> Iterator[Table]:
 
 
 def _find_scope(result: CaseResult, topology: Topology) -> str:
-    """Return the scope of a case's group: ``within a node``, ``inter-node`` or ``multi-node``.
+    """Return the scope of a case's process group, the placement of its ranks on nodes.
 
-    The scope is the way in which the ranks of the group lie on nodes. Inter-node groups have one
-    rank on each node, multi-node groups several ranks on some nodes. `` (concurrent)`` is appended
-    if all groups ran at the same time.
+    The scopes are ``within a node``, ``inter-node`` (several nodes with one rank on each) and
+    ``multi-node`` (several nodes with several ranks on some). `` (concurrent)`` is appended if all
+    groups ran at the same time.
     """
     # A group of all ranks does not list them.
     ranks = result.details.get("group_ranks") or range(len(topology.hosts))
@@ -202,10 +202,10 @@ def _make_link_table(
 
 
 def describe_distances(links: "pd.DataFrame", topology: Topology) -> list[str]:
-    """Return a sentence with the median bus bandwidth of pairs at each network distance.
+    """Return a sentence with the median bus bandwidth of pairs of ranks at each network distance.
 
-    ``links`` is a frame of the measured pairs (``p2p.matrix``) of one table. The list has one
-    sentence.
+    The list has one sentence. ``links`` is a frame of the measured pairs (``p2p.matrix``) of one
+    size, type and mode. ``topology`` has the hosts of the ranks.
     """
     by_distance: dict[str, list[float]] = defaultdict(list)
     for link in list_rows(links[links["busbw"].notna()]):

@@ -75,8 +75,9 @@ def list_node_tables(data: RunData) -> list[Table]:
 def list_repetition_tables(data: RunData) -> list[Table]:
     """Return the table of repetitions with their durations and the load of the host.
 
-    A repetition that was interrupted has several starts of all ranks. The durations of the starts
-    are summed, and the load is that of the last start with a known load.
+    The load is the CPU time that other processes and the hypervisor take. A repetition that was
+    interrupted has several starts of all ranks. The durations of the starts are summed, and the
+    load is that of the last start with a known load. The list has one table.
     """
     rows: dict[int, dict[str, Any]] = {}
     for start in data.run.info.repetitions:
@@ -103,8 +104,9 @@ def list_repetition_tables(data: RunData) -> list[Table]:
 def list_arrival_tables(data: RunData) -> list[Table]:
     """Return the table of the cases with the largest arrival skew, as a list of one table.
 
-    A row has the rank that most often arrives last, and its share of iterations. At most 24 cases
-    are shown. The list is empty if no case recorded arrival times.
+    The arrival skew is the time from the first to the last arrival of a rank at an operation. A row
+    has the rank that most often arrives last, and the fraction of iterations in which it does. At
+    most 24 cases are shown. The list is empty if no case recorded arrival times.
     """
     arrivals = {result.case.id: find_arrival(result) for result in data.measured}
     cases = data.cases.reindex(columns=[*data.cases.columns.union(["skew", "transfer"])])

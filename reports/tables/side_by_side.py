@@ -25,7 +25,11 @@ LOADS = {
     "concurrent": "Contention: all groups at once relative to one group",
     "background": "Interference from background load",
 }
-"""The titles of tables, keyed by the parameter that adds the load."""
+"""The titles of tables, keyed by the parameter of a case that adds load.
+
+The load is other process groups that run the operation at the same time (``concurrent``), or a
+matrix product or a collective that every rank runs at the same time (``background``).
+"""
 
 ComparedCase = tuple[str, Mapping[str, CaseResult]]
 """The label of a case, and its results on several sides, keyed by the name of the side.
@@ -50,8 +54,9 @@ def list_setting_tables(data: RunData) -> Iterator[Table]:
 def list_contention_tables(data: RunData) -> Iterator[Table]:
     """Yield a table of times with concurrent groups, then a table with background loads.
 
-    Both compare the time of an operation under load with its time without load. A table is left out
-    if no operation ran with and without the load.
+    The load of an operation is concurrent process groups in the first table, and background load in
+    the second. Both compare the time of an operation under load with its time without load. A table
+    is left out if no operation ran with and without the load.
     """
     for param, title in LOADS.items():
         cases = [case for case in _group_by_params(data, [param]) if ALONE in case[1]]
@@ -93,8 +98,10 @@ def make_environment_table(run_set: RunSet) -> Table:
 def _group_by_params(data: RunData, params: Sequence[str]) -> list[ComparedCase]:
     """Return the cases of a run that ran with at least two values of the parameters ``params``.
 
-    An element has the label of a case without ``params``, and its results keyed by the values of
-    ``params`` as text. The result with fewest parameters comes first, because it is without load.
+    ``params`` are environment variables, or a parameter that adds load: concurrent groups
+    (``concurrent``) or background load (``background``). A case with load has one parameter more
+    than the case without load. An element has the label of a case without ``params``, and its
+    results keyed by the values of ``params`` as text, the result with fewest parameters first.
     """
     compared: list[ComparedCase] = []
     for group in group_results(data.measured, *params):

@@ -229,7 +229,8 @@ def _make_phase_table(steps: Sequence[StepRow]) -> Table:
 def _make_volume_table(steps: Sequence[StepRow]) -> Table:
     """Return the table of bytes sent, with a row for each step and mesh axis.
 
-    Analytical and counted bytes are per rank and step.
+    The bytes are per rank and step: analytical bytes by the formula of the step, and bytes that
+    were counted at the process groups.
     """
     rows = _split_by_axis(steps, "axis", _AXIS_METRICS)
     for row in rows:
@@ -319,9 +320,10 @@ def _chart_timelines(data: RunData) -> Iterator[Chart]:
 
 
 def _make_memory_table(steps: Sequence[StepRow]) -> Table:
-    """Return the table of bytes per rank, with a row for each step and memory component.
+    """Return the table of memory per rank in bytes, with a row for each step and component.
 
-    The columns are analytical, counted and measured bytes. A component is, for example, parameters.
+    A component is, for example, the parameters. A row has the bytes by formula (analytical), the
+    sum of the sizes of tensors (counted), and the measured bytes.
     """
     rows = _split_by_axis(steps, "component", MEMORY_SOURCES)
     columns = [

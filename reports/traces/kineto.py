@@ -260,7 +260,10 @@ def _read_gloo_call(name: str, args: _Args) -> CallFacts:
 
 
 def _get_element_bytes(dtype: str) -> int | None:
-    """Return the bytes of an element of a data type, such as ``c10::Half``. None if unknown."""
+    """Return the bytes of one element of a data type that torch names, such as ``c10::Half``.
+
+    None if the type is unknown.
+    """
     return _DTYPE_BYTES.get(dtype.lower().removeprefix("c10::"))
 
 

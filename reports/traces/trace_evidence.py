@@ -90,9 +90,9 @@ def compute_exposed_seconds(job: TracedJob) -> dict[str, tuple[TracedRank, float
 
 
 def _make_communication(label: str, rank: TracedRank, exposed_seconds: float) -> Communication:
-    """Return the facts about one kind of call: its exposed time, number of calls and bytes.
+    """Return the facts about one kind of communication call: exposed time, number of calls, bytes.
 
-    Calls and bytes are those of the rank's last step.
+    The number of calls and the bytes are those of the last step of ``rank``.
 
     Args:
         label: the operation and the process group of the calls.
@@ -143,9 +143,10 @@ def _measure_pipeline(job: TracedJob, message_seconds: Sequence[float]) -> Pipel
 
 
 def _find_stragglers(job: TracedJob) -> Iterator[StragglerEvidence]:
-    """Yield the rank for which the others wait at least twice as long as for any other rank.
+    """Yield the rank for which the other ranks wait at least twice as long as for any other rank.
 
-    At most one rank is yielded. The wait per step must also exceed the error of the common clock.
+    At most one rank is yielded. The time per step that the other ranks wait must also exceed the
+    error of the common clock of the job.
     """
     waits = compute_waits(job)
     if len(waits) < 2:
