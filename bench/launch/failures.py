@@ -166,8 +166,9 @@ def explain_hang(
     phrases = {rank: f"{report.phase}, step {report.steps}" for rank, report in reports.items()}
     for rank in waiting_ranks:
         phrases[rank] += f", waits for {evidence.format_ranks(sorted(waits[rank]))}"
-    silent_ranks = [rank for rank in evidence.hellos if rank not in reports]
-    for rank in silent_ranks:
+    for rank in find_disconnected_ranks(evidence):
+        phrases[rank] += ", no connection to the other hosts"
+    for rank in evidence.hellos.keys() - reports.keys():
         state = find_process_state(evidence.hellos[rank])
         phrases[rank] = f"no answer (process is {state})" if state else "no answer"
     reported_stacks = {rank: report.stack for rank, report in reports.items()}
@@ -175,7 +176,9 @@ def explain_hang(
         status="hang",
         reason=f"no end within {timeout_seconds:g} s: {clause}",
         culprits=culprits,
-        ranks=evidence.make_states(phrases, {**stacks, **reported_stacks}, silent_ranks),
+        ranks=evidence.make_states(
+            phrases, {**stacks, **reported_stacks}, find_silent_ranks(evidence)
+        ),
     )
 
 
@@ -185,7 +188,7 @@ def find_absent_ranks(evidence: Evidence, index: int, waits: Waits) -> list[int]
     The criteria below are tried in order. The first criterion that at least one rank meets, but not
     all ranks, decides: the ranks that meet it are returned. The result is empty if there is none.
 
-    1. The rank sent no report about the hang.
+    1. The rank sent no report about the hang or, if all ranks did, is cut off from rank 0's host.
     2. Other ranks wait for the rank, and it waits for no rank. Ranks that are not inside
        torch.distributed, autograd or a wait for the GPU come first. If any rank is known to wait
        for another one, no further criterion is tried.
@@ -199,7 +202,7 @@ def find_absent_ranks(evidence: Evidence, index: int, waits: Waits) -> list[int]
         waits: the ranks that each rank waits for, empty if that is unknown.
     """
     reports = evidence.reports
-    silent = [rank for rank in evidence.hellos if rank not in reports]
+    silent = find_silent_ranks(evidence)
     elsewhere = [rank for rank, report in reports.items() if not report.communicates]
     all_awaited = set().union(*waits.values())
     if all_awaited:
@@ -215,6 +218,32 @@ def find_absent_ranks(evidence: Evidence, index: int, waits: Waits) -> list[int]
         if 0 < len(ranks) < len(evidence.hellos):
             return sorted(ranks)
     return []
+
+
+def find_silent_ranks(evidence: Evidence) -> list[int]:
+    """Return the ranks that have sent no report about a hang.
+
+    If all ranks have sent a report, the result is the ranks on hosts that are cut off from the host
+    of rank 0, see ``find_disconnected_ranks``.
+    """
+    missing = [rank for rank in evidence.hellos if rank not in evidence.reports]
+    return missing or find_disconnected_ranks(evidence)
+
+
+def find_disconnected_ranks(evidence: Evidence) -> list[int]:
+    """Return the ranks on hosts that have no connection to the torch store of rank 0.
+
+    If there are several other hosts and none of them has a connection, the result is the ranks on
+    the host of rank 0. Only ranks that have sent a report are returned.
+    """
+    hosts = {rank: hello.host for rank, hello in evidence.hellos.items()}
+    other_hosts = {host for host in hosts.values() if host != hosts.get(0)}
+    cut_hosts = {
+        hosts[rank] for rank, report in evidence.reports.items() if not report.is_connected
+    }
+    if len(other_hosts) > 1 and cut_hosts == other_hosts:
+        cut_hosts = {hosts[0]}
+    return [rank for rank, host in hosts.items() if host in cut_hosts and rank in evidence.reports]
 
 
 def find_process_state(hello: Hello) -> str | None:

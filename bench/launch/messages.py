@@ -142,6 +142,11 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The Python stack of the measuring thread as text."""
     index: int = -1
     """The position of the rank's current block in ``Job.blocks``, -1 before the first block."""
+    is_connected: bool = True
+    """False if the rank cannot connect to the torch store of rank 0.
+
+    The driver may receive the report of such a rank nevertheless, through a shared file system.
+    """
     groups: dict[str, GroupState] | None = None
     """The state of the rank's operations on each process group, by the name of the group.
 

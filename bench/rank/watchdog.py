@@ -5,6 +5,7 @@ A block is a part of the samples of a case, between which no other case is measu
 
 import faulthandler
 import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -23,6 +24,8 @@ It is EX_TEMPFAIL of sysexits.h.
 """
 _LOOK_SECONDS = 0.25
 """The seconds between two checks whether another rank hangs or the block has ended."""
+_CONNECT_SECONDS = 1.5
+"""The seconds that a connection to the ranks' store may take before it counts as broken."""
 _END_SECONDS = 20.0
 """The seconds after its report for which a rank waits until the driver ends it."""
 _STACK_SECONDS = 1.0
@@ -56,6 +59,8 @@ class Watchdog:
         self._mailbox = mailbox
         self._progress = progress
         self._stack_file = stack_file.open("w")
+        self.store_address: tuple[str, int] | None = None
+        """The host and port of the torch store on rank 0, None on rank 0 or if it is unknown."""
         self._index = -1
         """The index of the current block in the job, -1 before the first block."""
         self._timeout_seconds = 0.0
@@ -114,6 +119,19 @@ class Watchdog:
         alarm = self._mailbox.get(ALARM)
         return alarm is not None and alarm != self._handled_alarm
 
+    def _is_connected(self) -> bool:
+        """Return True if this rank can connect to the torch store of rank 0 within 1.5 s.
+
+        The result is also True if ``store_address`` is None.
+        """
+        if self.store_address is None:
+            return True
+        try:
+            socket.create_connection(self.store_address, timeout=_CONNECT_SECONDS).close()
+        except OSError:
+            return False
+        return True
+
     def _report(self) -> None:
         """Send the driver two reports about this rank, then wait until its block ends.
 
@@ -126,6 +144,7 @@ class Watchdog:
         if not self._has_new_alarm():
             self._mailbox.put(ALARM, f"{self._rank} {index}".encode())
         self._mailbox.post(self._rank, replace(state, more=True))
+        state = replace(state, is_connected=self._is_connected())
         groups, dumps = dump_flight_records()
         states = parse_groups(dumps, groups, self._progress.began_ns, time.time_ns())
         self._mailbox.post(self._rank, replace(state, groups=states))

@@ -121,6 +121,7 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
         bind_to_near_cpus(os.environ)
         serves_store = store is None and rank == 0
         store = store or meet_ranks(mailbox, os.environ)
+        watchdog.store_address = find_server_address(store, os.environ)
         mailbox.post(rank, make_hello(os.environ))
         job = JOB_DECODER.decode(wait_for(mailbox, JOB, _JOB_SECONDS))
         plan = job.plan
@@ -180,6 +181,18 @@ def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
     if interface := find_interface(own_address):
         environ.setdefault(INTERFACE_VARIABLE, interface)  # a host name may mean 127.0.1.1
     return store
+
+
+def find_server_address(store: Store, environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return the host and port of the server of the torch store in which the ranks meet.
+
+    The result is None on rank 0, because the server is in this process or on this host.
+    """
+    if environ["RANK"] == "0":
+        return None
+    if isinstance(store, TCPStore):
+        return store.host, store.port
+    return environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
 
 
 def is_on_one_host(environ: Mapping[str, str]) -> bool:

@@ -87,7 +87,6 @@ def test_run_records_distribution_and_emulation(runs_folder: Path) -> None:
     assert record.world.nodes == 2
     assert record.check.passed
     assert record.emulation.startswith("4 nodes on one machine")
-    assert any(note.startswith("functional only") for note in record.notes)
 
 
 @pytest.mark.measures

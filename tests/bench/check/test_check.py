@@ -203,7 +203,7 @@ def test_hosts_of_a_cluster_are_checked_and_screened(tmp_path: Path) -> None:
     agent = tmp_path / "agent"
     agent.write_text(SRUN_AGENT)
     agent.chmod(0o755)
-    options = "--budget 12s --format=json -o hosts.json"
+    options = "--budget 12s --format=json >hosts.json"
     check_hosts = f"{PARBENCH} check --hosts n1,n2 --ssh {agent} {options}"
     screen = f"{PARBENCH} slurm screen --size 64K --rounds 3 >screen.txt"
     command = ["salloc", "-Q", "-N3", "-n3", "sh", "-c", f"{check_hosts}; {screen}"]

@@ -27,10 +27,16 @@ def make_error(error: str, seconds: float = 0.0) -> RankError:
     return RankError(error=error, stack=f"the stack of {error}", seconds=seconds)
 
 
-def hang(*answers: HangReport | None) -> Outcome:
-    """Return the outcome of a hang that ranks report so, None if they do not."""
+def hang(*answers: HangReport | None, hosts: str = "") -> Outcome:
+    """Return the outcome of a hang that ranks report so, None if they do not.
+
+    ``hosts`` has a letter for each rank on a host of its own, empty for one host.
+    """
     reports = {rank: answer for rank, answer in enumerate(answers) if answer is not None}
-    return explain_hang(replace(make_evidence(len(answers)), reports=reports), 0, 0.1, {})
+    evidence = replace(make_evidence(len(answers)), reports=reports)
+    for rank, host in enumerate(hosts):
+        evidence.hellos[rank] = replace_struct(evidence.hellos[rank], host=host)
+    return explain_hang(evidence, 0, 0.1, {})
 
 
 def list_culprits(failure: Outcome) -> list[tuple[int, CulpritCause]]:
@@ -139,3 +145,16 @@ def test_hang_keeps_the_state_of_each_rank() -> None:
     assert answering.stack == WAITING.stack
     assert silent.state.startswith("no answer (process is ")
     assert (answering.is_silent, silent.is_silent) == (False, True)
+
+
+def test_host_without_connection_is_named() -> None:
+    """A shared file system carries the report of a rank whose other network is down."""
+    cut = make_status(is_connected=False)
+    failure = hang(WAITING, WAITING, cut, hosts="abc")
+    assert failure.reason.endswith("rank 2 (c) did not arrive")
+    assert list_culprits(failure) == [(2, "absent")]
+    assert failure.ranks[2].is_silent
+    assert failure.ranks[2].state.endswith("no connection to the other hosts")
+    # No other host can connect to that of rank 0.
+    failure = hang(WAITING, cut, cut, hosts="abc")
+    assert failure.reason.endswith("rank 0 (a) did not arrive")
