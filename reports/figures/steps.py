@@ -53,8 +53,7 @@ def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
     return Chart(
         name="step_times",
         title="Step time",
-        caption="Diamonds are means over repetitions. Lines are 95 % intervals, within the "
-        "repetition if there is only one.",
+        caption="Diamonds are means over repetitions, lines their 95 % intervals.",
         draw=draw,
     )
 
