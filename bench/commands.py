@@ -171,7 +171,7 @@ limits_option = click.option(
 @click.option(
     "--budget",
     metavar="TIME",
-    help="Time for the whole run: 90s, 10m. Default: the preset's, about 1 s per named case.",
+    help="Time for the whole run: 90s, 10m. Default: the preset's, about 1 s per named case, at least 5 s.",
 )
 @click.option("--timeout", metavar="TIME", help="Time after which a case counts as hung.")
 @click.option(

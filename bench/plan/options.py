@@ -69,6 +69,12 @@ Confidence intervals of three repetitions are twice as wide.
 """
 SHORT_SECONDS_PER_CASE = 0.3
 """The sampling time in seconds, per repetition, of a case of weight 1 in a run of named cases."""
+SHORT_SECONDS = 1.0
+"""The least sampling time in seconds of all named cases in one repetition.
+
+A run of one or two cases has time for more samples, and without them its median would be biased:
+the first samples of a block are slower than later ones.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,10 +241,12 @@ def _choose_duration(
         return repetitions, preset.budget_seconds, measure
     if options.preset is not None:
         return repetitions, preset.budget_seconds, measure
-    has_few_operations = sum(map(get_case_weight, cases)) <= FEW_OPERATIONS
+    weight = sum(map(get_case_weight, cases))
+    has_few_operations = weight <= FEW_OPERATIONS
     repetitions = FEW_OPERATIONS_REPETITIONS if has_few_operations else SHORT_REPETITIONS
     repetitions = options.repetitions or repetitions
-    measure = msgspec.structs.replace(measure, seconds_per_case=SHORT_SECONDS_PER_CASE)
+    seconds_per_case = max(SHORT_SECONDS_PER_CASE, SHORT_SECONDS / weight)
+    measure = msgspec.structs.replace(measure, seconds_per_case=seconds_per_case)
     # Only a slow or busy machine reaches this budget: it has three times the sampling time.
     import_seconds, start_seconds = 30.0, 10.0
     startup_seconds = start_seconds * len(group_by_variables(cases))

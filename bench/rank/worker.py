@@ -70,7 +70,7 @@ _TIMEOUT_SHARE = 0.5
 
 The rest is for preparation, checks and steps that cannot be interrupted.
 """
-_PAUSE_SECONDS = 0.05
+_PAUSE_SECONDS = 0.01
 """The least time in seconds between two successive blocks of samples of the same case.
 
 A disturbance of a few milliseconds then affects only one of the blocks.

@@ -121,7 +121,7 @@ def test_budget_of_several_repetitions_is_filled() -> None:
 @pytest.mark.parametrize(
     ("options", "repetitions", "seconds_per_case"),
     [
-        (Options(names=("all_reduce",), settings={"size_bytes": "1M"}), 5, 0.3),
+        (Options(names=("all_reduce",), settings={"size_bytes": "1M"}), 5, 0.5),
         (Options(names=("all_reduce",), settings={"size_bytes": "1K,4K,16K"}), 3, 0.3),
         (Options(names=("ddp",), repetitions=7), 7, 0.3),
         (Options(budget="90s"), 5, None),
