@@ -18,16 +18,14 @@ from parbench.reports.analysis.steps import (
 )
 from parbench.reports.analysis.stragglers import find_last_arriving_rank, find_slow_computing_rank
 from parbench.reports.findings.commands import build_case_command, build_step_command
-from parbench.reports.findings.evidence import (
+from parbench.reports.findings.rules import (
     CollectedEvidence,
-    Communication,
     FitComparison,
-    PipelineIdle,
     Rates,
-    StepEvidence,
     StragglerEvidence,
     compare_with_fit,
 )
+from parbench.reports.findings.step_rules import Communication, PipelineIdle, StepEvidence
 from parbench.reports.run_data import RunData
 
 UNEQUAL_WORK_DETAILS = {"pipeline", "crossover_ranks", "rank_load"}

@@ -12,15 +12,13 @@ from statistics import fmean, median
 from parbench.bench.results.formatting import format_case_size, format_percent
 from parbench.bench.text import pluralize
 from parbench.reports.findings.commands import build_command, build_preset_command
-from parbench.reports.findings.evidence import (
+from parbench.reports.findings.rules import (
     CollectedEvidence,
-    Communication,
     FitComparison,
-    PipelineIdle,
-    StepEvidence,
     StragglerEvidence,
     compare_with_fit,
 )
+from parbench.reports.findings.step_rules import Communication, PipelineIdle, StepEvidence
 from parbench.reports.traces.job import SharedCall, TracedJob, compute_waits
 from parbench.reports.traces.rank_trace import TracedRank
 

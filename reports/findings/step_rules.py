@@ -1,0 +1,317 @@
+"""Rules that derive findings (problems with likely causes) from the facts on one training step.
+
+`reports/findings/run_evidence.py` reads the facts from a run, `reports/traces/trace_evidence.py`
+from traces. To add a rule, write it here and add it to ``STEP_RULES``. A new fact is a field of
+``StepEvidence``.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from parbench.bench.results.formatting import format_bytes, format_percent
+from parbench.reports.findings.finding import MIN_GENERAL_SHARE, MIN_SHARE, Finding
+
+MIN_BUCKET_BYTES = 256 << 10  # Smaller gradients are not worth several buckets.
+MIN_BUCKET_SHARE = 0.9
+"""A gradient bucket with more than this fraction of the gradient bytes counts as the only one."""
+DEFAULT_BUCKET_BYTES = 25 << 20
+"""The default bucket size of torch's DDP."""
+SUGGESTED_BUCKETS = 4
+"""The number of gradient buckets that a finding suggests."""
+TRIED_FACTOR = 4
+"""The factor by which a suggested setting exceeds the current one."""
+MAX_BYTES_ERROR = 0.01
+"""The largest relative difference of counted and analytical bytes that is not reported."""
+
+StepCommand = Callable[..., str]
+"""A function that returns the ``parbench run`` command to measure a step again, empty for none.
+
+Its argument is a preset, for a step that cannot be measured again itself. Settings follow by name.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Communication:
+    """The exposed communication of one profiled step, on one mesh axis or of one kind of call.
+
+    In a run it is the communication on an axis. In traces it is the communication by one operation
+    in one process group.
+    """
+
+    label: str
+    """The name for messages, such as ``fsdp (axis dp)``."""
+    exposed_seconds: float
+    """The seconds per step that neither compute nor copies hide."""
+    reductions: float = 0
+    """The number of calls of all_reduce and reduce_scatter that together sum the gradients once."""
+    has_buckets: bool = True
+    """False if the step has no parameter for the size of gradient buckets."""
+    largest_bytes: int = 0
+    """The bytes of the largest reduction call, 0 if unknown."""
+    reduced_bytes: float = 0
+    """The bytes of all ``reductions`` together: those that sum the gradients once."""
+    is_on_demand: bool = False
+    """True if parameters are probably gathered only when they are needed, without prefetch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineIdle:
+    """The idle time of a pipeline step by cause in seconds per step, and facts on the pipeline."""
+
+    bubble_seconds: float
+    """The idle time due to the schedule.
+
+    In traces it is the exposed time of messages between stages.
+    """
+    uneven_seconds: float
+    """The idle time that stages of equal duration would save. 0 if it is not significant."""
+    microbatches: int | None = None
+    """The number of microbatches per step, None in traces."""
+    layers_by_stage: tuple[int, ...] = ()
+    """The number of layers of each stage, empty if unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEvidence:
+    """The times, bytes and settings of one training step of a run or of a job's traces.
+
+    All times are seconds per step, from a profiled step where there is one. In traces, copies and
+    idle time are minimums over ranks.
+    """
+
+    name: str
+    """The label of the case, empty for the step of a trace."""
+    seconds: float
+    """The wall time of the step."""
+    command: StepCommand
+    """A function that returns the command that measures the step with other settings."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """The parameters of the step's case, keyed by name. Empty for the step of a trace."""
+    communication: Sequence[Communication] = ()
+    """The exposed communication, one item for each axis or kind of call."""
+    copy_seconds: float = 0.0
+    """The time of copies that neither compute nor communication hides."""
+    idle_seconds: float = 0.0
+    """The time in which nothing runs on the device."""
+    syncs: int = 1
+    """The number of times per step that all gradients are summed: 1, or once per microbatch."""
+    pipeline: PipelineIdle | None = None
+    """The idle time by cause if the step is a pipeline, otherwise None."""
+    expert_imbalance_seconds: float = 0.0
+    """The time that balanced experts would save. 0 if it is not significant."""
+    bytes_ratios: Mapping[str, float] = field(default_factory=dict)
+    """The ratio of sent bytes to the bytes that the formula of the step gives, keyed by mesh axis.
+
+    The sent bytes were counted at the process groups.
+    """
+
+    def format_share(self, seconds: float) -> str:
+        """Return a time as a percentage of the wall time of the step."""
+        return format_percent(seconds / self.seconds)
+
+
+def find_exposed_communication(step: StepEvidence) -> Iterator[Finding]:
+    """Yield a finding for each mesh axis or kind of call with exposed communication.
+
+    A finding names the first of these likely causes that costs at least 5 % of the step: gradients
+    are reduced after each microbatch, all gradients are in one bucket, or parameters are gathered
+    without prefetch. Without such a cause, communication is reported from 10 % of the step. Nothing
+    is yielded if uneven expert load explains the waiting.
+    """
+    if any(find_hot_experts(step)):
+        return  # Ranks wait for the one with most tokens.
+    for part in step.communication:
+        num_bytes = part.largest_bytes or DEFAULT_BUCKET_BYTES
+        sync_seconds = part.exposed_seconds * (step.syncs - 1) / step.syncs
+        min_seconds = MIN_SHARE * step.seconds
+        command = ""
+        if part.reductions and sync_seconds >= min_seconds:
+            kind, seconds = "sync-per-microbatch", sync_seconds
+            cause = f"Gradients are reduced after each of {step.syncs} microbatches."
+            command = step.command("ddp", microbatches=step.syncs, no_sync=(False, True))
+        elif _has_one_bucket(part, num_bytes) and part.exposed_seconds >= min_seconds:
+            kind, seconds = "one-bucket", part.exposed_seconds
+            bucket_mb = 2.0 ** round(math.log2(num_bytes / SUGGESTED_BUCKETS / 2**20))
+            cause = (
+                f"The gradients ({format_bytes(num_bytes)}) are in one bucket, which probably "
+                f"starts after the backward pass. DDP makes several with bucket_cap_mb={bucket_mb:g}."
+            )
+            sizes = (bucket_mb, step.settings.get("bucket_mb", 25))
+            command = step.command("ddp", bucket_mb=sizes)
+        elif part.is_on_demand and part.exposed_seconds >= min_seconds:
+            kind, seconds = "no-prefetch", part.exposed_seconds
+            cause = "Parameters are probably gathered only when they are needed."
+            command = step.command("fsdp", prefetch=("default", "explicit"))
+        elif part.exposed_seconds >= MIN_GENERAL_SHARE * step.seconds:
+            kind, seconds = "exposed-communication", part.exposed_seconds
+            cause = "Larger microbatches may hide more."
+        else:
+            continue
+        exposed = step.format_share(part.exposed_seconds)
+        yield Finding(
+            kind=kind,
+            subject=part.label,
+            message=f"{part.label}: {exposed} of the step is exposed communication. {cause}",
+            command=command,
+            time_share=seconds / step.seconds,
+        )
+
+
+def _has_one_bucket(part: Communication, num_bytes: int) -> bool:
+    """Return True if one call reduces nearly all gradients, of at least 256 KiB, of a step.
+
+    Such a call starts when no computation is left that could hide it. ``num_bytes`` are the bytes
+    of the largest call, or torch's default bucket size if these are unknown. The result is False if
+    the step has no parameter for the bucket size.
+    """
+    has_most = part.largest_bytes > MIN_BUCKET_SHARE * part.reduced_bytes
+    is_single = part.reductions == 1 or (part.reductions > 1 and has_most)
+    return part.has_buckets and is_single and num_bytes >= MIN_BUCKET_BYTES
+
+
+def find_host_bound(step: StepEvidence) -> Iterator[Finding]:
+    """Yield a finding if nothing runs on the device for 10 % of the step or more.
+
+    Nothing is yielded for pipelines and for uneven expert load, which explain idle time.
+    """
+    if step.pipeline is None and not any(find_hot_experts(step)):
+        yield from _report(
+            step,
+            "host-bound",
+            step.idle_seconds,
+            "Nothing runs for {share} of {step}. The host probably does not keep up: many small "
+            "kernels, synchronization or input.",
+            _suggest_larger(step, "microbatch"),
+            min_share=MIN_GENERAL_SHARE,
+        )
+
+
+def find_exposed_copies(step: StepEvidence) -> Iterator[Finding]:
+    """Yield a finding if exposed copies between host and device take 5 % of the step or more."""
+    yield from _report(
+        step,
+        "exposed-copies",
+        step.copy_seconds,
+        "Copies between host and device take {share} of {step}. Pinned memory and "
+        "non_blocking=True may hide them.",
+    )
+
+
+def find_pipeline_idle_time(step: StepEvidence) -> Iterator[Finding]:
+    """Yield a finding for each cause of idle time in a pipeline: uneven stages and the bubble.
+
+    Uneven stages are reported from 5 % of the step, the bubble of the schedule from 10 %.
+    """
+    pipeline = step.pipeline
+    if pipeline is None:
+        return
+    layers = pipeline.layers_by_stage
+    command = ""
+    if len(set(layers)) > 1 and sum(layers) % len(layers) == 0:
+        equal = [sum(layers) // len(layers)] * len(layers)
+        splits = tuple("+".join(map(str, split)) for split in (layers, equal))
+        command = step.command("pp", split=splits)
+    yield from _report(
+        step,
+        "uneven-stages",
+        pipeline.uneven_seconds,
+        "Uneven stages cost {share} of {step}. The longest stage may have too many layers.",
+        command,
+    )
+    if pipeline.microbatches is None:
+        command = step.command("pp", schedule=("1f1b", "interleaved", "zb_h1"))
+    else:
+        command = _suggest_larger(step, "microbatches")
+    yield from _report(
+        step,
+        "pipeline-bubble",
+        pipeline.bubble_seconds,
+        "Stages wait for each other for {share} of {step}. "
+        "More microbatches may shorten the bubble.",
+        command,
+        min_share=MIN_GENERAL_SHARE,
+    )
+
+
+def find_hot_experts(step: StepEvidence) -> Iterator[Finding]:
+    """Yield a finding if balanced expert load would save 5 % of the step or more."""
+    command = ""
+    if step.settings.get("capacity") == 0:
+        command = step.command("ep_step", capacity=(0, 1.25))
+    yield from _report(
+        step,
+        "hot-experts",
+        step.expert_imbalance_seconds,
+        "Balanced experts would probably save {share} of {step}.",
+        command,
+    )
+
+
+def find_unexpected_bytes(step: StepEvidence) -> Iterator[Finding]:
+    """Yield a finding for each mesh axis on which a step sends other bytes than its formula gives.
+
+    The bytes that are sent were counted at the process groups. A relative difference of at most 1 %
+    from the analytical bytes of the formula is not reported.
+    """
+    for axis, ratio in step.bytes_ratios.items():
+        if abs(ratio - 1) > MAX_BYTES_ERROR:
+            yield Finding(
+                kind="unexpected-bytes",
+                subject=f"{step.name} {ratio:.3f} times on {axis}",
+                message=f"{step.name} sends {ratio:.3f} times the expected bytes on {axis}. "
+                "It may communicate other data than its formula assumes.",
+                time_share=None,
+            )
+
+
+STEP_RULES: tuple[Callable[[StepEvidence], Iterator[Finding]], ...] = (
+    find_exposed_communication,
+    find_host_bound,
+    find_exposed_copies,
+    find_pipeline_idle_time,
+    find_hot_experts,
+    find_unexpected_bytes,
+)
+"""The rules that ``apply_rules`` applies to each training step."""
+
+
+def _report(
+    step: StepEvidence,
+    kind: str,
+    seconds: float,
+    message: str,
+    command: str = "",
+    *,
+    min_share: float = MIN_SHARE,
+) -> Iterator[Finding]:
+    """Yield one finding on a step if a problem costs at least ``min_share`` of the step's time.
+
+    Args:
+        step: the step.
+        kind: the kind of problem, such as ``host-bound``.
+        seconds: the cost of the problem in seconds per step.
+        message: the message, in which ``{share}`` is the cost in percent and ``{step}`` the step.
+        command: the command to run next, empty if there is none.
+        min_share: the smallest reported cost as a fraction of the time of the step.
+    """
+    if seconds >= min_share * step.seconds:
+        full_name = f"the step of {step.name}" if step.name else "the step"
+        yield Finding(
+            kind=kind,
+            subject=step.name or "the step",
+            message=message.format(share=step.format_share(seconds), step=full_name),
+            command=command,
+            time_share=seconds / step.seconds,
+        )
+
+
+def _suggest_larger(step: StepEvidence, name: str) -> str:
+    """Return the command that compares a setting of a step with a value four times as large.
+
+    The command is empty if the step has no integer setting ``name``.
+    """
+    value = step.settings.get(name)
+    if not isinstance(value, int):
+        return ""
+    return step.command("", **{name: (value, TRIED_FACTOR * value)})
