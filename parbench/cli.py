@@ -3,8 +3,6 @@
 ``parbench --help`` has to answer within 0.2 s, so this module imports nothing heavy.
 """
 
-import difflib
-import errno
 import importlib
 import os
 import sys
@@ -12,13 +10,12 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from parbench.bench.commands import AppHooks
 from parbench.bench.text import UserError, format_error
-from parbench.defaults import read_defaults
 
 if TYPE_CHECKING:
     from parbench.bench.results.tables import Document
@@ -104,23 +101,11 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the name, the command and the remaining arguments of the command line ``args``.
-
-        The first argument is the name. Unlike click's, the ``UsageError`` for an unknown name
-        suggests a similar command.
-        """
-        near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-        if args[0] not in COMMANDS and near and not args[0].startswith("-"):
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
-        return super().resolve_command(ctx, args)
-
     def invoke(self, ctx: click.Context) -> object:
         """Run the command of the context.
 
-        An error of the user exits with code 2. An interrupt or any other error exits with code 4.
+        An error of the user exits with code 2, also if the system cannot open a file. An interrupt
+        or any other error exits with code 4.
         """
         try:
             with convert_user_errors():
@@ -130,42 +115,11 @@ class LazyGroup(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in (
-                errno.ENAMETOOLONG,
-                errno.ELOOP,
-                errno.ENOTDIR,
-            ):
+            if isinstance(error, OSError) and error.filename is not None:
                 # Any option may have named the file.
-                message = f"{error.filename} cannot be used: {error.strerror}"
-                raise CommandLineError(message, "") from error
-            if is_out_of_memory(error):
-                click.echo(format_error("the memory is full"), err=True)
-            elif is_missing_package(error):
-                message = f"the Python package {error.name!r} is not installed"
-                click.echo(format_error(message), err=True)
-            else:
-                traceback.print_exc()
+                raise CommandLineError(str(error), "") from error
+            traceback.print_exc()
         sys.exit(4)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Return True if the error is a lack of memory.
-
-    It is a ``MemoryError``, or an ``ImportError`` because a shared library could not be loaded.
-    """
-    return isinstance(error, MemoryError) or (
-        isinstance(error, ImportError) and "failed to map" in str(error)
-    )
-
-
-def is_missing_package(error: Exception) -> TypeGuard[ModuleNotFoundError]:
-    """Return True if the error is that a Python package other than parbench is not installed.
-
-    The result is False for a missing submodule, which is a defect and needs a traceback.
-    """
-    if not isinstance(error, ModuleNotFoundError) or error.name is None:
-        return False
-    return "." not in error.name and error.name != "parbench"
 
 
 def run() -> None:
@@ -183,8 +137,7 @@ _EPILOG = """\b
 Start with: parbench run
 
 \b
-Defaults of options: the environment, such as PARBENCH_RUN_OUT=/data/runs, or
-parbench.toml in the working folder, with a table such as [run] out = "/data/runs".
+Defaults of options come from the environment, such as PARBENCH_RUN_OUT=/data/runs.
 """
 _FIRST = """\
 parbench measures how this machine communicates, and what that costs a training step.
@@ -266,15 +219,8 @@ HOOKS = AppHooks(
     },
 )
 @click.version_option(package_name="parbench", prog_name="parbench", allow_from_autoenv=False)
-@click.option(
-    "--color/--no-color", default=None, help="Color the output. Default: only in a terminal."
-)
 @click.pass_context
-def main(ctx: click.Context, color: bool | None) -> None:
+def main(ctx: click.Context) -> None:
     """Measure how this machine communicates, and what that costs a training step."""
-    if color is not None:
-        os.environ["NO_COLOR"] = "" if color else "1"
-        os.environ["FORCE_COLOR"] = "1" if color else ""
-    ctx.default_map = read_defaults(ctx)
     if ctx.invoked_subcommand is None:
         click.echo(_FIRST)

@@ -26,11 +26,11 @@ def test_help_lists_commands() -> None:
     assert listed >= EXPECTED_COMMANDS
 
 
-def test_unknown_command_gets_suggestion() -> None:
+def test_unknown_command_is_refused() -> None:
     result = invoke("rum")
     assert result.exit_code == 2
     assert "'rum'" in result.stderr
-    assert "'run'" in result.stderr
+    assert "hint: parbench --help" in result.stderr
 
 
 def test_no_arguments_suggests_commands() -> None:
@@ -76,22 +76,6 @@ def test_bash_completion(typed: str, completions: str, tmp_path: Path) -> None:
     ("error", "last_line"),
     [
         (KeyboardInterrupt(), "error: interrupted"),
-        (MemoryError(), "error: the memory is full"),
-        (
-            ImportError("x.so: failed to map segment from shared object"),
-            "error: the memory is full",
-        ),
-        (
-            ModuleNotFoundError("No module named 'jinja2'", name="jinja2"),
-            "error: the Python package 'jinja2' is not installed",
-        ),
-        (
-            ModuleNotFoundError(
-                "No module named 'parbench.bench.old'", name="parbench.bench.old"
-            ),
-            "ModuleNotFoundError: No module named 'parbench.bench.old'",
-        ),
-        (ImportError("cannot import name 'old'"), "ImportError: cannot import name 'old'"),
         (KeyError("a defect"), "KeyError: 'a defect'"),
     ],
 )
@@ -136,16 +120,9 @@ def test_bad_option_is_one_line_and_starts_nothing(
         assert part in result.stderr
 
 
-def test_defaults_come_from_environment_and_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_defaults_come_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARBENCH_RUN_NPROC", "0")
     assert "--nproc 0" in invoke("run").stderr
-    Path("parbench.toml").write_text("run.budget = 'soon'")
-    assert "'soon'" in invoke("run", "--nproc", "2").stderr
-    Path("parbench.toml").write_text("run.budge = '5s'")
-    assert "run.budge is not known; did you mean 'budget'?" in invoke("run").stderr
 
 
 @pytest.mark.parametrize(
