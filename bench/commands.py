@@ -26,8 +26,6 @@ from parbench.bench.choices import (
 from parbench.bench.command_line import (
     FILE_PATH,
     RUNS_FOLDER,
-    CaseName,
-    GroupedCommand,
     RunPath,
     format_option,
 )
@@ -76,13 +74,6 @@ class AppHooks:
 
 _NCCL_TESTS_SETTINGS = {"mode": "pipelined", "placement": "out_of_place,in_place"}
 """The values of benchmark parameters with ``--format nccl-tests``, unless the user sets them."""
-_RUN_OPTIONS = {
-    "What to measure": ("preset", "settings", "sizes", "env", "mesh", "group", "cases_file"),
-    "How long": ("repetitions", "budget", "timeout", "resume"),
-    "Ranks": ("nproc", "device", "backend", "launcher", "nodes", "distribution"),
-    "Output": ("form", "quiet", "out", "limits", "link"),
-}
-"""The names of the parameters in each group of options of ``parbench run``, by title."""
 _RUN_EXAMPLES = """\b
 Examples:
   parbench run                                      measure this node, in under 2 min
@@ -105,7 +96,7 @@ Exit codes: 0 fine; 1 a wrong result, or a limit that is not met; 2 bad input;
 3 a limit that is undecided; 4 something did not run.
 """
 """The text after the options in the help of ``parbench run``."""
-_RESUME_OPTIONS = {"resume", "nodes", "budget", *_RUN_OPTIONS["Output"]} - {"link"}
+_RESUME_OPTIONS = ("resume", "nodes", "budget", "form", "quiet", "out", "limits")
 """The names of the parameters that ``--resume`` allows."""
 limits_option = click.option(
     "--limits",
@@ -116,13 +107,8 @@ limits_option = click.option(
 """A decorator that adds ``--limits``, a file of limits on metrics, to a command."""
 
 
-@click.command(
-    cls=GroupedCommand,
-    option_groups=_RUN_OPTIONS,
-    epilog=_RUN_EXAMPLES,
-    context_settings={"show_default": True},
-)
-@click.argument("cases", metavar="[CASE]...", nargs=-1, type=CaseName())
+@click.command(epilog=_RUN_EXAMPLES, context_settings={"show_default": True})
+@click.argument("cases", metavar="[CASE]...", nargs=-1)
 @click.option(
     "--preset",
     type=click.Choice(PRESET_NAMES),
@@ -347,7 +333,7 @@ Examples:
 
 
 @click.command("list", epilog=_LIST_EXAMPLES)
-@click.argument("names", metavar="[NAME]...", nargs=-1, type=CaseName())
+@click.argument("names", metavar="[NAME]...", nargs=-1)
 @format_option(type=click.Choice(("tables", "markdown")), default="tables")
 @click.pass_obj
 def list_cases(hooks: AppHooks, names: tuple[str, ...], form: str) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from parbench.bench.command_line import (
-    GroupedCommand,
     RunPath,
     figure_format_option,
     figures_option,
@@ -133,8 +132,6 @@ _STEP_OPTIONS = _combine(
         help="Another setting of the step, by the names of parbench run; see below.",
     ),
 )
-_STEP_NAMES = ("microbatch", "global_batch", "checkpointing", "settings")
-_OUTPUT_NAMES = ("explain", "form", "figures", "formats")
 _HARDWARE_OPTION = click.option(
     "--hardware",
     default="",
@@ -194,12 +191,6 @@ def plan() -> None:
         "search --model Qwen3-32B/config.json --gpus 64 --sequence 4096",
         settings=_SETTINGS_HELP,
     ),
-    cls=GroupedCommand,
-    option_groups={
-        "Model and cluster": ("model", "sequence", "gpus", "hardware", "links", "calibrate"),
-        "Step": _STEP_NAMES,
-        "Output": ("top", *_OUTPUT_NAMES),
-    },
 )
 @_MODEL_OPTIONS
 @click.option("--gpus", type=click.IntRange(min=1), required=True, help="Number of GPUs.")
@@ -235,12 +226,6 @@ def search_meshes(
         "mesh --model tiny --mesh dp=2,tp=4 --set precision=float32 --links latest",
         settings=_SETTINGS_HELP,
     ),
-    cls=GroupedCommand,
-    option_groups={
-        "Model and cluster": ("model", "sequence", "mesh", "hardware", "links", "calibrate"),
-        "Step": _STEP_NAMES,
-        "Output": _OUTPUT_NAMES,
-    },
 )
 @_MODEL_OPTIONS
 @click.option(
