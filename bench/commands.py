@@ -145,8 +145,7 @@ limits_option = click.option(
     "cases_file",
     metavar="FILE",
     type=FILE_PATH,
-    help="TOML or JSON file of cases, and of: preset, nproc, backend, device, repetitions, budget, "
-    "timeout.",
+    help="TOML or JSON file of cases, instead of CASE.",
 )
 @click.option(
     "--repetitions",
@@ -266,8 +265,14 @@ def make_options(
     """
     from parbench.bench.machine.slurm_allocation import parse_nodes
     from parbench.bench.plan.options import Options
+    from parbench.bench.plan.plan import read_cases_file
 
     fields = dict(options)
+    cases_file = fields.pop("cases_file", None)
+    if cases_file is not None:
+        if any(":" not in case for case in cases):
+            raise UserError("--cases and CASE both name cases", hint="leave out one of them")
+        fields["entries"] = read_cases_file(cases_file)
     nodes = fields.pop("nodes", None)
     if nodes is not None:
         fields["nodes"], fields["nodelist"] = parse_nodes(nodes)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -38,13 +37,11 @@ from parbench.bench.plan.plan import (
     Entry,
     Measure,
     Plan,
-    PlanFile,
     Preset,
     SkippedCase,
     compute_sampling_seconds,
     get_case_weight,
     parse_fault,
-    read_plan_file,
 )
 from parbench.bench.text import UserError, format_choices, parse_duration, parse_link
 
@@ -94,7 +91,7 @@ class Options:
     settings: Mapping[str, str] = field(default_factory=dict)
     """The values of ``--set`` and ``--env`` as texts, by the name of the parameter or variable."""
     entries: tuple[Entry, ...] = ()
-    """The cases of ``cases_file``, which replace the cases of the preset. Empty without any."""
+    """The cases of the file of ``--cases``, which replace the cases of the preset."""
     nproc: int | None = None
     """The number of ranks on each node, or of all ranks if another launcher has started them."""
     backend: str | None = None
@@ -118,8 +115,6 @@ class Options:
     """A fault that disturbs one rank on purpose, such as ``late:1:3ms``."""
     link: str | None = None
     """The nominal speed of the links in one direction, such as ``400Gbit``."""
-    cases_file: Path | None = None
-    """The path of a plan file (TOML or JSON), whose cases and options are used."""
     launcher: str = "local"
     """``local`` starts the ranks on this machine, ``srun`` in a Slurm allocation."""
     nodes: int | None = None
@@ -131,11 +126,11 @@ class Options:
 
     @property
     def has_named_cases(self) -> bool:
-        """True if the user names benchmarks or custom steps, or gives a file of cases.
+        """True if the user names benchmarks, or gives a file of cases.
 
         Otherwise the preset selects the cases.
         """
-        return bool(self.names or self.entries or self.targets)
+        return bool(self.names or self.entries)
 
 
 def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) -> Plan:
@@ -152,7 +147,6 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
         steps = [define_custom_step(target, folder) for target in options.targets]
         catalogue = (*catalogue, *steps)
         options = replace(options, names=(*options.names, *(step.name for step in steps)))
-    options = _apply_cases_file(options)
     options = _apply_mesh(options, joined)
     spec, layout = _choose_ranks(options, joined)
     fault = None if options.inject is None else parse_fault(options.inject, spec.nproc)
@@ -257,19 +251,15 @@ def _choose_duration(
 def _select_definitions(
     options: Options, catalogue: Sequence[BenchmarkDefinition], preset_name: str
 ) -> list[BenchmarkDefinition]:
-    """Return the definitions that the command line, the file of cases or the preset selects.
+    """Return the definitions that the file of cases, the command line or the preset selects.
 
     Environment variables of ``--env`` become parameters of each definition. Raises ``UserError`` if
-    no definition is selected, or if a parameter is set that none of them has.
+    a name matches no definition, or if a parameter is set that none of them has.
     """
-    named = select_definitions(catalogue, options.names)
-    in_file = select_definitions(catalogue, [entry.name for entry in options.entries])
-    definitions = [definition for definition in in_file if definition in named]
-    if not options.names and not options.entries and preset_name != "full":
+    patterns = [entry.name for entry in options.entries] or options.names
+    definitions: Sequence[BenchmarkDefinition] = select_definitions(catalogue, patterns)
+    if not patterns and preset_name != "full":
         definitions = [entry for entry in definitions if preset_name in entry.tags]
-    if not definitions:
-        names = " ".join(options.names)
-        raise UserError(f"{options.cases_file} contains no case that matches {names}")
     # An empty value, the default, removes the variable.
     variables = [
         Param(name, "str", "", "environment variable of all ranks")
@@ -304,7 +294,7 @@ def _list_params(
     """Yield the parameter values, by name, of each case to measure of one benchmark.
 
     There is a case for each combination of the selected values. The values of the user replace
-    those of a plan file, and both replace the values of the preset. Parameters without a selected
+    those of a file of cases, and both replace the values of the preset. Parameters without a selected
     value are left out and have their default.
     """
     entries = options.entries or preset.entries
@@ -404,21 +394,6 @@ def _choose_srun_ranks(options: Options) -> tuple[WorldSpec, NodeLayout]:
         spec, nproc=layout.num_ranks, nodes=layout.nodes, distribution=layout.distribution
     )
     return spec, layout
-
-
-def _apply_cases_file(options: Options) -> Options:
-    """Return the options, completed by the cases and options of the file of ``--cases``.
-
-    Options of the command line take precedence over options of the file.
-    """
-    if options.cases_file is None:
-        return options
-    file = read_plan_file(options.cases_file)
-    values: dict[str, Any] = {}
-    for name in PlanFile.OPTIONS:
-        if getattr(options, name) is None:
-            values[name] = getattr(file, name)
-    return replace(options, **values, entries=file.case)
 
 
 def _apply_mesh(options: Options, joined: Joined | None) -> Options:

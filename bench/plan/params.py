@@ -1,4 +1,4 @@
-"""Parameters of a case, each declared once for listing, validation, plan files and the docs."""
+"""Parameters of a case, each declared once for listing, validation, files of cases and the docs."""
 
 import re
 import sys
@@ -22,7 +22,7 @@ from parbench.bench.text import (
 Value = bool | int | float | str
 """One value of a parameter."""
 Setting = Value | list[Value]
-"""One or several values of a parameter: text of ``--set``, or a value or list in a plan file."""
+"""One or several values of a parameter: text of ``--set``, or a value or list in a file of cases."""
 Kind = Literal["int", "float", "str", "bool", "size", "mesh"]
 """The type of a parameter. ``size`` is a number of bytes, ``mesh`` a text such as ``dp=2,tp=4``."""
 
@@ -51,7 +51,7 @@ class Param:
     ``size`` is a number of bytes, ``mesh`` a text such as ``dp=2,tp=4``.
     """
     default: Value
-    """The value without ``--set`` and without a value in a preset or plan file."""
+    """The value without ``--set`` and without a value in a preset or file of cases."""
     help: str
     """A phrase about the meaning of the parameter, for ``parbench list``."""
     _: KW_ONLY
@@ -78,7 +78,7 @@ class Param:
         return f"{description} >= {self.minimum:g}" if self.minimum > -MAX_FLOAT else description
 
     def parse(self, raw: object) -> Value:
-        """Return a value in this parameter's type, given as text or as a value of a plan file.
+        """Return a value in this parameter's type, given as text or as a value of a file of cases.
 
         For the kind ``size``, the text ``64K`` becomes 65536 (K, M, G and T are powers of 1024).
         Raises ``UserError`` if the value cannot be converted or is not allowed.
@@ -107,7 +107,7 @@ class Param:
         return value
 
     def parse_many(self, setting: Setting) -> tuple[Value, ...]:
-        """Return all values in the text of ``--set`` or in a value or list of a plan file.
+        """Return all values in the text of ``--set`` or in a value or list of a file of cases.
 
         Commas separate the values in a text, but semicolons separate meshes. Sizes may be ranges:
         ``1K:64M:x4`` begins at 1 KiB and multiplies the size by 4 up to 64 MiB. The result has the

@@ -1,10 +1,10 @@
-"""Plans of runs, their stopping rules, presets, plan files and faults to inject."""
+"""Plans of runs, their stopping rules, presets, files of cases and faults to inject."""
 
 import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Literal
 
 import msgspec
 
@@ -143,7 +143,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An entry of a preset or a plan file, which selects benchmarks and sets their parameters."""
+    """An entry of a preset or a file of cases, which selects benchmarks and sets their parameters."""
 
     name: str
     """A glob of names of benchmarks, such as ``all_reduce`` or ``workload.*``."""
@@ -290,41 +290,19 @@ PRESETS = {
 }
 
 
-class PlanFile(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
-    """The content of a file of ``--cases``: cases to measure, and options of ``parbench run``.
+class CasesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of a file of ``--cases``."""
 
-    An option that the file does not set is None. The command line takes precedence over the file,
-    and the file over the preset.
-    """
-
-    OPTIONS: ClassVar = ("preset", "nproc", "backend", "device", "repetitions", "budget", "timeout")
-    """The fields that are options, with the names that they have on the command line."""
-    preset: str | None = None
-    """The name of a preset."""
-    nproc: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """The number of ranks on each node."""
-    backend: str | None = None
-    """``gloo`` or ``nccl``."""
-    device: str | None = None
-    """``cpu`` or ``cuda``."""
-    repetitions: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """The number of times that all ranks are started and measure all cases."""
-    budget: str | float | None = None
-    """The time budget of the run, as text such as ``90s`` or a number of seconds."""
-    timeout: str | float | None = None
-    """The time after which a case counts as hung, as text or a number of seconds."""
     case: tuple[Entry, ...] = ()
     """The cases to measure, which replace those of the preset."""
 
 
-def read_plan_file(path: Path) -> PlanFile:
-    """Read and return a file of ``--cases``: JSON if its name ends in ``.json``, otherwise TOML.
+def read_cases_file(path: Path) -> tuple[Entry, ...]:
+    """Return the cases of a file of ``--cases``: JSON if its name ends in ``.json``, else TOML.
 
-    Raises ``UserError`` if the file cannot be read or is not a plan.
+    Raises ``UserError`` if the file cannot be read or has other content.
     """
     if path.suffix != ".json":
-        return read_toml(path, "plan file", PlanFile)
-    with convert_read_errors(f"plan file {path}", "is not a plan"):
-        return decode_json(read_file(path), PlanFile)
+        return read_toml(path, "file of cases", CasesFile).case
+    with convert_read_errors(f"file of cases {path}", "is not valid"):
+        return decode_json(read_file(path), CasesFile).case

@@ -11,7 +11,7 @@ from pathlib import Path
 from parbench.bench.launch.processes import PARBENCH, die_with_parent
 from parbench.bench.machine.slurm_allocation import OPTIONS_VARIABLE
 from parbench.bench.text import get_last_line
-from parbench.slurm.sweep.folder import Point, Sweep, make_plan_path, make_runs_path
+from parbench.slurm.sweep.folder import Point, Sweep, make_cases_path, make_runs_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +52,9 @@ def build_command(request: PointRequest) -> list[str]:
     command += ["--launcher", "srun", "--nodes", nodes or str(point.nodes)]
     command += ["--nproc", str(point.ntasks_per_node)]
     command += ["--distribution", point.distribution]
-    command += ["--cases", str(make_plan_path(request.folder, point.id))]
+    command += ["--cases", str(make_cases_path(request.folder, point.id))]
     command += ["--out", str(make_runs_path(request.folder, point.id))]
-    if request.sweep.file.link is not None:
-        command += ["--link", request.sweep.file.link]
-    return command
+    return command + request.sweep.file.list_run_options()
 
 
 def build_environment(request: PointRequest) -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from parbench.bench.files import encode_json, write_output
 from parbench.bench.launch.processes import PARBENCH, run_child
 from parbench.bench.plan.groups import format_pairs, parse_pairs
-from parbench.bench.plan.plan import Entry, PlanFile
+from parbench.bench.plan.plan import CasesFile, Entry
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import (
     Run,
@@ -76,21 +76,24 @@ def measure_rounds(
     """Measure data exchanges between pairs of ``nodes`` with ``parbench run``.
 
     The result has the seconds of each exchange, and the nodes and rounds without a measurement.
-    Raises ``UserError`` if ``parbench run`` ends without a folder of results, or if its results
-    cannot be read.
+    The time budget of the run is 60 s plus the timeout of each round. Raises ``UserError`` if
+    ``parbench run`` ends without a folder of results, or if its results cannot be read.
 
     Args:
         nodes: Slurm's names of the nodes.
         rounds: the rounds to measure. Each pair has the indices of two nodes in ``nodes``.
         setup: the size, ranks per node and timeout of the measurement.
-        folder: the folder to create, for the plan file and the results.
+        folder: the folder to create, for the file of cases and the results.
     """
     folder.mkdir(parents=True)
-    plan = folder / "plan.json"
-    write_output(plan, encode_json(make_plan_file(rounds, setup)))
+    cases = folder / "cases.json"
+    write_output(cases, encode_json(CasesFile(case=make_cases(rounds, setup))))
+    budget = _START_SECONDS + parse_duration(setup.timeout) * len(rounds)
     command = [*PARBENCH, "run", "--launcher", "srun", "--nodes", ",".join(nodes)]
     command += ["--nproc", str(setup.rails), "--distribution", "block"]
-    command += ["--cases", str(plan), "--out", str(folder), "--format=json"]
+    command += ["--cases", str(cases), "--out", str(folder), "--format=json"]
+    command += ["--preset", "smoke", "--repetitions", "1"]
+    command += ["--budget", str(budget), "--timeout", setup.timeout]
     code = run_child(command).returncode
     runs = list_runs(folder)
     if not runs:
@@ -98,12 +101,11 @@ def measure_rounds(
     return read_measurement(load_run(runs[0]), nodes, setup)
 
 
-def make_plan_file(rounds: Sequence[Round], setup: Setup) -> PlanFile:
-    """Return the plan file of a run that measures ``rounds``, each a set of pairs of nodes.
+def make_cases(rounds: Sequence[Round], setup: Setup) -> tuple[Entry, ...]:
+    """Return the cases of a run that measures ``rounds``, each a set of pairs of nodes.
 
     Each round is one ``p2p.pairwise`` case. Local rank i of a node exchanges data with local rank i
-    of the other node of its pair. ``setup`` has the size of an exchange, the ranks per node and the
-    timeout. The time budget of the run is 60 s plus the timeout of each round.
+    of the other node of its pair. ``setup`` has the size of an exchange and the ranks per node.
     """
     cases = []
     repeats: Counter[Round] = Counter()
@@ -121,13 +123,7 @@ def make_plan_file(rounds: Sequence[Round], setup: Setup) -> PlanFile:
         }
         repeats[pairs] += 1
         cases.append(Entry(name="p2p.pairwise", set=params))
-    return PlanFile(
-        preset="smoke",
-        repetitions=1,
-        budget=_START_SECONDS + parse_duration(setup.timeout) * len(rounds),
-        timeout=setup.timeout,
-        case=tuple(cases),
-    )
+    return tuple(cases)
 
 
 def read_measurement(run: Run, nodes: Sequence[str], setup: Setup) -> Measurement:

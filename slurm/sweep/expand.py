@@ -247,13 +247,12 @@ def plan_point(file: SweepFile, catalogue: Sequence[BenchmarkDefinition], point:
         product = f"nodes({point.nodes}) * ntasks_per_node({point.ntasks_per_node})"
         allowed = f"2 to {MOST_RANKS} are allowed"
         raise UserError(f"{product} = {pluralize(ranks, 'rank')}, {allowed}; see exclude")
-    plan_file = file.make_plan_file()
     options = Options(
-        preset=plan_file.preset,
+        preset=file.preset,
         entries=point.cases,
-        repetitions=plan_file.repetitions,
-        budget=None if plan_file.budget is None else str(plan_file.budget),
-        timeout=None if plan_file.timeout is None else str(plan_file.timeout),
+        repetitions=file.repetitions,
+        budget=file.budget,
+        timeout=file.timeout,
     )
     worlds = [("gloo", "cpu"), ("nccl", "cuda")]
     if file.backend is not None:

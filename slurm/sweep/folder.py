@@ -1,7 +1,7 @@
 """The folder of a submitted sweep, on the file system that all nodes share.
 
 A point is one run of the sweep with one value per setting.
-``sweep.json`` holds the submitted sweep, ``points/<id>.json`` a plan file for each point,
+``sweep.json`` holds the submitted sweep, ``points/<id>.json`` the cases of each point,
 ``jobs/<number>/`` the batch scripts and jobs of a submission, ``runs/<id>/`` the runs of a point,
 ``attempts/<id>.json`` its last attempt, and ``logs/`` the messages of jobs and points.
 """
@@ -25,7 +25,7 @@ from parbench.bench.files import (
     read_file,
     replace_file,
 )
-from parbench.bench.plan.plan import Entry
+from parbench.bench.plan.plan import CasesFile, Entry
 from parbench.bench.text import UserError
 from parbench.slurm.sweep.sweepfile import Distribution, SweepFile
 
@@ -154,14 +154,14 @@ def make_slug(name: str) -> str:
 
 
 def write_sweep(folder: Path, sweep: Sweep) -> None:
-    """Write ``sweep.json`` and the plan file of each point (run) to the folder of a sweep.
+    """Write ``sweep.json`` and the cases of each point (run) to the folder of a sweep.
 
     Raises ``UserError`` if a file cannot be written.
     """
     with convert_write_errors(folder):
         for point in sweep.points:
-            plan = replace(sweep.file.make_plan_file(), case=point.cases)
-            replace_file(make_plan_path(folder, point.id), encode_json(plan))
+            content = encode_json(CasesFile(case=point.cases))
+            replace_file(make_cases_path(folder, point.id), content)
         replace_file(folder / _SWEEP, encode_json(sweep))
 
 
@@ -215,8 +215,8 @@ def load_attempt(folder: Path, point_id: str) -> JobAttempt:
     return JobAttempt()
 
 
-def make_plan_path(folder: Path, point_id: str) -> Path:
-    """Return the path of the plan file of a point, from which ``parbench run`` measures it.
+def make_cases_path(folder: Path, point_id: str) -> Path:
+    """Return the path of the file with the cases of a point, the argument of ``--cases``.
 
     A point is one run of the sweep in ``folder``.
     """

@@ -11,7 +11,7 @@ import msgspec
 from parbench.bench.files import read_toml
 from parbench.bench.plan.groups import MOST_RANKS
 from parbench.bench.plan.params import Value, is_variable
-from parbench.bench.plan.plan import Entry, PlanFile
+from parbench.bench.plan.plan import Entry
 from parbench.bench.text import UserError, parse_duration, parse_link
 
 Distribution = Literal["block", "cyclic"]
@@ -130,13 +130,14 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     container: str | None = None
     """The image of a container for the ranks, the value of srun's ``--container-image``."""
 
-    def make_plan_file(self) -> PlanFile:
-        """Return a plan file for ``parbench run`` with the settings that all runs share.
-
-        The cases and the number of ranks are left out.
-        """
-        names = [name for name in PlanFile.__struct_fields__ if name not in ("nproc", "case")]
-        return PlanFile(**{name: getattr(self, name) for name in names})
+    def list_run_options(self) -> list[str]:
+        """Return the settings that all runs share as arguments of ``parbench run``."""
+        arguments = []
+        for name in ("preset", "repetitions", "budget", "timeout", "backend", "device", "link"):
+            value = getattr(self, name)
+            if value is not None:
+                arguments += [f"--{name}", str(value)]
+        return arguments
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from parbench.bench.commands import parse_settings
 from parbench.bench.launch import measure as measuring
 from parbench.bench.plan.cases import load_catalogue
 from parbench.bench.plan.options import Options
-from parbench.bench.plan.plan import PRESETS
+from parbench.bench.plan.plan import PRESETS, Entry
 from parbench.reports.render import show
 from tests.support.fake_runs import FakeRanks, isolate_driver
 from tests.support.fakes import make_outcome
@@ -78,7 +78,7 @@ CASES = ("all_*", "ddp", "a:b")
 def test_every_option_of_run_reaches_the_plan(
     call_parbench: CallParbench, run_calls: list[Any]
 ) -> None:
-    line = "--set layers=2 --sizes 1K --env NCCL_ALGO=Ring --cases p.toml --nodes n[1-4]"
+    line = "--set layers=2 --sizes 1K --env NCCL_ALGO=Ring --nodes n[1-4]"
     line += " --out o --limits b --format json -q"
     args = [*CASES, *line.split()]
     for name, value in PLAN_OPTIONS.items():
@@ -89,7 +89,6 @@ def test_every_option_of_run_reaches_the_plan(
         names=("all_*", "ddp"),
         targets=("a:b",),
         settings={"layers": "2", "size_bytes": "1K", "NCCL_ALGO": "Ring"},
-        cases_file=Path("p.toml"),
         nodes=4,
         nodelist="n[1-4]",
         **PLAN_OPTIONS,
@@ -97,6 +96,15 @@ def test_every_option_of_run_reaches_the_plan(
     others = {"out": Path("o"), "limits": Path("b"), "as_json": True, "quiet": True}
     others["resume_path"] = None
     assert run_calls == [(expected, others)]
+
+
+def test_cases_are_in_a_file(call_parbench: CallParbench, run_calls: list[Any]) -> None:
+    Path("p.toml").write_text("case = [{ name = 'ddp' }]")
+    call_parbench("run", "a:b", "--cases", "p.toml")
+    [(options, _)] = run_calls
+    assert options.targets == ("a:b",)
+    assert options.entries == (Entry(name="ddp"),)
+    assert "leave out one" in call_parbench("run", "ddp", "--cases", "p.toml").stderr
 
 
 def test_resume_takes_options_that_may_differ(

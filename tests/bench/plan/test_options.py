@@ -1,4 +1,4 @@
-"""Options, plan files and presets become a plan, on this host, in joined ranks or on nodes."""
+"""Options, files of cases and presets become a plan, on this host, in joined ranks or on nodes."""
 
 import math
 import re
@@ -33,32 +33,11 @@ HYBRID = Options(names=("workload.hybrid",))
 SRUN = replace(ALL_REDUCE, settings={"size_bytes": "1K"}, launcher="srun")
 GPU = Gpu(name="H100", memory_bytes=80 << 30)
 JOINED = Joined(rank=0, size=3, local_size=3, one_node=True)
-PLAN_FILE = """
-preset = "full"
-nproc = 3
-backend = "gloo"
-device = "cpu"
-repetitions = 7
-budget = "5m"
-timeout = 45
-[[case]]
-name = "all_reduce"
-set = { size_bytes = "1K,3K", dtype = "float16" }
-[[case]]
-name = "broadcast"
-"""
 
 
 @pytest.fixture(autouse=True)
 def _single_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     isolate_driver(monkeypatch, tmp_path)
-
-
-@pytest.fixture
-def plan_file(tmp_path: Path) -> Path:
-    path = tmp_path / "plan.toml"
-    path.write_text(PLAN_FILE)
-    return path
 
 
 @pytest.fixture
@@ -82,35 +61,6 @@ def test_default_run_has_groups_of_four_ranks() -> None:
     assert list_groups(Options(nproc=4)) == {"pairs"}
     assert list_groups(Options(nproc=2)) == set()
     assert list_groups(Options(nproc=4, names=("all_reduce",))) == set()
-
-
-def test_plan_file_overrides_preset(plan_file: Path) -> None:
-    run_plan = plan(Options(cases_file=plan_file, names=("all_reduce",)))
-    assert run_plan.preset == "full"
-    assert run_plan.nproc == 3
-    assert run_plan.repetitions == 7
-    assert run_plan.budget_seconds == 300.0
-    assert run_plan.timeout_seconds == 45.0
-    assert list_values(run_plan, "size_bytes") == [1024, 3072]
-    assert list_values(run_plan, "dtype") == ["float16", "float16"]
-
-
-def test_options_override_plan_file(plan_file: Path) -> None:
-    options = Options(
-        cases_file=plan_file,
-        preset="smoke",
-        nproc=2,
-        budget="30s",
-        timeout="500ms",
-        settings={"size_bytes": "8K"},
-    )
-    run_plan = plan(options)
-    assert run_plan.preset == "smoke"
-    assert run_plan.nproc == 2
-    assert run_plan.budget_seconds == 30.0
-    assert run_plan.timeout_seconds == 0.5
-    assert set(list_values(run_plan, "size_bytes")) == {8192}
-    assert "float16" in list_values(run_plan, "dtype")
 
 
 def test_budget_of_several_repetitions_is_filled() -> None:

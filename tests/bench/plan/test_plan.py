@@ -1,4 +1,4 @@
-"""Presets, settings and plan files select, skip and refuse cases."""
+"""Presets, settings and files of cases select, skip and refuse cases."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from parbench.bench.plan.cases import BenchmarkDefinition
 from parbench.bench.plan.catalogue import DEFINITIONS as CATALOGUE
 from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.params import Param
-from parbench.bench.plan.plan import Entry, Plan, PlanFile, read_plan_file
+from parbench.bench.plan.plan import CasesFile, Entry, Plan, read_cases_file
 from tests.support.refusals import usage_error
 
 GLOO = WorldSpec(nproc=2, backend="gloo", device="cpu")
@@ -49,8 +49,11 @@ def test_setting_replaces_values_of_preset() -> None:
 def test_overlapping_entries_are_merged() -> None:
     first = Entry(name="all_reduce", set={"size_bytes": "1K,2K"})
     second = Entry(name="all_*", set={"size_bytes": "2K,4K"})
-    run_plan = plan(entries=(first, second), names=("all_reduce",))
-    assert list_values(run_plan, "size_bytes") == [1024, 2048, 4096]
+    run_plan = plan(entries=(first, second))
+    sizes = [
+        case.params["size_bytes"] for case in run_plan.cases if case.short_name == "all_reduce"
+    ]
+    assert sizes == [1024, 2048, 4096]
 
 
 def test_preset_exceeds_the_cache_of_a_gpu() -> None:
@@ -66,7 +69,6 @@ def test_operation_outside_preset_has_defaults() -> None:
     assert case.params == {"depth": 3}
 
 
-P2P = Entry(name="p2p.*")
 MISSPELLED_NAME = Entry(name="allreduce")
 MISSPELLED_PARAM = Entry(name="all_*", set={"siz": "1K"})
 
@@ -77,7 +79,6 @@ MISSPELLED_PARAM = Entry(name="all_*", set={"siz": "1K"})
         ({"preset": "nod"}, "'node'"),
         ({"entries": (MISSPELLED_NAME,)}, "'all_reduce'"),
         ({"entries": (MISSPELLED_PARAM,)}, "'siz'"),
-        ({"entries": (P2P,), "names": ("all_reduce",)}, "all_reduce"),
         ({"settings": {"dtpye": "float16"}}, "'dtype'"),
         ({"names": ("all_reduce",), "settings": {"root": "0"}}, "'root'"),
     ],
@@ -113,9 +114,8 @@ def test_only_preset_sizes_are_rounded_up() -> None:
     assert len(run_plan.skipped) == 3
 
 
-CONTENT = PlanFile(budget="2m", case=(Entry(name="größe", set={"root": [0, 1]}),))
+CASES = (Entry(name="größe", set={"root": [0, 1]}),)
 TOML = """
-budget = "2m"
 [[case]]
 name = "größe"
 set = { root = [0, 1] }
@@ -123,26 +123,22 @@ set = { root = [0, 1] }
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("plan.toml", TOML), ("plan.json", encode_json(CONTENT).decode())]
+    ("name", "text"),
+    [("cases.toml", TOML), ("cases.json", encode_json(CasesFile(case=CASES)).decode())],
 )
-def test_plan_file_is_toml_or_json(tmp_path: Path, name: str, text: str) -> None:
+def test_cases_file_is_toml_or_json(tmp_path: Path, name: str, text: str) -> None:
     file = tmp_path / name
     file.write_text(text, encoding="utf-8")
-    assert read_plan_file(file) == CONTENT
+    assert read_cases_file(file) == CASES
 
 
 @pytest.mark.parametrize(
     ("text", "fact"),
-    [
-        ("time-out = 3", "`time-out`"),
-        ("[measure]\nwarmup = 3", "`measure`"),
-        ("preset = smoke", "line 1"),
-        ('preset = "\xff"\n', "0xff"),
-    ],
+    [("preset = 'smoke'", "`preset`"), ("case = x", "line 1"), ('a = "\xff"\n', "0xff")],
 )
-def test_invalid_plan_file_is_refused(tmp_path: Path, text: str, fact: str) -> None:
-    file = tmp_path / "plan.toml"
+def test_invalid_cases_file_is_refused(tmp_path: Path, text: str, fact: str) -> None:
+    file = tmp_path / "cases.toml"
     file.write_text(text, encoding="latin-1")
-    message = usage_error(read_plan_file, file)
+    message = usage_error(read_cases_file, file)
     assert str(file) in message
     assert fact in message

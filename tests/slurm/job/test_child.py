@@ -32,11 +32,13 @@ def run_child(request: PointRequest, command: Command) -> Child:
 
 
 def test_build_command_is_valid(tmp_path: Path) -> None:
-    args = build_command(make_request(tmp_path, sweep=make_sweep([POINT], link="400Gbit")))
+    sweep = make_sweep([POINT], link="400Gbit", repetitions=2, device="cpu", budget="6s")
+    args = build_command(make_request(tmp_path, sweep=sweep))
     line = " ".join(args)
     assert "--launcher srun --nodes n1,n3 --nproc 1" in line
     assert f"--cases {tmp_path}/sweep/points/{POINT.id}.json" in line
-    assert f"--out {tmp_path}/sweep/runs/{POINT.id} --link 400Gbit" in line
+    assert f"--out {tmp_path}/sweep/runs/{POINT.id} " in line
+    assert line.endswith("--repetitions 2 --budget 6s --device cpu --link 400Gbit")
     result = CliRunner().invoke(main, args[3:])
     assert result.exit_code == 2  # outside of an allocation
     assert "srun" in result.output

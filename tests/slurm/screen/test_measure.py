@@ -11,13 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from parbench.bench.files import encode_json
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.catalogue import DEFINITIONS
 from parbench.bench.plan.options import Options as RunOptions
 from parbench.bench.plan.options import make_plan as plan_run
-from parbench.bench.plan.plan import read_plan_file
 from parbench.bench.results.records import (
     Culprit,
     CulpritCause,
@@ -32,7 +30,7 @@ from parbench.slurm.screen import measure as screen_measure
 from parbench.slurm.screen.measure import (
     Setup,
     find_blamed_nodes,
-    make_plan_file,
+    make_cases,
     measure_rounds,
     read_exchanges,
     read_measurement,
@@ -53,12 +51,9 @@ SETUP = Setup(
 HOSTS = tuple(SETUP.node_by_host)
 
 
-def test_plan_has_the_pairs_of_all_rails(tmp_path: Path) -> None:
+def test_plan_has_the_pairs_of_all_rails() -> None:
     rounds = [((0, 1),), ((0, 1),)]
-    file = tmp_path / "plan.json"
-    file.write_bytes(encode_json(make_plan_file(rounds, replace(SETUP, rails=2))))
-    plan_file = read_plan_file(file)
-    options = RunOptions(preset=plan_file.preset, entries=plan_file.case)
+    options = RunOptions(entries=make_cases(rounds, replace(SETUP, rails=2)))
     plan = plan_run(options, DEFINITIONS, WorldSpec(nproc=4, backend="gloo", device="cpu"))
     assert plan.skipped == ()
     assert [case.params["pairs"] for case in plan.cases] == ["0-2 1-3", "0-2 1-3"]

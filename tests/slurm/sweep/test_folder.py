@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from parbench.bench.plan.plan import Entry, PlanFile, read_plan_file
+from parbench.bench.plan.plan import Entry, read_cases_file
 from parbench.slurm.sweep.folder import (
     create_folder,
     load_jobs,
@@ -14,18 +13,19 @@ from parbench.slurm.sweep.folder import (
     write_sweep,
 )
 from tests.support.refusals import usage_error
-from tests.support.slurm.sweeps import make_folder, make_point, make_sweep
+from tests.support.slurm.sweeps import make_point, make_sweep
 
 
 def test_sweep_is_read_back_unchanged(tmp_path: Path) -> None:
     folder = create_folder(tmp_path, "s")
     options = {"mem": "0", "exclusive": True}
-    points = [make_point(0), make_point(1)]
+    cases = (Entry(name="all_reduce", set={"dtype": "float32,int8"}),)
+    points = [make_point(0), make_point(1, cases=cases)]
     sweep = make_sweep(points, slurm={"options": options}, link="200mbit")
     write_sweep(folder, sweep)
     assert load_sweep(folder) == sweep
-    plan_files = {path.name for path in (folder / "points").iterdir()}
-    assert plan_files == {f"{point.id}.json" for point in points}
+    for point in points:
+        assert read_cases_file(folder / "points" / f"{point.id}.json") == point.cases
 
 
 @pytest.mark.parametrize(
@@ -47,16 +47,3 @@ def test_damaged_file_is_refused_by_name(
     error = usage_error(load, tmp_path)
     assert name in error
     assert message in error
-
-
-def test_plan_file_contains_the_settings_of_the_sweep(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "preset": "smoke",
-        "budget": "6s",
-        "repetitions": 2,
-        "device": "cpu",
-    }
-    point = make_point(cases=(Entry(name="all_reduce", set={"dtype": "float32,int8"}),))
-    folder = make_folder(tmp_path, make_sweep([point], **settings))
-    plan_file = read_plan_file(folder / "points" / f"{point.id}.json")
-    assert plan_file == PlanFile(**settings, case=point.cases)
