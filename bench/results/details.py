@@ -124,28 +124,6 @@ PipelineTimeline = tuple[tuple[TimedAction, ...], ...]
 """The actions of each rank of a pipeline in the order of time, by rank."""
 
 
-class SimulatedSchedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The result of simulating a pipeline schedule with the measured times of a step's actions.
-
-    None means unknown.
-    """
-
-    schedule: str
-    """The name of the schedule, such as ``1F1B``."""
-    chunks: int
-    """The number of stages on each rank (virtual stages)."""
-    measured: bool
-    """True if the step was measured with this schedule."""
-    step_seconds: float | None = None
-    """The simulated time of a step."""
-    bubble_fraction: float | None = None
-    """The fraction of the pipeline's makespan in which ranks are idle, mean over ranks."""
-    in_flight: float | None = None
-    """The number of microbatches whose activations a rank holds at once, maximum over ranks."""
-    activation_bytes: float | None = None
-    """The memory in bytes of the activations of ``in_flight`` microbatches on a rank."""
-
-
 class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
     """The pipeline schedule of a training step, and its actions as measured and as predicted.
 
@@ -167,12 +145,8 @@ class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
     """The indices of the stages on each rank of the pipeline, by rank."""
     measured: PipelineTimeline | None = None
     """The actions of one measured step."""
-    why_not_measured: str = ""
-    """A sentence with the reason why ``measured`` is None, empty if there is a measurement."""
     predicted: PipelineTimeline | None = None
     """The actions of a simulated step."""
-    comparison: tuple[SimulatedSchedule, ...] | None = None
-    """This and other schedules, simulated with the measured times of this step's actions."""
     clock: str | None = None
     """A phrase about the method by which the clocks of the ranks were compared."""
 

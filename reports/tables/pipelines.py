@@ -1,4 +1,4 @@
-"""The tables of pipeline steps: bubbles with their causes, and simulated schedules."""
+"""The table of pipeline steps: bubbles with their causes."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +8,6 @@ from parbench.bench.results.tables import (
     Column,
     Table,
     keep_known_columns,
-    metric_column,
 )
 from parbench.reports.analysis.steps import StepRow
 from parbench.reports.figures.chart import Chart, number_name
@@ -20,29 +19,18 @@ from parbench.reports.tables.columns import (
     list_metric_columns,
 )
 
-_SCHEDULE = Column("schedule", help="order of actions", is_result=True)
-_CHUNKS = Column("chunks", "v", kind="count", help="virtual stages per rank")
 _PIPELINE_COLUMNS = (
     STEP_COLUMN,
-    _SCHEDULE,
+    Column("schedule", help="order of actions", is_result=True),
     Column("ranks", "P", kind="count", help="ranks of the pipeline"),
     Column("microbatches", "M", kind="count", help="microbatches per step"),
-    _CHUNKS,
+    Column("chunks", "v", kind="count", help="virtual stages per rank"),
     STEP_TIME_COLUMN,
-)
-_SIMULATED_COLUMNS = (
-    STEP_COLUMN,
-    _SCHEDULE,
-    _CHUNKS,
-    Column("seconds", "step time", kind="s", help="simulated time of a step, without latency"),
-    metric_column("bubble_fraction"),
-    metric_column("in_flight"),
-    ACTIVATIONS_COLUMN,
 )
 
 
 def make_pipeline_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
-    """Yield the table of pipeline steps with their charts, then the table of simulated schedules.
+    """Yield the table of pipeline steps with their charts.
 
     ``rows`` are steps with ``PipelineDetails``, from ``list_rows_with_details``. Yields nothing if
     there are none.
@@ -62,26 +50,6 @@ def make_pipeline_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
         rows=rows,
         terms=["idle: schedule, imbalance, rest", "F, B, I, W"],
         figures=lambda: _chart_pipelines(rows),
-    )
-    simulated = [
-        {
-            "label": row["label"],
-            "schedule": to_single_line(schedule.schedule),
-            "chunks": schedule.chunks,
-            "seconds": schedule.step_seconds,
-            "bubble_fraction": schedule.bubble_fraction,
-            "in_flight": schedule.in_flight,
-            ACTIVATIONS_COLUMN.key: schedule.activation_bytes,
-        }
-        for row in rows
-        for schedule in row["details"].comparison or ()
-    ]
-    yield Table(
-        "schedules",
-        "Schedules",
-        caption="schedules simulated with the action times of each step, without latency",
-        columns=keep_known_columns(_SIMULATED_COLUMNS, simulated),
-        rows=simulated,
     )
 
 

@@ -1,10 +1,9 @@
-"""Bubbles of a pipeline: measured, by cause, and simulated for other schedules.
+"""Bubbles of a pipeline: by cause, and as facts for a record.
 
 Their formulas belong to the schedules in ``schedules.py``.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
 from statistics import fmean
 
 from parbench.bench.results.details import (
@@ -13,27 +12,12 @@ from parbench.bench.results.details import (
     IdleCause,
     PipelineDetails,
     PipelineTimeline,
-    SimulatedSchedule,
     TimedAction,
 )
-from parbench.bench.text import UserError
 from parbench.workloads.pipeline_parallel.order import PipelineOrder
-from parbench.workloads.pipeline_parallel.pipeline_case import Pipeline, split_layers
+from parbench.workloads.pipeline_parallel.pipeline_case import Pipeline
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
-from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.pipeline_parallel.simulation import SimulatedTimeline, simulate
-
-EQUAL_PASSES = PassSeconds(1.0, 1.0, 1.0)
-"""Passes that take equal times: forward, input gradient and weight gradient one second each."""
-
-
-def bubble_fraction(timeline: SimulatedTimeline) -> float:
-    """Return the fraction of time in which ranks run no pass of a stage, as the mean over ranks.
-
-    It is between 0 and 1. The time of each rank is the makespan: from the first start to the last
-    stop of a pass on any rank.
-    """
-    return timeline.idle / (timeline.ranks * timeline.makespan)
 
 
 def make_details(pipeline: Pipeline) -> PipelineDetails:
@@ -73,10 +57,13 @@ def make_detail_rows(timeline: SimulatedTimeline) -> PipelineTimeline:
     return tuple(rows)
 
 
-def split_idle(measured: SimulatedTimeline, order: PipelineOrder) -> dict[IdleCause, float]:
+def split_idle(
+    measured: SimulatedTimeline, simulated: SimulatedTimeline, order: PipelineOrder
+) -> dict[IdleCause, float]:
     """Split the measured idle seconds of a step by cause, as means over ranks.
 
-    The values add up to the measured idle time. The keys are the causes:
+    ``simulated`` is the result of ``simulate_mean_actions`` for the ``measured`` step. The values
+    add up to the measured idle time. The keys are the causes:
 
     * "schedule": the idle time if all actions of a kind (F, B, I or W) took their mean time.
     * "imbalance": the additional idle time if each stage had its own mean times. It is negative if
@@ -93,7 +80,7 @@ def split_idle(measured: SimulatedTimeline, order: PipelineOrder) -> dict[IdleCa
         """Return the mean measured seconds of the action's kind in its stage."""
         return fmean(seconds[action.stage, action.kind])
 
-    schedule = simulate_mean_actions(measured, order).idle / measured.ranks
+    schedule = simulated.idle / measured.ranks
     stages = simulate(order, get_stage_mean).idle / measured.ranks
     total = measured.idle / measured.ranks
     return {"schedule": schedule, "imbalance": stages - schedule, "rest": total - stages}
@@ -105,87 +92,38 @@ def simulate_mean_actions(measured: SimulatedTimeline, order: PipelineOrder) -> 
     The kinds are F, B, I and W. The mean is over stages and microbatches. Ranks run the actions
     of ``order``. Messages take no time.
     """
-    means = compute_kind_means([measured])
+    means = compute_kind_means(measured)
     return simulate(order, lambda action: means[action.kind])
 
 
-def compute_kind_means(timelines: Sequence[SimulatedTimeline]) -> dict[ActionKind, float]:
-    """Return the mean seconds of one action of each kind, keyed by F, B, I and W.
+def compute_kind_means(timeline: SimulatedTimeline) -> dict[ActionKind, float]:
+    """Return the mean seconds of one action of each kind in a step, keyed by F, B, I and W.
 
     An action is the forward pass (F), full backward pass (B), input gradient (I) or weight gradient
-    (W) of one stage and microbatch. The mean is over all actions of the steps in ``timelines``.
-    I and W of the pipeline's first stage count only if other stages have none, because torch's
-    first stage computes both in W.
+    (W) of one stage and microbatch. The mean is over all actions of the step. I and W of the
+    pipeline's first stage count only if other stages have none, because torch's first stage
+    computes both in W.
     """
     first: defaultdict[ActionKind, list[float]] = defaultdict(list)
     comparable: defaultdict[ActionKind, list[float]] = defaultdict(list)
-    for timeline in timelines:
-        for timed in timeline.actions:
-            action = timed.action
-            is_split_first = action.stage == 0 and action.kind in "IW"
-            (first if is_split_first else comparable)[action.kind].append(timed.seconds)
+    for timed in timeline.actions:
+        action = timed.action
+        is_split_first = action.stage == 0 and action.kind in "IW"
+        (first if is_split_first else comparable)[action.kind].append(timed.seconds)
     return {kind: fmean(values) for kind, values in {**first, **comparable}.items()}
 
 
-def measure_passes(timelines: Sequence[SimulatedTimeline], stages_per_rank: int) -> PassSeconds:
-    """Return the mean seconds of a rank's passes for one microbatch, over all steps and ranks.
+def measure_passes(timeline: SimulatedTimeline, stages_per_rank: int) -> PassSeconds:
+    """Return the mean seconds of a rank's passes for one microbatch in a measured step.
 
-    A pass runs through all ``stages_per_rank`` stages of the rank. If backward passes are not
-    split, input gradient and weight gradient are each taken to be half of a backward pass.
+    The mean is over ranks and microbatches. A pass runs through all ``stages_per_rank`` stages of
+    the rank. If backward passes are not split, input gradient and weight gradient are each taken to
+    be half of a backward pass.
     """
-    means = compute_kind_means(timelines)
+    means = compute_kind_means(timeline)
     half_seconds = means.get("B", 0.0) / 2
     return PassSeconds(
         forward=stages_per_rank * means["F"],
         input_gradient=stages_per_rank * means.get("I", half_seconds),
         weight_gradient=stages_per_rank * means.get("W", half_seconds),
     )
-
-
-def simulate_passes(order: PipelineOrder, passes: PassSeconds) -> SimulatedTimeline:
-    """Simulate a step in which all stages are equal and messages take no time.
-
-    ``passes`` has the seconds of a rank for one microbatch, which its stages share equally.
-    """
-    return simulate(order, lambda action: passes.by_kind[action.kind] / order.stages_per_rank)
-
-
-def compare_schedules(
-    order: PipelineOrder,
-    passes: PassSeconds,
-    *,
-    layers: int,
-    layer_bytes: float,
-    outside_seconds: float,
-) -> tuple[SimulatedSchedule, ...]:
-    """Return the simulated step of every schedule that can run on the same ranks, fastest first.
-
-    An element has the seconds of a step, the bubble as a fraction of the makespan, and the bytes of
-    activations. The numbers of ranks and microbatches are those of the measured ``order``.
-    ``passes`` has the seconds of a rank for one microbatch, and messages take no time. ``layers``
-    is the number of layers of the model, and ``layer_bytes`` the bytes of activations of one layer
-    and microbatch. ``outside_seconds`` is the part of a step before and after the pipeline, such as
-    the optimizer. Schedules that cannot run with these ranks, microbatches or layers are left out.
-    """
-    rows = []
-    for schedule in SCHEDULES.values():
-        try:
-            size = schedule.size(order.ranks, order.microbatches)
-            layers_per_stage = split_layers(layers, size.num_stages)[0]
-        except UserError:
-            continue
-        chunks = size.stages_per_rank
-        timeline = simulate_passes(schedule.make_order(size), passes)
-        in_flight = max(schedule.microbatches_in_flight(rank, size) for rank in range(size.ranks))
-        row = SimulatedSchedule(
-            schedule=schedule.name,
-            chunks=chunks,
-            measured=False,
-            step_seconds=timeline.makespan + outside_seconds,
-            bubble_fraction=bubble_fraction(timeline),
-            in_flight=in_flight,
-            activation_bytes=layer_bytes * in_flight * chunks * layers_per_stage,
-        )
-        rows.append(row)
-    rows.sort(key=lambda row: row.step_seconds or 0.0)
-    return tuple(rows)

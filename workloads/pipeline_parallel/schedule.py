@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import isclose
 
-from parbench.bench.results.details import Action, ActionKind
+from parbench.bench.results.details import Action
 from parbench.bench.text import UserError
 from parbench.workloads.pipeline_parallel.order import PipelineOrder, find_peak_held
 
@@ -50,19 +50,6 @@ class PassSeconds:
     def total(self) -> float:
         """The seconds of the forward pass and the full backward pass."""
         return self.forward + self.backward
-
-    @property
-    def by_kind(self) -> dict[ActionKind, float]:
-        """The seconds of each kind of action on a rank with one stage, keyed by F, I, W and B.
-
-        F is a forward pass, I an input gradient, W a weight gradient, and B a full backward pass.
-        """
-        return {
-            "F": self.forward,
-            "I": self.input_gradient,
-            "W": self.weight_gradient,
-            "B": self.backward,
-        }
 
     @property
     def is_equal(self) -> bool:

@@ -67,6 +67,11 @@ class SimulatedTimeline:
         """The seconds within the makespan in which a rank runs no action, summed over ranks."""
         return self.ranks * self.makespan - sum(timed.seconds for timed in self.actions)
 
+    @property
+    def bubble_fraction(self) -> float:
+        """The fraction of the makespan (0 to 1) in which a rank runs no action, mean over ranks."""
+        return self.idle / (self.ranks * self.makespan)
+
 
 def simulate(
     order: PipelineOrder,

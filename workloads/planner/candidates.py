@@ -287,7 +287,7 @@ def estimate_bubble(schedule: str, ranks: int, microbatches: int, stages_per_ran
     )
     third = 1 / 3
     bubble = find_schedule(schedule).compute_bubble(size, PassSeconds(third, third, third))
-    return math.inf if bubble is None or bubble.seconds is None else bubble.seconds
+    return math.inf if bubble is None else bubble.seconds
 
 
 @lru_cache(maxsize=4096)

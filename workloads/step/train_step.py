@@ -31,7 +31,6 @@ from parbench.workloads.costs.communication_pattern import (
 from parbench.workloads.costs.flops import flops_per_token
 from parbench.workloads.costs.memory import (
     activations_equation,
-    layers_equation,
     state_memory,
 )
 from parbench.workloads.costs.parameter_table import num_parameters
@@ -597,7 +596,6 @@ class TrainStep(Benchmark):
                 pipeline=spec.pipeline,
                 pipeline_ranks=spec.dims.groups("pp"),
                 recorder=self._recorder,
-                layer_bytes=layers_equation(self._view, spec.checkpointing).value,
                 simulated_seconds=spec.simulated_seconds,
             )
             probes.append(bubbles)

@@ -1,4 +1,4 @@
-"""Pipeline steps: their table, damaged facts, and schedules compared."""
+"""Pipeline steps: their table and damaged facts."""
 
 from parbench.reports.tables.steps import list_step_tables
 from tests.support.reports.report_rows import (
@@ -12,7 +12,6 @@ from tests.support.reports.reports_fixtures import (
     pipeline_details,
     pipeline_metrics,
     pipeline_record,
-    simulated_schedule,
 )
 
 
@@ -40,17 +39,3 @@ def test_damaged_details_are_a_note() -> None:
     record = ok_record(pipeline_case(), metrics=pipeline_metrics(), details=details)
     (note,) = list_step_tables(load_records(record))[0].notes
     assert record.case.name in note
-
-
-SIMULATED = [
-    simulated_schedule("gpipe", 0.030),
-    simulated_schedule("1f1b", 0.011),
-    simulated_schedule("zb_v", 0.018, chunks=2),
-]
-
-
-def test_simulated_schedules_have_a_table() -> None:
-    record = pipeline_record("1f1b", seconds=0.020, comparison=SIMULATED)
-    lines = report_lines("schedules", record)
-    assert [line["schedule"] for line in lines] == ["gpipe", "1f1b", "zb_v"]
-    assert [line["step time"] for line in lines] == ["30.0 ms", "11.0 ms", "18.0 ms"]

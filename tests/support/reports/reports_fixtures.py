@@ -270,18 +270,6 @@ def pipeline_details(
     }
 
 
-def simulated_schedule(
-    schedule: str, seconds: float | None = None, chunks: int = 1, **fields: Any
-) -> dict[str, Any]:
-    entry: dict[str, Any] = {"schedule": schedule, "chunks": chunks, "measured": False}
-    if seconds is not None:
-        entry["step_seconds"] = seconds
-        entry["bubble_fraction"] = 0.05
-        entry["in_flight"] = 4.0
-        entry["activation_bytes"] = 3 << 20
-    return {**entry, **fields}
-
-
 def pipeline_metrics(seconds: float = 0.020) -> Metrics:
     """Return the metrics of a pipeline step, which is idle for a quarter of its time."""
     shares = {

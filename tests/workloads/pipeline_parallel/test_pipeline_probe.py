@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from itertools import pairwise
 from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from parbench.bench.results.details import IDLE_CAUSES, Action
 from parbench.bench.results.metrics import MetricValue
@@ -12,11 +15,11 @@ from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 from parbench.workloads.pipeline_parallel.pipeline_probe import (
-    RankStep,
+    BubbleProbe,
     merge_steps,
     summarize_bubble,
 )
-from parbench.workloads.pipeline_parallel.simulation import SimulatedTimeline, simulate
+from parbench.workloads.pipeline_parallel.simulation import SimulatedAction, simulate
 from tests.support.ranks import Ranks
 from tests.support.workloads.training_steps import Params, build_small_step
 
@@ -35,13 +38,6 @@ def imbalanced_seconds(action: Action) -> float:
     return balanced_seconds(action) * (1.5 - action.stage)
 
 
-def make_step(timeline: SimulatedTimeline, rank: int, outside: float) -> RankStep:
-    """Return a rank's step that takes some seconds outside of the pipeline."""
-    ahead = 10.0 * rank
-    actions = [(a.action, a.start + ahead, a.stop + ahead) for a in timeline.actions_of(rank)]
-    return RankStep(actions, ahead, wall_seconds=timeline.makespan + outside - rank)
-
-
 def test_bubble_metrics_of_simulated_steps() -> None:
     """The bubble is a mean over all steps, idle causes are those of the median makespan."""
     pipeline = PipelineOptions().build(ranks=2, microbatches=4, layers=2)
@@ -51,12 +47,10 @@ def test_bubble_metrics_of_simulated_steps() -> None:
     median = simulate(order, imbalanced_seconds, 0.5)
     slowest = simulate(order, lambda action: 3 * imbalanced_seconds(action))
     timelines = [median, imbalanced, slowest]
-    by_rank = [[make_step(timeline, rank, 0.25) for timeline in timelines] for rank in range(2)]
+    by_rank = [[timeline.actions_of(rank) for timeline in timelines] for rank in range(2)]
 
-    steps = merge_steps(by_rank)
-    values = values_of(summarize_bubble(steps, pipeline, None))
+    values = values_of(summarize_bubble(merge_steps(by_rank), pipeline, None))
 
-    assert steps.outside_seconds == pytest.approx([0.25] * 3)
     assert values["idle_schedule"] == pytest.approx(ideal.idle / 2)
     assert values["idle_imbalance"] == pytest.approx((imbalanced.idle - ideal.idle) / 2)
     assert values["idle_rest"] == pytest.approx((median.idle - imbalanced.idle) / 2)
@@ -64,6 +58,26 @@ def test_bubble_metrics_of_simulated_steps() -> None:
     assert values["bubble_fraction"] == pytest.approx(mean_bubble)
     assert values["bubble_fraction_simulated"] == pytest.approx(1 / 5)
     assert values["bubble_fraction_formula"] == pytest.approx(1 / 5)
+
+
+def test_measured_actions_are_on_clock_of_rank_0() -> None:
+    clock = SimpleNamespace(offsets_ns=[0, 10_000_000_000])
+    world: Any = SimpleNamespace(
+        device=torch.device("cpu"),
+        global_rank=1,
+        clock=clock,
+        broadcast_from_rank_0=lambda values: values,
+    )
+    recorder: Any = SimpleNamespace(read=lambda: [(Action(1, "F", 0), 11.0, 12.0)])
+    probe = BubbleProbe(
+        world=world,
+        pipeline=PipelineOptions().build(ranks=2, microbatches=4, layers=2),
+        pipeline_ranks=[[0, 1]],
+        recorder=recorder,
+        simulated_seconds=1.0,
+    )
+    steps = probe.observe(lambda: None, lambda: None, 0.0)
+    assert steps == [[SimulatedAction(rank=1, action=Action(1, "F", 0), start=1.0, stop=2.0)]]
 
 
 def explain(world: World, params: Params, own_cores: bool) -> Explanation:
