@@ -9,14 +9,13 @@ import msgspec
 from msgspec.structs import replace
 
 from parbench.bench.check.cases import make_options
-from parbench.bench.check.earlier_gpus import find_missing_gpus
 from parbench.bench.check.gpus import list_gpus, run_watched
-from parbench.bench.check.health import Device, Health, add_run
+from parbench.bench.check.health import MISSING_GPU_FIX, Device, Health, add_run
 from parbench.bench.check.infiniband import find_port_faults, read_ports
 from parbench.bench.launch.measure import run_options
 from parbench.bench.machine.environment import EMULATED_VARIABLE, format_cpus, group_cores
 from parbench.bench.machine.gpu import GPU_FIX
-from parbench.bench.machine.machine import get_affinity, inspect_machine
+from parbench.bench.machine.machine import Machine, get_affinity, inspect_machine
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, strip_domain
@@ -47,7 +46,7 @@ def check(
         nproc: the number of GPUs or groups of cores. None stands for all GPUs or up to 8 groups.
         budget: the time for all measurements, such as ``40s``. None stands for ``DEFAULT_BUDGETS``.
         timeout: the time after which a case counts as hung, such as ``20s``.
-        out: the folder for the results of the run, in which earlier runs are looked up too.
+        out: the folder for the results of the run.
         inject: a fault to simulate, such as ``slow:1:20%`` for rank 1, None for no fault.
 
     Raises ``UserError`` if the check cannot start.
@@ -58,49 +57,51 @@ def check(
         )
     start = time.monotonic()
     machine = inspect_machine(environ)
-    health = Health(host=strip_domain(socket.gethostname()), device=device or "")
-    if device != "cpu":
-        text = f"does not answer: {machine.gpu_failure}"
-        absent = tuple(
-            Device.make_absent(health.host, f"GPU {address}", text, GPU_FIX)
-            for address in machine.silent_gpus
-        )
-        if nproc is None:
-            absent += find_missing_gpus(out, health.host, environ, machine.gpus, len(absent))
-        device = device or ("cuda" if machine.gpus or absent else "cpu")
-        health = replace(health, device=device, devices=absent)
-    if health.devices and not machine.gpus:
-        problem = "no GPU answers, so nothing was measured"
-        return replace(health, problems=(problem,))
-    gpus = machine.gpus[:nproc] if health.device == "cuda" else ()
-    nproc = nproc or len(gpus) or min(_MAX_CORE_GROUPS, machine.cores)
+    host = strip_domain(socket.gethostname())
+    absent = () if device == "cpu" else _list_absent_gpus(host, machine, device, nproc)
+    device = device or ("cuda" if machine.gpus or absent else "cpu")
+    health = Health(host=host, device=device, devices=absent, emulated=EMULATED_VARIABLE in environ)
+    gpus = machine.gpus[:nproc] if device == "cuda" else ()
+    if device == "cuda" and not gpus:
+        return replace(health, problems=("no GPU answers, so nothing was measured",))
+    nproc = len(gpus) or nproc or min(_MAX_CORE_GROUPS, machine.cores)
     core_sets = () if gpus else group_cores(nproc, get_affinity())
-    if len(gpus or core_sets) < nproc:  # Ranks that share a core are not devices.
-        raise UserError(f"--nproc {nproc}: {len(gpus or core_sets)} can be checked at most")
-    options = make_options(
-        health.device,
-        nproc,
-        budget=budget or DEFAULT_BUDGETS[health.device],
-        timeout=timeout,
-        inject=inject,
-    )
+    if not gpus and len(core_sets) < nproc:  # Ranks that share a core are not devices.
+        raise UserError(f"--nproc {nproc}: {len(core_sets)} can be checked at most")
+    budget = budget or DEFAULT_BUDGETS[device]
+    options = make_options(device, nproc, budget=budget, timeout=timeout, inject=inject)
     ports = read_ports()
     path, report = run_watched(
         environ, gpus, lambda: run_options(options, modules, out=out, cpus=core_sets)
     )
     assert path is not None, "only a rank that joins has no run"
-    if gpus:
-        devices = list_gpus(health.host, gpus, report)
-    else:
-        devices = _list_cores(health.host, core_sets)
-    # Nodes share the cores of a machine, so rates show nothing about them.
-    health = replace(health, emulated=EMULATED_VARIABLE in environ)
+    devices = list_gpus(host, gpus, report) if gpus else _list_cores(host, core_sets)
     health = add_run(health, devices, load_run(path))
     return replace(
         health,
         links=(*health.links, *find_port_faults(ports, read_ports())),
         seconds=round(time.monotonic() - start, 1),
     )
+
+
+def _list_absent_gpus(
+    host: str, machine: Machine, device: str | None, nproc: int | None
+) -> tuple[Device, ...]:
+    """Return the GPUs of this host that cannot be measured, as devices with the verdict ``bad``.
+
+    They are the GPUs that do not answer to NVML, and one device that stands for all missing GPUs if
+    the host has fewer than ``nproc``. ``device`` is the option ``--device``. If it is None, a host
+    without any GPU is a host of cores, on which no GPU is missing.
+    """
+    absent = [
+        Device.make_absent(host, f"GPU {name}", f"does not answer: {machine.gpu_failure}", GPU_FIX)
+        for name in machine.silent_gpus
+    ]
+    num_present = len(machine.gpus) + len(absent)
+    if nproc is not None and nproc > num_present and (num_present or device == "cuda"):
+        text = f"{num_present} of {nproc} GPUs (--nproc) are present"
+        absent.append(Device.make_absent(host, "missing GPU", text, MISSING_GPU_FIX))
+    return tuple(absent)
 
 
 def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, ...]:

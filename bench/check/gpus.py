@@ -8,15 +8,14 @@ from msgspec.structs import replace
 from parbench.bench.check.health import Device, Fault
 from parbench.bench.machine.gpu import (
     GPU_FIX,
-    POWER_CAP,
     Gpu,
     GpuReport,
     finish_nvml,
     start_nvml,
 )
-from parbench.bench.machine.gpu_topics import examine_gpu, list_slowdowns
+from parbench.bench.machine.gpu_topics import examine_gpu
 
-_BAD_TOPICS = ("memory", "pcie", "nvlink")
+_BAD_TOPICS = ("memory errors", "pcie", "nvlink")
 
 
 def run_watched(
@@ -48,8 +47,11 @@ def list_gpus(host: str, gpus: Sequence[Gpu], report: GpuReport) -> tuple[Device
     more has a fault that says so.
     """
     reported = {gpu.uuid: gpu for gpu in report.gpus}
-    # Ranks may still use a GPU after the work. Only the processes before it are not our own.
-    latest = [replace(reported.get(gpu.uuid, gpu), processes=gpu.processes) for gpu in gpus]
+    # Ranks may still use memory after the work. The memory in use before it is not theirs.
+    latest = [
+        replace(reported.get(gpu.uuid, gpu), memory_used_bytes=gpu.memory_used_bytes)
+        for gpu in gpus
+    ]
     devices = []
     for rank, gpu in enumerate(latest):
         kind = gpu.name or "GPU"
@@ -75,16 +77,16 @@ def find_faults(gpu: Gpu, peers: Sequence[Gpu]) -> tuple[Fault, ...]:
 
     ``peers`` are the GPUs of the same model on the host, including ``gpu``, which should have
     equally many NVLinks. A fault is bad if it concerns memory errors, PCIe, NVLink or a slowdown by
-    the hardware. A software power cap is not a fault, because matrix multiplications reach it on a
-    good GPU.
+    the hardware.
     """
-    slowdowns = list_slowdowns(gpu)
-    is_halted = any(reason.startswith("hardware") for reason in slowdowns)
-    faults = []
-    for finding in examine_gpu(gpu, peers):
-        is_clocks = finding.topic == "clocks"
-        if finding.disturbs and not (is_clocks and set(slowdowns) == {POWER_CAP}):
-            text = f"{finding.topic}: {finding.facts}"
-            is_bad = finding.topic in _BAD_TOPICS or (is_clocks and is_halted)
-            faults.append(Fault(text=text, fix=finding.fix, is_bad=is_bad))
-    return tuple(faults)
+    is_halted = any(reason.startswith("hardware") for reason in gpu.slowed_by or ())
+    bad_topics = (*_BAD_TOPICS, "clocks") if is_halted else _BAD_TOPICS
+    return tuple(
+        Fault(
+            text=f"{finding.topic}: {finding.facts}",
+            fix=finding.fix,
+            is_bad=finding.topic in bad_topics,
+        )
+        for finding in examine_gpu(gpu, peers)
+        if finding.disturbs
+    )

@@ -28,6 +28,8 @@ from parbench.bench.text import pluralize
 THRESHOLDS = {True: 0.05, False: 0.1}
 """The fraction of its peers' rate that a slow device lacks, for GPUs (True) and cores (False)."""
 _CORRUPT_FIX = "drain the host: it computes or copies wrongly without an error; run it again, then replace the device"
+MISSING_GPU_FIX = "see lspci -d 10de:, dmesg (Xid) and parbench doctor there"
+"""Advice to the user about GPUs that a host should have and that are not there."""
 _IN_ALL_REPETITIONS = f"in {MIN_REPETITIONS} of {MIN_REPETITIONS} repetitions"
 _EXIT_CODES = {"ok": ExitCode.OK, "bad": ExitCode.BAD, "did not run": ExitCode.DID_NOT_RUN}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from parbench.bench.check.health import Device, Health, compare_with_peers
+from parbench.bench.check.health import MISSING_GPU_FIX, Device, Health, compare_with_peers
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_read_errors, decode_json, read_text
 from parbench.bench.launch.processes import PARBENCH
@@ -121,8 +121,8 @@ def compare_hosts(results: Sequence[Health]) -> tuple[Health, ...]:
         num_missing = statistics.mode(counts) - len(own_devices)
         if own_devices[0].is_gpu and num_missing > 0:
             text = f"most hosts have {num_missing} more of {kind}"
-            fix = "see lspci -d 10de:, dmesg (Xid) and parbench doctor there"
-            own_devices.append(Device.make_absent(host, "missing GPU", text, fix, kind=kind))
+            missing = Device.make_absent(host, "missing GPU", text, MISSING_GPU_FIX, kind=kind)
+            own_devices.append(missing)
     return tuple(
         replace(health, devices=tuple(by_host.get(health.host, health.devices)))
         for health in results

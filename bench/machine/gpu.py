@@ -5,8 +5,6 @@ limit.
 """
 
 import ctypes
-import functools
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -57,8 +55,6 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """The index among all GPUs of the host, in the order of PCI addresses."""
     uuid: str | None = None
     """The UUID, such as ``GPU-...``."""
-    minor: int | None = None
-    """The number N of the device node ``/dev/nvidiaN``."""
     pci_address: str | None = None
     """The PCI address as the kernel writes it, such as ``0000:1b:00.0``."""
     driver: str | None = None
@@ -101,10 +97,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """
     utilization_percent: int | None = None
     """The share of NVML's last sampling period in which a kernel ran, in per cent."""
-    temperature_celsius: int | None = None
-    """The temperature of the GPU."""
     memory_used_bytes: int | None = None
-    """The bytes of GPU memory that all processes and the driver use."""
+    """The bytes of GPU memory that all processes use."""
     pcie_width: int | None = None
     """The current number of PCIe lanes."""
     errors_uncorrected: int | None = None
@@ -113,8 +107,6 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """True if a memory row will be remapped when the GPU is reset."""
     remap_failed: bool | None = None
     """True if the remapping of a memory row failed."""
-    processes: tuple[str, ...] | None = None
-    """The processes on the GPU except parbench, each as ``NAME (pid PID)``. Empty without any."""
 
 
 GPU_FIX = (
@@ -145,6 +137,10 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
     def get_links_by_pair(self) -> Links:
         """Return the connection of each pair of GPUs, such as ``NVLink``, by the pair of UUIDs."""
         return {frozenset((first, second)): connection for first, second, connection in self.links}
+
+
+_REPORTS: dict[str, GpuReport] = {}
+"""NVML's reports so far in this process, by the value of LD_LIBRARY_PATH."""
 
 
 def has_library(environ: Mapping[str, str]) -> bool:
@@ -178,15 +174,12 @@ def read_report(
 def inspect_gpus(environ: Mapping[str, str]) -> GpuReport:
     """Return NVML's report of all facts about this host's GPUs, cached in this process.
 
-    NVML is called again only if LD_LIBRARY_PATH in ``environ`` differs from the last call.
+    NVML is called once for each value of LD_LIBRARY_PATH in ``environ``.
     """
-    return _read_once(environ.get("LD_LIBRARY_PATH", ""))
-
-
-@functools.lru_cache(maxsize=1)
-def _read_once(library_path: str) -> GpuReport:
-    """Return NVML's report, cached by ``library_path``, the value of LD_LIBRARY_PATH."""
-    return read_report({**os.environ, "LD_LIBRARY_PATH": library_path})
+    library_path = environ.get("LD_LIBRARY_PATH", "")
+    if library_path not in _REPORTS:
+        _REPORTS[library_path] = read_report(environ)
+    return _REPORTS[library_path]
 
 
 def start_nvml(environ: Mapping[str, str], action: NvmlAction) -> "subprocess.Popen[bytes]":
@@ -252,7 +245,12 @@ def select_visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu
         if entry.startswith("MIG-"):
             visible.append(Gpu(name=entry, mig=True))  # a slice of unknown size
             continue
-        matches = [gpu for gpu in gpus if is_entry_for(entry, gpu.index, gpu.uuid)]
+        is_uuid = entry.startswith("GPU-")
+        matches = [
+            gpu
+            for gpu in gpus
+            if (is_uuid and (gpu.uuid or "").startswith(entry)) or entry == str(gpu.index)
+        ]
         if not matches:
             break  # CUDA ignores an unknown entry and all entries after it
         visible.append(matches[0])
@@ -265,17 +263,6 @@ def split_visible_devices(variable: str) -> list[str]:
     An entry is the text of an index, of a UUID or of the id of a MIG slice.
     """
     return [entry.strip() for entry in variable.split(",")]
-
-
-def is_entry_for(entry: str, index: int | None, uuid: str | None) -> bool:
-    """Return True if an entry of ``CUDA_VISIBLE_DEVICES`` selects the GPU with this index or UUID.
-
-    ``entry`` is an index or the first characters of a UUID. None for ``index`` or ``uuid`` means
-    unknown and matches no entry.
-    """
-    if entry.startswith("GPU-"):
-        return uuid is not None and uuid.startswith(entry)
-    return entry == str(index)
 
 
 def choose_gpu_index(environ: Mapping[str, str], count: int) -> int:

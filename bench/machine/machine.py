@@ -12,11 +12,18 @@ from typing import TypeVar
 
 import psutil
 
-from parbench.bench.machine.gpu import LIBRARY, Gpu, inspect_gpus, select_visible
-from parbench.bench.machine.silent_gpus import find_silent_gpus
+from parbench.bench.machine.gpu import (
+    Gpu,
+    GpuReport,
+    inspect_gpus,
+    select_visible,
+    split_visible_devices,
+)
 from parbench.bench.text import format_list
 
 SHARING_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
+_NVIDIA_VENDOR = "0x10de"
+_GPU_CLASSES = ("0x0300", "0x0302")  # PCI classes of GPUs with and without a display
 _T = TypeVar("_T")
 
 
@@ -37,12 +44,12 @@ class Machine:
     silent_gpus: tuple[str, ...] = ()
     """The GPUs that the process may use but that do not answer to NVML.
 
-    They are given as PCI addresses, or as indices if the addresses are unknown.
+    They are given as indices, or as PCI addresses if NVML as a whole does not answer.
     """
     gpu_failure: str = ""
     """The reason why GPUs do not answer, such as ``NVML did not answer within 60 s``.
 
-    It is also set if all GPUs answer, and then has no meaning.
+    Empty if all GPUs answer.
     """
     torch_version: str | None = None
     """The version of torch, None if torch is not installed or its version is unknown."""
@@ -76,11 +83,41 @@ def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machi
         memory_bytes=count_available_memory_bytes(),
         gpus=select_visible(report.gpus, environ),
         silent_gpus=find_silent_gpus(environ, report, root),
-        gpu_failure=report.failure or f"NVML ({LIBRARY}) is not installed or does not list them",
+        gpu_failure=report.failure,
         torch_version=find_package_version("torch"),
         torch_has_cuda=_has_torch_cuda(),
         may_share_gpus=environ.get(SHARING_VARIABLE, "0").strip() not in ("", "0"),
     )
+
+
+def find_silent_gpus(environ: Mapping[str, str], report: GpuReport, root: Path) -> tuple[str, ...]:
+    """Return the GPUs of this host that do not answer to NVML, except those that are hidden.
+
+    ``report`` is NVML's report. The result has the indices of the GPUs that NVML counts but cannot
+    read, as text. If NVML as a whole does not answer, it has the PCI addresses of all NVIDIA GPUs
+    instead. GPUs that ``CUDA_VISIBLE_DEVICES`` in ``environ`` hides are left out, and also the GPUs
+    of a host whose device files (``/dev/nvidiaN``) this job may not open. ``root`` is the folder
+    that contains ``dev``, ``proc`` and ``sys``, ``/`` except in tests.
+    """
+    variable = environ.get("CUDA_VISIBLE_DEVICES")
+    if report.gpus or report.lost:
+        entries = None if variable is None else split_visible_devices(variable)
+        lost = [str(index) for index in report.lost]
+        return tuple(index for index in lost if entries is None or index in entries)
+    hides_all = variable is not None and not re.match(r"\s*(\d|GPU-|MIG-)", variable)
+    if hides_all or not report.failure:
+        return ()
+    device_files = (root / "dev").glob("nvidia[0-9]*")
+    has_access = any(os.access(path, os.R_OK | os.W_OK) for path in device_files)
+    if (root / "proc/driver/nvidia").exists() and not has_access:
+        return ()
+    addresses = []
+    for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
+        device_class = read_text(folder / "class") or ""
+        is_nvidia = read_text(folder / "vendor") == _NVIDIA_VENDOR
+        if is_nvidia and device_class.startswith(_GPU_CLASSES):
+            addresses.append(folder.name)
+    return tuple(addresses)
 
 
 def _has_torch_cuda() -> bool | None:

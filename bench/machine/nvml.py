@@ -5,12 +5,10 @@ ends, and reports the maxima.
 """
 
 import ctypes
-import os
 import select
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -76,7 +74,7 @@ def main(action: str) -> None:
 def _watch() -> GpuReport:
     """Sample the GPUs every second until standard input ends, and return a report of all facts.
 
-    Clocks, load and temperature of each GPU are the maxima over the samples in which it was busy.
+    Clocks and load of each GPU are the maxima over the samples in which it was busy.
     """
     samples: list[Gpu] = []
     has_ended = False
@@ -89,7 +87,7 @@ def _watch() -> GpuReport:
 
 
 def summarize_load(gpu: Gpu, samples: Iterable[Gpu]) -> Gpu:
-    """Return a copy of ``gpu`` with the maxima of its clock, load, temperature and PCIe width.
+    """Return a copy of ``gpu`` with the maxima of its clock, load and PCIe width.
 
     The maxima are over those ``samples`` that have the UUID of ``gpu`` and a utilization above 0.
     ``slowed_by`` has all reasons for reduced clocks in these samples, except idleness. Without such
@@ -99,7 +97,7 @@ def summarize_load(gpu: Gpu, samples: Iterable[Gpu]) -> Gpu:
     if not busy:
         return gpu
     maxima: dict[str, Any] = {}
-    for name in ("sm_clock", "utilization_percent", "temperature_celsius", "pcie_width"):
+    for name in ("sm_clock", "utilization_percent", "pcie_width"):
         values = [getattr(sample, name) for sample in busy]
         maxima[name] = max((value for value in values if value is not None), default=None)
     reasons = [reason for sample in busy for reason in sample.slowed_by or () if reason != IDLE]
@@ -109,8 +107,8 @@ def summarize_load(gpu: Gpu, samples: Iterable[Gpu]) -> Gpu:
 def make_report(*, has_details: bool) -> GpuReport:
     """Return NVML's report of all GPUs that this process may use.
 
-    With ``has_details`` the report also has the fabric, NVLinks, processes and row remapping of
-    each GPU, and the connection of each pair of GPUs.
+    With ``has_details`` the report also has the fabric, NVLinks and row remapping of each GPU, and
+    the connection of each pair of GPUs.
     """
     gpus = []
     handles = []
@@ -152,8 +150,8 @@ def read_gpu(handle: Any, index: int, *, has_details: bool) -> Gpu:
     """Return the facts about a GPU that NVML reports.
 
     ``handle`` is NVML's handle of the GPU, and ``index`` its index among all GPUs of the host. With
-    ``has_details`` the result also has the fabric, NVLinks, processes and row remapping. Raises
-    ``NVMLError`` if the GPU is lost.
+    ``has_details`` the result also has the fabric, NVLinks and row remapping. Raises ``NVMLError``
+    if the GPU is lost.
     """
     queries = {**_QUERIES, **_DETAIL_QUERIES} if has_details else _QUERIES
     facts = {name: _ask(query, handle) for name, query in queries.items()}
@@ -215,23 +213,9 @@ def _read_clock_reasons(handle: Any) -> tuple[str, ...]:
     return tuple(reason for bit, reason in _CLOCK_REASONS.items() if mask & bit)
 
 
-def _read_processes(handle: Any) -> tuple[str, ...]:
-    """Return the processes that compute on a GPU, each as ``NAME (pid PID)``.
-
-    The parent of this process, which is parbench itself, is left out.
-    """
-    names = []
-    for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-        if process.pid != os.getppid():
-            path = _ask(pynvml.nvmlSystemGetProcessName, process.pid)
-            names.append(f"{Path(path or '?').name} (pid {process.pid})")
-    return tuple(names)
-
-
 # How each field of a GPU is read: a function of NVML's handle of the GPU.
 _QUERIES: dict[str, Callable[[Any], Any]] = {
     "uuid": pynvml.nvmlDeviceGetUUID,
-    "minor": pynvml.nvmlDeviceGetMinorNumber,
     "pci_address": _read_pci_address,
     "memory_bytes": lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu, pynvml.nvmlMemory_v2).total,
     "memory_used_bytes": lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu, pynvml.nvmlMemory_v2).used,
@@ -245,9 +229,6 @@ _QUERIES: dict[str, Callable[[Any], Any]] = {
     "sm_clock": lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM),
     "slowed_by": _read_clock_reasons,
     "utilization_percent": lambda gpu: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
-    "temperature_celsius": lambda gpu: pynvml.nvmlDeviceGetTemperature(
-        gpu, pynvml.NVML_TEMPERATURE_GPU
-    ),
     "pcie_generation_max": pynvml.nvmlDeviceGetMaxPcieLinkGeneration,
     "pcie_width_max": pynvml.nvmlDeviceGetMaxPcieLinkWidth,
     "pcie_width": pynvml.nvmlDeviceGetCurrPcieLinkWidth,
@@ -259,7 +240,6 @@ _QUERIES: dict[str, Callable[[Any], Any]] = {
 # True if a remapping is pending, True if one failed.
 _DETAIL_QUERIES: dict[str, Callable[[Any], Any]] = {
     "fabric": _read_fabric,
-    "processes": _read_processes,
     "remap_pending": lambda gpu: bool(pynvml.nvmlDeviceGetRemappedRows(gpu)[2]),
     "remap_failed": lambda gpu: bool(pynvml.nvmlDeviceGetRemappedRows(gpu)[3]),
 }

@@ -46,7 +46,7 @@ def test_visible_gpus_equal_cuda_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    "topic", ["driver", "processes", "clocks", "power", "memory", "pcie", "persistence"]
+    "topic", ["driver", "memory in use", "clocks", "power", "memory errors", "pcie"]
 )
 def test_doctor_knows_data_center_gpu(topic: str) -> None:
     findings = {finding.topic: finding for finding in examine_this_host(os.environ)}
@@ -56,7 +56,6 @@ def test_doctor_knows_data_center_gpu(topic: str) -> None:
 def test_data_center_gpu_reports_health() -> None:
     gpu = read_first_gpu()
     assert gpu.slowed_by is not None
-    assert gpu.temperature_celsius is not None
     assert gpu.errors_uncorrected is not None
     assert gpu.remap_failed is not None
     assert gpu.mig is not None

@@ -28,7 +28,6 @@ H100 = {
     "utilization": "0",
     "power_limit": "700000",
     "power_default": "700000",
-    "temperature.0": "28",
     "clock_max.1": "1980",
     "clock.1": "345",
     "clock_reasons": "0x1",
@@ -37,7 +36,6 @@ H100 = {
     "pcie_width": "16",
     "errors_uncorrected": "0",
     "rows": "0 0 0",
-    "processes": "",
 }
 LOST = {"handle": "error 15"}
 """The facts of a GPU that has fallen off the bus."""
@@ -60,8 +58,8 @@ def gpus(kind: Facts, count: int, **changes: Facts) -> list[dict[str, str]]:
     """Return GPUs of a kind; ``gpu3`` and the like are changes of a single GPU."""
     listed = []
     for index in range(count):
-        names = {"uuid": format_uuid(index), "minor": str(index)}
-        listed.append({**kind, **names, **changes.get(f"gpu{index}", {})})
+        changed = changes.get(f"gpu{index}", {})
+        listed.append({**kind, "uuid": format_uuid(index), **changed})
     return listed
 
 
@@ -77,19 +75,15 @@ def install(
     folder: Path,
     listed: Sequence[Facts],
     *,
-    names: Mapping[int, str] | None = None,
     init: str = "",
 ) -> dict[str, str]:
     """Write the library for these GPUs, and return an environment in which it is found.
 
-    ``names`` are those of processes by number. ``init`` is what the library does at first:
-    ``error 9`` or ``hang``.
+    ``init`` is what the library does at first: ``error 9`` or ``hang``.
     """
     lines = ["driver 580.95.05", f"count {len(listed)}"]
     if init:
         lines.append(f"init {init}")
-    for number, name in (names or {}).items():
-        lines.append(f"process.{number} {name}")
     for index, facts in enumerate(listed):
         lines += [f"{index}.{key} {value}" for key, value in facts.items()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,28 +107,20 @@ def write_evidence(
     root: Path,
     count: int,
     *,
-    nodes: int | None = None,
+    has_device_files: bool = True,
     has_driver: bool = True,
-    excluded: Sequence[int] = (),
 ) -> Path:
     """Write the ``dev``, ``proc`` and ``sys`` of a host with GPUs.
 
-    ``nodes`` of them have a device node, all by default. ``has_driver`` says whether the kernel
-    has loaded NVIDIA's driver, and ``excluded`` which GPUs its administrator has excluded.
+    ``has_driver`` says whether the kernel has loaded NVIDIA's driver.
     """
+    if has_driver:
+        write_tree(root, {"proc/driver/nvidia/version": "NVRM version: 580\n"})
     for index in range(count):
         address = format_address(index)
         device = root / "sys/bus/pci/devices" / address
         files = {"vendor": "0x10de\n", "class": "0x030200\n"}
         write_tree(device, files)
-        if has_driver:
-            is_excluded = "Yes" if index in excluded else "No"
-            information = (
-                f"Model: \t\t NVIDIA H100\nGPU UUID: \t {format_uuid(index)}\n"
-                f"Device Minor: \t {index}\nGPU Excluded:\t {is_excluded}\n"
-            )
-            write_tree(root, {f"proc/driver/nvidia/gpus/{address}/information": information})
-            (device / "driver").mkdir()
-    for index in range(count if nodes is None else nodes):
-        write_tree(root, {f"dev/nvidia{index}": "", "dev/nvidiactl": ""})
+        if has_device_files:
+            write_tree(root, {f"dev/nvidia{index}": "", "dev/nvidiactl": ""})
     return root

@@ -1,6 +1,6 @@
 /* A libnvidia-ml.so.1 of a machine with given GPUs.
 
-   It reads `nvml.txt` in its own folder: lines of a key and a value, such as `0.temperature 28` for
+   It reads `nvml.txt` in its own folder: lines of a key and a value, such as `0.utilization 28` for
    GPU 0. A value `error 15` makes the call return this code. A key that is missing makes it return
    "not supported". The value `hang` makes a call wait forever. tests/support/nvidia.py writes it.
    Each process that uses the library adds a line to `nvml.log`. */
@@ -143,7 +143,6 @@ int nvmlDeviceGetMemoryInfo_v2(Device device, struct memory *memory) {
         return find_indexed(device, name, index, number); \
     }
 
-NUMBER(nvmlDeviceGetMinorNumber, "minor")
 NUMBER(nvmlDeviceGetPersistenceMode, "persistence")
 MODE(nvmlDeviceGetMigMode, "mig")
 MODE(nvmlDeviceGetEccMode, "ecc")
@@ -154,7 +153,6 @@ INDEXED(nvmlDeviceGetClockInfo, "clock")
 NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, "pcie_generation_max")
 NUMBER(nvmlDeviceGetMaxPcieLinkWidth, "pcie_width_max")
 NUMBER(nvmlDeviceGetCurrPcieLinkWidth, "pcie_width")
-INDEXED(nvmlDeviceGetTemperature, "temperature")
 INDEXED(nvmlDeviceGetNvLinkState, "link_active")
 
 int nvmlDeviceGetCurrentClocksEventReasons(Device device, Wide *mask) {
@@ -180,33 +178,6 @@ int nvmlDeviceGetRemappedRows(Device device, unsigned *corrected, unsigned *unco
     *corrected = 0;
     sscanf(text, "%u %u %u", uncorrected, pending, failed);
     return code;
-}
-
-struct process {
-    unsigned pid;
-    Wide memory;
-    unsigned gpu_instance, compute_instance;
-};
-
-/* The processes of a GPU are a list of numbers. */
-int nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned *count,
-                                            struct process *processes) {
-    char text[1024];
-    int code = find_text(device, "processes", text, sizeof text);
-    unsigned number = 0;
-    for (char *word = code ? NULL : strtok(text, " "); word; word = strtok(NULL, " "), number++)
-        if (processes && number < *count)
-            processes[number] = (struct process){.pid = atoi(word)};
-    if (code == SUCCESS && number && !processes)
-        code = INSUFFICIENT_SIZE;
-    *count = number;
-    return code;
-}
-
-int nvmlSystemGetProcessName(unsigned pid, char *text, unsigned size) {
-    char key[64];
-    snprintf(key, sizeof key, "process.%u", pid);
-    return find(key, text, size) == SUCCESS ? SUCCESS : NOT_FOUND;
 }
 
 struct pci {

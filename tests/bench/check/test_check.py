@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import socket
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,13 @@ from parbench.bench.check import show
 from parbench.bench.check.check import check
 from parbench.bench.check.health import Device, Fault, Health, Rate
 from parbench.bench.check.infiniband import read_ports
-from parbench.bench.machine.machine import Machine, inspect_machine
+from parbench.bench.machine.machine import Machine
 from parbench.bench.results.runs import load_run
-from parbench.bench.text import strip_domain
 from parbench.cli import main
-from tests.bench.check.test_earlier_gpus import write_run
 from tests.bench.check.test_health import NUM_RANKS, WRONG_ON_ONE, build_run
 from tests.bench.check.test_infiniband import write_port
 from tests.support.fake_runs import MACHINE
-from tests.support.nvidia import H100, format_uuid, gpus, install, write_evidence
+from tests.support.nvidia import H100, LOST, gpus, install
 from tests.support.paths import Command
 from tests.support.refusals import usage_error
 from tests.support.slurm.clusters import PARBENCH, run_in_cluster
@@ -86,8 +83,11 @@ def test_check_refuses_to_start_in_a_rank() -> None:
     assert "RANK" in usage_error(check, (), variables, **TOO_MANY_RANKS)
 
 
-LOST = "NVML reported 'GPU is lost (GPU 0)'"
-ALL_LOST = dataclasses.replace(MACHINE, silent_gpus=("0000:19:00.0",), gpu_failure=LOST)
+ALL_LOST = dataclasses.replace(
+    MACHINE,
+    silent_gpus=("0000:19:00.0",),
+    gpu_failure="NVML reported 'GPU is lost (GPU 0)'",
+)
 
 
 def check_machine(
@@ -117,14 +117,9 @@ def test_host_whose_gpus_do_not_answer_is_bad(
         ("healthy", 0, "ok ok ok ok", "4 x NVIDIA H100 80GB HBM3 · driver 580.95.05"),
         ("slow", 1, "ok ok bad ok", "bad  GPU 2: under its peers in bfloat16 20 %"),
         ("wrong", 1, "ok bad ok ok", "bad  GPU 1: wrong results in compute.gemm"),
-        ("missing", 1, "ok ok ok ok bad", "bad  GPU 0000:5d:00.0: does not answer"),
+        ("silent", 1, "ok ok ok ok bad", "bad  GPU 4: does not answer"),
+        ("missing", 1, "ok ok ok ok bad", "missing GPU: 4 of 5 GPUs (--nproc) are present"),
         ("port", 1, "ok ok ok ok", "bad  port mlx5_1/1: DOWN (Polling)"),
-        (
-            "removed",
-            1,
-            "ok ok ok ok bad",
-            f"bad  missing GPU: 1 of {format_uuid(NUM_RANKS)}, which run",
-        ),
     ],
 )
 def test_command_names_what_is_not_healthy(
@@ -135,23 +130,19 @@ def test_command_names_what_is_not_healthy(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    root = write_evidence(tmp_path / "root", NUM_RANKS + (state == "missing"))
-    driver = install(tmp_path / "driver", gpus(H100, NUM_RANKS))
+    lost = [LOST] if state == "silent" else []
+    driver = install(tmp_path / "driver", [*gpus(H100, NUM_RANKS), *lost])
     failures = {"float32": WRONG_ON_ONE["float32"]} if state == "wrong" else {}
     run = build_run(tmp_path, {2: 1.25} if state == "slow" else {}, failures=failures)
-    monkeypatch.setattr(check_module, "inspect_machine", partial(inspect_machine, root=root))
     monkeypatch.setattr(check_module, "run_options", lambda *args, **kwargs: run.path)
     monkeypatch.setattr(check_module, "load_run", lambda path: run)
     if state == "port":
-        write_port(root, "mlx5_0")
-        write_port(root, "mlx5_1", state="1: DOWN", phys_state="2: Polling")
-        monkeypatch.setattr(check_module, "read_ports", partial(read_ports, root))
-    if state == "removed":
-        earlier_gpus = [format_uuid(index) for index in range(NUM_RANKS + 1)]
-        write_run(tmp_path / "runs", 1, earlier_gpus, host=strip_domain(socket.gethostname()))
+        write_port(tmp_path, "mlx5_0")
+        write_port(tmp_path, "mlx5_1", state="1: DOWN", phys_state="2: Polling")
+        monkeypatch.setattr(check_module, "read_ports", partial(read_ports, tmp_path))
     result = CliRunner().invoke(
         main,
-        ["check", "--out", str(tmp_path / "runs")],
+        ["check", *(["--nproc=5"] if state == "missing" else [])],
         env={"LD_LIBRARY_PATH": driver["LD_LIBRARY_PATH"]},
     )
     assert result.exit_code == exit_code, result.output

@@ -24,12 +24,7 @@ BUSY = replace(
     slowed_by=("software power cap",),
     pcie_width=16,
 )
-HOT = replace(
-    BUSY,
-    sm_clock=1200,
-    slowed_by=("hardware thermal slowdown",),
-    temperature_celsius=91,
-)
+HOT = replace(BUSY, sm_clock=1200, slowed_by=("hardware thermal slowdown",))
 
 
 ONE_INACTIVE = describe_links([True, False])
@@ -50,11 +45,12 @@ def test_faults_are_those_of_the_faulty_gpu(tmp_path: Path) -> None:
     watched = read_report(install(tmp_path, listed)).gpus
     reasons = [find_faults(gpu, watched) for gpu in watched]
     assert reasons[0] == reasons[7] == ()
-    for index, topic in {1: "memory", 2: "memory", 3: "pcie", 6: "nvlink"}.items():
+    bad_topics = {1: "memory errors", 2: "memory errors", 3: "pcie", 6: "nvlink"}
+    for index, topic in bad_topics.items():
         [reason] = reasons[index]
         assert reason.text.startswith(topic)
         assert reason.is_bad
-    for index, topic in {4: "persistence", 5: "processes"}.items():
+    for index, topic in {4: "persistence", 5: "memory in use"}.items():
         [reason] = reasons[index]
         assert reason.text.startswith(topic)
         assert not reason.is_bad
@@ -94,7 +90,6 @@ def test_busy_samples_count_and_power_cap_is_fine() -> None:
 
 def test_hardware_slowdown_is_bad() -> None:
     gpu = summarize_load(IDLE, [IDLE, BUSY, HOT])
-    assert gpu.temperature_celsius == 91
     [reason] = find_faults(gpu, [gpu])
     assert reason.is_bad
     assert "hardware thermal slowdown" in reason.text

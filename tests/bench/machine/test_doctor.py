@@ -99,24 +99,23 @@ def test_limits_of_machine_and_its_state(
     assert finding.disturbs is disturbs
 
 
-BUSY = {"sm_clock": 1300, "sm_clock_max": 1980, "utilization_percent": 50}
-ALMOST_IDLE = {**BUSY, "utilization_percent": 49}
+CLOCKS = {"sm_clock": 1300, "sm_clock_max": 1980, "slowed_by": ("software power cap",)}
 CAPPED_POWER = {"power_limit_watts": 500.0, "power_default_watts": 700.0}
 
 
 @pytest.mark.parametrize(
     ("topic", "fields", "fact", "disturbs"),
     [
-        ("gpu processes", {"processes": ("python (pid 7)",)}, "python (pid 7)", True),
-        ("gpu clocks", ALMOST_IDLE, "SM 1300 of 1980 MHz", False),
-        ("gpu clocks", BUSY, "SM 1300 of 1980 MHz", True),
-        ("gpu clocks", {"slowed_by": ("software power cap",)}, "software power cap", True),
+        ("gpu memory in use", {"memory_used_bytes": 2 * GIB}, "2.00 GiB", True),
+        ("gpu memory in use", {"memory_used_bytes": GIB // 2}, "0.50 GiB", False),
+        ("gpu clocks", CLOCKS, "1300 of 1980 MHz (SM), software power cap", False),
+        ("gpu clocks", {"slowed_by": ("applications clocks setting",)}, "setting", True),
         ("gpu clocks", {"slowed_by": ("idle", "hardware power brake")}, "power brake", True),
         ("gpu power", CAPPED_POWER, "500 of", True),
         ("gpu mig", {"mig": True}, "on", True),
         ("gpu fabric", {"fabric": "in progress"}, "in progress", True),
-        ("gpu memory", {"errors_uncorrected": 0}, "0 uncorrected", False),
-        ("gpu memory", {"errors_uncorrected": 1}, "1 uncorrected", True),
+        ("gpu memory errors", {"errors_uncorrected": 0}, "0 uncorrected", False),
+        ("gpu memory errors", {"errors_uncorrected": 1}, "1 uncorrected", True),
         ("gpu pcie", {"pcie_width": 8, "pcie_width_max": 16}, "8 of 16 lanes", True),
         ("gpu persistence", {"persistence": False}, "off", True),
     ],

@@ -9,7 +9,7 @@ from parbench.bench.machine.gpu import Gpu, GpuReport
 from parbench.bench.machine.gpu_inventory import GpuInventory, capture_gpu
 from tests.support.nvidia import H100, format_uuid, gpus, install
 
-LOCAL = Gpu(name="H100", uuid="local", memory_bytes=80, temperature_celsius=30)
+LOCAL = Gpu(name="H100", uuid="local", memory_bytes=80, memory_used_bytes=30)
 
 
 def test_facts_of_the_drivers_host_are_added() -> None:
@@ -18,7 +18,7 @@ def test_facts_of_the_drivers_host_are_added() -> None:
     [complete] = inventory.add_facts([sent])
     assert complete["gpu"]["memory_bytes"] == 80
     assert complete["gpu"]["l2_cache_bytes"] == 5
-    assert "temperature_celsius" not in complete["gpu"], "the environment does not vary"
+    assert "memory_used_bytes" not in complete["gpu"], "the environment does not vary"
     assert inventory.links == {frozenset(("local", "b")): "NVLink"}
 
 

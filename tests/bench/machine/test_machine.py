@@ -10,11 +10,13 @@ import psutil
 import pytest
 
 from parbench.bench.machine import machine
+from parbench.bench.machine.gpu import Gpu, GpuReport
 from parbench.bench.machine.machine import (
     Machine,
     count_available_cores,
     count_available_memory_bytes,
     find_package_version,
+    find_silent_gpus,
     inspect_machine,
 )
 from tests.support.nvidia import H100, LOST, gpus, install, write_evidence
@@ -120,10 +122,9 @@ def test_sharing_of_gpus_is_read_from_environment(value: str, may_share: bool) -
 
 def test_silent_gpu_of_a_host_is_found(tmp_path: Path) -> None:
     environ = install(tmp_path, gpus(H100, 3, gpu0=LOST))
-    root = write_evidence(tmp_path / "root", 3)
-    this_machine = inspect_machine(environ, root)
+    this_machine = inspect_machine(environ)
     assert len(this_machine.gpus) == 2
-    assert this_machine.silent_gpus == ("0000:19:00.0",)
+    assert this_machine.silent_gpus == ("0",)
     assert "GPU is lost" in this_machine.gpu_failure
     # A node of an allocation sends it to the driver of a run.
     encoded = msgspec.json.encode(this_machine)
@@ -136,3 +137,51 @@ def test_this_machine_is_inspected(tmp_path: Path) -> None:
     assert 0 < (this_machine.memory_bytes or 0) <= psutil.virtual_memory().total
     assert [gpu.name for gpu in this_machine.gpus] == [H100["name"], H100["name"]]
     assert this_machine.torch_version == find_package_version("torch")
+
+
+def make_report(*indices: int, lost: tuple[int, ...] = (), failure: str = "") -> GpuReport:
+    """Return NVML's report of a host on which the GPUs of these indices answer."""
+    answering = tuple(Gpu(index=index) for index in indices)
+    return GpuReport(gpus=answering, lost=lost, failure=failure)
+
+
+NO_ANSWER = make_report(failure="NVML did not answer within 60 s")
+ADDRESSES = ("0000:19:00.0", "0000:2a:00.0")
+
+
+@pytest.mark.parametrize(
+    ("report", "visible", "silent"),
+    [
+        (make_report(0, 1), None, ()),
+        (make_report(0, lost=(1,)), None, ("1",)),
+        (make_report(lost=(0, 1)), None, ("0", "1")),
+        (make_report(0, lost=(1,)), "0", ()),
+        (make_report(0, lost=(1,)), "0, 1", ("1",)),
+        (NO_ANSWER, None, ADDRESSES),
+        (NO_ANSWER, "0,1", ADDRESSES),
+        (NO_ANSWER, "", ()),
+        (NO_ANSWER, "-1", ()),
+        (NO_ANSWER, "NoDevFiles", ()),
+        (GpuReport(), None, ()),  # NVML is not installed.
+    ],
+)
+def test_visible_gpus_that_do_not_answer_are_silent(
+    tmp_path: Path, report: GpuReport, visible: str | None, silent: tuple[str, ...]
+) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert find_silent_gpus(environ, report, write_evidence(tmp_path, 2)) == silent
+
+
+@pytest.mark.parametrize(("has_driver", "silent"), [(False, ADDRESSES), (True, ())])
+def test_gpus_of_other_jobs_are_not_silent(
+    tmp_path: Path, has_driver: bool, silent: tuple[str, ...]
+) -> None:
+    """Without device files the driver is not loaded, or the GPUs belong to others."""
+    root = write_evidence(tmp_path, 2, has_device_files=False, has_driver=has_driver)
+    assert find_silent_gpus({}, NO_ANSWER, root) == silent
+
+
+def test_host_without_gpus_has_no_silent_gpus(tmp_path: Path) -> None:
+    other = {"vendor": "0x1a03\n", "class": "0x030000\n"}
+    write_tree(tmp_path / "sys/bus/pci/devices/0000:02:00.0", other)
+    assert find_silent_gpus({}, NO_ANSWER, tmp_path) == ()
