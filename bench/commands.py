@@ -29,7 +29,7 @@ from parbench.bench.command_line import (
     RunPath,
     format_option,
 )
-from parbench.bench.exit_codes import ExitCode
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.text import UserError
 
 if TYPE_CHECKING:
@@ -423,9 +423,9 @@ Exit codes: 0 all fine; 1 a device or link is bad; 2 bad input; 4 something did 
 )
 @click.option(
     "--hosts",
-    metavar="FILE|HOST,...",
+    metavar="HOST,...",
     help="Check these hosts over ssh, each separately, all at the same time. A list may be "
-    "n[01-03]. A file has one host a line.",
+    "n[01-03].",
 )
 @click.option(
     "--ssh",
@@ -479,7 +479,7 @@ def check(
         seconds = parse_duration(options["budget"] or checks.DEFAULT_BUDGETS["cuda"])
         results = host_checks.check_hosts(names, arguments, agent=ssh, seconds=seconds)
         results = host_checks.compare_hosts(results)
-        code = host_checks.compute_exit_code(results)
+        code = combine_exit_codes(health.exit_code for health in results)
         report = {"code": code, "hosts": [checks.to_document(health) for health in results]}
     click.echo(msgspec.json.encode(report) if form == "json" else render(results))
     sys.exit(code)

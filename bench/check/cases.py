@@ -12,10 +12,6 @@ from parbench.bench.plan.plan import Entry
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, load_rank_samples
 
-ALONE = {"group": "contiguous:1", "concurrent": "false"}
-"""The benchmark parameters with which one rank at a time works while the others are idle."""
-ALONE_SUFFIX = " alone"
-"""The end of the name of a quantity that is measured on one rank at a time."""
 LOADED_QUANTITY = "bfloat16"
 """The name of the quantity before which all GPUs work at full power for some seconds."""
 LOAD_SECONDS = 4
@@ -47,8 +43,8 @@ class Quantity:
     """
     cpu_size: str = ""
     """The size on cores in the form of ``gpu_size``, empty if the rate is not measured on cores."""
-    has_alone: bool = True
-    """True if the rate is also measured on one device at a time, while the others are idle."""
+    min_devices: int = 1
+    """The least number of devices between which the rate is measured, 2 for communication."""
     fix: str
     """Advice to the user about a device that is slow in this rate."""
 
@@ -71,7 +67,7 @@ QUANTITIES = (
         case="pairwise",
         gpu_size="128M",
         cpu_size="1M",
-        has_alone=False,
+        min_devices=2,
         fix=LINK_FIX,
     ),
     Quantity(
@@ -79,25 +75,21 @@ QUANTITIES = (
         case="all_reduce",
         gpu_size="1G",  # 256M is below the plateau of eight GPUs with NVLink SHARP
         cpu_size="1M",
-        has_alone=False,
+        min_devices=2,
         fix=LINK_FIX,
     ),
 )
 """The rates that a check measures and compares, in the order of the columns of its table."""
 QUANTITY_BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}
-"""The quantities of ``QUANTITIES`` by name.
-
-Rates that are measured on one rank at a time have no entries of their own.
-"""
+"""The quantities of ``QUANTITIES`` by name."""
 
 
 def find_fix(name: str, *, is_gpu: bool) -> str:
     """Return the advice about a device that is slow in the quantity ``name``.
 
-    If ``name`` ends with `` alone``, the rate was measured while other devices were idle. If
-    ``is_gpu`` is False, the device is a group of cores.
+    If ``is_gpu`` is False, the device is a group of cores.
     """
-    fix = QUANTITY_BY_NAME[name.removesuffix(ALONE_SUFFIX)].fix
+    fix = QUANTITY_BY_NAME[name].fix
     return fix if is_gpu or fix == LINK_FIX else _CPU_FIX
 
 
@@ -114,17 +106,14 @@ def make_options(
     entries = []
     for quantity in QUANTITIES:
         size = quantity.gpu_size if device == "cuda" else quantity.cpu_size
+        if not size or nproc < quantity.min_devices:
+            continue
         params = {"size_bytes": size, "mode": "blocking"}
         if quantity.case == "gemm":
             params = {"m": size, "dtype": quantity.name}
-        if not size or (nproc == 1 and not quantity.has_alone):
-            continue
-        load = {}
         if device == "cuda" and quantity.name == LOADED_QUANTITY:
-            load = {"load_seconds": str(LOAD_SECONDS)}
-        entries.append(Entry(name=quantity.case, set={**params, **load}))
-        if nproc > 1 and quantity.has_alone:
-            entries.append(Entry(name=quantity.case, set={**params, **ALONE}))
+            params["load_seconds"] = str(LOAD_SECONDS)
+        entries.append(Entry(name=quantity.case, set=params))
     return Options(
         preset="smoke",
         entries=tuple(entries),
@@ -138,17 +127,12 @@ def make_options(
 
 
 def get_quantity_name(record: Record) -> str:
-    """Return the name of the quantity that the case of a record measures, such as ``copy``.
-
-    The name ends with `` alone`` if one rank at a time worked while the others were idle.
-    """
-    params = record.case.all_params
+    """Return the name of the quantity that the case of a record measures, such as ``copy``."""
     case = record.case.short_name
     if case == "gemm":
-        name = str(params["dtype"])
-    else:
-        [name] = [quantity.name for quantity in QUANTITIES if quantity.case == case]
-    return name if params.get("group", "world") == "world" else name + ALONE_SUFFIX
+        return str(record.case.all_params["dtype"])
+    [name] = [quantity.name for quantity in QUANTITIES if quantity.case == case]
+    return name
 
 
 Rates = dict[str, dict[Ranks, dict[int, float]]]

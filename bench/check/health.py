@@ -10,17 +10,15 @@ import msgspec
 from msgspec.structs import replace
 
 from parbench.bench.check.cases import (
-    ALONE_SUFFIX,
     LINK_FIX,
     QUANTITY_BY_NAME,
     Rates,
     find_fix,
     read_rates,
 )
-from parbench.bench.check.rule import MIN_REPETITIONS, Gap, compute_gaps
+from parbench.bench.check.rule import Gap, compute_gaps
 from parbench.bench.exit_codes import ExitCode
 from parbench.bench.plan.groups import Ranks
-from parbench.bench.results.records import SkipReason
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
 from parbench.bench.text import pluralize
@@ -30,7 +28,6 @@ THRESHOLDS = {True: 0.05, False: 0.1}
 _CORRUPT_FIX = "drain the host: it computes or copies wrongly without an error; run it again, then replace the device"
 MISSING_GPU_FIX = "see lspci -d 10de:, dmesg (Xid) and parbench doctor there"
 """Advice to the user about GPUs that a host should have and that are not there."""
-_IN_ALL_REPETITIONS = f"in {MIN_REPETITIONS} of {MIN_REPETITIONS} repetitions"
 _EXIT_CODES = {"ok": ExitCode.OK, "bad": ExitCode.BAD, "did not run": ExitCode.DID_NOT_RUN}
 
 
@@ -223,7 +220,7 @@ def _collect_rates(rates: Rates, rank: int) -> dict[str, Rate]:
         if values:
             medians = {repetition: median(values[repetition]) for repetition in sorted(values)}
             device_rates[name] = Rate(
-                unit=QUANTITY_BY_NAME[name.removesuffix(ALONE_SUFFIX)].unit,
+                unit=QUANTITY_BY_NAME[name].unit,
                 value=median(list(medians.values())),
                 repetitions=medians,
             )
@@ -250,18 +247,16 @@ def _list_wrong_cases(run: Run) -> dict[int, list[str]]:
 def _list_problems(run: Run, *, has_bad_device: bool) -> tuple[str, ...]:
     """Return sentences about the benchmark cases of a run that have no result, with the reasons.
 
-    Two kinds of cases are left out: cases with wrong results if ``has_bad_device``, because a
-    device has a fault for them, and cases that were skipped because an injected fault would have no
-    effect on them. If the run ended early, the last sentence has the number of measurements that
-    were not made.
+    If ``has_bad_device``, cases with wrong results are left out, because a device has a fault for
+    them. If the run ended early, the last sentence has the number of measurements that were not
+    made.
     """
     wrong_cases = {record.case.id for record in run.records if record.status == "wrong"}
     plan = run.info.plan
     problems: dict[str, None] = {}
     for record in run.records:
         is_explained = has_bad_device and record.case.id in wrong_cases
-        is_untouched = plan.injection is not None and record.skip_reason is SkipReason.IMPOSSIBLE
-        if record.status != "ok" and not is_explained and not is_untouched:
+        if record.status != "ok" and not is_explained:
             problems[f"{record.case.name}: {record.reason}"] = None
     num_missing = plan.repetitions * len(plan.cases) - len(run.records)
     if num_missing > 0:
@@ -303,23 +298,17 @@ def _add_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
 
     A gap is the fraction of the peers' rate that the device lacks. ``gaps`` holds the gap in each
     quantity, by the name of the quantity. The fault lists all quantities in which the device is
-    slow, and has the advice of the first. A quantity such as ``copy alone``, which was measured
-    while the other devices were idle, is not listed if the device is slow in ``copy`` too.
+    slow, and has the advice of the first.
     """
     rates = dict(device.rates)
     for name, gap in gaps.items():
         rates[name] = replace(rates[name], gap=gap.share)
     slow = {name: gap for name, gap in gaps.items() if gap.is_under}
-    slow = {
-        name: gap
-        for name, gap in slow.items()
-        if not name.endswith(ALONE_SUFFIX) or name.removesuffix(ALONE_SUFFIX) not in slow
-    }
     if not slow:
         return replace(device, rates=rates)
     texts = [f"{name} {100 * gap.share:.0f} % ({gap.mads:.1f} MADs)" for name, gap in slow.items()]
     fault = Fault(
-        text=f"under its peers in {', '.join(texts)}, {_IN_ALL_REPETITIONS}",
+        text=f"under its peers in {', '.join(texts)}",
         fix=find_fix(next(iter(slow)), is_gpu=device.is_gpu),
         is_comparison=True,
     )
@@ -353,7 +342,7 @@ def _find_slow_links(
         if gap.is_under and first in names and second in names:
             text = (
                 f"link {names[first]} - {names[second]}: {100 * gap.share:.0f} % under other links "
-                f"({connection}), {gap.mads:.1f} MADs, {_IN_ALL_REPETITIONS}"
+                f"({connection}), {gap.mads:.1f} MADs"
             )
             faults.append(Fault(text=text, fix=LINK_FIX))
     return tuple(faults)

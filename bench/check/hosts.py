@@ -11,33 +11,26 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from parbench.bench.check.health import MISSING_GPU_FIX, Device, Health, compare_with_peers
-from parbench.bench.exit_codes import ExitCode, combine_exit_codes
-from parbench.bench.files import convert_read_errors, decode_json, read_text
+from parbench.bench.files import convert_read_errors, decode_json
 from parbench.bench.launch.processes import PARBENCH
 from parbench.bench.machine.slurm_allocation import expand_nodes
 from parbench.bench.text import UserError, get_last_line
 
 OVERHEAD_SECONDS = 120.0
 """The seconds that the check of a host may take in addition to its time budget."""
+_NO_GPU = "its cores were checked, and GPUs on other hosts: see parbench doctor there"
 _HOST = re.compile(r"[\w.][\w.@:%-]*")  # An option of ssh begins with a hyphen.
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
     """Return the host names in the value of ``--hosts``, each once and in the order of the value.
 
-    ``text`` is a list such as ``a,me@b`` or, as in Slurm, ``n[01-03,7]``, or the path of a file
-    with one host at the begin of each line. Raises ``UserError`` if a host is not valid or there
-    are none.
+    ``text`` is a list such as ``a,me@b`` or, as in Slurm, ``n[01-03,7]``. Raises ``UserError`` if a
+    host is not valid or there are none.
     """
-    entries = text
-    # A long list is too long for the name of a file.
-    if "," not in text and Path(text).is_file():
-        lines = read_text(text, f"--hosts {text}").splitlines()
-        words = [line.partition("#")[0].split() for line in lines]
-        entries = ",".join(line_words[0] for line_words in words if line_words)
-    hosts = tuple(dict.fromkeys(expand_nodes(entries, f"--hosts {text}")))
+    hosts = tuple(dict.fromkeys(expand_nodes(text, f"--hosts {text}")))
     if not hosts or not all(map(_HOST.fullmatch, hosts)):
-        hint = "write hosts as n1,me@n2,n[03-05], or a file with one a line"
+        hint = "write hosts as n1,me@n2,n[03-05]"
         raise UserError(f"--hosts {text!r} is not a list of hosts", hint=hint)
     return hosts
 
@@ -108,8 +101,9 @@ def compare_hosts(results: Sequence[Health]) -> tuple[Health, ...]:
     ``results`` are the checks of the hosts. The returned checks have the same order. In these, each
     rate has its ``gap`` to the devices of all hosts, and slow devices have a fault. Both replace
     those of the comparison within the host. A host with fewer GPUs than most hosts with GPUs of its
-    model gets one more device, a missing GPU with the verdict ``bad``. Emulated hosts are not
-    compared, because they share one machine.
+    model gets one more device, a missing GPU with the verdict ``bad``. A host that checked its
+    cores, although other hosts checked GPUs, gets a problem, because its GPUs may not work.
+    Emulated hosts are not compared, because they share one machine.
     """
     devices = [device for health in results if not health.emulated for device in health.devices]
     by_host: dict[str, list[Device]] = {}
@@ -123,33 +117,12 @@ def compare_hosts(results: Sequence[Health]) -> tuple[Health, ...]:
             text = f"most hosts have {num_missing} more of {kind}"
             missing = Device.make_absent(host, "missing GPU", text, MISSING_GPU_FIX, kind=kind)
             own_devices.append(missing)
-    return tuple(
-        replace(health, devices=tuple(by_host.get(health.host, health.devices)))
-        for health in results
-    )
-
-
-def list_hosts_by_device(results: Sequence[Health]) -> dict[str, list[str]]:
-    """Return the names of the hosts that checked GPUs (key ``cuda``) and cores (key ``cpu``).
-
-    Hosts without a result are left out.
-    """
-    hosts: dict[str, list[str]] = {}
+    has_gpus = any(health.device == "cuda" for health in results)
+    compared = []
     for health in results:
-        if health.device:
-            hosts.setdefault(health.device, []).append(health.host)
-    return hosts
-
-
-def compute_exit_code(results: Sequence[Health]) -> ExitCode:
-    """Return the exit code of a check of several hosts, the first of these that applies.
-
-    1. ``BAD``: any host is bad.
-    2. ``DID_NOT_RUN``: a host has no complete result, or some hosts checked GPUs and others cores.
-       Hosts that checked cores may have GPUs that do not work.
-    3. ``OK``: none of these.
-    """
-    codes = [health.exit_code for health in results]
-    if len(list_hosts_by_device(results)) > 1:
-        codes.append(ExitCode.DID_NOT_RUN)
-    return combine_exit_codes(codes)
+        problems = health.problems
+        if has_gpus and health.device == "cpu":
+            problems = (*problems, _NO_GPU)
+        own_devices = by_host.get(health.host, list(health.devices))
+        compared.append(replace(health, devices=tuple(own_devices), problems=problems))
+    return tuple(compared)

@@ -25,23 +25,18 @@ _FIX = "see ibstat, iblinkinfo and mlxlink -d DEVICE; reseat or replace the cabl
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a port of an RDMA NIC, as texts that the kernel reports.
-
-    An unknown text is ``-``.
-    """
+    """The state of a port of an RDMA NIC, as the kernel reports it."""
 
     name: str
     """The NIC and the number of the port on the NIC, such as ``mlx5_0/1``."""
-    layer: str
-    """The link layer, such as ``InfiniBand``."""
+    model: str
+    """The id of the NIC's model and the link layer, such as ``MT_0000000838 InfiniBand``."""
     state: str
-    """The logical state, such as ``ACTIVE``."""
-    physical: str
-    """The physical state, such as ``LinkUp``."""
-    rate: str
-    """The link speed, such as ``400 Gb/sec (4X NDR)``."""
-    board: str
-    """The id of the NIC's model, such as ``MT_0000000838``, ``-`` if it is unknown."""
+    """The logical state, such as ``ACTIVE``, ``-`` if it is unknown."""
+    is_disabled: bool
+    """True if the administrator has disabled the port."""
+    gigabits: float
+    """The link speed in Gb/s, 0 if it is unknown."""
     errors: dict[str, int]
     """The error counters by the kernel's name, such as ``symbol_error``, since the last reset.
 
@@ -59,26 +54,19 @@ def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:
     for folder in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         device = folder.parents[1]
         counts = {name: parse_count(read_text(folder / "counters" / name)) for name in _COUNTERS}
+        rate = re.match(r"[\d.]+", read_text(folder / "rate") or "")
         ports.append(
             Port(
                 name=f"{device.name}/{folder.name}",
-                layer=read_text(folder / "link_layer") or "-",
-                state=_read_state(folder / "state"),
-                physical=_read_state(folder / "phys_state"),
-                rate=read_text(folder / "rate") or "-",
-                board=read_text(device / "board_id") or read_text(device / "hca_type") or "-",
+                model=f"{read_text(device / 'board_id')} {read_text(folder / 'link_layer')}",
+                # The kernel writes a number before the name of a state: 4: ACTIVE.
+                state=(read_text(folder / "state") or "-").rpartition(": ")[2],
+                is_disabled=(read_text(folder / "phys_state") or "").endswith("Disabled"),
+                gigabits=float(rate[0]) if rate else 0.0,
                 errors={name: count for name, count in counts.items() if count is not None},
             )
         )
     return tuple(ports)
-
-
-def _read_state(path: Path) -> str:
-    """Return the name of a state from a file with ``NUMBER: NAME``, such as ``4: ACTIVE``.
-
-    The result is ``-`` if the file cannot be read.
-    """
-    return (read_text(path) or "-").rpartition(": ")[2]
 
 
 def find_port_faults(before: Sequence[Port], after: Sequence[Port]) -> tuple[Fault, ...]:
@@ -98,40 +86,17 @@ def find_port_faults(before: Sequence[Port], after: Sequence[Port]) -> tuple[Fau
     earlier_errors = {port.name: port.errors for port in before}
     faults = []
     for port in after:
-        texts = _list_faults(port, after)
-        # A counter without an earlier value has not increased.
-        earlier = {**port.errors, **earlier_errors.get(port.name, {})}
-        increases = Counter(port.errors) - Counter(earlier)
+        peers = [peer for peer in after if peer.model == port.model and peer.state == "ACTIVE"]
+        max_gigabits = max((peer.gigabits for peer in peers), default=0.0)
+        texts = []
+        if port.state == "ACTIVE" and port.gigabits < max_gigabits:
+            texts.append(f"{port.gigabits:g} Gb/s, others of the model {max_gigabits:g} Gb/s")
+        if port.state != "ACTIVE" and peers and not port.is_disabled:
+            texts.append(f"{port.state}, {len(peers)} of the model are ACTIVE")
+        increases = Counter(port.errors) - Counter(earlier_errors.get(port.name, port.errors))
         is_bad = bool(texts) or "link_downed" in increases
         texts += [f"{count} more {name} meanwhile" for name, count in increases.items()]
         if texts:
             text = f"port {port.name}: {', '.join(texts)}"
             faults.append(Fault(text=text, fix=_FIX, is_bad=is_bad))
     return tuple(faults)
-
-
-def _list_faults(port: Port, ports: Sequence[Port]) -> list[str]:
-    """Return a text if a port is slower than its peers, or inactive although it has peers.
-
-    The peers are the active ports among ``ports`` (all ports of the host) that belong to NICs of
-    the same model and have the same link layer. The list has one text, or is empty if the port is
-    as fast as its peers, is disabled, or has no peers.
-    """
-    active_peers = [
-        peer
-        for peer in ports
-        if (peer.board, peer.layer, peer.state) == (port.board, port.layer, "ACTIVE")
-    ]
-    max_rate = max((_parse_gigabits(peer.rate) for peer in active_peers), default=0.0)
-    if port.state == "ACTIVE" and _parse_gigabits(port.rate) < max_rate:
-        return [f"{port.rate}, others of the same board {max_rate:g} Gb/s"]
-    if port.state != "ACTIVE" and active_peers and port.physical != "Disabled":
-        num_active = len(active_peers)
-        return [f"{port.state} ({port.physical}), {num_active} of the same board are ACTIVE"]
-    return []
-
-
-def _parse_gigabits(rate: str) -> float:
-    """Return the rate in Gb/s from a text such as ``400 Gb/sec (4X NDR)``, 0 if it is unknown."""
-    match = re.match(r"[\d.]+", rate)
-    return float(match[0]) if match else 0.0

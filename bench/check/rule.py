@@ -27,7 +27,6 @@ MIN_REPETITIONS = 3
 # The standard deviation of a normal distribution over its median absolute deviation.
 _NORMAL = 1.4826
 _MIN_VARIATION = 0.003  # of logarithms of rates
-_MIN_PEERS = 3  # fewer do not show how peers vary
 D = TypeVar("D", bound=Hashable)
 Array = npt.NDArray[np.float64]
 """The levels of a device, one for each repetition.
@@ -90,7 +89,7 @@ def compute_gaps(
             peer_medians = np.median(peers, axis=0)
             levels[name, device] = own_logarithms - peer_medians
             distance = float(np.median(np.abs(peers - peer_medians)))
-            peer_variations[name, device] = _NORMAL * distance if len(peers) >= _MIN_PEERS else 0.0
+            peer_variations[name, device] = _NORMAL * distance
     variations = {key: float(np.std(level, ddof=1)) for key, level in levels.items()}
     typical_variation = float(np.median(list(variations.values()))) if variations else 0.0
     gaps = {}

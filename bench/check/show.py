@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from parbench.bench.check.cases import QUANTITIES
 from parbench.bench.check.health import Device, Fault, Health, Rate
-from parbench.bench.check.hosts import list_hosts_by_device
 from parbench.bench.exit_codes import ExitCode
 from parbench.bench.text import format_duration, format_table
 
@@ -30,11 +29,6 @@ def render(results: Sequence[Health]) -> str:
         lines += _render_devices(devices, has_several_hosts=has_several_hosts)
     for health in results:
         lines += _list_host_lines(health, f"{health.host}: " if has_several_hosts else "")
-    hosts_by_device = list_hosts_by_device(results)
-    if len(hosts_by_device) > 1:
-        parts = [f"{device} on {','.join(hosts)}" for device, hosts in hosts_by_device.items()]
-        lines.append(f"hosts differ in what was checked: {' and '.join(parts)}")
-        lines.append("     -> see parbench doctor there, or check the same on all with --device")
     bad_hosts = [health.host for health in results if health.exit_code is ExitCode.BAD]
     if has_several_hosts and bad_hosts:
         lines.append(f"leave out: {','.join(bad_hosts)}")

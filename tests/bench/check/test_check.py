@@ -119,7 +119,7 @@ def test_host_whose_gpus_do_not_answer_is_bad(
         ("wrong", 1, "ok bad ok ok", "bad  GPU 1: wrong results in compute.gemm"),
         ("silent", 1, "ok ok ok ok bad", "bad  GPU 4: does not answer"),
         ("missing", 1, "ok ok ok ok bad", "missing GPU: 4 of 5 GPUs (--nproc) are present"),
-        ("port", 1, "ok ok ok ok", "bad  port mlx5_1/1: DOWN (Polling)"),
+        ("port", 1, "ok ok ok ok", "bad  port mlx5_1/1: DOWN"),
     ],
 )
 def test_command_names_what_is_not_healthy(

@@ -77,10 +77,6 @@ def compute_durations(
     """Return the duration of each measured rank; repetitions differ by 10 %."""
     repetition = 1 + record.repetition / 10
     durations = {rank: repetition * slowdowns.get(rank, 1.0) for rank in range(NUM_RANKS)}
-    params = record.case.all_params
-    if params.get("group", "world") != "world":
-        rank = int(str(params.get("group_index", 0)))
-        return {rank: durations[rank]}
     if get_quantity_name(record) == "all ranks":
         return dict.fromkeys(durations, max(durations.values()))
     for pair in str(record.details.get("pairs", "")).split():
@@ -157,12 +153,11 @@ def test_every_quantity_is_planned() -> None:
     on_cores = list_quantities("cpu", 2)
     for quantity in QUANTITIES:
         assert quantity.name in names
-        assert names.count(f"{quantity.name} alone") == (8 if quantity.has_alone else 0)
         assert (quantity.name in on_cores) == bool(quantity.cpu_size)
 
 
-def test_single_device_is_measured_once() -> None:
-    assert {case.all_params.get("group") for case in plan_cases("cuda", 1)} == {"world"}
+def test_single_device_has_no_communication() -> None:
+    assert {"pairs", "all ranks"}.isdisjoint(list_quantities("cuda", 1))
 
 
 def test_slow_device_is_bad(tmp_path: Path) -> None:
@@ -173,7 +168,6 @@ def test_slow_device_is_bad(tmp_path: Path) -> None:
     [reason] = health.devices[2].reasons
     for fact in ("under its peers in bfloat16 20 %", "to device 20 %", "pairs 20 %"):
         assert fact in reason.text
-    assert "alone" not in reason.text, "the rates on all devices are slow too"
     assert "bad  GPU 2" in render([health])
 
 

@@ -32,7 +32,7 @@ def test_down_and_slow_ports_are_bad(tmp_path: Path) -> None:
     ports = read_ports(tmp_path)
     down, slow = find_port_faults(ports, ports)
     assert down.text.startswith("port mlx5_3/1: DOWN")
-    assert slow.text.startswith("port mlx5_4/1: 100 Gb/sec")
+    assert slow.text.startswith("port mlx5_4/1: 100 Gb/s")
     assert down.is_bad
     assert slow.is_bad
 
