@@ -285,7 +285,19 @@ class GanttChart:
     """The pipeline, whose ``predicted`` actions are drawn."""
 
 
-Plot = StackedBars | GanttChart
+@dataclass(frozen=True, kw_only=True)
+class ParetoChart:
+    """A chart of predicted steps as points, with the fastest step for each memory as a line."""
+
+    title: str
+    """The heading of the chart."""
+    caption: str
+    """Sentences that say what the chart shows."""
+    points: Sequence[tuple[float, float, str]]
+    """The steps: (memory of a rank in GB, time of a step in seconds, label)."""
+
+
+Plot = StackedBars | GanttChart | ParetoChart
 """A figure that is drawn from data of its own instead of the rows of a table."""
 
 

@@ -1,18 +1,12 @@
 """The charts of a table, whether it belongs to a run or to a plan."""
 
-from parbench.bench.results.formatting import format_quantity
-from parbench.bench.results.tables import GanttChart, Plot, Table
+from parbench.bench.results.tables import GanttChart, ParetoChart, Plot, Table
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.pipeline import chart_pipeline
-from parbench.reports.figures.quantities import STEP_TIME, AxisQuantity
-from parbench.reports.figures.steps import chart_stacks
+from parbench.reports.figures.quantities import PLANNED_MEMORY, STEP_TIME
+from parbench.reports.figures.steps import chart_pareto, chart_stacks
 
-_QUANTITIES = {
-    "memory": AxisQuantity(
-        title="memory of a rank", text=lambda value: format_quantity(value, "GB"), is_log=False
-    ),
-    "step": STEP_TIME,
-}
+_QUANTITIES = {"memory": PLANNED_MEMORY, "step": STEP_TIME}
 """The x axis of stacked bars, keyed by ``StackedBars.quantity``."""
 
 
@@ -31,11 +25,13 @@ def list_table_charts(table: Table) -> list[Chart]:
 
 
 def _chart_plot(name: str, plot: Plot) -> Chart | None:
-    """Return the chart of a plan's figure: a Gantt chart of a pipeline, or stacked bars.
+    """Return the chart of a plan's figure: a pipeline, stacked bars, or a Pareto front.
 
     ``name`` is the id of the chart and the stem of its file. None if no bar has a part above zero.
     """
     if isinstance(plot, GanttChart):
         return chart_pipeline(name, plot.title, plot.caption, plot.details)
+    if isinstance(plot, ParetoChart):
+        return chart_pareto(name, plot.title, plot.caption, plot.points)
     quantity = _QUANTITIES[plot.quantity]
     return chart_stacks(name, plot.title, plot.caption, plot.bars, quantity, plot.limit)

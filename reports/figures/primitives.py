@@ -172,6 +172,24 @@ def write_between(
         axes.text((start + stop) / 2, y, text, **options).set_in_layout(False)
 
 
+def draw_pareto_front(axes: "Axes", points: Sequence[tuple[float, float, str]]) -> None:
+    """Draw points (x, y, label), and a line through those with the least y for their x or less.
+
+    The page shows the label of a point on the line at the pointer.
+    """
+    xs, ys, _ = zip(*points, strict=True)
+    axes.plot(xs, ys, "o", color=color("muted"), markersize=2.5, alpha=0.6)
+    front: list[tuple[float, float, str]] = []
+    for point in sorted(points):
+        if not front or point[1] < front[-1][1]:
+            front.append(point)
+    front_xs, front_ys, _ = zip(*front, strict=True)
+    look = {"color": color("blue"), "drawstyle": "steps-post"}
+    axes.plot(front_xs, front_ys, label="Pareto front", **look)
+    for x, y, label in front:
+        describe(axes.plot([x], [y], "o", color=color("blue"))[0], label)
+
+
 def label_rows(axes: "Axes", labels: Sequence[str]) -> None:
     """Set the y axis of a chart of rows, and write each of ``labels`` above its row.
 

@@ -10,6 +10,7 @@ from parbench.bench.results.formatting import (
     format_case_size,
     format_count,
     format_number,
+    format_quantity,
     format_seconds,
 )
 
@@ -52,6 +53,9 @@ TIME = AxisQuantity(title="time", text=format_seconds)
 SIZE = AxisQuantity(title="message size (bytes, 1024-based)", text=format_case_size, base=2)
 EFFICIENCY = AxisQuantity(title="efficiency", text=format_share, is_log=False)
 STEP_TIME = AxisQuantity(title="step time", text=format_seconds, is_log=False)
+PLANNED_MEMORY = AxisQuantity(
+    title="memory of a rank", text=lambda value: format_quantity(value, "GB"), is_log=False
+)
 ITERATIONS = AxisQuantity(title="share of iterations", text=format_share, is_log=False)
 TIME_SINCE_START = AxisQuantity(title="time since the start", text=format_seconds, is_log=False)
 

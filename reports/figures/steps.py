@@ -1,9 +1,9 @@
 """Figures of training steps: step times, parts of profiled steps, and memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from parbench.bench.results.formatting import format_bytes
+from parbench.bench.results.formatting import format_bytes, format_seconds
 from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.figures import quantities
 from parbench.reports.figures.chart import Chart
@@ -12,9 +12,10 @@ from parbench.reports.figures.primitives import (
     IntervalRow,
     add_legend,
     draw_intervals,
+    draw_pareto_front,
     draw_stacks,
 )
-from parbench.reports.figures.quantities import AxisQuantity, set_x_axis
+from parbench.reports.figures.quantities import AxisQuantity, set_x_axis, set_y_axis
 from parbench.reports.figures.style import color, look_of_part, new_figure
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ Stacks = Mapping[str, Mapping[str, float]]
 
 The lengths are in seconds for time and in bytes for memory.
 """
+_STEP_SECONDS = AxisQuantity(title="step time", text=format_seconds)
 
 
 def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
@@ -119,6 +121,28 @@ def chart_stacks(
         if limit:
             axes.axvline(limit[0], color=color("text"), linestyle=LIMIT_DASHES, linewidth=0.8)
             axes.set_title(limit[1], loc="right")
+        add_legend(figure)
+        return figure
+
+    return Chart(name=name, title=title, caption=caption, draw=draw)
+
+
+def chart_pareto(
+    name: str, title: str, caption: str, points: Sequence[tuple[float, float, str]]
+) -> Chart:
+    """Return a chart of step time over memory: all steps, and the fastest step for each memory.
+
+    ``name`` is the id of the chart and the stem of its file. ``points`` are (memory of a
+    rank in GB, seconds, label).
+    """
+
+    def draw() -> "Figure":
+        """Draw the steps as points, and the Pareto front as a line."""
+        figure, [axes] = new_figure(2.0)
+        set_x_axis(axes, quantities.PLANNED_MEMORY, 0.0, max(x for x, _, _ in points) * 1.04)
+        seconds = [y for _, y, _ in points]
+        set_y_axis(axes, _STEP_SECONDS, min(seconds) / 1.1, max(seconds) * 1.1)
+        draw_pareto_front(axes, points)
         add_legend(figure)
         return figure
 

@@ -41,12 +41,10 @@ _WEIGHTS = {"dp": 1, "fsdp": 1, "tp": 2, "ep": 2, "cp": 3, "pp": 3}
 class SearchResult:
     """The predicted steps of a search that fit in memory, and facts about those that do not."""
 
+    feasible: list[DryRun] = field(default_factory=list)
+    """All predicted steps that fit in memory."""
     runs: list[DryRun] = field(default_factory=list)
-    """The predicted steps that fit in memory.
-
-    During the search, they are all of these steps. Afterwards, they are the best step of each mesh,
-    best mesh first.
-    """
+    """The best feasible step of each mesh, best mesh first. Empty during the search."""
     num_considered: int = 0
     """The number of tried steps that satisfy all divisibility rules.
 
@@ -91,13 +89,14 @@ def search(
         relaxed = replace(request, context_tokens=context_tokens)
         for layout in list_layouts(relaxed, hardware.gpus_per_node):
             predict_layout(relaxed, layout, hardware, seconds, result)
-        if result.runs:
+        if result.feasible:
             break
-    runs = rank_runs(result.runs)
+    runs = rank_runs(result.feasible)
     for index, run in enumerate(runs[:SIMULATED_RUNS]):
         size = run.spec.pipeline_size
         if run.spec.dims.pp > 1 and size.num_stages * size.microbatches <= SIMULATED_PASSES:
             runs[index] = dry_run(run.spec, hardware, seconds=seconds)
+            result.feasible[result.feasible.index(run)] = runs[index]
     result.runs = rank_runs(runs)
     return result
 
@@ -113,7 +112,7 @@ def predict_layout(
 
     ``layout`` is the step on the mesh with a stage of ZeRO. Each microbatch size is tried with each
     pipeline schedule, except for schedules whose bubble is not smaller than that of a simpler
-    schedule that fits. Predictions that fit in memory are added to ``result.runs``. Of the steps
+    schedule that fits. Predictions that fit in memory are added to ``result.feasible``. Of the steps
     that do not fit, ``result`` gets only the number and the smallest. ``seconds`` is as in
     ``search``.
     """
@@ -127,7 +126,7 @@ def predict_layout(
                 continue  # A simpler schedule fits and is not slower.
             run = _predict(request, pipeline, hardware, seconds, result)
             if run is not None:
-                result.runs.append(run)
+                result.feasible.append(run)
                 least_bubble = bubble
             elif least_bubble is None:
                 return  # Other schedules and larger microbatches need more memory.

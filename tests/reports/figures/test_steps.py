@@ -2,8 +2,8 @@
 
 import pytest
 
-from parbench.reports.figures.steps import chart_breakdown, chart_step_times
-from tests.support.reports.figure_parts import find_boxes, find_markers, find_texts
+from parbench.reports.figures.steps import chart_breakdown, chart_pareto, chart_step_times
+from tests.support.reports.figure_parts import find_boxes, find_lines, find_markers, find_texts
 from tests.support.reports.report_rows import summarize_rows
 from tests.support.reports.reports_fixtures import (
     ok_record,
@@ -38,3 +38,16 @@ def test_breakdown_stacks_parts_of_a_step() -> None:
     assert widths == parts
     assert [bool(patch.get_hatch()) for patch in axes.patches] == [0, 1, 1, 0, 0]
     assert {"61 %", "15 %"} <= set(find_texts(figure))
+
+
+def test_pareto_front_is_the_fastest_step_for_each_memory() -> None:
+    points = [
+        (10.0, 4.0, "fsdp=8"),
+        (20.0, 4.5, "tp=8"),
+        (30.0, 2.0, "dp=8"),
+        (30.0, 3.0, "pp=8"),
+    ]
+    chart = chart_pareto("meshes", "Meshes", "", points)
+    figure = chart.draw()
+    front = find_lines(figure.axes[0])["Pareto front"]
+    assert front == [(10.0, 4.0), (30.0, 2.0)]

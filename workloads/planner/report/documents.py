@@ -7,7 +7,15 @@ from functools import partial
 import msgspec
 
 from parbench.bench.results.details import COMPONENTS
-from parbench.bench.results.tables import Document, GanttChart, Plot, Section, StackedBars, Table
+from parbench.bench.results.tables import (
+    Document,
+    GanttChart,
+    ParetoChart,
+    Plot,
+    Section,
+    StackedBars,
+    Table,
+)
 from parbench.workloads.pipeline_parallel.bubbles import make_detail_rows, make_details
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.planner.candidates import (
@@ -168,14 +176,15 @@ def _mesh_table(result: SearchResult, top: int) -> Table:
             f"per rank, at most {MAX_STAGES_PER_RANK} stages per rank, and the schedules "
             f"{', '.join(SCHEDULES)}.",
         ],
-        figures=partial(_draw_meshes, runs[:MAX_BARS]),
+        figures=partial(_draw_meshes, runs[:MAX_BARS], result.feasible),
     )
 
 
-def _draw_meshes(runs: Sequence[DryRun]) -> Iterator[Plot]:
-    """Yield two bar charts of predicted steps: the components of step time and of memory.
+def _draw_meshes(runs: Sequence[DryRun], feasible: Sequence[DryRun]) -> Iterator[Plot]:
+    """Yield two bar charts of the time and memory of ``runs``, and a chart of ``feasible`` steps.
 
-    Each chart has a bar for each step.
+    The bar charts have a bar with components for each step. The last chart has a point for each
+    step that fits in memory, and the fastest step for each memory as a line.
     """
     yield StackedBars(
         title="Time of a step",
@@ -185,6 +194,13 @@ def _draw_meshes(runs: Sequence[DryRun]) -> Iterator[Plot]:
     )
     ranks = {label_step(run.spec): run.fullest for run in runs}
     yield from _draw_memory("Of the rank that holds most.", ranks, runs[0].hardware)
+    yield ParetoChart(
+        title="Time and memory of all steps that fit",
+        caption="A point is a step. The front has the fastest step for each memory.",
+        points=[
+            (run.fullest.memory.total / GIGA, run.seconds, label_step(run.spec)) for run in feasible
+        ],
+    )
 
 
 def _step_section(run: DryRun) -> Section:

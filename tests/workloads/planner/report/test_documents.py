@@ -56,5 +56,5 @@ def test_page_is_complete_offline(plan_command: PlanCommand) -> None:
     html = result.stdout
     for text in ("http:", "https:", "@import", "src="):
         assert text not in html
-    for title in ("Decision path", "Memory of a rank", "Formulas"):
+    for title in ("Decision path", "Memory of a rank", "all steps that fit", "Formulas"):
         assert title in html
