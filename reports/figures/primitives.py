@@ -184,7 +184,7 @@ def draw_pareto_front(axes: "Axes", points: Sequence[tuple[float, float, str]]) 
         if not front or point[1] < front[-1][1]:
             front.append(point)
     front_xs, front_ys, _ = zip(*front, strict=True)
-    look = {"color": color("blue"), "drawstyle": "steps-post"}
+    look: dict[str, Any] = {"color": color("blue"), "drawstyle": "steps-post"}
     axes.plot(front_xs, front_ys, label="Pareto front", **look)
     for x, y, label in front:
         describe(axes.plot([x], [y], "o", color=color("blue"))[0], label)
