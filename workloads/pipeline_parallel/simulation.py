@@ -77,35 +77,26 @@ def simulate(
     order: PipelineOrder,
     action_seconds: Callable[[Action], float],
     latency: float = 0.0,
-    *,
-    rendezvous: bool = False,
 ) -> SimulatedTimeline:
     """Simulate one step of a pipeline in which each action starts as early as possible.
 
     ``action_seconds(action)`` is the duration of an action. An action starts once its rank is free
     and its inputs have arrived. A message from another rank arrives ``latency`` seconds after the
-    end of the action that sends it. Messages do not wait for each other. With ``rendezvous``, as on
-    gloo, a message leaves only when the receiving rank has ended the action before the one that
-    needs the message. The sender is not blocked and runs its next action. Time 0 is the start of
-    all ranks. Raises ``ValueError`` for a deadlock.
+    end of the action that sends it. Messages do not wait for each other. Time 0 is the start of all
+    ranks. Raises ``ValueError`` for a deadlock.
     """
     queues = [deque(actions) for actions in order.actions_by_rank]
     free_times = [0.0] * order.ranks
     producers: dict[Output, SimulatedAction] = {}
-
-    def compute_arrival(source: SimulatedAction, rank: int) -> float:
-        """Return the time at which the output of ``source`` arrives on a rank."""
-        if source.rank == rank:
-            return source.stop
-        departure = max(source.stop, free_times[rank]) if rendezvous else source.stop
-        return departure + latency
 
     def run(rank: int, action: Action) -> None:
         """Simulate an action whose inputs have all been computed."""
         start = free_times[rank]
         received = get_received(action, order.num_stages)
         if received is not None:
-            start = max(start, compute_arrival(producers[received], rank))
+            source = producers[received]
+            arrival = source.stop if source.rank == rank else source.stop + latency
+            start = max(start, arrival)
         stop = start + action_seconds(action)
         free_times[rank] = stop
         timed = SimulatedAction(rank=rank, action=action, start=start, stop=stop)

@@ -42,6 +42,15 @@ class ComputeSeconds:
     attention: float
     """The seconds of attention in both passes. ``forward`` and ``backward`` include them."""
 
+    def scale_to(self, seconds: float) -> "ComputeSeconds":
+        """Return the same compute if both passes together take ``seconds``."""
+        factor = seconds / (self.forward + self.backward)
+        return ComputeSeconds(
+            forward=factor * self.forward,
+            backward=factor * self.backward,
+            attention=factor * self.attention,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class GemmShape:

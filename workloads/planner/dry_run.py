@@ -35,6 +35,11 @@ BLOCKING_AXES = ("tp", "cp", "ring", "ulysses", "ep", "etp")
 Their calls block the forward or backward pass, because the next operation needs the result.
 ``ring`` and ``ulysses`` are the two parts of ``cp`` with the context method ``usp``.
 """
+SHARED_WINDOWS = {"efsdp": "fsdp", "edp": "dp"}
+"""Axes of experts, and the axis of all other parameters whose calls the same compute hides.
+
+Compute that hides calls on the second axis cannot hide calls on the first one.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +203,7 @@ def dry_run(
     hardware: Hardware,
     *,
     seconds: Seconds | None = None,
+    compute_seconds: float | None = None,
     exact: bool = True,
     ranks: tuple[PlannedRank, ...] = (),
 ) -> DryRun:
@@ -205,22 +211,27 @@ def dry_run(
 
     ``seconds`` is a function that returns the seconds of one communication call, from fits of
     measured calls. With None, they follow from the rates and latencies of ``hardware``.
+    ``compute_seconds`` is the measured compute of a step, the optimizer included, as the mean over
+    pipeline ranks. With None, it follows from ``hardware``.
 
     With ``exact``, a pipeline is simulated if it has at most ``MAX_SIMULATED_ACTIONS`` passes of
     stages. Otherwise its bubble follows from the formula of the schedule. A schedule without a
     formula is always simulated. ``ranks`` is the result of ``plan_ranks`` for this step. If it is
     empty, this function computes it.
     """
-    works, busiest = _estimate_works(spec, hardware, seconds)
+    works, busiest = _estimate_works(spec, hardware, seconds, compute_seconds)
     bubble, method = _compute_bubble(spec, works, busiest, exact=exact)
-    updated = max(count_updated_elements(view) for view in spec.distinct_views)
+    update_seconds = 0.0
+    if compute_seconds is None:
+        updated = max(count_updated_elements(view) for view in spec.distinct_views)
+        update_seconds = updated * _count_updated_bytes(spec.widths) / hardware.memory_rate
     return DryRun(
         spec=spec,
         hardware=hardware,
         ranks=ranks or plan_ranks(spec),
         busiest=busiest.view,
         compute_seconds=busiest.compute_seconds * spec.microbatches,
-        update_seconds=updated * _count_updated_bytes(spec.widths) / hardware.memory_rate,
+        update_seconds=update_seconds,
         bubble_seconds=bubble,
         bubble_method=method,
         axes=_merge_axes(works, busiest),
@@ -268,35 +279,48 @@ def _merge_axes(works: Sequence[PlannedWork], busiest: PlannedWork) -> tuple[Axi
 
 
 def _estimate_works(
-    spec: StepSpec, hardware: Hardware, seconds: Seconds | None
+    spec: StepSpec,
+    hardware: Hardware,
+    seconds: Seconds | None,
+    compute_seconds: float | None = None,
 ) -> tuple[list[PlannedWork], PlannedWork]:
     """Return the predicted time and communication of representative pipeline ranks.
 
     The list has one representative of each set of ranks with equal work (see ``plan_ranks``). The
-    second result is the busiest rank: the element whose microbatch takes longest. ``seconds`` is
-    as in ``dry_run``.
+    second result is the busiest rank: the element whose microbatch takes longest. ``seconds`` and
+    ``compute_seconds`` are as in ``dry_run``.
     """
     seconds = seconds or by_hardware(hardware)
-    works = [_estimate_work(view, hardware, seconds) for view in spec.distinct_views]
+    works = []
+    for view in spec.distinct_views:
+        compute = compute_microbatch(view, hardware)
+        if compute_seconds is not None:
+            layers_share = view.layers * spec.dims.pp / spec.shape.layers
+            compute = compute.scale_to(compute_seconds / spec.microbatches * layers_share)
+        works.append(_estimate_work(view, hardware, compute, seconds))
     return works, max(works, key=lambda work: work.microbatch)
 
 
-def _estimate_work(view: RankView, hardware: Hardware, seconds: Seconds) -> PlannedWork:
+def _estimate_work(
+    view: RankView, hardware: Hardware, compute: ComputeSeconds, seconds: Seconds
+) -> PlannedWork:
     """Return the seconds per microbatch and the communication per step of one rank.
 
     The seconds of a pass include the exposed communication on ``BLOCKING_AXES``. All other
-    communication is only in ``axes`` of the result. ``seconds`` returns the seconds of one call.
+    communication is only in ``axes`` of the result. ``compute`` has the compute of one microbatch,
+    and ``seconds`` returns the seconds of one call.
     """
     spec, overlap = view.spec, hardware.efficiency.overlap
-    compute = compute_microbatch(view, hardware)
     windows = _list_windows(spec, compute)
     calls_by_axis: dict[str, list[PlacedCall]] = {}
     for call in list_calls(view):
         calls_by_axis.setdefault(call.axis, []).append(place_call(call, hardware, spec))
-    axes = {
-        name: _make_axis(name, calls, overlap.get(name, 0.0), windows.get(name, 0.0), seconds)
-        for name, calls in calls_by_axis.items()
-    }
+    axes: dict[str, Axis] = {}
+    for name in sorted(calls_by_axis, key=lambda name: name in SHARED_WINDOWS):
+        window = windows.get(name, 0.0)
+        if SHARED_WINDOWS.get(name) in axes:
+            window = max(0.0, window - axes[SHARED_WINDOWS[name]].hidden_seconds)
+        axes[name] = _make_axis(name, calls_by_axis[name], overlap.get(name, 0.0), window, seconds)
     blocking = sum(axis.exposed_seconds for name, axis in axes.items() if name in BLOCKING_AXES)
     blocking /= spec.microbatches
     forward_share = 1 / (1 + spec.forward_passes)

@@ -41,13 +41,9 @@ def test_simulate_1f1b() -> None:
     assert timeline.idle == 6
 
 
-@pytest.mark.parametrize(
-    ("rendezvous", "starts"), [(False, [1.25, 2.25, 3.25]), (True, [1.25, 2.5, 3.75])]
-)
-def test_simulate_rendezvous_waits_for_receiver(rendezvous: bool, starts: list[float]) -> None:
-    timeline = simulate(GPIPE, one_second, 0.25, rendezvous=rendezvous)
-    forward_passes = timeline.actions_of(1)[:3]
-    assert [timed.start for timed in forward_passes] == starts
+def test_simulate_adds_latency_of_messages() -> None:
+    forward_passes = simulate(GPIPE, one_second, 0.25).actions_of(1)[:3]
+    assert [timed.start for timed in forward_passes] == [1.25, 2.25, 3.25]
 
 
 def test_simulate_refuses_deadlock() -> None:

@@ -1,12 +1,15 @@
 """Predictions of a run's steps next to their measurements, by component.
 
-Bytes and state come from formulas, communication from the fits of collectives. Compute comes from
-the measured step itself, or from its declaration if it is simulated. A comparison therefore tests
-the rules by which calls add up to a step. The host's idle time is not predicted.
+A step is predicted as in a plan, with two measured inputs: the times of communication calls come
+from the fits of collectives, and the compute time from the measured step itself. If compute is
+simulated, its time is that of the parameter ``compute``. A comparison therefore tests the rules by
+which compute and calls add up to a step. The host's idle time is not predicted.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import replace as replace_fields
+
+from msgspec.structs import replace
 
 from parbench.bench.results.details import (
     STATE_COMPONENTS,
@@ -16,32 +19,19 @@ from parbench.bench.results.details import (
 )
 from parbench.bench.results.formatting import format_quantity
 from parbench.bench.results.metrics import MetricValue, merge_metrics
-from parbench.bench.results.records import Record
+from parbench.bench.results.records import Record, WorldInfo
 from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Document, Row, Section, SortedText, Table
 from parbench.bench.text import UserError
 from parbench.workloads.catalogue import DEFINITIONS
-from parbench.workloads.costs.communication_pattern import (
-    Call,
-    bytes_by_axis,
-    list_busiest_calls,
-)
+from parbench.workloads.costs.communication_pattern import list_busiest_calls
 from parbench.workloads.costs.memory import RankMemory, rank_memory
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.expert_parallel.routing import BALANCED
-from parbench.workloads.planner.link_time import (
-    Curve,
-    PlacedCall,
-    beyond,
-    by_curves,
-    curves_of,
-)
-from parbench.workloads.planner.measured.step_time import (
-    StepTime,
-    get_declared_compute,
-    predict_step_time,
-)
-from parbench.workloads.planner.placement import Place
+from parbench.workloads.planner.dry_run import DryRun, dry_run, place_call
+from parbench.workloads.planner.hardware import OVERLAP, Efficiency, Hardware
+from parbench.workloads.planner.hardware import PRESETS as HARDWARE
+from parbench.workloads.planner.link_time import Curve, beyond, by_curves, curves_of
 from parbench.workloads.planner.report.columns import make_column
 from parbench.workloads.presets import PRESETS
 
@@ -95,28 +85,45 @@ def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck
     compute = get_value(metrics, "compute") if declared is None else declared
     if compute is None:
         raise UserError("its compute was not measured")
-    calls = list_busiest_calls(spec.distinct_views)
-    # All places are alike, as the collectives of the run were measured.
-    on_node = -(-world.size // max(1, world.nodes))
-    placed_calls = [
-        PlacedCall.of(call, Place(ranks=call.ranks, on_node=min(call.ranks, on_node)))
-        for call in calls
-    ]
-    time = predict_step_time(
-        spec,
-        placed_calls,
-        by_curves(curves),
-        compute_seconds=compute,
-        backend=world.backend,
-    )
-    memories = [predict_torch_memory(view) for view in spec.distinct_views]
+    hardware = describe_machine(world, spec)
+    run = dry_run(spec, hardware, seconds=by_curves(curves), compute_seconds=compute)
+    calls = [place_call(call, hardware, spec) for call in list_busiest_calls(spec.distinct_views)]
     return StepCheck(
         case=case.id,
         label=case.label,
         ranks=world.size,
         compute="measured" if declared is None else "declared",
-        components=list(_list_components(time, calls, memories, metrics)),
-        notes=list(beyond(placed_calls, curves)),
+        components=list(_list_components(run, metrics)),
+        notes=list(beyond(calls, curves)),
+    )
+
+
+def get_declared_compute(spec: StepSpec) -> float | None:
+    """Return the seconds of simulated compute per step, None if a step computes for real.
+
+    A microbatch takes 3 T, or 4 T with full recomputation, where T is ``spec.simulated_seconds``,
+    the seconds of its forward pass.
+    """
+    if spec.simulated_seconds is None:
+        return None
+    passes = 4 if spec.checkpointing == "full" else 3
+    return passes * spec.simulated_seconds * spec.microbatches
+
+
+def describe_machine(world: WorldInfo, spec: StepSpec) -> Hardware:
+    """Return hardware with the nodes on which a step was measured.
+
+    Compute and links are those of an H100, because measured times replace them. The fractions of
+    communication that compute can hide are those that a plan assumes. Without ``spec.prefetch``,
+    gloo hides nothing of FSDP's communication.
+    """
+    overlap = dict(OVERLAP)
+    if world.backend == "gloo" and not spec.prefetch:
+        overlap |= {"fsdp": 0.0, "efsdp": 0.0}
+    return replace(
+        HARDWARE["h100"],
+        gpus_per_node=-(-world.size // max(1, world.nodes)),
+        efficiency=Efficiency(overlap=overlap),
     )
 
 
@@ -135,7 +142,7 @@ def predict_torch_memory(view: RankView) -> RankMemory:
     inputs = blocks * view.microbatches_in_flight + view.has_head * view.logits_in_flight
     tokens = inputs * (spec.local_tokens - spec.sharded_tokens)
     gathered = tokens * spec.shape.hidden * spec.bytes_per_element
-    return replace(memory, activations=memory.activations + gathered)
+    return replace_fields(memory, activations=memory.activations + gathered)
 
 
 def get_value(metrics: Metrics, name: str) -> float | None:
@@ -143,22 +150,26 @@ def get_value(metrics: Metrics, name: str) -> float | None:
     return metrics[name].value if name in metrics else None
 
 
-def _list_components(
-    time: StepTime, calls: Sequence[Call], memories: Sequence[RankMemory], metrics: Metrics
-) -> Iterator[ComponentCheck]:
+def _list_components(run: DryRun, metrics: Metrics) -> Iterator[ComponentCheck]:
     """Yield each predicted quantity of a step (a component) together with its measurement.
 
     The components are the step time, exposed and total seconds of communication by axis, bytes sent
-    by axis, and the memory of state and activations. Memory is the maximum over ranks. ``calls``
-    are those of the rank that sends most. ``metrics`` has the measurements by name.
+    by axis, and the memory of state and activations. Bytes and memory are the maximum over ranks.
+    Messages of a pipeline are not exposed but part of its bubble, so that ``pp`` has no exposed
+    seconds. ``metrics`` has the measurements by name.
     """
-    yield _check("step_time", time.seconds, "s", metrics.get("step_time"))
-    for axis, seconds in time.exposed_seconds.items():
-        yield _check(f"exposed.{axis}", seconds, "s", metrics.get(f"exposed_comm.{axis}"))
-    for axis, seconds in time.axis_seconds.items():
-        yield _check(f"comm.{axis}", seconds, "s", metrics.get(f"comm_transfer.{axis}"))
-    for axis, num_bytes in bytes_by_axis(calls).items():
-        yield _check(f"bytes.{axis}", num_bytes, "B", metrics.get(f"bytes_sent.{axis}"))
+    yield _check("step_time", run.seconds, "s", metrics.get("step_time"))
+    for axis in run.axes:
+        if axis.name != "pp":
+            measured = metrics.get(f"exposed_comm.{axis.name}")
+            yield _check(f"exposed.{axis.name}", axis.exposed_seconds, "s", measured)
+    for axis in run.axes:
+        measured = metrics.get(f"comm_transfer.{axis.name}")
+        yield _check(f"comm.{axis.name}", axis.seconds, "s", measured)
+    for axis in run.axes:
+        measured = metrics.get(f"bytes_sent.{axis.name}")
+        yield _check(f"bytes.{axis.name}", axis.sent_bytes, "B", measured)
+    memories = [predict_torch_memory(view) for view in run.spec.distinct_views]
     for name in (*STATE_COMPONENTS, "activations"):
         # Activations are counted, because a peak also has other tensors.
         source = "memory_counted" if name == "activations" else "memory"
