@@ -1,10 +1,10 @@
 """The latency and bandwidth of a communication curve, t = latency + size / bandwidth.
 
-Errors are relative to the model, so that a kilobyte counts as much as a gigabyte. They have the
-weights of Student's t distribution (Lange, Little & Taylor, JASA 1989), so that single outliers do
-not bend the line. Where the protocol switches, the curve has a breakpoint and a second line, which
-needs very strong evidence: a Bayesian information criterion (BIC) that is lower by 10 or more (Kass
-& Raftery, JASA 1995).
+Errors are relative, so that a kilobyte counts as much as a gigabyte. They have the weights of
+Student's t distribution (Lange, Little & Taylor, JASA 1989), so that single outliers do not bend
+the line. Where the protocol switches, the curve has a second line, which needs very strong
+evidence: a Bayesian information criterion (BIC) that is lower by 10 or more (Kass & Raftery, JASA
+1995).
 
 All sizes of a repetition may be slow or fast together, which no residual shows. Intervals are
 therefore Student's t over the latency and bandwidth of each repetition.
@@ -13,6 +13,7 @@ therefore Student's t over the latency and bandwidth of each repetition.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -67,9 +68,12 @@ class Segment:
     last_bytes: int
     """The largest size that the line was fitted to."""
     latency: Estimate
-    """The time (s) of the line at size 0."""
+    """The time (s) of the line at size 0, mean over repetitions."""
     bandwidth: Estimate | None
-    """The asymptotic bandwidth (B/s), None if the time does not grow with the size."""
+    """The asymptotic bandwidth (B/s), mean over repetitions.
+
+    None if the time does not grow with the size.
+    """
 
     @property
     def half_bandwidth_bytes(self) -> float | None:
@@ -100,20 +104,12 @@ class CurveFit:
     residual: float
     """The median over all sizes of the absolute value of measured / fitted time - 1."""
 
-    @property
-    def breakpoint_bytes(self) -> float | None:
-        """The size in bytes at which the second line begins, None if there is one line.
-
-        It is the geometric mean of the last size of one line and the first size of the other.
-        """
-        if len(self.segments) == 1:
-            return None
-        return math.sqrt(self.segments[0].last_bytes * self.segments[1].first_bytes)
-
     def predict(self, size_bytes: float) -> float:
-        """Return the time (s) of the curve for a message of ``size_bytes``."""
-        breakpoint_bytes = self.breakpoint_bytes
-        is_small = breakpoint_bytes is None or size_bytes <= breakpoint_bytes
+        """Return the time (s) of the curve for a message of ``size_bytes``.
+
+        The second line applies to all sizes above the largest size of the first line.
+        """
+        is_small = size_bytes <= self.segments[0].last_bytes
         return self.segments[0 if is_small else -1].predict(size_bytes)
 
 
@@ -123,21 +119,18 @@ def fit_curve(points: Sequence[CurvePoint]) -> CurveFit | None:
     The result is None for fewer than three points. The points may have any order. Sizes and times
     must be above zero, and no two points may have the same size.
     """
-    assert all(point.size_bytes > 0 and point.seconds > 0 for point in points)
-    curve = sorted(points, key=lambda point: point.size_bytes)
+    curve = sorted(points, key=attrgetter("size_bytes"))
     if len(curve) < MIN_SIZES:
         return None
-    lines = [_fit_line(curve)]
-    places = range(MIN_SIZES, len(curve) - MIN_SIZES + 1)
-    pairs = [[_fit_line(curve[:place]), _fit_line(curve[place:])] for place in places]
-    if pairs:
-        best = min(pairs, key=_compute_bic)
-        if _compute_bic(lines) - _compute_bic(best) >= MIN_EVIDENCE:
-            lines = best
+    partitions = [[curve]]
+    for place in range(MIN_SIZES, len(curve) - MIN_SIZES + 1):
+        partitions.append([curve[:place], curve[place:]])
+    parts = min(partitions, key=_compute_bic)
+    lines = [_fit_line(part) for part in parts]
     errors = np.concatenate([line.errors for line in lines])
     limit = max(MIN_OUTLIER_ERROR, OUTLIER_SIGMAS * _estimate_deviation(errors))
     return CurveFit(
-        segments=tuple(_make_segment(line) for line in lines),
+        segments=tuple(map(_make_segment, parts)),
         outliers=tuple(
             (point.size_bytes, float(error))
             for point, error in zip(curve, errors, strict=True)
@@ -150,45 +143,37 @@ def fit_curve(points: Sequence[CurvePoint]) -> CurveFit | None:
 class _Line(NamedTuple):
     """A line through the times of successive sizes of a curve."""
 
-    points: Sequence[CurvePoint]
-    """The measured times, in the order of size."""
     latency: float
     """The time (s) at size 0."""
     slope: float
     """The seconds per byte, 0 if the times do not grow clearly with the size."""
-    weights: _Array
-    """The weight (1/s) of each time in the fit."""
     errors: _Array
     """The relative error of each time, which is measured / fitted time - 1."""
 
 
-def _fit_line(points: Sequence[CurvePoint]) -> _Line:
-    """Return the line through points in the order of size, by reweighted least squares."""
+def _fit_line(points: Sequence[CurvePoint], repetition: int | None = None) -> _Line:
+    """Return the line through points in the order of size, by reweighted least squares.
+
+    The times are those of one repetition. If ``repetition`` is None, they are the averages.
+    """
+    from scipy.optimize import nnls  # type: ignore[import-untyped]
+
     sizes = np.array([float(point.size_bytes) for point in points])
     times = np.array([point.seconds for point in points])
+    if repetition is not None:
+        times = np.array([point.repetitions[repetition] for point in points])
     weights = 1 / times
     for _ in range(_ITERATIONS):
-        latency, slope = _solve(sizes, times, weights)
+        # The latency and the slope are at least 0.
+        (latency, slope), _ = nnls(np.column_stack([weights, weights * sizes]), weights * times)
         fitted = latency + slope * sizes
         errors = times / fitted - 1
         deviation = max(MIN_NOISE, _estimate_deviation(errors))
         weights = np.sqrt(_T_FREEDOM / (_T_FREEDOM + (errors / deviation) ** 2)) / fitted
     if fitted[-1] - fitted[0] <= MIN_GROWTH_SIGMAS * deviation * fitted[0]:
-        latency, slope = float(np.average(times, weights=weights**2)), 0.0
+        latency, slope = np.average(times, weights=weights**2), 0.0
         errors = times / latency - 1
-    return _Line(points, latency, slope, weights, errors)
-
-
-def _solve(sizes: _Array, times: _Array, weights: _Array) -> tuple[float, float]:
-    """Return the latency (s) and the slope (s/byte) of the line with the least weighted errors.
-
-    Both are at least 0. ``sizes`` are in bytes, ``times`` in seconds and ``weights`` in 1/s.
-    """
-    from scipy.optimize import nnls  # type: ignore[import-untyped]
-
-    design = np.column_stack([weights, weights * sizes])
-    (latency, slope), _ = nnls(design, weights * times)
-    return float(latency), float(slope)
+    return _Line(float(latency), float(slope), errors)
 
 
 def _estimate_deviation(errors: _Array) -> float:
@@ -200,58 +185,32 @@ def _estimate_deviation(errors: _Array) -> float:
     return _SIGMA_OF_MAD * float(np.median(abs(errors)))
 
 
-def _compute_bic(lines: Sequence[_Line]) -> float:
-    """Return the Bayesian information criterion of the lines of a curve, lower for a better fit.
+def _compute_bic(parts: Sequence[Sequence[CurvePoint]]) -> float:
+    """Return the Bayesian information criterion of a curve that has a line for each of its parts.
 
-    The likelihood is that of errors with Student's t distribution.
+    It is lower for a better fit. The likelihood is that of errors with Laplace's distribution. The
+    criterion of two lines is increased by ``MIN_EVIDENCE``.
     """
-    errors = np.concatenate([line.errors for line in lines])
-    num_params = 3 * len(lines) - 1  # Two of each line, and the breakpoint.
+    errors = np.concatenate([_fit_line(part).errors for part in parts])
+    num_params = 3 * len(parts) - 1  # Two of each line, and the breakpoint.
     freedom = len(errors) - num_params
-    deviation = _estimate_deviation(errors) * math.sqrt(len(errors) / freedom)
-    deviation = max(MIN_NOISE, deviation)
-    squares = (errors / deviation) ** 2
-    deviance = 2 * len(errors) * math.log(deviation)
-    deviance += (_T_FREEDOM + 1) * float(np.log1p(squares / _T_FREEDOM).sum())
-    return deviance + num_params * math.log(len(errors))
+    mean_error = max(MIN_NOISE, float(np.abs(errors).sum() / freedom))
+    deviance = 2 * len(errors) * math.log(mean_error)
+    return deviance + num_params * math.log(len(errors)) + MIN_EVIDENCE * (len(parts) - 1)
 
 
-def _make_segment(line: _Line) -> Segment:
-    """Return the latency and bandwidth of a fitted line with their intervals over repetitions.
+def _make_segment(points: Sequence[CurvePoint]) -> Segment:
+    """Return the latency and bandwidth of points on a line, as means over repetitions.
 
-    A repetition in which a size of the line is missing does not count for the intervals.
+    A repetition in which a size of the line is missing does not count.
     """
-    sizes = np.array([float(point.size_bytes) for point in line.points])
-    common = set[int].intersection(*(set(point.repetitions) for point in line.points))
-    latencies = []
-    bandwidths = []
-    for repetition in sorted(common):
-        times = np.array([point.repetitions[repetition] for point in line.points])
-        latency, slope = _solve(sizes, times, line.weights)
-        if not line.slope:
-            latency = float(np.average(times, weights=line.weights**2))
-        latencies.append(latency)
-        if slope:
-            bandwidths.append(1 / slope)
+    common = set[int].intersection(*(set(point.repetitions) for point in points))
+    lines = [_fit_line(points, repetition) for repetition in common] or [_fit_line(points)]
+    bandwidths = [1 / line.slope for line in lines if line.slope]
+    latencies = [line.latency for line in lines]
     return Segment(
-        first_bytes=line.points[0].size_bytes,
-        last_bytes=line.points[-1].size_bytes,
-        latency=_estimate(line.latency, latencies),
-        bandwidth=_estimate(1 / line.slope, bandwidths) if line.slope else None,
+        first_bytes=points[0].size_bytes,
+        last_bytes=points[-1].size_bytes,
+        latency=estimate_mean(latencies, "repetitions", "from zero"),
+        bandwidth=estimate_mean(bandwidths, "repetitions", "amount") if bandwidths else None,
     )
-
-
-def _estimate(value: float, by_repetition: Sequence[float]) -> Estimate:
-    """Return a fitted latency or bandwidth with its 95 % Student's t interval over repetitions.
-
-    ``value`` is fitted to all repetitions, and ``by_repetition`` holds a value fitted to each. With
-    fewer than three repetitions the result has no interval. The lower bound is at least zero.
-    """
-    if not by_repetition:
-        return Estimate(value=value, method=METHOD)
-    mean = estimate_mean(by_repetition, "repetitions", "difference")
-    if mean.low is None or mean.high is None:
-        return Estimate(value=value, method=METHOD)
-    half_width = (mean.high - mean.low) / 2
-    low = max(0.0, value - half_width)
-    return Estimate(value=value, low=low, high=value + half_width, method=METHOD)

@@ -255,7 +255,7 @@ def _make_fit_row(curve: OperationCurve) -> dict[str, Any]:
         **_make_cells("algbw", last.bandwidth, 1.0),
         **_make_cells("busbw", last.bandwidth, curve.busbw_factor),
         "half_bandwidth": last.half_bandwidth_bytes,
-        "breakpoint": SortedText(sizes, fit.breakpoint_bytes) if fit.breakpoint_bytes else None,
+        "breakpoint": SortedText(sizes, first.last_bytes) if first != last else None,
         "outliers": ", ".join(
             f"{format_case_size(size)} {100 * error:+.0f} %" for size, error in fit.outliers
         ),

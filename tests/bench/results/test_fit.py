@@ -81,7 +81,6 @@ def test_exact_times_give_the_exact_line() -> None:
     assert result.predict(75_000) == pytest.approx(30e-6)
     assert result.residual < 1e-6
     assert result.outliers == ()
-    assert result.breakpoint_bytes is None
 
 
 # 66 KiB is next to the switch, which a fit can only locate between two sizes.
@@ -99,7 +98,7 @@ def test_fit_recovers_both_protocols() -> None:
             get_bandwidth(small) / 8e9,
             large.latency.value / 25e-6,
             get_bandwidth(large) / 45e9,
-            (result.breakpoint_bytes or 0.0) / (65 * KIB),
+            small.last_bytes / (64 * KIB),
         ]
         for size in (3 * KIB, 200 * KIB, 300 << 20):
             estimates.append(result.predict(size) / SWITCH(size))
