@@ -72,7 +72,7 @@ class AppHooks:
     """
 
 
-_NCCL_TESTS_SETTINGS = {"mode": "pipelined", "placement": "out_of_place,in_place"}
+_NCCL_TESTS_SETTINGS = {"mode": "pipelined"}
 """The values of benchmark parameters with ``--format nccl-tests``, unless the user sets them."""
 _RUN_EXAMPLES = """\b
 Examples:

@@ -19,81 +19,24 @@ from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.torch_compat import (
     REDUCE_OPS,
     all_gather_single,
-    all_reduce_out_of_place,
     reduce_scatter_single,
 )
 from parbench.bench.world.world import World
 
-_COPIED_NOTE = "out of place: torch copies the input, and the result is copied once more"
-"""The note of an out-of-place all-reduce about copies that its time includes."""
 
-
-def all_reduce(
-    world: World,
-    *,
-    size_bytes: int,
-    dtype: str,
-    redop: str = "sum",
-    placement: str = IN_PLACE,
-) -> Operation:
+def all_reduce(world: World, *, size_bytes: int, dtype: str, redop: str = "sum") -> Operation:
     """Return the benchmark of an all-reduce of a buffer of ``size_bytes`` on every rank.
 
-    ``redop`` is the reduction, such as ``sum``. With ``placement`` ``in_place`` the result
-    overwrites the input. With ``out_of_place`` it is written to another buffer.
+    ``redop`` is the reduction, such as ``sum``. The result overwrites the input.
     """
     pattern = make_pattern(world, dtype, redop)
-    count = size_bytes // pattern.itemsize
-    buffer = pattern.allocate(count)
-    is_in_place = placement == IN_PLACE
-    source = buffer if is_in_place else pattern.compute_values(world.rank, 0, count)
-    reduce_buffer = partial(dist.all_reduce, buffer, op=REDUCE_OPS[redop], group=world.group)
-
-    def reduce_copy() -> None:
-        """Reduce out of place, and copy the result to the buffer that ``check`` compares."""
-        buffer.copy_(all_reduce_out_of_place(source, world.group, redop))
-
+    buffer = pattern.allocate(size_bytes // pattern.itemsize)
     return Operation(
-        call=reduce_buffer if is_in_place else reduce_copy,
-        restore=pattern.make_filler(buffer, world.rank) if is_in_place else None,
-        output=buffer,
-        expected=lambda: pattern.compute_reduction(0, count),
-        description=describe_operation(
-            "all_reduce",
-            world.size,
-            size_bytes,
-            notes=() if is_in_place else (_COPIED_NOTE,),
-        ),
-    )
-
-
-def all_reduce_two_step(
-    world: World,
-    *,
-    size_bytes: int,
-    dtype: str,
-    redop: str = "sum",
-) -> Operation:
-    """Return the benchmark of a reduce-scatter and an all-gather that together are an all-reduce.
-
-    The buffer has ``size_bytes`` on every rank, and ``redop`` is the reduction, such as ``sum``.
-    The result overwrites the input.
-    """
-    pattern = make_pattern(world, dtype, redop)
-    count = size_bytes // pattern.itemsize
-    buffer = pattern.allocate(count)
-    shard = pattern.allocate(count // world.size)
-
-    def reduce_and_gather() -> None:
-        """Reduce-scatter the buffer to the shard, and gather the shards into the buffer."""
-        reduce_scatter_single(shard, buffer, world.group, redop)
-        all_gather_single(buffer, shard, world.group)
-
-    return Operation(
-        call=reduce_and_gather,
+        call=partial(dist.all_reduce, buffer, op=REDUCE_OPS[redop], group=world.group),
         restore=pattern.make_filler(buffer, world.rank),
         output=buffer,
-        expected=lambda: pattern.compute_reduction(0, count),
-        description=describe_operation("all_reduce_two_step", world.size, size_bytes),
+        expected=lambda: pattern.compute_reduction(0, len(buffer)),
+        description=describe_operation("all_reduce", world.size, size_bytes),
     )
 
 

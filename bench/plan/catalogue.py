@@ -113,9 +113,8 @@ GROUP = (
     Param("group_index", "int", 0, "measure only this group", minimum=0, optional=True),
     Param("concurrent", "bool", False, "run all groups at once", optional=True),
 )
-PLACE_HELP = "where the result goes: into the input's buffer or another"
-IN_PLACE_FIRST = choice("placement", PLACE_HELP, IN_PLACE, OUT_OF_PLACE)
-OUT_OF_PLACE_FIRST = choice("placement", PLACE_HELP, OUT_OF_PLACE, IN_PLACE)
+PLACE_HELP = "where the result goes: into another buffer or the input's"
+PLACEMENT = choice("placement", PLACE_HELP, OUT_OF_PLACE, IN_PLACE)
 REDOP = choice("redop", "how values are combined", "sum", "avg", "min", "max", "product")
 ROOT = Param("root", "int", 0, "rank in the group that has the data", minimum=0, optional=True)
 ENDS = (
@@ -130,7 +129,7 @@ SKEW_HELP = "share of the bytes that goes to rank 0"
 SKEW = Param("skew", "float", 0.0, SKEW_HELP, minimum=0, maximum=1, optional=True)
 NO_LOAD = "nothing"
 """The value of the parameter ``background`` for a measurement without a background load."""
-LOADS = (NO_LOAD, "gemm", "all_reduce", "all_to_all")
+LOADS = (NO_LOAD, "gemm", "all_reduce")
 BACKGROUND = choice("background", "what runs at the same time on every rank", *LOADS)
 GEMM_SIZE = Param("m", "int", 512, "rows and columns of each matrix", minimum=1)
 GEMM_DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -276,10 +275,9 @@ def _refuse_mode(case: CaseInWorld) -> str | None:
             return "mode graph requires --device cuda and --backend nccl: use mode=pipelined"
         if operation.short_name == "barrier" or params.get("background", NO_LOAD) != NO_LOAD:
             return "mode graph supports neither barrier nor background: use mode=pipelined"
-    if params.get("mode") == "async":
-        has_copy = operation.in_place and params.get("placement") == OUT_OF_PLACE
-        if has_copy or not operation.asynchronous or params.get("direction") == "in_turn":
-            return f"mode async: torch has no asynchronous {operation.short_name} of this kind"
+    can_be_async = operation.asynchronous and params.get("direction") != "in_turn"
+    if params.get("mode") == "async" and not can_be_async:
+        return f"mode async: torch has no asynchronous {operation.short_name} of this kind"
     return None
 
 
@@ -397,7 +395,7 @@ OPERATIONS = (
     _declare_operation(
         "collective.all_reduce",
         "combine every rank's buffer, result on all; size = the buffer",
-        (*DATA, REDOP, IN_PLACE_FIRST, *SHARED),
+        (*DATA, REDOP, *SHARED),
         MAIN,
         busbw=compute_double_ring_factor,
         in_place=True,
@@ -405,14 +403,14 @@ OPERATIONS = (
     _declare_operation(
         "collective.all_gather",
         "collect every rank's shard on all; size = the output",
-        (*DATA, OUT_OF_PLACE_FIRST, *SHARED),
+        (*DATA, PLACEMENT, *SHARED),
         MAIN,
         busbw=compute_ring_factor,
     ),
     _declare_operation(
         "collective.reduce_scatter",
         "combine buffers, a shard of it on each; size = the input",
-        (*DATA, REDOP, OUT_OF_PLACE_FIRST, *SHARED),
+        (*DATA, REDOP, PLACEMENT, *SHARED),
         MAIN,
         busbw=compute_ring_factor,
     ),
@@ -459,15 +457,6 @@ OPERATIONS = (
         (*DATA, ROOT, *SHARED),
         SIZED,
         busbw=compute_ring_factor,
-    ),
-    _declare_operation(
-        "collective.all_reduce_two_step",
-        "all_reduce as reduce_scatter, then all_gather",
-        (*DATA, REDOP, *SHARED),
-        SIZED,
-        busbw=compute_double_ring_factor,
-        sharded=True,
-        asynchronous=False,
     ),
     _declare_operation(
         "collective.barrier",

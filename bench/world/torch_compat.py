@@ -15,7 +15,7 @@ from typing import cast
 import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d
-from torch.distributed import _functional_collectives, distributed_c10d
+from torch.distributed import distributed_c10d
 
 REDUCE_OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -60,17 +60,6 @@ def reduce_scatter_single(
     call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     work = call(shard, source, op=REDUCE_OPS[redop], group=group, async_op=async_op)
     return cast(dist.Work | None, work)
-
-
-def all_reduce_out_of_place(tensor: Tensor, group: dist.ProcessGroup, redop: str) -> Tensor:
-    """Reduce ``tensor`` over the ranks of the group and return the result as a new tensor.
-
-    torch's functional collective copies the input first. ``redop`` is ``sum``, ``avg``, ``min``,
-    ``max`` or ``product``. Private: ``torch.distributed._functional_collectives``.
-    """
-    result = _functional_collectives.all_reduce(tensor, redop, group)
-    result = _functional_collectives.wait_tensor(result)  # type: ignore[no-untyped-call]
-    return cast(Tensor, result)
 
 
 def dump_flight_records() -> tuple[dict[str, tuple[int, ...]], list[bytes]]:

@@ -29,7 +29,6 @@ CALLS_PER_STEP = {
     "collective.reduce": ["ncclReduce"],
     "collective.gather": ["ncclRecv"],
     "collective.scatter": ["ncclSend"],
-    "collective.all_reduce_two_step": ["ncclReduceScatter", "ncclAllGather"],
     "collective.barrier": ["ncclAllReduce"],
     "p2p.sendrecv": SEND_AND_RECEIVE,
     "p2p.pingpong": SEND_AND_RECEIVE,

@@ -53,7 +53,6 @@ WITHOUT_DATA_OF_RANK_1 = {
 # Bus bandwidth, sent bytes and received bytes, divided by the size, for four ranks.
 NCCL_CONVENTION = {
     "collective.all_reduce": (1.5, 1.0, 1.0),
-    "collective.all_reduce_two_step": (1.5, 1.0, 1.0),
     "collective.all_gather": (0.75, 0.25, 1.0),
     "collective.reduce_scatter": (0.75, 1.0, 0.25),
     "collective.all_to_all": (0.75, 1.0, 1.0),

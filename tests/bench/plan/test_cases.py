@@ -39,7 +39,6 @@ def test_selection_keeps_order_of_catalogue() -> None:
     selected = select_definitions(DEFINITIONS, ["p2p.s*", "all_reduce", "collective.all_re*"])
     assert [definition.name for definition in selected] == [
         "collective.all_reduce",
-        "collective.all_reduce_two_step",
         "p2p.sendrecv",
     ]
 

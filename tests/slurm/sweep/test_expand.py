@@ -46,12 +46,12 @@ def test_expand_smallest_file_to_one_point() -> None:
 
 def test_expand_contains_every_combination_once() -> None:
     nodes = [2, 9, 4]
-    placements = ["in_place", "out_of_place"]
-    points = expand_points(nodes=nodes, matrix={"placement": placements}, repeat=2)
+    dtypes = ["float32", "bfloat16"]
+    points = expand_points(nodes=nodes, matrix={"dtype": dtypes}, repeat=2)
     combinations = []
     for point in points:
-        combinations.append((point.nodes, point.cases[0].set["placement"], point.repeat))
-    assert sorted(combinations) == sorted(itertools.product(nodes, placements, [1, 2]))
+        combinations.append((point.nodes, point.cases[0].set["dtype"], point.repeat))
+    assert sorted(combinations) == sorted(itertools.product(nodes, dtypes, [1, 2]))
     assert len({point.id for point in points}) == len(points)
 
 
