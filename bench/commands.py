@@ -137,8 +137,8 @@ limits_option = click.option(
 @click.option(
     "--group",
     metavar="GROUP[,...]",
-    help="Groups of ranks: node, across, pairs, contiguous:K, strided:K, or an axis of a mesh of all "
-    "ranks: dp=2,tp=4:tp.",
+    help="Groups of ranks: node, across, pairs, contiguous:K, or an axis of a mesh of all ranks: "
+    "dp=2,tp=4:tp.",
 )
 @click.option(
     "--cases",

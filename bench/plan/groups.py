@@ -1,13 +1,11 @@
 """Groups of ranks, pairings and uneven shards, as pure arithmetic.
 
-A group is written ``world``, ``node``, ``across``, ``contiguous:K``, ``strided:K``, ``pairs``, or
-as a mesh with one of its axes, ``dp=2,tp=4:tp``. Every rank is in exactly one of the groups that a
-text describes.
+A group is written ``world``, ``node``, ``across``, ``pairs``, ``contiguous:K``, or as a mesh with
+one of its axes, ``dp=2,tp=4:tp``. Every rank is in exactly one of the groups that a text describes.
 """
 
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from parbench.bench.text import UserError, format_list
@@ -21,9 +19,7 @@ MOST_RANKS = 1 << 17
 """The largest number of ranks that a mesh may have."""
 # Axes of a step's mesh that lie inside others and do not multiply the number of ranks.
 INSIDE = ("ep", "etp")
-FORMS = (
-    "world, node, across, contiguous:K, strided:K, pairs, or an axis of a mesh such as dp=2,tp=4:tp"
-)
+FORMS = "world, node, across, pairs, contiguous:K, or an axis of a mesh such as dp=2,tp=4:tp"
 """The texts that describe groups of ranks, for help and error messages."""
 
 
@@ -74,12 +70,12 @@ def form_groups(text: str, size: int, hosts: Sequence[str] | None = None) -> tup
     - ``node``: the ranks of a node form a group.
     - ``across``: a group has one rank of every node.
     - ``contiguous:K``: K successive ranks form a group. ``pairs`` is ``contiguous:2``.
-    - ``strided:K``: a group has K ranks with equal distances between them.
     - ``dp=2,tp=4:tp``: ranks that differ only in their coordinate on the axis ``tp`` of the mesh
       form a group. The last axis varies fastest: these groups are the ranks 0 to 3 and 4 to 7.
     """
+    keys = _compute_keys(text, size, hosts or [""] * size)
     members: dict[object, list[int]] = {}
-    for rank, key in enumerate(_compute_keys(text, size, hosts or [""] * size)):
+    for rank, key in enumerate(keys):
         members.setdefault(key, []).append(rank)
     groups = tuple(map(tuple, members.values()))
     if text == "across" and (len(groups[0]) < 2 or len(groups[0]) != len(groups[-1])):
@@ -98,23 +94,16 @@ def _compute_keys(text: str, size: int, hosts: Sequence[str]) -> Sequence[object
         return hosts
     if text == "across":
         # The key is the number of earlier ranks on the same host.
-        num_ranks: Counter[str] = Counter()
-        keys = []
-        for host in hosts:
-            keys.append(num_ranks[host])
-            num_ranks[host] += 1
-        return keys
+        return [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
     kind, _, argument = ("contiguous:2" if text == "pairs" else text).rpartition(":")
     if "=" in kind:
         return _compute_axis_keys(kind, argument, size)
-    group_size = int(argument) if re.fullmatch(r"\d{1,9}", argument, re.ASCII) else 0
-    if kind not in ("contiguous", "strided") or group_size < 1:
+    if kind != "contiguous" or not re.fullmatch(r"[1-9]\d{0,8}", argument, re.ASCII):
         raise UserError(f"group {text!r} is not known: it is {FORMS}")
+    group_size = int(argument)
     if size % group_size:
         raise UserError(f"group {text!r} cannot be formed: world size({size}) % {group_size} != 0")
-    if kind == "contiguous":
-        return [rank // group_size for rank in range(size)]
-    return [rank % (size // group_size) for rank in range(size)]
+    return [rank // group_size for rank in range(size)]
 
 
 def _compute_axis_keys(mesh: str, axis: str, size: int) -> list[int]:

@@ -226,7 +226,7 @@ def test_operations_are_correct_on_four_ranks(four_ranks: Ranks) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("group", ["world", "strided:2", "dp=2 tp=2:dp"])
+@pytest.mark.parametrize("group", ["world", "pairs", "dp=2 tp=2:dp"])
 def test_variants_are_correct_in_groups(four_ranks: Ranks, group: str) -> None:
     for name in OPERATIONS:
         if group == "world" or "group" in PARAMS[name]:

@@ -28,7 +28,6 @@ STRIDED = ((0, 2), (1, 3))
         ("node", NEIGHBORS),
         ("across", STRIDED),
         ("contiguous:2", NEIGHBORS),
-        ("strided:2", STRIDED),
         ("dp=2 tp=2:tp", NEIGHBORS),
         ("dp=2 tp=2:dp", STRIDED),
     ],

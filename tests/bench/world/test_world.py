@@ -168,7 +168,7 @@ def count_process_groups(world: World, groups: list[str]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("groups", "count"), [(["contiguous:1", "strided:1"], 2), (["pairs", "node"], 0)]
+    ("groups", "count"), [(["contiguous:1", "dp=2 tp=1:tp"], 2), (["pairs", "node"], 0)]
 )
 def test_process_group_is_made_once(two_ranks: Ranks, groups: list[str], count: int) -> None:
     """Texts with the same ranks share a group, and a group of all ranks is the world's own."""
@@ -188,7 +188,7 @@ def list_splits(world: World) -> tuple[list[Any], list[Any]]:
     all_ranks: Any = "all"
     nccl_world = replace(world, backend="nccl", group=all_ranks, process_groups={})
     with mock.patch.multiple(dist, split_group=split, new_group=None):
-        for text in ("pairs", "strided:2", "pairs", "contiguous:4"):
+        for text in ("pairs", "dp=2 tp=2:dp", "pairs", "contiguous:4"):
             own_world = select_subgroup(nccl_world, {"group": text, "concurrent": True}).world
             assert own_world is not None
             groups.append((own_world.group, own_world.rank, own_world.size))
