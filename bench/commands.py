@@ -328,36 +328,17 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
     return texts
 
 
-_LIST_EXAMPLES = """\b
-Examples:
-  parbench list
-  parbench list ddp
-  parbench list 'p2p.*' --format markdown
-"""
-"""The text after the options in the help of ``parbench list``."""
-
-
-@click.command("list", epilog=_LIST_EXAMPLES)
+@click.command("list", epilog="Example: parbench list ddp 'p2p.*'")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@format_option(type=click.Choice(("tables", "markdown")), default="tables")
 @click.pass_obj
-def list_cases(hooks: AppHooks, names: tuple[str, ...], form: str) -> None:
-    """List the benchmarks and presets; with a name, its parameters.
-
-    Prints text, or two Markdown tables with --format markdown.
-    """
-    from parbench.bench.plan import listing
+def list_cases(hooks: AppHooks, names: tuple[str, ...]) -> None:
+    """List the benchmarks and presets; with a name, its parameters."""
     from parbench.bench.plan.cases import load_catalogue, select_definitions
+    from parbench.bench.plan.listing import render_details, render_names
 
     definitions = select_definitions(load_catalogue(hooks.modules), names)
-    if form == "markdown":
-        text = listing.render_markdown(definitions)
-    elif names:
-        width = shutil.get_terminal_size((100, 24)).columns
-        text = listing.render_details(definitions, width)
-    else:
-        text = listing.render_names(definitions)
-    click.echo(text)
+    width = shutil.get_terminal_size((100, 24)).columns
+    click.echo(render_details(definitions, width) if names else render_names(definitions))
 
 
 @click.command(epilog="Example: parbench doctor --selftest")

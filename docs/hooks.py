@@ -1,6 +1,6 @@
-"""Generated tables of the documentation: benchmarks, parameters, metrics and glossary.
+"""Generated parts of the documentation: benchmarks, parameters, metrics and glossary.
 
-A page has a comment such as ``<!-- parbench list --format markdown 'p2p.*' -->`` where a table belongs.
+A page has a comment such as ``<!-- parbench list 'p2p.*' -->`` where the output of a command belongs.
 """
 
 import re
@@ -16,7 +16,7 @@ from parbench.reports.glossary import DEFINITIONS, get_terms
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace the comments of a page by their tables; mkdocs calls it for every page."""
+    """Replace the comments of a page by what they name; mkdocs calls it for every page."""
     return re.sub(r"<!-- (?P<words>(?:parbench|table) .*?) -->", _make_table, markdown)
 
 
@@ -27,7 +27,7 @@ def _make_table(match: re.Match[str]) -> str:
     result = CliRunner().invoke(cli.main, words)
     if result.exit_code:
         raise ValueError(f"parbench {shlex.join(words)}: {result.output}")
-    return result.stdout
+    return f"```text\n{result.stdout}```"
 
 
 def make_metric_table() -> str:

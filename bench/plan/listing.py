@@ -1,4 +1,4 @@
-"""The catalogue as text: a line for each name, all facts about some names, and both as Markdown."""
+"""The catalogue as text: a line for each benchmark, or the parameters of some benchmarks."""
 
 import textwrap
 from collections.abc import Sequence
@@ -36,11 +36,15 @@ def render_details(definitions: Sequence[BenchmarkDefinition], width: int) -> st
     """
     lines = []
     for definition in definitions:
-        text = f"{definition.name}: {definition.help}; presets: {_list_presets(definition)}"
+        presets = [name for name in PRESETS if name == "full" or name in definition.tags]
+        text = f"{definition.name}: {definition.help}; presets: {', '.join(presets)}"
         lines += textwrap.wrap(text, width, subsequent_indent="    ")
     lines += ["", "--set NAME=VALUE, or several values with commas; shown with the defaults:"]
     for param, owners in _find_owners(definitions).items():
-        head = f"  {param.name}={_format_default(param)}"
+        default = str(param.default)
+        if param.kind == "size":
+            default = format_size(int(param.default))
+        head = f"  {param.name}={default.lower() if param.kind == 'bool' else default}"
         text = f"{param.help} [{param.describe_allowed()}]"
         if owners != "all":
             text += f"; of {owners}"
@@ -48,27 +52,6 @@ def render_details(definitions: Sequence[BenchmarkDefinition], width: int) -> st
             text, width, initial_indent=f"{head:25} ", subsequent_indent=" " * 26
         )
     return "\n".join(lines)
-
-
-def render_markdown(definitions: Sequence[BenchmarkDefinition]) -> str:
-    """Return two Markdown tables: the benchmarks with their help, and their parameters."""
-    lines = ["| name | what it is | presets |", "| --- | --- | --- |"]
-    for definition in definitions:
-        presets = _list_presets(definition)
-        lines.append(f"| `{definition.name}` | {definition.help} | {presets} |")
-    lines += ["", "| parameter | default | what it is | allowed | of |"]
-    lines.append("| --- | --- | --- | --- | --- |")
-    for param, owners in _find_owners(definitions).items():
-        default = _format_default(param)
-        code = f"`{default}`" if default else ""
-        allowed = param.describe_allowed()
-        lines.append(f"| `{param.name}` | {code} | {param.help} | {allowed} | {owners} |")
-    return "\n".join(lines)
-
-
-def _list_presets(definition: BenchmarkDefinition) -> str:
-    """Return the names of the presets that contain the benchmark, separated by commas."""
-    return ", ".join(name for name in PRESETS if name == "full" or name in definition.tags)
 
 
 def _find_owners(definitions: Sequence[BenchmarkDefinition]) -> dict[Param, str]:
@@ -85,10 +68,3 @@ def _find_owners(definitions: Sequence[BenchmarkDefinition]) -> dict[Param, str]
         param: "all" if len(names) == len(definitions) else ", ".join(names)
         for param, names in owners.items()
     }
-
-
-def _format_default(param: Param) -> str:
-    """Return the default of a parameter as a user types it, such as ``1M`` or ``false``."""
-    if param.kind == "size":
-        return format_size(int(param.default))
-    return str(param.default).lower() if param.kind == "bool" else str(param.default)
