@@ -121,7 +121,7 @@ limits_option = click.option(
     metavar="NAME=VALUE[,...]",
     help="Set a parameter, to each value.",
 )
-@click.option("--sizes", help="Short for --set size_bytes=: 1K:64M:x4, 1K,3M or 1M:8M:+1M.")
+@click.option("--sizes", help="Short for --set size_bytes=: 1K:64M:x4 or 1K,3M.")
 @click.option(
     "--env",
     multiple=True,

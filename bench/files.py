@@ -1,23 +1,17 @@
 """Reading and atomic writing of files, with errors of both as one message to the user."""
 
-import hashlib
 import os
-import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from parbench.bench.text import UserError, format_size
+from parbench.bench.text import UserError
 
 # msgspec and tomllib are imported where they are needed, so that `parbench --help` starts faster.
 
 _T = TypeVar("_T")
-MAX_FILE_BYTES = 1 << 30
-"""The largest size in bytes of a file that is read as a whole."""
-_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
-"""Matches texts that can be the name of a file on every system."""
 
 
 @contextmanager
@@ -80,28 +74,6 @@ def write_output(target: Path, content: bytes) -> None:
         replace_file(target, content)
 
 
-def make_file_name(text: str) -> str:
-    """Return ``text`` if it can be the name of a file, otherwise a name that is computed from it.
-
-    The computed name is the first 12 hexadecimal digits of the SHA-256 of the text.
-    """
-    if _SAFE_NAME.fullmatch(text):
-        return text
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
-
-
-def read_file(path: Path) -> bytes:
-    """Return the content of a file.
-
-    Raises ``UserError`` if it is larger than 1 GiB, and ``OSError`` if it cannot be read.
-    """
-    size = path.stat().st_size
-    if size > MAX_FILE_BYTES:
-        limit = f"at most {format_size(MAX_FILE_BYTES)} are read"
-        raise UserError(f"{path} has {format_size(size)} bytes, and {limit}")
-    return path.read_bytes()
-
-
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the number, from 1, and the bytes of each line of a file, with its newline.
 
@@ -137,7 +109,7 @@ def read_text(name: str, description: str) -> str:
     file at the beginning of the message.
     """
     with convert_read_errors(description, "is not text"):
-        return read_file(Path(name)).decode().replace("\r\n", "\n")
+        return Path(name).read_text(encoding="utf-8")
 
 
 def read_toml(path: Path, description: str, kind: type[_T], **defaults: object) -> _T:
@@ -156,7 +128,7 @@ def read_toml(path: Path, description: str, kind: type[_T], **defaults: object) 
     import msgspec
 
     with convert_read_errors(f"{description} {path}", "is not TOML"):
-        content = tomllib.loads(read_file(path).decode())
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     try:
         return msgspec.convert({**defaults, **content}, kind)
     except msgspec.ValidationError as error:

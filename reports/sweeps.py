@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from parbench.bench.files import convert_read_errors, decode_json, read_file
+from parbench.bench.files import convert_read_errors, decode_json
 from parbench.bench.results.runs import Run, list_runs, load_run
 from parbench.bench.text import UserError
 
@@ -112,4 +112,4 @@ def _load_points(folder: Path) -> tuple[MeasuredPoint, ...]:
     Raises ``UserError`` if ``sweep.json`` cannot be read.
     """
     with convert_read_errors(folder / SWEEP_FILE):
-        return decode_json(read_file(folder / SWEEP_FILE), MeasuredSweep).points
+        return decode_json((folder / SWEEP_FILE).read_bytes(), MeasuredSweep).points

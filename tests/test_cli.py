@@ -30,7 +30,7 @@ def test_unknown_command_is_refused() -> None:
     result = invoke("rum")
     assert result.exit_code == 2
     assert "'rum'" in result.stderr
-    assert "hint: parbench --help" in result.stderr
+    assert "--help" in result.stderr
 
 
 def test_no_arguments_suggests_commands() -> None:
@@ -91,7 +91,7 @@ def test_crash_exit_code_is_4(
         ("--sizes 1Z", ["1Z", "K, M, G or T"]),
         ("--nproc 0", ["--nproc 0", "1 to 4096 ranks"]),
         ("al_reduce", ["al_reduce", "did you mean 'all_reduce'"]),
-        ("--set layer=2", ["layer", "did you mean 'layers'"]),
+        ("--set layer=2", ["'layer'", "layers"]),
         ("tp --nproc 4 --set heads=2", ["heads(2) % tp(4) != 0"]),
         ("--preset nodes", ["nodes", "'node'"]),
         ("--backend mpi", ["mpi", "'gloo', 'nccl'"]),

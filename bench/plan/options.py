@@ -43,7 +43,7 @@ from parbench.bench.plan.plan import (
     get_case_weight,
     parse_fault,
 )
-from parbench.bench.text import UserError, format_choices, parse_duration, parse_link
+from parbench.bench.text import UserError, format_list, parse_duration, parse_link
 
 MIN_RANKS_OF_GROUPS = 4
 """The least number of ranks with which a preset measures process groups of some ranks only."""
@@ -172,7 +172,7 @@ def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: 
     """
     name = options.preset or "node"
     if name not in PRESETS:
-        raise UserError(f"no preset is named {name!r}: there are {format_choices(PRESETS, name)}")
+        raise UserError(f"no preset is named {name!r}: there are {format_list(PRESETS)}")
     preset = PRESETS[name]
     cases: dict[str, Case] = {}
     skipped: dict[str, SkippedCase] = {}

@@ -10,14 +10,7 @@ import msgspec
 
 from parbench.bench.limits import Int64
 from parbench.bench.plan.groups import parse_mesh
-from parbench.bench.text import (
-    UserError,
-    format_choices,
-    format_list,
-    parse_size,
-    parse_sizes,
-    suggest_similar,
-)
+from parbench.bench.text import UserError, format_list, parse_size, parse_sizes
 
 Value = bool | int | float | str
 """One value of a parameter."""
@@ -101,8 +94,7 @@ class Param:
                 value is not None and self.minimum <= value <= self.maximum
             )
         if value is None or not is_allowed:
-            hint = suggest_similar(str(raw), map(str, self.choices))
-            allowed = f"{self.name} is {self.describe_allowed()}{hint}"
+            allowed = f"{self.name} is {self.describe_allowed()}"
             raise UserError(f"{self.name} = {raw!r} is not allowed: {allowed}")
         return value
 
@@ -150,5 +142,5 @@ def refuse_unknown(names: Iterable[str], declared: Iterable[str], owner: str) ->
     declared_names = sorted(declared)
     for name in names:
         if name not in declared_names:
-            choices = format_choices(declared_names or ["none"], name)
+            choices = format_list(declared_names or ["none"])
             raise UserError(f"{name!r} is not a parameter of {owner}: allowed are {choices}")

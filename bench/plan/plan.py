@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from parbench.bench.files import convert_read_errors, decode_json, read_file, read_toml
+from parbench.bench.files import convert_read_errors, decode_json, read_toml
 from parbench.bench.limits import Count, NonNegative, NumRanks, NumRepetitions, Rank
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
@@ -304,4 +304,4 @@ def read_cases_file(path: Path) -> tuple[Entry, ...]:
     if path.suffix != ".json":
         return read_toml(path, "file of cases", CasesFile).case
     with convert_read_errors(f"file of cases {path}", "is not valid"):
-        return decode_json(read_file(path), CasesFile).case
+        return decode_json(path.read_bytes(), CasesFile).case

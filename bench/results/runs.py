@@ -25,8 +25,6 @@ from parbench.bench.files import (
     convert_write_errors,
     decode_json,
     encode_json,
-    make_file_name,
-    read_file,
     replace_file,
 )
 from parbench.bench.limits import NonNegative, RepetitionIndex, check_timestamp
@@ -173,7 +171,7 @@ def load_run(path: Path) -> Run:
         problem = "has no run.json" if path.exists() else "does not exist"
         raise UserError(f"{path} is not a run: it {problem}")
     with convert_read_errors(file):
-        content = read_file(file)
+        content = file.read_bytes()
         check_schema(content, str(file))
         info = decode_json(content, RunInfo)
         check_timestamp(info.started)
@@ -185,7 +183,7 @@ def load_run(path: Path) -> Run:
 
 def make_trace_path(record: Record) -> str:
     """Return the path of the file with a record's timeline, relative to the run's folder."""
-    return f"traces/{make_file_name(record.case.id)}-{record.repetition}.json.gz"
+    return f"traces/{record.case.id}-{record.repetition}.json.gz"
 
 
 def load_timeline(run: Run, record: Record) -> Timeline | None:
@@ -198,12 +196,12 @@ def load_timeline(run: Run, record: Record) -> Timeline | None:
         if not file.exists():
             return None
         # 31 stands for the format of gzip.
-        return decode_json(zlib.decompress(read_file(file), wbits=31), Timeline)
+        return decode_json(zlib.decompress(file.read_bytes(), wbits=31), Timeline)
 
 
 def make_samples_path(record: Record) -> str:
     """Return the path of the file with a record's samples by rank, relative to the run's folder."""
-    return f"samples/{make_file_name(record.case.id)}-{record.repetition}.npz"
+    return f"samples/{record.case.id}-{record.repetition}.npz"
 
 
 def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, Any]]":

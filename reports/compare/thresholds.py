@@ -17,7 +17,6 @@ from parbench.bench.files import (
     convert_write_errors,
     decode_json,
     encode_json,
-    read_file,
     replace_file,
 )
 from parbench.bench.results.runs import Run
@@ -128,7 +127,7 @@ def read_thresholds(path: Path) -> dict[str, Threshold]:
     Raises ``UserError`` if the file cannot be read or is not valid.
     """
     with convert_read_errors(path, "does not contain thresholds as parbench aa writes them"):
-        return decode_json(read_file(path), dict[str, Threshold])
+        return decode_json(path.read_bytes(), dict[str, Threshold])
 
 
 def save_thresholds(path: Path, thresholds: Mapping[str, Threshold]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from parbench.bench.files import convert_read_errors, read_file
+from parbench.bench.files import convert_read_errors
 from parbench.bench.machine.machine import find_package_version
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.plan.catalogue import get_busbw_factor
@@ -55,7 +55,7 @@ def import_file(
         link_bytes_per_second: the declared speed of the link in B/s, None if it was not declared.
     """
     with convert_read_errors(path, "cannot be imported"):
-        text = read_file(path).decode(errors="replace")
+        text = path.read_bytes().decode(errors="replace")
     tool = tool or detect_tool(text, str(path))
     parse = load_function(IMPORT_FORMATS[tool].parser)
     imported: ImportedRun = parse(text, str(path), nproc)

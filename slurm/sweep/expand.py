@@ -14,7 +14,7 @@ from parbench.bench.plan.groups import MOST_RANKS
 from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.params import Param, Value, is_variable
 from parbench.bench.plan.plan import Entry, Plan
-from parbench.bench.text import UserError, format_choices, format_size, pluralize
+from parbench.bench.text import UserError, format_list, format_size, pluralize
 from parbench.slurm.sweep.folder import Point
 from parbench.slurm.sweep.sweepfile import Distribution, SweepFile, locate_errors
 
@@ -106,7 +106,7 @@ class Expansion:
             return _format_scalar(value)
         params = {key: param for case in self._params_of_case for key, param in case.items()}
         if name not in params:
-            allowed = format_choices(sorted(params) or ["none without a [[case]]"], name)
+            allowed = format_list(sorted(params) or ["none without a [[case]]"])
             raise UserError(f"{name!r} is not a parameter of the cases; allowed are {allowed}")
         if any(name in case.set for case in self._file.case):
             raise UserError(f"{name!r} is also in set of a $.case; leave out one of them")
@@ -145,13 +145,13 @@ class Expansion:
         value occurs in none of them.
         """
         if name not in rows[0]:
-            allowed = format_choices(rows[0], name)
+            allowed = format_list(rows[0])
             raise UserError(f"{name!r} is not a key of the points; allowed are {allowed}")
         known_texts = dict.fromkeys(row[name] for row in rows)
         texts = self._format_values(name, setting)
         for text in texts:
             if text not in known_texts:
-                allowed = format_choices(known_texts, text)
+                allowed = format_list(known_texts)
                 raise UserError(f"no point has {name} = {text}; allowed are {allowed}")
         return texts
 

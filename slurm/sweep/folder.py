@@ -22,7 +22,6 @@ from parbench.bench.files import (
     convert_write_errors,
     decode_json,
     encode_json,
-    read_file,
     replace_file,
 )
 from parbench.bench.plan.plan import CasesFile, Entry
@@ -171,7 +170,7 @@ def load_sweep(folder: Path) -> Sweep:
     if not file.exists():
         raise UserError(f"{folder} is not a sweep: it has no {_SWEEP}")
     with convert_read_errors(file):
-        return decode_json(read_file(file), Sweep)
+        return decode_json(file.read_bytes(), Sweep)
 
 
 def write_job(file: Path, job: SweepJob) -> None:
@@ -191,7 +190,7 @@ def load_jobs(folder: Path) -> tuple[SweepJob, ...]:
     jobs = []
     for file in sorted((folder / "jobs").glob("*/*.json")):
         with convert_read_errors(file):
-            jobs.append(decode_json(read_file(file), SweepJob))
+            jobs.append(decode_json(file.read_bytes(), SweepJob))
     return tuple(jobs)
 
 
@@ -211,7 +210,7 @@ def load_attempt(folder: Path, point_id: str) -> JobAttempt:
     no nodes and no reason.
     """
     with suppress(OSError, ValueError):
-        return decode_json(read_file(folder / "attempts" / f"{point_id}.json"), JobAttempt)
+        return decode_json((folder / "attempts" / f"{point_id}.json").read_bytes(), JobAttempt)
     return JobAttempt()
 
 

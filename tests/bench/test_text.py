@@ -53,7 +53,6 @@ def test_format_size_round_trip(num_bytes: int) -> None:
     [
         (" 3M , 1K:8K ", (3 << 20, 1024, 2048, 4096, 8192)),
         ("1K:60K:x4", (1024, 4096, 16384)),
-        ("0:10:+4", (0, 4, 8)),
     ],
 )
 def test_parse_sizes(text: str, sizes: tuple[int, ...]) -> None:
@@ -66,9 +65,8 @@ def test_parse_sizes(text: str, sizes: tuple[int, ...]) -> None:
         ("1K,,3M", "''"),
         ("4M:1K:x2", "'4M:1K:x2'"),
         ("1K:4K:x1", "'1K:4K:x1'"),
-        ("1K:4K:+0", "'1K:4K:+0'"),
         ("0:4K", "'0:4K'"),
-        ("1:10001:+1", "10000"),
+        ("1M:8M:+1M", "'+1M'"),
     ],
 )
 def test_parse_sizes_refuses(text: str, fact: str) -> None:
@@ -214,13 +212,11 @@ def test_param_refuses_other_values(kind: Kind, value: Any, fact: str) -> None:
 def test_param_accepts_only_its_choices() -> None:
     mode = make_param("str", "blocking", "pipelined", name="mode")
     assert mode.parse("pipelined") == "pipelined"
-    message = usage_error(mode.parse, "pipeline")
-    assert "blocking or pipelined" in message
-    assert "mean 'pipelined'" in message
+    assert "blocking or pipelined" in usage_error(mode.parse, "pipeline")
 
 
 def test_param_limits_are_inclusive_for_each_value() -> None:
     param = make_param("size", minimum=2, maximum=2)
     assert param.parse("2") == 2
-    assert "from 2 to 2" in usage_error(param.parse_many, "0:8:+4")
-    assert "from 2 to 2" in usage_error(param.parse_many, "2:8:+4")
+    assert "from 2 to 2" in usage_error(param.parse_many, "1:8:x2")
+    assert "from 2 to 2" in usage_error(param.parse_many, "2:8")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from parbench.bench.plan.params import Param, choice
-from parbench.bench.text import UserError, format_choices
+from parbench.bench.text import UserError, format_list
 from parbench.workloads.context_parallel.attention_calls import (
     Calls,
     list_gather_calls,
@@ -160,6 +160,6 @@ def find_context_method(name: str) -> ContextMethod:
     Raises ``UserError`` with the allowed names.
     """
     if name not in CONTEXT_METHODS:
-        allowed = format_choices(tuple(CONTEXT_METHODS), name)
+        allowed = format_list(CONTEXT_METHODS)
         raise UserError(f"cp_method({name}) is not {allowed}")
     return CONTEXT_METHODS[name]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from parbench.bench.plan.groups import INSIDE, parse_mesh
-from parbench.bench.text import UserError, format_choices
+from parbench.bench.text import UserError, format_list
 
 AXES = ("dp", "fsdp", "pp", "cp", "tp")
 """The axes that multiply to the number of ranks, outermost first by default."""
@@ -72,9 +72,7 @@ class ParallelDims:
         """
         for name in sizes:
             if name not in (*AXES, *INSIDE):
-                raise UserError(
-                    f"mesh axis {name!r} is not {format_choices((*AXES, *INSIDE), name)}"
-                )
+                raise UserError(f"mesh axis {name!r} is not {format_list((*AXES, *INSIDE))}")
         first = [name for name in sizes if name in AXES]
         order = (*first, *(name for name in AXES if name not in sizes))
         return ParallelDims(order=order).resize(**sizes)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import cast
 
 from parbench.bench.results.details import Action, ActionKind
-from parbench.bench.text import UserError, format_choices
+from parbench.bench.text import UserError, format_list
 from parbench.workloads.pipeline_parallel.schedule import (
     AnalyticalBubble,
     PassSeconds,
@@ -390,5 +390,5 @@ DEFAULT_SCHEDULE = "1f1b"
 def find_schedule(name: str) -> Schedule:
     """Return the schedule with a name. Raises ``UserError`` with the allowed names."""
     if name not in SCHEDULES:
-        raise UserError(f"schedule({name}) is not {format_choices(tuple(SCHEDULES), name)}")
+        raise UserError(f"schedule({name}) is not {format_list(SCHEDULES)}")
     return SCHEDULES[name]

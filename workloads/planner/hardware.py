@@ -15,7 +15,7 @@ import msgspec
 
 from parbench.bench.files import read_toml
 from parbench.bench.limits import NumRanks
-from parbench.bench.text import UserError, format_choices, format_list, suggest_similar
+from parbench.bench.text import UserError, format_list
 from parbench.workloads.step.peaks import datasheet_peak
 
 Rate = Annotated[float, msgspec.Meta(ge=1, le=1e30)]
@@ -81,7 +81,7 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Raise ``ValueError`` if ``overlap`` has an axis that is not in ``HIDEABLE``."""
         for name in self.overlap:
             if name not in HIDEABLE:
-                raise ValueError(f"overlap of {name!r} is not of {format_choices(HIDEABLE, name)}")
+                raise ValueError(f"overlap of {name!r} is not of {format_list(HIDEABLE)}")
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -226,8 +226,7 @@ def hardware_of(text: str) -> Hardware:
         path = Path(text)
         return read_toml(path, "hardware file", Hardware, name=path.stem, source=text)
     if text.lower() not in PRESETS:
-        hint = suggest_similar(text.lower(), PRESETS)
         raise UserError(
-            f"hardware {text!r} is not {format_list(PRESETS)}, nor a file ending in .toml{hint}"
+            f"hardware {text!r} is not {format_list(PRESETS)}, nor a file ending in .toml"
         )
     return PRESETS[text.lower()]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from parbench.bench.files import convert_read_errors, decode_json, read_text
-from parbench.bench.text import UserError, format_list, suggest_similar
+from parbench.bench.text import UserError, format_list
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.moe_case import Moe, make_moe
 from parbench.workloads.expert_parallel.routing import BALANCED
@@ -164,9 +164,8 @@ def read_model(path: Path) -> StepSpec:
         raise UserError(f"model file {path} is not a JSON object {example}")
     model_type = content.get("model_type")
     if not isinstance(model_type, str) or model_type not in _FAMILIES:
-        hint = suggest_similar(str(model_type), _FAMILIES)
         allowed = format_list(_FAMILIES)
-        raise UserError(f"model file {path}: model_type {model_type!r} is not {allowed}{hint}")
+        raise UserError(f"model file {path}: model_type {model_type!r} is not {allowed}")
     config = _Config(content, _FAMILIES[model_type])
     name = path.parent.resolve().name if path.name == "config.json" else path.stem
     try:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from parbench.bench.text import UserError, format_list, suggest_similar
+from parbench.bench.text import UserError, format_list
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import SHAPES, Latent, Shape
 from parbench.workloads.planner.model_files import make_model_step, read_model
@@ -83,8 +83,8 @@ def model_of(text: str, sequence: int = 0) -> StepSpec:
     elif text in MODELS:
         step = MODELS[text]
     else:
-        files = f", nor a file ending in .json{suggest_similar(text, MODELS)}"
-        raise UserError(f"model {text!r} is not {format_list(MODELS)}{files}")
+        models = format_list(MODELS)
+        raise UserError(f"model {text!r} is not {models}, nor a file ending in .json")
     if sequence < 0:
         raise UserError(f"sequence({sequence}) < 1")
     if sequence:

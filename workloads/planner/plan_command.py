@@ -7,7 +7,7 @@ import msgspec
 
 from parbench.bench.results.runs import load_run
 from parbench.bench.results.tables import Document
-from parbench.bench.text import UserError, format_choices
+from parbench.bench.text import UserError, format_list
 from parbench.workloads.context_parallel.context_methods import CONTEXT_METHODS
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import PRECISIONS, Widths
@@ -188,12 +188,12 @@ def parse_widths(text: str, default: Widths) -> Widths:
     for part in filter(None, text.split(",")):
         kind, _, dtype = part.partition("=")
         if kind not in kinds:
-            raise UserError(f"--set state={part}: {kind!r} is not {format_choices(kinds, kind)}")
+            raise UserError(f"--set state={part}: {kind!r} is not {format_list(kinds)}")
         dtypes = dict(STATE_DTYPES)
         if kind == "master":
             dtypes["none"] = 0
         if dtype not in dtypes:
-            allowed = format_choices(dtypes, dtype)
+            allowed = format_list(dtypes)
             raise UserError(f"--set state={part}: {dtype!r} is not {allowed}")
         widths[kind] = dtypes[dtype]
     return replace(default, **widths)
@@ -248,7 +248,7 @@ def check_options(options: StepOptions) -> None:
         ("set precision", options.precision, PRECISIONS),
     ):
         if text not in allowed:
-            raise UserError(f"--{name}={text}: {text!r} is not {format_choices(allowed, text)}")
+            raise UserError(f"--{name}={text}: {text!r} is not {format_list(allowed)}")
 
 
 def load_machine(options: MachineOptions) -> PlannedMachine:

@@ -76,10 +76,10 @@ MISSPELLED_PARAM = Entry(name="all_*", set={"siz": "1K"})
 @pytest.mark.parametrize(
     ("options", "fact"),
     [
-        ({"preset": "nod"}, "'node'"),
+        ({"preset": "nod"}, "node"),
         ({"entries": (MISSPELLED_NAME,)}, "'all_reduce'"),
         ({"entries": (MISSPELLED_PARAM,)}, "'siz'"),
-        ({"settings": {"dtpye": "float16"}}, "'dtype'"),
+        ({"settings": {"dtpye": "float16"}}, "dtype"),
         ({"names": ("all_reduce",), "settings": {"root": "0"}}, "'root'"),
     ],
 )

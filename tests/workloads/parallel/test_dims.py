@@ -14,7 +14,7 @@ def test_mesh_keeps_order_of_axes() -> None:
     assert dims.order == ("pp", "dp", "tp", "fsdp", "cp")
     assert dims.label == "pp=2,dp=2,tp=2"
     assert ParallelDims.parse("", 8) == ParallelDims(dp=8)
-    with pytest.raises(UserError, match="did you mean 'fsdp'"):
+    with pytest.raises(UserError, match="dp, fsdp"):
         ParallelDims.parse("fdsp=8")
 
 

@@ -35,7 +35,7 @@ def test_hardware_file_overrides_defaults(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("h10", "'h10' is not a100.*'h100'"), ("absent.toml", r"absent\.toml cannot be read")],
+    [("h10", "'h10' is not a100.*h100"), ("absent.toml", r"absent\.toml cannot be read")],
 )
 def test_unknown_hardware_is_rejected(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
@@ -48,7 +48,7 @@ def test_unknown_hardware_is_rejected(name: str, message: str) -> None:
         ("gpus_per_node = 4", "gpus_per_node = 0", ">= 1.*gpus_per_node"),
         ("rails", "rail", "`rail`"),
         ("memory_bytes = 96e9", "", "missing.*`memory_bytes`"),
-        ("fsdp = 0.5", "fsd = 0.5", "'fsd'.*'fsdp'"),
+        ("fsdp = 0.5", "fsd = 0.5", "'fsd'.*fsdp"),
         (HARDWARE_FILE, "flops_per_second = ", "TOML"),
     ],
 )

@@ -107,7 +107,7 @@ def test_config_has_parameters_of_checkpoint(
     ("config", "message"),
     [
         ("{", "JSON"),
-        ({**QWEN, "model_type": "qwen"}, "model_type 'qwen'.*'qwen3'"),
+        ({**QWEN, "model_type": "qwen"}, "model_type 'qwen'.*qwen3"),
         ({**QWEN, "hidden_size": "896"}, "hidden_size = '896'"),
         ({**QWEN, "num_hidden_layers": 5000}, r"layers\(5000\) > 4096"),
         ({**DEEPSEEK, "num_experts_per_tok": 300}, r"top_k\(300\) > experts\(256\)"),
