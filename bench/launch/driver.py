@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from parbench.bench.launch.budget import TimeBudget, make_blocks
+from parbench.bench.launch.budget import make_blocks
 from parbench.bench.launch.display import Display
 from parbench.bench.launch.messages import OUT_OF_BUDGET, Job, Outcome
 from parbench.bench.launch.ranks import Ranks
@@ -21,14 +21,8 @@ from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.host_load import LoadMeter
 from parbench.bench.plan.cases import Case, group_by_variables
 from parbench.bench.plan.plan import SkippedCase, compute_sampling_seconds
-from parbench.bench.results.records import Record, SkipReason
+from parbench.bench.results.records import SkipReason
 from parbench.bench.results.runs import RepetitionInfo, Run, add_repetition, utc_now
-
-DEVICE_VARIABLE = "PARBENCH_DEVICE"
-"""The environment variable with the device of the ranks, ``cpu`` or ``cuda``.
-
-Ranks on the CPU do not initialize CUDA.
-"""
 
 StartRanks = Callable[[Path, Mapping[str, str]], Ranks]
 """A function that starts all ranks once and returns them.
@@ -72,7 +66,7 @@ def list_pending(run: Run, *, with_out_of_budget: bool = False) -> Pending:
 
 @dataclass(kw_only=True)
 class Repetition:
-    """The state of a repetition in progress: its remaining cases, results so far, and time.
+    """The state of a repetition in progress: its remaining cases, and results so far.
 
     One start of all ranks measures all cases. Only if ranks fail, new ranks are started for the
     remaining cases.
@@ -82,23 +76,15 @@ class Repetition:
     """The number of the repetition in the run, from 0."""
     cases: dict[str, Case]
     """The cases that have no record yet in this repetition, by id."""
-    records: list[Record] = field(default_factory=list)
-    """The records that this repetition has written so far, in the order of writing."""
     partial_outcomes: dict[str, Outcome] = field(default_factory=dict)
     """The results so far of cases whose samples are not complete, by id of the case."""
-    began: float = 0.0
-    """The time at which the launcher had started the first ranks that measure cases.
-
-    It is in seconds of ``time.monotonic()``, and 0 until such ranks have started.
-    """
-    deadline: float = 0.0
-    """The time at which this repetition should end, in seconds of ``time.monotonic()``."""
 
 
 class Driver:
     """Measures the missing cases of a run, repetition by repetition, within the time budget.
 
-    The driver runs in the process of ``parbench run``, which starts the ranks.
+    The driver runs in the process of ``parbench run``, which starts the ranks. The starts of all
+    ranks that are still to come share the remaining time equally.
     """
 
     def __init__(
@@ -128,7 +114,10 @@ class Driver:
         self._recorder = recorder
         self._start_ranks = start_ranks
         self._display = display
-        self._budget = TimeBudget(self._plan.budget_seconds, len(pending))
+        self._num_completed = 0
+        """The number of entries of ``pending`` whose cases all have a record."""
+        self._end = time.monotonic() + self._plan.budget_seconds
+        """The ``time.monotonic()`` at which the time budget is over."""
         self._last_info = began
         """The end of the last repetition that run.json lists, in ``time.monotonic()`` seconds."""
 
@@ -146,13 +135,12 @@ class Driver:
             self._recorder.write(0, entry.case, outcome)
         for number, cases in self._pending:
             repetition = Repetition(number=number, cases={case.id: case for case in cases})
-            if not self._budget.count_fitting():
-                for case in cases:
-                    self._record(repetition, case, OUT_OF_BUDGET)
-                continue
+            has_time = self._num_completed == 0 or time.monotonic() < self._end
             for case in cases:
                 failure = self._recorder.failures.get(case.id)
-                if failure is not None:
+                if not has_time:
+                    self._record(repetition, case, OUT_OF_BUDGET)
+                elif failure is not None:
                     cause = f"{failure.status} in repetition {failure.repetition + 1}"
                     outcome = Outcome(
                         status="skipped",
@@ -161,32 +149,26 @@ class Driver:
                     )
                     self._record(repetition, case, outcome)
             self._measure(repetition)
-            if repetition.began:
-                seconds = time.monotonic() - repetition.began
-                self._budget.complete_start(seconds, repetition.records)
+            self._num_completed += 1
 
     def _measure(self, repetition: Repetition) -> None:
-        """Measure the cases of a repetition and record the result of each.
+        """Measure the remaining cases of a repetition and record the result of each.
 
         If ranks fail, new ranks are started to measure the remaining cases. If ranks fail to start
-        twice in a row, or once after the previous ranks have hung, this failure is recorded for the
-        remaining cases.
+        for the second time, this failure is recorded for the remaining cases.
         """
-        may_retry = True
+        num_failures = 0
         try:
             while repetition.cases:
                 failure = self._try(repetition)
                 if failure is None:
-                    has_hung = repetition.records[-1:] and repetition.records[-1].status == "hang"
-                    may_retry = not has_hung
-                elif may_retry:
-                    may_retry = False
-                else:
+                    continue
+                num_failures += 1
+                if num_failures > 1:
                     for case in list(repetition.cases.values()):
-                        if case.id not in repetition.partial_outcomes:
-                            self._record(repetition, case, failure)
-                    break
+                        self._record(repetition, case, failure)
         finally:
+            # An interrupted run keeps the samples of incomplete cases.
             for case_id, outcome in list(repetition.partial_outcomes.items()):
                 case = repetition.cases[case_id]
                 self._record(repetition, case, replace(outcome, stop="budget"))
@@ -199,22 +181,12 @@ class Driver:
         """
         logs = self._path / "logs"
         folder = logs / f"attempt-{len(list(logs.glob('attempt-*')))}"
-        variables = {
-            DEVICE_VARIABLE: self._plan.device,
-            **next(iter(repetition.cases.values())).variables,
-        }
+        first_case = next(iter(repetition.cases.values()))
+        variables = {"PARBENCH_DEVICE": self._plan.device, **first_case.variables}
         ranks = self._start_ranks(folder, variables)
         try:
-            # The imports of the fork server have ended: they are not a cost of every repetition.
-            began = time.monotonic()
             failure = ranks.wait_for_start()
             if failure is None:
-                if not repetition.began:
-                    repetition.began = began
-                    cases = list(repetition.cases.values())
-                    sampling_seconds = compute_sampling_seconds(cases, self._plan.measure)
-                    deadline = time.monotonic() + sampling_seconds
-                    repetition.deadline = min(self._budget.compute_deadline(began), deadline)
                 self._run_job(repetition, ranks)
             return failure
         finally:
@@ -232,11 +204,11 @@ class Driver:
         try:
             self._record_outcomes(repetition, ranks)
         finally:
-            is_here = {hello.host for hello in hellos} == {socket.gethostname()}
-            cpu_seconds = ranks.evidence.cpu_seconds
-            is_complete = len(cpu_seconds) == len(hellos)
-            total_seconds = sum(cpu_seconds.values()) if is_complete else None
-            load = meter.read(total_seconds) if is_here else None
+            load = None
+            if {hello.host for hello in hellos} == {socket.gethostname()}:
+                cpu_seconds = ranks.evidence.cpu_seconds
+                is_complete = len(cpu_seconds) == len(hellos)
+                load = meter.read(sum(cpu_seconds.values()) if is_complete else None)
             now = time.monotonic()
             seconds = round(now - self._last_info, 3)
             self._last_info = now
@@ -250,16 +222,7 @@ class Driver:
         case whose block of samples did not end.
         """
         cases = tuple(repetition.cases.values())
-        job = Job(
-            plan=replace(self._plan, cases=cases, skipped=()),
-            blocks=make_blocks(
-                cases,
-                seed=f"{self._plan.measure.seed} {repetition.number}",
-                shuffles_single=repetition.number > 0,
-            ),
-            budget_seconds=max(repetition.deadline - time.monotonic(), 0.0),
-            run_seconds=self._budget.compute_remaining_seconds(),
-        )
+        job = self._make_job(repetition.number, cases)
         ranks.send_job(job)
         starts: dict[str, str] = {}
         for index, block in enumerate(job.blocks):
@@ -267,7 +230,7 @@ class Driver:
             if case.id not in repetition.cases:
                 continue
             title = f"repetition {repetition.number + 1}/{self._plan.repetitions}: {case.name}"
-            num_completed = self._budget.num_completed + index / len(job.blocks)
+            num_completed = self._num_completed + index / len(job.blocks)
             self._display.show_progress(title, num_completed / len(self._pending))
             starts.setdefault(case.id, utc_now())
             began = time.monotonic()
@@ -283,9 +246,26 @@ class Driver:
                 self._record(repetition, case, outcome)
         ranks.wait_for_end()
 
+    def _make_job(self, number: int, cases: tuple[Case, ...]) -> Job:
+        """Return the job of ranks that measure ``cases`` in the repetition ``number``, from 0.
+
+        Its time is an equal part of the time that remains of the budget for all starts of ranks.
+        """
+        plan = self._plan
+        remaining_seconds = self._end - time.monotonic()
+        share_seconds = remaining_seconds / (len(self._pending) - self._num_completed)
+        budget_seconds = min(share_seconds, compute_sampling_seconds(cases, plan.measure))
+        # The last cases may take a little longer rather than be left out after all others.
+        extra_seconds = min(0.1 * plan.budget_seconds, 5.0)
+        return Job(
+            plan=replace(plan, cases=cases, skipped=()),
+            blocks=make_blocks(cases, seed=f"{plan.measure.seed} {number}"),
+            budget_seconds=max(budget_seconds, 0.0),
+            run_seconds=max(remaining_seconds + extra_seconds, 0.0),
+        )
+
     def _record(self, repetition: Repetition, case: Case, outcome: Outcome) -> None:
         """Write the record of a case, and remove the case from the cases that remain to measure."""
-        record = self._recorder.write(repetition.number, case, outcome)
-        repetition.records.append(record)
+        self._recorder.write(repetition.number, case, outcome)
         repetition.partial_outcomes.pop(case.id, None)
         del repetition.cases[case.id]

@@ -81,9 +81,7 @@ class Evidence:
         return states
 
 
-def explain_end(
-    evidence: Evidence, exit_codes: Mapping[int, int], last_error: str, when: str
-) -> Outcome:
+def explain_end(evidence: Evidence, exit_codes: Mapping[int, int], last_error: str) -> Outcome:
     """Return the result (status failed) of the case during which ranks ended or raised exceptions.
 
     Its reason names the cause, which is the first of these that applies:
@@ -97,7 +95,6 @@ def explain_end(
         exit_codes: the exit code of each rank that has ended, as far as known. A negative code is a
             signal.
         last_error: the last output line of the rank or launcher that failed, empty if unknown.
-        when: a phrase about the time of the failure, such as ``before every rank had started``.
     """
     errors = evidence.errors
     codes = {rank: code for rank, code in exit_codes.items() if rank not in evidence.cpu_seconds}
@@ -119,7 +116,7 @@ def explain_end(
         reason = f"{evidence.format_ranks(culprits)} raised {errors[culprits[0]].error}"
     else:
         message = last_error or "their output is in the run's logs"
-        reason = f"the ranks ended {when}; {message}"
+        reason = f"the ranks ended; {message}"
     phrases = dict.fromkeys(evidence.hellos, "alive")
     phrases |= {rank: f"died: {describe_exit(code)}" for rank, code in codes.items()}
     phrases |= {rank: f"raised {error.error}" for rank, error in errors.items()}
@@ -132,9 +129,7 @@ def explain_end(
     )
 
 
-def explain_hang(
-    evidence: Evidence, index: int, timeout_seconds: float, stacks: Mapping[int, str]
-) -> Outcome:
+def explain_hang(evidence: Evidence, timeout_seconds: float, stacks: Mapping[int, str]) -> Outcome:
     """Return the result (status hang) of a case, with the probable cause and each rank's state.
 
     The culprits are the ranks that did not arrive where the others wait, or the ranks that wait for
@@ -142,7 +137,6 @@ def explain_hang(
 
     Args:
         evidence: the messages of all ranks.
-        index: the position, in the order of blocks, of the block of samples that did not end.
         timeout_seconds: the timeout that the block has exceeded.
         stacks: the Python stacks that ``faulthandler`` has written, by rank. A rank that could not
             run its watchdog has no other stack.
@@ -150,7 +144,7 @@ def explain_hang(
     reports = evidence.reports
     groups = {rank: report.groups for rank, report in reports.items() if report.groups is not None}
     waits = find_waits(groups) if len(groups) == len(evidence.hellos) else {}
-    absent_ranks = find_absent_ranks(evidence, index, waits)
+    absent_ranks = find_absent_ranks(evidence, waits)
     waiting_ranks = [rank for rank in waits if waits[rank]]
     culprits: tuple[Culprit, ...] = ()
     if absent_ranks:
@@ -182,7 +176,7 @@ def explain_hang(
     )
 
 
-def find_absent_ranks(evidence: Evidence, index: int, waits: Waits) -> list[int]:
+def find_absent_ranks(evidence: Evidence, waits: Waits) -> list[int]:
     """Return the ranks that did not arrive where the other ranks wait, sorted.
 
     The criteria below are tried in order. The first criterion that at least one rank meets, but not
@@ -192,14 +186,11 @@ def find_absent_ranks(evidence: Evidence, index: int, waits: Waits) -> list[int]
     2. Other ranks wait for the rank, and it waits for no rank. Ranks that are not inside
        torch.distributed, autograd or a wait for the GPU come first. If any rank is known to wait
        for another one, no further criterion is tried.
-    3. The rank is in an earlier block of samples than the one that did not end.
-    4. The rank has begun fewer steps of its case than another rank.
-    5. The rank is not inside torch.distributed, autograd or a wait for the GPU.
+    3. The rank has begun fewer blocks of samples than another rank, or as many blocks and fewer
+       steps of its case.
+    4. The rank is not inside torch.distributed, autograd or a wait for the GPU.
 
-    Args:
-        evidence: the messages of all ranks.
-        index: the position, in the order of blocks, of the block of samples that did not end.
-        waits: the ranks that each rank waits for, empty if that is unknown.
+    ``waits`` has the ranks that each rank waits for. It is empty if that is unknown.
     """
     reports = evidence.reports
     silent = find_silent_ranks(evidence)
@@ -210,10 +201,10 @@ def find_absent_ranks(evidence: Evidence, index: int, waits: Waits) -> list[int]
         # An awaited rank may wait in a send or a receive.
         criteria = [silent, [rank for rank in awaited if rank in elsewhere], awaited]
     else:
-        earlier = [rank for rank, report in reports.items() if report.index < index]
-        most_steps = max((report.steps for report in reports.values()), default=0)
-        behind = [rank for rank, report in reports.items() if report.steps < most_steps]
-        criteria = [silent, earlier, behind, elsewhere]
+        positions = {rank: (report.index, report.steps) for rank, report in reports.items()}
+        last_position = max(positions.values(), default=(0, 0))
+        behind = [rank for rank in positions if positions[rank] < last_position]
+        criteria = [silent, behind, elsewhere]
     for ranks in criteria:
         if 0 < len(ranks) < len(evidence.hellos):
             return sorted(ranks)

@@ -31,21 +31,15 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     """The number of the last collective that the rank has enqueued."""
     pending: int = 0
     """The number of the first collective that is enqueued and not done, 0 if all are done."""
-    name: str = ""
-    """The name of collective ``pending``, such as ``nccl:all_reduce``, empty if all are done."""
 
 
 class _Entry(msgspec.Struct, frozen=True):
     """One operation in the records of torch's flight recorder, with torch's field names."""
 
-    pg_id: int
-    """The id of the process group. A later group with the same name has another id."""
     process_group: tuple[str, str]
     """The name and the description of the process group."""
     collective_seq_id: int
     """The number of the collective within the group, from 1."""
-    profiling_name: str
-    """The name of the operation, such as ``nccl:all_reduce``."""
     time_created_ns: int
     """The time at which the rank enqueued the operation, in ns since the epoch."""
     state: str
@@ -57,18 +51,6 @@ class _Entry(msgspec.Struct, frozen=True):
     """True if the operation is done, so that torch no longer watches it."""
     is_p2p: bool
     """True for a send or a receive."""
-
-    @property
-    def is_done(self) -> bool:
-        """True if the operation is retired or its state is ``completed``."""
-        return self.retired or self.state == "completed"
-
-
-class _Dump(msgspec.Struct, frozen=True):
-    """The records of torch's flight recorder on one rank for one backend, NCCL or gloo."""
-
-    entries: list[_Entry] = []
-    """The operations in the order in which they were enqueued."""
 
 
 def parse_groups(
@@ -87,29 +69,26 @@ def parse_groups(
     """
     entries = []
     for dump in dumps:
-        entries += msgspec.json.decode(dump, type=_Dump).entries
+        records = msgspec.json.decode(dump)
+        entries += msgspec.convert(records.get("entries", []), list[_Entry])
     if not entries:
         return None
     states = {}
     for name, ranks in groups.items():
-        own = [entry for entry in entries if entry.process_group[0] == name and not entry.is_p2p]
-        recent = [entry for entry in own if entry.time_created_ns >= since_ns]
-        newest = max((entry.pg_id for entry in recent), default=0)
-        current = [entry for entry in recent if entry.pg_id == newest]
-        # Calls that are launched as one share their number, and only the launch itself is ever
-        # done.
-        done = {entry.collective_seq_id for entry in current if entry.is_done}
-        pending = {
-            entry.collective_seq_id: entry.profiling_name
-            for entry in current
-            if entry.collective_seq_id not in done and entry.time_created_ns < now_ns - _MOVING_NS
-        }
-        first = min(pending, default=0)
+        enqueued = set()
+        done = set()
+        for entry in entries:
+            is_own = entry.process_group[0] == name and not entry.is_p2p
+            if is_own and entry.time_created_ns >= since_ns:
+                enqueued.add(entry.collective_seq_id)
+                is_young = entry.time_created_ns >= now_ns - _MOVING_NS
+                if entry.retired or entry.state == "completed" or is_young:
+                    done.add(entry.collective_seq_id)
         states[name] = GroupState(
             ranks=tuple(ranks),
-            enqueued=max((entry.collective_seq_id for entry in current), default=0),
-            pending=first,
-            name=pending.get(first, ""),
+            enqueued=max(enqueued, default=0),
+            # Calls that are launched as one share their number, and only the launch is ever done.
+            pending=min(enqueued - done, default=0),
         )
     return states
 

@@ -110,7 +110,7 @@ class Ranks(ABC):
         if len(hellos) == self._size:
             return None
         if self._has_failed():
-            return self._explain_end("before every rank had started")
+            return self._explain_end()
         missing = [rank for rank in range(self._size) if rank not in hellos]
         names = self.evidence.format_ranks(missing)
         reason = f"{names} did not start within {START_SECONDS:.0f} s"
@@ -137,9 +137,9 @@ class Ranks(ABC):
         while index not in self._outcomes:
             self._poll()
             if self._has_failed():
-                failure = self._explain_end("while it was measured")
+                failure = self._explain_end()
             elif self.evidence.reports or time.monotonic() > self._deadline:
-                failure = self._explain_hang(index, timeout_seconds)
+                failure = self._explain_hang(timeout_seconds)
             else:
                 continue
             if index not in self._outcomes:  # it may end well at the last moment
@@ -205,23 +205,22 @@ class Ranks(ABC):
         is_dead = not self._exit_codes.keys() <= self.evidence.cpu_seconds.keys()
         return bool(self.evidence.errors) or is_dead or self.has_launcher_ended()
 
-    def _explain_end(self, when: str) -> Outcome:
+    def _explain_end(self) -> Outcome:
         """Wait for messages about a failure, and return a result of the case that explains it.
 
         The wait ends when each rank has reported an exception or has an exit code, or after 2 s.
-        ``when`` is a phrase about the time of the failure, such as ``while it was measured``.
         """
         self.mailbox.put("probe", b"x")  # ranks also end if their messages cannot be written
         errors = self.evidence.errors
         self._poll_until(lambda: len(errors) + len(self._exit_codes) >= self._size, _GRACE_SECONDS)
         self._poll()
-        return explain_end(self.evidence, self._exit_codes, self.get_last_error(), when)
+        return explain_end(self.evidence, self._exit_codes, self.get_last_error())
 
-    def _explain_hang(self, index: int, timeout_seconds: float) -> Outcome:
+    def _explain_hang(self, timeout_seconds: float) -> Outcome:
         """Wait for the reports of all ranks about a hang, and return a result that explains it.
 
-        The wait lasts at most 2 s. ``index`` is the position in the job of the block of samples
-        that hangs. ``timeout_seconds`` is the timeout that the block has exceeded.
+        The wait lasts at most 2 s. ``timeout_seconds`` is the timeout that the block of samples has
+        exceeded.
         """
         reports = self.evidence.reports
         self._poll_until(
@@ -233,7 +232,7 @@ class Ranks(ABC):
             file = self._folder / f"rank-{rank}.stack"
             if file.exists():
                 stacks[rank] = file.read_text(errors="replace")
-        return explain_hang(self.evidence, index, timeout_seconds, stacks)
+        return explain_hang(self.evidence, timeout_seconds, stacks)
 
 
 def remove_if_empty(file: Path) -> None:

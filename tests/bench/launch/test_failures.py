@@ -36,7 +36,7 @@ def hang(*answers: HangReport | None, hosts: str = "") -> Outcome:
     evidence = replace(make_evidence(len(answers)), reports=reports)
     for rank, host in enumerate(hosts):
         evidence.hellos[rank] = replace_struct(evidence.hellos[rank], host=host)
-    return explain_hang(evidence, 0, 0.1, {})
+    return explain_hang(evidence, 0.1, {})
 
 
 def list_culprits(failure: Outcome) -> list[tuple[int, CulpritCause]]:
@@ -48,10 +48,10 @@ def list_culprits(failure: Outcome) -> list[tuple[int, CulpritCause]]:
 
 def test_end_is_reported_with_the_last_message() -> None:
     message = "what(): std::bad_alloc"
-    reason = explain_end(make_evidence(), {1: -6}, message, "early").reason
+    reason = explain_end(make_evidence(), {1: -6}, message).reason
     assert reason == "rank 1 died: ended by SIGABRT; what(): std::bad_alloc"
-    reason = explain_end(make_evidence(), {}, message, "early").reason
-    assert reason == "the ranks ended early; what(): std::bad_alloc"
+    reason = explain_end(make_evidence(), {}, message).reason
+    assert reason == "the ranks ended; what(): std::bad_alloc"
 
 
 @pytest.mark.parametrize(
@@ -67,20 +67,20 @@ def test_end_is_reported_with_the_last_message() -> None:
 def test_first_cause_of_death_is_named(
     codes: dict[int, int], reason: str, cause: CulpritCause
 ) -> None:
-    failure = explain_end(make_evidence(), codes, "", "early")
+    failure = explain_end(make_evidence(), codes, "")
     assert failure.reason == reason
     assert list_culprits(failure) == [(1, cause)]
 
 
 def test_rank_that_completed_its_job_is_not_blamed() -> None:
     evidence = replace(make_evidence(), cpu_seconds={0: 1.0})
-    failure = explain_end(evidence, {0: 0, 1: -9}, "", "early")
+    failure = explain_end(evidence, {0: 0, 1: -9}, "")
     assert failure.reason == "rank 1 died: ended by SIGKILL"
 
 
 def test_death_is_named_before_the_error_it_causes() -> None:
     errors = {0: make_error("RuntimeError: connection closed by peer")}
-    failure = explain_end(replace(make_evidence(), errors=errors), {1: -9}, "", "early")
+    failure = explain_end(replace(make_evidence(), errors=errors), {1: -9}, "")
     assert failure.reason == "rank 1 died: ended by SIGKILL"
     states = ["raised RuntimeError: connection closed by peer", "died: ended by SIGKILL"]
     assert [state.state for state in failure.ranks] == states
@@ -90,7 +90,7 @@ def test_first_rank_that_raises_is_named() -> None:
     first = make_error("ValueError: the roof is on fire")
     second = make_error("RuntimeError: connection closed by peer", seconds=1.0)
     evidence = replace(make_evidence(), errors={0: second, 1: first})
-    failure = explain_end(evidence, {}, "", "early")
+    failure = explain_end(evidence, {}, "")
     assert failure.reason == "rank 1 raised ValueError: the roof is on fire"
     assert [state.stack for state in failure.ranks] == [second.stack, first.stack]
     assert list_culprits(failure) == [(1, "raised")]
@@ -103,7 +103,7 @@ WAITING = make_status()
 ELSEWHERE = make_status(communicates=False, stack="in sleep")
 BEHIND = make_status(steps=6)
 EARLIER = make_status(index=-1)
-PENDING = GroupState(ranks=(0, 1, 2), enqueued=5, pending=5, name="nccl:all_reduce")
+PENDING = GroupState(ranks=(0, 1, 2), enqueued=5, pending=5)
 STUCK = make_status(communicates=False, groups={"0": PENDING})
 DONE = make_status(groups={"0": GroupState(ranks=(0, 1, 2), enqueued=4)})
 IN_SLEEP = replace_struct(DONE, communicates=False)

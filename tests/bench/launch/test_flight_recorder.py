@@ -64,7 +64,6 @@ def find_waiting_in_world(
 def test_rank_behind_in_a_collective_is_waited_for() -> None:
     stuck = [make_entry(4), make_entry(5, "scheduled")]
     assert find_waiting_in_world(stuck, [make_entry(4)]) == {0: {1}}
-    assert read_groups(stuck)["0"].name == "nccl:all_reduce"
 
 
 def test_blamed_rank_of_sub_groups_waits_for_nobody() -> None:
@@ -82,18 +81,16 @@ def test_blamed_rank_of_sub_groups_waits_for_nobody() -> None:
 
 def test_coalesced_calls_are_done_with_their_launch() -> None:
     parts = [make_entry(5, "scheduled", retired=False)] * 2
-    launched = make_entry(5, "completed", profiling_name="nccl:coalesced")
+    launched = make_entry(5, "completed")
     assert read_groups(parts)["0"].pending == 5
     assert read_groups([*parts, launched])["0"].pending == 0
 
 
-def test_old_and_recent_calls_and_destroyed_groups_do_not_count() -> None:
+def test_old_and_recent_calls_do_not_count() -> None:
     old = make_entry(9, time_created_ns=NOW_NS - 61 * SECOND_NS)
     assert read_groups([old])["0"].enqueued == 0
     recent = make_entry(5, "scheduled", time_created_ns=NOW_NS - SECOND_NS // 10)
     assert read_groups([recent])["0"].pending == 0
-    renewed = [make_entry(9, "scheduled"), make_entry(1, pg_id=3)]
-    assert read_groups(renewed)["0"].enqueued == 1
 
 
 def record_late_rank(world: World, late_rank: int) -> dict[str, GroupState] | None:
@@ -123,6 +120,4 @@ def test_record_of_real_ranks_shows_the_late_one(two_ranks: Ranks) -> None:
     target = "tests.bench.launch.test_flight_recorder:record_late_rank"
     waiting, late = two_ranks.call(target, late_rank=1)
     assert find_waiting({0: waiting, 1: late}) == {0: {1}}
-    [barrier] = [group for group in waiting.values() if group.name]
-    assert barrier.name == "gloo:barrier"
-    assert barrier.pending == 2
+    assert [group.pending for group in waiting.values() if group.pending] == [2]
