@@ -27,13 +27,11 @@ from parbench.bench.launch.launchers import (
     FOLDER_VARIABLE,
     WORKER,
     apply_variables,
-    find_loopback_variables,
     kill_descendants,
 )
 from parbench.bench.launch.messages import MESSAGE_DECODER, Mailbox, Message
 from parbench.bench.launch.processes import adopt_orphans, die_with_parent
 from parbench.bench.launch.ranks import Ranks
-from parbench.bench.machine.world_spec import Joined
 
 STORE_VARIABLE = "PARBENCH_STORE"
 """The environment variable of a measuring process with its prefix in the launcher's store.
@@ -264,11 +262,8 @@ def start_worker(
         folder: the folder for the files of the measuring process.
         variables: additional environment variables. An empty value removes a variable.
     """
-    joined = Joined.find(os.environ)
-    interface = find_loopback_variables() if joined is not None and joined.one_node else {}
-    env = {**interface, **os.environ}
+    env = {**os.environ, FOLDER_VARIABLE: str(folder), STORE_VARIABLE: str(number)}
     apply_variables(env, variables)
-    env |= {FOLDER_VARIABLE: str(folder), STORE_VARIABLE: str(number)}
     return subprocess.Popen(
         [sys.executable, "-m", WORKER],
         env=env,

@@ -228,13 +228,12 @@ def find_disconnected_ranks(evidence: Evidence) -> list[int]:
     the host of rank 0. Only ranks that have sent a report are returned.
     """
     hosts = {rank: hello.host for rank, hello in evidence.hellos.items()}
-    other_hosts = {host for host in hosts.values() if host != hosts.get(0)}
-    cut_hosts = {
-        hosts[rank] for rank, report in evidence.reports.items() if not report.is_connected
-    }
+    reports = evidence.reports
+    cut_hosts = {hosts[rank] for rank in reports if not reports[rank].is_connected}
+    other_hosts = set(hosts.values()) - {hosts[0]}
     if len(other_hosts) > 1 and cut_hosts == other_hosts:
         cut_hosts = {hosts[0]}
-    return [rank for rank, host in hosts.items() if host in cut_hosts and rank in evidence.reports]
+    return [rank for rank in reports if hosts[rank] in cut_hosts]
 
 
 def find_process_state(hello: Hello) -> str | None:

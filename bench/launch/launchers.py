@@ -19,12 +19,7 @@ import psutil
 
 from parbench.bench.launch.processes import describe_exit, die_with_parent
 from parbench.bench.launch.ranks import Ranks, remove_if_empty
-from parbench.bench.machine.environment import find_interface
-from parbench.bench.machine.slurm_allocation import (
-    INTERFACE_VARIABLE,
-    NodeLayout,
-    build_srun_command,
-)
+from parbench.bench.machine.slurm_allocation import NodeLayout, build_srun_command
 from parbench.bench.text import get_last_line
 
 FOLDER_VARIABLE = "PARBENCH_FOLDER"
@@ -395,14 +390,3 @@ def read_last_line(log: Path) -> str:
     """
     text = get_last_line(log.read_text(errors="replace")) if log.exists() else ""
     return f"{text} ({log.parent.name}/{log.name})" if text else ""
-
-
-def find_loopback_variables() -> dict[str, str]:
-    """Return ``GLOO_SOCKET_IFNAME`` with the name of this node's loopback interface as a dict.
-
-    With this environment variable, gloo connects the ranks through the loopback interface. Without
-    it, gloo would look the host name up and might choose an interface that is not up. The result is
-    empty if there is no loopback interface.
-    """
-    loopback = find_interface("127.0.0.1")
-    return {} if loopback is None else {INTERFACE_VARIABLE: loopback}

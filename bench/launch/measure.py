@@ -15,12 +15,7 @@ from msgspec.structs import replace
 
 from parbench.bench.launch.display import Display
 from parbench.bench.launch.driver import Driver, StartRanks, list_pending
-from parbench.bench.launch.launchers import (
-    ForkedRanks,
-    ForkServer,
-    SrunRanks,
-    find_loopback_variables,
-)
+from parbench.bench.launch.launchers import ForkedRanks, ForkServer, SrunRanks
 from parbench.bench.launch.processes import convert_sigterm_to_interrupt
 from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.gpu_host import BIND_VARIABLE
@@ -40,8 +35,6 @@ from parbench.bench.results.limits import read_limits
 from parbench.bench.results.runs import Run, create_run, load_run, open_writer
 from parbench.bench.text import UserError, parse_duration, pluralize
 
-_MIN_OPEN_FILES = 64
-"""The least limit on open files of a process with which ranks can start."""
 _OPEN_FILES = 1 << 16
 """The limit on open files that parbench sets if the system allows it.
 
@@ -84,11 +77,6 @@ def run_options(
     limit, max_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = max(limit, min(max_limit, _OPEN_FILES))
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, max_limit))
-    if 0 <= limit < _MIN_OPEN_FILES:
-        raise UserError(
-            f"ulimit -n = {limit}: ranks need at least {_MIN_OPEN_FILES} open files",
-            hint="ulimit -n 1024",
-        )
     if joined is not None and joined.rank != 0:
         # It imports torch, which other runs start without.
         from parbench.bench.launch.external import serve_rank
@@ -193,17 +181,15 @@ def choose_launcher(
 def choose_variables(plan: Plan) -> dict[str, str]:
     """Return the environment variables that parbench sets on all ranks, by name.
 
-    Each value is the text to set. The variables set the number of OpenMP threads, gloo's interface
-    and connections, the order of GPUs, and whether ranks bind themselves to CPUs. Variables that
-    the user has set are left out.
+    Each value is the text to set. The variables set the number of OpenMP threads, gloo's
+    connections, the order of GPUs, and whether ranks bind themselves to CPUs. Variables that the
+    user has set are left out.
     """
     layout = plan.spread
     allocation = None if layout is None else Allocation.find(os.environ)
     ranks_per_node = plan.nproc if layout is None else layout.ntasks_per_node
     threads = inspect_rank_machine(os.environ, allocation).cores // ranks_per_node
     variables = {"OMP_NUM_THREADS": str(max(1, threads))}
-    if layout is None:
-        variables |= find_loopback_variables()
     if plan.device == "cuda":
         variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, where models of GPUs differ
         if layout is None or not os.environ.get("SLURM_CPUS_PER_TASK"):

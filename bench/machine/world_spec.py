@@ -77,8 +77,6 @@ class Joined:
     """The number of all ranks."""
     local_size: int
     """The number of ranks on this host, equal to ``size`` if LOCAL_WORLD_SIZE is not set."""
-    one_node: bool
-    """True if all ranks are on one node: LOCAL_WORLD_SIZE is set and equals WORLD_SIZE."""
 
     @staticmethod
     def find(environ: Mapping[str, str]) -> "Joined | None":
@@ -104,8 +102,7 @@ class Joined:
             raise UserError(
                 "RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are whole numbers where they are set"
             ) from None
-        one_node = "LOCAL_WORLD_SIZE" in environ and local_size == size
-        return Joined(rank=rank, size=size, local_size=local_size, one_node=one_node)
+        return Joined(rank=rank, size=size, local_size=local_size)
 
 
 def choose_world(

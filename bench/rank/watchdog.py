@@ -60,7 +60,7 @@ class Watchdog:
         self._progress = progress
         self._stack_file = stack_file.open("w")
         self.store_address: tuple[str, int] | None = None
-        """The host and port of the torch store on rank 0, None on rank 0 or if it is unknown."""
+        """The host and port of the torch store that rank 0 serves, None without such a store."""
         self._index = -1
         """The index of the current block in the job, -1 before the first block."""
         self._timeout_seconds = 0.0

@@ -119,15 +119,16 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
     watchdog = Watchdog(rank, mailbox, progress, folder / f"rank-{rank}.stack")
     try:
         bind_to_near_cpus(os.environ)
-        serves_store = store is None and rank == 0
-        store = store or meet_ranks(mailbox, os.environ)
-        watchdog.store_address = find_server_address(store, os.environ)
+        if is_on_one_host(os.environ):
+            choose_interface("127.0.0.1", os.environ)
+        if store is None:
+            own_store = meet_ranks(mailbox, os.environ)
+            watchdog.store_address = own_store.host, own_store.port
+            store = own_store
         mailbox.post(rank, make_hello(os.environ))
         job = JOB_DECODER.decode(wait_for(mailbox, JOB, _JOB_SECONDS))
         plan = job.plan
         began = time.process_time()
-        if serves_store and not is_on_one_host(os.environ):
-            correct_interface(store, os.environ)
         # Before the first block ranks may take long to find each other.
         watchdog.begin(-1, max(plan.timeout_seconds, START_SECONDS))
         if plan.path is not None:
@@ -158,7 +159,7 @@ def bind_to_near_cpus(environ: Mapping[str, str]) -> None:
     bind_to_gpu(int(environ["LOCAL_RANK"]), addresses)
 
 
-def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
+def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> TCPStore:
     """Return the torch store in which ranks find each other, and choose gloo's interface.
 
     Rank 0 serves the store and puts its addresses into the mailbox, from which other ranks read
@@ -176,23 +177,9 @@ def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
         addresses = msgspec.json.decode(content, type=list[tuple[str, int]])
         # An address that this host has too leads to this host. Bridges of containers are such.
         other_addresses = [address for address in addresses if address[0] not in hosts]
-        store, server_address, own_address = _connect(other_addresses or addresses)
-        store.set(f"address/{environ['RANK']}", server_address)
-    if interface := find_interface(own_address):
-        environ.setdefault(INTERFACE_VARIABLE, interface)  # a host name may mean 127.0.1.1
+        store, own_address = _connect(other_addresses or addresses)
+    choose_interface(own_address, environ)
     return store
-
-
-def find_server_address(store: Store, environ: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return the host and port of the server of the torch store in which the ranks meet.
-
-    The result is None on rank 0, because the server is in this process or on this host.
-    """
-    if environ["RANK"] == "0":
-        return None
-    if isinstance(store, TCPStore):
-        return store.host, store.port
-    return environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
 
 
 def is_on_one_host(environ: Mapping[str, str]) -> bool:
@@ -200,36 +187,28 @@ def is_on_one_host(environ: Mapping[str, str]) -> bool:
     return environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"]
 
 
-def correct_interface(store: Store, environ: MutableMapping[str, str]) -> None:
-    """Set gloo's interface on rank 0 to the one through which other hosts have connected to rank 0.
+def choose_interface(address: str, environ: MutableMapping[str, str]) -> None:
+    """Let gloo connect ranks through this host's network interface with an IP address.
 
-    The interface is the value of ``GLOO_SOCKET_IFNAME`` in ``environ``. Rank 0 calls this and reads
-    from the store the addresses that the other ranks used. An interface that the user has chosen is
-    kept.
+    The name of the interface is stored in ``environ`` as ``GLOO_SOCKET_IFNAME``, unless the user
+    has set this variable. Without it, gloo looks the host name up, which may mean 127.0.1.1.
     """
-    first_address = list_host_addresses(environ)[0]
-    other_addresses = []
-    for rank in range(1, int(environ["WORLD_SIZE"])):
-        address = store.get(f"address/{rank}").decode()
-        if address != first_address:
-            other_addresses.append(address)
-    if other_addresses and environ.get(INTERFACE_VARIABLE) == find_interface(first_address):
-        interface = find_interface(other_addresses[0])
-        environ[INTERFACE_VARIABLE] = interface or environ[INTERFACE_VARIABLE]
+    interface = find_interface(address)
+    if interface is not None:
+        environ.setdefault(INTERFACE_VARIABLE, interface)
 
 
-def _connect(addresses: list[tuple[str, int]]) -> tuple[TCPStore, str, str]:
+def _connect(addresses: list[tuple[str, int]]) -> tuple[TCPStore, str]:
     """Connect to the store of rank 0 at the first of its addresses that answers.
 
-    ``addresses`` are pairs of a host and a port. Returns three values: the store, the host that
-    answered, and the IP address of this host on that connection. Raises the error of the last
-    address if none answers.
+    ``addresses`` are pairs of a host and a port. Returns the store and the IP address of this host
+    on the connection. Raises the error of the last address if none answers.
     """
     for host, port in addresses:
         try:
             with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as connection:
                 own_address = str(connection.getsockname()[0])
-            return open_store(host, port, is_server=False), host, own_address
+            return open_store(host, port, is_server=False), own_address
         except (OSError, RuntimeError) as error:
             failure = error
     raise failure
@@ -269,10 +248,10 @@ def measure_cases(
             time.sleep(max(_PAUSE_SECONDS - (time.monotonic() - ends[index]), 0.0))
         [elapsed] = world.broadcast_from_rank_0([time.monotonic() - began])
         is_new = index not in runs
-        if is_new and elapsed < job.run_seconds:
+        if is_new:
             case = job.plan.cases[index]
             runs[index] = CaseRun(case, world, job.plan.measure, progress, job.plan.injection)
-        if index not in runs:
+        if is_new and elapsed >= job.run_seconds:
             outcome = OUT_OF_BUDGET
         elif is_new or elapsed < job.budget_seconds:
             seconds = compute_block_seconds(job, number, elapsed)
@@ -285,7 +264,7 @@ def measure_cases(
             mailbox.post(0, BlockResult(index=number, outcome=outcome))
         if not outcome.more:
             remaining[index] = 0
-            runs.pop(index, None)
+            del runs[index]
             if job.plan.cases[index].is_step:
                 # Its model and groups hold each other in cycles, with their memory and threads.
                 gc.collect()

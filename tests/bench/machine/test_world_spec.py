@@ -166,14 +166,12 @@ def test_joined_is_read_from_variables() -> None:
         rank=5,
         size=8,
         local_size=2,
-        one_node=False,
     )
     one_node = {**TORCHRUN, "RANK": "1", "WORLD_SIZE": "2"}
     assert Joined.find(one_node) == Joined(
         rank=1,
         size=2,
         local_size=2,
-        one_node=True,
     )
     assert Joined.find({"WORLD_SIZE": "2"}) is None
 

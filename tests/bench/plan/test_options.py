@@ -32,7 +32,7 @@ ALL_REDUCE = Options(preset="smoke", names=("all_reduce",), settings={"size_byte
 HYBRID = Options(names=("workload.hybrid",))
 SRUN = replace(ALL_REDUCE, settings={"size_bytes": "1K"}, launcher="srun")
 GPU = Gpu(name="H100", memory_bytes=80 << 30)
-JOINED = Joined(rank=0, size=3, local_size=3, one_node=True)
+JOINED = Joined(rank=0, size=3, local_size=3)
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +151,7 @@ def test_joined_ranks_are_the_ranks_of_the_plan() -> None:
 
 
 def test_single_joined_rank_needs_nproc() -> None:
-    single = Joined(rank=0, size=1, local_size=1, one_node=True)
+    single = Joined(rank=0, size=1, local_size=1)
     assert "one rank" in usage_error(plan, Options(), single)
     assert plan(Options(nproc=1), single).nproc == 1
 

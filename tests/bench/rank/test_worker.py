@@ -86,9 +86,9 @@ def test_address_of_every_host_is_not_that_of_rank_0(
     mailbox.put(ADDRESSES, msgspec.json.encode([("172.17.0.1", 7), ("10.0.0.5", 7)]))
     tried: list[tuple[str, int]] = []
 
-    def connect(addresses: list[tuple[str, int]]) -> tuple[HashStore, str, str]:
+    def connect(addresses: list[tuple[str, int]]) -> tuple[HashStore, str]:
         tried.extend(addresses)
-        return HashStore(), "10.0.0.5", "10.0.0.7"
+        return HashStore(), "10.0.0.7"
 
     monkeypatch.setattr(worker, "_connect", connect)
     monkeypatch.setattr(worker, "list_host_addresses", lambda _: ("10.0.0.7", "172.17.0.1"))
