@@ -20,7 +20,7 @@ from parbench.bench.launch.ranks import Ranks
 from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.host_load import LoadMeter
 from parbench.bench.plan.cases import Case, group_by_variables
-from parbench.bench.plan.plan import SkippedCase, compute_sampling_seconds
+from parbench.bench.plan.plan import compute_sampling_seconds
 from parbench.bench.results.records import SkipReason
 from parbench.bench.results.runs import RepetitionInfo, Run, add_repetition, utc_now
 
@@ -88,47 +88,38 @@ class Driver:
     """
 
     def __init__(
-        self,
-        run: Run,
-        pending: Pending,
-        recorder: Recorder,
-        start_ranks: StartRanks,
-        display: Display,
-        *,
-        began: float,
+        self, run: Run, recorder: Recorder, start_ranks: StartRanks, display: Display
     ) -> None:
         """Begin the time budget of the run.
 
         Args:
             run: the run with its plan and the records that it has so far.
-            pending: the cases to measure, as a pair (repetition, cases) for each start of all
-                ranks.
             recorder: writes the records.
             start_ranks: starts all ranks once.
             display: shows the progress.
-            began: the ``time.monotonic()`` at which the run began.
         """
         self._path = run.path
         self._plan = run.info.plan
-        self._pending = pending
+        self._skipped = () if run.records else self._plan.skipped
+        """The cases of the plan that cannot run on these ranks and have no record yet."""
+        self._pending = list_pending(run, with_out_of_budget=True)
         self._recorder = recorder
         self._start_ranks = start_ranks
         self._display = display
         self._num_completed = 0
         """The number of entries of ``pending`` whose cases all have a record."""
-        self._end = time.monotonic() + self._plan.budget_seconds
-        """The ``time.monotonic()`` at which the time budget is over."""
-        self._last_info = began
+        self._last_info = time.monotonic()
         """The end of the last repetition that run.json lists, in ``time.monotonic()`` seconds."""
+        self._end = self._last_info + self._plan.budget_seconds
+        """The ``time.monotonic()`` at which the time budget is over."""
 
-    def drive(self, skipped: Sequence[SkippedCase] = ()) -> None:
-        """Record the skipped cases, then measure all pending cases for which there is time.
+    def drive(self) -> None:
+        """Record the cases that cannot run, then measure all pending cases for which there is time.
 
         Cases for which there is no time and cases that failed in an earlier repetition are recorded
-        as skipped. ``skipped`` are the cases of the plan that cannot run on these ranks, with the
-        reason.
+        as skipped.
         """
-        for entry in skipped:
+        for entry in self._skipped:
             outcome = Outcome(
                 status="skipped", reason=entry.reason, skip_reason=SkipReason.IMPOSSIBLE
             )

@@ -5,7 +5,6 @@ The progress is shown on standard error. A case is a benchmark with values for i
 
 import os
 import resource
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from parbench.bench.launch.display import Display
-from parbench.bench.launch.driver import Driver, StartRanks, list_pending
+from parbench.bench.launch.driver import Driver, StartRanks
 from parbench.bench.launch.launchers import ForkedRanks, ForkServer, SrunRanks
 from parbench.bench.launch.processes import convert_sigterm_to_interrupt
 from parbench.bench.launch.recorder import Recorder
@@ -33,13 +32,8 @@ from parbench.bench.plan.options import Options, plan_run
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.limits import read_limits
 from parbench.bench.results.runs import Run, create_run, load_run, open_writer
-from parbench.bench.text import UserError, parse_duration, pluralize
+from parbench.bench.text import UserError, parse_duration
 
-_OPEN_FILES = 1 << 16
-"""The limit on open files that parbench sets if the system allows it.
-
-gloo connects each rank to all others. Ranks inherit the limit.
-"""
 _LAZY_GLOO_RANKS = 64
 """The number of ranks from which on gloo connects only ranks that exchange data."""
 
@@ -69,21 +63,17 @@ def run_options(
         quiet: True if no progress is shown.
         cpus: the CPUs to which each rank of this host is bound, by rank. Empty if they are not
             bound.
-        limits: a file of limits on metrics, which must be valid before any rank starts. None
-            without limits.
+        limits: a file of limits on metrics, None without limits. It must be valid.
     """
     os.environ.update(find_mpi_variables(os.environ))
     joined = Joined.find(os.environ)
-    limit, max_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = max(limit, min(max_limit, _OPEN_FILES))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, max_limit))
+    raise_limit_on_open_files()
     if joined is not None and joined.rank != 0:
         # It imports torch, which other runs start without.
         from parbench.bench.launch.external import serve_rank
 
         serve_rank()
         return None
-    began = time.monotonic()
     run = None if resume_path is None else load_unfinished_run(resume_path, options, joined)
     plan = plan_run(options, modules, joined) if run is None else run.info.plan
     if limits is not None:
@@ -91,23 +81,27 @@ def run_options(
     if run is None:
         path, info = create_run(out, plan, find_package_version("parbench") or "-")
         run = Run(path=path, info=info, records=())
-    pending = list_pending(run, with_out_of_budget=True)
-    skipped = () if run.records else plan.skipped
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
         stack.enter_context(convert_sigterm_to_interrupt())
         display = stack.enter_context(Display(as_json=as_json, quiet=quiet))
-        if resume_path is not None:
-            num_pending = sum(len(cases) for _, cases in pending)
-            display.print_message(f"{pluralize(num_pending, 'measurement')} to make")
         start_ranks = choose_launcher(run, joined, options.nodelist, stack, cpus)
         recorder = Recorder(run, writer, display.show_record)
-        driver = Driver(run, pending, recorder, start_ranks, display, began=began)
         try:
-            driver.drive(skipped)
+            Driver(run, recorder, start_ranks, display).drive()
         except (KeyboardInterrupt, UserError) as error:
             display.show_stop(str(error) or "interrupted", run.path)
     return run.path
+
+
+def raise_limit_on_open_files() -> None:
+    """Let this process and its ranks open up to 65536 files, as far as the system allows it.
+
+    gloo connects each rank to all others.
+    """
+    limit, max_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = max(limit, min(max_limit, 1 << 16))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, max_limit))
 
 
 def load_unfinished_run(path: Path, options: Options, joined: Joined | None) -> Run:

@@ -42,41 +42,6 @@ host had launched the whole sample before the device began it, otherwise 0.
 """
 
 
-class DeviceQueue:
-    """The current CUDA stream of a rank's device, into which barriers and samples are queued."""
-
-    def __init__(self, world: World) -> None:
-        """Use the current stream of the world's device, and the world's group for barriers."""
-        self._world = world
-        self._token = torch.zeros(1, device=world.device)
-        self._has_few_cores = count_available_cores() < _MIN_CORES_TO_SPIN
-
-    def spin(self, duration_ns: int) -> None:
-        """Queue a kernel that keeps the device busy for at least ``duration_ns``."""
-        accelerator.spin(_CYCLES_PER_NS * duration_ns)
-
-    def queue_barrier(self) -> None:
-        """Queue an all_reduce, so that the streams of all ranks go on from here at the same time.
-
-        With the backend gloo nothing is queued, because gloo's collectives run on the host, where
-        all ranks have just passed a barrier.
-        """
-        if self._world.backend != "gloo":
-            dist.all_reduce(self._token, group=self._world.group)
-
-    def event(self) -> accelerator.Event:
-        """Return a new CUDA event for the time at which the stream reaches it.
-
-        On a rank with few cores the host thread sleeps while it waits for the event. Otherwise it
-        polls.
-        """
-        return accelerator.make_event(blocking=self._has_few_cores)
-
-    def sync(self) -> None:
-        """Wait on the host until the stream has done all queued work."""
-        self._world.sync_stream()
-
-
 class DeviceTimer:
     """Times samples on a CUDA device with events, without the time of their launch by the host.
 
@@ -91,30 +56,47 @@ class DeviceTimer:
     - The launch takes longer than the longest spin could hide, for example in a training step.
     """
 
-    def __init__(self, device: DeviceQueue, *, times_issue: bool) -> None:
-        """Prepare the timing of samples on a device.
+    def __init__(self, world: World, *, times_issue: bool) -> None:
+        """Prepare the timing of samples on the current CUDA stream of the world's device.
 
-        ``device`` is the CUDA stream of the samples. ``times_issue`` is True if the time until an
-        asynchronous call returns is measured too.
+        ``times_issue`` is True if the time until an asynchronous call returns is measured too.
         """
-        self._device = device
+        self._world = world
         self._times_issue = times_issue
+        self._token = torch.zeros(1, device=world.device)
+        self._has_few_cores = count_available_cores() < _MIN_CORES_TO_SPIN
         self._least_host_ns: dict[int, int] = {}
         """The least time in ns that the host took to queue the barrier and launch a sample.
 
         The key is the number of steps of the sample.
         """
-        self._margins_ns: dict[int, int] = {}
-        """The margin in ns that is added to the spin, by number of steps of the sample.
-
-        It doubles whenever a launch took longer than the spin. Missing numbers have 20 us.
-        """
+        self._margin_ns = _MARGIN_NS
+        """The time in ns that is added to a spin. It doubles after a launch that outlasted it."""
         self._start_line_ns = 0
         """The time in ns in which the host queued the last spin kernel and barrier."""
-        self._least_launch_ns: int | None = None
-        """The least time in ns to launch a single step, None before the first one."""
         self._is_behind_spin = False
         """True if the last barrier was queued behind a spin, and the host did not wait for it."""
+
+    def spin(self, duration_ns: int) -> None:
+        """Queue a kernel that keeps the device busy for at least ``duration_ns``."""
+        accelerator.spin(_CYCLES_PER_NS * duration_ns)
+
+    def queue_barrier(self) -> None:
+        """Queue an all_reduce, so that the streams of all ranks go on from here at the same time.
+
+        With the backend gloo nothing is queued, because gloo's collectives run on the host, where
+        all ranks have just passed a barrier.
+        """
+        if self._world.backend != "gloo":
+            dist.all_reduce(self._token, group=self._world.group)
+
+    def make_event(self) -> accelerator.Event:
+        """Return a new CUDA event for the time at which the stream reaches it.
+
+        On a rank with few cores the host thread sleeps while it waits for the event. Otherwise it
+        polls.
+        """
+        return accelerator.make_event(blocking=self._has_few_cores)
 
     def queue_start_line(self, steps: int, *, is_late: bool = False) -> None:
         """Queue a spin kernel and then a barrier, after which all devices begin at the same time.
@@ -125,12 +107,12 @@ class DeviceTimer:
         spin_ns = None if self._times_issue else self._find_spin_ns(steps)
         begin_ns = time.perf_counter_ns()
         if spin_ns is not None:
-            self._device.spin(spin_ns)
-        self._device.queue_barrier()
+            self.spin(spin_ns)
+        self.queue_barrier()
         self._start_line_ns = time.perf_counter_ns() - begin_ns
         self._is_behind_spin = spin_ns is not None and not is_late
         if not self._is_behind_spin:
-            self._device.sync()
+            self._world.sync_stream()
 
     def _find_spin_ns(self, steps: int) -> int | None:
         """Return the time in ns of the spin kernel that hides the launch of ``steps`` steps.
@@ -146,12 +128,7 @@ class DeviceTimer:
         needed_ns = 2 * self._least_host_ns[steps]
         if needed_ns + _MARGIN_NS > max_spin_ns:
             return None
-        return min(needed_ns + self._margins_ns.get(steps, _MARGIN_NS), max_spin_ns)
-
-    def count_hideable_steps(self) -> int:
-        """Return the number of steps whose launch the longest spin kernel hides, at least 1."""
-        free_ns = (_MAX_SPIN_OF_MANY_STEPS_NS - _MARGIN_NS) // 2 - self._start_line_ns
-        return max(free_ns // max(self._least_launch_ns or 1, 1), 1)
+        return min(needed_ns + self._margin_ns, max_spin_ns)
 
     def measure(self, sampler: Callable[[], int | None], steps: int) -> Stamp:
         """Take one sample of ``steps`` steps and return its times, see ``Stamp``.
@@ -160,8 +137,8 @@ class DeviceTimer:
         is the time at which the host noticed the end, in ns of ``time.perf_counter_ns()``. The
         arrival is the exit less the duration.
         """
-        start = self._device.event()
-        end = self._device.event()
+        start = self.make_event()
+        end = self.make_event()
         begin_ns = time.perf_counter_ns()
         start.record()
         issued_ns = sampler()
@@ -170,12 +147,10 @@ class DeviceTimer:
         is_hidden = not start.query()  # type: ignore[no-untyped-call]
         end.synchronize()  # not the device, which may run a background load
         exit_ns = time.perf_counter_ns()
-        if steps == 1:
-            self._least_launch_ns = min(launch_ns, self._least_launch_ns or launch_ns)
         host_ns = self._start_line_ns + launch_ns
         self._least_host_ns[steps] = min(host_ns, self._least_host_ns.get(steps, host_ns))
         if self._is_behind_spin and not is_hidden:
-            self._margins_ns[steps] = 2 * self._margins_ns.get(steps, _MARGIN_NS)
+            self._margin_ns *= 2
         duration_ns = int(start.elapsed_time(end) * 1e6)
         issue_ns = issued_ns - begin_ns if issued_ns else 0
         return exit_ns - duration_ns, exit_ns, duration_ns, issue_ns, int(is_hidden)

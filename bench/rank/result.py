@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from parbench.bench.launch.messages import Outcome
 from parbench.bench.rank.device_timer import HOST_NS
-from parbench.bench.rank.timing import TimedSamples
+from parbench.bench.rank.timing import ARRIVAL, EXIT, TimedSamples
 from parbench.bench.results.metrics import MetricValue, find_metric, make_value, make_values
 from parbench.bench.results.records import Samples, find_stragglers
 from parbench.bench.results.stats import (
@@ -51,7 +51,7 @@ def add_samples(
         uncertainty_ns += HOST_NS
     arrival = None
     if timed.has_arrivals:
-        arrivals, exits, _, _ = timed.stamps
+        arrivals, exits = timed.stamps[[ARRIVAL, EXIT]]
         arrival = find_stragglers(
             [ranks[index] for index in arrivals.argmax(axis=0)],
             [ranks[index] for index in exits.argmax(axis=0)],
@@ -132,7 +132,7 @@ def _pack_samples(timed: TimedSamples, ranks: list[int]) -> bytes:
 
     It also has ``ranks``, the global rank of each row, and the number ``steps_per_sample``.
     """
-    arrivals, exits, durations, issues = timed.stamps
+    arrivals, exits, durations, issues, _ = timed.stamps
     first_arrival = arrivals.min()
     arrays: dict[str, Any] = {
         "ranks": np.array(ranks, dtype=np.int64),

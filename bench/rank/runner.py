@@ -18,8 +18,9 @@ from parbench.bench.operations.local import background_load
 from parbench.bench.plan.cases import EXPLAINER, Case
 from parbench.bench.plan.catalogue import NO_LOAD, RUNNER_PARAMS
 from parbench.bench.plan.plan import FaultSpec, Measure
+from parbench.bench.rank.device_timer import DeviceTimer
 from parbench.bench.rank.result import add_samples
-from parbench.bench.rank.timing import CaseTimer, Progress
+from parbench.bench.rank.timing import CaseTimer, Progress, Stopwatch
 from parbench.bench.results.records import (
     MIN_HIDDEN,
     Check,
@@ -140,8 +141,6 @@ class CaseRun:
         """True if the benchmark of any rank compares its results with a reference."""
         self._can_explain = False
         """True if the benchmarks of all ranks can explain a step."""
-        self._is_repeatable = False
-        """True in mode graph if many steps have the same result as one, so it can be checked."""
 
     def run_block(self, seconds: float, num_later: int = 0, *, is_only: bool = True) -> Outcome:
         """Measure one block of about ``seconds`` and return the outcome of all blocks so far.
@@ -212,18 +211,20 @@ class CaseRun:
         self._benchmark = benchmark = self._make_explainable(benchmark)
         check = getattr(benchmark.check, "__func__", None)
         self._has_check = world.is_any_true(check is not Benchmark.check)
+        late_seconds = 0.0
         fault = self._fault
-        is_late = fault is not None and (fault.kind, fault.rank) == ("late", world.global_rank)
-        self._timer = CaseTimer(
-            benchmark,
-            world,
-            self._progress,
-            self._measure,
-            subgroup,
-            mode=self._mode,
-            late_seconds=fault.amount if fault is not None and is_late else 0.0,
+        if fault is not None and (fault.kind, fault.rank) == ("late", world.global_rank):
+            late_seconds = fault.amount
+        on_gpu = world.device.type == "cuda"
+        stopwatch = Stopwatch(
+            benchmark=benchmark,
+            world=world,
+            progress=self._progress,
+            late_seconds=late_seconds,
             has_load=self._load != NO_LOAD,
+            timer=DeviceTimer(world, times_issue=self._mode == "async") if on_gpu else None,
         )
+        self._timer = CaseTimer(stopwatch, self._measure, subgroup, self._mode)
         self._resources.callback(self._timer.close)
         self._description = world.gather(benchmark.describe())[self._ranks[0]]
         self._check_first_step(benchmark)
@@ -257,10 +258,6 @@ class CaseRun:
                 reason = f"--inject {fault.text} has no effect in this case"
                 raise CaseEndedError("skipped", reason, skip_reason=SkipReason.IMPOSSIBLE)
         if self._mode == "graph":
-            # The result of many steps can be checked if a second step does not change it.
-            benchmark.step()
-            self._world.sync()
-            self._is_repeatable = not self._world.is_any_true(benchmark.check() > 0)
             self._check("in a replay before the timed region", self._timer.replay)
         if self._load != NO_LOAD:
             # CUDA may wait for an idle device to load a kernel, and none is idle during a load.
@@ -292,8 +289,6 @@ class CaseRun:
                 timing.measure_until_precise(seconds_to_measure)
             else:
                 timing.measure_block(seconds_to_measure, num_later)
-        if self._is_repeatable:
-            self._check("in the last replay of the timed region")
         step: Callable[[], object] | None = None
         if self._mode == "graph":
             step = timing.replay
@@ -425,6 +420,4 @@ def refuse_float8(dtype: str, capability: tuple[int, int]) -> None:
     ``float32``. ``capability`` is the compute capability (major, minor) of the GPU.
     """
     if dtype.startswith("float8") and capability < (9, 0):
-        version = ".".join(map(str, capability))
-        needed = f"nccl carries {dtype} from compute capability 9.0 on"
-        raise UserError(f"{needed}; this GPU's is {version}")
+        raise UserError(f"nccl carries {dtype} only from compute capability 9.0 on")

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from parbench.bench.launch.messages import HangReport
 from parbench.bench.plan.plan import Measure
-from parbench.bench.rank.device_timer import DeviceQueue, DeviceTimer, Stamp
+from parbench.bench.rank.device_timer import DeviceTimer, Stamp
 from parbench.bench.results.records import MIN_HIDDEN, Stop
 from parbench.bench.results.stats import compute_relative_iqr, estimate_median
 from parbench.bench.world import accelerator
@@ -45,14 +45,14 @@ These modes have many steps per sample.
 """
 _MIN_MANY_STEPS = 4
 """The least number of steps per sample in a mode with many steps per sample."""
-_MAX_MANY_STEPS = 64
+_MAX_MANY_STEPS = 32
 """The largest number of steps per sample in a mode with many steps per sample."""
 
 Stamps = npt.NDArray[np.int64]
 """The times of samples as an array of 64-bit integers.
 
-The first axis is the kind of value: ``ARRIVAL``, ``EXIT``, ``DURATION``, ``ISSUE`` and, unless it
-is left out, ``HIDDEN``. The last axis is the sample.
+The first axis is the kind of value: ``ARRIVAL``, ``EXIT``, ``DURATION``, ``ISSUE`` and
+``HIDDEN``. The last axis is the sample.
 """
 Sampler = Callable[[], int | None]
 """A function that runs the steps of one sample on this rank.
@@ -138,9 +138,12 @@ class TimedSamples:
     stamps: Stamps
     """The times of the samples on all measured ranks, in the order of ranks and of measurement.
 
-    The shape is (4, ranks, samples). The first axis is ``ARRIVAL``, ``EXIT``, ``DURATION`` and
-    ``ISSUE``. Arrivals and exits are in ns on the clock of rank 0. The others are in ns.
+    The shape is (5, ranks, samples). The first axis is ``ARRIVAL``, ``EXIT``, ``DURATION``,
+    ``ISSUE`` and ``HIDDEN``. Arrivals and exits are in ns on the clock of rank 0. Durations and
+    issue times are in ns.
     """
+    is_on_device: bool = False
+    """True if CUDA events measured the times, False if the host's clock did."""
     stop: Stop = "visits"
     """The reason why no more samples were taken.
 
@@ -156,11 +159,6 @@ class TimedSamples:
 
     Between two blocks the ranks measured other cases.
     """
-    has_hidden_launch: list[bool] = field(default_factory=list)
-    """True for each sample that the hosts of all ranks had launched before the devices began it.
-
-    The list is empty if the host's clock measured the times.
-    """
 
     @property
     def hidden(self) -> float | None:
@@ -168,7 +166,8 @@ class TimedSamples:
 
         None if the host's clock measured the times.
         """
-        return float(np.mean(self.has_hidden_launch)) if self.has_hidden_launch else None
+        # The slowest rank is the sample's time, so the launch must be hidden on all ranks.
+        return float(self.stamps[HIDDEN].all(axis=0).mean()) if self.is_on_device else None
 
     def compute_durations(self) -> list[float]:
         """Return the duration of each sample in ns: the maximum over ranks, for all its steps."""
@@ -200,7 +199,7 @@ class TimedSamples:
         ``hops`` is 2 for a benchmark whose step is a round trip, of which the time of one direction
         counts. Otherwise it is 1.
         """
-        arrivals, exits, durations, issues = self.stamps
+        arrivals, exits, durations, issues, _ = self.stamps
         seconds = {"time": _to_seconds(durations.max(axis=0) / self.steps_per_sample, hops)}
         if issues.any():
             seconds["issue_time"] = _to_seconds(issues.max(axis=0))
@@ -216,10 +215,11 @@ class TimedSamples:
 
 def _to_seconds(values_ns: npt.NDArray[Any], hops: int = 1) -> list[float]:
     """Convert times in ns to seconds, rounded to 1 ns and then divided by ``hops``."""
-    return [round(float(value) / 1e9, 9) / hops for value in values_ns]
+    seconds: list[float] = (np.round(values_ns) / 1e9 / hops).tolist()
+    return seconds
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Stopwatch:
     """Takes samples of a benchmark on this rank. Each begins after a barrier of all ranks."""
 
@@ -298,53 +298,27 @@ class CaseTimer:
     """
 
     def __init__(
-        self,
-        benchmark: Benchmark,
-        world: World,
-        progress: Progress,
-        measure: Measure,
-        subgroup: Subgroup,
-        *,
-        mode: str = "blocking",
-        late_seconds: float = 0.0,
-        has_load: bool = False,
-        device: DeviceQueue | None = None,
+        self, stopwatch: Stopwatch, measure: Measure, subgroup: Subgroup, mode: str = "blocking"
     ) -> None:
         """Prepare the timing without taking a step.
 
         Args:
-            benchmark: the benchmark of this rank.
-            world: all ranks of the run.
-            progress: the position in the case, for the watchdog.
+            stopwatch: takes single samples of the benchmark of this rank.
             measure: the limits on the number of samples, and the required precision.
             subgroup: the ranks that are measured, and the process group in which this rank takes
                 steps.
             mode: the way in which steps are launched and timed, see ``make_sampler``.
-            late_seconds: the seconds by which a fault delays this rank in each sample.
-            has_load: True if a background load runs on the device.
-            device: the queue of the device, None to choose the default of the world.
         """
-        if device is None and world.device.type == "cuda":
-            device = DeviceQueue(world)
-        self._timer = None if device is None else DeviceTimer(device, times_issue=mode == "async")
-        self.stopwatch = Stopwatch(
-            benchmark=benchmark,
-            world=world,
-            progress=progress,
-            late_seconds=late_seconds,
-            has_load=has_load,
-            timer=self._timer,
-        )
+        self.stopwatch = stopwatch
         self.samples = TimedSamples(
-            stamps=np.empty((HIDDEN, len(subgroup.ranks), 0), dtype=np.int64)
+            stamps=np.empty((HIDDEN + 1, len(subgroup.ranks), 0), dtype=np.int64),
+            is_on_device=stopwatch.timer is not None,
         )
         self.takes_many_steps = mode in ("pipelined", "graph")
         """True if a sample has several steps, whose duration is then divided by their number."""
-        self._benchmark = benchmark
-        self._world = world
-        self._progress = progress
+        self._world = stopwatch.world
         self._measure = measure
-        self._subgroup = subgroup
+        self._ranks = subgroup.ranks
         self._mode = mode
         self._sampler: Sampler | None = None  # None before the warm-up
         self._replay: Sampler | None = None
@@ -363,7 +337,7 @@ class CaseTimer:
         The graph is captured at the first use.
         """
         if self._replay is None:
-            self._replay = make_sampler("graph", self._benchmark, 1)
+            self._replay = make_sampler("graph", self.stopwatch.benchmark, 1)
         return self._replay
 
     def close(self) -> None:
@@ -477,9 +451,10 @@ class CaseTimer:
         because the caches may hold the data of another case.
         """
         began = time.perf_counter()
-        self._progress.phase = "warm-up"
+        benchmark, progress = self.stopwatch.benchmark, self.stopwatch.progress
+        progress.phase = "warm-up"
         mode = "blocking" if self.takes_many_steps else self._mode
-        single_step = make_sampler(mode, self._benchmark, 1)
+        single_step = make_sampler(mode, benchmark, 1)
         step_ns = int(self.stopwatch.take(single_step, 1)[DURATION, 0])
         if self._sampler is None:
             step_seconds = time.perf_counter() - began
@@ -489,26 +464,15 @@ class CaseTimer:
             warmup = self._broadcast_from_rank_0(warmup)
             self.stopwatch.take(single_step, warmup)
             self.samples.warmup = warmup + 1
-            steps = self._broadcast_from_rank_0(self._choose_steps(step_ns))
+            steps = 1
+            if self.takes_many_steps:
+                steps = min(_MANY_STEPS_NS // max(step_ns, 1), _MAX_MANY_STEPS)
+                steps = self._broadcast_from_rank_0(max(steps, _MIN_MANY_STEPS))
             self.samples.steps_per_sample = steps
             self._sample_seconds = step_seconds * steps
-            self._sampler = make_sampler(self._mode, self._benchmark, steps)
-        self._progress.phase = "timed"
+            self._sampler = make_sampler(self._mode, benchmark, steps)
+        progress.phase = "timed"
         return self._sampler
-
-    def _choose_steps(self, step_ns: int) -> int:
-        """Return the number of steps per sample: 4 to 64 in modes pipelined and graph, otherwise 1.
-
-        A sample of several steps lasts about 5 ms. In mode pipelined on a GPU, it has no more steps
-        than the host can launch during a spin kernel, but at least 4. ``step_ns`` is the duration
-        of one step in ns.
-        """
-        if not self.takes_many_steps:
-            return 1
-        limit = _MAX_MANY_STEPS
-        if self._timer is not None and self._mode != "graph":  # a graph has a single launch
-            limit = min(limit, self._timer.count_hideable_steps())
-        return max(min(_MANY_STEPS_NS // max(step_ns, 1), limit), _MIN_MANY_STEPS)
 
     def _take_samples(self, sampler: Sampler, count: int) -> None:
         """Take ``count`` samples and, on rank 0, append their times on all measured ranks.
@@ -518,14 +482,10 @@ class CaseTimer:
         began = time.perf_counter()
         samples = self.samples
         stamps = self.stopwatch.take(sampler, count, samples.steps_per_sample)
-        gathered = gather_stamps(stamps, self._world, self._subgroup.ranks)
+        gathered = gather_stamps(stamps, self._world, self._ranks)
         self._sample_seconds = (time.perf_counter() - began) / count
-        if gathered is None:
-            return
-        samples.stamps = np.concatenate([samples.stamps, gathered[:HIDDEN]], axis=2)
-        if self._timer is not None:
-            # The slowest rank is the sample's time, so the launch must be hidden on all ranks.
-            samples.has_hidden_launch += gathered[HIDDEN].all(axis=0).tolist()
+        if gathered is not None:
+            samples.stamps = np.concatenate([samples.stamps, gathered], axis=2)
 
 
 def gather_stamps(stamps: torch.Tensor, world: World, ranks: Sequence[int]) -> Stamps | None:

@@ -90,7 +90,6 @@ def test_flight_recorder_counts_done_and_pending(nccl_world: World) -> None:
     busy = read_group(nccl_world, start_ns)
     assert time.perf_counter() - read_start < 1.0, "reading waited for the GPU"
     assert busy.enqueued == busy.pending == done.enqueued + 1
-    assert busy.name == "nccl:all_reduce"
     torch.cuda.synchronize()
     assert read_group(nccl_world, start_ns).pending == 0
 

@@ -12,9 +12,9 @@ from parbench.bench.operations.operation import Operation
 from parbench.bench.plan.cases import make_case
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import runner
-from parbench.bench.rank.device_timer import DeviceQueue, DeviceTimer
+from parbench.bench.rank.device_timer import DeviceTimer
 from parbench.bench.rank.runner import CaseRun
-from parbench.bench.rank.timing import CaseTimer, Progress, TimedSamples
+from parbench.bench.rank.timing import CaseTimer, Progress, Stopwatch, TimedSamples
 from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.world import World, select_subgroup
 from tests.support.fakes import NotingBenchmark
@@ -49,9 +49,25 @@ def build_small_copy(world: World) -> Operation:
     return copy(world, size_bytes=1024, dtype="float32")
 
 
+def make_timer(
+    benchmark: Benchmark,
+    world: World,
+    measure: Measure = MEASURE,
+    mode: str = "blocking",
+    late_seconds: float = 0.0,
+) -> CaseTimer:
+    stopwatch = Stopwatch(
+        benchmark=benchmark,
+        world=world,
+        progress=Progress(),
+        late_seconds=late_seconds,
+        timer=DeviceTimer(world, times_issue=mode == "async"),
+    )
+    return CaseTimer(stopwatch, measure, select_subgroup(world, {}), mode)
+
+
 def measure_timing(benchmark: Benchmark, world: World, mode: str) -> TimedSamples:
-    subgroup = select_subgroup(world, {})
-    timing = CaseTimer(benchmark, world, Progress(), MEASURE, subgroup, mode=mode)
+    timing = make_timer(benchmark, world, mode=mode)
     timing.measure_until_precise(1.0)
     return timing.samples
 
@@ -63,7 +79,7 @@ def compute_median_us(timed: TimedSamples) -> float:
 def measure_event_times_us(world: World, *, times_issue: bool) -> list[float]:
     """Return event times of a copy; ``times_issue`` leaves out the spin that hides the launch."""
     benchmark = build_small_copy(world)
-    timer = DeviceTimer(DeviceQueue(world), times_issue=times_issue)
+    timer = DeviceTimer(world, times_issue=times_issue)
     durations = []
     for _ in range(50):
         benchmark.reset()
@@ -77,11 +93,7 @@ def measure_late_copy(world: World) -> tuple[float, list[float]]:
     """Return, on rank 0, the median skew and the median duration of each rank; rank 1 is late."""
     late_seconds = LATE_SECONDS if world.rank == 1 else 0.0
     measure = Measure(warmup=2, min_iterations=6, max_iterations=6)
-    benchmark = build_small_copy(world)
-    subgroup = select_subgroup(world, {})
-    timing = CaseTimer(
-        benchmark, world, Progress(), measure, subgroup, late_seconds=late_seconds
-    )
+    timing = make_timer(build_small_copy(world), world, measure, late_seconds=late_seconds)
     timing.measure_until_precise(5.0)
     timed = timing.samples
     if world.rank != 0:

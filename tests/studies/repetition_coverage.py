@@ -24,7 +24,7 @@ from scipy.special import ndtr  # type: ignore[import-untyped]
 
 from parbench.bench.launch.budget import BLOCKS
 from parbench.bench.plan.plan import Measure
-from parbench.bench.rank.timing import DURATION, CaseTimer, Progress, Sampler
+from parbench.bench.rank.timing import DURATION, CaseTimer, Progress, Sampler, Stopwatch
 from parbench.bench.results.stats import Estimate, estimate_median
 from parbench.bench.world.world import Subgroup
 
@@ -113,7 +113,8 @@ class SimulatedTiming(CaseTimer):
     def __init__(self, series: Series, gap: int, measure: Measure) -> None:
         world: Any = SingleRankWorld()
         subgroup = Subgroup(ranks=(0,), active=(0,), world=world)
-        super().__init__(world, world, Progress(), measure, subgroup)
+        stopwatch = Stopwatch(benchmark=world, world=world, progress=Progress())
+        super().__init__(stopwatch, measure, subgroup)
         self._series = series
         self._gap = gap
         self._position = 0
@@ -131,7 +132,7 @@ class SimulatedTiming(CaseTimer):
         return lambda: None
 
     def _take_samples(self, sampler: Sampler, count: int) -> None:
-        stamps = np.zeros((4, 1, count), dtype=np.int64)
+        stamps = np.zeros((5, 1, count), dtype=np.int64)
         stamps[DURATION, 0] = 1e9 * self._series[self._position : self._position + count]
         self.samples.stamps = np.concatenate([self.samples.stamps, stamps], axis=2)
         self._position += count

@@ -1,6 +1,5 @@
 """The driver: a record for each case, the budget, failed ranks, and metrics of outcomes."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from msgspec.structs import replace
 from parbench.bench.launch import driver as module
 from parbench.bench.launch import ranks as ranks_module
 from parbench.bench.launch.display import Display
-from parbench.bench.launch.driver import Driver, list_pending
+from parbench.bench.launch.driver import Driver
 from parbench.bench.launch.messages import Block, Hello, Job, Outcome
 from parbench.bench.launch.recorder import Recorder, find_misplacements
 from parbench.bench.machine.environment import RankPlace
@@ -78,10 +77,8 @@ class FakeRun:
         run = load_run(self.path)
         with open_writer(self.path) as writer:
             recorder = Recorder(run, writer, self.check_record)
-            pending = list_pending(run)
             with Display(quiet=True) as display:
-                began = time.monotonic()
-                Driver(run, pending, recorder, self.start, display, began=began).drive()
+                Driver(run, recorder, self.start, display).drive()
         lines = []
         for record in self.records():
             number = record.case.params["number"]

@@ -112,15 +112,11 @@ def test_interrupted_run_can_be_resumed(
     assert len(ranks.starts) == 2, "a complete run starts no ranks"
 
 
-def test_resume_measures_what_the_budget_left_out(
-    ranks: FakeRanks, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_measures_what_the_budget_left_out(ranks: FakeRanks) -> None:
     path = run(replace(TWO_CASES, repetitions=3, budget="0.001ms"))
     reasons = [record.skip_reason for record in load_run(path).records]
     assert reasons == [None] * 2 + [SkipReason.OUT_OF_BUDGET] * 4
-    capsys.readouterr()
     run(Options(budget="1h"), resume_path=path)
-    assert capsys.readouterr().err.splitlines()[0] == "4 measurements to make"
     assert statuses(path) == ["ok"] * 6
 
 

@@ -9,7 +9,7 @@ import torch
 
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import device_timer, timing
-from parbench.bench.rank.device_timer import DeviceQueue, DeviceTimer
+from parbench.bench.rank.device_timer import DeviceTimer
 from parbench.bench.rank.timing import (
     ARRIVAL,
     DURATION,
@@ -21,6 +21,7 @@ from parbench.bench.rank.timing import (
     Stamps,
     Stopwatch,
 )
+from parbench.bench.world.accelerator import Event
 from parbench.bench.world.world import Subgroup, World
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark
@@ -78,12 +79,27 @@ class FakeDevice:
         self.clock.sleep_ns(QUEUE_NS)
         self.enqueue("meet", COLLECTIVE_NS)
 
-    def event(self) -> FakeEvent:
-        return FakeEvent(self)
-
     def sync(self) -> None:
         self.log.append("sync")
         self.clock.now_ns = max(self.clock.now_ns, self.idle_from_ns) + WAKE_UP_NS
+
+
+class FakeTimer(DeviceTimer):
+    """Times samples on a fake device."""
+
+    def __init__(self, device: FakeDevice, *, times_issue: bool = False) -> None:
+        world = SimpleNamespace(device="cpu", sync_stream=device.sync)
+        super().__init__(cast(World, world), times_issue=times_issue)
+        self.device = device
+
+    def spin(self, duration_ns: int) -> None:
+        self.device.spin(duration_ns)
+
+    def queue_barrier(self) -> None:
+        self.device.queue_barrier()
+
+    def make_event(self) -> Event:
+        return cast(Event, FakeEvent(self.device))
 
 
 class LaunchingBenchmark(NotingBenchmark):
@@ -129,7 +145,7 @@ def make_stopwatch(
         world=cast(World, namespace),
         progress=Progress(),
         late_seconds=late_seconds,
-        timer=DeviceTimer(cast(DeviceQueue, device), times_issue=times_issue),
+        timer=FakeTimer(device, times_issue=times_issue),
     )
 
 
@@ -194,25 +210,24 @@ def test_async_mode_does_not_hide_the_launch(device: FakeDevice) -> None:
 
 
 def measure_on_device(
-    world: World, launches_us: list[list[int]], ranks: tuple[int, ...], mode: str
-) -> tuple[int, float | None]:
-    """Return the steps of a sample, and the share of samples with hidden launches on ``ranks``."""
+    world: World, launches_us: list[list[int]], ranks: tuple[int, ...]
+) -> float | None:
+    """Return the share of samples with hidden launches on ``ranks``, on rank 0."""
     device = FakeDevice(HeldTime())
-    timer = CaseTimer(
-        LaunchingBenchmark(device, launches_us[world.rank]),
-        world,
-        Progress(),
-        Measure(warmup=1, min_iterations=8, max_iterations=8),
-        Subgroup(ranks=ranks, active=ranks, world=world),
-        mode=mode,
-        device=cast(DeviceQueue, device),
+    stopwatch = Stopwatch(
+        benchmark=LaunchingBenchmark(device, launches_us[world.rank]),
+        world=world,
+        progress=Progress(),
+        timer=FakeTimer(device),
     )
+    measure = Measure(warmup=1, min_iterations=8, max_iterations=8)
+    timer = CaseTimer(stopwatch, measure, Subgroup(ranks=ranks, active=ranks, world=world))
     with (
         mock.patch.object(timing, "time", device.clock),
         mock.patch.object(device_timer, "time", device.clock),
     ):
         timer.measure_until_precise(1e9)
-    return timer.samples.steps_per_sample, timer.samples.hidden
+    return timer.samples.hidden if world.rank == 0 else None
 
 
 @pytest.mark.parametrize(
@@ -232,18 +247,8 @@ def test_launch_is_hidden_if_it_is_on_all_measured_ranks(
         [30, 30, 200, 200, 30, 200, 30, 30, 30],
     ]
     target = f"{MODULE}:measure_on_device"
-    results = two_ranks.call(target, launches_us=launches_us, ranks=ranks, mode="blocking")
-    assert results == [(1, share), (1, None)]
-
-
-@pytest.mark.parametrize(("launch_us", "steps"), [(20, 64), (100, 24)])
-def test_pipelined_steps_are_as_many_as_a_spin_hides(
-    two_ranks: Ranks, launch_us: int, steps: int
-) -> None:
-    target = f"{MODULE}:measure_on_device"
-    launches_us = [[launch_us]] * 2
-    first, _ = two_ranks.call(target, launches_us=launches_us, ranks=(0, 1), mode="pipelined")
-    assert first == (steps, 1.0)
+    results = two_ranks.call(target, launches_us=launches_us, ranks=ranks)
+    assert results == [share, None]
 
 
 def test_torch_has_the_private_spin_kernel() -> None:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, cast
@@ -25,13 +24,13 @@ from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import FaultSpec, Measure, parse_fault
 from parbench.bench.rank import runner, timing
 from parbench.bench.rank.runner import CaseRun, inject_fault, load_target
-from parbench.bench.rank.timing import CaseTimer, Progress
+from parbench.bench.rank.timing import Progress, Stopwatch
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check
 from parbench.bench.text import UserError
 from parbench.bench.world.benchmark import Description, Explanation, Work
 from parbench.bench.world.world import World
-from tests.bench.rank.test_device_timer import FakeDevice
+from tests.bench.rank.test_device_timer import FakeDevice, FakeTimer
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark
 from tests.support.filling import filling
@@ -370,60 +369,47 @@ def test_fault_without_effect_is_skipped(
 
 
 class CountingBenchmark(NotingBenchmark):
-    """Counts its steps since the last reset, up to one if it is repeatable."""
+    """Counts its steps since the last reset, which must be one at a check."""
 
-    def __init__(self, *, repeatable: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.repeatable = repeatable
         self.number = 0
 
     def reset(self) -> None:
         self.number = 0
 
     def step(self) -> None:
-        self.number = 1 if self.repeatable else self.number + 1
+        self.number += 1
 
     def check(self) -> int:
         return int(self.number != 1)
 
 
-def prepare_counting(world: World, *, repeatable: bool) -> CountingBenchmark:
-    return CountingBenchmark(repeatable=repeatable)
+def prepare_counting(world: World) -> CountingBenchmark:
+    return CountingBenchmark()
 
 
-def run_graph_on_rank(world: World, empty_graph: str, repeatable: bool) -> Outcome:
-    """Measure in mode graph, where graphs of ``one`` step or of ``many`` steps contain nothing."""
+def run_graph_on_rank(world: World, is_empty: bool) -> Outcome:
+    """Measure in mode graph, where the graphs of a step may contain nothing."""
     original_sampler = timing.make_sampler
 
     def make_sampler(mode: str, benchmark: CountingBenchmark, steps: int) -> timing.Sampler:
         if mode != "graph":
             return original_sampler(mode, benchmark, steps)
-        is_empty = empty_graph == ("one" if steps == 1 else "many")
         return original_sampler("pipelined", benchmark, 0 if is_empty else steps)
 
-    params: dict[str, Value] = {"mode": "graph", "repeatable": repeatable}
-    case = make_case("workload.counting", f"{MODULE}:prepare_counting", params)
+    case = make_case("workload.counting", f"{MODULE}:prepare_counting", {"mode": "graph"})
     measure = Measure(warmup=1, max_iterations=8)
     with mock.patch.object(timing, "make_sampler", make_sampler):
         return CaseRun(case, world, measure, Progress(), None).run_block(60.0)
 
 
-@pytest.mark.parametrize(
-    ("empty_graph", "repeatable", "reason"),
-    [
-        ("none", True, ""),
-        ("one", False, "in a replay before the timed region"),
-        ("many", True, "in the last replay of the timed region"),
-    ],
-)
-def test_empty_graph_is_a_wrong_result(
-    two_ranks: Ranks, empty_graph: str, repeatable: bool, reason: str
-) -> None:
-    outcomes = two_ranks.call(
-        f"{MODULE}:run_graph_on_rank", empty_graph=empty_graph, repeatable=repeatable
-    )
-    assert outcomes[0].status == ("wrong" if reason else "ok")
-    assert reason in outcomes[0].reason
+def test_empty_graph_is_a_wrong_result(two_ranks: Ranks) -> None:
+    target = f"{MODULE}:run_graph_on_rank"
+    assert two_ranks.call(target, is_empty=False)[0].status == "ok"
+    outcome = two_ranks.call(target, is_empty=True)[0]
+    assert outcome.status == "wrong"
+    assert "in a replay before the timed region" in outcome.reason
 
 
 def make_all_reduce(**params: Value) -> Case:
@@ -433,7 +419,10 @@ def make_all_reduce(**params: Value) -> Case:
 
 def log_device_until_load(world: World, mode: str) -> list[str]:
     """Return the actions of a device before a background load started."""
-    device: Any = FakeDevice(HeldTime())
+    device = FakeDevice(HeldTime())
+
+    def make_stopwatch(**fields: Any) -> Stopwatch:
+        return Stopwatch(**{**fields, "timer": FakeTimer(device)})
 
     def start_load(kind: str, world: World) -> NoReturn:
         device.log.append("load")
@@ -442,13 +431,12 @@ def log_device_until_load(world: World, mode: str) -> list[str]:
     case = make_all_reduce(mode=mode, background="gemm")
     run = CaseRun(case, world, MEASURE, Progress(), None)
     with (
-        mock.patch.object(runner, "CaseTimer", partial(CaseTimer, device=device)),
+        mock.patch.object(runner, "Stopwatch", make_stopwatch),
         mock.patch.object(runner, "background_load", start_load),
         suppress(ZeroDivisionError),
     ):
         run.run_block(5.0)
-    log: list[str] = device.log
-    return log
+    return device.log
 
 
 @pytest.mark.parametrize("mode", ["blocking", "pipelined"])
@@ -520,6 +508,6 @@ def test_target_must_return_a_benchmark() -> None:
 
 
 def test_float8_needs_compute_capability_9() -> None:
-    assert "8.9" in usage_error(runner.refuse_float8, "float8_e4m3fn", (8, 9))
+    assert "9.0" in usage_error(runner.refuse_float8, "float8_e4m3fn", (8, 9))
     runner.refuse_float8("float8_e4m3fn", (9, 0))
     runner.refuse_float8("bfloat16", (8, 0))

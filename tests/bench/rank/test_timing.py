@@ -24,9 +24,11 @@ from parbench.bench.rank.timing import (
     ARRIVAL,
     DURATION,
     EXIT,
+    HIDDEN,
     ISSUE,
     CaseTimer,
     Progress,
+    Stopwatch,
     TimedSamples,
     gather_stamps,
     make_sampler,
@@ -91,8 +93,8 @@ def run_script_on_rank(world: World, script: Script) -> TimingRun:
     clock = HeldTime()
     benchmark = ScriptedBenchmark(clock, script.steps_ns[world.rank], script.reset_ns)
     progress = Progress()
-    subgroup = select_subgroup(world, {})
-    timer = CaseTimer(benchmark, world, progress, script.measure, subgroup, mode=script.mode)
+    stopwatch = Stopwatch(benchmark=benchmark, world=world, progress=progress)
+    timer = CaseTimer(stopwatch, script.measure, select_subgroup(world, {}), script.mode)
     with mock.patch.object(timing, "time", clock):
         if script.visits == 0:
             timer.measure_until_precise(script.budget_seconds)
@@ -158,7 +160,7 @@ def test_timing_reports_why_it_stops(
 ) -> None:
     first, second = run_script(two_ranks, script)
     assert first.result.stop == stop
-    assert first.result.stamps.shape == (4, 2, iterations)
+    assert first.result.stamps.shape == (5, 2, iterations)
     assert first.calls == second.calls == ["reset", "step"] * (iterations + 1)
 
 
@@ -175,7 +177,7 @@ def test_warmup_takes_a_fifth_of_the_budget(
     assert first.seconds == [0.2] * 6
 
 
-@pytest.mark.parametrize(("step_ns", "steps"), [(50_000, 64), (2 * MS, 4)])
+@pytest.mark.parametrize(("step_ns", "steps"), [(50_000, 32), (2 * MS, 4)])
 def test_pipelined_sample_takes_five_milliseconds(
     two_ranks: Ranks, step_ns: int, steps: int
 ) -> None:
@@ -241,8 +243,9 @@ DURATIONS = np.array([[1000, 1000, 9000], [2000, 1000, 1000], [100, 100, 10]])
 
 
 def test_samples_of_stamps() -> None:
-    stamps = np.stack([ARRIVALS, ARRIVALS + DURATIONS, DURATIONS, 0 * DURATIONS])
-    timed = TimedSamples(stamps=stamps, has_hidden_launch=[True, True, False])
+    zeros = 0 * DURATIONS
+    stamps = np.stack([ARRIVALS, ARRIVALS + DURATIONS, DURATIONS, zeros, zeros])
+    timed = TimedSamples(stamps=stamps, is_on_device=True)
     assert timed.compute_seconds(hops=2) == {
         "time": [1e-6, 0.5e-6, 4.5e-6],
         "skew": [1e-6, 3e-6, 0.9e-6],
@@ -250,8 +253,8 @@ def test_samples_of_stamps() -> None:
         "rank_mean_time": [516.5e-9, 0.35e-6, 1668.5e-9],
     }
     # Devices that begin together have no arrivals: the host's wake-up would look like skew.
-    hidden = replace(timed, has_hidden_launch=[True] * 3).compute_seconds()
-    assert list(hidden) == ["time", "rank_mean_time"]
+    stamps[HIDDEN] = 1
+    assert list(timed.compute_seconds()) == ["time", "rank_mean_time"]
 
 
 class AsyncBenchmark(NotingBenchmark):
