@@ -9,7 +9,6 @@ from parbench.bench.plan.catalogue import GLOO_HINT
 from parbench.bench.plan.params import Param, Value
 from parbench.bench.text import UserError
 from parbench.workloads import presets
-from parbench.workloads.context_parallel.context_methods import find_context_method
 from parbench.workloads.expert_parallel.moe_case import LAYER_PARAMS, MOE_PARAMS
 from parbench.workloads.model.shapes import (
     COMMON,
@@ -38,7 +37,7 @@ EXPERT_TP = Param("tp", "int", 1, "ranks that split attention", minimum=1, optio
 EXPERT_FSDP = Param("fsdp", "bool", False, "shard parameters with FSDP2", optional=True)
 TP = Param("tp", "int", 2, "ranks that split a layer", minimum=1)
 GLOO_ON_GPUS = ("ddp", "zero1", "ep_dispatch")
-"""The names of the steps that can run on GPUs with gloo, next to ``cp`` without a ring.
+"""The names of the steps that can run on GPUs with gloo.
 
 The other steps send from rank to rank, or gather by DTensor, whose coalesced all_gather needs
 tensors on the CPU.
@@ -52,13 +51,6 @@ def _common(microbatches: int) -> tuple[Param, ...]:
     """
     default = replace(MICROBATCHES, default=microbatches)
     return tuple(default if param is MICROBATCHES else param for param in COMMON)
-
-
-def _runs_on_gloo_with_gpus(name: str, params: Params) -> bool:
-    """Return True if gloo can send the CUDA tensors of a step with this name and parameters."""
-    if name == "cp":
-        return not find_context_method(str(params["cp_method"])).is_ring
-    return name in GLOO_ON_GPUS
 
 
 def _step(
@@ -86,7 +78,7 @@ def _step(
             build(params, world.nproc)
         except UserError as error:
             return str(error)
-        if world.gloo_on_gpus and not _runs_on_gloo_with_gpus(name, params):
+        if world.gloo_on_gpus and name not in GLOO_ON_GPUS:
             return f"gloo cannot send the CUDA tensors of {name}: {GLOO_HINT}"
         return None
 
@@ -130,12 +122,12 @@ DEFINITIONS = (
     _step(
         "ep_dispatch", "expert parallel: dispatch and combine of tokens, without experts",
         *LAYER_PARAMS, common=(*MODEL, MICROBATCH, PRECISION),
-        target="expert_parallel.layer_step:prepare_dispatch", preset=presets.ep_layer,
+        target="expert_parallel.layer_step:prepare_dispatch", preset=presets.ep_step,
     ),
     _step(
         "ep_layer", "expert parallel: forward and backward of one layer",
         *LAYER_PARAMS, common=(*MODEL, MICROBATCH, PRECISION),
-        target="expert_parallel.layer_step:prepare", preset=presets.ep_layer,
+        target="expert_parallel.layer_step:prepare", preset=presets.ep_step,
     ),
     _step(
         "ep_step", "expert parallel inside data parallel; tp=N splits attention",

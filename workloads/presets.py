@@ -4,7 +4,7 @@ A preset is a function of a case's parameters and the number of ranks. It raises
 the equation that does not hold if the step cannot run there.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -71,8 +71,8 @@ SEQUENCE_PARALLEL = _switch(
 )
 CONTEXT = (replace(CP_METHOD, default="zigzag"), ULYSSES)
 HSDP_MESH = _mesh("two replicas, dp=2")
-MIXTURE = tuple(param for param in MOE_PARAMS if param.name not in ("ep", "etp"))
-"""The parameters of experts, without ``ep`` and ``etp``, which the mesh sets."""
+_NOT_IN_HYBRID = ("ep", "etp", "experts")
+"""The parameters of experts that ``hybrid`` takes from its mesh, or has with another default."""
 HYBRID = (
     _mesh("dp over all ranks"),
     *(replace(param, optional=True) for param in PIPELINE),
@@ -82,15 +82,8 @@ HYBRID = (
     NO_SYNC,
     RESHARD,
     PREFETCH,
-    *(replace(param, optional=True) for param in MIXTURE if param.name != "experts"),
-    Param(
-        "experts",
-        "int",
-        0,
-        "routed experts per layer; 0 = dense",
-        minimum=0,
-        optional=True,
-    ),
+    *(replace(param, optional=True) for param in MOE_PARAMS if param.name not in _NOT_IN_HYBRID),
+    Param("experts", "int", 0, "routed experts per layer; 0 = dense", minimum=0, optional=True),
 )
 """The parameters of the step ``hybrid``, without those that all steps have."""
 
@@ -134,40 +127,20 @@ def _place(params: Params, ranks: int, **sizes: int) -> StepSpec:
 
     Raises ``UserError`` if it cannot run on ``ranks`` ranks.
     """
-    return _checked(build_step(params, ParallelDims().resize(**sizes)), ranks)
+    return build_step(params, ParallelDims().resize(**sizes)).checked(ranks)
 
 
-def _checked(spec: StepSpec, ranks: int) -> StepSpec:
-    """Return ``spec`` if the step can run on ``ranks`` ranks, otherwise raise ``UserError``.
-
-    The error has the violation, such as ``heads(6) % tp(4) != 0``.
-    """
-    rule = spec.find_broken_rule(ranks)
-    if rule is not None:
-        raise UserError(rule)
-    return spec
-
-
-def _span_ranks(axis: str, **fixed: Value) -> Preset:
+def _span_ranks(axis: str, **defaults: Value) -> Preset:
     """Return the preset of a training step in which the mesh axis ``axis`` has all ranks.
 
-    ``fixed`` are values of parameters that override the user's, keyed by parameter name.
+    ``defaults`` are the values of parameters that the user does not set, keyed by parameter name.
     """
 
     def build(params: Params, ranks: int) -> StepSpec:
         """Return the training step on ``ranks`` ranks, all of which lie along ``axis``."""
-        return _place({**params, **fixed}, ranks, **{axis: ranks})
+        return _place({**defaults, **params}, ranks, **{axis: ranks})
 
     return build
-
-
-def zero1(params: Params, ranks: int) -> StepSpec:
-    """Return the training step with ZeRO-1 over all ranks.
-
-    The parameter ``optimizer`` chooses its implementation, by default parbench's distributed
-    optimizer.
-    """
-    return _place({OPTIMIZER.name: OPTIMIZER.default, **params}, ranks, dp=ranks)
 
 
 def hsdp(params: Params, ranks: int) -> StepSpec:
@@ -178,10 +151,7 @@ def hsdp(params: Params, ranks: int) -> StepSpec:
     """
     replicas = 2 if ranks >= 4 else 1
     text = str(params.get("mesh", "")) or f"dp={replicas},fsdp={ranks // replicas}"
-    dims = ParallelDims.parse(text)
-    if dims.size("dp", "fsdp") != dims.ranks:
-        raise UserError(f"mesh {text!r} has axes of hybrid: hsdp has dp and fsdp")
-    return _checked(build_step(params, dims), ranks)
+    return build_step(params, ParallelDims.parse(text)).checked(ranks)
 
 
 def tp_fsdp(params: Params, ranks: int) -> StepSpec:
@@ -208,16 +178,8 @@ def ep_step(params: Params, ranks: int) -> StepSpec:
     """
     tp_ranks = int(params.get("tp", 1))
     axis = "fsdp" if params.get("fsdp") else "dp"
-    dims = ParallelDims.from_sizes({axis: max(1, ranks // tp_ranks), "tp": tp_ranks})
-    return _expert_step(params, dims, ranks, _select(params, MOE_PARAMS))
-
-
-def ep_layer(params: Params, ranks: int) -> StepSpec:
-    """Return the MoE training step whose mesh and experts the benchmarks of one MoE layer use.
-
-    It is ``ep_step`` with one ``tp`` rank.
-    """
-    return ep_step({**params, "tp": 1}, ranks)
+    dims = ParallelDims(tp=tp_ranks).resize(**{axis: max(1, ranks // tp_ranks)})
+    return _expert_step(params, dims, ranks)
 
 
 def hybrid(params: Params, ranks: int) -> StepSpec:
@@ -230,44 +192,25 @@ def hybrid(params: Params, ranks: int) -> StepSpec:
     text = str(params.get("mesh", ""))
     dims = ParallelDims.parse(text, ranks)
     if not int(params.get("experts", 0)):
-        return _checked(build_step(params, dims), ranks)
-    mesh: dict[str, Value] = {"ep": dims.ep, "etp": dims.etp if "etp" in text else 0}
-    return _expert_step(params, dims, ranks, {**_select(params, MIXTURE), **mesh})
+        return build_step(params, dims).checked(ranks)
+    etp = dims.etp if "etp" in text else 0
+    return _expert_step({**params, "ep": dims.ep, "etp": etp}, dims, ranks)
 
 
-def _select(params: Params, names: Iterable[Param]) -> dict[str, Value]:
-    """Return the part of ``params`` that belongs to some parameters, keyed by parameter name.
-
-    ``names`` are the definitions of these parameters. Those that ``params`` lacks are left out.
-    """
-    return {param.name: params[param.name] for param in names if param.name in params}
-
-
-def _expert_step(
-    params: Params, dims: ParallelDims, ranks: int, settings: Mapping[str, Value]
-) -> StepSpec:
+def _expert_step(params: Params, dims: ParallelDims, ranks: int) -> StepSpec:
     """Return the training step of a MoE model on a mesh.
 
-    ``settings`` has the values of the parameters of experts, keyed by name. They also set ``ep``
-    and ``etp``, which replace those of ``dims``. Raises ``UserError`` if the step cannot run on
-    ``ranks`` ranks.
+    The parameters ``ep`` and ``etp`` replace those of ``dims``. Raises ``UserError`` if the step
+    cannot run on ``ranks`` ranks.
     """
     spec = build_step(params, dims)
-    if spec.is_simulated:
-        raise UserError("compute(simulated) does not support experts: use compute=real")
-    batch: dict[str, Value] = {
-        "microbatch": spec.microbatch,
-        "checkpointing": spec.checkpointing,
-    }
-    stage_ranks = max(1, ranks // dims.pp)
-    moe = make_moe({**settings, **batch}, spec.shape, stage_ranks, dims.tp)
-    dims = dims.resize(ep=moe.ep, etp=moe.etp)
-    return _checked(replace(spec, dims=dims, moe=moe), ranks)
+    moe = make_moe(params, spec.shape, max(1, ranks // dims.pp), dims.tp)
+    return replace(spec, moe=moe, dims=dims.resize(ep=moe.ep, etp=moe.etp)).checked(ranks)
 
 
 PRESETS: Mapping[str, Preset] = {
     "ddp": _span_ranks("dp"),
-    "zero1": zero1,
+    "zero1": _span_ranks("dp", optimizer=OPTIMIZER.default),
     "fsdp": _span_ranks("fsdp"),
     "hsdp": hsdp,
     "tp": _span_ranks("tp", sequence_parallel=False),

@@ -387,11 +387,8 @@ def on_gloo(session: Session) -> Iterator[Line]:
         "gloo: collectives, 2 ranks", *options, *selection, budget=15
     )
     yield line
-    selection = ["ddp*", "zero1", "ep_dispatch", "cp", "--set", "shape=tiny"]
-    methods = ["--set", "cp_method=ulysses,allgather_kv"]
-    _, line = session.run_parbench(
-        "gloo: steps, 2 ranks", *options, *selection, *methods, budget=20
-    )
+    selection = ["ddp*", "zero1", "ep_dispatch", "--set", "shape=tiny"]
+    _, line = session.run_parbench("gloo: steps, 2 ranks", *options, *selection, budget=20)
     yield line
     for name, selected in (
         ("p2p", "sendrecv --sizes 1K"),

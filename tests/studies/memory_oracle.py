@@ -27,7 +27,6 @@ from parbench.bench.world.world import Clock, World
 from parbench.workloads.costs.memory import rank_memory
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.model.shapes import CHECKPOINTINGS, Checkpointing, Shape
-from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.model.transformer import Transformer, cross_entropy, get_dtype
 from parbench.workloads.parallel import data_parallel
 from parbench.workloads.parallel.dims import ParallelDims
@@ -166,9 +165,7 @@ class FakeStep:
     def build(self) -> None:
         """Distribute the parts of the model; under ``FakeTensorMode``."""
         spec = self.view.spec
-        attention = self.positions.make_attention(
-            spec, self.world, self.mesh.groups, SimulatedCompute(self.world.device)
-        )
+        attention = self.positions.make_attention(spec, self.world, self.mesh.groups)
         for stage, part in build_fake_parts(self.view).items():
             self.parts[stage] = parallelize(
                 part, self.world, self.mesh, spec, self.positions, attention

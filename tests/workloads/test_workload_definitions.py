@@ -142,11 +142,11 @@ def test_defaults_are_what_people_train_with() -> None:
         ("tp", 2, {"ffn": 513}, "ffn(513) % tp(2) != 0"),
         ("tp_sp", 4, {"sequence": 66}, "sequence(66) % tp(4) != 0"),
         ("hsdp", 4, {"mesh": "dp=2,fsdp=3"}, "dp(2) * fsdp(3) != world size(4)"),
-        ("hsdp", 4, {"mesh": "dp=2,tp=2"}, "axes of hybrid"),
         ("cp", 8, {"sequence": 68}, "sequence(68) % cp(8) != 0"),
         ("ddp", 2, {"checkpointing": "all"}, "checkpointing 'all' is not none"),
         ("ddp", 2, {"checkpointing": "full:0"}, "checkpointing 'full:0'"),
         ("ddp", 2, {"compute": "timed:1ms"}, "simulated:20ms"),
+        ("cp", 2, {"compute": "simulated:1ms"}, "compute(simulated)"),
     ],
 )
 def test_impossible_preset_is_refused(

@@ -18,7 +18,6 @@ from torch import Tensor
 from parbench.bench.world import accelerator
 from parbench.workloads.context_parallel.sequence_split import SequenceSplit
 from parbench.workloads.context_parallel.tiles import Tile
-from parbench.workloads.model.simulated_compute import SimulatedCompute
 
 _aten = torch.ops.aten
 
@@ -175,30 +174,6 @@ def _store_by_position(x: Tensor) -> Tensor:
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-class SimulatedAttention:
-    """A kernel that waits in place of computing attention, and returns zeros.
-
-    The wait is proportional to the number of pairs of a query and a key. The backward pass takes
-    twice as long as the forward pass.
-    """
-
-    def __init__(self, compute: SimulatedCompute, seconds_per_pair: float) -> None:
-        """Make a kernel that takes ``seconds_per_pair`` for each pair in the forward pass."""
-        self._compute = compute
-        self.seconds_per_pair = seconds_per_pair
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
-        """Take the simulated time of a block, and return zeros as output and log-sum-exp."""
-        with self._compute.taking(self.seconds_per_pair * count_pairs(q, k, is_causal)):
-            return torch.zeros_like(q), q.new_zeros(q.shape[:3], dtype=torch.float32)
-
-    def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
-        """Take twice the simulated time of a block, and return zero gradients of q, k and v."""
-        pairs = count_pairs(saved.q, k, is_causal)
-        with self._compute.taking(2 * self.seconds_per_pair * pairs):
-            return torch.zeros_like(saved.q), torch.zeros_like(k), torch.zeros_like(v)
-
-
 def choose_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> Kernel:
     """Return the fused attention kernel for a device, data type and head size.
 
@@ -212,16 +187,6 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> K
     is_recent = accelerator.get_capability(device) >= (8, 0)
     can_use_flash = has_16_bits and has_flash_size and is_recent
     return CudaFlash() if can_use_flash else CudaEfficient()
-
-
-def count_pairs(q: Tensor, k: Tensor, is_causal: bool) -> int:
-    """Return the number of pairs of a query and a key in a block, summed over batch and heads.
-
-    The heads are those of the queries.
-    """
-    batch, heads, rows, _ = q.shape
-    pairs = rows * (rows + 1) // 2 if is_causal else rows * k.shape[2]
-    return batch * heads * pairs
 
 
 class OnlineSoftmax:

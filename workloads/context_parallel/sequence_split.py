@@ -89,11 +89,6 @@ class SequenceSplit:
             for block in range(self.num_blocks)
         ]
 
-    @property
-    def num_pairs(self) -> int:
-        """The number of pairs of a query and a key in the sequence that the causal mask allows."""
-        return self.sequence * (self.sequence + 1) // 2
-
     def compute_load_balance(self) -> float:
         """Return the mean attention work of the ranks divided by the maximum, between 0 and 1.
 

@@ -63,13 +63,8 @@ def sent_bytes(operation: str, num_bytes: float, n: int) -> float:
 
     ``num_bytes`` is the size of the call as nccl-tests counts it, and the factors are nccl-tests'
     (doc/PERFORMANCE.md). For broadcast and reduce the result is ``num_bytes``, although the last
-    rank of a chain sends nothing. For recv and barrier, and on one rank, the result is 0. Raises
-    ``ValueError`` for an unknown operation.
+    rank of a chain sends nothing. For recv and barrier, and on one rank, the result is 0.
     """
-    if operation not in _FACTORS:
-        raise ValueError(f"operation({operation}) is not one of {', '.join(_FACTORS)}")
-    if n < 1:
-        raise ValueError(f"n({n}) < 1")
     return _FACTORS[operation](n) * num_bytes if n > 1 else 0.0
 
 
@@ -187,20 +182,9 @@ def sum_calls(calls: Iterable[Call]) -> Equation:
     for call in calls:
         ranks = "ranks" if symbols.get("ranks", call.ranks) == call.ranks else f"{call.axis}_ranks"
         factor = _FACTOR_TEXTS.get(call.op, "1").format(ranks=ranks)
-        texts = [call.count.text, call.size.text, factor]
-        terms.append(" * ".join(_parenthesize(text) for text in texts if text != "1"))
+        terms.append(_multiply(call.count.text, call.size.text, factor))
         symbols |= {**call.size.symbols, **call.count.symbols, ranks: float(call.ranks)}
     return Equation(text=" + ".join(terms), symbols=symbols)
-
-
-def _parenthesize(text: str) -> str:
-    """Return the text of an equation, in parentheses if it is a sum or a difference."""
-    depth = 0
-    for character in text:
-        depth += {"(": 1, ")": -1}.get(character, 0)
-        if depth == 0 and character in "+-":
-            return f"({text})"
-    return text
 
 
 def _call(
@@ -266,11 +250,9 @@ def _list_tensor_calls(view: RankView) -> Iterator[Call]:
     if spec.dims.tp == 1:
         return
     for layers, _, moe in view.layer_kinds:
-        blocks = 2 if moe is None else 1
-        passes = f"2 * {layers} + recomputed_{layers}"
-        gathers = f"{blocks} * ({passes}) * microbatches"
-        sums = gathers
-        if blocks == 2:
+        gathers = sums = f"(2 * {layers} + recomputed_{layers}) * microbatches"
+        if moe is None:
+            gathers = f"2 * {gathers}"
             # Torch stops a recomputation when it has the last tensor that backward needs.
             sums = f"(4 * {layers} + recomputed_{layers}) * microbatches"
         if spec.sequence_parallel:
@@ -460,7 +442,10 @@ def _list_unit_calls(
 
 
 def _multiply(*factors: str) -> str:
-    """Return the product of factors as the text of an equation. Factors of "1" are left out."""
+    """Return the product of factors as the text of an equation. Factors of "1" are left out.
+
+    No factor may be a sum without parentheses.
+    """
     return " * ".join(factor for factor in factors if factor != "1") or "1"
 
 

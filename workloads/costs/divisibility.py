@@ -8,16 +8,16 @@ from parbench.workloads.model.shapes import Shape
 from parbench.workloads.parallel.dims import ParallelDims
 
 
-def find_indivisible_heads(shape: Shape, tp: int, *, has_experts: bool = False) -> str | None:
+def find_indivisible_heads(shape: Shape, tp: int, *, has_ffn: bool = True) -> str | None:
     """Return the violation for the first size of a layer that ``tp`` does not divide, or None.
 
     For example, ``heads(6) % tp(4) != 0`` means that 4 ranks cannot share 6 heads. None means that
-    ``tp`` divides all sizes. The sizes are heads, kv_heads, hidden and the FFN's inner size. With
-    ``has_experts``, for a MoE model, the FFN is not checked, because ``tp`` does not split experts.
+    ``tp`` divides all sizes. The sizes are heads, kv_heads, hidden and, with ``has_ffn``, the FFN's
+    inner size. It is False for a MoE model without dense layers.
     """
-    names = (
-        ["heads", "kv_heads", "hidden"] if has_experts else ["heads", "kv_heads", "hidden", "ffn"]
-    )
+    names = ["heads", "kv_heads", "hidden"]
+    if has_ffn:
+        names.append("ffn")
     for name in names:
         if getattr(shape, name) % tp:
             return f"{name}({getattr(shape, name)}) % tp({tp}) != 0"

@@ -1,7 +1,5 @@
 """The FLOPs of a step: those of the model, which MFU counts, and those of a rank. Pure."""
 
-from dataclasses import dataclass
-
 from parbench.workloads.costs.parameter_table import count_matmul_weights, layer_parts
 from parbench.workloads.costs.step_spec import RankView
 from parbench.workloads.expert_parallel.moe_case import Moe
@@ -69,58 +67,24 @@ def flops_per_token(shape: Shape, moe: Moe | None = None) -> float:
     return 6.0 * matmul_weights(shape, moe) + attention
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageFlops:
-    """The FLOPs that one rank executes for one microbatch."""
-
-    forward: float
-    """The FLOPs of forward passes, including attention."""
-    backward: float
-    """The FLOPs of backward passes without recomputation."""
-    recomputed: float
-    """The FLOPs of forward passes that backward repeats because of checkpointing."""
-    attention: float
-    """The part of ``forward`` that is attention without its projections."""
-
-    @property
-    def total(self) -> float:
-        """The FLOPs of forward, backward and recomputation."""
-        return self.forward + self.backward + self.recomputed
-
-
-def stage_flops(view: RankView) -> StageFlops:
+def stage_flops(view: RankView) -> float:
     """Return the FLOPs that one rank executes for one microbatch of its layers and head.
 
-    A GEMM takes 2 FLOPs per weight and token in forward. ``tp`` splits layers and head. ``full``
-    checkpointing repeats the layers' forward pass, and ``selective`` every second GEMM.
+    They are those of forward, backward and recomputation. A GEMM takes 2 FLOPs per weight and token
+    in forward. ``tp`` splits layers and head. ``full`` checkpointing repeats the layers' forward
+    pass, and ``selective`` every second GEMM.
     """
     spec, shape = view.spec, view.spec.shape
     tokens = spec.local_tokens / spec.dims.tp
     attention = attention_flops(shape) * tokens * view.layers
-    weights = _layer_weights(shape, spec.moe, view.layers, view.dense_layers)
-    layers = 2.0 * weights * tokens
-    head = 2.0 * shape.hidden * shape.vocabulary * tokens if view.has_head else 0.0
-    return StageFlops(
-        forward=layers + head + attention,
-        backward=MATMUL_BACKWARD * (layers + head) + ATTENTION_BACKWARD * attention,
-        recomputed=_recomputed_flops(view, layers + attention),
-        attention=attention,
-    )
-
-
-def _recomputed_flops(view: RankView, forward: float) -> float:
-    """Return the FLOPs of forward passes that backward repeats for one microbatch on one rank.
-
-    ``forward`` is the number of forward FLOPs of the rank's layers.
-    """
-    spec = view.spec
+    gemms = 2.0 * tokens * _layer_weights(shape, spec.moe, view.layers, view.dense_layers)
+    head = 2.0 * tokens * shape.hidden * shape.vocabulary if view.has_head else 0.0
+    recomputed = 0.0
     if spec.checkpointing == "full":
-        return forward * view.recomputed_layers / view.layers
-    if spec.checkpointing == "none" or spec.is_simulated:
-        return 0.0
-    weights = sum(
-        part.numel
-        for part in layer_parts(spec.shape, 1, spec.moe)
-        if is_recomputed_gemm(spec.shape, part.name)
-    )
-    return 2.0 * weights * view.layers * spec.local_tokens / spec.dims.tp
+        recomputed = (gemms + attention) * view.recomputed_layers / view.layers
+    elif spec.checkpointing == "selective":
+        parts = layer_parts(shape, 1, spec.moe)
+        weights = sum(part.numel for part in parts if is_recomputed_gemm(shape, part.name))
+        recomputed = 2.0 * tokens * weights * view.layers
+    total = recomputed + (1 + MATMUL_BACKWARD) * (gemms + head)
+    return total + (1 + ATTENTION_BACKWARD) * attention

@@ -24,7 +24,6 @@ from parbench.workloads.costs.parameter_table import (
     list_units,
 )
 from parbench.workloads.costs.step_spec import RankView, StepSpec
-from parbench.workloads.model.shapes import MIXED, Widths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,19 +77,6 @@ def rank_memory(view: RankView) -> RankMemory:
     )
 
 
-def state_bytes(elements: float, widths: Widths = MIXED) -> StateBytes:
-    """Return the bytes of parameters, gradients and optimizer state for ``elements`` parameters.
-
-    ``widths`` has the bytes per parameter of each of these components. Mixed precision takes 2 + 2
-    + 12 bytes per parameter, float32 takes 4 + 4 + 8 (arXiv 1910.02054, section 3.1).
-    """
-    return StateBytes(
-        parameters=widths.parameters * elements,
-        gradients=widths.gradients * elements,
-        optimizer=widths.optimizer * elements,
-    )
-
-
 def state_memory(view: RankView) -> StateBytes:
     """Return the bytes of parameters, gradients and optimizer state that one rank holds.
 
@@ -98,14 +84,14 @@ def state_memory(view: RankView) -> StateBytes:
     do not count, because they are buffers. With simulated compute the optimizer has no state,
     because parameters are not updated.
     """
-    spec = view.spec
-    state = state_bytes(owned_elements(view), spec.widths)
-    if spec.zero1:
-        optimizer = state_bytes(count_updated_elements(view), spec.widths).optimizer
-        state = replace(state, optimizer=optimizer)
-    if spec.is_simulated:
-        state = replace(state, optimizer=0.0)
-    return state
+    widths = view.spec.widths
+    owned = owned_elements(view)
+    updated = 0.0 if view.spec.is_simulated else count_updated_elements(view)
+    return StateBytes(
+        parameters=widths.parameters * owned,
+        gradients=widths.gradients * owned,
+        optimizer=widths.optimizer * updated,
+    )
 
 
 def owned_elements(view: RankView) -> float:
@@ -134,26 +120,17 @@ def count_updated_elements(view: RankView) -> float:
 def state_equation(view: RankView) -> Equation:
     """Return the equation of the bytes of parameters, gradients and optimizer state of one rank.
 
-    A component that ZeRO or FSDP shards is divided by the number of ranks that shard it.
+    ``parameters`` is the number of parameters that the rank keeps between steps, and
+    ``updated_parameters`` the number of those that its optimizer updates. ZeRO-1 shards only the
+    latter, FSDP both.
     """
-    spec, dims = view.spec, view.spec.dims
-    optimizer = 0 if spec.is_simulated else spec.widths.optimizer
-    widths = [str(spec.widths.parameters), str(spec.widths.gradients), str(optimizer)]
-    num_unsharded = {0: 3, 1: 2}.get(spec.zero_stage, 0)
-    unsharded, sharded = " + ".join(widths[:num_unsharded]), " + ".join(widths[num_unsharded:])
-    symbols = {"parameters": float(count_elements(view, "replicated", "split"))}
-    shards = {"parameters": dims.size("dp", "cp") if spec.zero1 else dims.shard_size}
-    routed = count_elements(view, "routed")
-    if routed:
-        symbols["expert_parameters"] = float(routed)
-        shards["expert_parameters"] = dims.expert_replicas if spec.zero1 else dims.expert_shards
-    terms: list[str] = []
-    for name, ranks in shards.items():
-        if unsharded:
-            terms.append(f"({unsharded}) * {name}")
-        if sharded:
-            terms.append(f"({sharded}) * {name} / {ranks}")
-    return Equation(text=" + ".join(terms), symbols=symbols)
+    widths = view.spec.widths
+    text = f"({widths.parameters} + {widths.gradients}) * parameters"
+    symbols = {"parameters": owned_elements(view)}
+    if not view.spec.is_simulated:
+        text += f" + {widths.optimizer} * updated_parameters"
+        symbols["updated_parameters"] = count_updated_elements(view)
+    return Equation(text=text, symbols=symbols)
 
 
 def buffers_equation(view: RankView) -> Equation:
@@ -208,8 +185,6 @@ def _inner_gradients_text(spec: StepSpec) -> str:
     They are the gradients of the tensors that have the FFN's inner size, which backward holds
     together.
     """
-    if spec.is_simulated:
-        return "0"
     gradients = 3 if spec.shape.recipe == "llama" else 2
     if spec.moe is not None:
         return f"{gradients} * sharded_tokens * top_k * expert_ffn * bytes_per_element"
@@ -307,7 +282,7 @@ def layer_text(spec: StepSpec, checkpointing: str) -> str:
     does. Megatron's selective recomputation equals ``none``, because flash attention keeps no
     scores.
     """
-    if checkpointing == "full" or (checkpointing == "selective" and spec.is_simulated):
+    if checkpointing == "full":
         return INPUT
     if checkpointing == "selective":
         return f"{INPUT} + {_attention_gemm_text(spec)} + {_ffn_gemm_text(spec)}"
@@ -327,25 +302,13 @@ def norm_text(spec: StepSpec) -> str:
     return f"{INPUT} + {statistics} * sharded_tokens"
 
 
-def _block_input_text(spec: StepSpec) -> str:
-    """Return the equation of the bytes of a block's saved normalized input, as text.
-
-    The bytes are those of one rank and microbatch. The normalized input is the input of the first
-    GEMMs of attention or of the FFN. Fused kernels do not save it, because they recompute it from
-    the input of the norm.
-    """
-    return "0" if spec.fused else INPUT
-
-
 def _attention_text(spec: StepSpec) -> str:
     """Return the equation of the bytes that an attention block saves for one microbatch, as text.
 
     It saves the input of the projections, and what attention and its output projection save. Latent
     attention also saves its compressions before and after their norms.
     """
-    if spec.is_simulated:
-        return f"{INPUT} + tokens * hidden / tp * bytes_per_element"
-    terms = [_block_input_text(spec), _attention_output_text(spec)]
+    terms = [INPUT, _attention_output_text(spec)]
     latent = spec.shape.latent
     if latent is not None:
         ranks = latent.q_lora_rank + latent.kv_lora_rank
@@ -391,11 +354,8 @@ def _count_inner_tensors(spec: StepSpec) -> int:
     """Return the number of tensors with the FFN's inner size that one FFN saves for backward.
 
     For GELU they are its input and its output. For SwiGLU they are the gate, the SiLU of the gate,
-    the up projection, and the product of SiLU and up projection. Fused kernels save only the
-    outputs of GEMMs.
+    the up projection, and the product of SiLU and up projection.
     """
-    if spec.fused:
-        return 2 if spec.shape.recipe == "llama" else 1
     return 4 if spec.shape.recipe == "llama" else 2
 
 
@@ -405,7 +365,7 @@ def _ffn_text(spec: StepSpec) -> str:
     It saves its normalized input and some tensors with the FFN's inner size.
     """
     inner = f"{_count_inner_tensors(spec)} * tokens * ffn / tp * bytes_per_element"
-    return f"{_block_input_text(spec)} + {inner}"
+    return f"{INPUT} + {inner}"
 
 
 def _ffn_gemm_text(spec: StepSpec) -> str:

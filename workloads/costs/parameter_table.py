@@ -41,13 +41,6 @@ class ParameterPart:
         """The number of elements of the rank's part."""
         return math.prod(self.size)
 
-    def count_padded(self, ranks: int) -> int:
-        """Return the number of elements after FSDP has padded the part for ``ranks`` ranks.
-
-        FSDP pads the number of rows to a multiple of ``ranks``.
-        """
-        return -(-self.size[0] // ranks) * ranks * math.prod(self.size[1:])
-
     def count_shard(self, ranks: int, index: int) -> int:
         """Return the number of elements in the FSDP shard of the rank with this index.
 
@@ -194,14 +187,14 @@ def _count_shard(parts: Parts, kinds: tuple[Kind, ...], ranks: int, index: int) 
     return sum(part.count_shard(ranks, index) for part in parts if not kinds or part.kind in kinds)
 
 
-@lru_cache(maxsize=4096)
 def count_padded(parts: Parts, ranks: int) -> int:
     """Return the number of elements that FSDP communicates for one unit over ``ranks`` ranks.
 
     ``parts`` are the parameters of the unit. FSDP pads the rows of each to a multiple of ``ranks``.
     Routed experts are left out, because they are a unit of their own.
     """
-    return sum(part.count_padded(ranks) for part in parts if part.kind != "routed")
+    largest_shard = _count_shard(parts, ("split", "replicated"), ranks, 0)
+    return ranks * largest_shard
 
 
 @lru_cache(maxsize=1024)

@@ -72,8 +72,6 @@ class StepSpec:
     """The activation recomputation: ``none``, ``selective`` or ``full``."""
     checkpoint_every: int = 1
     """K of the checkpointing ``full:K``: one layer in K is recomputed. 1 means every layer."""
-    fused: bool = False
-    """True if backward recomputes norms and activation functions, as torch.compile does."""
     sequence_parallel: bool = True
     """True if ``tp`` shards the tokens between the attention and FFN blocks."""
     zero1: ZeroOne = ""
@@ -187,17 +185,12 @@ class StepSpec:
         return find_context_method(self.cp_method)
 
     @property
-    def has_master_weights(self) -> bool:
-        """True if the optimizer keeps float32 copies of the weights, which are bfloat16."""
-        return self.bytes_per_element < 4
-
-    @property
     def widths(self) -> Widths:
         """The bytes of weight, gradient and optimizer state per parameter, as fields.
 
         They are ``state`` if it is set, otherwise those of the weights' precision.
         """
-        return self.state or (MIXED if self.has_master_weights else SINGLE)
+        return self.state or (MIXED if self.bytes_per_element < 4 else SINGLE)
 
     @property
     def is_simulated(self) -> bool:
@@ -340,30 +333,29 @@ class StepSpec:
         number of ranks in the mesh. 0 skips this comparison.
         """
         dims = self.dims
+        if self.is_simulated and (self.moe is not None or dims.cp > 1):
+            return "compute(simulated) does not support experts or cp > 1: use compute=real"
         experts = self.moe.experts if self.moe else 0
+        has_ffn = not self.moe or self.moe.dense_layers > 0
         return (
             dims.find_broken_rule(ranks or self.ranks, experts)
-            or find_indivisible_heads(self.shape, dims.tp, has_experts=self.moe is not None)
+            or find_indivisible_heads(self.shape, dims.tp, has_ffn=has_ffn)
             or find_indivisible_sequence(self.shape, dims, self.cp_method, self.ulysses)
             or _find_broken_pipeline(self)
             or _find_broken_experts(self)
             or _find_broken_split_backward(self)
         )
 
-    def require(self, gpus: int) -> None:
-        """Raise ``UserError`` if this step cannot run on exactly ``gpus`` ranks.
+    def checked(self, ranks: int = 0) -> "StepSpec":
+        """Return this step if it can run, otherwise raise ``UserError``.
 
-        The error has the product of the mesh axes that differs from ``gpus``, or the reason that
-        ``find_broken_rule`` returns.
+        The error has the reason that ``find_broken_rule`` returns. ``ranks`` is the world size, 0
+        for the number of ranks in the mesh.
         """
-        if self.ranks != gpus:
-            sizes = {name: self.dims.size(name) for name in self.dims.order}
-            axes = [f"{name}({size})" for name, size in sizes.items() if size > 1]
-            product = " * ".join(axes) or "dp(1)"
-            raise UserError(f"--mesh {product} = {self.ranks} != --gpus({gpus})")
-        rule = self.find_broken_rule()
+        rule = self.find_broken_rule(ranks)
         if rule is not None:
-            raise UserError(f"--mesh {self.dims.label} cannot carry {self.name}: {rule}")
+            raise UserError(rule)
+        return self
 
 
 def _find_broken_pipeline(spec: StepSpec) -> str | None:
@@ -395,8 +387,6 @@ def _find_broken_experts(spec: StepSpec) -> str | None:
     tp, etp = spec.dims.tp, spec.dims.etp
     if spec.moe.expert_ffn % etp:
         return f"expert_ffn({spec.moe.expert_ffn}) % etp({etp}) != 0"
-    if spec.moe.dense_layers and spec.shape.ffn % tp:
-        return f"ffn({spec.shape.ffn}) % tp({tp}) != 0"
     if tp > 1 and not spec.sequence_parallel:
         return "experts need sequence_parallel = true with tp > 1: each rank routes its own tokens"
     return None

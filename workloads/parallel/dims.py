@@ -11,7 +11,7 @@ experts are replicas, called ``edp``. With fsdp > 1 the replicas within a rank o
 ``efsdp`` and shard the experts, and the replicas of a shard differ in ``dp`` only.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -59,17 +59,10 @@ class ParallelDims:
     def parse(text: str, ranks: int = 1) -> "ParallelDims":
         """Return the mesh that a text such as ``dp=2,tp=2`` describes, outermost axis first.
 
-        An empty text means ``dp`` over all ``ranks``. Otherwise ``ranks`` is not used or checked.
-        Raises ``UserError`` if an axis is not known.
+        Missing axes have size 1 and are innermost. An empty text means ``dp`` over all ``ranks``.
+        Otherwise ``ranks`` is not used or checked. Raises ``UserError`` if an axis is not known.
         """
-        return ParallelDims.from_sizes(parse_mesh(text) if text else {"dp": ranks})
-
-    @staticmethod
-    def from_sizes(sizes: Mapping[str, int]) -> "ParallelDims":
-        """Return the mesh with these sizes, keyed by name of the axis, outermost axis first.
-
-        Missing axes have size 1 and are innermost. Raises ``UserError`` if an axis is not known.
-        """
+        sizes = parse_mesh(text) if text else {"dp": ranks}
         for name in sizes:
             if name not in (*AXES, *INSIDE):
                 raise UserError(f"mesh axis {name!r} is not {format_list((*AXES, *INSIDE))}")

@@ -10,17 +10,11 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from parbench.bench.world.world import World
-from parbench.workloads.context_parallel.attention_kernel import (
-    Kernel,
-    SimulatedAttention,
-    choose_kernel,
-)
+from parbench.workloads.context_parallel.attention_kernel import choose_kernel
 from parbench.workloads.context_parallel.attention_methods import build_attention
 from parbench.workloads.context_parallel.sequence_split import SequenceSplit, split_sequence
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.model.transformer import Core, get_dtype
-from parbench.workloads.parallel.compute_shares import compute_shares
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.parallel.mesh import Partition
 
@@ -76,14 +70,6 @@ class TokenPositions:
             by_source=by_source,
         )
 
-    @property
-    def keys_per_query(self) -> float:
-        """The mean number of keys to which a query attends under the causal mask.
-
-        It is 0 with one ``cp`` rank.
-        """
-        return 0.0 if self.split is None else self.split.num_pairs / self.split.sequence
-
     def list_context_groups(self, dims: ParallelDims) -> dict[str, Partition]:
         """Return the groups of all global ranks that exchange data in attention, keyed by axis.
 
@@ -99,28 +85,15 @@ class TokenPositions:
         return dict(partitions.items())
 
     def make_attention(
-        self,
-        spec: StepSpec,
-        world: World,
-        groups: Mapping[str, dist.ProcessGroup],
-        compute: SimulatedCompute,
+        self, spec: StepSpec, world: World, groups: Mapping[str, dist.ProcessGroup]
     ) -> Core | None:
         """Return the function (q, k, v) -> output of attention that ``cp`` ranks compute together.
 
         The result is None with one ``cp`` rank, because each layer then has its own attention.
-        ``groups`` has this rank's process groups by axis. If the step simulates compute, attention
-        waits by ``compute`` in place of computing.
+        ``groups`` has this rank's process groups by axis.
         """
         if self.split is None:
             return None
-        dims = spec.dims
-        if spec.simulated_seconds is None:
-            kernel: Kernel = choose_kernel(world.device, get_dtype(spec), spec.shape.head_size)
-        else:
-            shares = compute_shares(spec.shape, keys_per_query=self.keys_per_query)
-            seconds = spec.simulated_seconds * dims.pp / spec.shape.layers * shares.attention
-            heads = spec.shape.heads // dims.tp
-            pairs_per_rank = spec.microbatch * heads * self.split.num_pairs / dims.cp
-            kernel = SimulatedAttention(compute, seconds / pairs_per_rank)
-        cp_rank = dims.index(world.rank, "cp")
+        kernel = choose_kernel(world.device, get_dtype(spec), spec.shape.head_size)
+        cp_rank = spec.dims.index(world.rank, "cp")
         return build_attention(self.split, cp_rank, world.device, groups, kernel)

@@ -118,7 +118,7 @@ def _list_model_dims(
     shape = request.step.shape
     for tp in list_divisors(request.gpus):
         if gpus_per_node % tp or find_indivisible_heads(
-            shape, tp, has_experts=request.step.moe is not None
+            shape, tp, has_ffn=request.step.moe is None
         ):
             continue
         for cp in _list_context_sizes(request, request.gpus // tp):
@@ -343,7 +343,7 @@ def _count_head_layers(shape: Shape, moe: Moe | None) -> float:
     step = StepSpec(
         shape=replace(shape, layers=2), moe=uniform, dims=ParallelDims(pp=2), microbatches=2
     )
-    layer, layer_and_head = (stage_flops(step.stage_view(rank)).total for rank in (0, 1))
+    layer, layer_and_head = (stage_flops(step.stage_view(rank)) for rank in (0, 1))
     return layer_and_head / layer - 1
 
 

@@ -2,7 +2,6 @@
 
 from itertools import groupby
 
-from parbench.workloads.costs.memory import state_bytes
 from parbench.workloads.costs.parameter_table import num_active_parameters, num_parameters
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.planner.dry_run import DryRun
@@ -95,4 +94,6 @@ def compute_state_bytes(spec: StepSpec) -> float:
 
     Nothing is sharded or replicated, as on one GPU that holds all parameters.
     """
-    return state_bytes(num_parameters(spec.shape, spec.moe), spec.widths).state
+    widths = spec.widths
+    bytes_per_parameter = widths.parameters + widths.gradients + widths.optimizer
+    return bytes_per_parameter * num_parameters(spec.shape, spec.moe)

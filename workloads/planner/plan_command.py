@@ -219,9 +219,7 @@ def build_step_on_mesh(options: StepOptions, mesh: str) -> StepSpec:
     spec = spec.with_pipeline(split=split)
     if options.global_batch:
         spec = spec.with_batch(options.global_batch)
-    spec = apply_zero(spec, options.zero)
-    spec.require(spec.ranks)
-    return spec
+    return apply_zero(spec, options.zero).checked()
 
 
 def apply_zero(spec: StepSpec, stage: int | None) -> StepSpec:

@@ -62,7 +62,6 @@ from parbench.workloads.model.transformer import (
     merge_parts,
 )
 from parbench.workloads.parallel import tensor_parallel
-from parbench.workloads.parallel.compute_shares import compute_shares
 from parbench.workloads.parallel.mesh import build_mesh
 from parbench.workloads.parallel.parallelize import (
     ParallelPart,
@@ -126,8 +125,6 @@ class TrainStep(Benchmark):
         self._view = spec.rank_view(world.rank)
         """This rank's part of the step: position on the mesh, pipeline stages, number of layers."""
         self._compute = SimulatedCompute(world.device)
-        # Attention has its own: time that another wait exceeds must not shorten a block.
-        self._attention_compute = SimulatedCompute(world.device)
         self._positions = TokenPositions.of(spec, world.rank)
         self.mesh = build_mesh(
             world,
@@ -187,7 +184,6 @@ class TrainStep(Benchmark):
         Simulated compute also forgets by how much its last wait was too long.
         """
         self._compute.reset_debt()
-        self._attention_compute.reset_debt()
         self._recorder.forget()
         self._step_number += 1
         self._draw()
@@ -259,7 +255,6 @@ class TrainStep(Benchmark):
         """
         # The next action does not make up for one that took too long, which would move a bubble.
         self._compute.reset_debt()
-        self._attention_compute.reset_debt()
         if action.kind in ("F", "B"):
             self._assign_experts(self.parts[action.stage], action.microbatch)
 
@@ -279,9 +274,7 @@ class TrainStep(Benchmark):
         Without a pipeline, the only stage is 0, which is the full model.
         """
         parts = build_parts(self._view, self.mesh)
-        attention = self._positions.make_attention(
-            self.spec, self._world, self.mesh.groups, self._attention_compute
-        )
+        attention = self._positions.make_attention(self.spec, self._world, self.mesh.groups)
         built = {}
         for stage, part in parts.items():
             if self.spec.is_simulated:
@@ -301,10 +294,9 @@ class TrainStep(Benchmark):
         """
         spec = self.spec
         assert spec.simulated_seconds is not None
-        shares = compute_shares(spec.shape, keys_per_query=self._positions.keys_per_query)
         layers = spec.shape.layers / spec.dims.pp
         seconds = spec.simulated_seconds * len(part.layers) / layers
-        simulate_linears(part, seconds * shares.linear, self._compute)
+        simulate_linears(part, seconds, self._compute)
 
     def _set_distinct_gradients(self, parallel_part: ParallelPart) -> None:
         """Set simulated gradients that differ between data ranks in the model part of one stage.

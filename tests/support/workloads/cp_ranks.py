@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parbench.bench.world.world import World, make_group
-from parbench.workloads.context_parallel.attention_kernel import CpuFlash, count_pairs
+from parbench.workloads.context_parallel.attention_kernel import CpuFlash
 from parbench.workloads.context_parallel.attention_methods import build_attention
 from parbench.workloads.context_parallel.sequence_split import SequenceSplit, split_sequence
 from parbench.workloads.costs.communication_pattern import bytes_by_axis, list_calls
@@ -140,6 +140,13 @@ class AttentionCase:
             cp_method=self.method,
             ulysses=split.ulysses,
         )
+
+
+def count_pairs(q: Tensor, k: Tensor, is_causal: bool) -> int:
+    """Return the number of pairs of a query and a key in a block, over batch and query heads."""
+    batch, heads, rows, _ = q.shape
+    pairs = rows * (rows + 1) // 2 if is_causal else rows * k.shape[2]
+    return batch * heads * pairs
 
 
 class CountingKernel(CpuFlash):

@@ -12,10 +12,8 @@ from parbench.workloads.context_parallel.attention_kernel import (
     CudaFlash,
     OnlineSoftmax,
     SavedQueries,
-    SimulatedAttention,
     choose_kernel,
 )
-from tests.support.fake_time import FakeTime
 from tests.support.workloads.cp_ranks import BLOCKS, AttentionBlock, compute_attention
 
 
@@ -32,25 +30,6 @@ def test_cpu_kernel_matches_formula(block: AttentionBlock) -> None:
     torch.testing.assert_close(lse.double(), expected.lse, rtol=0, atol=2e-6)
     for result, right in zip(gradients, expected.gradients, strict=True):
         torch.testing.assert_close(result.double(), right, rtol=1e-5, atol=1e-5)
-
-
-def test_simulated_attention_takes_time_per_pair() -> None:
-    """A backward pass takes twice as long as a forward pass."""
-    clock = FakeTime()
-    kernel = SimulatedAttention(clock.waiter(), seconds_per_pair=1e-3)
-    q, k, v, _ = AttentionBlock(4, 4, True, heads=2, kv_heads=1, head_size=4).draw()
-
-    output, lse = kernel.forward(q, k, v, True)
-    gradients = kernel.backward(SavedQueries(q, output, lse, output), k, v, False)
-
-    batch_heads = 2 * 2
-    causal_pairs, all_pairs = 10, 16
-    assert clock.sleeps == pytest.approx(
-        [batch_heads * causal_pairs * 1e-3, 2 * batch_heads * all_pairs * 1e-3]
-    )
-    assert output.shape == q.shape
-    assert lse.shape == q.shape[:3]
-    assert [gradient.shape for gradient in gradients] == [q.shape, k.shape, v.shape]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from parbench.bench.world.world import World
-from parbench.workloads.context_parallel.attention_kernel import CpuFlash, SimulatedAttention
+from parbench.workloads.context_parallel.attention_kernel import CpuFlash
 from parbench.workloads.context_parallel.attention_methods import RingAttention
 from parbench.workloads.context_parallel.context_methods import CONTEXT_METHODS
 from parbench.workloads.model.transformer import Attention
@@ -101,27 +101,3 @@ def count_wrong_of_positions(world: World, recipe: str) -> int:
 @pytest.mark.parametrize("recipe", ["gpt", "llama"])
 def test_wrong_positions_are_detected(two_ranks: Ranks, recipe: str) -> None:
     assert min(two_ranks.call(f"{MODULE}:count_wrong_of_positions", recipe=recipe)) > 0
-
-
-def measure_simulated_attention(world: World) -> tuple[float, int]:
-    """Return the seconds of a pair, and the count of a check after a step."""
-    step = build_small_step(world, "cp", {"cp_method": "ring", "compute": "simulated:6ms"})
-    attention = find_ring(step)
-    kernel = attention.kernel
-    assert isinstance(kernel, SimulatedAttention)
-    wrong = count_wrong_after_step(step)
-    step.close()
-    return kernel.seconds_per_pair, wrong
-
-
-def test_simulated_attention_takes_its_share(two_ranks: Ranks) -> None:
-    """A token's attention has h (s + 1) multiply-adds next to the weights of the linear layers."""
-    microbatch, heads, layers = 2, 4, 2
-    pairs_per_rank = microbatch * heads * (16 * 17 / 2) / 2
-    hidden, ffn = 32, 128
-    attention = hidden * 17
-    linear = 3 * hidden * hidden + 2 * hidden * ffn  # half as many heads of keys and values
-    share = attention / (attention + linear)
-    for seconds_per_pair, wrong in two_ranks.call(f"{MODULE}:measure_simulated_attention"):
-        assert seconds_per_pair * pairs_per_rank == pytest.approx(6e-3 / layers * share)
-        assert wrong == 0

@@ -2,8 +2,9 @@
 
 import pytest
 
-from parbench.workloads.costs.flops import flops_per_token, stage_flops
+from parbench.workloads.costs.flops import attention_flops, flops_per_token, stage_flops
 from parbench.workloads.costs.parameter_table import count_matmul_weights
+from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import SHAPES
 from tests.support.workloads.planner_asks import make_spec
 
@@ -20,46 +21,51 @@ def test_flops_per_token_match_hand_count() -> None:
     assert flops_per_token(gpt2) == 6 * weights + 12 * 12 * 768 * 1024
 
 
+def count_attention(spec: StepSpec) -> float:
+    """Return the forward FLOPs of attention in a microbatch on a single rank."""
+    return attention_flops(spec.shape) * spec.local_tokens * spec.shape.layers
+
+
 def test_stage_flops_skip_masked_pairs() -> None:
-    """A causal kernel executes half of the attention that the model counts."""
+    """A causal kernel executes half of the attention that the model counts.
+
+    Its backward pass is five GEMMs, of which one repeats the scores (Dao 2023).
+    """
     spec = make_spec("dp=1", "llama3-8b", microbatch=2)
-    flops = stage_flops(spec.rank_view(0))
     counted = flops_per_token(spec.shape) * spec.local_tokens
-    assert flops.total - 3.5 * flops.attention + 6 * flops.attention == pytest.approx(counted)
-
-
-def test_backward_of_attention_is_two_and_a_half_forward() -> None:
-    """A fused kernel computes five GEMMs, of which one repeats the scores (Dao 2023)."""
-    flops = stage_flops(make_spec("dp=1", "llama3-8b").rank_view(0))
-    gemms = flops.forward - flops.attention
-    assert flops.backward == pytest.approx(2 * gemms + 2.5 * flops.attention)
+    executed = counted - 6 * count_attention(spec) + 3.5 * count_attention(spec)
+    assert stage_flops(spec.rank_view(0)) == pytest.approx(executed)
 
 
 @pytest.mark.parametrize("model", ["llama3-70b", "mixtral-8x7b"])
 def test_stages_share_flops_of_the_model(model: str) -> None:
-    total = stage_flops(make_spec("dp=1", model).rank_view(0)).total
+    total = stage_flops(make_spec("dp=1", model).rank_view(0))
     spec = make_spec("pp=4", model, microbatches=8)
-    first, middle, last = (stage_flops(view).total for view in spec.distinct_views)
+    first, middle, last = (stage_flops(view) for view in spec.distinct_views)
     assert first + 2 * middle + last == pytest.approx(total)
     assert first == middle < last
 
 
 @pytest.mark.parametrize(("mesh", "share"), [("tp=4", 0.25), ("cp=4", 0.25), ("fsdp=8", 1)])
 def test_axes_divide_flops(mesh: str, share: float) -> None:
-    single = stage_flops(make_spec("dp=1", "llama3-8b").rank_view(0)).total
+    single = stage_flops(make_spec("dp=1", "llama3-8b").rank_view(0))
     flops = stage_flops(make_spec(mesh, "llama3-8b").rank_view(0))
-    assert flops.total == pytest.approx(share * single)
+    assert flops == pytest.approx(share * single)
 
 
 def test_full_checkpointing_repeats_layers_but_not_the_head() -> None:
+    spec = make_spec("dp=1", "llama3-8b")
     view = make_spec("dp=1", "llama3-8b", checkpointing="full").rank_view(0)
-    flops = stage_flops(view)
+    total = stage_flops(spec.rank_view(0))
     head = 2 * HIDDEN * VOCABULARY * TOKENS
-    assert flops.recomputed == pytest.approx(flops.forward - head)
+    attention = count_attention(spec)
+    gemms = (total - 3.5 * attention) / 3 - head
+    assert stage_flops(view) - total == pytest.approx(gemms + attention)
 
 
 def test_selective_checkpointing_repeats_every_second_gemm() -> None:
     """It repeats the keys', the output's and the up projection, 2 FLOPs per weight and token."""
     view = make_spec("dp=1", "llama3-8b", checkpointing="selective").rank_view(0)
+    total = stage_flops(make_spec("dp=1", "llama3-8b").rank_view(0))
     weights = HIDDEN * (HIDDEN / 4 + HIDDEN + 3.5 * HIDDEN)
-    assert stage_flops(view).recomputed == 32 * 2 * weights * TOKENS
+    assert stage_flops(view) - total == pytest.approx(32 * 2 * weights * TOKENS)

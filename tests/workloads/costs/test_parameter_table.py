@@ -8,6 +8,7 @@ import torch
 
 from parbench.workloads.costs.parameter_table import (
     ParameterPart,
+    count_padded,
     list_parts,
     num_parameters,
 )
@@ -62,4 +63,4 @@ def test_shards_are_those_of_torch_chunk(rows: int, ranks: int) -> None:
     shards = [part.count_shard(ranks, rank) for rank in range(ranks)]
     assert shards[: len(chunks)] == chunks
     assert sum(shards) == part.numel
-    assert part.count_padded(ranks) == ranks * chunks[0]
+    assert count_padded((part,), ranks) == ranks * chunks[0]

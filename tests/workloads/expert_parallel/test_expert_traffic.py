@@ -33,7 +33,7 @@ COUNTS = [
 
 def make_traffic(spec: StepSpec = SPEC, **params: Any) -> ExpertTraffic:
     moe = make_moe({"experts": 4, "capacity": 2.0, **params}, TINY, 2)
-    dims = ParallelDims.from_sizes({"tp": 2, "ep": moe.ep, "etp": moe.etp})
+    dims = ParallelDims(tp=2, ep=moe.ep, etp=moe.etp)
     return ExpertTraffic(replace(spec, dims=dims, moe=moe), COUNTS)
 
 
@@ -48,7 +48,7 @@ def test_loads_of_stages_are_by_layer() -> None:
         RoutingCounts((layer,), 16, counts.dispatched[:1])
         for layer, counts in enumerate(COUNTS)
     ]
-    spec = replace(SPEC, dims=ParallelDims.from_sizes({"pp": 2}), moe=moe)
+    spec = replace(SPEC, dims=ParallelDims(pp=2), moe=moe)
     traffic = ExpertTraffic(spec, counts)
     assert traffic.list_rank_loads() == [[14], [12]]
 

@@ -103,7 +103,7 @@ def _measure_compute_share(record: Record, spec: StepSpec, hardware: Hardware) -
         peak = hardware.peak(spec.bytes_per_element)
     if not seconds or not peak or spec.is_simulated:
         return None
-    flops = max(stage_flops(view).total for view in spec.distinct_views)
+    flops = max(stage_flops(view) for view in spec.distinct_views)
     return flops * spec.microbatches / seconds / peak
 
 
