@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Literal
 
 Grade = Literal["stable", "fair", "noisy", "very noisy"]
@@ -131,7 +131,9 @@ def estimate_mean(values: Sequence[float], noun: str, kind: ValueKind) -> Estima
     if n < MIN_INTERVAL_REPETITIONS:
         value = math.exp(mean) if is_amount else mean
         return Estimate(value=value, method=f"{method}, too few for an interval")
-    half_width = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * stdev(terms) / math.sqrt(n)
+    # statistics.stdev computes with fractions, which takes most of the time of a large report.
+    deviation = math.sqrt(sum((term - mean) ** 2 for term in terms) / (n - 1))
+    half_width = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * deviation / math.sqrt(n)
     value, low, high = mean, mean - half_width, mean + half_width
     if is_amount:
         value, low, high = math.exp(value), math.exp(low), math.exp(high)

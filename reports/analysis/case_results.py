@@ -126,7 +126,7 @@ class CaseResult:
         size = self.details.get("group_size") if "group" in self.case.params else None
         return size if isinstance(size, int) else self.world.size
 
-    @property
+    @cached_property
     def measured(self) -> tuple[Record, ...]:
         """The records of the repetitions that measured the case: their status is ok."""
         return tuple(record for record in self.records if record.status == "ok")
