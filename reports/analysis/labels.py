@@ -7,11 +7,18 @@ from typing import Any, TypeVar
 
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.formatting import UNKNOWN, format_case_size, to_single_line
+from parbench.bench.text import pluralize
 from parbench.reports.analysis.case_results import CaseResult
 
 K = TypeVar("K")
 AXES = ("size_bytes", "dtype", "mode")
 """The parameters of a communication case that have their own column, axis or figure."""
+
+
+def describe_ranks(num_ranks: int, num_nodes: int) -> str:
+    """Return the text ``8 ranks on 2 nodes``, without nodes if their number is 0 (unknown)."""
+    ranks = pluralize(num_ranks, "rank")
+    return f"{ranks} on {pluralize(num_nodes, 'node')}" if num_nodes else ranks
 
 
 def label_operation(case: Case, without: Iterable[str] = ()) -> str:

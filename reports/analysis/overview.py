@@ -4,7 +4,8 @@ from typing import Any
 
 from parbench.bench.results.formatting import format_quantity, format_seconds
 from parbench.bench.results.tables import is_missing
-from parbench.bench.text import format_duration, pluralize
+from parbench.bench.text import format_duration
+from parbench.reports.analysis.labels import describe_ranks
 from parbench.reports.analysis.operations import select_operations
 from parbench.reports.analysis.steps import (
     StepRow,
@@ -32,7 +33,7 @@ def describe_setup(data: RunData) -> str:
     imported = environment.get("imported") or {}
     gpu = (environment.get("gpu") or {}).get("name")
     torch = (environment.get("torch") or {}).get("version")
-    nodes = max([1, *(result.world.nodes for result in data.results)])
+    nodes = max((result.world.nodes for result in data.results), default=0)
     measuring_seconds = sum(record.seconds for record in data.run.records)
     seconds = sum(repetition.seconds for repetition in info.repetitions)
     measuring = ""
@@ -43,7 +44,7 @@ def describe_setup(data: RunData) -> str:
     parts = [
         info.host,
         gpu or (environment.get("host") or {}).get("cpu_model"),
-        f"{pluralize(plan.nproc, 'rank')} on {pluralize(nodes, 'node')}",
+        describe_ranks(plan.nproc, nodes),
         f"{plan.backend}, {plan.device}",
         f"torch {torch}" if torch else "",
         f"preset {plan.preset}" if plan.preset else "",

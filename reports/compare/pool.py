@@ -8,7 +8,7 @@ from msgspec import structs
 from parbench.bench.machine.environment import find_differing_values
 from parbench.bench.results.records import Record, WorldInfo
 from parbench.bench.results.runs import Run
-from parbench.bench.text import pluralize
+from parbench.reports.analysis.labels import describe_ranks
 
 
 def pool_runs(runs: Sequence[Run], name: str) -> Run:
@@ -71,5 +71,4 @@ def are_equal_worlds(world: WorldInfo | None, other: WorldInfo | None) -> bool:
 
 def describe_world(world: WorldInfo) -> str:
     """Return the ranks, nodes, backend and device as text: ``8 ranks on 2 nodes, nccl, cuda``."""
-    ranks = pluralize(world.size, "rank")
-    return f"{ranks} on {pluralize(world.nodes, 'node')}, {world.backend}, {world.device}"
+    return f"{describe_ranks(world.size, world.nodes)}, {world.backend}, {world.device}"

@@ -7,6 +7,7 @@ import pytest
 
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError
+from parbench.reports.analysis.overview import describe_setup
 from parbench.reports.compare.environment import collect_environment, find_environment_changes
 from parbench.reports.formats.imports import detect_tool, import_file
 from parbench.reports.run_data import RunData
@@ -34,6 +35,12 @@ def test_import_makes_a_run(tmp_path: Path, text: str, tool: str, count: int) ->
     assert run.records[0].world.size == 4
     source = run.records[0].details["source"]
     assert (source["tool"], source["file"]) == (tool, "other.log")
+
+
+def test_heading_has_no_unknown_number_of_nodes(tmp_path: Path) -> None:
+    heading = describe_setup(RunData(import_text(tmp_path, OSU, nproc=4)))
+    assert "4 ranks · " in heading
+    assert " node" not in heading
 
 
 def test_wrong_results_stay_wrong(tmp_path: Path) -> None:
