@@ -22,6 +22,25 @@ format_option = partial(
     click.option, "--format", "form", show_default=True, help="The output format."
 )
 """A decorator that adds ``--format`` to a command. The command names the allowed formats."""
+output_option = partial(
+    click.option,
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write, instead of standard output.",
+)
+"""A decorator that adds ``--output``, the file that a command writes, to a command."""
+
+
+def write_output(content: bytes, output: Path | None) -> None:
+    """Write ``content`` to the file ``output``, or to standard output if it is None."""
+    from parbench.bench.files import convert_write_errors
+
+    if output is None:
+        click.echo(content, nl=False)
+        return
+    with convert_write_errors(output):
+        output.write_bytes(content)
 
 
 def _split_formats(

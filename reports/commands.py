@@ -1,6 +1,5 @@
 """The commands that show, compare and convert runs."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ from parbench.bench.command_line import (
     figure_format_option,
     figures_option,
     format_option,
+    output_option,
+    write_output,
 )
 from parbench.bench.commands import limits_option
 from parbench.bench.text import format_list
@@ -26,9 +27,6 @@ from parbench.reports.options import (
     unknown_option,
 )
 
-_output_option = partial(
-    click.option, "-o", "--output", type=click.Path(dir_okay=False, path_type=Path)
-)
 _COMPARE_EXAMPLES = """\b
 Examples:
   parbench compare runs/20260102T030405Z-node1-1a2b3c runs/20260109T030405Z-node1-4d5e6f
@@ -59,7 +57,7 @@ Examples:
 
 @click.command(epilog=_REPORT_EXAMPLES)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
-@_output_option(
+@output_option(
     help="File to write. Default for html: report.html in the folder of the run, or in the current "
     "folder for several runs. Other formats go to standard output by default.",
 )
@@ -116,7 +114,7 @@ def show(run: Path, show_all: bool, form: str) -> None:
     type=click.Choice(EXPLAIN_FORMATS),
     help="The output format. Default: tables, or html with -o.",
 )
-@_output_option(help="File to write, instead of standard output.")
+@output_option()
 def explain(
     traces: tuple[Path, ...], against: Path | None, form: str | None, output: Path | None
 ) -> None:
@@ -136,14 +134,14 @@ def explain(
         # A terminal has a width and colors.
         print_report(report)
     else:
-        _write(render_report(report, form), output)
+        write_output(render_report(report, form), output)
 
 
 @click.command(epilog=_COMPARE_EXAMPLES)
 @click.argument("base", type=RunPath())
 @click.argument("new", type=RunPath())
 @format_option(type=click.Choice(COMPARE_FORMATS), default="tables")
-@_output_option(help="File to write, instead of standard output.")
+@output_option()
 @min_effect_option
 @click.option(
     "--across",
@@ -185,7 +183,7 @@ def compare(
     new_run = find_run(str(new), history)
     base_run = find_run(str(base), history, excluded=new_run.info.id)
     text, code = compare_runs(base_run, new_run, **options)
-    _write(text.encode(errors="replace"), output)
+    write_output(text.encode(errors="replace"), output)
     click.get_current_context().exit(code)
 
 
@@ -250,21 +248,10 @@ def import_files(files: tuple[Path, ...], link: str | None, **options: Any) -> N
     required=True,
     help="The format to write.",
 )
-@_output_option(help="File to write, instead of standard output.")
+@output_option()
 def export(run: Path, name: str, output: Path | None) -> None:
     """Write a run in the format ``name`` to a file or standard output."""
     from parbench.reports.formats.registry import render_export
     from parbench.reports.run_data import RunData
 
-    _write(render_export(name, RunData.load(run)), output)
-
-
-def _write(content: bytes, output: Path | None) -> None:
-    """Write ``content`` to the file ``output``, or to standard output if it is None."""
-    from parbench.bench.files import convert_write_errors
-
-    if output is None:
-        click.echo(content, nl=False)
-        return
-    with convert_write_errors(output):
-        output.write_bytes(content)
+    write_output(render_export(name, RunData.load(run)), output)

@@ -11,6 +11,8 @@ from parbench.bench.command_line import (
     figure_format_option,
     figures_option,
     format_option,
+    output_option,
+    write_output,
 )
 from parbench.bench.commands import AppHooks
 
@@ -161,6 +163,7 @@ _document_format = format_option(
 _STEP_OUTPUT_OPTIONS = _combine(
     click.option("--explain", is_flag=True, help="Print each formula with its numbers and source."),
     _document_format,
+    output_option(),
     figures_option,
     figure_format_option,
 )
@@ -186,7 +189,7 @@ def plan() -> None:
     name="search",
     epilog=_format_examples(
         "search --model llama3-70b --gpus 64 --global-batch 512",
-        "search --model llama3-70b --gpus 64 --format html > plan.html",
+        "search --model llama3-70b --gpus 64 --format html -o plan.html",
         "search --model llama3-70b --gpus 64 --figures figures --figure-format png,pdf",
         "search --model Qwen3-32B/config.json --gpus 64 --sequence 4096",
         settings=_SETTINGS_HELP,
@@ -203,6 +206,7 @@ def search_meshes(
     context: click.Context,
     /,
     form: str,
+    output: Path | None,
     figures: Path | None,
     formats: Sequence[str],
     **options: Any,
@@ -216,7 +220,7 @@ def search_meshes(
     step, machine = _split_options(options)
     options["explain"] |= form != "tables" or figures is not None
     document = answer_search(step, machine, **options)
-    _write_document(context, document, form, figures, formats)
+    _write_document(context, document, form, output, figures, formats)
 
 
 @plan.command(
@@ -242,6 +246,7 @@ def predict_mesh(
     context: click.Context,
     /,
     form: str,
+    output: Path | None,
     figures: Path | None,
     formats: Sequence[str],
     **options: Any,
@@ -252,7 +257,7 @@ def predict_mesh(
     step, machine = _split_options(options)
     options["explain"] |= form != "tables" or figures is not None
     document = answer_mesh(step, machine, **options)
-    _write_document(context, document, form, figures, formats)
+    _write_document(context, document, form, output, figures, formats)
 
 
 @plan.command(epilog=_format_examples("validate latest", "validate RUN4 --links RUN2"))
@@ -340,21 +345,22 @@ def _write_document(
     context: click.Context,
     document: "Document",
     form: str,
+    output: Path | None = None,
     figures: Path | None = None,
     formats: Sequence[str] = (),
 ) -> None:
-    """Print a document in the format ``form``, and write its figures to the folder ``figures``.
+    """Print or write a document in the format ``form``, and write its figures to a folder.
 
-    ``figures`` None writes no figures, and ``formats`` are the file formats of figures. A problem
-    of the document, such as a step that does not fit into memory, ends the command with exit
-    code 2.
+    ``output`` is the file for the document, None for standard output. ``figures`` is the folder for
+    figures, None to write no figures, and ``formats`` are the file formats of figures. A problem of the document, such as a
+    step that does not fit into memory, ends the command with exit code 2.
     """
     from parbench.bench.text import format_error
 
     hooks = context.ensure_object(AppHooks)
     if figures is not None:
         hooks.write_figures(document, figures, formats)
-    click.echo(hooks.render_document(document, form), nl=False)
+    write_output(hooks.render_document(document, form), output)
     if document.problem:
         click.echo(format_error(document.problem), err=True)
         context.exit(2)
