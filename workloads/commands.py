@@ -352,8 +352,8 @@ def _write_document(
     """Print or write a document in the format ``form``, and write its figures to a folder.
 
     ``output`` is the file for the document, None for standard output. ``figures`` is the folder for
-    figures, None to write no figures, and ``formats`` are the file formats of figures. A problem of the document, such as a
-    step that does not fit into memory, ends the command with exit code 2.
+    figures, None to write none, and ``formats`` are their file formats. A problem of the document,
+    such as a step that does not fit into memory, ends the command with exit code 2.
     """
     from parbench.bench.text import format_error
 
