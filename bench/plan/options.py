@@ -53,16 +53,11 @@ BEYOND_CACHE = (256 << 20, 1 << 30)
 They are larger than the last level of a GPU's cache.
 """
 SHORT_REPETITIONS = 3
-"""The number of repetitions of a run of named cases, the least for a confidence interval."""
-FEW_OPERATIONS = 4
-"""The largest number of operations in a run that counts as a run of few operations.
+"""The number of repetitions of a run of many named cases, the least for a confidence interval."""
+MAX_FEW_OPERATIONS = 4
+"""The number of named operations up to which a run has as many repetitions as the preset ``node``.
 
 A training step counts like 20 operations and a custom step like 10, see ``get_case_weight``.
-"""
-FEW_OPERATIONS_REPETITIONS = 5
-"""The number of repetitions of a run of few operations.
-
-Confidence intervals of three repetitions are twice as wide.
 """
 SHORT_SECONDS_PER_CASE = 0.3
 """The sampling time in seconds, per repetition, of a case of weight 1 in a run of named cases."""
@@ -219,28 +214,21 @@ def _choose_duration(
 
     If the user names cases, but neither a preset nor a budget, the three results follow from the
     number and the kind of the cases. Otherwise they are those of the preset, except for the values
-    that the user sets.
+    that the user sets. A budget that the user sets is used for samples of all imprecise cases.
     """
     repetitions = options.repetitions or preset.repetitions
-    measure = preset.measure
     if options.budget is not None:
-        if repetitions > 1:
-            # Imprecise cases use all of the time that the user allows.
-            max_iterations = max(measure.max_iterations, 2000)
-            measure = msgspec.structs.replace(measure, max_iterations=max_iterations)
+        measure = msgspec.structs.replace(
+            preset.measure, seconds_per_case=None, max_iterations=2000
+        )
         return repetitions, parse_duration(options.budget), measure
-    if not options.has_named_cases:
-        seconds_per_case = preset.seconds_per_case
-        measure = msgspec.structs.replace(measure, seconds_per_case=seconds_per_case)
-        return repetitions, preset.budget_seconds, measure
-    if options.preset is not None:
-        return repetitions, preset.budget_seconds, measure
+    if options.preset is not None or not options.has_named_cases:
+        return repetitions, preset.budget_seconds, preset.measure
     weight = sum(map(get_case_weight, cases))
-    has_few_operations = weight <= FEW_OPERATIONS
-    repetitions = FEW_OPERATIONS_REPETITIONS if has_few_operations else SHORT_REPETITIONS
-    repetitions = options.repetitions or repetitions
+    if weight > MAX_FEW_OPERATIONS:
+        repetitions = options.repetitions or SHORT_REPETITIONS
     seconds_per_case = max(SHORT_SECONDS_PER_CASE, SHORT_SECONDS / weight)
-    measure = msgspec.structs.replace(measure, seconds_per_case=seconds_per_case)
+    measure = msgspec.structs.replace(preset.measure, seconds_per_case=seconds_per_case)
     # Only a slow or busy machine reaches this budget: it has three times the sampling time.
     import_seconds, start_seconds = 30.0, 10.0
     startup_seconds = start_seconds * len(group_by_variables(cases))
