@@ -50,9 +50,9 @@ class AppHooks:
     show_run: Callable[[Path, str, Path | None], int]
     """A function that prints the results of a run and returns the exit code of the command.
 
-    Its arguments are the folder of the run, the format (``tables``, ``verdicts``, ``nccl-tests`` or
-    ``json``), and a file of limits to check, None without one. In format ``json`` it prints no
-    records, because they were printed during the run.
+    Its arguments are the folder of the run, the format (``tables``, ``nccl-tests`` or ``json``),
+    and a file of limits to check, None without one. In format ``json`` it prints no records,
+    because they were printed during the run.
     """
     write_report: Callable[[Sequence[Path], Path], None]
     """A function that writes one HTML page about one or several runs.
@@ -96,7 +96,7 @@ Exit codes: 0 fine; 1 a wrong result, or a limit that is not met; 2 bad input;
 3 a limit that is undecided; 4 something did not run.
 """
 """The text after the options in the help of ``parbench run``."""
-_RESUME_OPTIONS = ("resume", "nodes", "budget", "form", "quiet", "out", "limits")
+_RESUME_OPTIONS = ("resume", "nodes", "budget", "form", "out", "limits")
 """The names of the parameters that ``--resume`` allows."""
 limits_option = click.option(
     "--limits",
@@ -137,8 +137,7 @@ limits_option = click.option(
 @click.option(
     "--group",
     metavar="GROUP[,...]",
-    help="Groups of ranks: node, across, pairs, contiguous:K, or an axis of a mesh of all ranks: "
-    "dp=2,tp=4:tp.",
+    help="Groups of ranks: node, across, pairs, or an axis of a mesh of all ranks: dp=2,tp=4:tp.",
 )
 @click.option(
     "--cases",
@@ -196,7 +195,6 @@ limits_option = click.option(
     help="What to print. json: a line for each record. nccl-tests: its modes and placements, "
     "unless set.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print only the verdicts and the run's folder.")
 @click.option("--out", type=FILE_PATH, default=RUNS_FOLDER, help="Where runs go.")
 @limits_option
 @click.option(
@@ -214,7 +212,6 @@ def run(
     out: Path,
     resume: Path | None,
     form: str,
-    quiet: bool,
     **options: Any,
 ) -> None:
     """Measure collectives, point-to-point and training steps.
@@ -240,14 +237,13 @@ def run(
         out=out,
         resume_path=resume,
         as_json=form == "json",
-        quiet=quiet,
         limits=limits,
     )
     if path is None:
         return
     if form == "json":
         click.echo(path, err=True)
-    code = hooks.show_run(path, "verdicts" if quiet and form == "tables" else form, limits)
+    code = hooks.show_run(path, form, limits)
     if "RANK" in os.environ:
         exit_now(code)
     sys.exit(code)
@@ -395,12 +391,6 @@ Exit codes: 0 all fine; 1 a device or link is bad; 2 bad input; 4 something did 
     "--budget",
     metavar="TIME",
     help="Time for all repetitions. Default: 60s for GPUs, 40s for cores.",
-)
-@click.option(
-    "--timeout",
-    metavar="TIME",
-    default="20s",
-    help="Time after which a case counts as hung.",
 )
 @click.option(
     "--hosts",

@@ -157,7 +157,7 @@ def _show(path: Path, form: str, limits: Path | None) -> int:
 
     Args:
         path: the folder of the run.
-        form: the format: ``tables``, ``verdicts``, ``nccl-tests`` or ``json``.
+        form: the format: ``tables``, ``nccl-tests`` or ``json``.
         limits: a file of limits to check, which may change the exit code. None without limits.
     """
     from parbench.reports.history.baseline import judge_by_history

@@ -93,15 +93,12 @@ def find_fix(name: str, *, is_gpu: bool) -> str:
     return fix if is_gpu or fix == LINK_FIX else _CPU_FIX
 
 
-def make_options(
-    device: str, nproc: int, *, budget: str, timeout: str, inject: str | None
-) -> Options:
+def make_options(device: str, nproc: int, *, budget: str, inject: str | None) -> Options:
     """Return the options of the ``parbench run`` in which a check measures all quantities.
 
-    ``device`` is ``cuda`` or ``cpu``. ``nproc`` is the number of ranks. ``budget`` (time for the
-    whole run) and ``timeout`` (time after which a case counts as hung) are durations as on the
-    command line, such as ``40s``. ``inject`` is a fault to simulate, such as ``slow:1:20%`` for
-    rank 1, and None for no fault.
+    ``device`` is ``cuda`` or ``cpu``. ``nproc`` is the number of ranks. ``budget`` is the time
+    for the whole run, such as ``40s``. ``inject`` is a fault to simulate, such as ``slow:1:20%``
+    for rank 1, and None for no fault.
     """
     entries = []
     for quantity in QUANTITIES:
@@ -121,7 +118,7 @@ def make_options(
         nproc=nproc,
         repetitions=MIN_REPETITIONS,
         budget=budget,
-        timeout=timeout,
+        timeout="20s",
         inject=inject,
     )
 

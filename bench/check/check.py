@@ -33,7 +33,6 @@ def check(
     device: str | None,
     nproc: int | None,
     budget: str | None,
-    timeout: str,
     out: Path,
     inject: str | None,
 ) -> Health:
@@ -45,7 +44,6 @@ def check(
         device: ``cuda`` or ``cpu``. None stands for GPUs if there are any, otherwise for cores.
         nproc: the number of GPUs or groups of cores. None stands for all GPUs or up to 8 groups.
         budget: the time for all measurements, such as ``40s``. None stands for ``DEFAULT_BUDGETS``.
-        timeout: the time after which a case counts as hung, such as ``20s``.
         out: the folder for the results of the run.
         inject: a fault to simulate, such as ``slow:1:20%`` for rank 1, None for no fault.
 
@@ -69,7 +67,7 @@ def check(
     if not gpus and len(core_sets) < nproc:  # Ranks that share a core are not devices.
         raise UserError(f"--nproc {nproc}: {len(core_sets)} can be checked at most")
     budget = budget or DEFAULT_BUDGETS[device]
-    options = make_options(device, nproc, budget=budget, timeout=timeout, inject=inject)
+    options = make_options(device, nproc, budget=budget, inject=inject)
     ports = read_ports()
     path, report = run_watched(
         environ, gpus, lambda: run_options(options, modules, out=out, cpus=core_sets)

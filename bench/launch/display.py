@@ -22,19 +22,12 @@ class Display(ExitStack):
     On a terminal the progress is a bar with the remaining time.
     """
 
-    def __init__(
-        self,
-        console: Console | None = None,
-        *,
-        as_json: bool = False,
-        quiet: bool = False,
-    ) -> None:
+    def __init__(self, console: Console | None = None, *, as_json: bool = False) -> None:
         """Show the progress of a run that has yet to start its ranks.
 
         Args:
             console: the output of the progress, None for standard error.
             as_json: True if each record is also printed on standard output, as a line of JSON.
-            quiet: True if no progress and no messages are printed.
         """
         super().__init__()
         self._as_json = as_json
@@ -42,9 +35,8 @@ class Display(ExitStack):
         self._console = console or Console(
             stderr=True, soft_wrap=True, highlight=False, force_terminal=sys.stderr.isatty()
         )
-        self._console.quiet = quiet
         self._start = self._last_line = time.monotonic()
-        self._bar = Progress(console=self._console, disable=quiet or not self._console.is_terminal)
+        self._bar = Progress(console=self._console, disable=not self._console.is_terminal)
         self.enter_context(self._bar)
         self._task = self._bar.add_task("starting ranks", total=1.0)
 
@@ -66,7 +58,7 @@ class Display(ExitStack):
             self.print_message(f"{title}, {share:.0%} of the run{left}")
 
     def print_message(self, message: str) -> None:
-        """Print a text as a line on standard error, unless the display is quiet."""
+        """Print a text as a line on standard error."""
         self._console.print(message, markup=False)
 
     def show_record(self, record: Record) -> None:

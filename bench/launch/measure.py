@@ -45,7 +45,6 @@ def run_options(
     out: Path,
     resume_path: Path | None = None,
     as_json: bool = False,
-    quiet: bool = False,
     cpus: Sequence[Sequence[int]] = (),
     limits: Path | None = None,
 ) -> Path | None:
@@ -60,7 +59,6 @@ def run_options(
         out: the folder in which a new run gets its own folder.
         resume_path: the folder of a run to continue, None for a new run.
         as_json: True if each record is printed on standard output as a line of JSON.
-        quiet: True if no progress is shown.
         cpus: the CPUs to which each rank of this host is bound, by rank. Empty if they are not
             bound.
         limits: a file of limits on metrics, None without limits. It must be valid.
@@ -84,7 +82,7 @@ def run_options(
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
         stack.enter_context(convert_sigterm_to_interrupt())
-        display = stack.enter_context(Display(as_json=as_json, quiet=quiet))
+        display = stack.enter_context(Display(as_json=as_json))
         start_ranks = choose_launcher(run, joined, options.nodelist, stack, cpus)
         recorder = Recorder(run, writer, display.show_record)
         try:

@@ -1,7 +1,7 @@
 """Groups of ranks, pairings and uneven shards, as pure arithmetic.
 
-A group is written ``world``, ``node``, ``across``, ``pairs``, ``contiguous:K``, or as a mesh with
-one of its axes, ``dp=2,tp=4:tp``. Every rank is in exactly one of the groups that a text describes.
+A group is written ``world``, ``node``, ``across``, ``pairs``, or as a mesh with one of its axes,
+``dp=2,tp=4:tp``. Every rank is in exactly one of the groups that a text describes.
 """
 
 import math
@@ -19,7 +19,7 @@ MOST_RANKS = 1 << 17
 """The largest number of ranks that a mesh may have."""
 # Axes of a step's mesh that lie inside others and do not multiply the number of ranks.
 INSIDE = ("ep", "etp")
-FORMS = "world, node, across, pairs, contiguous:K, or an axis of a mesh such as dp=2,tp=4:tp"
+FORMS = "world, node, across, pairs, or an axis of a mesh such as dp=2,tp=4:tp"
 """The texts that describe groups of ranks, for help and error messages."""
 
 
@@ -69,7 +69,7 @@ def form_groups(text: str, size: int, hosts: Sequence[str] | None = None) -> tup
     - ``world``: all ranks form one group.
     - ``node``: the ranks of a node form a group.
     - ``across``: a group has one rank of every node.
-    - ``contiguous:K``: K successive ranks form a group. ``pairs`` is ``contiguous:2``.
+    - ``pairs``: two successive ranks form a group.
     - ``dp=2,tp=4:tp``: ranks that differ only in their coordinate on the axis ``tp`` of the mesh
       form a group. The last axis varies fastest: these groups are the ranks 0 to 3 and 4 to 7.
     """
@@ -95,15 +95,12 @@ def _compute_keys(text: str, size: int, hosts: Sequence[str]) -> Sequence[object
     if text == "across":
         # The key is the number of earlier ranks on the same host.
         return [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
-    kind, _, argument = ("contiguous:2" if text == "pairs" else text).rpartition(":")
-    if "=" in kind:
-        return _compute_axis_keys(kind, argument, size)
-    if kind != "contiguous" or not re.fullmatch(r"[1-9]\d{0,8}", argument, re.ASCII):
+    if text == "pairs":
+        text = f"pair={max(size // 2, 1)},rank=2:rank"
+    mesh, _, axis = text.rpartition(":")
+    if "=" not in mesh:
         raise UserError(f"group {text!r} is not known: it is {FORMS}")
-    group_size = int(argument)
-    if size % group_size:
-        raise UserError(f"group {text!r} cannot be formed: world size({size}) % {group_size} != 0")
-    return [rank // group_size for rank in range(size)]
+    return _compute_axis_keys(mesh, axis, size)
 
 
 def _compute_axis_keys(mesh: str, axis: str, size: int) -> list[int]:

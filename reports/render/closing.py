@@ -84,16 +84,6 @@ def render_closing(report: Report, width: int | None = None, color: bool = False
     return sheet.text()
 
 
-def render_verdicts(report: Report, width: int | None = None, color: bool = False) -> str:
-    """Return the verdicts of a report as text of ``width`` characters, by default 80.
-
-    ``color`` adds terminal colors.
-    """
-    sheet = Sheet(width or WIDTH, color)
-    sheet.write_verdicts(report.verdicts)
-    return sheet.text()
-
-
 def _make_size_tables(data: RunData) -> list[Table]:
     """Return a table over message sizes for each operation, mode and type, then tables of links.
 

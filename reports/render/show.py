@@ -10,7 +10,7 @@ from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_write_errors, write_output
 from parbench.bench.text import UserError, pluralize
 from parbench.reports.analysis.verdicts import ReportVerdict
-from parbench.reports.render.closing import render_closing, render_verdicts
+from parbench.reports.render.closing import render_closing
 from parbench.reports.render.data import render_csv, render_json
 from parbench.reports.render.markdown import render_markdown
 from parbench.reports.render.terminal import print_report, render_text, width_of
@@ -27,16 +27,15 @@ def show_run(data: RunData, *more: ReportVerdict, form: str = "tables") -> int:
     """Print the results of a run, write its HTML page, print its folder, and return the exit code.
 
     ``more`` are verdicts that follow the verdicts on the run. ``form`` selects what is printed:
-    ``tables`` for the summary, ``verdicts`` for the verdicts, or a format of ``parbench export``.
+    ``tables`` for the summary, or a format of ``parbench export``.
     The page is ``report.html`` in the folder of the run. If the page cannot be written, a warning
     is printed, and the exit code is 4 instead of 0.
     """
     path = data.run.path
     report = make_report(data, more)
     code = report.code
-    renderers = {"tables": render_closing, "verdicts": render_verdicts}
-    if form in renderers:
-        print_report(report, render=renderers[form])
+    if form == "tables":
+        print_report(report, render=render_closing)
     else:
         from parbench.reports.formats.registry import render_export
 
@@ -47,7 +46,7 @@ def show_run(data: RunData, *more: ReportVerdict, form: str = "tables") -> int:
         click.echo(f"no report: {error}", err=True)
         code = combine_exit_codes([code, ExitCode.DID_NOT_RUN])
     # Parsers of another format read standard output.
-    click.echo(str(path), err=form not in renderers)
+    click.echo(str(path), err=form != "tables")
     return code
 
 

@@ -28,7 +28,7 @@ def estimate_check_seconds(device: str, num_devices: int) -> float:
     It becomes the time budget of the check. ``device`` is ``cuda`` or ``cpu``, and ``num_devices``
     is the number of GPUs or of groups of cores on the node.
     """
-    options = make_options(device, num_devices, budget="1m", timeout="1m", inject=None)
+    options = make_options(device, num_devices, budget="1m", inject=None)
     backend = "nccl" if device == "cuda" else "gloo"
     world = WorldSpec(nproc=num_devices, backend=backend, device=device)
     plan = make_plan(options, DEFINITIONS, world)

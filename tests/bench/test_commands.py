@@ -79,7 +79,7 @@ def test_every_option_of_run_reaches_the_plan(
     call_parbench: CallParbench, run_calls: list[Any]
 ) -> None:
     line = "--set layers=2 --sizes 1K --env NCCL_ALGO=Ring --nodes n[1-4]"
-    line += " --out o --limits b --format json -q"
+    line += " --out o --limits b --format json"
     args = [*CASES, *line.split()]
     for name, value in PLAN_OPTIONS.items():
         args += [f"--{name}", str(value)]
@@ -93,7 +93,7 @@ def test_every_option_of_run_reaches_the_plan(
         nodelist="n[1-4]",
         **PLAN_OPTIONS,
     )
-    others = {"out": Path("o"), "limits": Path("b"), "as_json": True, "quiet": True}
+    others = {"out": Path("o"), "limits": Path("b"), "as_json": True}
     others["resume_path"] = None
     assert run_calls == [(expected, others)]
 

@@ -192,7 +192,7 @@ def test_timed_region_neither_waits_nor_allocates(
 def test_cases_with_a_load_share_its_communicator(two_ranks_on_stub: RanksOnStub) -> None:
     """So do cases of the same groups; each communicator is split from the world's once."""
     params: dict[str, Any] = {**SIZE, "background": "all_reduce"}
-    group_params = {**params, "group": "contiguous:1", "concurrent": True}
+    group_params = {**params, "group": "dp=2 tp=1:tp", "concurrent": True}
     outcomes = two_ranks_on_stub.call(
         "tests.fake_cuda.cases:measure_cases",
         name="collective.all_reduce",

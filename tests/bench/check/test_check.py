@@ -62,7 +62,6 @@ TOO_MANY_RANKS: dict[str, Any] = {
     "device": "cpu",
     "nproc": 1 << 20,
     "budget": "9s",
-    "timeout": "9s",
     "out": Path(),
     "inject": None,
 }

@@ -33,7 +33,7 @@ Failures = dict[str, dict[str, Any]]
 
 
 def plan_cases(device: str, num_ranks: int) -> tuple[Case, ...]:
-    options = make_options(device, num_ranks, budget="40s", timeout="20s", inject=None)
+    options = make_options(device, num_ranks, budget="40s", inject=None)
     backend = "nccl" if device == "cuda" else "gloo"
     spec = WorldSpec(nproc=num_ranks, backend=backend, device=device)
     return make_plan(options, CATALOGUE, spec).cases

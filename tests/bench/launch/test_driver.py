@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
 from parbench.bench.launch import driver as module
 from parbench.bench.launch import ranks as ranks_module
@@ -77,7 +78,7 @@ class FakeRun:
         run = load_run(self.path)
         with open_writer(self.path) as writer:
             recorder = Recorder(run, writer, self.check_record)
-            with Display(quiet=True) as display:
+            with Display(Console(quiet=True)) as display:
                 Driver(run, recorder, self.start, display).drive()
         lines = []
         for record in self.records():

@@ -132,7 +132,7 @@ def test_groups_run_in_turn_and_concurrently() -> None:
     cases = expand("all_reduce", group="pairs")
     assert [case["group_index"] for case in cases] == [0, 1, 0, 1]
     assert [case["concurrent"] for case in cases] == [False, False, True, True]
-    assert expand("all_reduce", group="contiguous:4") == [{"group": "contiguous:4"}]
+    assert expand("all_reduce", group="node") == [{"group": "node"}]
     params = {"group": "pairs", "group_index": 1, "concurrent": True}
     assert expand("all_reduce", **params) == [params]
 

@@ -347,7 +347,7 @@ def test_injected_late_rank_delays_every_step(two_ranks: Ranks) -> None:
 GATHER = "parbench.bench.operations.collectives:gather"
 ALL_REDUCE = "parbench.bench.operations.collectives:all_reduce"
 DATA: dict[str, Any] = {"size_bytes": 64, "dtype": "float32"}
-OTHER_GROUP: dict[str, Any] = {"group": "contiguous:1", "group_index": 1}
+OTHER_GROUP: dict[str, Any] = {"group": "dp=2 tp=1:tp", "group_index": 1}
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def measure_membership(world: World, params: dict[str, Any]) -> Membership:
     return subgroup.ranks, subgroup.active, subgroup.world.rank, float(number)
 
 
-ONE_RANK = {"group": "contiguous:1", "group_index": 1}
+ONE_RANK = {"group": "dp=2 tp=1:tp", "group_index": 1}
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def count_process_groups(world: World, groups: list[str]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("groups", "count"), [(["contiguous:1", "dp=2 tp=1:tp"], 2), (["pairs", "node"], 0)]
+    ("groups", "count"), [(["dp=2 tp=1:tp", "tp=1 dp=2:tp"], 2), (["pairs", "node"], 0)]
 )
 def test_process_group_is_made_once(two_ranks: Ranks, groups: list[str], count: int) -> None:
     """Texts with the same ranks share a group, and a group of all ranks is the world's own."""
@@ -188,7 +188,7 @@ def list_splits(world: World) -> tuple[list[Any], list[Any]]:
     all_ranks: Any = "all"
     nccl_world = replace(world, backend="nccl", group=all_ranks, process_groups={})
     with mock.patch.multiple(dist, split_group=split, new_group=None):
-        for text in ("pairs", "dp=2 tp=2:dp", "pairs", "contiguous:4"):
+        for text in ("pairs", "dp=2 tp=2:dp", "pairs", "dp=4:dp"):
             own_world = select_subgroup(nccl_world, {"group": text, "concurrent": True}).world
             assert own_world is not None
             groups.append((own_world.group, own_world.rank, own_world.size))
@@ -210,7 +210,7 @@ def test_groups_end_with_the_world(join: Join) -> None:
 
 def check_barrier_of_single_rank(world: World) -> int:
     """Check a barrier of each rank's own group, to which rank 1 comes late."""
-    subgroup = select_subgroup(world, {"group": "contiguous:1", "concurrent": True})
+    subgroup = select_subgroup(world, {"group": "dp=2 tp=1:tp", "concurrent": True})
     assert subgroup.world is not None
     barrier = Barrier(subgroup.world)
     time.sleep(0.02 * world.rank)
