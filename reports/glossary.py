@@ -93,7 +93,7 @@ DEFINITIONS = {
         "below the uncertainty of the clocks."
     ),
     "parts of a step": (
-        "compute + exposed communication + copy + idle + residual = wall time of a profiled step. "
+        "compute + exposed communication + copy + idle = wall time of a profiled step. "
         "The other communication is hidden behind compute."
     ),
     "idle: schedule, imbalance, rest": (

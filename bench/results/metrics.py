@@ -167,9 +167,6 @@ METRICS = (
            "microbatches whose activations a rank holds, at most",
            "from a microbatch's forward until the end of its backward, counted in the order",
            ("pipelines",), "{:.4g}", is_exact=True),
-    Metric("residual", "s", None, "residual",
-           "wall time that no part accounts for; zero if the parts add up",
-           "wall - compute - exposed - copy - idle", kind="difference"),
     Metric("ect", "s", "lower", "ect",
            "effective communication time: what the step would save without communication",
            "step less the same without communication, both in a dispatch mode; a lower bound if "

@@ -81,11 +81,6 @@ class Breakdown:
     """The time in which the rank neither computes, copies nor communicates."""
     wall_seconds: float
     """The duration of the step."""
-    residual_seconds: float
-    """The part of ``wall_seconds`` that is in no other part, because two clocks differ.
-
-    It is 0 if the wall time is by the clock of the spans.
-    """
 
     @property
     def exposed_seconds(self) -> float:
@@ -107,8 +102,6 @@ def compute_breakdown(
     compute: Sequence[Span],
     comm_by_axis: Mapping[str, Sequence[Span]],
     copies: Sequence[Span],
-    *,
-    measured_wall_seconds: float | None = None,
 ) -> Breakdown:
     """Divide a step of one rank into compute, copies, exposed communication and idle time.
 
@@ -117,10 +110,6 @@ def compute_breakdown(
     communicates, the latter by mesh axis. Computation hides copies, and both hide communication.
     Time in which several axes are exposed counts for the first of them in ``comm_by_axis``, so that
     the sum over axes is |union of communication - compute - copies|.
-
-    ``measured_wall_seconds`` is the duration of the step by another clock than that of the spans.
-    It becomes the wall time of the result, and the residual is this duration less the sum of the
-    parts. If it is None, the wall time is the length of ``wall``, and the residual is 0.
     """
     computing = intersection(compute, [wall])
     copying = difference(intersection(copies, [wall]), computing)
@@ -131,15 +120,11 @@ def compute_breakdown(
         exposed[axis] = intersection(spans, idle)
         idle = difference(idle, exposed[axis])
     hidden = intersection(chain.from_iterable(comm_by_axis.values()), busy)
-    covered = sum(length(spans) for spans in (computing, copying, idle, *exposed.values()))
-    if measured_wall_seconds is None:
-        measured_wall_seconds = length([wall]) / 1e9
     return Breakdown(
         compute_seconds=length(computing) / 1e9,
         exposed_comm_seconds={axis: length(spans) / 1e9 for axis, spans in exposed.items()},
         hidden_comm_seconds=length(hidden) / 1e9,
         copy_seconds=length(copying) / 1e9,
         idle_seconds=length(idle) / 1e9,
-        wall_seconds=measured_wall_seconds,
-        residual_seconds=measured_wall_seconds - covered / 1e9,
+        wall_seconds=length([wall]) / 1e9,
     )

@@ -1,7 +1,6 @@
 """A profiled step as spans of time: arithmetic, communication and copies from torch's profiler."""
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -114,6 +113,11 @@ class TraceEvent:
 
     0 if it is unknown, and for other events.
     """
+    launch_ns: int | None = None
+    """For a kernel of communication, the time at which torch or the host launched the kernel.
+
+    None if it is unknown, and for other events.
+    """
     call: CallFacts | None = None
     """The facts about a communication call, None for other events or if unknown."""
 
@@ -145,18 +149,12 @@ class StepTrace:
 
     step: Span
     """The start and the end of the step on the host."""
-    wall_seconds: float
-    """The duration of the step by the host's clock, which is not the profiler's.
-
-    It is the wall time that a breakdown of the step divides into parts.
-    """
     compute: list[Span] = field(default_factory=list)
     """The disjoint spans in which the rank computes, in order of time."""
-    comm: list[Span] = field(default_factory=list)
-    """The spans of the communication calls, in order of their start.
+    comm: list[TraceEvent] = field(default_factory=list)
+    """The communication calls, in order of their start.
 
-    On a CPU a span lasts from the issue of the call to its end. On a device it is the time of the
-    kernel.
+    On a CPU an event lasts from the issue of the call to its end. On a device it is the kernel.
     """
     copies: list[Span] = field(default_factory=list)
     """The disjoint spans of copies and memsets on a device, in order of time."""
@@ -169,13 +167,11 @@ class StepTrace:
 
     None for a step on a CPU.
     """
-    launch_times: list[int | None] = field(default_factory=list)
-    """On a device, the time at which each kernel in ``comm`` was launched, None if unknown.
 
-    Empty for a step on a CPU.
-    """
-    facts: list[CallFacts | None] = field(default_factory=list)
-    """The facts about each call in ``comm``, None if unknown. Empty if the profile has no facts."""
+    @property
+    def seconds(self) -> float:
+        """The duration of the step on the host."""
+        return (self.step[1] - self.step[0]) / 1e9
 
 
 @lru_cache(maxsize=1 << 12)
@@ -207,85 +203,80 @@ def _get_base_name(name: str) -> str:
     return re.split(r"[<(]", name.replace("(anonymous namespace)::", ""), maxsplit=1)[0]
 
 
-def build_host_trace(events: Sequence[TraceEvent], wall_seconds: float) -> StepTrace:
+def build_host_trace(events: Sequence[TraceEvent]) -> StepTrace:
     """Return the spans of a step on a CPU, from the events of a profile of one rank.
 
     Compute follows from the operators of the step's thread, communication from gloo's events.
-    ``wall_seconds`` is the duration of the step by the host's clock. It becomes the field of the
-    result, and does not change the spans.
     """
     step = next(event for event in events if event.name == STEP)
-    own = [event for event in events if event.thread == step.thread and not event.is_async]
-    calls = [event for event in events if event.name.startswith(_ISSUE) and not event.is_async]
+    on_host = sorted((event for event in events if not event.is_async), key=attrgetter("span"))
+    calls = [event for event in on_host if event.name.startswith(_ISSUE)]
     transfers = [event for event in events if event.name.startswith("gloo:") and event.is_async]
-    calls.sort(key=attrgetter("span"))
     transfers.sort(key=attrgetter("span"))
-    comm = _list_spans(transfers) or _list_spans(calls)
-    facts = [event.call for event in transfers]
+    comm = transfers or calls
     if len(calls) == len(transfers):  # transfers begin in the order of their issue
-        comm = []
-        for number, (call, transfer) in enumerate(zip(calls, transfers, strict=True)):
-            start = min(call.start_ns, transfer.start_ns)
-            comm.append((start, max(call.stop_ns, transfer.stop_ns)))
-            if transfer.call is not None:  # gloo implements some operations by others
-                facts[number] = replace(transfer.call, op=parse_operation(call.name))
-    operators = [event for event in own if event.name.startswith("aten::")]
-    simulated_compute = [event for event in own if event.name == COMPUTE]
-    arithmetic = _list_spans([*operators, *simulated_compute])
-    waits = [event for event in own if event.name == _WAIT]
-    host_comm = union(_list_spans([*calls, *waits]))
-    return StepTrace(
-        step=step.span,
-        wall_seconds=wall_seconds,
-        compute=difference(arithmetic, host_comm),
-        comm=comm,
-        facts=facts,
-    )
+        comm = list(map(_join_call, calls, transfers))
+    arithmetic = []
+    host_comm = [call.span for call in calls]
+    for event in on_host:
+        if event.thread != step.thread:
+            continue
+        if event.name.startswith("aten::") or event.name == COMPUTE:
+            arithmetic.append(event.span)
+        elif event.name == _WAIT:
+            host_comm.append(event.span)
+    return StepTrace(step=step.span, compute=difference(arithmetic, host_comm), comm=comm)
 
 
-def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> StepTrace:
+def _join_call(call: TraceEvent, transfer: TraceEvent) -> TraceEvent:
+    """Return a call of gloo as one event, from the host's call to the end of the transfer."""
+    facts = transfer.call
+    if facts is not None:  # gloo implements some operations by others
+        facts = replace(facts, op=parse_operation(call.name))
+    start_ns = min(call.start_ns, transfer.start_ns)
+    stop_ns = max(call.stop_ns, transfer.stop_ns)
+    return replace(transfer, start_ns=start_ns, stop_ns=stop_ns, call=facts)
+
+
+def build_device_trace(events: Sequence[TraceEvent]) -> StepTrace:
     """Return the spans of a step on a CUDA device, from the events of a profile of one rank.
 
     Compute and communication follow from kernels, copies from memory copies and memsets.
-    ``wall_seconds`` is the duration of the step by the host's clock. It becomes the field of the
-    result, and does not change the spans.
     """
     step = next(event for event in events if event.name == STEP and not event.is_device)
-    host = [event for event in events if not event.is_device and not event.is_async]
-    calls = [event for event in host if event.name.startswith(_ISSUE)]
-    within_calls = [event for event in host if event.name == _WITHIN_ISSUE]
-    call_times = {event.correlation: event.start_ns for event in (*calls, *within_calls)}
-    call_times.pop(0, None)
-    launch_times = {
-        event.correlation: event.start_ns for event in host if event.name.startswith(_LAUNCH)
-    }
-    work = [event for event in events if event.is_device and not event.is_annotation]
-    work.sort(key=attrgetter("span"))
+    issue_spans = []
+    call_times = {}
+    launch_times = {}
+    for event in events:
+        if event.is_device or event.is_async:
+            continue
+        if event.name.startswith(_LAUNCH):
+            launch_times[event.correlation] = event.start_ns
+        elif event.name.startswith((_ISSUE, _WITHIN_ISSUE)) and event.correlation:
+            call_times[event.correlation] = event.start_ns
+        if event.name.startswith(_ISSUE):
+            issue_spans.append(event.span)
     copies = []
     comm = []
     compute = []
-    for event in work:
+    for event in events:
+        if not event.is_device or event.is_annotation:
+            continue
         if event.name.startswith(("Memcpy", "Memset")):
-            copies.append(event)
+            copies.append(event.span)
         elif is_communication_kernel(event.name):
-            comm.append(event)
+            # The start of the call of torch that launched the kernel, otherwise of the launch.
+            launch_ns = launch_times.get(event.correlation)
+            launch_ns = call_times.get(event.operator_correlation, launch_ns)
+            comm.append(replace(event, launch_ns=launch_ns))
         else:
-            compute.append(event)
-
-    # The start of the call of torch that launched a kernel, otherwise of the kernel's launch.
-    starts = [
-        call_times.get(kernel.operator_correlation, launch_times.get(kernel.correlation))
-        for kernel in comm
-    ]
+            compute.append(event.span)
     return StepTrace(
         step=step.span,
-        wall_seconds=wall_seconds,
-        compute=union(_list_spans(compute)),
-        comm=_list_spans(comm),
-        copies=union(_list_spans(copies)),
-        issue_spans=_list_spans(calls),
-        launch_times=starts,
-        facts=[kernel.call for kernel in comm],
+        compute=union(compute),
+        comm=sorted(comm, key=attrgetter("span")),
+        copies=union(copies),
+        issue_spans=sorted(issue_spans),
     )
 
 
@@ -301,25 +292,21 @@ def list_phases(events: Sequence[TraceEvent]) -> list[tuple[str, Span]]:
         for event in events
         if event.correlation and not event.is_device and event.name.startswith(_DEVICE_CALL)
     }
-    launches = sorted(
+    launches = [
         (launch_times[event.correlation], event.span)
         for event in events
         if event.is_device and event.correlation in launch_times
-    )
+    ]
     phases = []
     for event in sorted(events, key=attrgetter("span")):
         is_range = event.is_annotation and not event.is_device
         if is_range and event.name.startswith(PHASE) and event.name not in (STEP, COMPUTE):
-            first, last = (bisect_left(launches, (time, (0, 0))) for time in event.span)
-            spans = [span for _, span in launches[first:last]] or [event.span]
+            start, stop = event.span
+            kernels = [span for launched, span in launches if start <= launched < stop]
+            spans = kernels or [event.span]
             span = min(start for start, _ in spans), max(stop for _, stop in spans)
             phases.append((event.name.removeprefix(PHASE), span))
     return phases
-
-
-def _list_spans(events: Iterable[TraceEvent]) -> list[Span]:
-    """Return the spans of the events, sorted by their start."""
-    return sorted(event.span for event in events)
 
 
 def build_rank_timeline(
@@ -339,30 +326,24 @@ def build_rank_timeline(
         comm: the communication calls of the rank in the step.
         late_ns: the time in ns by which this rank began the step after the first rank.
     """
+    offset_ns = late_ns - trace.step[0]
+    intervals = []
 
-    work: list[tuple[str, str, Sequence[Span], int | None]]
-    work = [(PHASE_STREAM, name, [span], None) for name, span in trace.phases]
-    computing = intersection(trace.compute, [trace.step])
-    work.append((COMPUTE_STREAM, COMPUTE_STREAM, computing, None))
-    copying = difference(intersection(trace.copies, [trace.step]), computing)
-    work.append((COPY, COPY, copying, None))
+    def add(stream: str, name: str, spans: Iterable[Span], num_bytes: int | None = None) -> None:
+        """Add intervals for the parts of ``spans`` within the step."""
+        for start, stop in intersection(spans, [trace.step]):
+            start_us, stop_us = (start + offset_ns) / 1e3, (stop + offset_ns) / 1e3
+            intervals.append(Interval(stream, name, start_us, stop_us, num_bytes))
+
+    for name, span in trace.phases:
+        add(PHASE_STREAM, name, [span])
+    add(COMPUTE_STREAM, COMPUTE_STREAM, trace.compute)
+    add(COPY, COPY, difference(trace.copies, trace.compute))
     for call in comm:
-        parts = intersection([call.span], [trace.step])
-        work.append((f"{COMM} {call.axis}", call.op, parts, call.num_bytes))
-
-    def to_us(stamp: int) -> float:
-        """Convert ns of the profiler's clock to us since the first rank began the step."""
-        return (stamp - trace.step[0] + late_ns) / 1e3
-
-    intervals = [
-        Interval(stream, name, to_us(start), to_us(stop), num_bytes)
-        for stream, name, spans, num_bytes in work
-        for start, stop in spans
-    ]
-    start, stop = trace.step
+        add(f"{COMM} {call.axis}", call.op, [call.span], call.num_bytes)
     return RankTimeline(
         rank=rank,
-        start_us=to_us(start),
-        stop_us=to_us(stop),
+        start_us=late_ns / 1e3,
+        stop_us=(trace.step[1] + offset_ns) / 1e3,
         intervals=tuple(intervals),
     )

@@ -1,7 +1,7 @@
 """Training steps: their rows, the parts of a step, and its communication predicted from fits.
 
-The parts (compute, exposed communication, copies, idle) are measured in a profiled step. With the
-residual they add up to its wall time.
+The parts (compute, exposed communication, copies, idle) are measured in a profiled step, and add up
+to its wall time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -120,8 +120,7 @@ def get_parts(step: CaseResult) -> dict[str, float]:
     """Return the seconds of each part of the profiled step of a case, keyed by the part.
 
     The keys are ``compute``, ``exposed AXIS`` (communication on a mesh axis that neither compute
-    nor copies hide), ``copy`` (exposed copies) and ``idle``. Unknown parts are left out. The
-    residual, the wall time that no part accounts for, is not a part.
+    nor copies hide), ``copy`` (exposed copies) and ``idle``. Unknown parts are left out.
     """
     exposed = get_axis_values(step, "exposed_comm")
     parts = {
@@ -134,14 +133,12 @@ def get_parts(step: CaseResult) -> dict[str, float]:
 
 
 def get_profiled_seconds(step: CaseResult) -> float | None:
-    """Return the wall time of the profiled step in seconds: its parts plus the residual.
+    """Return the wall time of the profiled step in seconds, the sum of its parts.
 
-    The residual is the wall time that no part accounts for. None if no step was profiled.
+    None if no step was profiled.
     """
     parts = get_parts(step)
-    if "compute" not in parts:
-        return None
-    return sum(parts.values()) + (step.value("residual") or 0.0) or None
+    return sum(parts.values()) or None if "compute" in parts else None
 
 
 def compute_profiled_share(step: CaseResult, seconds: float | None) -> float | None:

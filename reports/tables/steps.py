@@ -55,14 +55,7 @@ _PROFILED_COLUMN = Column(
     "profiled",
     "profiled step",
     kind="s",
-    help="wall time of the profiled step, the sum of its parts and the residual",
-)
-_RESIDUAL_COLUMN = Column(
-    "residual_share",
-    "residual",
-    kind="percent",
-    help="share of the profiled step that no part accounts for",
-    is_result=True,
+    help="wall time of the profiled step, the sum of its parts",
 )
 
 _AXIS_METRICS = {
@@ -159,8 +152,7 @@ def _make_step_table(data: RunData, steps: Sequence[StepRow], problems: Sequence
 def _make_part_table(steps: Sequence[StepRow]) -> Table:
     """Return the table of the parts of each profiled step, such as compute and idle, in seconds.
 
-    A row is a step, with its wall time and the residual that no part accounts for. Steps that were
-    not profiled are left out.
+    A row is a step, with its wall time. Steps that were not profiled are left out.
     """
     rows = []
     stacks = {}
@@ -168,11 +160,9 @@ def _make_part_table(steps: Sequence[StepRow]) -> Table:
         result = step["result"]
         profiled = get_profiled_seconds(result)
         if profiled is not None:
-            # Adding zero turns a negative zero into zero.
-            share = round((result.value("residual") or 0.0) / profiled, 4) + 0.0
-            rows.append({**step, "profiled": profiled, "residual_share": share})
+            rows.append({**step, "profiled": profiled})
             stacks[step["label"]] = get_parts(result)
-    columns = [STEP_COLUMN, _PROFILED_COLUMN, *list_metric_columns("times", rows), _RESIDUAL_COLUMN]
+    columns = [STEP_COLUMN, _PROFILED_COLUMN, *list_metric_columns("times", rows)]
     return Table(
         "step-time",
         "Where the time goes",

@@ -215,7 +215,7 @@ def _divide_recording(
     )
     build = build_device_trace if has_device else build_host_trace
     others = (event for event in events if event.name != STEP)
-    trace = build([recording, *others], (stop - start) / 1e9)
+    trace = build([recording, *others])
     trace.phases.extend(list_phases(events))
     return trace
 
@@ -239,15 +239,15 @@ def _list_calls(trace: StepTrace, header: TraceHeader) -> list[TracedCall]:
     groups = header.distributed.groups
     rank_lists = {tuple(group.ranks) for group in groups if len(group.ranks) > 1}
     calls = []
-    for facts, span in zip(trace.facts or [None] * len(trace.comm), trace.comm, strict=True):
-        facts = facts or CallFacts("communication")
+    for event in trace.comm:
+        facts = event.call or CallFacts("communication")
         if facts.size is None and len(rank_lists) == 1:
             (ranks,) = rank_lists
             num_bytes = facts.num_bytes
             if facts.op == "all_gather" and num_bytes is not None:
                 num_bytes *= len(ranks)
             facts = replace(facts, ranks=ranks, size=len(ranks), num_bytes=num_bytes)
-        calls.append(TracedCall(facts, span))
+        calls.append(TracedCall(facts, event.span))
     return calls
 
 
@@ -274,7 +274,6 @@ def _build_step(
     return TracedStep(
         name=name,
         step=window,
-        wall_seconds=parts.wall_seconds,
         compute=compute,
         copies=copies,
         calls=calls,

@@ -21,12 +21,13 @@ def find_call_spans(trace: StepTrace, axes: Sequence[str]) -> list[Span | None] 
       the launch, and the calls directly before it that are on its axis and have no kernel yet.
     """
     if trace.issue_spans is None:
-        return list(trace.comm) if len(trace.comm) == len(axes) else None
+        spans: list[Span | None] = [event.span for event in trace.comm]
+        return spans if len(spans) == len(axes) else None
     launches = []
-    for launched, span in zip(trace.launch_times, trace.comm, strict=True):
-        if launched is None:
+    for kernel in trace.comm:
+        if kernel.launch_ns is None:
             return None
-        launches.append((launched, span))
+        launches.append((kernel.launch_ns, kernel.span))
     if len(trace.issue_spans) != len(axes):
         return None
     return _match_kernels(launches, trace.issue_spans, axes)

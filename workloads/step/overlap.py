@@ -158,7 +158,7 @@ class OverlapProbe:
         finally:
             for group in fake_groups.values():
                 dist.destroy_process_group(group)
-        walls["profiled"] = [trace.wall_seconds for trace in traces]
+        walls["profiled"] = [trace.seconds for trace in traces]
         matched = [match_spans_to_calls(trace, calls) for trace in traces]
         walls_of_slowest = slowest(world.gather(walls["profiled"]))
         median_step = walls_of_slowest.index(median_low(walls_of_slowest))
@@ -242,7 +242,6 @@ class OverlapProbe:
             "exposed_copy": breakdown.copy_seconds,
             "overlap": None if unseen else breakdown.overlap,
             "idle": None if unseen else breakdown.idle_seconds,
-            "residual": breakdown.residual_seconds,
         }
         parts |= {f"exposed_comm.{axis}": seconds for axis, seconds in exposed.items()}
         parts |= slowest_rank.phases
@@ -320,7 +319,7 @@ def match_spans_to_calls(trace: StepTrace, calls: Sequence[SentCall]) -> Matched
     if spans is None:
         axes = {call.axis for call in calls}
         axis = axes.pop() if len(axes) == 1 else OTHER
-        named = [TimedCall(axis, "communication", span) for span in trace.comm]
+        named = [TimedCall(axis, "communication", event.span) for event in trace.comm]
         missing = [] if trace.comm else calls
         return MatchedTrace([], named, {call.axis for call in missing if call.ranks > 1})
     unseen = set()
@@ -345,16 +344,9 @@ def compute_time_breakdown(trace: StepTrace, matched: MatchedTrace) -> Breakdown
     The parts are compute, copies, exposed communication by mesh axis, and idle time. Time in which
     compute runs counts as compute only. Time in which a copy runs without compute counts as copy.
     Communication counts only while neither runs (exposed). If several axes are then active, the
-    time counts for the call that started first. ``residual_seconds`` is the wall time by the host's
-    clock less the sum of these parts.
+    time counts for the call that started first.
     """
-    return compute_breakdown(
-        trace.step,
-        trace.compute,
-        matched.group_by_axis(),
-        trace.copies,
-        measured_wall_seconds=trace.wall_seconds,
-    )
+    return compute_breakdown(trace.step, trace.compute, matched.group_by_axis(), trace.copies)
 
 
 def measure_phases(trace: StepTrace, matched: MatchedTrace) -> dict[str, float]:

@@ -132,11 +132,9 @@ def trace_step(step: Step, device: torch.device) -> StepTrace:
             step()
             if is_cuda:
                 accelerator.synchronize(device)
-        wall_seconds = (time.perf_counter_ns() - start_ns) / 1e9
     events = trace_events(profiler)
     build_trace = build_device_trace if is_cuda else build_host_trace
-    trace = build_trace(events, wall_seconds)
-    return replace(trace, start_ns=start_ns, phases=list_phases(events))
+    return replace(build_trace(events), start_ns=start_ns, phases=list_phases(events))
 
 
 def record_moment(device: torch.device) -> Moment:

@@ -82,7 +82,6 @@ def test_breakdown_agrees_with_sets_of_points(
     assert seconds == pytest.approx(
         {name: len(points) * NS for name, points in expected.items()}
     )
-    assert parts.residual_seconds == 0
 
 
 def test_exposed_time_belongs_to_the_first_axis() -> None:
@@ -91,9 +90,3 @@ def test_exposed_time_belongs_to_the_first_axis() -> None:
     assert parts.exposed_comm_seconds["dp"] == pytest.approx((5 + 5) * NS)
     assert parts.exposed_comm_seconds["tp"] == pytest.approx(2 * NS)
     assert parts.overlap == pytest.approx(1 / 13)
-
-
-def test_residual_completes_the_measured_wall() -> None:
-    parts = compute_breakdown((0, 20), [(0, 10)], {"dp": []}, [], measured_wall_seconds=25 * NS)
-    assert parts.wall_seconds == 25 * NS
-    assert parts.residual_seconds == pytest.approx(5 * NS)

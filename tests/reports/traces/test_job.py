@@ -72,7 +72,7 @@ def trace_and_profile(
     world.barrier()
     with profiling(world.device) as profiler, record_function(STEP):
         step.step()
-    trace = build_host_trace(trace_events(profiler), 0.0)
+    trace = build_host_trace(trace_events(profiler))
     profiler.export_chrome_trace(str(Path(folder) / f"rank{world.rank}.json"))
     step.close()
     return asdict(compute_time_breakdown(trace, match_spans_to_calls(trace, calls)))

@@ -109,12 +109,11 @@ def step_metrics(seconds: float) -> Metrics:
 
 
 def training_metrics(seconds: float = 0.010, axes: Sequence[str] = ("dp",)) -> Metrics:
-    """Return the metrics of a training step, whose parts add up to 98 % of its time."""
+    """Return the metrics of a training step, whose parts add up to its time."""
     shares = {
         "compute": 0.6,
-        "exposed_copy": 0.02,
+        "exposed_copy": 0.04,
         "idle": 0.06,
-        "residual": 0.02,
         "ect": 0.33,
         "straggler_wait": 0.04,
     }

@@ -64,7 +64,6 @@ def traced_record(repetition: int = 0) -> Record:
         "exposed_comm.dp": 3e-3,
         "exposed_copy": 0.25e-3,
         "idle": 0.75e-3,
-        "residual": 0.0,
     }
     metrics = step_metrics(10e-3) | counted_metrics("s", seconds)
     return ok_record(step_case("ddp"), repetition, 10e-3, metrics=metrics)

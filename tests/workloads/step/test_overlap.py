@@ -18,6 +18,7 @@ from parbench.workloads.step.overlap import (
 from parbench.workloads.step.probe import trace_step
 from parbench.workloads.step.sent_bytes import OTHER, SentCall
 from tests.support.ranks import Ranks
+from tests.support.workloads.kernels import make_kernel
 from tests.support.workloads.training_steps import build_trained_step, metric_value
 
 MS = 1_000_000
@@ -55,7 +56,7 @@ def explain(world: World, name: str) -> tuple[Explanation, float]:
         patch.setattr(overlap, "trace_step", record_trace)
         explanation = step.explain_step(step.reset, 0.0)
     step.close()
-    return explanation, traces[0].wall_seconds
+    return explanation, traces[0].seconds
 
 
 def assert_adds_up(ranks: Ranks, name: str, axes: Sequence[str]) -> None:
@@ -67,7 +68,7 @@ def assert_adds_up(ranks: Ranks, name: str, axes: Sequence[str]) -> None:
     seconds = [metric_value(explanation, part) for part in parts]
     assert seconds[0] > 0
     assert min(seconds) >= 0
-    assert sum(seconds) + metric_value(explanation, "residual") == pytest.approx(wall, abs=1e-6)
+    assert sum(seconds) == pytest.approx(wall, abs=1e-6)
     assert metric_value(explanation, f"bytes_ratio.{axes[-1]}") == pytest.approx(1)
     assert metric_value(explanation, f"bytes_sent.{axes[-1]}") > 0
     assert metric_value(explanation, f"comm_transfer.{axes[-1]}") > 0
@@ -94,10 +95,9 @@ def explain_fake_traces(world: World, comm_is_seen: bool) -> Explanation:
 
     def make_trace(*_: object) -> StepTrace:
         return StepTrace(
-            step=(0, 20 * MS),
-            wall_seconds=0.021 + 0.001 * world.rank,
+            step=(0, (20 + world.rank) * MS),
             compute=[(0, 8 * MS)],
-            comm=[(4 * MS + late, 14 * MS)] if comm_is_seen else [],
+            comm=[make_kernel(4 * MS + late, 14 * MS)] if comm_is_seen else [],
             copies=[(12 * MS, 13 * MS)],
             start_ns=MS + 2_000 * world.rank + offsets_ns[world.rank],
         )
@@ -115,8 +115,7 @@ def test_explanation_of_late_rank(two_ranks: Ranks) -> None:
         "compute": 8,
         "exposed_comm.dp": 4,
         "exposed_copy": 1,
-        "idle": 7,
-        "residual": 2,
+        "idle": 8,
         "comm_transfer.dp": 5,
         "straggler_wait": 5,
     }
@@ -141,7 +140,7 @@ def sent_call(axis: str, op: str, ranks: int = 2) -> SentCall:
 
 def make_trace(**spans: Any) -> StepTrace:
     """Return the trace of a step of 1000 ns."""
-    return StepTrace(step=(0, 1000), wall_seconds=1000 * NS, **spans)
+    return StepTrace(step=(0, 1000), **spans)
 
 
 SEND = sent_call("cp", "send")
@@ -153,8 +152,7 @@ def test_kernel_of_send_and_recv_counts_once() -> None:
     trace = make_trace(
         compute=[(0, 250)],
         issue_spans=[(10, 30), (40, 60), (310, 330), (340, 360)],
-        comm=[(200, 300), (500, 600)],
-        launch_times=[65, 365],
+        comm=[make_kernel(200, 300, 65), make_kernel(500, 600, 365)],
     )
     matched = match_spans_to_calls(trace, [SEND, RECV, SEND, RECV])
     assert matched.spans == [(200, 300), (200, 300), (500, 600), (500, 600)]
@@ -170,8 +168,7 @@ def test_kernel_of_send_and_recv_counts_once() -> None:
 def test_call_without_kernel_is_unseen() -> None:
     trace = make_trace(
         issue_spans=[(10, 30), (40, 60)],
-        comm=[(100, 600)],
-        launch_times=[50],
+        comm=[make_kernel(100, 600, 50)],
     )
     calls = [sent_call("dp", "all_reduce"), sent_call("tp", "all_reduce")]
     matched = match_spans_to_calls(trace, calls)
@@ -184,8 +181,11 @@ def test_call_without_kernel_is_unseen() -> None:
 def test_kernel_of_no_call_hides_axes(axes: list[str], axis: str, launched: int | None) -> None:
     trace = make_trace(
         issue_spans=[(10, 30), (40, 60)],
-        comm=[(100, 200), (200, 300), (300, 400)],
-        launch_times=[20, 50, launched],
+        comm=[
+            make_kernel(100, 200, 20),
+            make_kernel(200, 300, 50),
+            make_kernel(300, 400, launched),
+        ],
     )
     calls = [sent_call(name, "all_reduce") for name in axes]
     matched = match_spans_to_calls(trace, calls)

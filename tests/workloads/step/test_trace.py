@@ -70,12 +70,11 @@ def test_trace_of_device() -> None:
         make_event("Memset (Device)", 750, 770),
         make_event("vectorized_elementwise_kernel", 770, 1000),
     ]
-    trace = build_device_trace(events, 1e-6)
+    trace = build_device_trace(events)
     assert trace.compute == [(0, 400), (770, 1000)]
-    assert trace.comm == [(300, 740)]
+    assert [(kernel.span, kernel.launch_ns) for kernel in trace.comm] == [((300, 740), 110)]
     assert trace.copies == [(740, 770)]
     assert trace.issue_spans == [(100, 150)]
-    assert trace.launch_times == [110]
 
 
 def test_phase_on_device_lasts_as_long_as_its_kernels() -> None:
@@ -101,13 +100,11 @@ def test_phase_on_device_lasts_as_long_as_its_kernels() -> None:
 def test_rank_timeline_is_clipped_to_step() -> None:
     trace = StepTrace(
         step=(5 * US, 25 * US),
-        wall_seconds=20e-6,
         compute=[(4 * US, 10 * US)],
-        comm=[(18 * US, 30 * US)],
         copies=[(8 * US, 12 * US)],
         phases=[("forward", (5 * US, 14 * US))],
     )
-    calls = [TimedCall("dp", "all_reduce", trace.comm[0], 64)]
+    calls = [TimedCall("dp", "all_reduce", (18 * US, 30 * US), 64)]
     timeline = build_rank_timeline(1, trace, calls, late_ns=3 * US)
     assert timeline.start_us == 3.0
     assert timeline.stop_us == 23.0
