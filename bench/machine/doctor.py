@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -26,130 +26,63 @@ from parbench.bench.machine.machine import (
     inspect_machine,
     try_call,
 )
-from parbench.bench.machine.world_spec import choose_world
-from parbench.bench.text import UserError, format_table, pluralize
+from parbench.bench.text import format_table, pluralize
 
 _MIN_SHM_BYTES = 10**9
 _SAMPLE_SECONDS = 0.3
-_FIXES = {
-    "torch": "pip install 'torch>=2.11'",
-    "ranks": "use fewer ranks (--nproc): ranks that share a core wait for each other",
-    "cores": "lift the container's CPU quota, which halts ranks in mid-flight, and pin it to whole cores instead",
-    "load average": "stop other work, or measure longer (--budget)",
-    "cpu governor": "sudo cpupower frequency-set -g performance, so that clocks do not follow the load",
-    "steal time": "the hypervisor gives these cores to others: use dedicated cores, or measure longer (--budget)",
-    "/dev/shm": "nccl moves data through it: start the container with --shm-size 1g or more, or --ipc host",
-    "gpu driver": "see nvidia-smi and CUDA_VISIBLE_DEVICES: a driver older than its libraries, a GPU off the bus",
-    "iommu": "boot with iommu=pt: translation slows transfers between GPUs, NICs and the host",
-    "peer memory": "sudo modprobe nvidia_peermem: NICs copy through the host without it",
-}
-
-
-def _examine(topic: str, facts: str | None, disturbs: bool) -> Disturbance:
-    """Return a finding about a topic, with the advice of ``_FIXES`` if the state disturbs.
-
-    ``facts`` is the state of the machine in the topic as text. None means unknown and never
-    disturbs.
-    """
-    return make_finding(topic, facts, disturbs, _FIXES[topic])
+_CORES_FIX = "lift the container's CPU quota, which halts ranks in mid-flight, and pin it to whole cores instead"
+_LOAD_FIX = "stop other work, or measure longer (--budget)"
+_GOVERNOR_FIX = "sudo cpupower frequency-set -g performance, so that clocks do not follow the load"
+_STEAL_FIX = (
+    "the hypervisor gives these cores to others: use dedicated cores, or measure longer (--budget)"
+)
+_SHM_FIX = (
+    "nccl moves data through it: start the container with --shm-size 1g or more, or --ipc host"
+)
+_DRIVER_FIX = (
+    "see nvidia-smi and CUDA_VISIBLE_DEVICES: a driver older than its libraries, a GPU off the bus"
+)
+_IOMMU_FIX = "boot with iommu=pt: translation slows transfers between GPUs, NICs and the host"
+_PEER_FIX = "sudo modprobe nvidia_peermem: NICs copy through the host without it"
 
 
 def examine_this_host(environ: Mapping[str, str]) -> tuple[Disturbance, ...]:
     """Return a finding for each topic of this host, such as ``load average`` or ``gpu clocks``.
 
     A finding holds the state of the host in a topic, also if the state does not disturb.
-    ``environ`` holds the environment variables.
+    ``environ`` holds the environment variables. The call takes 0.3 s, in which the CPU time is
+    measured that the hypervisor takes.
     """
     machine = inspect_machine(environ)
-    findings = [*examine_cores(machine, read_core_state()), *examine_gpus(machine)]
-    if not machine.gpus and not machine.silent_gpus and has_library(environ):
-        facts = "NVML is installed, and no GPU is visible"
-        findings.append(_examine("gpu driver", facts, True))
+    findings = [*examine_cores(machine.cores), *examine_gpus(machine)]
     if machine.gpus:
         findings += examine_gpu_host(machine.gpus)
+    elif not machine.silent_gpus and has_library(environ):
+        facts = "NVML is installed, and no GPU is visible"
+        findings.append(make_finding("gpu driver", facts, True, _DRIVER_FIX))
     return tuple(findings)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CoreState:
-    """The load of this host, and its settings that can slow its cores. None means unknown."""
+def examine_cores(num_cores: int) -> list[Disturbance]:
+    """Return the findings about the cores of this host and their load, one for each of four topics.
 
-    num_allowed: int
-    """The number of CPUs in the affinity of this process."""
-    load_average: float
-    """The mean number of processes that ran or waited for a core in the last minute."""
-    governor: str | None
-    """The cpufreq governors of the CPUs in the affinity, joined by commas."""
-    steal_percent: float | None
-    """The share of the CPU time of all cores that the hypervisor took in 0.3 s, in per cent."""
-    shm_bytes: int | None
-    """The total size of /dev/shm in bytes."""
-
-
-def read_core_state() -> CoreState:
-    """Return the load and the settings of this host's cores, and the size of /dev/shm.
-
-    The call takes 0.3 s, in which the CPU time is measured that the hypervisor takes.
+    The topics are ``cores``, ``load average``, ``cpu governor`` and ``steal time``. ``num_cores`` is the number of cores that this process may use, in which CPU quotas count.
     """
-    return CoreState(
-        num_allowed=len(get_affinity()),
-        load_average=os.getloadavg()[0],
-        governor=read_governors(),
-        steal_percent=getattr(psutil.cpu_times_percent(_SAMPLE_SECONDS), "steal", None),
-        shm_bytes=try_call(lambda: shutil.disk_usage("/dev/shm").total),
-    )
-
-
-def examine_cores(machine: Machine, state: CoreState) -> list[Disturbance]:
-    """Return the findings about torch, ranks and cores, one for each of seven topics.
-
-    The topics are ``torch``, ``ranks``, ``cores``, ``load average``, ``cpu governor``, ``steal
-    time`` and ``/dev/shm``, in this order.
-    """
-    torch = machine.torch_version
-    if torch is None and machine.torch_has_cuda is None:
-        torch = "not installed"
-    host_cores = machine.host_cores or 0  # The load average counts all of them.
-    load = f"{state.load_average:.2f} on {pluralize(host_cores, 'core')} of the host"
-    steal = state.steal_percent
-    is_shm_low = bool(machine.gpus) and (state.shm_bytes or 0) < _MIN_SHM_BYTES
+    num_allowed = len(get_affinity())
+    num_host_cores = psutil.cpu_count() or 1
+    load_average = os.getloadavg()[0]  # of the last minute, in processes
+    governor = read_governors()
+    steal_percent = psutil.cpu_times_percent(_SAMPLE_SECONDS).steal
+    cores = f"{num_cores} available of {num_allowed}"
+    load = f"{load_average:.2f} on {pluralize(num_host_cores, 'core')} of the host"
+    is_busy = load_average > BUSY_SHARE * num_host_cores
+    steal = f"{steal_percent:.1f} %"
     return [
-        _examine("torch", torch, torch == "not installed"),
-        _examine_ranks(machine),
-        _examine(
-            "cores",
-            f"{machine.cores} available of {state.num_allowed}",
-            machine.cores < state.num_allowed,
-        ),
-        _examine(
-            "load average",
-            load if host_cores else None,
-            state.load_average > BUSY_SHARE * host_cores,
-        ),
-        _examine("cpu governor", state.governor, state.governor != "performance"),
-        _examine(
-            "steal time",
-            None if steal is None else f"{steal:.1f} %",
-            (steal or 0) > STEAL_PERCENT,
-        ),
-        _examine("/dev/shm", format_gibibytes(state.shm_bytes), is_shm_low),
+        make_finding("cores", cores, num_cores < num_allowed, _CORES_FIX),
+        make_finding("load average", load, is_busy, _LOAD_FIX),
+        make_finding("cpu governor", governor, governor != "performance", _GOVERNOR_FIX),
+        make_finding("steal time", steal, steal_percent > STEAL_PERCENT, _STEAL_FIX),
     ]
-
-
-def _examine_ranks(machine: Machine) -> Disturbance:
-    """Return a finding about the number of ranks that ``parbench run`` starts by default.
-
-    It disturbs if there are more ranks than physical cores. It is unknown if no ranks can be
-    started, because torch is missing or GPUs cannot be used.
-    """
-    try:
-        world = choose_world(machine, nproc=None, backend=None, device=None, allow_single=False)
-    except UserError:
-        # Without torch, or with GPUs that cannot be used, which have findings of their own.
-        return Disturbance(topic="ranks", facts=UNKNOWN)
-    num_physical = min(machine.cores, machine.physical_cores or machine.cores)
-    facts = f"{world.nproc} on {world.device} with {world.backend}; {num_physical} physical cores"
-    return _examine("ranks", facts, world.nproc > num_physical)
 
 
 def examine_gpus(machine: Machine) -> list[Disturbance]:
@@ -180,15 +113,21 @@ def examine_gpus(machine: Machine) -> list[Disturbance]:
 def examine_gpu_host(gpus: Sequence[Gpu], root: Path = Path("/")) -> list[Disturbance]:
     """Return the findings about settings of this host that slow its GPUs and NICs.
 
-    There is a finding about the IOMMU of the ``gpus`` and, if the host has RDMA NICs, one about
-    peer memory, also if the settings do not disturb. ``root`` is the folder that contains ``proc``
-    and ``sys``, ``/`` except in tests.
+    There is a finding about the size of ``/dev/shm``, one about the IOMMU of the ``gpus`` and, if
+    the host has RDMA NICs, one about peer memory, also if the settings do not disturb. ``root`` is
+    the folder that contains ``dev``, ``proc`` and ``sys``, ``/`` except in tests.
     """
+    shm_bytes = try_call(lambda: shutil.disk_usage(root / "dev/shm").total)
+    is_shm_small = (shm_bytes or 0) < _MIN_SHM_BYTES
     iommu = has_iommu_translation(gpus, root)
-    findings = [_examine("iommu", format_switch(iommu), bool(iommu))]
+    findings = [
+        make_finding("/dev/shm", format_gibibytes(shm_bytes), is_shm_small, _SHM_FIX),
+        make_finding("iommu", format_switch(iommu), bool(iommu), _IOMMU_FIX),
+    ]
     if any((root / "sys/class/infiniband").glob("*")):
         peer_memory = has_peer_memory(root)
-        findings.append(_examine("peer memory", format_switch(peer_memory), not peer_memory))
+        facts = format_switch(peer_memory)
+        findings.append(make_finding("peer memory", facts, not peer_memory, _PEER_FIX))
     return findings
 
 

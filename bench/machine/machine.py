@@ -33,10 +33,6 @@ class Machine:
 
     cores: int
     """The number of logical CPUs that the process may use."""
-    host_cores: int | None = None
-    """The number of logical CPUs of the host."""
-    physical_cores: int | None = None
-    """The number of physical cores of the host."""
     memory_bytes: int | None = None
     """The bytes of host memory that the process can still allocate."""
     gpus: tuple[Gpu, ...] = ()
@@ -52,9 +48,9 @@ class Machine:
     Empty if all GPUs answer.
     """
     torch_version: str | None = None
-    """The version of torch, None if torch is not installed or its version is unknown."""
-    torch_has_cuda: bool | None = None
-    """True if torch is built with CUDA."""
+    """The version of torch, None if torch is not installed."""
+    torch_has_cuda: bool = False
+    """True if torch is installed and built with CUDA."""
     may_share_gpus: bool = False
     """True if ``NCCL_MULTI_RANK_GPU_ENABLE`` permits several ranks on a GPU."""
 
@@ -78,8 +74,6 @@ def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machi
     report = inspect_gpus(environ)
     return Machine(
         cores=count_available_cores(),
-        host_cores=psutil.cpu_count(),
-        physical_cores=psutil.cpu_count(logical=False),
         memory_bytes=count_available_memory_bytes(),
         gpus=select_visible(report.gpus, environ),
         silent_gpus=find_silent_gpus(environ, report, root),
@@ -120,18 +114,13 @@ def find_silent_gpus(environ: Mapping[str, str], report: GpuReport, root: Path) 
     return tuple(addresses)
 
 
-def _has_torch_cuda() -> bool | None:
-    """Return True if the installed torch is built with CUDA, without an import of torch.
-
-    The result is None if torch is not installed or if the file ``version.py`` of torch has an
-    unknown form.
-    """
+def _has_torch_cuda() -> bool:
+    """Return True if torch is installed and built with CUDA, without an import of torch."""
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
-        return None
+        return False
     text = read_text(Path(torch.origin).with_name("version.py")) or ""
-    match = re.search(r"^cuda\b[^=\n]*= *(None|['\"])", text, re.MULTILINE)
-    return None if match is None else match[1] != "None"
+    return re.search(r"^cuda\b[^=\n]*= *['\"]", text, re.MULTILINE) is not None
 
 
 def try_call(function: Callable[[], _T]) -> _T | None:

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from parbench.bench.choices import BACKENDS, DEVICES
 from parbench.bench.machine.gpu import GPU_FIX
 from parbench.bench.machine.machine import SHARING_VARIABLE, Machine
-from parbench.bench.text import UserError, format_list, pluralize
+from parbench.bench.text import UserError, pluralize
 
 _MAX_RANKS = 1 << 12
 _MAX_DEFAULT_RANKS = 8  # on cores
@@ -115,8 +114,7 @@ def choose_world(
 ) -> WorldSpec:
     """Choose the number of ranks, the backend and the device for one node.
 
-    Raises ``UserError`` if torch is missing, an option is not valid, or the machine cannot run the
-    ranks.
+    Raises ``UserError`` if torch is missing, or if the machine cannot run these ranks.
 
     Args:
         machine: the cores, GPUs and torch of the node.
@@ -128,26 +126,23 @@ def choose_world(
             permitted and ``nproc`` is 1 or None.
         allow_single: True if a single rank is permitted.
     """
-    if machine.torch_version is None and machine.torch_has_cuda is None:
+    if machine.torch_version is None:
         raise UserError(
             "torch is not installed in this Python environment: install it with pip install 'torch>=2.11'"
         )
-    check_known("--device", device, DEVICES)
-    check_known("--backend", backend, BACKENDS)
-    if nproc is not None and not 1 <= nproc <= _MAX_RANKS:
-        raise UserError(f"--nproc {nproc}: 1 to {_MAX_RANKS} ranks are possible")
-    note = describe_silence(machine) if device == "cuda" else ""
+    note = machine.describe_silent_gpus() if device == "cuda" else ""
     if device is None:
         device = _choose_device(machine, 1 if nproc in (None, 1) and allow_single else 2)
         if device == "cpu" and machine.gpus:
-            cause = f"{_describe_gpus(machine)}, {_describe_torch(machine)}"
-            note = f"{cause}: measuring the CPU. --nproc 1 --device cuda measures one GPU"
+            note = f"{_describe_hardware(machine)}: measuring the CPU. --nproc 1 --device cuda measures one GPU"
     backend = backend or ("nccl" if device == "cuda" else "gloo")
-    ranks = nproc or max(2, min(_MAX_DEFAULT_RANKS, machine.cores))
+    default_ranks = max(2, min(_MAX_DEFAULT_RANKS, machine.cores))
     if device == "cuda":
-        _check_cuda(machine)
-        ranks = nproc or len(machine.gpus)
-    _check_ranks(machine, ranks, backend, device)
+        default_ranks = len(machine.gpus)
+    ranks = default_ranks if nproc is None else nproc
+    _check_devices(machine, ranks, backend, device)
+    if not 1 <= ranks <= _MAX_RANKS:
+        raise UserError(f"--nproc {ranks}: 1 to {_MAX_RANKS} ranks are possible")
     if ranks == 1 and not allow_single:
         raise UserError(
             "one rank: at least 2 ranks are needed. Did each node start alone?",
@@ -158,7 +153,7 @@ def choose_world(
         backend=backend,
         device=device,
         rank_bytes=_compute_rank_bytes(machine, ranks, device),
-        sharing=describe_sharing(machine, ranks, device),
+        sharing=_describe_sharing(machine, ranks, device),
         notes=(note,) if note else (),
     )
 
@@ -169,47 +164,33 @@ def _choose_device(machine: Machine, min_gpus: int) -> str:
     ``min_gpus`` is the number of GPUs that is enough. Otherwise the default is ``cpu``. Raises
     ``UserError`` if a GPU does not answer, so that the user decides what is measured.
     """
-    silence = describe_silence(machine)
-    if silence:
-        hint = "--device cpu measures the cores"
-        if machine.gpus:
-            hint += f", --device cuda measures the GPUs that answer ({len(machine.gpus)})"
-        raise UserError(silence, hint=hint)
+    if machine.silent_gpus:
+        hint = "--device cpu measures the cores, --device cuda the GPUs that answer"
+        raise UserError(f"{machine.describe_silent_gpus()}; {GPU_FIX}", hint=hint)
     return "cuda" if machine.torch_has_cuda and len(machine.gpus) >= min_gpus else "cpu"
 
 
-def _check_ranks(machine: Machine, ranks: int, backend: str, device: str) -> None:
-    """Raise ``UserError`` if this backend cannot connect so many ranks on the devices of a node.
+def _check_devices(machine: Machine, ranks: int, backend: str, device: str) -> None:
+    """Raise ``UserError`` if a node cannot run so many ranks with this backend on this device.
 
     ``ranks`` is the number of ranks on the node. NCCL needs a GPU for each rank, unless
     NCCL_MULTI_RANK_GPU_ENABLE permits several on a GPU.
     """
-    if backend != "nccl":
-        return
-    if device == "cpu":
+    hardware = _describe_hardware(machine)
+    num_gpus = len(machine.gpus)
+    if device == "cuda" and not (machine.torch_has_cuda and num_gpus):
+        raise UserError(f"--device cuda: {hardware}", hint="--device cpu measures the cores")
+    if backend == "nccl" and device == "cpu":
         raise UserError(
-            "--backend nccl moves data between GPUs, and these ranks would run on the CPU "
-            f"({_describe_gpus(machine)}, {_describe_torch(machine)})",
+            f"--backend nccl needs GPUs, and these ranks would run on the CPU ({hardware})",
             hint="--backend gloo",
         )
-    num_gpus = len(machine.gpus)
-    if ranks > num_gpus and not machine.may_share_gpus:
+    if backend == "nccl" and ranks > num_gpus and not machine.may_share_gpus:
         raise UserError(
-            f"--nproc {ranks}: nccl needs a GPU for each rank, and {_describe_gpus(machine)}",
+            f"--nproc {ranks}: nccl needs a GPU for each rank ({hardware})",
             hint=f"use --nproc {num_gpus} or --backend gloo, or set {SHARING_VARIABLE}=1 "
             "(NCCL 2.30 or newer) to test functions only",
         )
-
-
-def _check_cuda(machine: Machine) -> None:
-    """Raise ``UserError`` if torch cannot use GPUs on this machine.
-
-    The reason may be that no GPU is found or answers, or that torch is built without CUDA.
-    """
-    if not machine.gpus or not machine.torch_has_cuda:
-        silence = "" if machine.gpus else describe_silence(machine)
-        problem = silence or f"{_describe_gpus(machine)}, and {_describe_torch(machine)}"
-        raise UserError(f"--device cuda: {problem}", hint="--device cpu measures the cores")
 
 
 def _compute_rank_bytes(machine: Machine, ranks: int, device: str) -> int | None:
@@ -229,16 +210,7 @@ def _compute_rank_bytes(machine: Machine, ranks: int, device: str) -> int | None
     return min(known) // max_ranks_per_device
 
 
-def describe_silence(machine: Machine) -> str:
-    """Return a message that names the GPUs that do not answer to NVML, the reason, and a fix.
-
-    Empty if all GPUs answer.
-    """
-    silence = machine.describe_silent_gpus()
-    return f"{silence}; {GPU_FIX}" if silence else ""
-
-
-def describe_sharing(machine: Machine, ranks: int, device: str) -> str:
+def _describe_sharing(machine: Machine, ranks: int, device: str) -> str:
     """Return a note if a node has more ranks than cores (``cpu``) or GPUs (``cuda``).
 
     The note is empty if each of the ``ranks`` has a core or GPU of its own.
@@ -250,23 +222,15 @@ def describe_sharing(machine: Machine, ranks: int, device: str) -> str:
     return f"functional only: {shared}; times include waiting for a {noun}"
 
 
-def check_known(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
-    """Raise ``UserError`` if the value of a command-line option is not in ``allowed``.
+def _describe_hardware(machine: Machine) -> str:
+    """Return the GPUs and the torch of a machine: ``2 GPUs found, torch 2.11.0 with CUDA``.
 
-    ``option`` is the name of the option for the message, such as ``--device``. A ``value`` of None,
-    which stands for the default, is accepted.
+    GPUs that do not answer follow with the reason.
     """
-    if value is not None and value not in allowed:
-        hint = f"allowed are {format_list(allowed, 'and')}"
-        raise UserError(f"{option} {value!r} is not known", hint=hint)
-
-
-def _describe_gpus(machine: Machine) -> str:
-    """Return a clause with the number of visible GPUs, such as ``2 GPUs found``."""
-    return f"{pluralize(len(machine.gpus), 'GPU')} found" if machine.gpus else "no GPU found"
-
-
-def _describe_torch(machine: Machine) -> str:
-    """Return a clause about torch's version and CUDA: ``torch 2.11.0 (with CUDA) is installed``."""
-    builds = {True: "with CUDA", False: "without CUDA", None: "not known to have CUDA"}
-    return f"torch {machine.torch_version} ({builds[machine.torch_has_cuda]}) is installed"
+    cuda = "with" if machine.torch_has_cuda else "without"
+    parts = [
+        f"{pluralize(len(machine.gpus), 'GPU')} found, torch {machine.torch_version} {cuda} CUDA"
+    ]
+    if machine.silent_gpus:
+        parts.append(machine.describe_silent_gpus())
+    return ", ".join(parts)

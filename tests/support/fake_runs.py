@@ -20,7 +20,6 @@ from tests.support.fakes import ScriptedRanks, make_hello, make_outcome, make_si
 MODULES = ("parbench.bench.plan.catalogue", "parbench.workloads.catalogue")
 MACHINE = Machine(
     cores=4,
-    physical_cores=4,
     memory_bytes=16 << 30,
     torch_version="2.13.0",
     torch_has_cuda=False,

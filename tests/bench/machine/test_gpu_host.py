@@ -1,8 +1,10 @@
 """The kernel's files show what slows GPUs and NICs, and the CPUs next to a GPU."""
 
 import os
+import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,9 +39,13 @@ def examine(root: Path) -> dict[str, Disturbance]:
     return {finding.topic: finding for finding in examine_gpu_host(GPUS, root)}
 
 
-def test_bad_settings_of_a_gpu_host_disturb(two_gpus: Path) -> None:
+def test_bad_settings_of_a_gpu_host_disturb(
+    two_gpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=1 << 29))
     findings = examine(two_gpus)
     assert {topic: finding.facts for topic, finding in findings.items()} == {
+        "/dev/shm": "0.50 GiB",
         "iommu": "on",
         "peer memory": "off",
     }
@@ -52,6 +58,7 @@ def test_good_settings_of_a_gpu_host_do_not_disturb(two_gpus: Path) -> None:
     files = {
         f"{DEVICES}/{GPU_ADDRESSES[0]}/iommu_group/type": "identity\n",
         "sys/module/nvidia_peermem/version": "1",
+        "dev/shm/any": "",
     }
     findings = examine(write_tree(two_gpus, files))
     assert not any(finding.disturbs for finding in findings.values())

@@ -13,7 +13,6 @@ from tests.support.refusals import usage_error
 GIB = 1 << 30
 CPU = Machine(
     cores=4,
-    physical_cores=4,
     memory_bytes=16 * GIB,
     torch_version="2.13.0+cpu",
     torch_has_cuda=False,
@@ -102,12 +101,10 @@ def test_shared_devices_are_functional_only(
         (CPU, {"nproc": 0}, "--nproc 0"),
         (CPU, {"nproc": 1}, "one rank"),
         (CPU, {"backend": "nccl"}, "--backend gloo"),
-        (CPU, {"device": "cuda"}, "no GPU"),
-        (CPU, {"device": "cdua"}, "allowed are cpu and cuda"),
+        (CPU, {"device": "cuda"}, "0 GPUs found"),
         (TWO_GPUS, {"nproc": 4}, "--nproc 2"),
         (WITHOUT_CUDA, {"device": "cuda"}, "without CUDA"),
-        (replace(TWO_GPUS, torch_has_cuda=None), {"device": "cuda"}, "not known to have CUDA"),
-        (Machine(cores=4, torch_version=None, torch_has_cuda=None), {}, "pip install"),
+        (Machine(cores=4), {}, "pip install"),
     ],
 )
 def test_impossible_world_is_refused(
@@ -141,7 +138,6 @@ def test_device_that_is_asked_for_is_chosen_despite_silent_gpus() -> None:
     assert "no answer from GPU 0000:19:00.0" in world.notes[0]
     message = usage_error(choose, ALL_LOST, device="cuda")
     assert "no answer from GPU 0000:19:00.0" in message
-    assert "--device cuda measures" not in message
 
 
 def test_nccl_ranks_share_gpus_only_on_request() -> None:
