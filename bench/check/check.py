@@ -9,12 +9,12 @@ import msgspec
 from msgspec.structs import replace
 
 from parbench.bench.check.cases import make_options
-from parbench.bench.check.gpus import list_gpus, run_watched
+from parbench.bench.check.gpus import list_gpus
 from parbench.bench.check.health import MISSING_GPU_FIX, Device, Health, add_run
 from parbench.bench.check.infiniband import find_port_faults, read_ports
 from parbench.bench.launch.measure import run_options
 from parbench.bench.machine.environment import EMULATED_VARIABLE, format_cpus, group_cores
-from parbench.bench.machine.gpu import GPU_FIX
+from parbench.bench.machine.gpu import GPU_FIX, read_report
 from parbench.bench.machine.machine import Machine, get_affinity, inspect_machine
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.results.runs import load_run
@@ -69,11 +69,12 @@ def check(
     budget = budget or DEFAULT_BUDGETS[device]
     options = make_options(device, nproc, budget=budget, inject=inject)
     ports = read_ports()
-    path, report = run_watched(
-        environ, gpus, lambda: run_options(options, modules, out=out, cpus=core_sets)
-    )
+    path = run_options(options, modules, out=out, cpus=core_sets)
     assert path is not None, "only a rank that joins has no run"
-    devices = list_gpus(host, gpus, report) if gpus else _list_cores(host, core_sets)
+    if gpus:
+        devices = list_gpus(host, gpus, read_report(environ))
+    else:
+        devices = _list_cores(host, core_sets)
     health = add_run(health, devices, load_run(path))
     return replace(
         health,
@@ -112,7 +113,7 @@ def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, 
     devices = []
     for rank, cores in enumerate(core_sets):
         kind = f"cores ({len(core_sets[0])})"
-        name = f"core{'s' if len(cores) > 1 else ''} {format_cpus(cores)}"
+        name = f"CPU {format_cpus(cores)}"
         devices.append(Device(host=host, name=name, kind=kind, is_gpu=False, rank=rank))
     return tuple(devices)
 

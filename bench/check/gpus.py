@@ -1,41 +1,14 @@
-"""The GPUs of a check, with the faults that NVIDIA's driver reports during the measurement."""
+"""The GPUs of a check, with the faults that NVIDIA's driver reports after the measurement."""
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from parbench.bench.check.health import Device, Fault
-from parbench.bench.machine.gpu import (
-    GPU_FIX,
-    Gpu,
-    GpuReport,
-    finish_nvml,
-    start_nvml,
-)
+from parbench.bench.machine.gpu import GPU_FIX, Gpu, GpuReport
 from parbench.bench.machine.gpu_topics import examine_gpu
 
 _BAD_TOPICS = ("memory errors", "pcie", "nvlink")
-
-
-def run_watched(
-    environ: Mapping[str, str], gpus: Sequence[Gpu], work: Callable[[], Path | None]
-) -> tuple[Path | None, GpuReport]:
-    """Call the function ``work`` while a child process samples the GPUs once per second.
-
-    Returns a pair: the result of ``work``, which is the folder of a run or None, and NVML's report
-    of this host's GPUs after ``work``. In the report, clocks, load and temperature are the maxima
-    during ``work``. If ``gpus`` (the GPUs to measure) is empty, nothing is sampled and the report
-    is empty.
-    """
-    if not gpus:
-        return work(), GpuReport()
-    child = start_nvml(environ, "watch")
-    try:
-        result = work()
-    finally:
-        report = finish_nvml(child)
-    return result, report
 
 
 def list_gpus(host: str, gpus: Sequence[Gpu], report: GpuReport) -> tuple[Device, ...]:

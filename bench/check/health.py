@@ -67,7 +67,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     """The name of the host."""
     name: str
-    """The name on the host, such as ``GPU 0`` or ``cores 0-3``."""
+    """The name on the host, such as ``GPU 0`` or ``CPU 0-3``."""
     uuid: str = ""
     """The UUID of a GPU, empty for cores."""
     kind: str
@@ -285,11 +285,11 @@ def compare_with_peers(devices: Sequence[Device]) -> list[Device]:
             if device.kind == kind:
                 for name, rate in device.rates.items():
                     rates.setdefault(name, {})[position] = rate.repetitions
-        gaps: dict[int, dict[str, Gap]] = {}
-        for (name, position), gap in compute_gaps(rates, THRESHOLDS[is_gpu]).items():
-            gaps.setdefault(position, {})[name] = gap
-        for position, own_gaps in gaps.items():
-            compared[position] = _add_gaps(compared[position], own_gaps)
+        gaps = compute_gaps(rates, THRESHOLDS[is_gpu])
+        for position, device in enumerate(compared):
+            if device.kind == kind:
+                own = {name: gaps[name, position] for name in rates if (name, position) in gaps}
+                compared[position] = _add_gaps(device, own)
     return compared
 
 

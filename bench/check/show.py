@@ -40,8 +40,6 @@ def _format_title(health: Health) -> str:
     parts = [f"{health.host}: {health.verdict}"]
     for device in health.devices[:1]:
         parts.append(f"{len(health.devices)} x {device.kind}")
-        if "driver" in device.facts:
-            parts.append(f"driver {device.facts['driver']}")
     return " · ".join([*parts, format_duration(health.seconds)])
 
 

@@ -15,11 +15,11 @@ from parbench.bench.machine.disturbance import (
     format_switch,
     make_finding,
 )
-from parbench.bench.machine.environment import format_cpus, read_governors
+from parbench.bench.machine.environment import read_governors
 from parbench.bench.machine.gpu import GPU_FIX, Gpu, has_library
 from parbench.bench.machine.gpu_host import has_iommu_translation, has_peer_memory
 from parbench.bench.machine.gpu_topics import examine_gpu
-from parbench.bench.machine.host_load import BUSY_SHARE, STEAL_PERCENT
+from parbench.bench.machine.host_load import BUSY_SHARE
 from parbench.bench.machine.machine import (
     Machine,
     get_affinity,
@@ -29,13 +29,9 @@ from parbench.bench.machine.machine import (
 from parbench.bench.text import format_table, pluralize
 
 _MIN_SHM_BYTES = 10**9
-_SAMPLE_SECONDS = 0.3
 _CORES_FIX = "lift the container's CPU quota, which halts ranks in mid-flight, and pin it to whole cores instead"
 _LOAD_FIX = "stop other work, or measure longer (--budget)"
 _GOVERNOR_FIX = "sudo cpupower frequency-set -g performance, so that clocks do not follow the load"
-_STEAL_FIX = (
-    "the hypervisor gives these cores to others: use dedicated cores, or measure longer (--budget)"
-)
 _SHM_FIX = (
     "nccl moves data through it: start the container with --shm-size 1g or more, or --ipc host"
 )
@@ -50,8 +46,7 @@ def examine_this_host(environ: Mapping[str, str]) -> tuple[Disturbance, ...]:
     """Return a finding for each topic of this host, such as ``load average`` or ``gpu clocks``.
 
     A finding holds the state of the host in a topic, also if the state does not disturb.
-    ``environ`` holds the environment variables. The call takes 0.3 s, in which the CPU time is
-    measured that the hypervisor takes.
+    ``environ`` holds the environment variables.
     """
     machine = inspect_machine(environ)
     findings = [*examine_cores(machine.cores), *examine_gpus(machine)]
@@ -64,24 +59,22 @@ def examine_this_host(environ: Mapping[str, str]) -> tuple[Disturbance, ...]:
 
 
 def examine_cores(num_cores: int) -> list[Disturbance]:
-    """Return the findings about the cores of this host and their load, one for each of four topics.
+    """Return the findings about the cores of this host and their load, one for each topic.
 
-    The topics are ``cores``, ``load average``, ``cpu governor`` and ``steal time``. ``num_cores`` is the number of cores that this process may use, in which CPU quotas count.
+    The topics are ``cores``, ``load average`` and ``cpu governor``. ``num_cores`` is the number of
+    cores that this process may use, in which CPU quotas count.
     """
     num_allowed = len(get_affinity())
     num_host_cores = psutil.cpu_count() or 1
     load_average = os.getloadavg()[0]  # of the last minute, in processes
     governor = read_governors()
-    steal_percent = psutil.cpu_times_percent(_SAMPLE_SECONDS).steal
     cores = f"{num_cores} available of {num_allowed}"
     load = f"{load_average:.2f} on {pluralize(num_host_cores, 'core')} of the host"
     is_busy = load_average > BUSY_SHARE * num_host_cores
-    steal = f"{steal_percent:.1f} %"
     return [
         make_finding("cores", cores, num_cores < num_allowed, _CORES_FIX),
         make_finding("load average", load, is_busy, _LOAD_FIX),
         make_finding("cpu governor", governor, governor != "performance", _GOVERNOR_FIX),
-        make_finding("steal time", steal, steal_percent > STEAL_PERCENT, _STEAL_FIX),
     ]
 
 
@@ -90,8 +83,8 @@ def examine_gpus(machine: Machine) -> list[Disturbance]:
 
     If GPUs do not answer to NVML, the first finding names them, and it disturbs. Then follows a
     finding for each topic of ``examine_gpu``, such as clocks, about all GPUs that answer. It
-    disturbs if the state of any GPU disturbs. If the states differ, its facts list them with the
-    indices of the GPUs: ``GPU 0-2: on; GPU 3: off``.
+    disturbs if the state of any GPU disturbs. If the states differ, its facts list that of each
+    GPU: ``GPU 0: on; GPU 1: off``.
     """
     findings = []
     if machine.silent_gpus:
@@ -99,13 +92,11 @@ def examine_gpus(machine: Machine) -> list[Disturbance]:
         findings.append(make_finding("gpus", facts, True, GPU_FIX))
     by_gpu = [examine_gpu(gpu, machine.gpus) for gpu in machine.gpus]
     for topic_findings in zip(*by_gpu, strict=True):
-        indices: dict[str, list[int]] = {}
-        for position, finding in enumerate(topic_findings):
-            index = machine.gpus[position].index
-            indices.setdefault(finding.facts, []).append(position if index is None else index)
-        parts = [f"GPU {format_cpus(numbers)}: {facts}" for facts, numbers in indices.items()]
-        facts = "; ".join(parts) if len(indices) > 1 else next(iter(indices))
         worst = max(topic_findings, key=lambda finding: finding.disturbs)
+        facts = worst.facts
+        if any(finding.facts != facts for finding in topic_findings):
+            pairs = zip(machine.gpus, topic_findings, strict=True)
+            facts = "; ".join(f"GPU {gpu.index}: {finding.facts}" for gpu, finding in pairs)
         findings.append(replace(worst, topic=f"gpu {worst.topic}", facts=facts))
     return findings
 

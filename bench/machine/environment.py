@@ -333,7 +333,7 @@ def describe_relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
     ``a`` and ``b`` hold the host, CPUs and GPU of each of the two ranks. ``links`` holds the
     connection of two GPUs by the pair of their UUIDs. The result is:
 
-    - for ranks on CPUs of one host, ``same core``, ``same NUMA node`` or ``other NUMA node``,
+    - for ranks on CPUs of one host, ``same NUMA node`` or ``other NUMA node``,
     - for ranks on GPUs of one host, ``same GPU`` or the connection in ``links``,
     - for ranks on two hosts, ``same switch`` or ``other node``,
     - None if it is unknown.
@@ -345,8 +345,6 @@ def describe_relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
         return "same switch" if switches[0] and switches[0] == switches[1] else "other node"
     if a.gpu is not None and b.gpu is not None:
         return "same GPU" if a.gpu == b.gpu else links.get(frozenset((a.gpu, b.gpu)))
-    if len(a.cpus) == 1 and a.cpus == b.cpus:
-        return "same core"
     if len(a.numa_nodes) != 1 or len(b.numa_nodes) != 1:
         return None  # A rank may move between NUMA nodes, or the system shows none.
     return SAME_NUMA_NODE if a.numa_nodes == b.numa_nodes else OTHER_NUMA_NODE

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -32,12 +31,6 @@ Links = Mapping[frozenset[str], str]
 """The connection of two GPUs, keyed by the pair of their UUIDs.
 
 A connection is ``NVLink`` or the nearest PCIe ancestor, such as ``same PCIe switch``.
-"""
-NvmlAction = Literal["report", "watch"]
-"""The task of the child process that calls NVML.
-
-``report`` reads all facts once. ``watch`` reads them at its end, with the maxima of clocks and load
-since its start.
 """
 
 
@@ -95,8 +88,6 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     Empty if no reason is active.
     """
-    utilization_percent: int | None = None
-    """The share of NVML's last sampling period in which a kernel ran, in per cent."""
     memory_used_bytes: int | None = None
     """The bytes of GPU memory that all processes use."""
     pcie_width: int | None = None
@@ -168,7 +159,22 @@ def read_report(
     """
     if not has_library(environ):
         return GpuReport()
-    return finish_nvml(start_nvml(environ, "report"), timeout_seconds)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "parbench.bench.machine.nvml"],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        output, errors = child.communicate(timeout=timeout_seconds)
+    except subprocess.TimeoutExpired:
+        abandon(child)
+        return GpuReport(failure=f"NVML did not answer within {timeout_seconds:g} s")
+    try:
+        return msgspec.json.decode(output, type=GpuReport)
+    except msgspec.DecodeError:
+        text = get_last_line(errors.decode(errors="replace")) or f"exit code {child.returncode}"
+        return GpuReport(failure=f"NVML reported {text!r}")
 
 
 def inspect_gpus(environ: Mapping[str, str]) -> GpuReport:
@@ -182,41 +188,6 @@ def inspect_gpus(environ: Mapping[str, str]) -> GpuReport:
     return _REPORTS[library_path]
 
 
-def start_nvml(environ: Mapping[str, str], action: NvmlAction) -> "subprocess.Popen[bytes]":
-    """Start and return the child process that calls NVML and prints a report as JSON.
-
-    With the action ``report`` it reads all facts once. With ``watch`` it samples the GPUs until
-    ``finish_nvml`` closes its standard input, and then reports the maxima of clocks and load.
-    """
-    return subprocess.Popen(
-        [sys.executable, "-m", "parbench.bench.machine.nvml", action],
-        env=environ,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-
-
-def finish_nvml(
-    child: "subprocess.Popen[bytes]", timeout_seconds: float = _TIMEOUT_SECONDS
-) -> GpuReport:
-    """Close the standard input of NVML's child process, wait for its end and return its report.
-
-    If the child fails or does not end within ``timeout_seconds``, the report has no GPUs and its
-    ``failure`` is set. A child that does not end is killed.
-    """
-    try:
-        output, errors = child.communicate(timeout=timeout_seconds)
-    except subprocess.TimeoutExpired:
-        abandon(child)
-        return GpuReport(failure=f"NVML did not answer within {timeout_seconds:g} s")
-    try:
-        return msgspec.json.decode(output, type=GpuReport)
-    except msgspec.DecodeError:
-        text = get_last_line(errors.decode(errors="replace")) or f"exit code {child.returncode}"
-        return GpuReport(failure=f"NVML reported {text!r}")
-
-
 def abandon(child: "subprocess.Popen[bytes]") -> None:
     """Kill a child process, wait at most 1 s for its end, and close its pipes.
 
@@ -225,7 +196,7 @@ def abandon(child: "subprocess.Popen[bytes]") -> None:
     child.kill()
     with suppress(subprocess.TimeoutExpired):
         child.wait(timeout=_KILL_SECONDS)
-    for pipe in (child.stdin, child.stdout, child.stderr):
+    for pipe in (child.stdout, child.stderr):
         if pipe is not None:
             with suppress(OSError):
                 pipe.close()
@@ -245,12 +216,7 @@ def select_visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu
         if entry.startswith("MIG-"):
             visible.append(Gpu(name=entry, mig=True))  # a slice of unknown size
             continue
-        is_uuid = entry.startswith("GPU-")
-        matches = [
-            gpu
-            for gpu in gpus
-            if (is_uuid and (gpu.uuid or "").startswith(entry)) or entry == str(gpu.index)
-        ]
+        matches = [gpu for gpu in gpus if entry in (str(gpu.index), gpu.uuid)]
         if not matches:
             break  # CUDA ignores an unknown entry and all entries after it
         visible.append(matches[0])

@@ -80,13 +80,12 @@ def has_iommu_translation(gpus: Sequence[Gpu], root: Path) -> bool | None:
 def has_peer_memory(root: Path) -> bool | None:
     """Return True if NICs can read and write GPU memory directly (GPUDirect RDMA).
 
-    This needs the kernel module nvidia_peermem or nv_peer_mem, or NVIDIA's open kernel modules,
-    which export memory as DMA-BUF (NCCL documentation, NCCL_DMABUF_ENABLE). The result is None if
+    This needs the kernel module nvidia_peermem, or NVIDIA's open kernel modules, which export
+    memory as DMA-BUF (NCCL documentation, NCCL_DMABUF_ENABLE). The result is None if
     NVIDIA's driver is not loaded. ``root`` is the folder that contains ``proc`` and ``sys``, ``/``
     except in tests.
     """
     version = read_text(root / "proc/driver/nvidia/version")
     if version is None:
         return None
-    modules = (root / "sys/module/nvidia_peermem", root / "sys/module/nv_peer_mem")
-    return "Open Kernel Module" in version or any(module.exists() for module in modules)
+    return "Open Kernel Module" in version or (root / "sys/module/nvidia_peermem").exists()

@@ -7,8 +7,6 @@ import msgspec
 
 from parbench.bench.machine.gpu import Gpu, GpuReport, read_report
 
-# 1: the first rank of each host sends a report of the host's GPUs.
-
 _REPORT = "gpu_report"  # its key in the environment that a rank sends
 # The fields of a GPU that a run stores: its settings and its hardware, which do not vary.
 _RECORDED_FIELDS = (

@@ -9,7 +9,7 @@ from parbench.bench.limits import NonNegative, NumRanks
 
 BUSY_SHARE = 0.25
 """The fraction of the host's cores above which a load of other processes disturbs."""
-STEAL_PERCENT = 2.0
+_STEAL_PERCENT = 2.0
 """The share of CPU time, in per cent, above which the hypervisor disturbs."""
 _BUSY_FIELDS = ("user", "nice", "system", "irq", "softirq")
 
@@ -37,7 +37,7 @@ class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
         parts = []
         if (self.other_cores or 0.0) > BUSY_SHARE * self.cores:
             parts.append(f"other processes kept {self.other_cores:.1f} of {self.cores} cores busy")
-        if (self.steal_percent or 0.0) > STEAL_PERCENT:
+        if (self.steal_percent or 0.0) > _STEAL_PERCENT:
             parts.append(f"the hypervisor took {self.steal_percent:.0f} % of the cores' time")
         return " and ".join(parts)
 

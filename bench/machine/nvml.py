@@ -1,19 +1,16 @@
-"""The child process that calls NVML: ``python -m parbench.bench.machine.nvml report|watch``.
+"""The child process that calls NVML: ``python -m parbench.bench.machine.nvml``.
 
-It prints a ``GpuReport`` as JSON. ``watch`` samples the GPUs each second until its standard input
-ends, and reports the maxima.
+It prints a ``GpuReport`` as JSON.
 """
 
 import ctypes
-import select
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
 import msgspec
 import pynvml  # type: ignore[import-untyped]
-from msgspec.structs import replace
 
 from parbench.bench.machine.gpu import (
     FABRIC_READY,
@@ -27,7 +24,6 @@ from parbench.bench.machine.gpu import (
     GpuReport,
 )
 
-WATCH_SECONDS = 1.0
 _CLOCK_REASONS = {
     pynvml.nvmlClocksEventReasonGpuIdle: IDLE,
     pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "applications clocks setting",
@@ -55,61 +51,19 @@ _FABRIC_STATES = {
 }
 
 
-def main(action: str) -> None:
-    """Call NVML in this process and print a ``GpuReport`` of this host's GPUs as JSON.
-
-    With the ``action`` ``report`` all facts are read once. With ``watch``, the GPUs are sampled
-    every second until standard input ends. Then all facts are reported, in which clocks and load
-    are the maxima of the samples.
-    """
+def main() -> None:
+    """Call NVML in this process and print a ``GpuReport`` of this host's GPUs as JSON."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         report = GpuReport(failure=f"NVML reported {str(error)!r}")
     else:
-        report = _watch() if action == "watch" else make_report(has_details=True)
+        report = make_report()
     sys.stdout.buffer.write(msgspec.json.encode(report))
 
 
-def _watch() -> GpuReport:
-    """Sample the GPUs every second until standard input ends, and return a report of all facts.
-
-    Clocks and load of each GPU are the maxima over the samples in which it was busy.
-    """
-    samples: list[Gpu] = []
-    has_ended = False
-    while not has_ended:
-        samples += make_report(has_details=False).gpus
-        readable, _, _ = select.select([sys.stdin], [], [], WATCH_SECONDS)
-        has_ended = bool(readable)
-    report = make_report(has_details=True)
-    return replace(report, gpus=tuple(summarize_load(gpu, samples) for gpu in report.gpus))
-
-
-def summarize_load(gpu: Gpu, samples: Iterable[Gpu]) -> Gpu:
-    """Return a copy of ``gpu`` with the maxima of its clock, load and PCIe width.
-
-    The maxima are over those ``samples`` that have the UUID of ``gpu`` and a utilization above 0.
-    ``slowed_by`` has all reasons for reduced clocks in these samples, except idleness. Without such
-    samples, ``gpu`` is returned unchanged.
-    """
-    busy = [sample for sample in samples if sample.uuid == gpu.uuid and sample.utilization_percent]
-    if not busy:
-        return gpu
-    maxima: dict[str, Any] = {}
-    for name in ("sm_clock", "utilization_percent", "pcie_width"):
-        values = [getattr(sample, name) for sample in busy]
-        maxima[name] = max((value for value in values if value is not None), default=None)
-    reasons = [reason for sample in busy for reason in sample.slowed_by or () if reason != IDLE]
-    return replace(gpu, slowed_by=tuple(dict.fromkeys(reasons)), **maxima)
-
-
-def make_report(*, has_details: bool) -> GpuReport:
-    """Return NVML's report of all GPUs that this process may use.
-
-    With ``has_details`` the report also has the fabric, NVLinks and row remapping of each GPU, and
-    the connection of each pair of GPUs.
-    """
+def make_report() -> GpuReport:
+    """Return NVML's report of all GPUs that this process may use."""
     gpus = []
     handles = []
     lost = []
@@ -117,7 +71,7 @@ def make_report(*, has_details: bool) -> GpuReport:
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            gpus.append(read_gpu(handle, index, has_details=has_details))
+            gpus.append(read_gpu(handle, index))
             handles.append(handle)
         except pynvml.NVMLError_NoPermission:
             continue  # The GPU belongs to another job or container.
@@ -127,7 +81,7 @@ def make_report(*, has_details: bool) -> GpuReport:
     return GpuReport(
         gpus=tuple(gpus),
         lost=tuple(lost),
-        links=read_links(handles, gpus) if has_details else (),
+        links=read_links(handles, gpus),
         failure=failure,
     )
 
@@ -146,22 +100,19 @@ def _ask(query: Callable[..., Any], *args: Any) -> Any:
         return None
 
 
-def read_gpu(handle: Any, index: int, *, has_details: bool) -> Gpu:
+def read_gpu(handle: Any, index: int) -> Gpu:
     """Return the facts about a GPU that NVML reports.
 
-    ``handle`` is NVML's handle of the GPU, and ``index`` its index among all GPUs of the host. With
-    ``has_details`` the result also has the fabric, NVLinks and row remapping. Raises ``NVMLError``
-    if the GPU is lost.
+    ``handle`` is NVML's handle of the GPU, and ``index`` its index among all GPUs of the host.
+    Raises ``NVMLError`` if the GPU is lost.
     """
-    queries = {**_QUERIES, **_DETAIL_QUERIES} if has_details else _QUERIES
-    facts = {name: _ask(query, handle) for name, query in queries.items()}
-    if has_details:
-        facts |= _read_nvlinks(handle)
+    facts = {name: _ask(query, handle) for name, query in _QUERIES.items()}
     return Gpu(
         name=pynvml.nvmlDeviceGetName(handle),
         index=index,
         driver=_ask(pynvml.nvmlSystemGetDriverVersion),
         **facts,
+        **_read_nvlinks(handle),
     )
 
 
@@ -228,18 +179,15 @@ _QUERIES: dict[str, Callable[[Any], Any]] = {
     "sm_clock_max": lambda gpu: pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM),
     "sm_clock": lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM),
     "slowed_by": _read_clock_reasons,
-    "utilization_percent": lambda gpu: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
     "pcie_generation_max": pynvml.nvmlDeviceGetMaxPcieLinkGeneration,
     "pcie_width_max": pynvml.nvmlDeviceGetMaxPcieLinkWidth,
     "pcie_width": pynvml.nvmlDeviceGetCurrPcieLinkWidth,
     "errors_uncorrected": lambda gpu: pynvml.nvmlDeviceGetTotalEccErrors(
         gpu, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
     ),
-}
-# The elements of NVML's row remapping: rows after corrected errors and after uncorrected errors,
-# True if a remapping is pending, True if one failed.
-_DETAIL_QUERIES: dict[str, Callable[[Any], Any]] = {
     "fabric": _read_fabric,
+    # The elements of NVML's row remapping: rows after corrected errors and after uncorrected
+    # errors, True if a remapping is pending, True if one failed.
     "remap_pending": lambda gpu: bool(pynvml.nvmlDeviceGetRemappedRows(gpu)[2]),
     "remap_failed": lambda gpu: bool(pynvml.nvmlDeviceGetRemappedRows(gpu)[3]),
 }
@@ -266,4 +214,4 @@ def read_links(handles: Sequence[Any], gpus: Sequence[Gpu]) -> tuple[tuple[str, 
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -34,12 +34,11 @@ class WorldSpec:
     ``block`` fills a node with successive ranks, ``cyclic`` assigns successive ranks to the nodes
     round-robin.
     """
-    sharing: str = ""
-    """A note if there are more ranks than cores or GPUs, empty if each rank has its own."""
     notes: tuple[str, ...] = ()
-    """Notes for the user about the chosen device.
+    """Notes for the user about the ranks and their device.
 
-    For example, that the CPU is measured although a GPU was found, or that some GPUs do not answer.
+    For example, that the CPU is measured although a GPU was found, that some GPUs do not answer, or
+    that there are more ranks than cores.
     """
 
     @property
@@ -130,11 +129,13 @@ def choose_world(
         raise UserError(
             "torch is not installed in this Python environment: install it with pip install 'torch>=2.11'"
         )
-    note = machine.describe_silent_gpus() if device == "cuda" else ""
+    notes = [machine.describe_silent_gpus() if device == "cuda" else ""]
     if device is None:
         device = _choose_device(machine, 1 if nproc in (None, 1) and allow_single else 2)
         if device == "cpu" and machine.gpus:
-            note = f"{_describe_hardware(machine)}: measuring the CPU. --nproc 1 --device cuda measures one GPU"
+            hardware = _describe_hardware(machine)
+            hint = "--nproc 1 --device cuda measures one GPU"
+            notes.append(f"{hardware}: measuring the CPU. {hint}")
     backend = backend or ("nccl" if device == "cuda" else "gloo")
     default_ranks = max(2, min(_MAX_DEFAULT_RANKS, machine.cores))
     if device == "cuda":
@@ -148,13 +149,13 @@ def choose_world(
             "one rank: at least 2 ranks are needed. Did each node start alone?",
             hint="--nproc 2 --device cpu, or --nproc 1 if one rank is meant",
         )
+    notes.append(_describe_sharing(machine, ranks, device))
     return WorldSpec(
         nproc=ranks,
         backend=backend,
         device=device,
         rank_bytes=_compute_rank_bytes(machine, ranks, device),
-        sharing=_describe_sharing(machine, ranks, device),
-        notes=(note,) if note else (),
+        notes=tuple(note for note in notes if note),
     )
 
 

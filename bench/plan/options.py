@@ -146,7 +146,7 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
     spec, layout = _choose_ranks(options, joined)
     fault = None if options.inject is None else parse_fault(options.inject, spec.nproc)
     injection_note = "" if fault is None else f"injected: {fault.text}"
-    notes = (*spec.notes, spec.sharing, injection_note)
+    notes = (*spec.notes, injection_note)
     return msgspec.structs.replace(
         make_plan(options, catalogue, spec),
         emulation=os.environ.get(EMULATED_VARIABLE, ""),

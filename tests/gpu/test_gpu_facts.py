@@ -82,7 +82,6 @@ def test_busy_gpu_reports_clocks_and_memory() -> None:
     assert 0.5 * gpu.sm_clock_max < gpu.sm_clock <= gpu.sm_clock_max
     assert gpu.memory_used_bytes is not None
     assert gpu.memory_used_bytes >= matrix.nbytes
-    assert gpu.utilization_percent
     assert "idle" not in (gpu.slowed_by or ())
 
 

@@ -25,7 +25,6 @@ H100 = {
     "persistence": "1",
     "mig": "0",
     "ecc": "1",
-    "utilization": "0",
     "power_limit": "700000",
     "power_default": "700000",
     "clock_max.1": "1980",

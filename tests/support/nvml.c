@@ -1,6 +1,6 @@
 /* A libnvidia-ml.so.1 of a machine with given GPUs.
 
-   It reads `nvml.txt` in its own folder: lines of a key and a value, such as `0.utilization 28` for
+   It reads `nvml.txt` in its own folder: lines of a key and a value, such as `0.power_limit 700000` for
    GPU 0. A value `error 15` makes the call return this code. A key that is missing makes it return
    "not supported". The value `hang` makes a call wait forever. tests/support/nvidia.py writes it.
    Each process that uses the library adds a line to `nvml.log`. */
@@ -157,14 +157,6 @@ INDEXED(nvmlDeviceGetNvLinkState, "link_active")
 
 int nvmlDeviceGetCurrentClocksEventReasons(Device device, Wide *mask) {
     return find_wide(device, "clock_reasons", mask);
-}
-
-struct utilization {
-    unsigned gpu, memory;
-};
-
-int nvmlDeviceGetUtilizationRates(Device device, struct utilization *rates) {
-    return find_number(device, "utilization", &rates->gpu);
 }
 
 int nvmlDeviceGetTotalEccErrors(Device device, int type, int counter, Wide *count) {

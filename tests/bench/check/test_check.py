@@ -113,7 +113,7 @@ def test_host_whose_gpus_do_not_answer_is_bad(
 @pytest.mark.parametrize(
     ("state", "exit_code", "verdicts", "reason"),
     [
-        ("healthy", 0, "ok ok ok ok", "4 x NVIDIA H100 80GB HBM3 · driver 580.95.05"),
+        ("healthy", 0, "ok ok ok ok", "4 x NVIDIA H100 80GB HBM3"),
         ("slow", 1, "ok ok bad ok", "bad  GPU 2: under its peers in bfloat16 20 %"),
         ("wrong", 1, "ok bad ok ok", "bad  GPU 1: wrong results in compute.gemm"),
         ("silent", 1, "ok ok ok ok bad", "bad  GPU 4: does not answer"),
@@ -164,7 +164,7 @@ def test_good_machine_is_ok(parbench: Command, tmp_path: Path) -> None:
     ranks = load_run(tmp_path / document["run"]).records[0].environment
     for device in document["devices"]:
         cores = ranks[f"rank {device['rank']}"]["process"]["affinity"]
-        assert device["name"].split() == ["core" if cores.isdecimal() else "cores", cores]
+        assert device["name"] == f"CPU {cores}"
 
 
 @pytest.mark.full

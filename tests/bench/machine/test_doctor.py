@@ -1,7 +1,6 @@
 """The doctor compares the state of a machine with limits and names fixes."""
 
 import os
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -28,15 +27,12 @@ def diagnose(
     host_cores: int = 4,
     load: float = 0.1,
     governor: str | None = "performance",
-    steal: float = 0.0,
 ) -> dict[str, Disturbance]:
     """Return the findings by topic on a host that is good except for these changes."""
     monkeypatch.setattr(doctor, "get_affinity", lambda: frozenset(range(4)))
     monkeypatch.setattr(doctor, "read_governors", lambda: governor)
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr(psutil, "cpu_count", lambda: host_cores)
-    times = SimpleNamespace(steal=steal)
-    monkeypatch.setattr(psutil, "cpu_times_percent", lambda seconds: times)
     return {finding.topic: finding for finding in examine_cores(num_cores)}
 
 
@@ -54,7 +50,7 @@ def test_unknown_governor_does_not_disturb(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_examine_here_reports_this_machine() -> None:
     findings = {finding.topic: finding.facts for finding in examine_this_host(os.environ)}
-    for topic in ("cores", "load average", "steal time"):
+    for topic in ("cores", "load average"):
         assert findings[topic] != UNKNOWN
 
 
@@ -64,7 +60,6 @@ def test_examine_here_reports_this_machine() -> None:
         ("cores", {"num_cores": 3}, "3 available of 4", True),
         ("load average", {"load": 1.01}, "1.01", True),
         ("load average", {"load": 32.0, "host_cores": 128}, "128 cores", False),
-        ("steal time", {"steal": 2.1}, "2.1 %", True),
         ("cpu governor", {"governor": "performance,powersave"}, "powersave", True),
     ],
 )

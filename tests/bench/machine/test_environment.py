@@ -167,8 +167,7 @@ CPU_PLACE = replace(PLACE, gpu=None)
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
-        (CPU_PLACE, "same core"),
-        (replace(CPU_PLACE, cpus=(2, 3)), "same NUMA node"),
+        (CPU_PLACE, "same NUMA node"),
         (replace(CPU_PLACE, cpus=(8,), numa_nodes=(1,)), "other NUMA node"),
         (replace(CPU_PLACE, cpus=(3, 8), numa_nodes=(0, 1)), None),
         (PLACE, "same GPU"),

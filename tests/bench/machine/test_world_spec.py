@@ -92,7 +92,7 @@ def test_unused_gpus_are_noted(machine: Machine, fact: str) -> None:
 def test_shared_devices_are_functional_only(
     machine: Machine, options: dict[str, Any], fact: str
 ) -> None:
-    assert fact in choose(machine, **options).sharing
+    assert fact in choose(machine, **options).notes[0]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_device_that_is_asked_for_is_chosen_despite_silent_gpus() -> None:
 def test_nccl_ranks_share_gpus_only_on_request() -> None:
     world = choose(replace(ONE_GPU, may_share_gpus=True), nproc=2, device="cuda")
     assert (world.nproc, world.backend, world.rank_bytes) == (2, "nccl", 40 * GIB)
-    assert "2 ranks on 1 GPU" in world.sharing
+    assert "2 ranks on 1 GPU" in world.notes[0]
     message = usage_error(choose, ONE_GPU, nproc=2, device="cuda")
     assert "set NCCL_MULTI_RANK_GPU_ENABLE=1" in message
 
