@@ -123,7 +123,7 @@ class Driver:
             outcome = Outcome(
                 status="skipped", reason=entry.reason, skip_reason=SkipReason.IMPOSSIBLE
             )
-            self._recorder.write(0, entry.case, outcome)
+            self._display.show_record(self._recorder.write(0, entry.case, outcome))
         for number, cases in self._pending:
             repetition = Repetition(number=number, cases={case.id: case for case in cases})
             has_time = self._num_completed == 0 or time.monotonic() < self._end
@@ -225,7 +225,7 @@ class Driver:
             self._display.show_progress(title, num_completed / len(self._pending))
             starts.setdefault(case.id, utc_now())
             began = time.monotonic()
-            outcome = ranks.wait_for_block(index, self._plan.timeout_seconds)
+            outcome = ranks.wait_for_block()
             outcome = replace(outcome, started=starts[case.id])
             if outcome.more:
                 repetition.partial_outcomes[case.id] = outcome
@@ -257,6 +257,7 @@ class Driver:
 
     def _record(self, repetition: Repetition, case: Case, outcome: Outcome) -> None:
         """Write the record of a case, and remove the case from the cases that remain to measure."""
-        self._recorder.write(repetition.number, case, outcome)
+        record = self._recorder.write(repetition.number, case, outcome)
+        self._display.show_record(record)
         repetition.partial_outcomes.pop(case.id, None)
         del repetition.cases[case.id]

@@ -84,7 +84,7 @@ def run_options(
         stack.enter_context(convert_sigterm_to_interrupt())
         display = stack.enter_context(Display(as_json=as_json))
         start_ranks = choose_launcher(run, joined, options.nodelist, stack, cpus)
-        recorder = Recorder(run, writer, display.show_record)
+        recorder = Recorder(run, writer)
         try:
             Driver(run, recorder, start_ranks, display).drive()
         except (KeyboardInterrupt, UserError) as error:

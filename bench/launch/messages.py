@@ -57,11 +57,12 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The id of the Slurm job step, such as ``17.0``, empty outside of a job step."""
 
 
-class Outcome(RecordedOutcome, frozen=True, kw_only=True):
-    """The result of a case, as rank 0 reports it or as the driver infers it from a failure.
+class Outcome(RecordedOutcome, frozen=True, kw_only=True, tag=True):
+    """The result of a case, as the driver infers it from a failure or as rank 0 reports it.
 
-    A case is a benchmark with values for its parameters. If the inherited field ``ranks`` (the
-    state of each rank) is not empty, the ranks have failed and cannot continue.
+    Rank 0 sends this message after each block of samples, with the result of the block's case from
+    all of its blocks so far. A case is a benchmark with values for its parameters. If the inherited
+    field ``ranks`` (the state of each rank) is not empty, the ranks have failed and cannot continue.
     """
 
     more: bool = False
@@ -98,15 +99,6 @@ OUT_OF_BUDGET = Outcome(
 
 Its status is ``skipped``.
 """
-
-
-class BlockResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The message of rank 0 after each block of samples, with the outcome of the block's case."""
-
-    index: int
-    """The position of the block in ``Job.blocks``."""
-    outcome: Outcome
-    """The result of the case from its samples in this block and all earlier ones."""
 
 
 class RankError(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -195,7 +187,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The seconds from the start of the job after which no case is begun."""
 
 
-Message = Hello | BlockResult | RankError | HangReport | JobDone
+Message = Hello | Outcome | RankError | HangReport | JobDone
 """A message of a rank to the driver."""
 
 # msgspec inspects the types of a message when a decoder is built. Two threads that do this for

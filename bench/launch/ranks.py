@@ -22,7 +22,6 @@ from parbench.bench.launch.failures import (
 from parbench.bench.launch.messages import (
     JOB,
     MAIL,
-    BlockResult,
     HangReport,
     Hello,
     Job,
@@ -68,13 +67,12 @@ class Ranks(ABC):
         self.mailbox = Mailbox(folder)
         self._size = size
         self._folder = folder
-        self._outcomes: dict[int, Outcome] = {}
-        """The results that rank 0 has sent and the driver has not used yet.
-
-        The key is the position of the block in the job. The value is the result of its case so far.
-        """
+        self._outcomes: list[Outcome] = []
+        """The results of blocks that rank 0 has sent and the driver has not used yet, in order."""
         self._exit_codes: dict[int, int] = {}
         """The exit codes of the ranks that have ended, by rank."""
+        self._timeout_seconds = 0.0
+        """The time that a block of samples may take."""
         self._deadline = 0.0
         """The ``time.monotonic()`` after which the driver counts the current block as hung."""
 
@@ -119,34 +117,31 @@ class Ranks(ABC):
     def send_job(self, job: Job) -> None:
         """Send all ranks their job, and begin the timeout of its first block of samples."""
         self.mailbox.put(JOB, msgspec.json.encode(job))
+        self._timeout_seconds = job.plan.timeout_seconds
         # Before the first block ranks may take long to find each other.
-        seconds = max(job.plan.timeout_seconds, START_SECONDS)
+        seconds = max(self._timeout_seconds, START_SECONDS)
         self._deadline = time.monotonic() + seconds + _OWN_DEADLINE_SECONDS
 
-    def wait_for_block(self, index: int, timeout_seconds: float) -> Outcome:
-        """Wait until a block of samples has ended, and return the result of its case.
+    def wait_for_block(self) -> Outcome:
+        """Wait until the next block of samples has ended, and return the result of its case.
 
         The result includes the samples of earlier blocks of the case. If the ranks fail or the
         block exceeds its timeout, the result has the status failed or hang, and its ``ranks`` (the
         state of each rank) is not empty. Then the ranks cannot continue.
-
-        Args:
-            index: the position of the block in ``Job.blocks``.
-            timeout_seconds: the time that a block may take.
         """
-        while index not in self._outcomes:
+        while not self._outcomes:
             self._poll()
             if self._has_failed():
                 failure = self._explain_end()
             elif self.evidence.reports or time.monotonic() > self._deadline:
-                failure = self._explain_hang(timeout_seconds)
+                failure = self._explain_hang()
             else:
                 continue
-            if index not in self._outcomes:  # it may end well at the last moment
+            if not self._outcomes:  # the block may end well at the last moment
                 return failure
             self.evidence.reports.clear()
-        self._deadline = time.monotonic() + timeout_seconds + _OWN_DEADLINE_SECONDS
-        return self._outcomes.pop(index)
+        self._deadline = time.monotonic() + self._timeout_seconds + _OWN_DEADLINE_SECONDS
+        return self._outcomes.pop(0)
 
     def wait_for_end(self) -> None:
         """Wait until all ranks have exited or one has failed, at most 10 s."""
@@ -177,8 +172,8 @@ class Ranks(ABC):
         messages = self.mailbox.receive()
         for rank, message in messages:
             match message:
-                case BlockResult():
-                    self._outcomes[message.index] = message.outcome
+                case Outcome():
+                    self._outcomes.append(message)
                 case Hello():
                     evidence.hellos[rank] = message
                 case RankError():
@@ -216,11 +211,10 @@ class Ranks(ABC):
         self._poll()
         return explain_end(self.evidence, self._exit_codes, self.get_last_error())
 
-    def _explain_hang(self, timeout_seconds: float) -> Outcome:
+    def _explain_hang(self) -> Outcome:
         """Wait for the reports of all ranks about a hang, and return a result that explains it.
 
-        The wait lasts at most 2 s. ``timeout_seconds`` is the timeout that the block of samples has
-        exceeded.
+        The wait lasts at most 2 s.
         """
         reports = self.evidence.reports
         self._poll_until(
@@ -232,7 +226,7 @@ class Ranks(ABC):
             file = self._folder / f"rank-{rank}.stack"
             if file.exists():
                 stacks[rank] = file.read_text(errors="replace")
-        return explain_hang(self.evidence, timeout_seconds, stacks)
+        return explain_hang(self.evidence, self._timeout_seconds, stacks)
 
 
 def remove_if_empty(file: Path) -> None:

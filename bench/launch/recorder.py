@@ -5,7 +5,7 @@ A record is the outcome of one case in one repetition, as one line of JSON.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -38,23 +38,14 @@ FAILED_STATUSES = ("failed", "hang", "wrong")
 class Recorder:
     """Writes a record for each case and repetition, and the ranks' environment to run.json."""
 
-    def __init__(
-        self,
-        run: Run,
-        writer: RecordWriter,
-        on_record: Callable[[Record], None],
-    ) -> None:
+    def __init__(self, run: Run, writer: RecordWriter) -> None:
         """Prepare the records of a run.
 
-        Args:
-            run: the run with its plan and the records that it has so far.
-            writer: appends records to the run's file.
-            on_record: is called with each record that was written.
+        ``run`` has the plan and the records so far. ``writer`` appends records to the run's file.
         """
         self._path = run.path
         self._info = run.info
         self._writer = writer
-        self._on_record = on_record
         plan = run.info.plan
         self._world = WorldInfo(size=plan.nproc, nodes=1, backend=plan.backend, device=plan.device)
         self._gpus = GpuInventory(
@@ -134,7 +125,6 @@ class Recorder:
         self._writer.write(record)
         if record.status in FAILED_STATUSES:
             self.failures[case.id] = record
-        self._on_record(record)
         if outcome.raw:
             self._writer.write_file(make_samples_path(record), outcome.raw)
         if outcome.timeline:

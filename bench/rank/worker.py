@@ -40,7 +40,6 @@ from parbench.bench.launch.messages import (
     JOB,
     JOB_DECODER,
     OUT_OF_BUDGET,
-    BlockResult,
     Hello,
     Job,
     JobDone,
@@ -261,7 +260,7 @@ def measure_cases(
             outcome = runs[index].end_early()
         ends[index] = time.monotonic()
         if world.global_rank == 0:
-            mailbox.post(0, BlockResult(index=number, outcome=outcome))
+            mailbox.post(0, outcome)
         if not outcome.more:
             remaining[index] = 0
             del runs[index]

@@ -85,7 +85,7 @@ class FakeRanks:
         for index, case in enumerate(job.plan.cases):
             self.begun.append(case.id)
             self.on_case(len(self.begun))
-            ranks.finish(index, self.said[min(index, len(self.said) - 1)])
+            ranks.finish(self.said[min(index, len(self.said) - 1)])
             yield
         ranks.complete(*range(job.plan.nproc))
         ranks.has_ended = True

@@ -14,7 +14,6 @@ from parbench.bench.launch.messages import (
     JOB,
     JOB_DECODER,
     Block,
-    BlockResult,
     HangReport,
     Hello,
     Job,
@@ -183,9 +182,9 @@ class ScriptedRanks(Ranks, Mailbox):
         for hello in hellos:
             self.post(hello.rank, hello)
 
-    def finish(self, index: int, outcome: Outcome | None = None) -> None:
+    def finish(self, outcome: Outcome | None = None) -> None:
         """Let rank 0 report the outcome of a block."""
-        self.post(0, BlockResult(index=index, outcome=outcome or make_outcome()))
+        self.post(0, outcome or make_outcome())
 
     def fail(self, rank: int, error: str = "RuntimeError: fire") -> None:
         stack = f"the stack of rank {rank}"
@@ -235,8 +234,8 @@ def complete_blocks(
     ranks: ScriptedRanks, job: Job, outcomes: Sequence[Outcome]
 ) -> Iterator[None]:
     """End the blocks of a job with these outcomes."""
-    for number, outcome in enumerate(outcomes[: len(job.blocks)]):
-        ranks.finish(number, outcome)
+    for outcome in outcomes[: len(job.blocks)]:
+        ranks.finish(outcome)
         yield
     ranks.complete(*range(job.plan.nproc))
     ranks.has_ended = True

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from msgspec.structs import replace
@@ -76,10 +77,12 @@ class FakeRun:
     def drive(self) -> list[str]:
         """Measure the pending cases, and return a line for each record of the run."""
         run = load_run(self.path)
-        with open_writer(self.path) as writer:
-            recorder = Recorder(run, writer, self.check_record)
-            with Display(Console(quiet=True)) as display:
-                Driver(run, recorder, self.start, display).drive()
+        with (
+            open_writer(self.path) as writer,
+            Display(Console(quiet=True)) as display,
+            mock.patch.object(display, "show_record", self.check_record),
+        ):
+            Driver(run, Recorder(run, writer), self.start, display).drive()
         lines = []
         for record in self.records():
             number = record.case.params["number"]
@@ -109,11 +112,11 @@ def die_at(number: int) -> Script:
     """Return a script that completes the cases before this one, in which rank 1 is killed."""
 
     def act(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
-        for index, case in enumerate(job.plan.cases):
+        for case in job.plan.cases:
             if case.params["number"] == number:
                 ranks.codes = {1: -9}
                 return
-            ranks.finish(index)
+            ranks.finish()
             yield
         ranks.complete(0, 1)
         ranks.has_ended = True
@@ -265,7 +268,7 @@ def test_incomplete_case_of_broken_ranks_is_measured_again(make_run: MakeRun) ->
 
 def test_interrupted_run_keeps_samples_of_incomplete_cases(make_run: MakeRun) -> None:
     def interrupt(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
-        ranks.finish(0, make_result(7.0, more=True))
+        ranks.finish(make_result(7.0, more=True))
         yield
         raise KeyboardInterrupt
 
@@ -278,7 +281,7 @@ def test_interrupted_run_keeps_samples_of_incomplete_cases(make_run: MakeRun) ->
 
 def die_in_second_block(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
     """Leave case 0 with blocks to come, and kill rank 1 in case 1."""
-    ranks.finish(0, make_result(7.0, more=True))
+    ranks.finish(make_result(7.0, more=True))
     yield
     ranks.codes = {1: -9}
 

@@ -64,7 +64,7 @@ def test_hang_that_one_rank_reports_names_the_other(tmp_path: Path) -> None:
         yield
 
     ranks = start_job(tmp_path, act)
-    failure = ranks.wait_for_block(0, 10.0)
+    failure = ranks.wait_for_block()
     assert failure.reason == "no end within 10 s: rank 1 did not arrive"
 
 
@@ -79,7 +79,7 @@ def test_driver_ends_ranks_that_cannot_report(
 
     monkeypatch.setattr(module, "START_SECONDS", 0.05)
     ranks = start_job(tmp_path, act, timeout_seconds=0.05)
-    failure = ranks.wait_for_block(0, 0.05)
+    failure = ranks.wait_for_block()
     assert failure.reason == "no end within 0.05 s: no rank answers"
     assert [state.stack for state in failure.ranks] == ["", "in C code"]
 
@@ -87,19 +87,19 @@ def test_driver_ends_ranks_that_cannot_report(
 def test_block_that_ends_at_its_deadline_is_no_hang(tmp_path: Path) -> None:
     def act(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
         ranks.post(0, make_status())
-        ranks.finish(0)
+        ranks.finish()
         yield
 
     ranks = start_job(tmp_path, act)
-    assert ranks.wait_for_block(0, 10.0) == make_outcome()
+    assert ranks.wait_for_block() == make_outcome()
 
 
 def test_rank_that_has_completed_its_job_may_end_before_the_others(tmp_path: Path) -> None:
     def act(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
         ranks.complete(1)
         yield
-        ranks.finish(0)
+        ranks.finish()
         yield
 
     ranks = start_job(tmp_path, act)
-    assert ranks.wait_for_block(0, 10.0) == make_outcome()
+    assert ranks.wait_for_block() == make_outcome()

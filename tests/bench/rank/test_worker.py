@@ -18,7 +18,6 @@ from parbench.bench.launch.messages import (
     ADDRESSES,
     JOB,
     Block,
-    BlockResult,
     HangReport,
     Hello,
     Job,
@@ -97,7 +96,7 @@ def test_address_of_every_host_is_not_that_of_rank_0(
 
 
 def list_outcomes(messages: list[Message]) -> list[Outcome]:
-    return [message.outcome for message in messages if isinstance(message, BlockResult)]
+    return [message for message in messages if isinstance(message, Outcome)]
 
 
 def test_rank_reports_hello_cases_and_done(
