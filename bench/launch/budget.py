@@ -15,9 +15,7 @@ import math
 from collections.abc import Sequence
 from random import Random
 
-from parbench.bench.launch.messages import Block
 from parbench.bench.plan.cases import Case
-from parbench.bench.plan.plan import get_case_weight
 from parbench.bench.results.runs import Run
 
 RESERVE = 1.1
@@ -66,8 +64,8 @@ def format_budget(seconds: float) -> str:
     return f"{10 * math.ceil(needed / 10)}s" if needed < 180 else f"{math.ceil(needed / 60)}m"
 
 
-def make_blocks(cases: Sequence[Case], seed: str) -> list[Block]:
-    """Return the blocks of one start of all ranks in an order that depends only on ``seed``.
+def make_blocks(cases: Sequence[Case], seed: str) -> list[int]:
+    """Return the index of each block's case, in an order that depends only on ``seed``.
 
     A block is a run of samples of one case, without samples of other cases between them. An
     operation with a small message has ten blocks, which are spread over the repetition in random
@@ -77,12 +75,10 @@ def make_blocks(cases: Sequence[Case], seed: str) -> list[Block]:
     interleaved = _choose_interleaved_cases(cases)
     blocks = []
     for _ in range(BLOCKS):
-        for index in random.sample(interleaved, len(interleaved)):
-            blocks.append(Block(case=index, weight=get_case_weight(cases[index]) / BLOCKS))
-    for index, case in enumerate(cases):
+        blocks += random.sample(interleaved, len(interleaved))
+    for index in range(len(cases)):
         if index not in interleaved:
-            block = Block(case=index, weight=get_case_weight(case))
-            blocks.insert(random.randint(0, len(blocks)), block)
+            blocks.insert(random.randint(0, len(blocks)), index)
     return blocks
 
 

@@ -216,12 +216,12 @@ class Driver:
         job = self._make_job(repetition.number, cases)
         ranks.send_job(job)
         starts: dict[str, str] = {}
-        for index, block in enumerate(job.blocks):
-            case = cases[block.case]
+        for number, index in enumerate(job.blocks):
+            case = cases[index]
             if case.id not in repetition.cases:
                 continue
             title = f"repetition {repetition.number + 1}/{self._plan.repetitions}: {case.name}"
-            num_completed = self._num_completed + index / len(job.blocks)
+            num_completed = self._num_completed + number / len(job.blocks)
             self._display.show_progress(title, num_completed / len(self._pending))
             starts.setdefault(case.id, utc_now())
             began = time.monotonic()

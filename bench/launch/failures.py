@@ -13,7 +13,7 @@ import psutil
 from parbench.bench.launch.flight_recorder import Waits, find_waits
 from parbench.bench.launch.messages import HangReport, Hello, Outcome, RankError
 from parbench.bench.launch.processes import describe_exit, get_process_space
-from parbench.bench.results.records import Culprit, CulpritCause, RankState
+from parbench.bench.results.records import Culprit, CulpritCause, RankState, Status
 
 
 @dataclass(kw_only=True)
@@ -44,24 +44,24 @@ class Evidence:
             names = [f"{rank} ({hosts.get(rank, 'not started')})" for rank in ranks]
         return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
 
-    def make_culprits(self, ranks: Sequence[int], cause: CulpritCause) -> tuple[Culprit, ...]:
-        """Return a ``Culprit`` (a rank that may have caused a failure, and its host) for each rank.
-
-        ``cause`` is their kind of failure, such as ``died`` or ``absent``. Ranks that have not sent
-        their first message are left out, because their hosts are unknown.
-        """
-        hosts = {rank: self.hellos[rank].host for rank in ranks if rank in self.hellos}
-        return tuple(Culprit(rank=rank, host=host, cause=cause) for rank, host in hosts.items())
-
-    def make_states(
+    def make_outcome(
         self,
+        status: Status,
+        reason: str,
+        culprits: Sequence[int],
+        cause: CulpritCause,
         phrases: Mapping[int, str],
         stacks: Mapping[int, str],
         silent_ranks: Sequence[int] = (),
-    ) -> list[RankState]:
-        """Return the state of each rank when its case failed, in rank order.
+    ) -> Outcome:
+        """Return the result of a case whose ranks have failed, with the state of each rank.
 
         Args:
+            status: ``failed`` or ``hang``.
+            reason: a sentence about the cause.
+            culprits: the ranks that may have caused the failure. Ranks that have not sent their
+                first message are left out, because their hosts are unknown.
+            cause: the kind of failure of the culprits, such as ``died`` or ``absent``.
             phrases: a phrase about each rank, such as ``alive``, by rank.
             stacks: the Python stack of each rank as text, by rank. Missing ranks get an empty text.
             silent_ranks: the ranks that did not answer when a measurement took too long and the
@@ -78,7 +78,15 @@ class Evidence:
                 is_silent=rank in silent_ranks,
             )
             states.append(state)
-        return states
+        hosts = {rank: self.hellos[rank].host for rank in culprits if rank in self.hellos}
+        return Outcome(
+            status=status,
+            reason=reason,
+            culprits=tuple(
+                Culprit(rank=rank, host=host, cause=cause) for rank, host in hosts.items()
+            ),
+            ranks=states,
+        )
 
 
 def explain_end(evidence: Evidence, exit_codes: Mapping[int, int], last_error: str) -> Outcome:
@@ -121,12 +129,7 @@ def explain_end(evidence: Evidence, exit_codes: Mapping[int, int], last_error: s
     phrases |= {rank: f"died: {describe_exit(code)}" for rank, code in codes.items()}
     phrases |= {rank: f"raised {error.error}" for rank, error in errors.items()}
     stacks = {rank: error.stack for rank, error in errors.items()}
-    return Outcome(
-        status="failed",
-        reason=reason,
-        culprits=evidence.make_culprits(culprits, cause),
-        ranks=evidence.make_states(phrases, stacks),
-    )
+    return evidence.make_outcome("failed", reason, culprits, cause, phrases, stacks)
 
 
 def explain_hang(evidence: Evidence, timeout_seconds: float, stacks: Mapping[int, str]) -> Outcome:
@@ -142,21 +145,19 @@ def explain_hang(evidence: Evidence, timeout_seconds: float, stacks: Mapping[int
             run its watchdog has no other stack.
     """
     reports = evidence.reports
-    groups = {rank: report.groups for rank, report in reports.items() if report.groups is not None}
-    waits = find_waits(groups) if len(groups) == len(evidence.hellos) else {}
-    absent_ranks = find_absent_ranks(evidence, waits)
+    waits = find_waits({rank: report.groups for rank, report in reports.items()})
     waiting_ranks = [rank for rank in waits if waits[rank]]
-    culprits: tuple[Culprit, ...] = ()
-    if absent_ranks:
-        clause = f"{evidence.format_ranks(absent_ranks)} did not arrive"
-        culprits = evidence.make_culprits(absent_ranks, "absent")
+    culprits = find_absent_ranks(evidence, waits)
+    cause: CulpritCause = "absent"
+    clause = "no rank is known to be missing; see their stacks"
+    if culprits:
+        clause = f"{evidence.format_ranks(culprits)} did not arrive"
     elif not reports:
         clause = "no rank answers"
     elif waiting_ranks:
         clause = f"{evidence.format_ranks(waiting_ranks)} wait for one another; see their stacks"
-        culprits = evidence.make_culprits(waiting_ranks, "waiting")
-    else:
-        clause = "no rank is known to be missing; see their stacks"
+        culprits = waiting_ranks
+        cause = "waiting"
     phrases = {rank: f"{report.phase}, step {report.steps}" for rank, report in reports.items()}
     for rank in waiting_ranks:
         phrases[rank] += f", waits for {evidence.format_ranks(sorted(waits[rank]))}"
@@ -165,15 +166,10 @@ def explain_hang(evidence: Evidence, timeout_seconds: float, stacks: Mapping[int
     for rank in evidence.hellos.keys() - reports.keys():
         state = find_process_state(evidence.hellos[rank])
         phrases[rank] = f"no answer (process is {state})" if state else "no answer"
-    reported_stacks = {rank: report.stack for rank, report in reports.items()}
-    return Outcome(
-        status="hang",
-        reason=f"no end within {timeout_seconds:g} s: {clause}",
-        culprits=culprits,
-        ranks=evidence.make_states(
-            phrases, {**stacks, **reported_stacks}, find_silent_ranks(evidence)
-        ),
-    )
+    reason = f"no end within {timeout_seconds:g} s: {clause}"
+    all_stacks = {**stacks, **{rank: report.stack for rank, report in reports.items()}}
+    silent_ranks = find_silent_ranks(evidence)
+    return evidence.make_outcome("hang", reason, culprits, cause, phrases, all_stacks, silent_ranks)
 
 
 def find_absent_ranks(evidence: Evidence, waits: Waits) -> list[int]:
@@ -190,7 +186,7 @@ def find_absent_ranks(evidence: Evidence, waits: Waits) -> list[int]:
        steps of its case.
     4. The rank is not inside torch.distributed, autograd or a wait for the GPU.
 
-    ``waits`` has the ranks that each rank waits for. It is empty if that is unknown.
+    ``waits`` has the ranks that each rank waits for, as far as known.
     """
     reports = evidence.reports
     silent = find_silent_ranks(evidence)

@@ -12,11 +12,6 @@ Waits = dict[int, set[int]]
 
 The set is empty for a rank that waits for no rank.
 """
-_MOVING_NS = 500_000_000
-"""The least age in ns of an operation that counts as not done.
-
-A younger one may still be done, because ranks report at different times.
-"""
 
 
 class GroupState(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,25 +49,20 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def parse_groups(
-    dumps: Iterable[bytes], groups: Mapping[str, Sequence[int]], since_ns: int, now_ns: int
-) -> dict[str, GroupState] | None:
+    dumps: Iterable[bytes], groups: Mapping[str, Sequence[int]], since_ns: int
+) -> dict[str, GroupState]:
     """Return the state of a rank's operations by name of the process group.
-
-    The result is None if torch has recorded nothing at all.
 
     Args:
         dumps: torch's flight records of this rank as JSON, one for each backend.
         groups: the global ranks of each group by the name of the group, in the order of group
             ranks.
         since_ns: the time in ns since the epoch before which operations are ignored.
-        now_ns: the time of the records in ns since the epoch.
     """
     entries = []
     for dump in dumps:
         records = msgspec.json.decode(dump)
         entries += msgspec.convert(records.get("entries", []), list[_Entry])
-    if not entries:
-        return None
     states = {}
     for name, ranks in groups.items():
         enqueued = set()
@@ -81,8 +71,7 @@ def parse_groups(
             is_own = entry.process_group[0] == name and not entry.is_p2p
             if is_own and entry.time_created_ns >= since_ns:
                 enqueued.add(entry.collective_seq_id)
-                is_young = entry.time_created_ns >= now_ns - _MOVING_NS
-                if entry.retired or entry.state == "completed" or is_young:
+                if entry.retired or entry.state == "completed":
                     done.add(entry.collective_seq_id)
         states[name] = GroupState(
             ranks=tuple(ranks),

@@ -39,9 +39,9 @@ They are read when ranks communicate. Libraries read other variables when they a
 rank with such a variable needs a new Python interpreter.
 """
 _TASK_ENDED = re.compile(
-    r"^srun: error: \S+: tasks? (?P<first>\d+)[\d,-]*: (?P<how>.+?)\s*$", re.MULTILINE
+    r"^srun: error: \S+: tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|(.+))", re.MULTILINE
 )
-"""Matches srun's line about the first task that ended badly: its number, and how it ended.
+"""Matches srun's line about the first task that ended badly: its number, and its code or signal.
 
 srun's lines about the other tasks state that srun has killed them.
 """
@@ -145,8 +145,8 @@ class ForkedRanks(Ranks):
         # The ranks report a server that dies here.
         with suppress(OSError, EOFError), hide_main_module():
             for rank in range(size):
-                own_cpus = list(cpus[rank]) if cpus else []
-                arguments = (rank, size, str(folder.absolute()), dict(variables), own_cpus)
+                own_cpus = cpus[rank] if cpus else ()
+                arguments = (rank, size, folder.absolute(), variables, own_cpus)
                 process = server.context.Process(target=run_forked_rank, args=arguments)
                 process.start()
                 self._processes.append(process)
@@ -158,15 +158,12 @@ class ForkedRanks(Ranks):
     def get_exit_codes(self) -> dict[int, int]:
         """Return the exit codes of ended ranks by rank. A negative code is a signal.
 
-        Codes that the fork server had not reported before it ended are missing.
+        The result is empty if the fork server has ended, because the server reports the codes.
         """
-        # The server reports exit codes. Without it they are unknown, and 255 stands for them.
-        unknown = (None, 255) if self._server.has_ended() else (None,)
-        codes = {}
-        for rank, process in enumerate(self._processes):
-            if process.exitcode is not None and process.exitcode not in unknown:
-                codes[rank] = process.exitcode
-        return codes
+        exit_codes = {rank: process.exitcode for rank, process in enumerate(self._processes)}
+        if self._server.has_ended():
+            return {}
+        return {rank: code for rank, code in exit_codes.items() if code is not None}
 
     def get_last_error(self) -> str:
         """Return the last line in the log of the first rank with a nonzero exit code.
@@ -184,7 +181,7 @@ class ForkedRanks(Ranks):
 
 
 def run_forked_rank(
-    rank: int, size: int, folder: str, variables: Mapping[str, str], cpus: Sequence[int]
+    rank: int, size: int, folder: Path, variables: Mapping[str, str], cpus: Sequence[int]
 ) -> None:
     """Run a rank in a process that the fork server has just forked.
 
@@ -198,13 +195,13 @@ def run_forked_rank(
     os.setsid()  # the driver alone receives the Ctrl-C of a terminal
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    redirect_output(Path(folder) / f"rank-{rank}.log")
+    redirect_output(folder / f"rank-{rank}.log")
     if cpus:
         os.sched_setaffinity(0, cpus)  # before the rank starts threads
     for name, value in (("RANK", rank), ("WORLD_SIZE", size)):
         os.environ[name] = os.environ[f"LOCAL_{name}"] = str(value)
     apply_variables(os.environ, variables)
-    os.environ[FOLDER_VARIABLE] = folder
+    os.environ[FOLDER_VARIABLE] = str(folder)
     if not all(name.startswith(_READ_AFTER_FORK) for name in variables):
         os.execv(sys.executable, [sys.executable, "-m", WORKER])
     importlib.import_module(_PRELOAD).begin_rank()  # imports torch, as the driver does not
@@ -308,11 +305,10 @@ class SrunRanks(Ranks):
 
     def kill(self) -> None:
         """Kill the ranks on all nodes, also stopped ones, and end srun."""
-        hellos = self.evidence.hellos.values()
-        steps = set() if self.has_launcher_ended() else {hello.step for hello in hellos}
-        for step in filter(None, steps):
+        steps = [hello.step for hello in self.evidence.hellos.values()]
+        if steps and not self.has_launcher_ended():
             # The step may have ended by itself. Where scancel fails, ranks end themselves.
-            command = ["scancel", "--signal=KILL", step]
+            command = ["scancel", "--signal=KILL", steps[0]]
             with suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(command, capture_output=True, timeout=10, check=False)
         self._process.terminate()
@@ -370,13 +366,11 @@ def parse_exit_codes(text: str) -> dict[int, int]:
     match = _TASK_ENDED.search(text)
     if match is None:
         return {}
-    rank, how = int(match["first"]), match["how"]
-    if code := re.match(r"Exited with exit code (\d+)", how):
-        return {rank: int(code[1])}
-    for sign in signal.Signals:
-        if how.startswith(str(signal.strsignal(sign))):
-            return {rank: -sign}
-    return {}
+    rank, code, how = match.groups()
+    if code:
+        return {int(rank): int(code)}
+    names = {str(signal.strsignal(sign)): sign for sign in signal.Signals}
+    return {int(rank): -sign for name, sign in names.items() if how.startswith(name)}
 
 
 def read_last_line(log: Path) -> str:

@@ -139,13 +139,11 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     The driver may receive the report of such a rank nevertheless, through a shared file system.
     """
-    groups: dict[str, GroupState] | None = None
+    groups: dict[str, GroupState] = {}
     """The state of the rank's operations on each process group, by the name of the group.
 
-    None in the first report, and if torch's flight recorder is empty.
+    Empty in the first report.
     """
-    more: bool = False
-    """True in the first of the two reports, because the second one follows."""
 
 
 class JobDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -155,29 +153,16 @@ class JobDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The CPU time in seconds that the rank's process used for the measurement of its cases."""
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of samples of one case, without other cases between them.
-
-    The blocks of a case are spread over a repetition, with blocks of other cases between them.
-    """
-
-    case: int
-    """The index of the case in the cases of ``Job.plan``."""
-    weight: float
-    """The number that sets the block's share of the remaining time of the job.
-
-    The share is this number divided by the sum of the weights of this block and all later ones. The
-    blocks of a collective have the sum 1, those of a training step 20, of a custom step 10.
-    """
-
-
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The work of one start of all ranks: the cases, the order of their blocks, and time limits."""
 
     plan: Plan
     """The plan of the run, with only the cases that these ranks are to measure."""
-    blocks: list[Block]
-    """The blocks of samples of all cases in the order of measurement."""
+    blocks: list[int]
+    """The blocks of samples in the order of measurement, each as the index of its case in the plan.
+
+    A block is a run of samples of one case, without samples of other cases between them.
+    """
     budget_seconds: float
     """The time budget of the repetition in seconds from the start of the job.
 

@@ -203,24 +203,19 @@ class Ranks(ABC):
     def _explain_end(self) -> Outcome:
         """Wait for messages about a failure, and return a result of the case that explains it.
 
-        The wait ends when each rank has reported an exception or has an exit code, or after 2 s.
+        The wait lasts 2 s.
         """
         self.mailbox.put("probe", b"x")  # ranks also end if their messages cannot be written
-        errors = self.evidence.errors
-        self._poll_until(lambda: len(errors) + len(self._exit_codes) >= self._size, _GRACE_SECONDS)
+        self._poll_until(lambda: False, _GRACE_SECONDS)
         self._poll()
         return explain_end(self.evidence, self._exit_codes, self.get_last_error())
 
     def _explain_hang(self) -> Outcome:
         """Wait for the reports of all ranks about a hang, and return a result that explains it.
 
-        The wait lasts at most 2 s.
+        The wait lasts 2 s.
         """
-        reports = self.evidence.reports
-        self._poll_until(
-            lambda: sum(not report.more for report in reports.values()) == self._size,
-            _GRACE_SECONDS,
-        )
+        self._poll_until(lambda: False, _GRACE_SECONDS)
         stacks = {}
         for rank in self.evidence.hellos:
             file = self._folder / f"rank-{rank}.stack"

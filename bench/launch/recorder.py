@@ -78,17 +78,12 @@ class Recorder:
         common, differences = split_environments(
             self._gpus.add_facts([hello.environment for hello in hellos])
         )
-        layout = self._info.plan.spread
-        if layout is not None:
-            job = os.environ.get("SLURM_JOB_ID", "")
-            common["slurm"] = {"job": job, "distribution": layout.distribution}
         places = [hello.place for hello in hellos]
         common["locality"] = describe_relations(places, self._gpus.links)
         hosts = [hello.host for hello in hellos]
         if len(set(hosts)) > 1:
             common["hosts"] = hosts
-            switches = {place.host: place.switches for place in places if place.switches}
-            common |= {"switches": switches} if switches else {}
+            common["switches"] = {place.host: place.switches for place in places if place.switches}
         if self._info.environment is None:
             self._info = replace(self._info, environment=common)
             with convert_write_errors(self._path / "run.json"):

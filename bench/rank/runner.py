@@ -162,23 +162,11 @@ class CaseRun:
             outcome = self._measure_block(began, seconds, num_later, is_only)
         except CaseEndedError as end:
             outcome = end.outcome
-        except BaseException:
-            self.close()
-            raise
         if not outcome.more:
-            self.close()
+            self._benchmark = None
+            self._resources.close()
         self._wall_seconds += time.perf_counter() - began
         return replace(outcome, wall_seconds=self._wall_seconds)
-
-    def end_early(self) -> Outcome:
-        """End the case because the time is over, and return the outcome of the blocks so far."""
-        self.close()
-        return replace(self._make_outcome(num_later=0), stop="budget")
-
-    def close(self) -> None:
-        """Release the benchmark and the CUDA graphs of the case."""
-        self._benchmark = None
-        self._resources.close()
 
     def _prepare(self) -> None:
         """Make the benchmark on this rank and check the result of its first step.
@@ -378,11 +366,9 @@ def load_target(target: str) -> Callable[..., Benchmark]:
     """
     module, _, name = target.partition(":")
     try:
-        function = getattr(importlib.import_module(module), name, None)
-    except ModuleNotFoundError as error:
+        function = getattr(importlib.import_module(module), name)
+    except (ModuleNotFoundError, AttributeError) as error:
         raise UserError(f"target {target!r} cannot be loaded: {error}") from error
-    if not callable(function):
-        raise UserError(f"target {target!r} cannot be loaded: {module} has no function {name!r}")
     return cast(Callable[..., Benchmark], function)
 
 

@@ -78,12 +78,10 @@ class Watchdog:
         ``index`` is the position of the block in the job, -1 for the time before the first block.
         The timeout is counted from this call.
         """
-        is_sooner = timeout_seconds < self._timeout_seconds
         self._index = index
         self._timeout_seconds = timeout_seconds
         self._began = time.monotonic()
-        if is_sooner:
-            self._wake.set()
+        self._wake.set()
         faulthandler.dump_traceback_later(timeout_seconds + _STACK_SECONDS, file=self._stack_file)
         if not self._thread.ident:
             self._thread.start()
@@ -143,10 +141,10 @@ class Watchdog:
         state = replace(self._progress.make_hang_report(), index=index)
         if not self._has_new_alarm():
             self._mailbox.put(ALARM, f"{self._rank} {index}".encode())
-        self._mailbox.post(self._rank, replace(state, more=True))
+        self._mailbox.post(self._rank, state)
         state = replace(state, is_connected=self._is_connected())
         groups, dumps = dump_flight_records()
-        states = parse_groups(dumps, groups, self._progress.began_ns, time.time_ns())
+        states = parse_groups(dumps, groups, self._progress.began_ns)
         self._mailbox.post(self._rank, replace(state, groups=states))
         deadline = time.monotonic() + _END_SECONDS
         while began == self._began and not self._is_closed:

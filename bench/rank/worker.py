@@ -54,6 +54,7 @@ from parbench.bench.machine.gpu import choose_gpu_index
 from parbench.bench.machine.gpu_host import BIND_VARIABLE, bind_to_gpu, read_numa_node
 from parbench.bench.machine.gpu_inventory import capture_gpu
 from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, list_host_addresses
+from parbench.bench.plan.plan import get_case_weight
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
 from parbench.bench.rank.watchdog import Watchdog
@@ -221,7 +222,7 @@ def measure_cases(
     A job is the work of one start of all ranks. A block is a part of the samples of one case, and
     the blocks of different cases are interleaved. A case whose first block does not begin within
     ``job.run_seconds`` is reported as out of budget. A case whose later block does not begin within
-    ``job.budget_seconds`` ends with the samples that it has.
+    ``job.budget_seconds`` ends with one more sample.
 
     Args:
         job: the cases, the order of their blocks, and the time limits.
@@ -231,11 +232,10 @@ def measure_cases(
         mailbox: carries the results to the driver.
     """
     began = time.monotonic()
-    remaining = Counter(block.case for block in job.blocks)
+    remaining = Counter(job.blocks)
     runs: dict[int, CaseRun] = {}
     ends: dict[int, float] = {}  # the time at which the last block of each case ended
-    for number, block in enumerate(job.blocks):
-        index = block.case
+    for number, index in enumerate(job.blocks):
         if not remaining[index]:
             continue
         remaining[index] -= 1
@@ -254,10 +254,10 @@ def measure_cases(
             outcome = OUT_OF_BUDGET
         elif is_new or elapsed < job.budget_seconds:
             seconds = compute_block_seconds(job, number, elapsed)
-            is_alone = is_new and num_later == 0
-            outcome = runs[index].run_block(seconds, num_later, is_only=is_alone)
+            is_only = is_new and num_later == 0
+            outcome = runs[index].run_block(seconds, num_later, is_only=is_only)
         else:
-            outcome = runs[index].end_early()
+            outcome = runs[index].run_block(0.0, num_later=0, is_only=False)
         ends[index] = time.monotonic()
         if world.global_rank == 0:
             mailbox.post(0, outcome)
@@ -272,16 +272,21 @@ def measure_cases(
 def compute_block_seconds(job: Job, number: int, elapsed: float) -> float:
     """Return the seconds that a block of samples may take.
 
-    The time that is left of the job's budget is shared in proportion to the weights of this and all
-    later blocks, see ``Block.weight``. The result is at least 0.02 s and at most half of the
-    block's timeout.
+    The time that is left of the job's budget is shared by this and all later blocks in proportion
+    to the weights of their cases (20 for a training step, 10 for a custom step, 1 for any other),
+    each divided by the number of blocks of the case. The result is at least 0.02 s and at most half
+    of the block's timeout.
 
     Args:
-        job: the blocks with their weights, and the time budget.
+        job: the cases, their blocks, and the time budget.
         number: the position of the block in the order of blocks, from 0.
         elapsed: the seconds since the start of the job.
     """
-    share = job.blocks[number].weight / sum(block.weight for block in job.blocks[number:])
+    counts = Counter(job.blocks)
+    weights = []
+    for index in job.blocks[number:]:
+        weights.append(get_case_weight(job.plan.cases[index]) / counts[index])
+    share = weights[0] / sum(weights)
     max_seconds = _TIMEOUT_SHARE * job.plan.timeout_seconds
     return min(max(share * (job.budget_seconds - elapsed), _MIN_CASE_SECONDS), max_seconds)
 

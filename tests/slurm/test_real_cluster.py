@@ -81,7 +81,6 @@ def test_run_records_distribution_and_emulation(runs_folder: Path) -> None:
     environment = run.info.environment
     assert environment is not None
     assert environment["hosts"] == ["n1", "n2", "n1", "n2"]
-    assert environment["slurm"]["distribution"] == "cyclic"
     assert environment["switches"]["n1"].endswith(".n1")
     [record] = run.records
     assert record.world.nodes == 2

@@ -13,7 +13,6 @@ from typing import Any
 from parbench.bench.launch.messages import (
     JOB,
     JOB_DECODER,
-    Block,
     HangReport,
     Hello,
     Job,
@@ -75,9 +74,9 @@ def make_outcome(seconds: float = 1e-3, **overrides: Any) -> Outcome:
     return Outcome(**{**fields, **overrides})
 
 
-def make_single_blocks(cases: Sequence[Case], **options: object) -> list[Block]:
+def make_single_blocks(cases: Sequence[Case], seed: str) -> list[int]:
     """Replace ``make_blocks``: each case has one block, in the order of the plan."""
-    return [Block(case=index, weight=1.0) for index in range(len(cases))]
+    return [*range(len(cases))]
 
 
 def make_status(**overrides: Any) -> HangReport:
@@ -92,7 +91,7 @@ def make_job(cases: Sequence[Case], **overrides: Any) -> Job:
     Overrides are fields of the job or of its plan.
     """
     fields: dict[str, Any] = {
-        "blocks": [Block(case=index, weight=1.0) for index in range(len(cases))],
+        "blocks": [*range(len(cases))],
         "budget_seconds": 1.0,
         "run_seconds": 60.0,
     }

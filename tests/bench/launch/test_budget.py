@@ -3,8 +3,6 @@
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from parbench.bench.launch.budget import (
     BLOCKS,
     estimate_run_seconds,
@@ -52,41 +50,29 @@ def test_estimate_covers_all_measurements() -> None:
     assert [format_budget(seconds) for seconds in (100.0, 187.0)] == ["110s", "4m"]
 
 
-def compute_order(cases: list[Case], *, seed: str = "0") -> list[int]:
-    """Return the index of the case of each block."""
-    return [block.case for block in make_blocks(cases, seed)]
-
-
 def test_small_operations_have_many_blocks() -> None:
     names = ("collective.barrier", "compute.gemm", "workload.ddp", "custom.mine")
     cases = [make_fake_case(number, name) for number, name in enumerate(names)]
     for megabytes in (300, 64, 300, 128):
         cases.append(make_case("p2p.sendrecv", "a:b", {"size_bytes": megabytes << 20}))
-    counts = Counter(compute_order(cases))
+    counts = Counter(make_blocks(cases, "0"))
     many_blocks = {index for index, count in counts.items() if count == BLOCKS}
     assert many_blocks == {0, 1, 4, 5, 7}
     assert {counts[index] for index in (2, 3, 6)} == {1}
 
 
 def test_blocks_are_passes_in_random_order() -> None:
-    order = compute_order(ALL_REDUCES)
+    order = make_blocks(ALL_REDUCES, "0")
     passes = [order[start : start + 4] for start in range(0, len(order), 4)]
     for places in passes:
         assert sorted(places) == [0, 1, 2, 3]
     assert passes != [passes[0]] * BLOCKS
-    assert compute_order(ALL_REDUCES) == order
-    assert compute_order(ALL_REDUCES, seed="1") != order
+    assert make_blocks(ALL_REDUCES, "0") == order
+    assert make_blocks(ALL_REDUCES, "1") != order
 
 
 def test_steps_have_one_block_each_in_random_order() -> None:
     steps = [make_fake_case(number, "custom.mine") for number in range(8)]
-    order = compute_order(steps)
+    order = make_blocks(steps, "0")
     assert sorted(order) == [*range(8)]
-    assert compute_order(steps, seed="1") != order
-
-
-def test_weight_is_divided_over_the_planned_blocks() -> None:
-    cases = [make_fake_case(0), make_fake_case(1, "workload.ddp")]
-    blocks = make_blocks(cases, "0")
-    assert sum(block.weight for block in blocks if block.case == 0) == pytest.approx(1.0)
-    assert [block.weight for block in blocks if block.case == 1] == [20.0]
+    assert make_blocks(steps, "1") != order

@@ -13,7 +13,7 @@ from parbench.bench.launch import driver as module
 from parbench.bench.launch import ranks as ranks_module
 from parbench.bench.launch.display import Display
 from parbench.bench.launch.driver import Driver
-from parbench.bench.launch.messages import Block, Hello, Job, Outcome
+from parbench.bench.launch.messages import Hello, Job, Outcome
 from parbench.bench.launch.recorder import Recorder, find_misplacements
 from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.cases import make_case
@@ -238,9 +238,8 @@ def test_record_has_the_time_at_which_its_case_began(make_run: MakeRun) -> None:
 # --- several blocks of a case ---
 
 
-def order_like(monkeypatch: pytest.MonkeyPatch, *order: int) -> None:
-    blocks = [Block(case=index, weight=1.0) for index in order]
-    monkeypatch.setattr(module, "make_blocks", lambda *_, **options: blocks)
+def order_like(monkeypatch: pytest.MonkeyPatch, order: list[int]) -> None:
+    monkeypatch.setattr(module, "make_blocks", lambda cases, seed: order)
 
 
 def make_result(*seconds: float, more: bool = False) -> Outcome:
@@ -252,7 +251,7 @@ def make_result(*seconds: float, more: bool = False) -> Outcome:
 def test_case_is_recorded_after_its_last_block(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order_like(monkeypatch, 0, 1, 1, 0)
+    order_like(monkeypatch, [0, 1, 1, 0])
     first_blocks = [make_result(1.0, more=True), make_result(2.0, more=True)]
     last_blocks = [make_result(2, 2), make_result(1, 1)]
     run = make_run(CASES[:2], finish_with(*first_blocks, *last_blocks))

@@ -123,9 +123,9 @@ IN_GROUP_B = make_status(groups={"a": IDLE, "b": BUSY})
         ((WAITING, WAITING, WAITING), "no rank is known to be missing", "", []),
         ((ELSEWHERE, ELSEWHERE, ELSEWHERE), "no rank is known to be missing", "", []),
         ((None, None, None), "no rank answers", "", []),
-        # The flight record outweighs stacks and steps, unless that of a rank is missing.
+        # The flight record outweighs stacks and steps.
         ((STUCK, DONE, STUCK), "rank 1 did not arrive", "absent", [1]),
-        ((STUCK, DONE, WAITING), "rank 0 did not arrive", "absent", [0]),
+        ((STUCK, DONE, WAITING), "rank 1 did not arrive", "absent", [1]),
         ((STUCK, DONE, IN_SLEEP), "rank 2 did not arrive", "absent", [2]),
         ((IN_GROUP_A, IN_GROUP_B), "ranks 0, 1 wait for one another", "waiting", [0, 1]),
     ],

@@ -200,8 +200,6 @@ def test_run_over_nodes_resumes_in_an_allocation_that_fits(
     ranks: FakeRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = run(SRUN)
-    environment = load_run(path).info.environment or {}
-    assert environment["slurm"] == {"job": "17", "distribution": "block"}
     records = path / "records.jsonl"
     count = len(load_run(path).records)
     records.write_bytes(b"")
