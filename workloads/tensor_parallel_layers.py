@@ -27,7 +27,7 @@ from parbench.workloads.step.memory import MemoryProbe, count_saved_bytes
 from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.probe import Probe, run_probes
 from parbench.workloads.step.sent_bytes import CommBytesProbe
-from parbench.workloads.tp_layer_case import COLUMN, ROW, TpLayerCase, make_tp_layer
+from parbench.workloads.tp_layer_case import STYLES, TpLayerCase, make_tp_layer
 
 CLAIM = "one layer, forward and backward, without a model or an optimizer"
 """The note on results of this benchmark, which states its extent."""
@@ -60,7 +60,7 @@ class TpLayerBenchmark(LayerBenchmark):
         case = self.case
         with torch.device(self._world.device):
             layer: nn.Module = Ffn(case.shape)
-            if case.style in (COLUMN, ROW):
+            if case.is_linear:
                 layer = nn.Linear(case.input_features, case.output_features, bias=False)
         layer = layer.to(self._dtype)
         set_weights(layer, self._world.seed)
@@ -76,8 +76,8 @@ class TpLayerBenchmark(LayerBenchmark):
         tokens = (case.microbatch, case.shape.sequence)
         self._full_x = self._draw_tensor("tokens", *tokens, case.input_features)
         self._full_gradient = self._draw_tensor("gradients", *tokens, case.output_features)
-        self.x = self._take_part(self._full_x, case.style.has_sharded_input).requires_grad_()
-        self.output_gradient = self._take_part(self._full_gradient, case.style.has_sharded_output)
+        self.x = self._take_part(self._full_x, case.style == "row").requires_grad_()
+        self.output_gradient = self._take_part(self._full_gradient, case.style == "column")
 
     def _take_part(self, full: Tensor, is_sharded: bool) -> Tensor:
         """Return a copy of this rank's part of the features of ``full``, the last dimension.
@@ -100,10 +100,8 @@ class TpLayerBenchmark(LayerBenchmark):
         output.backward(self._full_gradient.to(dtype))
         tensors = collect_tensors(layer, x, output)
         style = self.case.style
-        tensors["output"] = self._take_part(tensors["output"], style.has_sharded_output)
-        tensors["input gradient"] = self._take_part(
-            tensors["input gradient"], style.has_sharded_input
-        )
+        tensors["output"] = self._take_part(tensors["output"], style == "column")
+        tensors["input gradient"] = self._take_part(tensors["input gradient"], style == "row")
         return tensors
 
     def describe(self) -> Description:
@@ -116,7 +114,7 @@ class TpLayerBenchmark(LayerBenchmark):
         case = self.case
         weights = sum(parameter.numel() for parameter in self.layer.parameters())
         details = {
-            "style": case.style.label,
+            "style": STYLES[case.style],
             "bytes_formula": {"tp": case.compute_sent_bytes()},
             "flops_per_rank": 6.0 * weights / case.tp * case.tokens,
             **MeshDetails(axes={"tp": {"ranks": case.tp}}).as_details,
@@ -162,13 +160,13 @@ def split_layer(layer: nn.Module, mesh: DeviceMesh, case: TpLayerCase) -> None:
     In an FFN, the matrices before the activation function (``up`` and for llama also ``gate``) have
     the same input. Backward sums the input's gradient over ranks by one all_reduce for both.
     """
-    if case.style in (COLUMN, ROW):
-        style = ColwiseParallel() if case.style is COLUMN else RowwiseParallel()
+    if case.is_linear:
+        style = ColwiseParallel() if case.style == "column" else RowwiseParallel()
         parallelize_module(layer, mesh, style)
         return
     styles: dict[str, ParallelStyle] = {"down": RowwiseParallel()}
     first_style = ColwiseParallel()
-    if case.style.has_gathers:
+    if case.style == "naive":
         first_style = ColwiseParallel(output_layouts=Replicate())
         styles["down"] = first_style
     for name in ("gate", "up"):

@@ -8,34 +8,16 @@ from parbench.bench.text import UserError
 from parbench.workloads.costs.communication_pattern import sent_bytes
 from parbench.workloads.model.shapes import PRECISIONS, Shape, num_ffn_matrices, shape_of
 
+STYLES = {
+    "column": "output features split",
+    "row": "input features split",
+    "megatron": "columns, then rows (arXiv 1909.08053)",
+    "naive": "columns, gathered after each matrix",
+}
+"""The splits of a layer's matrices over ranks, as phrases for reports, keyed by name.
 
-@dataclass(frozen=True, kw_only=True)
-class TpStyle:
-    """A way to split the matrices of a layer over the ranks of tensor parallelism."""
-
-    name: str
-    """The name that users write as ``style``, such as ``column``."""
-    label: str
-    """A phrase that describes the split in reports."""
-    sums: int
-    """The number of all_reduces of activations of size hidden, or of their gradients, in a step.
-
-    A step is one forward and one backward pass.
-    """
-    has_gathers: bool = False
-    """True if the output of each matrix is all-gathered before the next matrix."""
-    has_sharded_input: bool = False
-    """True if each rank has only a part of the features of the layer's input."""
-    has_sharded_output: bool = False
-    """True if each rank has only a part of the features of the layer's output."""
-
-
-# A Linear has the first two styles, an FFN the last two.
-COLUMN = TpStyle(name="column", label="output features split", sums=1, has_sharded_output=True)
-ROW = TpStyle(name="row", label="input features split", sums=1, has_sharded_input=True)
-MEGATRON = TpStyle(name="megatron", label="columns, then rows (arXiv 1909.08053)", sums=2)
-NAIVE = TpStyle(name="naive", label="columns, gathered after each matrix", sums=1, has_gathers=True)
-STYLES: Mapping[str, TpStyle] = {style.name: style for style in (COLUMN, ROW, MEGATRON, NAIVE)}
+A Linear has the first two, an FFN the last two.
+"""
 LINEAR_STYLE = choice("style", "split of the matrix by columns or by rows", "column", "row")
 FFN_STYLE = choice(
     "style",
@@ -52,8 +34,8 @@ class TpLayerCase:
     All ranks have the same tokens.
     """
 
-    style: TpStyle
-    """The split of the layer's matrices over ranks."""
+    style: str
+    """The name of the split of the layer's matrices over ranks, a key of ``STYLES``."""
     shape: Shape
     """The sizes of the layer and of a sequence."""
     microbatch: int
@@ -62,6 +44,11 @@ class TpLayerCase:
     """The bytes of an element of weights and activations."""
     tp: int
     """The number of ranks that split the layer."""
+
+    @property
+    def is_linear(self) -> bool:
+        """True if the layer is a Linear, False if it is an FFN."""
+        return self.style in ("column", "row")
 
     @property
     def tokens(self) -> int:
@@ -74,7 +61,7 @@ class TpLayerCase:
 
         It is the FFN's inner size for a matrix that is split by rows, otherwise the hidden size.
         """
-        return self.shape.ffn if self.style is ROW else self.shape.hidden
+        return self.shape.ffn if self.style == "row" else self.shape.hidden
 
     @property
     def output_features(self) -> int:
@@ -82,7 +69,7 @@ class TpLayerCase:
 
         It is the FFN's inner size for a matrix that is split by columns, otherwise the hidden size.
         """
-        return self.shape.ffn if self.style is COLUMN else self.shape.hidden
+        return self.shape.ffn if self.style == "column" else self.shape.hidden
 
     @property
     def first_matrices(self) -> int:
@@ -95,15 +82,15 @@ class TpLayerCase:
         Collectives are counted with the bytes that optimal ring algorithms send.
         """
         token_bytes = self.tokens * self.bytes_per_element
-        hidden_bytes = token_bytes * self.shape.hidden
-        total = self.style.sums * sent_bytes("all_reduce", hidden_bytes, self.tp)
-        if self.style.has_gathers:
-            ffn_bytes = token_bytes * self.shape.ffn
-            total += self.first_matrices * sent_bytes("all_gather", ffn_bytes, self.tp)
-            total += sent_bytes("all_gather", hidden_bytes, self.tp)
-            # Backward sums the gradient of the second matrix's input, which every rank has.
-            total += sent_bytes("all_reduce", ffn_bytes, self.tp)
-        return total
+        hidden_sum = sent_bytes("all_reduce", token_bytes * self.shape.hidden, self.tp)
+        if self.style == "megatron":
+            return 2 * hidden_sum
+        if self.is_linear:
+            return hidden_sum
+        # Backward also sums the gradient of the second matrix's input, which every rank has.
+        ffn_sum = sent_bytes("all_reduce", token_bytes * self.shape.ffn, self.tp)
+        gathered = self.first_matrices * self.shape.ffn + self.shape.hidden
+        return hidden_sum + ffn_sum + sent_bytes("all_gather", token_bytes * gathered, self.tp)
 
     def compute_saved_bytes(self) -> float:
         """Return the bytes of activations that a rank saves in one forward pass for backward.
@@ -112,9 +99,9 @@ class TpLayerCase:
         the output of ``up`` and its GELU, for llama the outputs of ``up`` and ``gate``, the SiLU of
         the latter, and the input of ``down``.
         """
-        features = self.input_features / (self.tp if self.style.has_sharded_input else 1)
-        if self.style in (MEGATRON, NAIVE):
-            parts = 1 if self.style.has_gathers else self.tp
+        features = self.input_features / (self.tp if self.style == "row" else 1)
+        if not self.is_linear:
+            parts = 1 if self.style == "naive" else self.tp
             features += 2 * self.first_matrices * self.shape.ffn / parts
         return self.tokens * features * self.bytes_per_element
 
@@ -130,7 +117,7 @@ def make_tp_layer(params: Mapping[str, Value], ranks: int) -> TpLayerCase:
         if size % ranks:
             raise UserError(f"{name}({size}) % tp({ranks}) != 0")
     return TpLayerCase(
-        style=STYLES[str(params["style"])],
+        style=str(params["style"]),
         shape=shape,
         microbatch=int(params["microbatch"]),
         bytes_per_element=PRECISIONS[str(params["precision"])],

@@ -139,7 +139,7 @@ def measure_llama_step() -> None:
     """Train a model of the size that parbench measures, without parbench."""
     shape = TINY_LLAMA if REHEARSE else LLAMA
     model = build_model(shape, 0, DEVICE, torch.bfloat16)
-    optimizer = make_optimizer(model.parameters(), torch.bfloat16, is_simulated=False)
+    optimizer = make_optimizer(model.parameters(), torch.bfloat16)
     tokens = draw_tokens(shape, MICROBATCH, 0, 0).to(DEVICE)
 
     def train() -> None:

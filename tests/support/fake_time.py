@@ -1,27 +1,21 @@
 """Clocks that tests set."""
 
-import torch
-
-from parbench.workloads.model.simulated_compute import SimulatedCompute
-
 
 class FakeTime:
-    """A clock on which sleeping takes ``late_seconds`` longer than requested."""
+    """Stands for the module ``time``, where sleeping takes ``late_seconds`` too long."""
 
     def __init__(self, late_seconds: float = 0.0) -> None:
         self.now = 100.0
         self.late_seconds = late_seconds
         self.sleeps: list[float] = []
 
-    def clock(self) -> float:
+    def perf_counter(self) -> float:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        self.sleeps.append(seconds)
-        self.now += seconds + self.late_seconds
-
-    def waiter(self) -> SimulatedCompute:
-        return SimulatedCompute(torch.device("cpu"), self.clock, self.sleep)
+        if seconds > 0:
+            self.sleeps.append(seconds)
+            self.now += seconds + self.late_seconds
 
 
 class HeldTime:

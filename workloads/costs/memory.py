@@ -152,7 +152,7 @@ def buffers_equation(view: RankView) -> Equation:
     spec, symbols = view.spec, view.symbols
     layer = layer_text(spec, spec.checkpointing)
     at_loss = "2 * 4 * tokens * vocabulary / tp"
-    before_layer = f"({layer_text(spec, 'none')}) - {layer_text(spec, 'full')}"
+    before_layer = f"({layer_text(spec, 'none')}) - {INPUT}"
     if spec.checkpointing == "none":
         before_layer = _inner_gradients_text(spec)
     texts = []
@@ -226,7 +226,7 @@ def activations_equation(view: RankView) -> Equation:
     has not. The maximum for layers and the maximum for logits are added, although they may occur at
     different times.
     """
-    terms = [f"microbatches_in_flight * ({_layers_text(view, view.spec.checkpointing)})"]
+    terms = [f"microbatches_in_flight * ({layers_equation(view).text})"]
     if view.has_embedding:
         terms.append(f"microbatches_in_flight * ({embedding_text(view.spec)})")
     if view.has_head:
@@ -239,30 +239,22 @@ def activations_equation(view: RankView) -> Equation:
     return Equation(text=" + ".join(terms), symbols=symbols)
 
 
-def layers_equation(view: RankView, checkpointing: str) -> Equation:
+def layers_equation(view: RankView) -> Equation:
     """Return the equation of the bytes that all layers of a rank save for one microbatch.
 
-    ``checkpointing`` is ``none``, ``selective`` or ``full``. It may differ from that of the step.
-    """
-    return Equation(text=_layers_text(view, checkpointing), symbols=view.symbols)
-
-
-def _layers_text(view: RankView, checkpointing: str) -> str:
-    """Return the equation of the bytes that all layers of a rank save for one microbatch, as text.
-
-    With ``full`` and ``checkpoint_every`` K, one layer in K saves only its input, and the others
-    save all that backward needs.
+    With the checkpointing ``full:K``, one layer in K saves only its input, and the others save all
+    that backward needs.
     """
     terms: list[str] = []
     for layers, _, moe in view.layer_kinds:
-        spec = view.spec if moe is view.spec.moe else replace(view.spec, moe=moe)
-        text = layer_text(spec, checkpointing)
-        if checkpointing == "full" and spec.checkpoint_every > 1:
+        spec = replace(view.spec, moe=moe)
+        text = layer_text(spec, spec.checkpointing)
+        if spec.checkpoint_every > 1:
             others = f"({layers} - recomputed_{layers}) * ({layer_text(spec, 'none')})"
             terms.append(f"recomputed_{layers} * {text} + {others}")
         else:
             terms.append(f"{layers} * ({text})")
-    return " + ".join(terms)
+    return Equation(text=" + ".join(terms), symbols=view.symbols)
 
 
 INPUT = "sharded_tokens * hidden * bytes_per_element"
@@ -270,6 +262,14 @@ INPUT = "sharded_tokens * hidden * bytes_per_element"
 
 The input of a block has this size as well: ``tp`` gathers it again in backward. With sequence
 parallelism ``sharded_tokens`` is divided by ``tp``.
+"""
+
+
+INNER_TENSORS = {"gpt": 2, "llama": 4}
+"""The number of tensors with the FFN's inner size that one FFN saves for backward, by recipe.
+
+For GELU they are its input and its output. For SwiGLU they are the gate, the SiLU of the gate, the
+up projection, and the product of SiLU and up projection.
 """
 
 
@@ -287,7 +287,8 @@ def layer_text(spec: StepSpec, checkpointing: str) -> str:
     if checkpointing == "selective":
         return f"{INPUT} + {_attention_gemm_text(spec)} + {_ffn_gemm_text(spec)}"
     norms = f"2 * ({norm_text(spec)})"
-    ffn = _moe_text(spec) if spec.moe else _ffn_text(spec)
+    inner = f"{INNER_TENSORS[spec.shape.recipe]} * tokens * ffn / tp * bytes_per_element"
+    ffn = _moe_text(spec) if spec.moe else f"{INPUT} + {inner}"
     text = f"{norms} + {_attention_text(spec)} + {ffn}"
     return f"{text} + 2 * sharded_tokens * hidden" if spec.shape.dropout else text
 
@@ -350,24 +351,6 @@ def _attention_gemm_text(spec: StepSpec) -> str:
     return f"{attended} + tokens / tp * {projections} * bytes_per_element"
 
 
-def _count_inner_tensors(spec: StepSpec) -> int:
-    """Return the number of tensors with the FFN's inner size that one FFN saves for backward.
-
-    For GELU they are its input and its output. For SwiGLU they are the gate, the SiLU of the gate,
-    the up projection, and the product of SiLU and up projection.
-    """
-    return 4 if spec.shape.recipe == "llama" else 2
-
-
-def _ffn_text(spec: StepSpec) -> str:
-    """Return the equation of the bytes that an FFN block saves for one microbatch, as text.
-
-    It saves its normalized input and some tensors with the FFN's inner size.
-    """
-    inner = f"{_count_inner_tensors(spec)} * tokens * ffn / tp * bytes_per_element"
-    return f"{INPUT} + {inner}"
-
-
 def _ffn_gemm_text(spec: StepSpec) -> str:
     """Return the equation of the bytes that selective checkpointing keeps of an FFN, as text.
 
@@ -393,7 +376,7 @@ def _moe_text(spec: StepSpec) -> str:
     weighted output, the weight and 8-byte indices. Shared experts save their input and inner
     tensors.
     """
-    inner = f"{_count_inner_tensors(spec)} * expert_ffn"
+    inner = f"{INNER_TENSORS[spec.shape.recipe]} * expert_ffn"
     router = "sharded_tokens * 4 * (hidden + experts)"
     rows = f"sharded_tokens * top_k * ((3 * hidden + {inner} + 1) * bytes_per_element + 32)"
     shared = f"{INPUT} + sharded_tokens * shared * {inner} * bytes_per_element"

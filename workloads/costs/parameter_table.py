@@ -7,7 +7,7 @@ first stage the embeddings, the last the final norm and the head.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
@@ -51,22 +51,6 @@ class ParameterPart:
 
 Parts = tuple[ParameterPart, ...]
 """Parameters of one rank, before FSDP shards them."""
-
-
-def list_parts(view: RankView) -> Iterator[ParameterPart]:
-    """Yield all parameters of one rank after tp, ep, etp and pp, in the order of the model.
-
-    Their names are those of the full model.
-    """
-    spec, units = view.spec, list_units(view)
-    yield from units.embeddings
-    for stage in view.stages:
-        first = sum(view.layers_by_stage[:stage])
-        for i in range(first, first + view.layers_by_stage[stage]):
-            is_dense = spec.moe is None or i < spec.moe.dense_layers
-            for part in layer_parts(spec.shape, spec.dims.tp, None if is_dense else spec.moe):
-                yield replace(part, name=f"layers.{i}.{part.name}")
-    yield from units.head
 
 
 class Units(NamedTuple):

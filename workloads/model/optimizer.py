@@ -12,17 +12,13 @@ LEARNING_RATE = 1e-3
 """The learning rate of every optimizer in training steps."""
 
 
-def make_optimizer(
-    parameters: Iterable[Tensor], dtype: torch.dtype, *, is_simulated: bool = False
-) -> torch.optim.Optimizer:
+def make_optimizer(parameters: Iterable[Tensor], dtype: torch.dtype) -> torch.optim.Optimizer:
     """Return the optimizer of a training step for ``parameters`` of type ``dtype``.
 
-    It is AdamW, with float32 master weights for other types than float32. With simulated compute it
-    changes no parameters.
+    It is AdamW, with float32 master weights for other types than float32.
     """
     groups = make_parameter_groups(parameters)
-    optimizer_class = choose_optimizer(dtype, is_simulated=is_simulated)
-    return optimizer_class(groups, lr=LEARNING_RATE)  # type: ignore[call-arg]
+    return choose_optimizer(dtype)(groups, lr=LEARNING_RATE)  # type: ignore[call-arg]
 
 
 def make_parameter_groups(parameters: Iterable[Tensor]) -> list[dict[str, Any]]:
@@ -38,28 +34,18 @@ def make_parameter_groups(parameters: Iterable[Tensor]) -> list[dict[str, Any]]:
     return [{"params": group} for group in groups.values()]
 
 
-def choose_optimizer(
-    dtype: torch.dtype, *, is_simulated: bool = False
-) -> type[torch.optim.Optimizer]:
-    """Return the optimizer class for weights of type ``dtype``.
-
-    It is AdamW for float32 and ``MasterAdamW`` for other types. With simulated compute it is
-    ``FrozenOptimizer``.
-    """
-    if is_simulated:
-        return FrozenOptimizer
+def choose_optimizer(dtype: torch.dtype) -> type[torch.optim.Optimizer]:
+    """Return the optimizer class for weights: AdamW for float32, ``MasterAdamW`` for other types."""
     return torch.optim.AdamW if dtype == torch.float32 else MasterAdamW
 
 
-class FrozenOptimizer(torch.optim.Optimizer):
-    """An optimizer for simulated compute, which never changes the parameters."""
+def freeze(optimizer: torch.optim.Optimizer) -> None:
+    """Let the steps of an optimizer keep all parameters, as in a step with simulated compute.
 
-    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
-        """Register ``params`` as torch's optimizers do. ``lr`` has no effect."""
-        super().__init__(params, {"lr": lr})
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Do nothing, so that the parameters keep their values."""
+    An optimizer of ZeRO-1 still communicates. Only the optimizer inside of it does nothing.
+    """
+    updating = getattr(optimizer, "optim", optimizer)
+    updating.step = lambda **_: None  # type: ignore[method-assign]
 
 
 class MasterAdamW(torch.optim.Optimizer):

@@ -38,19 +38,9 @@ class SimulatedCompute:
     second are measured once, because the host must not wait for the device during a step.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        clock: Callable[[], float] = time.perf_counter,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """Make an object that waits on one device.
-
-        Tests replace ``clock``, which returns seconds, and ``sleep``, which waits for seconds.
-        """
+    def __init__(self, device: torch.device) -> None:
+        """Make an object that waits on one device."""
         self._device = device
-        self._clock = clock
-        self._sleep = sleep
         self._debt_seconds = 0.0
         """The seconds by which the last wait ended too late, which the next wait makes up for."""
         self.forward_scale = 1.0
@@ -69,23 +59,21 @@ class SimulatedCompute:
         if seconds <= 0:
             yield
             return
-        end = self._clock() + seconds - self._debt_seconds
+        end = time.perf_counter() + seconds - self._debt_seconds
         with record_function(COMPUTE_RANGE):
             yield
             if self._device.type == "cuda":
                 accelerator.spin(int(seconds * _calibrate_spin(self._device)))
             else:
-                remaining_seconds = end - self._clock()
-                if remaining_seconds > 0:
-                    self._sleep(remaining_seconds)
+                time.sleep(max(0.0, end - time.perf_counter()))
         # Leaving the range takes time, too.
-        self._debt_seconds = self._clock() - end
+        self._debt_seconds = time.perf_counter() - end
 
     def read_clock(self) -> float:
         """Return the clock's seconds, after the device has finished all simulated compute."""
         if self._device.type == "cuda":
             accelerator.synchronize(self._device)
-        return self._clock()
+        return time.perf_counter()
 
     def reset_debt(self) -> None:
         """Forget by how much earlier waits were too long, so that the next one is not shortened."""

@@ -196,17 +196,9 @@ def list_partial_names(part: Transformer) -> set[str]:
     sequence only. They are therefore later summed over ``tp``. Call it before FSDP makes all
     parameters DTensors.
     """
-    experts = set(list_experts(part))
-    return {
-        name
-        for name, parameter in part.named_parameters()
-        if not isinstance(parameter, DTensor) and parameter not in experts
-    }
-
-
-def list_experts(part: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of the routed experts of all MoE layers in a part of the model."""
-    return [p for layer in find_moe_layers(part) for p in layer.experts.parameters()]
+    dense, _ = split_experts(part)
+    replicated = {parameter for parameter in dense if not isinstance(parameter, DTensor)}
+    return {name for name, parameter in part.named_parameters() if parameter in replicated}
 
 
 def split_experts(part: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -214,7 +206,7 @@ def split_experts(part: nn.Module) -> tuple[list[nn.Parameter], list[nn.Paramete
 
     ``part`` is the model, or the part of it that one pipeline stage holds.
     """
-    experts = list_experts(part)
+    experts = [p for layer in find_moe_layers(part) for p in layer.experts.parameters()]
     expert_set = set(experts)
     return [p for p in part.parameters() if p not in expert_set], experts
 
@@ -229,11 +221,11 @@ def apply_fsdp(part: Transformer, mesh: Mesh, spec: StepSpec) -> None:
     assert mesh.shards is not None
     reduce_dtype = DTYPES[spec.reduce_bytes]
     reshard = spec.reshard and mesh.dims.pp == 1
-    embeddings = keep_modules(part.token_embedding, part.position_embedding)
-    head = keep_modules(part.norm, part.head)
+    embedding_modules = (part.token_embedding, part.position_embedding)
+    embeddings: list[nn.Module] = [module for module in embedding_modules if module is not None]
+    head = [module for module in (part.norm, part.head) if module is not None]
     units: list[list[FSDPModule]] = []
-
-    ignored = list_experts(part) if mesh.expert_shards is None else []
+    ignored = split_experts(part)[1] if mesh.expert_shards is None else []
 
     def shard(modules: list[nn.Module], mesh: DeviceMesh, *, reshard: bool) -> FSDPModule:
         """Make modules one FSDP unit over a mesh, and return its first module."""
@@ -257,14 +249,6 @@ def apply_fsdp(part: Transformer, mesh: Mesh, spec: StepSpec) -> None:
     root = shard([part], mesh.shards, reshard=reshard)
     if spec.prefetch:
         data_parallel.prefetch_units(root, units, mesh.shards.device_type)
-
-
-def keep_modules(*modules: nn.Module | None) -> list[nn.Module]:
-    """Return the ``modules`` that are not None, in their order.
-
-    A module is None if the pipeline stage lacks it, such as the head.
-    """
-    return [module for module in modules if module is not None]
 
 
 def apply_replication(parallel_part: ParallelPart, spec: StepSpec, device: torch.device) -> None:

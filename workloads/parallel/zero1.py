@@ -34,13 +34,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         *,
         bucket_bytes: int,
         reduce_dtype: torch.dtype,
-        is_simulated: bool = False,
     ) -> None:
         """Move the parameters of ``model`` into a buffer that is split over ``group``.
 
         ``bucket_bytes`` is the size of a bucket, and 0 is the default of torch's DDP, 25 MiB.
-        Gradients are averaged in ``reduce_dtype``. With ``is_simulated``, parameters keep their
-        values, as in a step with simulated compute.
+        Gradients are averaged in ``reduce_dtype``.
         """
         self._group = group
         self._dtype = reduce_dtype
@@ -70,7 +68,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             nn.Parameter(bucket.chunk(ranks)[group.rank()]) for bucket in self._weight_buckets
         ]
         super().__init__(self._shards, {"lr": LEARNING_RATE})
-        self.optim = make_optimizer(self._shards, first.dtype, is_simulated=is_simulated)
+        self.optim = make_optimizer(self._shards, first.dtype)
         self.tracker = BucketTracker(buckets, self._reduce)
         self._reductions: list[tuple[int, Tensor, dist.Work | None]] = []
         self.zero_grad()
@@ -136,16 +134,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 
 def make_zero_redundancy_optimizer(
-    model: nn.Module, group: dist.ProcessGroup, dtype: torch.dtype, *, is_simulated: bool = False
+    model: nn.Module, group: dist.ProcessGroup, dtype: torch.dtype
 ) -> torch.optim.Optimizer:
     """Return torch's ZeroRedundancyOptimizer, which shards AdamW's state over ``group``.
 
-    ``dtype`` is the data type of the parameters. With ``is_simulated``, parameters keep their
-    values, as in a step with simulated compute.
+    ``dtype`` is the data type of the parameters.
     """
     return load_zero_redundancy_optimizer()(
         model.parameters(),
-        optimizer_class=choose_optimizer(dtype, is_simulated=is_simulated),
+        optimizer_class=choose_optimizer(dtype),
         process_group=group,
         lr=LEARNING_RATE,
     )

@@ -136,7 +136,7 @@ def _list_activation_questions(step: StepSpec, gpus: int, hardware: Hardware) ->
         spec = place_step(step, dims).with_checkpointing(checkpointing)
         view = spec.rank_view(0)
         memory = rank_memory(view)
-        layers = layers_equation(view, checkpointing).value
+        layers = layers_equation(view).value
         symbols = {
             "layers": spec.shape.layers,
             "saved_per_layer": layers / spec.shape.layers / GIGA,

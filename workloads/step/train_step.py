@@ -41,7 +41,7 @@ from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,
 )
 from parbench.workloads.expert_parallel.step_routing import StepRouting
-from parbench.workloads.model.optimizer import make_optimizer
+from parbench.workloads.model.optimizer import freeze, make_optimizer
 from parbench.workloads.model.shapes import WHOLE
 from parbench.workloads.model.simulated_compute import (
     SimulatedCompute,
@@ -150,6 +150,8 @@ class TrainStep(Benchmark):
         self.model: nn.Module = merge_parts([part.part for part in self.parts.values()])
         """All model parts of this rank as one module, for its parameters."""
         self.optimizer = self._make_optimizer()
+        if spec.is_simulated:
+            freeze(self.optimizer)
         self._recorder = pipeline_stages.ActionRecorder(world.device, self._prepare_action)
         """Records the times of the pipeline's forward and backward passes."""
         self._run_pipeline = self._make_pipeline()
@@ -316,24 +318,20 @@ class TrainStep(Benchmark):
         """Return the optimizer of this rank's parameters: AdamW, or ZeRO-1 around AdamW.
 
         Parbench's ZeRO-1 (``DistributedOptimizer``) also reduce-scatters the gradients. It is
-        therefore added to the model part's reducers, which start communication in backward. With
-        simulated compute, the optimizer changes no weights.
+        therefore added to the model part's reducers, which start communication in backward.
         """
         spec = self.spec
         dtype = get_dtype(spec)
         group = self.mesh.groups.get("dp")
         if not spec.zero1 or group is None:
-            return make_optimizer(self.model.parameters(), dtype, is_simulated=spec.is_simulated)
+            return make_optimizer(self.model.parameters(), dtype)
         if spec.zero1 == "zero_redundancy":
-            return make_zero_redundancy_optimizer(
-                self.model, group, dtype, is_simulated=spec.is_simulated
-            )
+            return make_zero_redundancy_optimizer(self.model, group, dtype)
         optimizer = DistributedOptimizer(
             self.model,
             group,
             bucket_bytes=spec.bucket_bytes,
             reduce_dtype=DTYPES[spec.reduce_bytes],
-            is_simulated=spec.is_simulated,
         )
         [part] = self.parts.values()
         part.reducers.append(optimizer)

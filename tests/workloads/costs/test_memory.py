@@ -61,7 +61,7 @@ def test_state_has_chosen_widths(text: str, expected: list[float]) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("moment=bfloat16", "'moments'"), ("moments=bf16", "'bf16'"), ("moments=none", "'none'")],
+    [("moment=bfloat16", "'moment'"), ("moments=bf16", "'bf16'"), ("moments=none", "'none'")],
 )
 def test_wrong_widths_are_rejected(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):

@@ -9,10 +9,10 @@ import torch
 from parbench.workloads.costs.parameter_table import (
     ParameterPart,
     count_padded,
-    list_parts,
+    list_units,
     num_parameters,
 )
-from parbench.workloads.costs.step_spec import RankView, StepSpec
+from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.moe_case import Moe, make_moe
 from parbench.workloads.expert_parallel.moe_layer import replace_ffns_with_moe
 from parbench.workloads.model.shapes import SHAPES, Shape
@@ -27,8 +27,14 @@ both_recipes = pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama
 MIXTURE = make_moe({"ep": 1, "experts": 4}, GPT, 1)
 
 
-def view_of(shape: Shape, **params: Any) -> RankView:
-    return StepSpec(shape=shape, **params).rank_view(0)
+def list_parts(shape: Shape, **params: Any) -> list[ParameterPart]:
+    """Return the parameters of the first rank, with their names in the model."""
+    units = list_units(StepSpec(shape=shape, **params).rank_view(0))
+    [(count, layer)] = units.layers
+    parts = [*units.embeddings]
+    for number in range(count):
+        parts += [replace(part, name=f"layers.{number}.{part.name}") for part in layer]
+    return [*parts, *units.head]
 
 
 @both_recipes
@@ -38,7 +44,7 @@ def test_parts_are_parameters_of_the_model(shape: Shape, moe: Moe | None) -> Non
     if moe is not None:
         replace_ffns_with_moe(model, shape, moe)
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    parts = list_parts(view_of(shape, moe=moe))
+    parts = list_parts(shape, moe=moe)
     assert {part.name: part.size for part in parts} == expected
     assert num_parameters(shape, moe) == sum(
         parameter.numel() for parameter in model.parameters()
@@ -47,8 +53,8 @@ def test_parts_are_parameters_of_the_model(shape: Shape, moe: Moe | None) -> Non
 
 @both_recipes
 def test_tp_divides_matrices_of_layers(shape: Shape) -> None:
-    full_parts = list_parts(view_of(shape))
-    rank_parts = list_parts(view_of(shape, dims=ParallelDims(tp=2)))
+    full_parts = list_parts(shape)
+    rank_parts = list_parts(shape, dims=ParallelDims(tp=2))
     numel_by_name = {part.name: part.numel for part in rank_parts}
     for part in full_parts:
         is_full_bias = part.name.endswith(("out.bias", "down.bias"))

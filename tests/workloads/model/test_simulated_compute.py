@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from parbench.workloads.model import simulated_compute
 from parbench.workloads.model.shapes import Shape, shape_of
 from parbench.workloads.model.simulated_compute import (
     SimulatedCompute,
@@ -65,9 +66,12 @@ def run_backward(loss: Tensor) -> None:
 
 
 @pytest.mark.parametrize("late_seconds", [0.0, 0.002, 0.02])
-def test_late_wait_shortens_the_next(late_seconds: float) -> None:
+def test_late_wait_shortens_the_next(
+    late_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = FakeTime(late_seconds)
-    compute = clock.waiter()
+    monkeypatch.setattr(simulated_compute, "time", clock)
+    compute = SimulatedCompute(CPU)
     start = clock.now
     for _ in range(100):
         with compute.taking(0.01):
@@ -76,10 +80,11 @@ def test_late_wait_shortens_the_next(late_seconds: float) -> None:
     assert min(clock.sleeps) > 0
 
 
-def test_wait_contains_its_body() -> None:
+def test_wait_contains_its_body(monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that takes longer than its wait shortens the next wait."""
     clock = FakeTime()
-    compute = clock.waiter()
+    monkeypatch.setattr(simulated_compute, "time", clock)
+    compute = SimulatedCompute(CPU)
     with compute.taking(0.01):
         clock.now += 0.004
     clock.now += 5.0
