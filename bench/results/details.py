@@ -154,15 +154,13 @@ class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
 class AttentionDetails(Details, frozen=True, kw_only=True):
     """The context parallelism of a step: the method of attention of ranks that share a sequence."""
 
-    key = "crossover_ranks"
+    key = "tokens_per_rank"
     method: str
     """The name of the method, such as ``ring`` or ``ulysses``."""
     sequence: int
     """The number of tokens of a sequence on all ranks together."""
     tokens_per_rank: int
     """The number of tokens of a sequence on one rank."""
-    crossover_ranks: float
-    """The number of ranks above which Ulysses sends fewer bytes in the forward pass than a ring."""
 
 
 class MeshDetails(Details, frozen=True, kw_only=True):

@@ -128,8 +128,8 @@ METRICS = (
            "analytical bubble fraction of the schedule: (P-1)/(M+P-1) for 1F1B with P ranks and M "
            "microbatches", "analytical", ("pipelines",), kind="from zero"),
     Metric("mfu", "", "higher", "mfu",
-           "model FLOPs utilisation, FLOPs counted as in PaLM; of the datasheet's peak, or of a "
-           "CPU's matrix multiplications", "model FLOPs of a step / step time / peak FLOP/s",
+           "model FLOPs utilisation of a GPU, FLOPs counted as in PaLM, of the datasheet's peak",
+           "model FLOPs of a step / step time / peak FLOP/s",
            ("steps",)),
     Metric("compute", "s", None, "compute", "time in which a rank computes", "", ("times",)),
     Metric("overlap", "", "higher", "overlap",
@@ -177,9 +177,6 @@ METRICS = (
     Metric("comm_transfer.AXIS", "s", "lower", "transfer AXIS",
            "communication on AXIS after the last rank has arrived",
            "per call, minimum over ranks", ("times",), kind="from zero"),
-    Metric("tracing_overhead", "", None, "profiling overhead",
-           "extra time of the profiled step over the uninstrumented one",
-           "profiled over uninstrumented step, less 1", ("times",), kind="difference"),
     Metric("calls.AXIS.OPERATION", "", None, "calls AXIS OPERATION",
            "calls of AXIS OPERATION that a rank makes in a step, mean over ranks",
            "counted at the process group", number_format="{:.4g}", kind="from zero", is_exact=True),
@@ -220,8 +217,6 @@ METRICS = (
     Metric("drop_rate", "", "lower", "dropped",
            "share of token-expert pairs dropped because experts were full",
            "dropped over routed, all ranks and layers", ("experts",), kind="from zero"),
-    Metric("dispatch_bytes", "B", None, "dispatch bytes", "bytes that the busiest rank sends to experts",
-           "counted, a layer's microbatch, with counts or indices", kind="from zero"),
     Metric("dispatch_time", "s", "lower", "dispatch time",
            "time to send tokens to experts, with packing"),
     Metric("dispatch_packing_time", "s", "lower", "packing time",
@@ -231,10 +226,6 @@ METRICS = (
     Metric("combine_time", "s", "lower", "combine time", "time to send results back, with packing"),
     Metric("dispatch_bandwidth.wire", "B/s", "higher", "dispatch GB/s",
            "bytes that leave the busiest rank over dispatch time", "", ("experts",)),
-    Metric("imbalance_slowdown", "", "lower", "slow-down",
-           "step time over that with balanced routing",
-           "step over step with balanced routing, interleaved", ("experts",), "{:.2f}x",
-           kind="difference"),
 )
 # fmt: on
 

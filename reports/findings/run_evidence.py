@@ -28,7 +28,7 @@ from parbench.reports.findings.rules import (
 from parbench.reports.findings.step_rules import Communication, PipelineIdle, StepEvidence
 from parbench.reports.run_data import RunData
 
-UNEQUAL_WORK_DETAILS = {"pipeline", "crossover_ranks", "rank_load"}
+UNEQUAL_WORK_DETAILS = {"pipeline", "tokens_per_rank", "rank_load"}
 """The keys in ``CaseResult.details`` that only steps with unequal work on ranks have."""
 MIN_READ_SHARE = 0.01
 """A step is searched for a slow rank if its waiting time is at least this fraction of its time."""
@@ -191,7 +191,6 @@ def _make_step_evidence(data: RunData, step: CaseResult) -> StepEvidence | None:
     params = step.case.all_params
     label = data.labels[step.case.id]
     has_real_compute = params.get("compute", "real") == "real"
-    slowdown = _get_significant(step, "imbalance_slowdown", 1.0) or 1.0
     ratios = get_axis_values(step, "bytes_ratio")
     return StepEvidence(
         name=label,
@@ -203,7 +202,7 @@ def _make_step_evidence(data: RunData, step: CaseResult) -> StepEvidence | None:
         idle_seconds=(step.value("idle") or 0.0) if has_real_compute else 0.0,
         syncs=_count_syncs(step),
         pipeline=_read_pipeline_idle(step) if profiled_seconds else None,
-        expert_imbalance_seconds=(1 - 1 / slowdown) * seconds,
+        expert_imbalance=step.value("imbalance.rank") or 1.0,
         bytes_ratios={axis: ratio for axis, ratio in ratios.items() if ratio},
     )
 
@@ -247,22 +246,22 @@ def _read_pipeline_idle(step: CaseResult) -> PipelineIdle | None:
         return None
     return PipelineIdle(
         bubble_seconds=step.value("idle_schedule") or 0.0,
-        uneven_seconds=_get_significant(step, "idle_imbalance", 0.0),
+        uneven_seconds=_get_significant(step, "idle_imbalance"),
         microbatches=details.microbatches,
         layers_by_stage=details.layers_by_stage or (),
     )
 
 
-def _get_significant(step: CaseResult, name: str, threshold: float) -> float:
-    """Return the value of a step's metric if its 95 % interval is above a threshold, otherwise 0.
+def _get_significant(step: CaseResult, name: str) -> float:
+    """Return the value of a step's metric if its 95 % interval is above 0, otherwise 0.
 
     The interval is over repetitions, or over the steps of the repetition if there is only one. The
     value of a metric without an interval is returned, and 0 for an unknown metric. ``name`` is the
-    name of the metric. ``threshold`` is its value without an effect: 1 for a ratio, 0 for a time.
+    name of the metric.
     """
     metrics = step.measured[0].metrics if len(step.measured) == 1 else step.metrics
     metric = metrics.get(name)
     if metric is None or metric.value is None:
         return 0.0
-    is_significant = metric.low is None or metric.low > threshold
+    is_significant = metric.low is None or metric.low > 0
     return metric.value if is_significant else 0.0

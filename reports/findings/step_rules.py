@@ -21,6 +21,8 @@ SUGGESTED_BUCKETS = 4
 """The number of gradient buckets that a finding suggests."""
 TRIED_FACTOR = 4
 """The factor by which a suggested setting exceeds the current one."""
+MIN_EXPERT_IMBALANCE = 1.2
+"""The smallest ratio of a rank's tokens to the mean over ranks that is reported."""
 MAX_BYTES_ERROR = 0.01
 """The largest relative difference of counted and analytical bytes that is not reported."""
 
@@ -98,8 +100,8 @@ class StepEvidence:
     """The number of times per step that all gradients are summed: 1, or once per microbatch."""
     pipeline: PipelineIdle | None = None
     """The idle time by cause if the step is a pipeline, otherwise None."""
-    expert_imbalance_seconds: float = 0.0
-    """The time that balanced experts would save. 0 if it is not significant."""
+    expert_imbalance: float = 1.0
+    """The tokens of the busiest rank's experts relative to the mean over ranks, 1 if unknown."""
     bytes_ratios: Mapping[str, float] = field(default_factory=dict)
     """The ratio of sent bytes to the bytes that the formula of the step gives, keyed by mesh axis.
 
@@ -235,16 +237,19 @@ def find_pipeline_idle_time(step: StepEvidence) -> Iterator[Finding]:
 
 
 def find_hot_experts(step: StepEvidence) -> Iterator[Finding]:
-    """Yield a finding if balanced expert load would save 5 % of the step or more."""
+    """Yield a finding if the experts of a rank take far more tokens than the mean over ranks."""
+    if step.expert_imbalance < MIN_EXPERT_IMBALANCE:
+        return
     command = ""
     if step.settings.get("capacity") == 0:
         command = step.command("ep_step", capacity=(0, 1.25))
-    yield from _report(
-        step,
-        "hot-experts",
-        step.expert_imbalance_seconds,
-        "Balanced experts would probably save {share} of {step}.",
-        command,
+    yield Finding(
+        kind="hot-experts",
+        subject=f"{step.name} {step.expert_imbalance:.2f}",
+        message=f"The busiest rank of {step.name} takes {step.expert_imbalance:.2f} times as many "
+        "tokens as the mean. Other ranks probably wait for it.",
+        time_share=None,
+        command=command,
     )
 
 

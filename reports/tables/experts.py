@@ -1,4 +1,4 @@
-"""The section on expert parallelism: time, imbalance, drops and bytes of each step."""
+"""The section on expert parallelism: time, imbalance, drops and bandwidth of each step."""
 
 from parbench.bench.results.details import ExpertLoadDetails
 from parbench.bench.results.tables import Column, Table
@@ -20,7 +20,7 @@ def list_expert_tables(data: RunData) -> list[Table]:
     table = Table(
         "experts-table",
         "Expert parallelism",
-        caption="expert load, dropped tokens, bytes and the cost of imbalance",
+        caption="expert load, dropped tokens, and the bandwidth of dispatch",
         columns=[
             STEP_COLUMN,
             _RANKS_COLUMN,

@@ -183,7 +183,8 @@ class AllToAllExchange(TokenExchange):
         rank. ``transfer`` and ``combine`` need these sizes.
         """
         sent = self.plan.counts.view(self.group.size(), -1)
-        received = _exchange_evenly(sent, self.group)
+        received = sent.clone()  # also the result if communication is disabled for its cost
+        dist.all_to_all_single(received, sent.contiguous(), group=self.group)
         sizes = torch.stack((sent.sum(1), received.sum(1))).tolist()
         self.num_sent, self.num_received = sizes
         self.received_counts = received
@@ -234,7 +235,7 @@ class AllgatherExchange(TokenExchange):
 
     def exchange_metadata(self) -> None:
         """All-gather the expert ids (tokens, top_k) of all ranks' tokens, for ``unpack``."""
-        self.expert_ids = _gather(self.plan.expert_ids.int(), self.group).long()
+        self.expert_ids = gather_expert_ids(self.plan, self.group)
 
     def pack(self) -> Tensor:
         """Return this rank's tokens (tokens, hidden) unchanged, because all ranks receive them."""
@@ -309,17 +310,6 @@ def _all_to_all(
     return received
 
 
-def _exchange_evenly(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Send an equal part of the rows to each rank, and return the parts that this rank receives.
-
-    The received rows (as many as ``rows``) are ordered by the rank that sent them. If communication
-    is disabled to measure its cost, the result is a copy of ``rows``.
-    """
-    received = rows.clone()
-    dist.all_to_all_single(received, rows.contiguous(), group=group)
-    return received
-
-
 def _gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """All-gather a tensor (n, ...) and return the rows of all ranks (ranks * n, ...) in rank order.
 
@@ -348,17 +338,12 @@ def gather_rows(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return communicate(x, partial(_gather, group=group), partial(_reduce_scatter, group=group))
 
 
-def gather_routing(
-    x: Tensor, weights: Tensor, plan: DispatchPlan, group: dist.ProcessGroup
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gather over a group the tokens, the weights and the expert ids of all ranks, in rank order.
+def gather_expert_ids(plan: DispatchPlan, group: dist.ProcessGroup) -> Tensor:
+    """Return the expert ids in the plans of all ranks, (ranks * tokens, top_k), in rank order.
 
-    ``x`` (tokens, hidden), ``weights`` (tokens, top_k) and ``plan`` are for this rank's tokens. The
-    results are the gathered ``x``, the gathered ``weights``, and the expert ids (tokens, top_k)
-    in the plans of all ranks, with ``NO_EXPERT`` for dropped pairs.
+    ``plan`` is for this rank's tokens. Dropped pairs have ``NO_EXPERT``.
     """
-    expert_ids = _gather(plan.expert_ids.int(), group).long()
-    return gather_rows(x, group), gather_rows(weights, group), expert_ids
+    return _gather(plan.expert_ids.int(), group).long()
 
 
 def reduce_scatter_rows(x: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -1,9 +1,8 @@
-"""The cost of expert routing: loads, drops, bandwidths, and the time lost to imbalance."""
+"""The cost of expert routing: loads, drops, and the times of dispatch and combine."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import truediv
 from typing import TypeVar
 
 import torch
@@ -23,10 +22,7 @@ from parbench.workloads.expert_parallel.expert_traffic import (
     count_routing,
 )
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
-from parbench.workloads.expert_parallel.routing import BALANCED
-from parbench.workloads.expert_parallel.step_routing import StepRouting
-from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget, time_step
-from parbench.workloads.step.rounds import compare_rounds, slowest
+from parbench.workloads.step.probe import ResetFn, Step, slowest
 from parbench.workloads.step.sent_bytes import record_calls
 
 Result = TypeVar("Result")
@@ -47,13 +43,10 @@ transfer), ``dispatch_transfer_time`` (to send tokens and their counts or expert
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertSample:
-    """The measurements of one rank: its routing, its exchanges of tokens, and its step times.
-
-    Steps are measured with the routing that the benchmark sets, and with balanced routing.
-    """
+    """The measurements of one rank: its routing in a step, and its exchanges of tokens."""
 
     counts: RoutingCounts
-    """The numbers of pairs of token and expert in a step with the benchmark's routing."""
+    """The numbers of pairs of token and expert in the last step."""
     dispatch_bytes: float
     """The bytes that the rank sends to dispatch one microbatch's tokens, 0 without ``ep``."""
     exchanges: Sequence[ExchangeTimes]
@@ -61,24 +54,13 @@ class ExpertSample:
 
     Empty without ``ep``.
     """
-    step_seconds: Sequence[float]
-    """The seconds of each step with the benchmark's routing, empty if this is balanced.
-
-    These steps alternate with the steps of ``balanced_step_seconds``.
-    """
-    balanced_step_seconds: Sequence[float]
-    """The seconds of each step with balanced routing.
-
-    The length is that of ``step_seconds``, so that this is empty if only balanced steps run.
-    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertProbe:
-    """Measures the load of experts, the exchange of tokens, and the time lost to imbalance.
+    """Measures the load of experts and the exchange of tokens in further passes.
 
-    Load is the number of tokens of an expert. The loss is given as the time of a step with the
-    benchmark's routing relative to a step with balanced routing.
+    The load of an expert is the number of pairs of token and expert that it takes.
     """
 
     world: World
@@ -87,49 +69,24 @@ class ExpertProbe:
     """The sizes and options of the training step, or of the step around a single MoE layer."""
     layers: Mapping[int, MoeLayer]
     """The MoE layers of this rank by layer number."""
-    routing: StepRouting
-    """Chooses the experts of each step. The probe switches it between routings."""
     ep_group: dist.ProcessGroup | None
     """The ranks that exchange tokens, None without ``ep``."""
-    share: float = 1.0
-    """The weight of this probe when the time budget is divided among all probes of a step."""
+    share = 0.0
+    """0, because this probe needs no time budget: it always measures ``_REPEATS`` exchanges."""
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> ExpertSample:
-        """Return this rank's expert load, times of exchanges, and times of steps.
+        """Return this rank's expert load in the last step, and its times of exchanges.
 
-        Exchanges are measured ``_REPEATS`` times. Then steps with the benchmark's routing alternate
-        with steps with balanced routing, as often as ``budget_seconds`` allows. ``reset`` is called
-        before each ``step``. All ranks take part.
+        The arguments are not used, because no further step runs. All ranks take part.
         """
-        counts = count_routing(self.layers)
         dispatch_bytes = 0.0
         exchanges: list[ExchangeTimes] = []
         if self.ep_group is not None:
             calls = record_calls(self._make_exchange().dispatch, {"ep": self.ep_group})
             dispatch_bytes = bytes_by_axis(calls, ("ep",))["ep"]
             exchanges = [self._time_exchange() for _ in range(_REPEATS)]
-        routing = self.routing.name
-        seconds: dict[str, list[float]] = {routing: [], BALANCED: []}
-
-        def measure_both() -> None:
-            """Run a step with each of the two routings, in alternating order."""
-            names = [routing, BALANCED]
-            if len(seconds[BALANCED]) % 2 == 1:
-                names.reverse()  # so that drift affects both alike
-            for name in names:
-                self.routing.name = name
-                reset()
-                seconds[name].append(time_step(step, self.world))
-
-        if routing != BALANCED:
-            repeat_within_budget(self.world, budget_seconds, measure_both, max_repeats=10)
-            self.routing.name = routing
         return ExpertSample(
-            counts=counts,
-            dispatch_bytes=dispatch_bytes,
-            exchanges=exchanges,
-            step_seconds=seconds[routing],
-            balanced_step_seconds=seconds[BALANCED],
+            counts=count_routing(self.layers), dispatch_bytes=dispatch_bytes, exchanges=exchanges
         )
 
     def _make_exchange(self) -> TokenExchange:
@@ -180,16 +137,15 @@ class ExpertProbe:
         return result, time.perf_counter() - start
 
     def summarize(self, samples: Sequence[ExpertSample]) -> Explanation:
-        """Return metrics of the load of ranks, exchanges of tokens, and imbalance.
+        """Return metrics of the load of ranks and of exchanges of tokens.
 
-        The facts for the record have the load of each rank in a step.
-        ``samples`` has the sample of every rank, in rank order.
+        The facts for the record have the load of each rank in a step. ``samples`` has the sample of
+        every rank, in rank order.
         """
         traffic = ExpertTraffic(self.spec, [sample.counts for sample in samples])
         metrics = make_load_metrics(traffic)
         if self.ep_group is not None:
             metrics |= make_dispatch_metrics(samples)
-        metrics |= make_imbalance_metrics(samples)
         details = ExpertLoadDetails(rank_load=traffic.list_rank_loads())
         return Explanation(metrics=metrics, details=details.as_details)
 
@@ -198,8 +154,8 @@ def make_dispatch_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricVa
     """Return metrics of the exchange of one microbatch's tokens, by metric name.
 
     They are the times of dispatch, its packing, its transfer, and combine in seconds, and
-    ``dispatch_bytes`` with ``dispatch_bandwidth.wire`` in bytes per second. A time is the mean over
-    repetitions of the maximum over ranks. Bytes are those of the rank that sends most. ``samples``
+    ``dispatch_bandwidth.wire`` in bytes per second. A time is the mean over repetitions of the
+    maximum over ranks. The bandwidth is that of the bytes of the rank that sends most. ``samples``
     has the sample of every rank.
     """
     num_bytes = max(sample.dispatch_bytes for sample in samples)
@@ -210,27 +166,7 @@ def make_dispatch_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricVa
         if name == "dispatch_time":
             rates = [num_bytes / duration for duration in seconds]
             values["dispatch_bandwidth.wire"] = estimate_mean(rates, "round trips", "amount")
-    return {
-        **make_values(values, "the slowest rank, forward"),
-        **make_values({"dispatch_bytes": num_bytes}, "the busiest rank"),
-    }
-
-
-def make_imbalance_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricValue]:
-    """Return the metric ``imbalance_slowdown``, keyed by its name.
-
-    It is the time of a step with the benchmark's routing divided by the time of a step with
-    balanced routing, as the mean over pairs of steps that ran one after the other. A step's time is
-    the maximum over ranks. The result is empty if the benchmark's routing is balanced.
-    """
-    if not samples[0].step_seconds:
-        return {}
-    seconds = slowest([sample.step_seconds for sample in samples])
-    balanced = slowest([sample.balanced_step_seconds for sample in samples])
-    return make_values(
-        {"imbalance_slowdown": compare_rounds(seconds, balanced, truediv)},
-        "the slowest rank of each turn",
-    )
+    return make_values(values, "the slowest rank, forward")
 
 
 def make_load_metrics(traffic: ExpertTraffic) -> dict[str, MetricValue]:

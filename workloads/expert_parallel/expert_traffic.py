@@ -47,7 +47,7 @@ def count_routing(layers: Mapping[int, MoeLayer]) -> RoutingCounts:
 
 
 class ExpertTraffic:
-    """The numbers of pairs of token and expert that each rank sends and computes in a step.
+    """The numbers of pairs of token and expert that each rank sends to each rank in a step.
 
     A pair is a token with one of its experts, without dropped pairs. Ranks of an ``etp`` group hold
     parts of the same experts. They first gather each other's tokens, and each of them then
@@ -55,7 +55,7 @@ class ExpertTraffic:
     """
 
     def __init__(self, spec: StepSpec, counts: Sequence[RoutingCounts]) -> None:
-        """Compute the pairs that each rank sends, receives and computes in a step.
+        """Compute the pairs that each rank sends in a step.
 
         ``counts`` has the numbers of pairs of every rank's own tokens, in rank order.
         """
@@ -63,41 +63,19 @@ class ExpertTraffic:
         self.counts = counts
         self._spec = spec
         self._moe = spec.moe
-        self.sent = self._make_zeros()
-        """The number of pairs that a rank sends to other ranks in each of its MoE layers.
+        self.pairs: dict[tuple[int, int], Tensor] = {}
+        """The number of pairs in each MoE layer of a rank, (layers,), keyed by (source, target).
 
-        The keys of ``sent``, ``received`` and ``computed`` are ranks, the values are (layers,).
+        The source is the rank that dispatches the pair, and the target the rank that computes it.
+        Both may be the same rank.
         """
-        self.received = self._make_zeros()
-        """The number of pairs that a rank receives from other ranks in each of its MoE layers."""
-        self.computed = self._make_zeros()
-        """The number of pairs that the experts of a rank compute in each of its MoE layers."""
         for group in spec.dims.expert_groups("etp"):
             dispatched = torch.stack([counts[rank].dispatched for rank in group]).sum(0)
-            by_target = dispatched.view(len(dispatched), self._moe.ep, -1).sum(2)
+            by_target = dispatched.view(len(dispatched), self._moe.ep, -1).sum(2).unbind(1)
             for source in group:
-                self._add_pairs(source, by_target)
-
-    def _make_zeros(self) -> dict[int, Tensor]:
-        """Return a tensor of zeros (MoE layers of the rank,) for each rank, keyed by rank."""
-        return {
-            rank: torch.zeros(len(counts.layers), dtype=torch.int64)
-            for rank, counts in enumerate(self.counts)
-        }
-
-    def _add_pairs(self, source: int, by_target: Tensor) -> None:
-        """Add the pairs of one sending rank to ``sent``, ``received`` and ``computed``.
-
-        ``source`` is the global rank that sends. ``by_target`` (layers, ep) has the number of pairs
-        for each MoE layer and each receiving rank of ``ep``. Pairs for the rank's own experts count
-        only as computed.
-        """
-        [ep_group] = [group for group in self._spec.dims.expert_groups("ep") if source in group]
-        for target, pairs in zip(ep_group, by_target.unbind(1), strict=True):
-            self.computed[target] += pairs
-            if source != target:
-                self.sent[source] += pairs
-                self.received[target] += pairs
+                [ep_group] = [ranks for ranks in spec.dims.expert_groups("ep") if source in ranks]
+                for target, pairs in zip(ep_group, by_target, strict=True):
+                    self.pairs[source, target] = pairs
 
     def list_rank_loads(self) -> list[list[int]]:
         """Return, for each MoE layer, the number of pairs in a step that each rank computes.
@@ -108,7 +86,8 @@ class ExpertTraffic:
         """
         loads: defaultdict[int, list[int]] = defaultdict(list)
         for rank in sorted(group[0] for group in self._spec.dims.expert_groups("etp")):
-            computed = self.computed[rank].tolist()
+            received = [pairs for (_, target), pairs in self.pairs.items() if target == rank]
+            computed = torch.stack(received).sum(0).tolist()
             for layer, pairs in zip(self.counts[rank].layers, computed, strict=True):
                 loads[layer].append(pairs)
         return [loads[layer] for layer in sorted(loads)]
@@ -138,9 +117,13 @@ class ExpertTraffic:
         the call is made once. Repetitions in other passes are not included.
         """
         if call.pairs is not None:
-            pairs = self.sent if call.pairs == "sent" else self.received
+            moved = [
+                pairs
+                for (source, target), pairs in self.pairs.items()
+                if source != target and rank == (source if call.pairs == "sent" else target)
+            ]
             row_bytes = self._spec.shape.hidden * self._spec.bytes_per_element
-            return pairs[rank].double() * row_bytes
+            return torch.stack(moved).sum(0).double() * row_bytes
         size = Equation(text=call.size, symbols=self._spec.rank_view(rank).symbols).value
         num_bytes = self._spec.microbatches * sent_bytes(call.op, size, call.ranks)
         return torch.full((len(self.counts[rank].layers),), num_bytes, dtype=torch.double)

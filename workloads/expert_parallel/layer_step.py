@@ -5,16 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from parbench.bench.plan.params import Value
 from parbench.bench.results.details import MeshDetails
 from parbench.bench.world.benchmark import Description, Explanation, Work
 from parbench.bench.world.world import World
-from parbench.workloads.expert_parallel.dispatch import ExpertRows
+from parbench.workloads.expert_parallel.dispatch import make_exchange
 from parbench.workloads.expert_parallel.expert_probe import ExpertProbe
 from parbench.workloads.expert_parallel.expert_traffic import compute_expert_bytes
-from parbench.workloads.expert_parallel.moe_case import count_expert_parameters
 from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,
     ReferenceMoeLayer,
@@ -117,27 +116,21 @@ class MoeLayerBenchmark(LayerBenchmark):
         return tensors
 
     def describe(self) -> Description:
-        """Return the tokens that all ranks process in a step, and facts for its record.
+        """Return the tokens that all ranks process in a step, and the mesh for its record.
 
-        The tokens divided by the step's seconds give the metric ``tokens_per_second``. The facts
-        are the mesh and, with a backward pass, the FLOPs per rank.
+        The tokens divided by the step's seconds give the metric ``tokens_per_second``.
         """
         axes = {"ep": {"ranks": self.moe.ep}} if self.moe.ep > 1 else {}
-        details = MeshDetails(axes=axes).as_details
-        if self.has_backward:
-            experts_per_token = self.moe.top_k + self.moe.shared
-            weights = experts_per_token * count_expert_parameters(self.spec.shape, self.moe)
-            details["flops_per_rank"] = 6.0 * weights * self._num_tokens
         tokens = self._num_tokens * self._world.size
         return Description(
             headline="step_time",
             work=(Work(name="tokens_per_second", amount=tokens),),
-            details=details,
+            details=MeshDetails(axes=axes).as_details,
             notes=(LAYER_CLAIM,),
         )
 
     def explain_step(self, reset: Callable[[], None], budget_seconds: float) -> Explanation:
-        """Return metrics of sent bytes, expert load, exchanges of tokens and overlap.
+        """Return metrics of sent bytes, expert load, exchanges of tokens and, with backward, overlap.
 
         They are measured in further steps, which take about ``budget_seconds``. ``reset`` is called
         before each step. All ranks take part.
@@ -157,7 +150,6 @@ class MoeLayerBenchmark(LayerBenchmark):
                 world=self._world,
                 spec=self.spec,
                 layers=layers,
-                routing=self._routing,
                 ep_group=groups.get("ep"),
             ),
         ]
@@ -182,8 +174,7 @@ class DispatchBenchmark(MoeLayerBenchmark):
     def _draw(self) -> None:
         """Draw tokens, and choose their experts and weights for the next step, before it is timed.
 
-        The experts are replaced by ``ScalingExperts``, which return their tokens. The last output
-        is replaced by NaN, so that the check finds a step that writes nothing.
+        The last output is replaced by NaN, so that the check finds a step that writes nothing.
         """
         super()._draw()
         self._tokens = self.x.flatten(0, 1)
@@ -191,16 +182,30 @@ class DispatchBenchmark(MoeLayerBenchmark):
         self._expert_ids = self.layer.select_experts(scores)
         self._weights = weigh_experts(self.moe, scores, self._expert_ids).to(self._dtype)
         self.layer.expert_ids[0] = self._expert_ids
-        self._set_experts(None)
         self.output = torch.full_like(self._tokens, torch.nan)
 
-    @torch.no_grad()
     def step(self) -> None:
         """Send this rank's tokens to the ranks of their experts, and combine the results.
 
         The experts only return their tokens. There is no backward pass.
         """
-        self.output = self.layer.run_experts(self._tokens, self._weights, self._expert_ids)
+        self.output = self._exchange_tokens(None)
+
+    @torch.no_grad()
+    def _exchange_tokens(self, factors: Tensor | None) -> Tensor:
+        """Dispatch this rank's tokens, and return their combined results, (tokens, hidden).
+
+        Each expert of this rank multiplies its tokens by its factor in ``factors``, (local
+        experts,). With None, experts return their tokens unchanged.
+        """
+        plan = self.layer.plan_dispatch(self._expert_ids)
+        group = self._mesh.groups.get("ep")
+        exchange = make_exchange(self.moe.variant, self._tokens, self._weights, plan, group)
+        rows = exchange.dispatch()
+        results = rows.tokens
+        if factors is not None:
+            results = results * factors.to(results).repeat_interleave(rows.counts)[:, None]
+        return exchange.combine(results)
 
     def check(self) -> int:
         """Return the number of wrong output elements of the last step and of one further step.
@@ -213,17 +218,8 @@ class DispatchBenchmark(MoeLayerBenchmark):
         group = self._mesh.groups.get("ep")
         first = (0 if group is None else group.rank()) * self.moe.experts_per_rank
         factors = torch.arange(1.0, self.moe.experts + 1)
-        self._set_experts(factors[first : first + self.moe.experts_per_rank])
-        self.step()
-        self._set_experts(None)
-        return wrong + self._count_wrong(self.output, factors)
-
-    def _set_experts(self, factors: Tensor | None) -> None:
-        """Let this rank's experts multiply their tokens by ``factors``, (local experts,).
-
-        With None, experts return their tokens unchanged.
-        """
-        self.layer.experts = ScalingExperts(factors)  # type: ignore[assignment]
+        output = self._exchange_tokens(factors[first : first + self.moe.experts_per_rank])
+        return wrong + self._count_wrong(output, factors)
 
     def _count_wrong(self, output: Tensor, factors: Tensor) -> int:
         """Return the number of elements of ``output`` that differ from a single process's result.
@@ -251,22 +247,6 @@ class DispatchBenchmark(MoeLayerBenchmark):
         pairs = self._num_tokens * self.moe.top_k * self._world.size
         work = (Work(name="pairs_per_second", amount=pairs),)
         return replace(super().describe(), work=work, notes=(DISPATCH_CLAIM,))
-
-
-class ScalingExperts(nn.Module):
-    """Experts of this rank that return their tokens, multiplied by a factor of each expert."""
-
-    def __init__(self, factors: Tensor | None) -> None:
-        """Make experts with ``factors`` (local experts,). None means that all factors are 1."""
-        super().__init__()
-        self._factors = factors
-
-    def forward(self, rows: ExpertRows) -> Tensor:
-        """Return the result (rows, hidden) of an expert for each of its received tokens."""
-        if self._factors is None:
-            return rows.tokens
-        factors = self._factors.to(rows.tokens).repeat_interleave(rows.counts)
-        return rows.tokens * factors[:, None]
 
 
 prepare = MoeLayerBenchmark

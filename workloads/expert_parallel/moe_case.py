@@ -11,7 +11,7 @@ from parbench.bench.text import UserError
 from parbench.workloads.costs.layer_call import LayerCall
 from parbench.workloads.expert_parallel.dispatchers import DISPATCHERS
 from parbench.workloads.expert_parallel.routing import BALANCED, ROUTINGS
-from parbench.workloads.model.shapes import Shape, num_ffn_matrices
+from parbench.workloads.model.shapes import Shape
 
 _ROW_ELEMENTS = 8
 """The number of elements of which a row of an expert's matrices must be a multiple.
@@ -166,8 +166,3 @@ def list_exchange_calls(moe: Moe) -> list[LayerCall]:
     if moe.ep > 1:
         calls += DISPATCHERS[moe.variant]("ep", moe.ep, "etp * sharded_tokens")
     return calls
-
-
-def count_expert_parameters(shape: Shape, moe: Moe) -> int:
-    """Return the number of parameters of one routed expert, which has no biases."""
-    return num_ffn_matrices(shape) * shape.hidden * moe.expert_ffn

@@ -187,7 +187,9 @@ class MoeLayer(nn.Module):
         group = self._etp_group
         if group is None:
             return self._exchange(tokens, weights, plan)
-        tokens, weights, expert_ids = dispatch.gather_routing(tokens, weights, plan, group)
+        expert_ids = dispatch.gather_expert_ids(plan, group)
+        tokens = dispatch.gather_rows(tokens, group)
+        weights = dispatch.gather_rows(weights, group)
         num_pairs = None if plan.num_pairs is None else expert_ids.numel()
         plan = dispatch.plan_dispatch(expert_ids, self.moe.experts, num_pairs=num_pairs)
         return dispatch.reduce_scatter_rows(self._exchange(tokens, weights, plan), group)

@@ -8,7 +8,6 @@ and its own router is compared with them.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -87,8 +86,7 @@ class StepRouting:
         self._world = world
         self._spec = spec
         self._moe = spec.moe
-        self.name = spec.moe.routing
-        """The routing that ``draw`` uses for the next step: router, balanced, zipf or hot_rank."""
+        self._is_drawn = spec.moe.routing != ROUTER
         self._positions = list(positions)
         self._positions_by_source = positions_by_source
         self._recorded: RecordedIds | None = None  # taken instead of all others, if present
@@ -104,7 +102,7 @@ class StepRouting:
         """
         self._step = step
         self._drawn = {}
-        if self.name != ROUTER:
+        if self._is_drawn:
             for microbatch in microbatches:
                 ids = self._draw_microbatch(microbatch)[:, self._positions]
                 self._drawn[microbatch] = ids.flatten(0, 1)
@@ -118,7 +116,7 @@ class StepRouting:
         batch = self._spec.microbatch
         sequence = self._spec.shape.sequence
         ids = draw_experts(
-            replace(self._moe, routing=self.name),
+            self._moe,
             batch * sequence,
             seed=self._world.seed,
             ranks=self._world.size,
@@ -143,9 +141,9 @@ class StepRouting:
                 ids = self._recorded[microbatch][number]
                 local_ids = ids if is_reference else ids[:, self._positions]
                 layer.assigned_ids = local_ids.flatten(0, 1)
-            elif self.name != ROUTER and is_reference:
+            elif self._is_drawn and is_reference:
                 layer.assigned_ids = self._draw_microbatch(microbatch).flatten(0, 1)
-            elif self.name != ROUTER:
+            elif self._is_drawn:
                 layer.assigned_ids = self._drawn[microbatch]
 
     def make_reference_model(self, dtype: torch.dtype) -> nn.Module:
@@ -183,7 +181,7 @@ class StepRouting:
         there are none. ``layers`` has this rank's MoE layers by layer number, and ``batch`` is the
         global batch (sequences, positions + 1). All ranks call it.
         """
-        if self.name != ROUTER:
+        if self._is_drawn:
             return check()
         self._recorded = self._gather_expert_ids(layers)
         try:

@@ -79,7 +79,7 @@ class MemoryProbe:
         self.forward_backward()  # ends what the counted passes began, such as FSDP's gathers
         self.optimizer.zero_grad()
         return {
-            "memory": {**num_bytes, "activations": peak or 0},
+            "memory": {**num_bytes, "activations": peak},
             "memory_counted": {**num_bytes, "activations": saved},
             "memory_formula": self.formula,
         }
@@ -138,17 +138,15 @@ def count_saved_bytes(module: nn.Module, forward: Callable[[], object]) -> int:
     return sum(num_bytes for key, num_bytes in storages.items() if key not in excluded)
 
 
-def peak_during(step: Callable[[], object], device: torch.device) -> int | None:
+def peak_during(step: Callable[[], object], device: torch.device) -> int:
     """Run a step and return the peak of the device's allocated bytes, less those at the start.
 
-    The result is None for devices other than CUDA and CPU. On CUDA it is the peak of the caching
-    allocator. On the CPU it is the peak of torch's allocations in this thread and in the thread of
-    backward, as the profiler records them. The profiler makes the step slower.
+    On CUDA it is the peak of the caching allocator. On the CPU it is the peak of torch's
+    allocations in this thread and in the thread of backward, as the profiler records them. The
+    profiler makes the step slower.
     """
     if device.type == "cuda":
         return accelerator.measure_peak_bytes(step, device)
-    if device.type != "cpu":
-        return None
     with profiling(device, memory=True) as profiler:
         step()
     changes = [num_bytes for _, num_bytes in list_allocations(profiler, device)]

@@ -5,10 +5,8 @@ communication time (ECT). The spans of profiled steps add up to the wall time.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import sub
 from statistics import fmean, median_low
 
 import torch.distributed as dist
@@ -23,6 +21,7 @@ from parbench.bench.results.spans import (
     difference,
     length,
 )
+from parbench.bench.results.stats import Estimate, estimate_mean
 from parbench.bench.results.step_trace import StepTrace, TimedCall, build_rank_timeline
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
@@ -31,10 +30,10 @@ from parbench.workloads.step.probe import (
     ResetFn,
     Step,
     repeat_within_budget,
+    slowest,
     time_step,
     trace_step,
 )
-from parbench.workloads.step.rounds import compare_rounds, slowest
 from parbench.workloads.step.sent_bytes import (
     OTHER,
     Groups,
@@ -78,10 +77,9 @@ class MatchedTrace:
 class RankTimings:
     """The times of steps that one rank runs after the benchmark, to explain its step time.
 
-    Steps are of four kinds. An uninstrumented step runs as in the benchmark. A step without
-    communication runs in a dispatch mode of torch, which intercepts every operator. An instrumented
-    step runs in this mode too, but communicates, so that both have the overhead of the mode. A
-    profiled step runs under torch's profiler.
+    Steps are of three kinds. A step without communication runs in a dispatch mode of torch, which
+    intercepts every operator. An instrumented step runs in this mode too, but communicates, so that
+    both have the overhead of the mode. A profiled step runs under torch's profiler.
     """
 
     calls: tuple[SentCall, ...]
@@ -89,10 +87,7 @@ class RankTimings:
     ranks_by_axis: dict[str, list[int]]
     """The global ranks of this rank's process group, keyed by mesh axis."""
     wall_seconds: dict[str, list[float]]
-    """The seconds of each step, by kind: uninstrumented, instrumented, without_comm, profiled.
-
-    All lists have the same length, because one step of each kind runs before the next of any kind.
-    """
+    """The seconds of each step, by kind: instrumented and without_comm, in the same rounds."""
     matched: list[MatchedTrace]
     """The communication in each profiled step, in order of the steps."""
     median_step: int
@@ -123,32 +118,28 @@ class OverlapProbe:
     """The weight of this probe in the time budget of all probes."""
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> RankTimings:
-        """Run steps of four kinds in rounds, and return the times of this rank.
+        """Run steps of three kinds in rounds, and return the times of this rank.
 
-        The kinds are uninstrumented, instrumented, without communication, and profiled. A round has
-        one step of each. Rounds repeat within ``budget_seconds``, at least once. All ranks call it.
+        The kinds are instrumented, without communication, and profiled. A round has one step of
+        each. Rounds repeat within ``budget_seconds``, at least once. All ranks call it.
         """
         world = self.world
         reset()
         calls = record_calls(step, self.axes)
         fake_groups = make_fake_groups(self.axes)
-        modes: dict[str, Callable[[], AbstractContextManager[object]]] = {
-            "uninstrumented": nullcontext,
-            "instrumented": lambda: NoCommMode({}),
-            "without_comm": lambda: NoCommMode(fake_groups),
-        }
-        walls: dict[str, list[float]] = {kind: [] for kind in modes}
+        groups_by_kind: dict[str, Groups] = {"instrumented": {}, "without_comm": fake_groups}
+        walls: dict[str, list[float]] = {kind: [] for kind in groups_by_kind}
         traces: list[StepTrace] = []
 
         def run_round() -> None:
-            """Run one step of each unprofiled kind, in alternating order, then a profiled step."""
-            # The order alternates (ABBA), so that a drift has the same effect on all kinds.
-            kinds = list(modes)
+            """Run a step with and one without communication, then a profiled step."""
+            # The order alternates (ABBA), so that a drift has the same effect on both kinds.
+            kinds = list(groups_by_kind)
             if len(traces) % 2:
                 kinds.reverse()
             for kind in kinds:
                 reset()
-                with modes[kind]():
+                with NoCommMode(groups_by_kind[kind]):
                     walls[kind].append(time_step(step, world))
             reset()
             traces.append(trace_step(step, world.device))
@@ -158,9 +149,8 @@ class OverlapProbe:
         finally:
             for group in fake_groups.values():
                 dist.destroy_process_group(group)
-        walls["profiled"] = [trace.seconds for trace in traces]
         matched = [match_spans_to_calls(trace, calls) for trace in traces]
-        walls_of_slowest = slowest(world.gather(walls["profiled"]))
+        walls_of_slowest = slowest(world.gather([trace.seconds for trace in traces]))
         median_step = walls_of_slowest.index(median_low(walls_of_slowest))
         start_ns = traces[median_step].start_ns - world.clock.offsets_ns[world.global_rank]
         late_ns = start_ns - min(world.gather(start_ns))
@@ -182,15 +172,17 @@ class OverlapProbe:
     def summarize(self, samples: Sequence[RankTimings]) -> Explanation:
         """Return metrics of a step's time, its communication calls and a timeline of all ranks.
 
-        Metrics are the parts of the step's time, the overhead of the profiler, and the waiting for
-        slower ranks. ``samples`` are the times of all ranks, by global rank. The calls are those of
-        rank 0 in a step. The timeline is that of the median profiled step. It is left out if it has
-        too many intervals.
+        Metrics are the parts of the step's time, and the waiting for slower ranks. ``samples`` are
+        the times of all ranks, by global rank. The calls are those of rank 0 in a step. The
+        timeline is that of the median profiled step. It is left out if it has too many intervals.
         """
         first = samples[0]
         metrics = {
             **self._summarize_breakdown(samples),
-            **summarize_differences([sample.wall_seconds for sample in samples]),
+            **make_values(
+                {"ect": compute_ect([sample.wall_seconds for sample in samples])},
+                "the slowest rank of each round",
+            ),
             **summarize_waiting(samples, self.axes),
         }
         notes = []
@@ -285,27 +277,20 @@ def summarize_waiting(
     }
 
 
-def summarize_differences(
-    walls: Sequence[Mapping[str, Sequence[float]]],
-) -> dict[str, MetricValue]:
-    """Return the exposed communication time and the overhead of the profiler, as metrics.
+def compute_ect(walls: Sequence[Mapping[str, Sequence[float]]]) -> Estimate | None:
+    """Return the effective communication time in seconds, None for fewer than two rounds of steps.
 
-    ``ect`` is the seconds by which a step with communication takes longer than one without, both in
-    a dispatch mode. ``tracing_overhead`` is the relative slowdown of steps under the profiler, such
-    as 0.1 for 10 %.
-
-    Steps of all kinds run in rounds, one of each. In each round, the maxima over ranks are
-    compared. The metric is the mean over rounds, None with one round. ``walls`` has, for each rank,
-    the seconds of its steps, keyed by kind: uninstrumented, instrumented, without_comm, profiled.
+    It is the time by which a step with communication takes longer than one without, both in a
+    dispatch mode. In each round, the maxima over ranks are compared. The result is the mean over
+    rounds, with a 95 % interval by Student's t from three rounds on. ``walls`` has, for each rank,
+    the seconds of its step in each round, keyed by kind: instrumented and without_comm.
     """
-    wall = {kind: slowest([rank[kind] for rank in walls]) for kind in walls[0]}
-    values = {
-        "ect": compare_rounds(wall["instrumented"], wall["without_comm"], sub),
-        "tracing_overhead": compare_rounds(
-            wall["profiled"], wall["uninstrumented"], lambda slow, fast: slow / fast - 1
-        ),
-    }
-    return make_values(values, "the slowest rank of each round")
+    with_comm = slowest([rank["instrumented"] for rank in walls])
+    without_comm = slowest([rank["without_comm"] for rank in walls])
+    if len(with_comm) < 2:
+        return None
+    differences = [first - second for first, second in zip(with_comm, without_comm, strict=True)]
+    return estimate_mean(differences, "rounds", "difference")
 
 
 def match_spans_to_calls(trace: StepTrace, calls: Sequence[SentCall]) -> MatchedTrace:

@@ -1,12 +1,10 @@
-"""Peak rates of matrix multiplications, from datasheets or as measured.
+"""Peak rates of matrix multiplications, from datasheets.
 
-Rates are dense FLOP/s of one device as torch sees it. Torch is imported only to measure.
+Rates are dense FLOP/s of one device as torch sees it.
 """
 
 import re
-import time
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,10 +30,6 @@ PEAKS: tuple[tuple[str, float, float, float], ...] = (
 Each entry has the words of the device name in lower case, then the rates of 16-bit types, of
 TensorFloat-32, and of float32 without TensorFloat-32.
 """
-_CPU_MATRIX_SIZE = 512
-"""The number of rows and columns of the matrices that measure the peak of a CPU."""
-_CPU_REPEATS = 30
-"""The number of multiplications of which the fastest is the peak of a CPU."""
 
 
 def datasheet_peak(gpu_name: str, dtype: str) -> float | None:
@@ -57,28 +51,26 @@ def datasheet_peak(gpu_name: str, dtype: str) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """The peak rate of matrix multiplications on one rank's device."""
+    """The peak rate of matrix multiplications on a GPU."""
 
     flops_per_second: float
     """The FLOP/s of matrix multiplications without sparsity."""
     source: str
-    """A phrase that names the datasheet or the measurement, for reports."""
+    """A phrase that names the datasheet, for reports."""
 
 
-@cache
 def find_peak(device: "torch.device", dtype: "torch.dtype") -> Peak | None:
-    """Return the peak rate of a device for matrix multiplications in ``dtype``.
+    """Return the datasheet's peak rate of a GPU for matrix multiplications in ``dtype``.
 
-    On a GPU the rate is from the datasheet. The result is None if parbench does not have the
-    datasheet's rate. On a CPU the rate is measured. Float32 on a GPU means TensorFloat-32 if torch
-    allows it.
+    The result is None on a CPU, or if parbench does not have the datasheet's rate. Float32 means
+    TensorFloat-32 if torch allows it.
     """
     import torch
 
     from parbench.bench.world import accelerator
 
     if device.type != "cuda":
-        return Peak(flops_per_second=measure_cpu_peak(dtype), source="matrix multiplications")
+        return None
     gpu_name = accelerator.get_properties(device).name
     kind = str(dtype).removeprefix("torch.")
     if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
@@ -87,20 +79,3 @@ def find_peak(device: "torch.device", dtype: "torch.dtype") -> Peak | None:
     if datasheet is None:
         return None
     return Peak(flops_per_second=datasheet, source=f"datasheet of {gpu_name}, {kind}, dense")
-
-
-def measure_cpu_peak(dtype: "torch.dtype") -> float:
-    """Measure and return the FLOP/s of the fastest of many multiplications of square matrices.
-
-    If other processes disturb this measurement, a step may later exceed the returned rate.
-    """
-    import torch
-
-    matrix = torch.full((_CPU_MATRIX_SIZE, _CPU_MATRIX_SIZE), 0.5, dtype=dtype)
-    product = torch.empty_like(matrix)
-    seconds = []
-    for _ in range(_CPU_REPEATS):
-        start = time.perf_counter()
-        torch.mm(matrix, matrix, out=product)
-        seconds.append(time.perf_counter() - start)
-    return 2 * _CPU_MATRIX_SIZE**3 / min(seconds)

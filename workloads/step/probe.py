@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, cast
 
+# Ranks import this module before they measure. Otherwise `stats` would import scipy meanwhile.
+import scipy.special  # type: ignore[import-untyped]  # noqa: F401
 import torch
 from torch.profiler import record_function
 
@@ -113,6 +115,16 @@ def repeat_within_budget(
             min_repeats = _MIN_REPEATS
         limit = max(min_repeats, min(max_repeats, int(seconds / mean_seconds)))
         limit = int(world.broadcast_from_rank_0([limit])[0])
+
+
+def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
+    """Return the maximum over ranks for each round of steps, in order.
+
+    ``by_rank[rank][round]`` is the seconds of a rank's step in a round. The largest difference of
+    many ranks is above zero even if each true difference is zero. So differences are taken between
+    these maxima, round by round.
+    """
+    return [max(seconds) for seconds in zip(*by_rank, strict=True)]
 
 
 def time_step(step: Step, world: World) -> float:

@@ -187,7 +187,9 @@ class NoCommMode(_CommMode):  # type: ignore[no-untyped-call]
         name = group.group_name
         if name not in self._fake_groups:
             return func(*args, **kwargs)
-        if _is_float_on_device(args):
+        tensors = [arg for arg in tree_leaves(args) if isinstance(arg, Tensor)]
+        is_float = all(tensor.is_floating_point() for tensor in tensors)
+        if tensors and is_float and tensors[0].device.type != "cpu":
             return _make_empty_results(func, args, kwargs)
         fake = self._fake_groups[name]
         result = func(*(_replace_group(arg, name, fake) for arg in args), **kwargs)
@@ -196,17 +198,6 @@ class NoCommMode(_CommMode):  # type: ignore[no-untyped-call]
             # DDP's reducer reads the tensors from the future of the work.
             return (*result[:-1], make_finished_work(result[0]))
         return result
-
-
-def _is_float_on_device(args: Any) -> bool:
-    """Return True if all tensors in a call's arguments are floating-point data outside the CPU.
-
-    It is False for a call without tensors.
-    """
-    tensors = [arg for arg in tree_leaves(args) if isinstance(arg, Tensor)]
-    return bool(tensors) and all(
-        tensor.is_floating_point() and tensor.device.type != "cpu" for tensor in tensors
-    )
 
 
 def _make_empty_results(func: Any, args: Any, kwargs: Any) -> Any:
@@ -344,7 +335,7 @@ def report_worst_ratio(
 def find_group_argument(args: Iterable[Any]) -> dist.ProcessGroup | None:
     """Return the process group among the arguments of a torch operator, None if it has none.
 
-    A functional collective has the name of its group as its last string.
+    A functional collective has the name of its group among its arguments.
     """
     for arg in args:
         group = unbox_group(arg)

@@ -80,7 +80,7 @@ from parbench.workloads.pipeline_parallel.pipeline_probe import BubbleProbe
 from parbench.workloads.presets import PRESETS, Preset
 from parbench.workloads.step.memory import MemoryProbe, count_saved_bytes
 from parbench.workloads.step.overlap import OverlapProbe
-from parbench.workloads.step.peaks import Peak, find_peak
+from parbench.workloads.step.peaks import find_peak
 from parbench.workloads.step.probe import Probe, ResetFn, run_probes
 from parbench.workloads.step.reference_choice import does_reference_fit, shrink_model
 from parbench.workloads.step.sent_bytes import CommBytesProbe
@@ -156,8 +156,6 @@ class TrainStep(Benchmark):
         """Records the times of the pipeline's forward and backward passes."""
         self._run_pipeline = self._make_pipeline()
         self._verifier = self._make_verifier()
-        self._peak = self._agree_on_peak_flops()
-        """The peak FLOP/s of a device, from which MFU follows, None if it is unknown."""
         self.small_model_wrong = 0
         """The number of wrong elements that the check of a small model of the same preset found.
 
@@ -524,15 +522,14 @@ class TrainStep(Benchmark):
         spec = self.spec
         flops = spec.tokens * flops_per_token(spec.shape, spec.moe) / self._world.size
         work = [Work(name="tokens_per_second", amount=spec.tokens)]
-        peak = None
-        if self._peak is not None:
-            work.append(Work(name="mfu", amount=flops / self._peak.flops_per_second))
-            peak = {"flops_per_second": self._peak.flops_per_second, "source": self._peak.source}
+        peak = None if spec.is_simulated else find_peak(self._world.device, get_dtype(spec))
+        if peak is not None:
+            work.append(Work(name="mfu", amount=flops / peak.flops_per_second))
         axes = {name: {"ranks": group.size()} for name, group in self.mesh.groups.items()}
         details: dict[str, Any] = {
             "parameters": num_parameters(spec.shape, spec.moe),
             "flops_per_rank": flops,
-            "peak": peak,
+            "peak": None if peak is None else asdict(peak),
             **MeshDetails(axes=axes).as_details,
             **self._make_bytes_formula(),
             **self._make_attention_details(),
@@ -575,9 +572,7 @@ class TrainStep(Benchmark):
                 world=self._world,
                 spec=spec,
                 layers=self.moe_layers,
-                routing=self._routing,
                 ep_group=self.mesh.groups.get("ep"),
-                share=0.5,
             )
             probes.append(experts)
         if spec.pipeline is not None:
@@ -672,19 +667,16 @@ class TrainStep(Benchmark):
     def _make_attention_details(self) -> dict[str, object]:
         """Return the facts on context parallelism for the record, keyed by name.
 
-        They are the method, the sequence length, the tokens per rank, and the number of ranks above
-        which Ulysses sends less than a ring. The result is empty with one ``cp`` rank.
+        They are the method, the sequence length, and the tokens per rank. The result is empty with
+        one ``cp`` rank.
         """
         split = self._positions.split
         if split is None:
             return {}
-        shape = self.spec.shape
         details = AttentionDetails(
             method=split.method.name,
             sequence=split.sequence,
             tokens_per_rank=split.sequence // split.ranks,
-            # Above 1 + 1/g ranks, Ulysses sends less in forward than a ring.
-            crossover_ranks=1 + shape.heads / shape.kv_heads,
         )
         return details.as_details
 
@@ -693,18 +685,6 @@ class TrainStep(Benchmark):
         for part in self.parts.values():
             part.close()
         self.mesh.close()
-
-    def _agree_on_peak_flops(self) -> Peak | None:
-        """Return the highest peak FLOP/s of any rank's device.
-
-        All ranks call it and get the same result, although the measured peaks of CPUs vary. The
-        result is None with simulated compute, or if the peak of every rank's device is unknown.
-        """
-        if self.spec.is_simulated:
-            return None
-        peaks = self._world.gather(find_peak(self._world.device, get_dtype(self.spec)))
-        known = [peak for peak in peaks if isinstance(peak, Peak)]
-        return max(known, key=lambda peak: peak.flops_per_second, default=None)
 
 
 def calibrate_linears(

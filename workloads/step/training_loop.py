@@ -54,13 +54,13 @@ class TrainingLoop(Benchmark):
         self._loss = loss
         self._optimizer = optimizer
         self._reference = reference
-        self._step_number = 0
+        self._step_number = -1
         self._wrong_gradients: list[str] = []
         self._parameters = []
         for group in optimizer.param_groups:
             self._parameters += group["params"]
         self.dtype: torch.dtype = self._parameters[0].dtype if self._parameters else torch.float32
-        self._draw_batch()
+        self.reset()
 
     def step(self) -> None:
         """Zero the gradients, run forward and backward of the batch, and update the weights."""
@@ -75,7 +75,9 @@ class TrainingLoop(Benchmark):
         It is the user's only batch, or the result of the user's function for the next step number.
         """
         self._step_number += 1
-        self._draw_batch()
+        self._current_batch = self._batch
+        if callable(self._batch):
+            self._current_batch = self._batch(self._step_number)
 
     def check(self) -> int:
         """Compute gradients of the current batch, and return the number of wrong ones.
@@ -108,15 +110,6 @@ class TrainingLoop(Benchmark):
             details={"optimizer": type(self._optimizer).__name__, "parameters": num_parameters},
             notes=() if self._reference is not None else (_NO_REFERENCE_NOTE,),
         )
-
-    def _draw_batch(self) -> None:
-        """Set the batch of the current step.
-
-        It is the user's only batch, or what the user's function returns for the step number.
-        """
-        self._current_batch = self._batch
-        if callable(self._batch):
-            self._current_batch = self._batch(self._step_number)
 
     def _run_forward_backward(self) -> None:
         """Run forward and backward of the user's model on the current batch.

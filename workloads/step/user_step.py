@@ -12,15 +12,14 @@ import torch._dynamo  # torch would import it within the first instrumented step
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
-from parbench.bench.results.metrics import MetricValue, make_value
+from parbench.bench.results.metrics import make_value
 from parbench.bench.results.stats import median
 from parbench.bench.world.benchmark import Benchmark, Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step.memory import peak_during
 from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.peaks import find_peak
-from parbench.workloads.step.probe import ResetFn, Step, run_probes, time_step
-from parbench.workloads.step.rounds import slowest
+from parbench.workloads.step.probe import ResetFn, Step, run_probes, slowest, time_step
 from parbench.workloads.step.sent_bytes import CommBytesProbe, CommRecorder
 
 _DEFAULT_GROUP_NAMES = ("", "undefined", "default_pg")
@@ -106,8 +105,8 @@ def name_group(group: dist.ProcessGroup) -> str:
 class ResourceSample:
     """The memory and FLOPs of one step on one rank, and the seconds of some steps."""
 
-    peak_bytes: int | None
-    """The peak of the allocated bytes above those at the start of a step, None if unknown."""
+    peak_bytes: int
+    """The peak of the allocated bytes above those at the start of a step."""
     flops: int
     """The FLOPs of one step on this rank, as torch's FlopCounterMode counts them."""
     seconds: list[float]
@@ -153,10 +152,8 @@ class ResourceProbe:
         a step and by the device's peak FLOP/s. The time is the median over steps of the slowest
         rank's seconds. MFU is missing if the peak is unknown.
         """
-        metrics: dict[str, MetricValue] = {}
-        peaks = [sample.peak_bytes for sample in samples if sample.peak_bytes is not None]
-        if peaks:
-            metrics["memory_peak"] = make_value("memory_peak", max(peaks), "maximum over ranks")
+        peak_bytes = max(sample.peak_bytes for sample in samples)
+        metrics = {"memory_peak": make_value("memory_peak", peak_bytes, "maximum over ranks")}
         flops = sum(sample.flops for sample in samples) / len(samples)
         if not flops:
             return Explanation(metrics=metrics)

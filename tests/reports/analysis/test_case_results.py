@@ -27,7 +27,7 @@ CASE = collective_case(size_bytes=1024)
     [
         ("time", (1.0, 4.0), 2.0),
         ("time", (0.0, 1.0), None),
-        ("imbalance_slowdown", (1.0, 4.0), 2.5),
+        ("residual", (1.0, 4.0), 2.5),
         ("custom", (1.0, 4.0), 2.5),
         ("ect", (None, 2.0, 4.0), 3.0),
     ],

@@ -136,7 +136,6 @@ def training_metrics(seconds: float = 0.010, axes: Sequence[str] = ("dp",)) -> M
             metrics[f"{source}.{component}"] = counted_metric(num_bytes, "B")
     metrics["mfu"] = rate_metric(0.345, "")
     metrics["overlap"] = rate_metric(0.33, "")
-    metrics["tracing_overhead"] = counted_metric(0.03, "")
     return metrics
 
 
@@ -312,7 +311,6 @@ def context_details(
         "sequence": sequence,
         "tokens_per_rank": sequence // ranks,
         "axes": {**axes, "dp": {"ranks": ranks}},
-        "crossover_ranks": 2.0,
         **fields,
     }
 
@@ -358,14 +356,12 @@ EXPERT_LOADS = {
 
 
 def expert_metrics(routing: str, capacity: float, seconds: float) -> Metrics:
-    """Return the metrics of an expert-parallel step; imbalance costs a fifth of its time."""
+    """Return the metrics of an expert-parallel step; the load is uneven unless it is balanced."""
     metrics = step_metrics(seconds)
     metrics["exposed_comm.ep"] = counted_metric(0.4 * seconds, "s")
     metrics["bytes_ratio.ep"] = counted_metric(1.0, "")
-    metrics["imbalance.rank"] = counted_metric(1.35, "")
+    metrics["imbalance.rank"] = counted_metric(1.0 if routing == "balanced" else 1.35, "")
     metrics["drop_rate"] = counted_metric(0.125 if capacity else 0.0, "")
-    if routing != "balanced":
-        metrics["imbalance_slowdown"] = MetricValue(value=1.25, low=1.2, high=1.3)
     return metrics
 
 

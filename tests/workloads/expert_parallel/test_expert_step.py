@@ -96,7 +96,7 @@ def explain(world: World, params: Params) -> dict[str, Any]:
 def test_explanation_of_expert_step(two_ranks: Ranks) -> None:
     params = {"fsdp": True, "capacity": 1.0, **BFLOAT16}
     metrics, _ = two_ranks.call(f"{__name__}:explain", params=params)
-    for name in ("exposed_comm.ep", "ect", "imbalance.rank", "imbalance_slowdown", "drop_rate"):
+    for name in ("exposed_comm.ep", "ect", "imbalance.rank", "drop_rate"):
         assert name in metrics
     for part in ("parameters", "gradients", "optimizer"):
         counted = metrics[f"memory_counted.{part}"]

@@ -62,8 +62,8 @@ def test_load_metrics_are_of_worst_layer() -> None:
 def test_all_to_all_sends_pairs_and_counts() -> None:
     """Rank 0 sends 12 of its pairs, and the results of 20 pairs of rank 1."""
     traffic = make_traffic()
-    assert traffic.sent[0].tolist() == [4, 8]
-    assert traffic.received[0].tolist() == [12, 8]
+    assert traffic.pairs[0, 1].tolist() == [4, 8]
+    assert traffic.pairs[1, 0].tolist() == [12, 8]
     rows = (12 + 20) * ROW
     counts = 4 * (4 * 8) / 2  # in each layer and microbatch
     assert traffic.compute_bytes(0) == {"ep": 2 * rows + counts}

@@ -109,19 +109,16 @@ def explain(ranks: Ranks, params: Params) -> dict[str, Any]:
 
 def test_explanation_of_balanced_routing(two_ranks: Ranks) -> None:
     metrics = explain(two_ranks, {"routing": "balanced"})
-    assert "imbalance_slowdown" not in metrics
     assert metrics["imbalance.rank"] == 1.0
-    sent = PAIRS * HIDDEN * 4 / 2
-    assert metrics["dispatch_bytes"] == sent + COUNTS
+    sent = PAIRS * HIDDEN * 4 / 2 + COUNTS
+    num_bytes = metrics["dispatch_time"] * metrics["dispatch_bandwidth.wire"]
+    assert num_bytes == pytest.approx(sent, rel=0.5)
 
 
 def test_explanation_of_hot_rank(two_ranks: Ranks) -> None:
     metrics = explain(two_ranks, {"routing": "hot_rank", "capacity": 1.0})
     assert metrics["imbalance.rank"] > 1
     assert metrics["drop_rate"] > 0
-    assert "imbalance_slowdown" in metrics
-    num_bytes = metrics["dispatch_time"] * metrics["dispatch_bandwidth.wire"]
-    assert num_bytes == pytest.approx(metrics["dispatch_bytes"], rel=0.5)
     assert metrics["combine_time"] > 0
     for phase in ("packing", "transfer"):
         assert 0 < metrics[f"dispatch_{phase}_time"] < 2 * metrics["dispatch_time"]

@@ -1,7 +1,9 @@
 """The parts of a step's explanation add up to its wall time, and calls own their kernels."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -11,9 +13,9 @@ from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step import overlap
 from parbench.workloads.step.overlap import (
+    compute_ect,
     compute_time_breakdown,
     match_spans_to_calls,
-    summarize_differences,
 )
 from parbench.workloads.step.probe import trace_step
 from parbench.workloads.step.sent_bytes import OTHER, SentCall
@@ -25,22 +27,34 @@ MS = 1_000_000
 NS = 1e-9
 
 
-def test_differences_of_walls() -> None:
-    first_walls = {
-        "uninstrumented": [1.0, 2.0],
-        "profiled": [2.0, 4.0],
-        "instrumented": [5.0, 1.0],
-        "without_comm": [1.0, 1.0],
-    }
-    second_walls = {
-        "uninstrumented": [1.0, 1.0],
-        "profiled": [1.0, 1.0],
-        "instrumented": [2.0, 4.0],
-        "without_comm": [3.0, 2.0],
-    }
-    metrics = summarize_differences([first_walls, second_walls])
-    assert metrics["ect"].value == pytest.approx(2.0)
-    assert metrics["tracing_overhead"].value == pytest.approx(1.0)
+def test_ect_is_difference_of_slowest_ranks() -> None:
+    first_rank = {"instrumented": [5.0, 1.0], "without_comm": [1.0, 1.0]}
+    second_rank = {"instrumented": [2.0, 4.0], "without_comm": [3.0, 2.0]}
+    ect = compute_ect([first_rank, second_rank])
+    assert ect is not None
+    assert ect.value == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("ranks", [2, 32])
+def test_ect_of_equal_times_is_zero(ranks: int) -> None:
+    """The maxima over many ranks differ by chance, in both directions."""
+    source = random.Random(5)
+
+    def draw() -> list[float]:
+        return [source.lognormvariate(0, 0.5) for _ in range(4)]
+
+    values: list[float] = []
+    covered = 0
+    for _ in range(300):
+        walls = [{"instrumented": draw(), "without_comm": draw()} for _ in range(ranks)]
+        estimate = compute_ect(walls)
+        assert estimate is not None
+        assert estimate.low is not None
+        assert estimate.high is not None
+        values.append(estimate.value)
+        covered += estimate.low <= 0 <= estimate.high
+    assert abs(fmean(values)) < 0.15 * stdev(values)
+    assert covered > 0.92 * 300
 
 
 def explain(world: World, name: str) -> tuple[Explanation, float]:

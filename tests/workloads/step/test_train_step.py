@@ -13,6 +13,8 @@ from parbench.bench.world.world import World
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.model.optimizer import LEARNING_RATE
 from parbench.workloads.parallel.mesh import get_local_tensor
+from parbench.workloads.step import train_step
+from parbench.workloads.step.peaks import Peak
 from parbench.workloads.step.train_step import Microbatch, TrainStep
 from tests.support.ranks import Ranks
 from tests.support.workloads.training_steps import (
@@ -255,10 +257,13 @@ def test_check_ignores_updates_decided_by_noise(two_ranks: Ranks) -> None:
 
 
 def describe(world: World, name: str, params: Params) -> tuple[Description, int]:
-    """Return the description, and the number of parameters."""
+    """Return the description on a device of 1 TFLOP/s, and the number of parameters."""
     step = build_small_step(world, name, params)
     step.close()
-    return step.describe(), num_parameters(step.spec.shape)
+    with pytest.MonkeyPatch.context() as patch:
+        peak = Peak(flops_per_second=1e12, source="a test")
+        patch.setattr(train_step, "find_peak", lambda device, dtype: peak)
+        return step.describe(), num_parameters(step.spec.shape)
 
 
 @pytest.mark.parametrize(("name", "data_ranks"), [("fsdp", 2), ("tp", 1)])
@@ -275,8 +280,8 @@ def test_description_reports_work(two_ranks: Ranks, name: str, data_ranks: int) 
     assert details["parameters"] == parameters
     assert details["flops_per_rank"] == flops
     amounts = {rate.name: rate.amount for rate in description.work}
-    mfu = flops / details["peak"]["flops_per_second"]
-    assert amounts == {"tokens_per_second": tokens, "mfu": mfu}
+    assert details["peak"] == {"flops_per_second": 1e12, "source": "a test"}
+    assert amounts == {"tokens_per_second": tokens, "mfu": flops / 1e12}
 
 
 def test_description_of_simulated_compute_has_no_mfu(two_ranks: Ranks) -> None:

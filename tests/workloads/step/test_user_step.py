@@ -23,6 +23,8 @@ from torch.profiler import record_function
 import parbench
 from parbench.bench.world.benchmark import Benchmark, Explanation
 from parbench.bench.world.world import World
+from parbench.workloads.step import user_step
+from parbench.workloads.step.peaks import Peak
 from parbench.workloads.step.user_step import ExplainedUserStep
 from tests.support.ranks import Ranks
 from tests.support.workloads.training_steps import Params, metric_value
@@ -167,7 +169,10 @@ def explain_loop(world: World, name: str) -> Explanation:
     step = ExplainedUserStep(world, loop)
     for _ in range(2):
         step.step()
-    explanation = step.explain_step(loop.reset, 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        peak = Peak(flops_per_second=1e15, source="a test")
+        patch.setattr(user_step, "find_peak", lambda device, dtype: peak)
+        explanation = step.explain_step(loop.reset, 0.0)
     step.close()
     return explanation
 
