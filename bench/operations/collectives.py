@@ -11,9 +11,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from parbench.bench.operations.data_pattern import poison
 from parbench.bench.operations.operation import Operation, describe_operation, make_pattern
-from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from parbench.bench.plan.groups import split_with_skew
 from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.torch_compat import (
@@ -40,76 +38,38 @@ def all_reduce(world: World, *, size_bytes: int, dtype: str, redop: str = "sum")
     )
 
 
-def all_gather(
-    world: World,
-    *,
-    size_bytes: int,
-    dtype: str,
-    placement: str = OUT_OF_PLACE,
-) -> Operation:
+def all_gather(world: World, *, size_bytes: int, dtype: str) -> Operation:
     """Return the benchmark of an all-gather, in which every rank gets the shards of all ranks.
 
-    The shards are equal and have ``size_bytes`` together. With ``placement`` ``in_place`` the shard
-    of a rank is a part of its output buffer.
+    The shards are equal and have ``size_bytes`` together.
     """
     pattern = make_pattern(world, dtype)
     count = size_bytes // pattern.itemsize // world.size
-    source = pattern.compute_values(world.rank, 0, count)
+    shard = pattern.compute_values(world.rank, 0, count)
     gathered = pattern.allocate(world.size * count)
-    own_part = gathered[world.rank * count :][:count]
-    shard = own_part if placement == IN_PLACE else source
-
-    def restore() -> None:
-        """Fill the output with a wrong number and, in place, write this rank's shard to it."""
-        poison(gathered)
-        if placement == IN_PLACE:
-            shard.copy_(source)
-
     return Operation(
         call=partial(all_gather_single, gathered, shard, world.group),
-        restore=restore,
         output=gathered,
         expected=lambda: pattern.compute_shards(0, [count] * world.size),
-        description=describe_operation(
-            "all_gather",
-            world.size,
-            size_bytes,
-            send_bytes=size_bytes // world.size,
-        ),
+        description=describe_operation("all_gather", world.size, size_bytes),
     )
 
 
-def reduce_scatter(
-    world: World,
-    *,
-    size_bytes: int,
-    dtype: str,
-    redop: str = "sum",
-    placement: str = OUT_OF_PLACE,
-) -> Operation:
+def reduce_scatter(world: World, *, size_bytes: int, dtype: str, redop: str = "sum") -> Operation:
     """Return the benchmark of a reduce-scatter, after which each rank has a shard of the result.
 
     The input of every rank has ``size_bytes``, and the shards are equal. ``redop`` is the
-    reduction, such as ``sum``. With ``placement`` ``in_place`` the shard of a rank is a part of its
-    input buffer.
+    reduction, such as ``sum``.
     """
     pattern = make_pattern(world, dtype, redop)
     count = size_bytes // pattern.itemsize // world.size
-    start = world.rank * count
     source = pattern.compute_values(world.rank, 0, world.size * count)
-    is_in_place = placement == IN_PLACE
-    shard = source[start:][:count] if is_in_place else pattern.allocate(count)
+    shard = pattern.allocate(count)
     return Operation(
         call=partial(reduce_scatter_single, shard, source, world.group, redop),
-        restore=pattern.make_filler(source, world.rank) if is_in_place else None,
         output=shard,
-        expected=lambda: pattern.compute_reduction(start, count),
-        description=describe_operation(
-            "reduce_scatter",
-            world.size,
-            size_bytes,
-            recv_bytes=size_bytes // world.size,
-        ),
+        expected=lambda: pattern.compute_reduction(world.rank * count, count),
+        description=describe_operation("reduce_scatter", world.size, size_bytes),
     )
 
 
@@ -150,8 +110,7 @@ def all_to_all_v(
     recv_counts = [send_counts[rank]] * world.size
     source = pattern.compute_values(rank, 0, num_elements)
     received = pattern.allocate(sum(recv_counts))
-    sent_bytes = num_elements * pattern.itemsize
-    max_received = max(send_counts) * world.size * pattern.itemsize
+    max_count = max(num_elements, max(send_counts) * world.size)
     return Operation(
         call=partial(
             dist.all_to_all_single,
@@ -163,13 +122,7 @@ def all_to_all_v(
         ),
         output=received,
         expected=lambda: pattern.compute_shards(sum(send_counts[:rank]), recv_counts),
-        description=describe_operation(
-            "all_to_all_v",
-            world.size,
-            max(sent_bytes, max_received),
-            send_bytes=sent_bytes,
-            recv_bytes=max_received,
-        ),
+        description=describe_operation("all_to_all_v", world.size, max_count * pattern.itemsize),
     )
 
 
@@ -232,9 +185,7 @@ def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Opera
         call=partial(dist.gather, source, parts, group=world.group, group_dst=root),
         output=gathered,
         expected=lambda: pattern.compute_shards(0, [count] * world.size)[: len(gathered)],
-        description=describe_operation(
-            "gather", world.size, size_bytes, send_bytes=size_bytes // world.size
-        ),
+        description=describe_operation("gather", world.size, size_bytes),
     )
 
 
@@ -254,12 +205,7 @@ def scatter(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Oper
         call=partial(dist.scatter, shard, parts, group=world.group, group_src=root),
         output=shard,
         expected=lambda: pattern.compute_values(root, world.rank * count, count),
-        description=describe_operation(
-            "scatter",
-            world.size,
-            size_bytes,
-            recv_bytes=size_bytes // world.size,
-        ),
+        description=describe_operation("scatter", world.size, size_bytes),
     )
 
 

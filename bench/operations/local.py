@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from parbench.bench.operations.data_pattern import DataPattern, get_dtype
 from parbench.bench.operations.operation import Operation, make_pattern
@@ -24,7 +23,7 @@ _NUM_UNPAIRED = 8
 """The number of first terms of each dot product in Gemm that no other term cancels."""
 _LOAD_PRODUCTS = 10  # between two looks at the clock
 _DEVICE_REPEATS = 32
-"""The number of repeats of a load between two agreements of the ranks to continue, on a device."""
+"""The number of products of a load that are queued together on a device."""
 
 
 class Gemm(Benchmark):
@@ -195,32 +194,22 @@ def _make_copy(
 def background_load(kind: str, world: World) -> Iterator[None]:
     """Run a background load on every rank while the ``with`` block runs.
 
-    Every rank must enter the block. ``kind`` is ``nothing``, ``gemm`` or ``all_reduce``. The load
-    runs in a thread and, on a GPU, on a CUDA stream of its own.
+    ``kind`` is ``nothing`` or ``gemm``, which multiplies matrices. The load runs in a thread and,
+    on a GPU, on a CUDA stream of its own.
     """
     if kind == NO_LOAD:
         yield
         return
-    all_ranks = (tuple(range(len(world.hosts))),)
-    group = world.get_process_group(all_ranks, "background load")
-    control = world.get_process_group(all_ranks, "end of background load", backend="gloo")
     on_device = world.device.type == "cuda"
-    load = _make_load(kind, world, group)
+    # A product takes about a millisecond.
+    load = Gemm(world, m=4096 if on_device else 384).step
     stop = threading.Event()
-    if on_device:
-        # NCCL connects at the first call, which must not wait for work that waits for it.
-        load()
-        world.sync()
 
     def repeat_load() -> None:
-        """Repeat the load until all ranks have reached the ends of their ``with`` blocks."""
+        """Repeat the load until this rank has reached the end of its ``with`` block."""
         run_round = _make_stream_runner(load, world.device) if on_device else load
-        all_stopped = torch.zeros(1)
-        # All ranks stop after the same round: a rank that stopped alone would block the others.
-        while not all_stopped:
+        while not stop.is_set():
             run_round()
-            all_stopped.fill_(stop.is_set())
-            dist.all_reduce(all_stopped, op=dist.ReduceOp.MIN, group=control)
 
     thread = threading.Thread(target=repeat_load, daemon=True)
     thread.start()
@@ -251,23 +240,3 @@ def _make_stream_runner(load: Callable[[], object], device: torch.device) -> Cal
         end.synchronize()
 
     return run_round
-
-
-def _make_load(kind: str, world: World, group: dist.ProcessGroup) -> Callable[[], object]:
-    """Return a function that runs one step of a background load: a matrix product or a collective.
-
-    On a CPU the function returns after the step, which takes about a millisecond. On a GPU it only
-    queues the step on the current CUDA stream, and the step has more work. The value that the
-    function returns has no meaning.
-
-    Args:
-        kind: ``gemm`` or ``all_reduce``.
-        world: the ranks of the run and the device of this rank.
-        group: the process group of the all-reduce. A matrix product does not use it.
-    """
-    on_device = world.device.type == "cuda"
-    if kind == "gemm":
-        return Gemm(world, m=4096 if on_device else 384).step
-    assert kind == "all_reduce", kind
-    data = torch.ones(1 << (25 if on_device else 18), device=world.device)
-    return lambda: dist.all_reduce(data.fill_(1), group=group)

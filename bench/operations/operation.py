@@ -92,26 +92,17 @@ def describe_operation(
     name: str,
     num_ranks: int,
     size_bytes: int,
-    *,
-    send_bytes: int | None = None,
-    recv_bytes: int | None = None,
     **fields: Any,
 ) -> Description:
     """Return the facts about an operation for its records, from which bandwidths are computed.
 
     The bandwidths are algbw = ``size_bytes`` / time of a step, and busbw = algbw times the factor
-    of the operation ``name`` in the catalogue on ``num_ranks`` ranks. ``send_bytes`` and
-    ``recv_bytes`` are the bytes that one rank sends and receives in a step, by default
-    ``size_bytes``. ``fields`` are other fields of ``Description``.
+    of the operation ``name`` in the catalogue on ``num_ranks`` ranks. ``fields`` are other fields
+    of ``Description``.
     """
     factor = get_busbw_factor(name, num_ranks)
     assert factor is not None, name
     algbw = Work(name="algbw", amount=size_bytes)
     busbw = Work(name="busbw", amount=size_bytes * factor)
-    details = {
-        "size_bytes": size_bytes,
-        "send_bytes": size_bytes if send_bytes is None else send_bytes,
-        "recv_bytes": size_bytes if recv_bytes is None else recv_bytes,
-        "busbw_factor": factor,
-    }
+    details = {"size_bytes": size_bytes, "busbw_factor": factor}
     return Description(work=(algbw, busbw), details=details, **fields)

@@ -1,6 +1,5 @@
 """The table of operations, declared without torch, by the conventions of nccl-tests."""
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
@@ -113,8 +112,6 @@ GROUP = (
     Param("group_index", "int", 0, "measure only this group", minimum=0, optional=True),
     Param("concurrent", "bool", False, "run all groups at once", optional=True),
 )
-PLACE_HELP = "where the result goes: into another buffer or the input's"
-PLACEMENT = choice("placement", PLACE_HELP, OUT_OF_PLACE, IN_PLACE)
 REDOP = choice("redop", "how values are combined", "sum", "avg", "min", "max", "product")
 ROOT = Param("root", "int", 0, "rank in the group that has the data", minimum=0, optional=True)
 ENDS = (
@@ -129,8 +126,7 @@ SKEW_HELP = "share of the bytes that goes to rank 0"
 SKEW = Param("skew", "float", 0.0, SKEW_HELP, minimum=0, maximum=1, optional=True)
 NO_LOAD = "nothing"
 """The value of the parameter ``background`` for a measurement without a background load."""
-LOADS = (NO_LOAD, "gemm", "all_reduce")
-BACKGROUND = choice("background", "what runs at the same time on every rank", *LOADS)
+BACKGROUND = choice("background", "what runs at the same time on every rank", NO_LOAD, "gemm")
 GEMM_SIZE = Param("m", "int", 512, "rows and columns of each matrix", minimum=1)
 GEMM_DTYPES = ("float32", "bfloat16", "float16", "float64")
 GEMM_DTYPE = choice("dtype", "element type", *GEMM_DTYPES)
@@ -142,7 +138,6 @@ RUNNER_PARAMS = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name)
 # --- Rules: each returns a sentence with the reason why a case cannot run, None if it can run ---
 
 GLOO_HINT = "use --backend nccl with a GPU for each rank, or --device cpu"
-QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 """The environment variable with the number of hardware queues of a GPU."""
 
 
@@ -243,24 +238,15 @@ def estimate_needed_bytes(size: int) -> int:
     """Return an upper bound of the memory (bytes) that any operation needs on a rank.
 
     ``size`` is the parameter ``size_bytes``. An operation needs input, output, reference result and
-    the copies that torch and the backend make. The largest known need is 7.5 times ``size``, of
-    the two-step all-reduce on gloo, which may keep the copies of the previous step's two calls.
+    the copies that torch and the backend make.
     """
     return 8 * size
 
 
 def _refuse_backend(case: CaseInWorld) -> str | None:
-    """Return an error message if the backend cannot run the operation or its background load.
-
-    The result is None if the backend can run both. Two NCCL collectives at once can deadlock if all
-    kernels share one hardware queue of the GPU.
-    """
-    params, spec = case.params, case.spec
-    if spec.gloo_on_gpus and case.operation.name.startswith("p2p."):
+    """Return an error message if the backend cannot run the operation, None if it can."""
+    if case.spec.gloo_on_gpus and case.operation.name.startswith("p2p."):
         return f"gloo sends no CUDA tensors from one rank to another: {GLOO_HINT}"
-    is_collective = params.get("background", NO_LOAD) not in (NO_LOAD, "gemm")
-    if spec.backend == "nccl" and is_collective and os.environ.get(QUEUES_VARIABLE) == "1":
-        return f"two NCCL communicators can deadlock with {QUEUES_VARIABLE}=1: unset it"
     return None
 
 
@@ -403,14 +389,14 @@ OPERATIONS = (
     _declare_operation(
         "collective.all_gather",
         "collect every rank's shard on all; size = the output",
-        (*DATA, PLACEMENT, *SHARED),
+        (*DATA, *SHARED),
         MAIN,
         busbw=compute_ring_factor,
     ),
     _declare_operation(
         "collective.reduce_scatter",
         "combine buffers, a shard of it on each; size = the input",
-        (*DATA, REDOP, PLACEMENT, *SHARED),
+        (*DATA, REDOP, *SHARED),
         MAIN,
         busbw=compute_ring_factor,
     ),

@@ -265,11 +265,7 @@ PRESETS = {
             *_make_entries_for_tag("sized", size_bytes="1K:64M:x16"),
             Entry(name="copy", set={"size_bytes": "1K:64M:x8"}),
             Entry(name="all_reduce", set={"size_bytes": "1M", "group": "node,across,pairs"}),
-            Entry(
-                name="all_reduce",
-                set={"size_bytes": "1M", "background": "gemm,all_reduce"},
-            ),
-            Entry(name="gemm", set={"background": "nothing,all_reduce"}),
+            Entry(name="all_reduce", set={"size_bytes": "1M", "background": "gemm"}),
         ),
         repetitions=10,
         budget_seconds=600,

@@ -50,23 +50,23 @@ WITHOUT_DATA_OF_RANK_1 = {
     "p2p.unidirectional",
     "p2p.matrix",
 }
-# Bus bandwidth, sent bytes and received bytes, divided by the size, for four ranks.
-NCCL_CONVENTION = {
-    "collective.all_reduce": (1.5, 1.0, 1.0),
-    "collective.all_gather": (0.75, 0.25, 1.0),
-    "collective.reduce_scatter": (0.75, 1.0, 0.25),
-    "collective.all_to_all": (0.75, 1.0, 1.0),
-    "collective.all_to_all_v": (0.75, 1.0, 1.0),
-    "collective.broadcast": (1.0, 1.0, 1.0),
-    "collective.reduce": (1.0, 1.0, 1.0),
-    "collective.gather": (0.75, 0.25, 1.0),
-    "collective.scatter": (0.75, 1.0, 0.25),
-    "p2p.sendrecv": (1.0, 1.0, 1.0),
-    "p2p.pingpong": (1.0, 1.0, 1.0),
-    "p2p.unidirectional": (1.0, 1.0, 1.0),
-    "p2p.bidirectional": (1.0, 1.0, 1.0),
-    "p2p.matrix": (1.0, 1.0, 1.0),
-    "p2p.pairwise": (1.0, 1.0, 1.0),
+# Bus bandwidth over algorithm bandwidth, for four ranks.
+BUS_FACTORS = {
+    "collective.all_reduce": 1.5,
+    "collective.all_gather": 0.75,
+    "collective.reduce_scatter": 0.75,
+    "collective.all_to_all": 0.75,
+    "collective.all_to_all_v": 0.75,
+    "collective.broadcast": 1.0,
+    "collective.reduce": 1.0,
+    "collective.gather": 0.75,
+    "collective.scatter": 0.75,
+    "p2p.sendrecv": 1.0,
+    "p2p.pingpong": 1.0,
+    "p2p.unidirectional": 1.0,
+    "p2p.bidirectional": 1.0,
+    "p2p.matrix": 1.0,
+    "p2p.pairwise": 1.0,
 }
 
 
@@ -78,12 +78,12 @@ def prepare(world: World, name: str, **params: Any) -> Operation:
 
 
 def list_variants(name: str, num_ranks: int, group: str = "world") -> list[Params]:
-    """Return every supported combination of type, reduction and placement, and every root."""
+    """Return every supported combination of type and reduction, and every root."""
     definition = OPERATIONS[name]
     spec = WorldSpec(nproc=num_ranks, backend="gloo", device="cpu")
     choices: dict[str, Any] = {"dtype": GLOO_DTYPES}
     for param in definition.params:
-        if param.name in ("redop", "placement"):
+        if param.name == "redop":
             choices[param.name] = param.choices
     group_params = {"group": group} if "group" in PARAMS[name] else {}
     variants = []
@@ -267,13 +267,12 @@ def describe_operations(world: World) -> dict[str, dict[str, Any]]:
 
 def test_bus_bandwidth_follows_nccl_tests(four_ranks: Ranks) -> None:
     [facts_by_name, *_] = four_ranks.call(f"{THIS_MODULE}:describe_operations")
-    assert facts_by_name.keys() == NCCL_CONVENTION.keys()
+    assert facts_by_name.keys() == BUS_FACTORS.keys()
     for name, facts in facts_by_name.items():
         size = facts["size_bytes"]
         assert size == 1 << 20
         assert facts["algbw"] == size, name
-        amounts = (facts["busbw"], facts["send_bytes"], facts["recv_bytes"])
-        assert tuple(amount / size for amount in amounts) == NCCL_CONVENTION[name], name
+        assert facts["busbw"] / size == BUS_FACTORS[name], name
         assert (facts["hops"] == 2) == (name == "p2p.pingpong"), name
 
 
@@ -281,20 +280,18 @@ def measure_all_peak_bytes(world: World, size_bytes: int) -> list[int]:
     """Return the most bytes that the tensors of each operation take until its second check."""
     peaks = []
     for name in OPERATIONS:
-        placements = PARAMS[name]["placement"].choices if "placement" in PARAMS[name] else ()
-        for params in [{"placement": placement} for placement in placements] or [{}]:
-            with profiling(world.device, memory=True) as profiler:
-                # The type with the most elements.
-                operation = prepare(world, name, size_bytes=size_bytes, dtype="int8", **params)
-                for _ in range(2):
-                    operation.reset()
-                    operation.step()
-                    assert operation.check() == 0
-                # To count wrong elements takes more memory than to find none.
-                operation.corrupt()
-                operation.check()
-            changes = [num_bytes for _, num_bytes in list_allocations(profiler, world.device)]
-            peaks.append(int(max(accumulate(changes))))
+        with profiling(world.device, memory=True) as profiler:
+            # The type with the most elements.
+            operation = prepare(world, name, size_bytes=size_bytes, dtype="int8")
+            for _ in range(2):
+                operation.reset()
+                operation.step()
+                assert operation.check() == 0
+            # To count wrong elements takes more memory than to find none.
+            operation.corrupt()
+            operation.check()
+        changes = [num_bytes for _, num_bytes in list_allocations(profiler, world.device)]
+        peaks.append(int(max(accumulate(changes))))
     return peaks
 
 

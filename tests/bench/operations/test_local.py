@@ -4,24 +4,17 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
-from parbench.bench.operations import local
 from parbench.bench.operations.local import Gemm, background_load, copy, from_device, to_device
 from parbench.bench.operations.operation import Operation
-from parbench.bench.plan.catalogue import BACKGROUND, DTYPES, GEMM_DTYPES, NO_LOAD
-from parbench.bench.world.world import World
-from tests.bench.operations.test_collectives import prepare
-from tests.support.ranks import Ranks
+from parbench.bench.plan.catalogue import DTYPES, GEMM_DTYPES
 
-THIS_MODULE = "tests.bench.operations.test_local"
 SINGLE_RANK = mock.Mock(device=torch.device("cpu"), seed=0, rank=0, size=1)
 SIZE = 4 * 65_521
-LOADS = [str(kind) for kind in BACKGROUND.choices if kind != NO_LOAD]
 
 
 @pytest.mark.parametrize("prepare_copy", [copy, to_device, from_device])
@@ -78,52 +71,14 @@ def test_gemm_detects_wrong_earlier_product() -> None:
     assert benchmark.check() == 0
 
 
-def step_next_to_load(world: World, kind: str) -> tuple[int, bool, int]:
-    """Return wrong elements during a load, whether it stopped, and how many threads it left."""
-    operation = prepare(world, "collective.all_reduce", size_bytes=1 << 16)
+def test_background_load_runs_until_block_ends() -> None:
     num_threads = threading.active_count()
-    rounds: list[int] = []
-    wrong = 0
-    make_load = local._make_load
-
-    def make_counted_load(*args: Any) -> Callable[[], None]:
-        load = make_load(*args)
-
-        def run() -> None:
-            load()
-            rounds.append(1)
-
-        return run
-
-    with (
-        mock.patch.object(local, "_make_load", make_counted_load),
-        background_load(kind, world),
-    ):
-        while any(world.gather(len(rounds) < 3)):
-            operation.reset()
-            operation.step()
-            wrong += operation.check()
-        # The ranks leave the block at different times.
-        time.sleep(0.02 * world.rank)
-    num_rounds = len(rounds)
-    time.sleep(0.01)
-    stopped = len(rounds) == num_rounds
-    return wrong, stopped, threading.active_count() - num_threads
-
-
-@pytest.mark.parametrize("kind", LOADS)
-def test_background_load_runs_until_block_ends(two_ranks: Ranks, kind: str) -> None:
-    results = two_ranks.call(f"{THIS_MODULE}:step_next_to_load", kind=kind)
-    assert results == [(0, True, 0), (0, True, 0)]
-
-
-def count_threads_after_failing_block(world: World) -> int:
-    """Return the load's threads after the block raised an error."""
-    initial = threading.active_count()
-    with suppress(ZeroDivisionError), background_load("gemm", world):
-        raise ZeroDivisionError
-    return threading.active_count() - initial
-
-
-def test_background_load_ends_with_failed_block(two_ranks: Ranks) -> None:
-    assert two_ranks.call(f"{THIS_MODULE}:count_threads_after_failing_block") == [0, 0]
+    with mock.patch.object(Gemm, "step") as step:
+        with suppress(ZeroDivisionError), background_load("gemm", SINGLE_RANK):
+            while step.call_count < 3:
+                time.sleep(0.001)
+            raise ZeroDivisionError
+        num_rounds = step.call_count
+        time.sleep(0.01)
+    assert step.call_count == num_rounds
+    assert threading.active_count() == num_threads

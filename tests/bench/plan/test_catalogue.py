@@ -78,18 +78,6 @@ def test_impossible_case_is_refused(
     assert fact in refuse(name, spec, **params)
 
 
-def test_load_that_can_deadlock_in_one_queue_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    reason = refuse("all_reduce", nccl(4), background="all_reduce")
-    assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in reason
-    assert refuse("all_reduce", nccl(4), background="gemm") == ""
-    assert refuse("all_reduce", GLOO_ON_GPU, background="all_reduce") == ""
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
-    assert refuse("all_reduce", nccl(4), background="all_reduce") == ""
-
-
 def test_size_beyond_memory_is_refused() -> None:
     spec = WorldSpec(nproc=2, backend="gloo", device="cpu", rank_bytes=8 * KIB)
     assert refuse("all_reduce", spec, size_bytes=KIB) == ""
