@@ -15,14 +15,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from parbench.bench.choices import (
-    BACKENDS,
-    DEVICES,
-    DISTRIBUTIONS,
-    LAUNCHERS,
-    PRESET_NAMES,
-    RUN_FORMATS,
-)
 from parbench.bench.command_line import (
     FILE_PATH,
     RUNS_FOLDER,
@@ -111,7 +103,7 @@ limits_option = click.option(
 @click.argument("cases", metavar="[CASE]...", nargs=-1)
 @click.option(
     "--preset",
-    type=click.Choice(PRESET_NAMES),
+    type=click.Choice(("smoke", "node", "full")),
     help="Cases and duration: 90 s, under 2 min or 10 min. Default without CASE: node.",
 )
 @click.option(
@@ -167,14 +159,14 @@ limits_option = click.option(
     help="Ranks on each node. Default: the mesh's, one per GPU, or one per core up to 8.",
 )
 @click.option(
-    "--device", type=click.Choice(DEVICES), help="Default: cuda where there are two GPUs."
+    "--device", type=click.Choice(("cpu", "cuda")), help="Default: cuda where there are two GPUs."
 )
 @click.option(
-    "--backend", type=click.Choice(BACKENDS), help="Default: nccl on GPUs, otherwise gloo."
+    "--backend", type=click.Choice(("gloo", "nccl")), help="Default: nccl on GPUs, otherwise gloo."
 )
 @click.option(
     "--launcher",
-    type=click.Choice(LAUNCHERS),
+    type=click.Choice(("local", "srun")),
     default="local",
     help="What starts the ranks: parbench on this node, or srun in a Slurm allocation.",
 )
@@ -185,12 +177,12 @@ limits_option = click.option(
 )
 @click.option(
     "--distribution",
-    type=click.Choice(DISTRIBUTIONS),
+    type=click.Choice(("block", "cyclic")),
     help="With srun: block fills a node first. Default: block.",
 )
 @click.option("--inject", hidden=True, help="Disturb a rank: late:1:3ms, slow:1:10%, corrupt:1.")
 @format_option(
-    type=click.Choice(RUN_FORMATS),
+    type=click.Choice(("tables", "json", "nccl-tests")),
     default="tables",
     help="What to print. json: a line for each record. nccl-tests: its modes and placements, "
     "unless set.",
@@ -381,7 +373,9 @@ Exit codes: 0 all fine; 1 a device or link is bad; 2 bad input; 4 something did 
 
 
 @click.command(epilog=_CHECK_EXAMPLES, context_settings={"show_default": True})
-@click.option("--device", type=click.Choice(DEVICES), help="Default: cuda where there is a GPU.")
+@click.option(
+    "--device", type=click.Choice(("cpu", "cuda")), help="Default: cuda where there is a GPU."
+)
 @click.option(
     "--nproc",
     type=click.IntRange(min=1),

@@ -15,9 +15,7 @@ NumRanks = Annotated[int, Meta(ge=1, le=1 << 20)]
 """The number of ranks or nodes, from 1 to 2**20."""
 RepetitionIndex = Annotated[int, Meta(ge=0)]
 """The number of a repetition in its run, from 0."""
-MAX_REPETITIONS = 65_536
-"""The largest number of repetitions of a run."""
-NumRepetitions = Annotated[int, Meta(ge=1, le=MAX_REPETITIONS)]
+NumRepetitions = Annotated[int, Meta(ge=1, le=65_536)]
 """The number of repetitions of a run, from 1 to 65536."""
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 """A whole number that fits into 64 bits with a sign."""

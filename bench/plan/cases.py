@@ -219,14 +219,13 @@ def select_definitions(
 
     The order is that of the catalogue. Raises ``UserError`` if a pattern matches no definition.
     """
-    names = {definition.name for definition in catalogue}
+    if not patterns:
+        return tuple(catalogue)
+    selected_names: set[str] = set()
     for pattern in patterns:
-        if not any(matches(name, pattern) for name in names):
-            short_names = {definition.short_name for definition in catalogue}
-            similar = suggest_similar(pattern, names | short_names)
+        names = [entry.name for entry in catalogue if matches(entry.name, pattern)]
+        if not names:
+            similar = suggest_similar(pattern, [entry.short_name for entry in catalogue])
             raise UserError(f"no case is named {pattern!r}{similar}", hint="parbench list")
-    return tuple(
-        definition
-        for definition in catalogue
-        if not patterns or any(matches(definition.name, pattern) for pattern in patterns)
-    )
+        selected_names.update(names)
+    return tuple(entry for entry in catalogue if entry.name in selected_names)

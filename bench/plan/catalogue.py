@@ -88,11 +88,13 @@ class OperationSpec(BenchmarkDefinition):
         formed of these ranks.
         """
         case = CaseInWorld(self, params, spec, _count_ranks(params, spec))
-        for rule in RULES:
-            reason = rule(case)
-            if reason is not None:
-                return reason
-        return None
+        return (
+            _refuse_ranks(case)
+            or _refuse_dtype(case)
+            or _refuse_size(case)
+            or _refuse_backend(case)
+            or _refuse_mode(case)
+        )
 
 
 # --- Parameters ---
@@ -204,10 +206,10 @@ def _refuse_dtype(case: CaseInWorld) -> str | None:
     dtype, n = str(case.params.get("dtype")), case.num_ranks
     if case.spec.backend == "gloo" and dtype.startswith("float8"):
         return f"gloo does not support {dtype}: use dtype=bfloat16, or --backend nccl"
-    if case.params.get("redop") != "avg":
-        return None
-    is_exact = dtype.startswith(("float", "bfloat")) and 2 * (n + 1) <= DTYPES[dtype].exact_up_to
-    if not is_exact or (dtype.startswith("float8") and n & (n - 1)):
+    is_inexact = dtype.startswith(("float8", "int", "uint"))
+    if case.params.get("redop") == "avg" and (
+        is_inexact or 2 * (n + 1) > DTYPES[dtype].exact_up_to
+    ):
         return f"the average of {n} ranks is not exact in {dtype}: use redop=sum or dtype=float32"
     return None
 
@@ -266,12 +268,6 @@ def _refuse_mode(case: CaseInWorld) -> str | None:
         return f"mode async: torch has no asynchronous {operation.short_name} of this kind"
     return None
 
-
-RULES = (_refuse_ranks, _refuse_dtype, _refuse_size, _refuse_backend, _refuse_mode)
-"""The functions that check a case before a run, each of which returns a reason or None.
-
-The first reason that is not None is reported.
-"""
 
 # --- Expansions: each returns the parameters of all cases that follow from a user's parameters ---
 

@@ -23,7 +23,7 @@ def render_names(definitions: Sequence[BenchmarkDefinition]) -> str:
         lines += [f"{kind}.*", *by_kind[kind]]
     lines += ["", "Presets: parbench run --preset NAME"]
     for name, preset in PRESETS.items():
-        lines.append(f"  {name:6}{preset.help:59} {preset.lasts:>11}")
+        lines.append(f"  {name:6}{preset.help}")
     lines += ["", "All about one, with its parameters: parbench list NAME"]
     return "\n".join(lines)
 

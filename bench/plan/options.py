@@ -43,7 +43,7 @@ from parbench.bench.plan.plan import (
     get_case_weight,
     parse_fault,
 )
-from parbench.bench.text import UserError, format_list, parse_duration, parse_link
+from parbench.bench.text import UserError, parse_duration, parse_link
 
 MIN_RANKS_OF_GROUPS = 4
 """The least number of ranks with which a preset measures process groups of some ranks only."""
@@ -162,12 +162,10 @@ def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: 
     """Return the plan of the cases that the options select, for the ranks of ``spec``.
 
     ``catalogue`` holds the definitions of all benchmarks. The plan lists selected cases that cannot
-    run here as skipped. Raises ``UserError`` if the options name a benchmark or preset that does
-    not exist, or if no case can run.
+    run here as skipped. Raises ``UserError`` if the options name a benchmark that does not exist,
+    or if no case can run.
     """
     name = options.preset or "node"
-    if name not in PRESETS:
-        raise UserError(f"no preset is named {name!r}: there are {format_list(PRESETS)}")
     preset = PRESETS[name]
     cases: dict[str, Case] = {}
     skipped: dict[str, SkippedCase] = {}

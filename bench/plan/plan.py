@@ -188,9 +188,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     """A named selection of benchmarks with parameter values, and the time to measure them."""
 
     help: str
-    """A phrase about the purpose of the preset for ``parbench list``."""
-    lasts: str
-    """The duration of a run on two cores, such as ``about 90 s``."""
+    """A phrase about purpose and duration of the preset, on two cores, for ``parbench list``."""
     entries: tuple[Entry, ...]
     """The parameter values of benchmarks. Several entries of a benchmark make several cases."""
     unnamed_entries: tuple[Entry, ...] = ()
@@ -223,8 +221,7 @@ def _make_entries_for_tag(tag: str, **settings: str) -> tuple[Entry, ...]:
 
 PRESETS = {
     "smoke": Preset(
-        help="does everything work? once each, small",
-        lasts="about 90 s",
+        help="does everything work? once each, small; about 90 s",
         entries=(
             *_make_entries_for_tag("main", size_bytes="1K,1M"),
             *_make_entries_for_tag("sized", size_bytes="64K"),
@@ -234,8 +231,7 @@ PRESETS = {
         measure=Measure(precision=0.05, max_iterations=200),
     ),
     "node": Preset(
-        help="how does this node communicate, and what do steps cost? 5 repetitions",
-        lasts="under 2 min",
+        help="how does this node communicate, what do steps cost? 5 repetitions; under 2 min",
         entries=(
             *_make_entries_for_tag("main", size_bytes="1K:16M:x4", mode="blocking"),
             *_make_entries_for_tag("main", size_bytes="1K,16M", mode="pipelined"),
@@ -255,8 +251,7 @@ PRESETS = {
         measure=Measure(seconds_per_case=0.05),
     ),
     "full": Preset(
-        help="all steps, modes, groups, sizes to 64M; 10 repetitions",
-        lasts="about 10 min",
+        help="all steps, modes, groups, sizes to 64M; 10 repetitions; about 10 min",
         entries=(
             *_make_entries_for_tag("main", size_bytes="1K:64M:x2", mode="blocking"),
             *_make_entries_for_tag("main", size_bytes="1K:64M:x8", mode="pipelined"),

@@ -85,7 +85,7 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """
     repeat: Count = 1
     """The number of separate runs of each combination of settings."""
-    preset: str | None = None
+    preset: Literal["smoke", "node", "full"] | None = None
     """The name of a preset of cases and settings, None for the default of ``parbench run``."""
     repetitions: Count | None = None
     """The number of times that a run starts all ranks. None lets ``parbench run`` choose it."""

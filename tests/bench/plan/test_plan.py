@@ -76,7 +76,6 @@ MISSPELLED_PARAM = Entry(name="all_*", set={"siz": "1K"})
 @pytest.mark.parametrize(
     ("options", "fact"),
     [
-        ({"preset": "nod"}, "node"),
         ({"entries": (MISSPELLED_NAME,)}, "'all_reduce'"),
         ({"entries": (MISSPELLED_PARAM,)}, "'siz'"),
         ({"settings": {"dtpye": "float16"}}, "dtype"),
