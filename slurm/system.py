@@ -7,7 +7,6 @@ import math
 import os
 import re
 import subprocess
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -63,10 +62,6 @@ class Slurm:
             raise SlurmError(f"sbatch printed {output.strip()!r}, which is not the id of a job")
         return job_id
 
-    def check_script(self, script: Path) -> None:
-        """Let sbatch check a batch script without submitting it. An error raises ``SlurmError``."""
-        self._call("sbatch", "--test-only", str(script))
-
     def scancel(self, ids: Sequence[str]) -> None:
         """Cancel the jobs with these ids. Jobs that have ended raise no error."""
         if ids:
@@ -106,14 +101,12 @@ class Slurm:
                 jobs.append(dict(zip(parts[::2], values, strict=True)))
         return tuple(jobs)
 
-    def get_node_states(self, nodes: Sequence[str] = ()) -> dict[str, str]:
+    def get_node_states(self, nodes: Sequence[str]) -> dict[str, str]:
         """Return the states of nodes as sinfo prints them, such as ``idle``, by name of the node.
 
-        A mark such as ``*`` in ``idle*`` (the node does not respond) is part of the state. If
-        ``nodes`` is empty, the result has all nodes of the cluster.
+        A mark such as ``*`` in ``idle*`` (the node does not respond) is part of the state.
         """
-        selection = ("-n", ",".join(nodes)) if nodes else ()
-        return dict(self._read_table("sinfo", "%N|%T", "-N", *selection))
+        return dict(self._read_table("sinfo", "%N|%T", "-N", "-n", ",".join(nodes)))
 
     def expand_node_list(self, node_list: str) -> tuple[str, ...]:
         """Return the names of the nodes in a text such as ``n[1-3,7]``: n1, n2, n3 and n7.
@@ -123,22 +116,6 @@ class Slurm:
         if not node_list:
             return ()
         return tuple(self._call("scontrol", "show", "hostnames", node_list).split())
-
-    def map_hosts(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Return Slurm's name of each node, keyed by the host name that ``uname -n`` prints there.
-
-        ``nodes`` has Slurm's names of nodes in this allocation. A job step on all of them prints
-        both names. A host name that several nodes have is left out of the result.
-        """
-        if not nodes:
-            return {}
-        step = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
-        step += [f"--nodelist={','.join(nodes)}", "--overlap", "--mpi=none", "--input=none"]
-        script = 'echo "$(uname -n)|$SLURMD_NODENAME"'
-        output = self._call("srun", *step, "sh", "-c", script)
-        pairs = [line.split("|") for line in output.splitlines() if line.count("|") == 1]
-        counts = Counter(host for host, _ in pairs)
-        return {host: node for host, node in pairs if counts[host] == 1}
 
     def _read_table(self, program: str, columns: str, *arguments: str) -> list[list[str]]:
         """Return the rows that a program such as squeue prints, each as a list of texts.

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from parbench.bench.results.records import Record
+from parbench.bench.text import strip_domain
 from parbench.slurm.system import Slurm, SlurmError
 
 _DOWN_STATES = ("down", "error", "unknown")
@@ -34,11 +35,9 @@ class NodeMonitor:
         self._slurm = slurm
         self._own_node = environ.get("SLURMD_NODENAME", "")
         self._nodes: tuple[str, ...] = ()
-        self._node_by_host: Mapping[str, str] = {}
         self._dead: dict[str, str] = {}
         with suppress(SlurmError):
             self._nodes = slurm.expand_node_list(environ.get("SLURM_JOB_NODELIST", ""))
-            self._node_by_host = slurm.map_hosts(self._nodes)
 
     def update(self, records: Iterable[Record] = ()) -> set[str]:
         """Look for dead nodes, and return the names of all dead nodes found since the job began.
@@ -57,8 +56,8 @@ class NodeMonitor:
             if is_down(states.get(node, "")):
                 self._dead.setdefault(node, "is down")
         for host in _list_silent_hosts(records):
-            node = self._node_by_host.get(host, self._own_node)
-            if node != self._own_node:
+            node = strip_domain(host)
+            if node in self._nodes and node != self._own_node:
                 self._dead.setdefault(node, "does not answer")
         return set(self._dead)
 

@@ -18,7 +18,7 @@ from parbench.bench.results.runs import (
     make_samples_path,
 )
 from parbench.bench.results.stats import median
-from parbench.bench.text import UserError, parse_duration
+from parbench.bench.text import UserError, parse_duration, strip_domain
 from parbench.slurm.screen.ratios import Exchange
 from parbench.slurm.screen.rounds import Round
 
@@ -40,11 +40,6 @@ class Setup:
     """The number of ranks on each node: one for each GPU with its NIC, or 1 without GPUs."""
     timeout: str
     """The time after which a round counts as hung, as text such as ``20s``."""
-    node_by_host: Mapping[str, str]
-    """Slurm's name of a node by the host name that ranks record.
-
-    A host without an entry counts as a node of the same name.
-    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +140,7 @@ def read_measurement(run: Run, nodes: Sequence[str], setup: Setup) -> Measuremen
     for record in run.records:
         # Later failures follow from the first one that distinguishes nodes.
         if not silent and record.status in ("failed", "hang", "wrong"):
-            silent = find_blamed_nodes(record, nodes, setup.node_by_host)
+            silent = find_blamed_nodes(record, nodes)
     return Measurement(
         nodes=_read_nodes(run, setup) if good else tuple(nodes),
         exchanges=tuple(exchanges),
@@ -166,7 +161,7 @@ def _read_nodes(run: Run, setup: Setup) -> tuple[str, ...]:
     if len(hosts) != run.info.plan.nproc or blocks != hosts:
         layout = f"{setup.rails} ranks on each host"
         raise UserError(f"{run.path}: the hosts of its ranks are not in blocks of {layout}")
-    return tuple(setup.node_by_host.get(host, host) for host in first_hosts)
+    return tuple(map(strip_domain, first_hosts))
 
 
 def read_exchanges(run: Run, record: Record, index: int, rails: int) -> Iterator[Exchange]:
@@ -193,9 +188,7 @@ def read_exchanges(run: Run, record: Record, index: int, rails: int) -> Iterator
         yield Exchange(round=index, nodes=nodes, rail=first % rails, seconds=duration)
 
 
-def find_blamed_nodes(
-    record: Record, nodes: Sequence[str], node_by_host: Mapping[str, str]
-) -> dict[str, str]:
+def find_blamed_nodes(record: Record, nodes: Sequence[str]) -> dict[str, str]:
     """Return the nodes that caused the failure of a round, as a dict from name to reason.
 
     The reason is ``record.reason`` for each of these nodes. They are the nodes that did not answer.
@@ -206,14 +199,13 @@ def find_blamed_nodes(
     Args:
         record: the result of the failed round.
         nodes: Slurm's names of all nodes of the run.
-        node_by_host: Slurm's name of a node by the host name that ranks record.
     """
-    reported = {node_by_host.get(rank.host, rank.host) for rank in record.ranks}
+    reported = {strip_domain(rank.host) for rank in record.ranks}
     silent_hosts = [rank.host for rank in record.ranks if rank.is_silent]
     blamed_hosts = [entry.host for entry in record.culprits if entry.cause in _BLAMED_CAUSES]
     silent = set(nodes) - reported if reported else set()
     for hosts in (silent_hosts, blamed_hosts):
-        silent = silent or {node_by_host.get(host, host) for host in hosts}
+        silent = silent or set(map(strip_domain, hosts))
     if silent >= set(nodes):
         return {}
     return dict.fromkeys(sorted(silent), record.reason)

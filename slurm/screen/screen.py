@@ -3,7 +3,6 @@
 import secrets
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +23,7 @@ from parbench.slurm.screen.devices import check_nodes, estimate_check_seconds
 from parbench.slurm.screen.measure import Measurement, Setup, measure_rounds
 from parbench.slurm.screen.ratios import Endpoint, Ratio, compare, confirm_slow, find_slow
 from parbench.slurm.screen.rounds import plan_confirmation, plan_tournament
-from parbench.slurm.system import SLURM, Slurm, SlurmError, format_limit
+from parbench.slurm.system import SLURM, Slurm, format_limit
 
 MIN_NODES = 3  # of a screening, because two nodes do not show which of them is slow
 _MAX_CORE_GROUPS = 8  # groups of cores that count as devices on a node without GPUs
@@ -179,14 +178,10 @@ def screen(
         num_devices = len(machine.gpus) or min(machine.cores, _MAX_CORE_GROUPS)
         seconds = estimate_check_seconds(device, num_devices)
         checks = check_nodes(nodes, seconds, folder / "check", environ)
-    node_by_host: Mapping[str, str] = {}
-    with suppress(SlurmError):  # A node that does not answer is found by the rounds.
-        node_by_host = slurm.map_hosts(nodes)
     setup = Setup(
         size=options.size or _SIZES[device],
         rails=len(machine.gpus) or 1,
         timeout=options.timeout,
-        node_by_host=node_by_host,
     )
     screening = add_checks(screen_nodes(nodes, options.rounds, setup, folder), checks)
     if not options.as_json:

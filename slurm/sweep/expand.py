@@ -80,21 +80,16 @@ class Expansion:
         return axes
 
     def _format_values(self, name: str, setting: Any) -> list[str]:
-        """Return the values of the axis ``name`` as text, in the order of the file.
+        """Return the distinct values of the axis ``name`` as text, in the order of the file.
 
         ``setting`` is the axis's value or list of values in the sweep file. Raises ``UserError`` if
-        a value occurs twice or is not allowed, or if the list is empty.
+        a value is not allowed, or if the list is empty.
         """
         values = setting if isinstance(setting, list) else [setting]
         texts = [self.format_value(name, value) for value in values]
         if not texts:
             raise UserError("an empty list leaves no point; write at least one value")
-        for text in texts:
-            count = texts.count(text)
-            if count > 1:
-                hint = f"write it once, and repeat = {count} to measure it {count} times"
-                raise UserError(f"{name} = {text} is there {count} times; {hint}")
-        return texts
+        return list(dict.fromkeys(texts))
 
     def format_value(self, name: str, value: Value) -> str:
         """Return a value of the axis ``name`` as text, such as ``1K`` for a size of 1024.
@@ -130,30 +125,15 @@ class Expansion:
             excluded = rows
             with locate_errors(f"$.exclude[{index}]"):
                 for name, setting in table.items():
-                    texts = self._parse_exclusion(name, setting, rows)
+                    if name not in rows[0]:
+                        allowed = format_list(rows[0])
+                        raise UserError(f"{name!r} is not a key of the points: it is {allowed}")
+                    texts = self._format_values(name, setting)
                     excluded = [row for row in excluded if row[name] in texts]
             remaining = [row for row in remaining if row not in excluded]
         if not remaining:
             raise UserError(f"$.exclude removes all {len(rows)} points")
         return remaining
-
-    def _parse_exclusion(self, name: str, setting: Any, rows: Sequence[Row]) -> list[str]:
-        """Return the values of the axis ``name`` that a table of ``exclude`` lists, as text.
-
-        ``setting`` is the value or the list of values in the table. ``rows`` are all combinations
-        of settings. Raises ``UserError`` if the combinations do not have the axis, or if a listed
-        value occurs in none of them.
-        """
-        if name not in rows[0]:
-            allowed = format_list(rows[0])
-            raise UserError(f"{name!r} is not a key of the points; allowed are {allowed}")
-        known_texts = dict.fromkeys(row[name] for row in rows)
-        texts = self._format_values(name, setting)
-        for text in texts:
-            if text not in known_texts:
-                allowed = format_list(known_texts)
-                raise UserError(f"no point has {name} = {text}; allowed are {allowed}")
-        return texts
 
     def make_point(self, row: Row, varied: set[str]) -> Point:
         """Return the point (run) with the settings of ``row``, an empty id and a duration of 0.
@@ -237,10 +217,8 @@ def expand(
 def plan_point(file: SweepFile, catalogue: Sequence[BenchmarkDefinition], point: Point) -> Plan:
     """Return the cases, repetitions and time budget of one point, a run of the sweep.
 
-    The plan is made for the first backend and device that can run the point. The order is gloo on
-    CPUs, NCCL on GPUs and, only if the file names gloo, gloo on GPUs. If the file names a backend
-    or a device, the others are left out. ``catalogue`` has the benchmarks. Raises ``UserError`` if
-    no backend and device can run the point.
+    Without a device in the file, the plan is for CPUs, or for GPUs with the backend ``nccl``.
+    ``catalogue`` has the benchmarks. Raises ``UserError`` if the ranks cannot run the point.
     """
     ranks = point.nodes * point.ntasks_per_node
     if not 2 <= ranks <= MOST_RANKS:
@@ -254,15 +232,9 @@ def plan_point(file: SweepFile, catalogue: Sequence[BenchmarkDefinition], point:
         budget=file.budget,
         timeout=file.timeout,
     )
-    worlds = [("gloo", "cpu"), ("nccl", "cuda")]
-    if file.backend is not None:
-        worlds.append(("gloo", "cuda"))
-    refusals = []
-    for backend, device in worlds:
-        if file.backend in (None, backend) and file.device in (None, device):
-            world = WorldSpec(nproc=ranks, backend=backend, device=device, nodes=point.nodes)
-            try:
-                return make_plan(options, catalogue, world)
-            except UserError as error:
-                refusals.append(error)
-    raise refusals[0] if refusals else UserError("backend = 'nccl' needs device = 'cuda'")
+    device = file.device or ("cuda" if file.backend == "nccl" else "cpu")
+    backend = file.backend or ("nccl" if device == "cuda" else "gloo")
+    if (backend, device) == ("nccl", "cpu"):
+        raise UserError("backend = 'nccl' needs device = 'cuda'")
+    world = WorldSpec(nproc=ranks, backend=backend, device=device, nodes=point.nodes)
+    return make_plan(options, catalogue, world)

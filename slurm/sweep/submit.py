@@ -148,7 +148,6 @@ def submit_points(
             script = jobs_folder / f"{batch.name}.sh"
             with convert_write_errors(script):
                 script.write_text(format_script(sweep, folder, batch), encoding="utf-8")
-            slurm.check_script(script)
             job = SweepJob(
                 id=slurm.sbatch(script),
                 name=batch.name,

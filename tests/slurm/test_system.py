@@ -47,9 +47,7 @@ def test_sbatch_returns_the_job_id(output: str, job_id: str, programs: Programs)
 def test_failed_program_is_reported_in_one_line(programs: Programs) -> None:
     script = "echo 'sbatch: error: too big' >&2; echo 'sbatch: fatal: no' >&2; exit 1"
     programs.write("sbatch", script)
-    for call in (Slurm().sbatch, Slurm().check_script):
-        assert usage_error(call, Path("x.sh")) == "sbatch refused: too big; no"
-    assert programs.args("sbatch") == ["--test-only", "x.sh"]
+    assert usage_error(Slurm().sbatch, Path("x.sh")) == "sbatch refused: too big; no"
 
 
 def test_program_without_an_answer_times_out(programs: Programs) -> None:
@@ -77,17 +75,6 @@ def test_queue_has_a_line_for_each_task(programs: Programs) -> None:
     assert {"-h", "-r", "--me"} <= set(programs.args("squeue"))
 
 
-def test_map_hosts_leaves_out_equal_names(programs: Programs) -> None:
-    lines = (
-        "echo 'a.rack1|n1'; echo 'a.rack2|n2'; echo 'image|n3'; echo 'image|n4'; echo warning"
-    )
-    programs.write("srun", lines)
-    hosts = Slurm().map_hosts(["n1", "n2", "n3", "n4"])
-    assert hosts == {"a.rack1": "n1", "a.rack2": "n2"}
-    assert "--nodelist=n1,n2,n3,n4" in programs.args("srun")
-    assert Slurm().map_hosts([]) == {}
-
-
 def test_show_job_reads_one_mapping_per_task(
     programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,12 +97,10 @@ def test_show_job_distinguishes_unknown_jobs_from_errors(programs: Programs) -> 
     assert "Unable to contact" in usage_error(Slurm().show_job, "2")
 
 
-def test_node_states_of_some_or_all_nodes(programs: Programs) -> None:
+def test_node_states_by_name(programs: Programs) -> None:
     programs.write("sinfo", "echo 'n1|idle'; echo 'n2|down*'; echo 'n2|down*'")
     assert Slurm().get_node_states(["n1", "n2"]) == {"n1": "idle", "n2": "down*"}
     assert programs.args("sinfo")[2:4] == ["-n", "n1,n2"]
-    Slurm().get_node_states()
-    assert "-n" not in programs.args("sinfo")
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ ENVIRON = {
     "SLURM_JOB_NODELIST": ",".join(NODES),
     "SLURMD_NODENAME": "n1",
 }
-SETUP = Setup(size="1M", rails=2, timeout="20s", node_by_host={})
+SETUP = Setup(size="1M", rails=2, timeout="20s")
 FOLDER = Path("out")
 
 

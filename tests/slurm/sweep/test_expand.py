@@ -89,26 +89,23 @@ def test_exclude_removes_points_that_match_every_key() -> None:
 def test_exclude_compares_values() -> None:
     labels = expand_labels(
         case=[{"name": "all_reduce"}],
-        matrix={"size_bytes": ["1K", "1M"]},
+        matrix={"size_bytes": ["1K", "1M", 1 << 20]},
         exclude=[{"size_bytes": 1024}],
     )
     assert labels == ["2 nodes x 1, size_bytes=1M"]
 
 
 FP8 = {"name": "all_reduce", "set": {"dtype": "float8_e5m2"}}
-EQUAL_SIZES = {"case": [{"name": "all_reduce"}], "matrix": {"size_bytes": ["1K", 1024]}}
 
 
 @pytest.mark.parametrize(
     ("fields", "place", "message"),
     [
-        ({"nodes": [2, 4, 2]}, "$.nodes", "2 times"),
         ({"matrix": {"nodes": [4]}}, "$.matrix.nodes", "leave out one"),
-        (EQUAL_SIZES, "$.matrix.size_bytes", "size_bytes = 1K is there 2 times"),
         ({"matrix": {"dtpye": ["int8"]}}, "$.matrix.dtpye", "dtype"),
         ({"matrix": {"dtype": ["float31"]}}, "$.matrix.dtype", "float31"),
         ({"matrix": {"size_bytes": ["1K"]}}, "$.matrix.size_bytes", "$.case"),
-        ({"exclude": [{"repeat": 2}]}, "$.exclude[0]", "repeat = 2"),
+        ({"exclude": [{"reepat": 2}]}, "$.exclude[0]", "repeat"),
         ({"nodes": [1, 2]}, "'1 node x 1'", "ntasks_per_node"),
         ({"nodes": list(range(2, 102)), "repeat": 101}, "101 * 100", "more than 10000"),
         ({"case": [FP8], "device": "cpu"}, "'2 nodes x 1'", "float8_e5m2"),
@@ -137,7 +134,8 @@ def plan_case(dtype: str = "float32", **fields: Any) -> Plan:
 
 
 def test_plan_point_chooses_a_backend() -> None:
-    assert plan_case(dtype="float8_e5m2").backend == "nccl"
+    assert plan_case().backend == "gloo"
+    assert plan_case(dtype="float8_e5m2", backend="nccl").device == "cuda"
     assert plan_case(device="cuda").backend == "nccl"
     assert plan_case(device="cuda", backend="gloo").backend == "gloo"
 

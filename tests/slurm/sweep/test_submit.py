@@ -107,7 +107,6 @@ def test_dry_run_submits_nothing_and_needs_no_slurm(
 @pytest.mark.parametrize(
     ("refused_from", "cancelled", "message"),
     [
-        ({"sbatch --test-only": 1}, [], "nothing was submitted"),
         ({"sbatch": 1}, [], "nothing was submitted"),
         ({"sbatch": 3}, [("101", "102")], "jobs 101 102 were cancelled"),
         ({"sbatch": 2, "scancel": 1}, [("101",)], "jobs 101 are submitted"),

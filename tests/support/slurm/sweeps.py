@@ -137,9 +137,6 @@ class FakeSlurm(Slurm):
         if self.is_down or num_calls >= self.refused_from.get(program, math.inf):
             raise self.refusal or SlurmError(f"{program} did not answer within 30 s")
 
-    def check_script(self, script: Path) -> None:
-        self._record_call("sbatch --test-only", str(script))
-
     def sbatch(self, script: Path) -> str:
         """Accept a script; jobs are numbered from 101."""
         self._record_call("sbatch", str(script))
@@ -159,16 +156,11 @@ class FakeSlurm(Slurm):
         self._record_call("show job", job_id)
         return (self.jobs[job_id],) if job_id in self.jobs else ()
 
-    def get_node_states(self, nodes: Sequence[str] = ()) -> dict[str, str]:
+    def get_node_states(self, nodes: Sequence[str]) -> dict[str, str]:
         self._record_call("sinfo")
-        return {name: self.nodes.get(name, "idle") for name in nodes or self.nodes}
+        return {name: self.nodes.get(name, "idle") for name in nodes}
 
     def expand_node_list(self, node_list: str) -> tuple[str, ...]:
         """Split a list of plain names at its commas."""
         self._record_call("hostnames", node_list)
         return tuple(node_list.split(",")) if node_list else ()
-
-    def map_hosts(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Return hosts whose full names are those of the nodes in a domain."""
-        self._record_call("srun")
-        return {f"{node}.cluster": node for node in nodes}
