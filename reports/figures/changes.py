@@ -21,7 +21,7 @@ MAX_HISTORY_SERIES = 6
 
 _CHANGE = AxisQuantity(
     title="change of time, + is slower",
-    text=lambda fraction: f"{100 * fraction:+.3g} %",
+    text=lambda fraction: f"{100 * fraction:+.4g} %",
     is_log=False,
 )
 
@@ -36,23 +36,23 @@ def chart_effects(rows: Sequence[IntervalRow], threshold: float) -> Chart | None
     """
     if not rows:
         return None
-    shown = sorted(rows, key=lambda row: -abs(row.interval[0]))[:MAX_EFFECTS]
+    drawn_rows = sorted(rows, key=lambda row: -abs(row.interval[0]))[:MAX_EFFECTS]
 
     def draw() -> "Figure":
         """Draw a row with a diamond and an interval for each change."""
-        figure, [axes] = new_figure(0.4 + 0.27 * len(shown))
+        figure, [axes] = new_figure(0.4 + 0.27 * len(drawn_rows))
         axes.axvspan(-threshold, threshold, color=color("raised"))
         axes.axvline(0, color=color("muted"), linewidth=0.5)
-        ends = [end for row in shown for end in row.interval]
-        width = max(threshold, *map(abs, ends)) * 1.08
+        numbers = [number for row in drawn_rows for number in row.interval]
+        width = max(threshold, *map(abs, numbers)) * 1.08
         set_x_axis(axes, _CHANGE, max(-1.0, -width), width)
-        draw_intervals(axes, shown)
+        draw_intervals(axes, drawn_rows)
         return figure
 
     return Chart(
         name="effects",
         title="Change of each series",
-        caption=f"Lines are 95 % intervals. {len(shown)} of {len(rows)} series are shown.",
+        caption=f"Lines are 95 % intervals. {len(drawn_rows)} of {len(rows)} series are shown.",
         draw=draw,
     )
 
@@ -82,19 +82,21 @@ def chart_history(runs: Sequence[str], series: Sequence[HistorySeries]) -> Chart
     in order. ``series`` has the times of each case, of which only the first
     ``MAX_HISTORY_SERIES`` are drawn.
     """
-    shown = series[:MAX_HISTORY_SERIES]
+    drawn_series = series[:MAX_HISTORY_SERIES]
 
     def draw() -> "Figure":
         """Draw the series below each other, with the runs on a common x axis."""
-        figure, all_axes = new_figure(0.4 + 1.1 * len(shown), is_wide=True, num_rows=len(shown))
+        figure, all_axes = new_figure(
+            0.4 + 1.1 * len(drawn_series), is_wide=True, num_rows=len(drawn_series)
+        )
         places = range(0, len(runs), -(-len(runs) // 8))
-        for axes, history in zip(all_axes, shown, strict=True):
+        for axes, history in zip(all_axes, drawn_series, strict=True):
             seconds = list(history.seconds_by_place.values())
             axes.plot(list(history.seconds_by_place), seconds, "o", color=color("muted"))
-            for first, last, level in history.levels:
-                axes.plot([first, last], [level, level], color=color("blue"), linewidth=1.6)
-                if first > history.levels[0][0]:
-                    axes.axvline(first - 0.5, color=color("red"), linestyle=DASHES[2])
+            for start, stop, level in history.levels:
+                axes.plot([start, stop], [level, level], color=color("blue"), linewidth=1.6)
+                if start > history.levels[0][0]:
+                    axes.axvline(start - 0.5, color=color("red"), linestyle=DASHES[2])
             title = shorten(history.label, 120)
             quantity = AxisQuantity(title=title, text=format_seconds, is_log=False)
             set_y_axis(axes, quantity, 0.95 * min(seconds), 1.05 * max(seconds))
@@ -107,7 +109,7 @@ def chart_history(runs: Sequence[str], series: Sequence[HistorySeries]) -> Chart
         name="history",
         title="Time over runs",
         caption="Dots are runs, lines are levels, and dashes are changes between them. "
-        f"{len(shown)} of {len(series)} series are shown.",
+        f"{len(drawn_series)} of {len(series)} series are shown.",
         draw=draw,
         is_wide=True,
     )

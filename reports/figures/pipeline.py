@@ -47,7 +47,7 @@ def chart_pipeline(
         figure, all_axes = new_figure(height, is_wide=is_wide, num_rows=len(timelines))
         looks = _list_looks(details.chunks)
         for axes, (kind, timeline) in zip(all_axes, timelines.items(), strict=True):
-            set_x_axis(axes, TIME_SINCE_START, 0.0, seconds)
+            set_x_axis(axes, TIME_SINCE_START, 0.0, seconds * 1.003)
             draw_lanes(axes, make_lanes(details, timeline), looks, seconds)
             if sum(map(len, timeline)) <= _MAX_NUMBERED_ACTIONS:
                 _number_actions(axes, timeline)

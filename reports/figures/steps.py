@@ -115,7 +115,8 @@ def chart_stacks(
         parts.sort(key=lambda part: (part != "compute", part == "idle", part == "copy"))
         looks = {part: look_of_part(part, number) for number, part in enumerate(parts)}
         longest = max(sum(stack.values()) for _, stack in bars)
-        figure, [axes] = new_figure(0.35 + 0.34 * len(bars))
+        height = 0.35 + 0.34 * len(bars) + (0.25 if limit else 0.0)
+        figure, [axes] = new_figure(height)
         set_x_axis(axes, quantity, 0.0, max(longest, limit[0] if limit else 0.0) * 1.01)
         draw_stacks(axes, bars, looks)
         if limit:

@@ -47,7 +47,7 @@ def chart_timeline(
         """Draw the lanes, the names of phases, and the legend."""
         bottom = lanes[-1].middle + 0.7 if lanes else 1.0
         figure, [axes] = new_figure(0.35 + _LANE_INCHES * bottom, is_wide=is_wide)
-        set_x_axis(axes, TIME_SINCE_START, 0.0, seconds)
+        set_x_axis(axes, TIME_SINCE_START, 0.0, seconds * 1.003)
         phase_look = {"facecolor": color("raised"), "edgecolor": color("muted"), "linewidth": 0.3}
         looks = {}
         for part in chain.from_iterable(lane.spans for lane in lanes):

@@ -106,8 +106,8 @@ def _group_by_params(data: RunData, params: Sequence[str]) -> list[ComparedCase]
     compared: list[ComparedCase] = []
     for group in group_results(data.measured, *params):
         results = sorted(group, key=lambda result: len(result.case.params))
-        words = data.labels[results[0].case.id].split()
-        label = " ".join(word for word in words if word.partition("=")[0] not in params)
+        parts = data.labels[results[0].case.id].split()
+        label = " ".join(part for part in parts if part.partition("=")[0] not in params)
         sides = {_name_side(result.case, params): result for result in results}
         if len(sides) > 1:
             compared.append((label, sides))
@@ -121,8 +121,8 @@ def _name_side(case: Case, params: Sequence[str]) -> str:
     value by ``unset``.
     """
     values = {name: case.params[name] for name in params if name in case.params}
-    words = [name if value is True else str(value or UNSET) for name, value in values.items()]
-    return " ".join(words) or ALONE
+    texts = [name if value is True else str(value or UNSET) for name, value in values.items()]
+    return " ".join(texts) or ALONE
 
 
 def _group_by_side(cases: "pd.DataFrame", keys: list[str]) -> list[ComparedCase]:
@@ -140,9 +140,9 @@ def _group_by_side(cases: "pd.DataFrame", keys: list[str]) -> list[ComparedCase]
     first_results = [next(iter(sides.values())) for sides in groups]
     labels = label_cases(first_results)
     compared: list[ComparedCase] = []
-    for first, sides in zip(first_results, groups, strict=True):
-        nodes = f", {pluralize(first.world.nodes, 'node')}" if first.world.nodes > 1 else ""
-        compared.append((f"{labels[first.case.id]}{nodes}", sides))
+    for result, sides in zip(first_results, groups, strict=True):
+        nodes = f", {pluralize(result.world.nodes, 'node')}" if result.world.nodes > 1 else ""
+        compared.append((f"{labels[result.case.id]}{nodes}", sides))
     return compared
 
 
