@@ -32,15 +32,14 @@ output_option = partial(
 """A decorator that adds ``--output``, the file that a command writes, to a command."""
 
 
-def write_output(content: bytes, output: Path | None) -> None:
-    """Write ``content`` to the file ``output``, or to standard output if it is None."""
-    from parbench.bench.files import convert_write_errors
+def print_or_write(content: bytes, output: Path | None) -> None:
+    """Write ``content`` to the file ``output``, or print it if ``output`` is None."""
+    from parbench.bench.files import write_output
 
     if output is None:
         click.echo(content, nl=False)
-        return
-    with convert_write_errors(output):
-        output.write_bytes(content)
+    else:
+        write_output(output, content)
 
 
 def _split_formats(

@@ -11,7 +11,7 @@ from parbench.bench.command_line import (
     figures_option,
     format_option,
     output_option,
-    write_output,
+    print_or_write,
 )
 from parbench.bench.commands import limits_option
 from parbench.bench.text import format_list
@@ -134,7 +134,7 @@ def explain(
         # A terminal has a width and colors.
         print_report(report)
     else:
-        write_output(render_report(report, form), output)
+        print_or_write(render_report(report, form), output)
 
 
 @click.command(epilog=_COMPARE_EXAMPLES)
@@ -183,7 +183,7 @@ def compare(
     new_run = find_run(str(new), history)
     base_run = find_run(str(base), history, excluded=new_run.info.id)
     text, code = compare_runs(base_run, new_run, **options)
-    write_output(text.encode(errors="replace"), output)
+    print_or_write(text.encode(errors="replace"), output)
     click.get_current_context().exit(code)
 
 
@@ -254,4 +254,4 @@ def export(run: Path, name: str, output: Path | None) -> None:
     from parbench.reports.formats.registry import render_export
     from parbench.reports.run_data import RunData
 
-    write_output(render_export(name, RunData.load(run)), output)
+    print_or_write(render_export(name, RunData.load(run)), output)

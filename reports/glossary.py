@@ -24,8 +24,8 @@ def list_terms(section: Section) -> tuple[Term, ...]:
     of these tables, if they have a formula.
     """
     metrics: dict[str, Metric] = {}
-    terms = [term for table in section.on_page for term in table.terms]
-    for table in section.on_page:
+    terms = [term for table in section.tables for term in table.terms]
+    for table in section.tables:
         for column in table.columns:
             metric = column.metric
             if metric and metric.formula and metric.name not in terms:

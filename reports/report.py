@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from parbench.bench.results.tables import Column, Document, Section, Table, keep_known_columns
+from parbench.bench.results.tables import Column, Document, Section, Table
 from parbench.reports.analysis.labels import Fact
 from parbench.reports.analysis.verdicts import Problem, ReportVerdict
 from parbench.reports.figures.chart import Chart
@@ -67,7 +67,7 @@ class Report:
         """All charts of the page: the charts above the sections, then the charts of tables."""
         charts = list(self.figures())
         for section in self.sections:
-            for table in section.on_page:
+            for table in section.tables:
                 charts += list_table_charts(table)
         return tuple(charts)
 
@@ -129,5 +129,4 @@ def make_problem_table(
         for run, run_problems in problems.items()
         for problem in run_problems
     ]
-    columns = keep_known_columns(_PROBLEM_COLUMNS, rows)
-    return Table(table_id, title, caption="by run", columns=columns, rows=rows)
+    return Table(table_id, title, caption="by run", columns=_PROBLEM_COLUMNS, rows=rows)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.results.details import PipelineDetails
 from parbench.bench.results.runs import Run
-from parbench.bench.results.tables import Column, Table, keep_known_columns
+from parbench.bench.results.tables import Column, Table
 from parbench.reports.analysis.comparisons import describe_settings
 from parbench.reports.analysis.footnotes import list_footnotes
 from parbench.reports.analysis.labels import group_by_text, list_environment_facts
@@ -195,7 +195,7 @@ def _make_run_table(run_set: RunSet) -> Table:
         "runs-table",
         "Runs",
         caption="in the order given",
-        columns=keep_known_columns(RUN_COLUMNS, rows),
+        columns=RUN_COLUMNS,
         rows=rows,
         notes=[*run_set.missing, *_merge_notes(run_set, lambda run: run.info.plan.notes)],
     )
@@ -223,7 +223,6 @@ def _make_difference_table(run_set: RunSet) -> Table:
         caption="recorded facts and parameters that differ between runs",
         columns=DIFFERENCE_COLUMNS,
         rows=rows,
-        where="page",
     )
 
 

@@ -12,7 +12,7 @@ from parbench.bench.command_line import (
     figures_option,
     format_option,
     output_option,
-    write_output,
+    print_or_write,
 )
 from parbench.bench.commands import AppHooks
 
@@ -360,7 +360,7 @@ def _write_document(
     hooks = context.ensure_object(AppHooks)
     if figures is not None:
         hooks.write_figures(document, figures, formats)
-    write_output(hooks.render_document(document, form), output)
+    print_or_write(hooks.render_document(document, form), output)
     if document.problem:
         click.echo(format_error(document.problem), err=True)
         context.exit(2)

@@ -190,13 +190,6 @@ def metric_column(
     )
 
 
-def keep_known_columns(columns: Iterable[Column], rows: Sequence[Row]) -> tuple[Column, ...]:
-    """Return the columns for which at least one of the rows has a known value, in their order."""
-    return tuple(
-        column for column in columns if any(not is_missing(row.get(column.key)) for row in rows)
-    )
-
-
 @dataclass(frozen=True)
 class Table:
     """A table of a report: columns, rows, notes, and figures of the same numbers."""
@@ -207,7 +200,10 @@ class Table:
     """The heading of the table."""
     _: KW_ONLY
     columns: Sequence[Column]
-    """The columns in their order, of which the first names the rows."""
+    """The columns in their order, of which the first names the rows.
+
+    The constructor leaves out the columns without a known value.
+    """
     rows: Sequence[Row]
     """The values of each row, by the key of the column."""
     caption: str = ""
@@ -218,8 +214,16 @@ class Table:
     """The glossary terms that its columns use."""
     figures: Callable[[], Iterable[Any]] = tuple
     """A function that returns the figures. A renderer calls it only if it draws figures."""
-    where: Literal["everywhere", "page", "terminal"] = "everywhere"
-    """The renderers that print the table: all, HTML and Markdown (``page``), or ``terminal``."""
+
+    def __post_init__(self) -> None:
+        """Leave out the columns without a known value, unless the table has no rows."""
+        known_columns = [
+            column
+            for column in self.columns
+            if any(not is_missing(row.get(column.key)) for row in self.rows)
+        ]
+        if self.rows:
+            object.__setattr__(self, "columns", known_columns)
 
     @property
     def varying(self) -> tuple[Column, ...]:
@@ -314,11 +318,6 @@ class Section:
     """The tables in the order in which they print."""
     notes: Sequence[str] = ()
     """Sentences about all tables of the section."""
-
-    @property
-    def on_page(self) -> tuple[Table, ...]:
-        """The tables that HTML pages and Markdown contain: all except those for the terminal."""
-        return tuple(table for table in self.tables if table.where != "terminal")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,10 @@
-"""Training steps: their rows, the parts of a step, and its communication predicted from fits.
+"""Training steps: their rows, the parts of a step, and its communication.
 
 The parts (compute, exposed communication, copies, idle) are measured in a profiled step, and add up
 to its wall time.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from parbench.bench.results.details import (
@@ -16,18 +16,12 @@ from parbench.bench.results.details import (
 )
 from parbench.bench.results.tables import SortedText, is_missing
 from parbench.reports.analysis.case_results import CaseResult
-from parbench.reports.analysis.fits import OperationCurve
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
 
 T = TypeVar("T", bound=Details)
 StepRow = dict[str, Any]
 """A row of ``RunData.cases`` that is a measured step, to which tables add values."""
-_PLAIN_PARAMS = {"size_bytes", "dtype", "mode", "group", "group_index", "concurrent"}
-"""The only parameters that a communication case may have if its fit predicts a call of a step.
-
-A fit of cases with other parameters, such as a background load, predicts no call.
-"""
 
 
 def list_step_rows(data: RunData) -> list[StepRow]:
@@ -160,30 +154,6 @@ def compute_exposed_share(step: CaseResult) -> float | None:
     )
 
 
-def predict_communication(step: CaseResult, curves: Sequence[OperationCurve]) -> float | None:
-    """Return the communication time of a step in seconds, predicted from fits of the same run.
-
-    It is the sum of the predicted times of all calls, without overlap. A fit in ``curves`` predicts
-    the calls of the same operation on as many ranks. If several groups of ranks have a fit, the
-    longest prediction counts, because a step waits for its slowest group. None if the step recorded
-    no calls, or if an operation has no fit.
-    """
-    calls = get_calls(step)
-    if calls is None:
-        return None
-    seconds = 0.0
-    for call in calls:
-        predictions = [
-            curve.fit.predict(call.num_bytes)
-            for curve in curves
-            if _is_same_operation(curve.rows[0], call, step)
-        ]
-        if not predictions:
-            return None
-        seconds += call.count * max(predictions)
-    return seconds
-
-
 def get_calls(step: CaseResult) -> tuple[CountedCall, ...] | None:
     """Return the communication calls of rank 0 in one step, as counted at the process groups.
 
@@ -193,21 +163,3 @@ def get_calls(step: CaseResult) -> tuple[CountedCall, ...] | None:
     details = [read_details(record, CommunicationDetails) for record in step.records]
     calls = [detail.comm_calls for detail in details if isinstance(detail, CommunicationDetails)]
     return calls[0] if calls and all(other == calls[0] for other in calls) else None
-
-
-def _is_same_operation(result: CaseResult, call: CountedCall, step: CaseResult) -> bool:
-    """Return True if a communication case measures the operation of a call in a step.
-
-    Operation, number of ranks, backend and device must be equal. The case must be blocking, with
-    float32 elements, and without a background load.
-    """
-    params = result.case.params
-    return (
-        result.case.short_name == call.op
-        and result.num_ranks == call.ranks
-        and params.get("mode") == "blocking"
-        and params.get("dtype") == "float32"
-        and params.keys() <= _PLAIN_PARAMS
-        and result.world.backend == step.world.backend
-        and result.world.device == step.world.device
-    )

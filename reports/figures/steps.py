@@ -1,17 +1,14 @@
-"""Figures of training steps: step times, parts of profiled steps, and memory."""
+"""Figures of training steps: parts of profiled steps, memory, and the steps of a plan."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from parbench.bench.results.formatting import format_bytes, format_seconds
-from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.figures import quantities
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.primitives import (
     LIMIT_DASHES,
-    IntervalRow,
     add_legend,
-    draw_intervals,
     draw_pareto_front,
     draw_stacks,
 )
@@ -27,37 +24,6 @@ Stacks = Mapping[str, Mapping[str, float]]
 The lengths are in seconds for time and in bytes for memory.
 """
 _STEP_SECONDS = AxisQuantity(title="step time", text=format_seconds)
-
-
-def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
-    """Return a chart of the step time of each case with its 95 % interval.
-
-    ``steps`` has the results of training steps, keyed by their labels. A step time is the mean over
-    repetitions, and its interval is over repetitions, too. None if no step time is known.
-    """
-    intervals = []
-    for label, step in steps.items():
-        metric = step.metrics.get(step.headline)
-        if metric is not None and metric.value:
-            interval = (metric.value, metric.low or metric.value, metric.high or metric.value)
-            intervals.append(IntervalRow(label=label, interval=interval))
-    if not intervals:
-        return None
-
-    def draw() -> "Figure":
-        """Draw a row for each step on a common axis of time."""
-        figure, [axes] = new_figure(0.35 + 0.32 * len(intervals))
-        longest = max(end for row in intervals for end in row.interval)
-        set_x_axis(axes, quantities.STEP_TIME, 0.0, longest * 1.02)
-        draw_intervals(axes, intervals)
-        return figure
-
-    return Chart(
-        name="step_times",
-        title="Step time",
-        caption="Diamonds are means over repetitions, lines their 95 % intervals.",
-        draw=draw,
-    )
 
 
 def chart_breakdown(stacks: Stacks) -> Chart | None:

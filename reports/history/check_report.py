@@ -1,6 +1,6 @@
 """The report of a history check: its result in one sentence, its table, and explanations."""
 
-from parbench.bench.results.tables import Column, Row, Table, keep_known_columns
+from parbench.bench.results.tables import Column, Row, Table
 from parbench.bench.text import name_first, pluralize
 from parbench.reports.analysis.labels import label_communication
 from parbench.reports.compare.rendering import VerdictReport
@@ -114,7 +114,7 @@ def build_table(check: HistoryCheck) -> Table:
                 "reason": reason,
             }
         )
-    return Table(id="check", title="Series", columns=keep_known_columns(COLUMNS, rows), rows=rows)
+    return Table(id="check", title="Series", columns=COLUMNS, rows=rows)
 
 
 def explain_check(check: HistoryCheck) -> list[str]:

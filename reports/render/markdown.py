@@ -53,7 +53,7 @@ def markdown_table(columns: Sequence[Column], rows: Iterable[Row]) -> str:
 def _render_section(section: Section) -> list[str]:
     """Return the Markdown blocks (paragraphs) of a section: notes, tables and glossary entries."""
     blocks = [f"## {escaped(section.title)}", *map(escaped, section.notes)]
-    for table in section.on_page:
+    for table in section.tables:
         blocks += [f"### {escaped(table.title)}", escaped(table.constant)]
         if table.rows:
             blocks.append(markdown_table(table.varying, table.rows))

@@ -83,10 +83,8 @@ def render_text(report: Report, width: int | None = None, color: bool = False) -
         sheet.write_text(report.heading)
     sheet.write_text(*report.emulated)
     for section in report.sections:
-        visible_tables = [table for table in section.tables if table.where != "page"]
-        if visible_tables or not section.tables:
-            sheet.write_text(*section.notes)
-        for table in visible_tables:
+        sheet.write_text(*section.notes)
+        for table in section.tables:
             sheet.write_table(table)
     sheet.write_table(report.problem_table)
     sheet.write_table(report.not_measured_table)

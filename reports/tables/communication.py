@@ -1,7 +1,6 @@
 """The tables of collectives and point-to-point operations, and of their time over size."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +10,11 @@ from parbench.bench.results.tables import (
     Column,
     SortedText,
     Table,
-    keep_known_columns,
     metric_column,
 )
 from parbench.reports.analysis.fits import OperationCurve, describe_fits
 from parbench.reports.analysis.labels import label_operation
-from parbench.reports.analysis.operations import OPERATION_KEYS, select_operations
+from parbench.reports.analysis.operations import select_operations
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import chart_bandwidth, list_operation_charts
 from parbench.reports.frames import list_rows
@@ -31,7 +29,6 @@ from parbench.reports.tables.columns import (
 if TYPE_CHECKING:
     import pandas as pd
 
-CAPTION = "plotted data"
 _FIT_COLUMNS = (
     Column(
         "latency",
@@ -83,18 +80,14 @@ _FIT_COLUMNS = (
 def list_communication_tables(data: RunData) -> list[Table]:
     """Return the tables of a run's collectives and p2p operations, and of the fits over size.
 
-    Pages have a table with figures for each mode and data type, with a row per case. A terminal has
-    tables of time and of bus bandwidth instead, with a row per operation and a column per size. The
-    list is empty without communication cases.
+    There is a table with figures for each mode and data type, with a row per case. The list is empty
+    without communication cases.
     """
-    operations = select_operations(data)
-    if operations.empty:
-        return []
-    tables = _make_terminal_tables(operations)
+    tables = []
     for index, (title, cases) in enumerate(group_operations(data), start=1):
         figures = partial(_chart_operations, data, index, title, cases)
-        table = _make_operation_table(f"communication-{index}", title, cases)
-        tables.append(replace(table, where="page", figures=figures))
+        table = _make_operation_table(f"communication-{index}", title, cases, figures)
+        tables.append(table)
     if data.curves:
         tables.append(_make_fit_table(data))
     return tables
@@ -133,26 +126,13 @@ def _chart_operations(
     yield from list_operation_charts(index, title, cases, data.ceiling)
 
 
-def _make_terminal_tables(operations: "pd.DataFrame") -> list[Table]:
-    """Return the terminal's tables over size, and a table of the operations that have one size.
-
-    ``operations`` is a frame with a row per communication case (``select_operations``).
-    """
-    num_sizes = operations.groupby(OPERATION_KEYS)["size"].transform("nunique")
-    swept = operations[num_sizes > 1]
-    others = operations[num_sizes <= 1]
-    tables = [] if swept.empty else _make_sweep_tables(swept)
-    if not others.empty:
-        table = _make_operation_table("communication", "Operations of one size", others)
-        tables.append(replace(table, where="terminal"))
-    return tables
-
-
-def _make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> Table:
+def _make_operation_table(
+    table_id: str, title: str, cases: "pd.DataFrame", figures: Callable[[], Iterator[Chart]]
+) -> Table:
     """Return a table with a row for each case: time, bandwidth, noise and check.
 
-    ``cases`` is a frame with a row per communication case (``select_operations``). Columns without
-    any value are left out.
+    ``cases`` is a frame with a row per communication case (``select_operations``) of one mode and
+    data type, which ``title`` names. ``figures`` makes the charts of the table.
     """
     rows = list_rows(cases)
     for row in rows:
@@ -167,64 +147,13 @@ def _make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> T
     )
     return Table(
         table_id,
-        title,
-        caption=CAPTION,
-        columns=keep_known_columns(columns, rows),
+        f"Operations: {title}",
+        caption="plotted data",
+        columns=columns,
         rows=rows,
         terms=["busbw", "blocking, pipelined"],
+        figures=figures,
     )
-
-
-def _make_sweep_tables(operations: "pd.DataFrame") -> list[Table]:
-    """Return tables of time and of bus bandwidth over size: a row per operation.
-
-    A column is a size. A table is left out if no case has its metric. ``operations`` is a frame
-    with a row per communication case (``select_operations``).
-    """
-    specifications = (
-        ("time", TIME_COLUMN, "Time over size"),
-        ("busbw", metric_column("busbw"), "Bus bandwidth over size, GB/s"),
-    )
-    rows = _pivot_sizes(operations)
-    sizes = sorted(operations["size"].unique())
-    tables = []
-    for name, column, title in specifications:
-        by_size = [
-            replace(column, key=f"{column.key}_{size}", title=format_case_size(size))
-            for size in sizes
-        ]
-        known_columns = keep_known_columns(by_size, rows)
-        if known_columns:
-            table = Table(
-                f"{name}-over-size",
-                title,
-                columns=[*OPERATION_COLUMNS, *known_columns],
-                rows=rows,
-                where="terminal",
-            )
-            tables.append(table)
-    note = "report.html has the noise, iterations and checks of each size."
-    return [*tables[:-1], replace(tables[-1], notes=[note])]
-
-
-def _pivot_sizes(operations: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Return a row for each operation, mode and data type with time and bandwidth at all sizes.
-
-    ``operations`` is a frame with a row per communication case (``select_operations``). Keys are
-    ``operation``, ``mode``, ``dtype``, ``seconds_SIZE``, ``seconds_SIZE_low``,
-    ``seconds_SIZE_high`` and ``busbw_SIZE``, with the size in bytes.
-    """
-    values = ["seconds", "seconds_low", "seconds_high", "busbw"]
-    sweeps = operations.pivot_table(
-        index=OPERATION_KEYS, columns="size", values=values, aggfunc="last", sort=False
-    )
-    names = sweeps.columns.get_level_values(0).str.partition("_")
-    sizes = sweeps.columns.get_level_values("size")
-    sweeps.columns = [
-        f"{value}_{size}{separator}{bound}"
-        for (value, separator, bound), size in zip(names, sizes, strict=True)
-    ]
-    return list_rows(sweeps.reset_index())
 
 
 def _make_fit_table(data: RunData) -> Table:
@@ -234,7 +163,7 @@ def _make_fit_table(data: RunData) -> Table:
         "fits",
         "Fits: latency and bandwidth",
         caption="model of time over size, and its error",
-        columns=[*OPERATION_COLUMNS, *keep_known_columns(_FIT_COLUMNS, rows)],
+        columns=[*OPERATION_COLUMNS, *_FIT_COLUMNS],
         rows=rows,
         notes=describe_fits(data.ceiling),
         terms=["fit", "breakpoint", "outliers"],

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from parbench.bench.results.details import AttentionDetails
 from parbench.bench.results.formatting import to_single_line
-from parbench.bench.results.tables import Column, Table, keep_known_columns, metric_column
+from parbench.bench.results.tables import Column, Table, metric_column
 from parbench.reports.analysis.labels import label_differences
 from parbench.reports.analysis.steps import (
     StepRow,
@@ -40,8 +40,8 @@ _COLUMNS = (
 )
 
 
-def list_context_tables(data: RunData) -> list[Table]:
-    """Return the table of context-parallel steps, as a list of one table.
+def list_context_tables(data: RunData) -> Iterator[Table]:
+    """Yield the table of context-parallel steps with the charts of their methods.
 
     The table has no rows if no step recorded ``AttentionDetails``.
     """
@@ -51,16 +51,15 @@ def list_context_tables(data: RunData) -> list[Table]:
         row |= _read_values(row)
         row["label"] = to_single_line(f"{row['method']} {models[row['case_id']]}")
     columns = [*_COLUMNS, *list_metric_columns("attention", rows), ACTIVATIONS_COLUMN]
-    table = Table(
+    yield Table(
         "context-table",
         "Context parallelism",
         caption="time, bytes and balance of each method",
-        columns=keep_known_columns(columns, rows),
+        columns=columns,
         rows=rows,
         notes=problems,
         figures=lambda: _chart_methods(rows, models),
     )
-    return [table]
 
 
 def _read_values(row: StepRow) -> StepRow:

@@ -1,5 +1,7 @@
 """The section on expert parallelism: time, imbalance, drops and bandwidth of each step."""
 
+from collections.abc import Iterator
+
 from parbench.bench.results.details import ExpertLoadDetails
 from parbench.bench.results.tables import Column, Table
 from parbench.reports.analysis.steps import list_rows_with_details
@@ -9,15 +11,15 @@ from parbench.reports.tables.columns import STEP_COLUMN, STEP_TIME_COLUMN, list_
 _RANKS_COLUMN = Column("ep", "EP", kind="count", help="ranks that share the experts of a layer")
 
 
-def list_expert_tables(data: RunData) -> list[Table]:
-    """Return the table of expert-parallel steps, as a list of one table.
+def list_expert_tables(data: RunData) -> Iterator[Table]:
+    """Yield the table of expert-parallel steps.
 
     The table has no rows if no step recorded ``ExpertLoadDetails``.
     """
     rows, problems = list_rows_with_details(data, ExpertLoadDetails)
     for row in rows:
         row["ep"] = row["axes"].get("ep", {}).get("ranks", 1)
-    table = Table(
+    yield Table(
         "experts-table",
         "Expert parallelism",
         caption="expert load, dropped tokens, and the bandwidth of dispatch",
@@ -30,4 +32,3 @@ def list_expert_tables(data: RunData) -> list[Table]:
         rows=rows,
         notes=problems,
     )
-    return [table]

@@ -1,10 +1,11 @@
 """The tables of a run's nodes, of its repetitions with host load, and of late ranks."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.results.formatting import format_seconds
-from parbench.bench.results.tables import Column, Table, keep_known_columns, metric_column
+from parbench.bench.results.tables import Column, Table, metric_column
 from parbench.reports.analysis.stragglers import find_arrival
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
@@ -44,14 +45,11 @@ _ARRIVAL_COLUMNS = (
 )
 
 
-def list_node_tables(data: RunData) -> list[Table]:
-    """Return the table of nodes with their ranks, as a list of one table.
-
-    The list is empty if all ranks are on one host.
-    """
+def list_node_tables(data: RunData) -> Iterator[Table]:
+    """Yield the table of nodes with their ranks, nothing if all ranks are on one host."""
     topology = data.nodes
     if topology is None:
-        return []
+        return
     rows = [
         {
             "host": host,
@@ -61,23 +59,22 @@ def list_node_tables(data: RunData) -> list[Table]:
         for host in topology.nodes
     ]
     num_ranks = len(topology.hosts)
-    table = Table(
+    yield Table(
         "nodes-table",
         "Nodes",
         caption="where each rank ran, hosts under one switch next to each other",
-        columns=keep_known_columns(_NODE_COLUMNS, rows),
+        columns=_NODE_COLUMNS,
         rows=rows,
         notes=[f"Distribution of {num_ranks} ranks on {len(rows)} nodes: {topology.distribution}."],
     )
-    return [table]
 
 
-def list_repetition_tables(data: RunData) -> list[Table]:
-    """Return the table of repetitions with their durations and the load of the host.
+def list_repetition_tables(data: RunData) -> Iterator[Table]:
+    """Yield the table of repetitions with their durations and the load of the host.
 
     The load is the CPU time that other processes and the hypervisor take. A repetition that was
     interrupted has several starts of all ranks. The durations of the starts are summed, and the
-    load is that of the last start with a known load. The list has one table.
+    load is that of the last start with a known load.
     """
     rows: dict[int, dict[str, Any]] = {}
     for start in data.run.info.repetitions:
@@ -91,36 +88,35 @@ def list_repetition_tables(data: RunData) -> list[Table]:
         records = [record for record in data.run.records if record.repetition == number]
         if row["seconds"]:
             row["measuring"] = sum(record.seconds for record in records) / row["seconds"]
-    table = Table(
+    yield Table(
         "repetitions",
         "Repetitions",
         caption="duration of each repetition, and the load of its host while it measured",
-        columns=keep_known_columns(_REPETITION_COLUMNS, list(rows.values())),
+        columns=_REPETITION_COLUMNS,
         rows=[rows[number] for number in sorted(rows)],
     )
-    return [table]
 
 
-def list_arrival_tables(data: RunData) -> list[Table]:
-    """Return the table of the cases with the largest arrival skew, as a list of one table.
+def list_arrival_tables(data: RunData) -> Iterator[Table]:
+    """Yield the table of the cases with the largest arrival skew.
 
     The arrival skew is the time from the first to the last arrival of a rank at an operation. A row
     has the rank that most often arrives last, and the fraction of iterations in which it does. At
-    most 24 cases are shown. The list is empty if no case recorded arrival times.
+    most 24 cases are shown. Nothing is yielded if no case recorded arrival times.
     """
     arrivals = {result.case.id: find_arrival(result) for result in data.measured}
     cases = data.cases.reindex(columns=[*data.cases.columns.union(["skew", "transfer"])])
     has_arrival = cases["case_id"].map(arrivals).notna()
     rows = list_rows(cases[has_arrival].nlargest(MAX_CASES, "skew").sort_index())
     if not rows:
-        return []
+        return
     clocks: dict[str, None] = {}
     for row in rows:
         arrival = arrivals[row["case_id"]]
         assert arrival is not None
         clocks[f"{arrival.method}, uncertainty {format_seconds(arrival.uncertainty)}"] = None
         row |= {"late_rank": arrival.late_rank, "late_share": arrival.share}
-    table = Table(
+    yield Table(
         "arrivals-table",
         "Arrival skew and stragglers",
         caption=f"arrivals on one clock, the {len(rows)} cases with the largest skew",
@@ -129,4 +125,3 @@ def list_arrival_tables(data: RunData) -> list[Table]:
         terms=["late"],
         notes=[f"Clocks: {clock}." for clock in clocks],
     )
-    return [table]

@@ -7,7 +7,6 @@ from parbench.bench.results.formatting import to_single_line
 from parbench.bench.results.tables import (
     Column,
     Table,
-    keep_known_columns,
 )
 from parbench.reports.analysis.steps import StepRow
 from parbench.reports.figures.chart import Chart, number_name
@@ -46,7 +45,7 @@ def make_pipeline_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
         "pipelines",
         "Pipelines",
         caption="bubble fraction measured, simulated and analytical, and the causes of idle time",
-        columns=keep_known_columns([*_PIPELINE_COLUMNS, *metric_columns, ACTIVATIONS_COLUMN], rows),
+        columns=[*_PIPELINE_COLUMNS, *metric_columns, ACTIVATIONS_COLUMN],
         rows=rows,
         terms=["idle: schedule, imbalance, rest", "F, B, I, W"],
         figures=lambda: _chart_pipelines(rows),

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from parbench.bench.plan.cases import Case
-from parbench.bench.results.tables import Column, Table, keep_known_columns
+from parbench.bench.results.tables import Column, Table
 from parbench.bench.text import pluralize
 from parbench.reports.analysis.case_results import CaseResult, group_results
 from parbench.reports.analysis.labels import label_cases
@@ -180,7 +180,7 @@ def _make_table(
         table_id,
         title,
         caption="times, and their ratios to the first of the row",
-        columns=[Column("case", help="what ran"), *times, *keep_known_columns(ratios, rows)],
+        columns=[Column("case", help="what ran"), *times, *ratios],
         rows=rows,
         terms=["ratio", "interval"],
         notes=notes,

@@ -6,7 +6,6 @@ from parbench.bench.results.details import BytesFormulaDetails, PipelineDetails
 from parbench.bench.results.tables import (
     Column,
     Table,
-    keep_known_columns,
     metric_column,
 )
 from parbench.reports.analysis.labels import group_by_text
@@ -19,7 +18,6 @@ from parbench.reports.analysis.steps import (
     get_profiled_seconds,
     list_rows_with_details,
     list_step_rows,
-    predict_communication,
     sum_memory,
 )
 from parbench.reports.analysis.timelines import (
@@ -27,7 +25,7 @@ from parbench.reports.analysis.timelines import (
     summarize_calls,
 )
 from parbench.reports.figures.chart import Chart, list_charts, number_name
-from parbench.reports.figures.steps import chart_breakdown, chart_memory, chart_step_times
+from parbench.reports.figures.steps import chart_breakdown, chart_memory
 from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import (
@@ -40,12 +38,6 @@ from parbench.reports.tables.pipelines import make_pipeline_tables
 
 MEMORY_SOURCES = ("memory_formula", "memory_counted", "memory")
 """The metrics of memory, from the analytical one to the measured one."""
-_PREDICTED_COLUMN = Column(
-    "predicted",
-    "predicted comm",
-    kind="s",
-    help="time of the step's calls one after another, from this run's fits of the same operations",
-)
 _MEMORY_COLUMN = Column(
     "memory",
     kind="B",
@@ -99,7 +91,7 @@ def list_step_tables(data: RunData) -> list[Table]:
     rows = list_step_rows(data)
     pipelines, problems = list_rows_with_details(data, PipelineDetails)
     return [
-        _make_step_table(data, rows, problems),
+        _make_step_table(rows, problems),
         _make_part_table(rows),
         _make_phase_table(rows),
         _make_volume_table(rows),
@@ -110,7 +102,7 @@ def list_step_tables(data: RunData) -> list[Table]:
     ]
 
 
-def _make_step_table(data: RunData, steps: Sequence[StepRow], problems: Sequence[str]) -> Table:
+def _make_step_table(steps: Sequence[StepRow], problems: Sequence[str]) -> Table:
     """Return the table of step times, rates, communication and memory, with a row per step.
 
     ``steps`` has a row for each measured training step (``list_step_rows``). ``problems`` are
@@ -121,7 +113,6 @@ def _make_step_table(data: RunData, steps: Sequence[StepRow], problems: Sequence
             **step,
             "exposed_fraction": compute_exposed_share(step["result"]),
             "memory": sum_memory(step["result"]),
-            "predicted": predict_communication(step["result"], data.curves),
         }
         for step in steps
     ]
@@ -131,7 +122,6 @@ def _make_step_table(data: RunData, steps: Sequence[StepRow], problems: Sequence
         metric_column("tokens_per_second"),
         *list_metric_columns("steps", steps),
         metric_column("exposed_fraction"),
-        _PREDICTED_COLUMN,
         _MEMORY_COLUMN,
         *QUALITY_COLUMNS,
     ]
@@ -140,12 +130,9 @@ def _make_step_table(data: RunData, steps: Sequence[StepRow], problems: Sequence
         "steps-table",
         "Training steps",
         caption="time, efficiency, communication and memory of each step",
-        columns=keep_known_columns(columns, rows),
+        columns=columns,
         rows=rows,
         notes=[*problems, *(f"{', '.join(names)}: {note}" for note, names in labels.items())],
-        figures=lambda: list_charts(
-            chart_step_times({step["label"]: step["result"] for step in steps})
-        ),
     )
 
 
@@ -167,7 +154,7 @@ def _make_part_table(steps: Sequence[StepRow]) -> Table:
         "step-time",
         "Where the time goes",
         caption="parts of the profiled step, with communication by axis of the mesh",
-        columns=keep_known_columns(columns, rows),
+        columns=columns,
         rows=rows,
         terms=["parts of a step"],
         figures=lambda: list_charts(chart_breakdown(stacks)),
@@ -232,7 +219,7 @@ def _make_volume_table(steps: Sequence[StepRow]) -> Table:
         "communication-volume",
         "Communication volume",
         caption="bytes that a rank sends in a step on each axis, analytical and counted",
-        columns=keep_known_columns(_VOLUME_COLUMNS, rows),
+        columns=_VOLUME_COLUMNS,
         rows=rows,
     )
 
@@ -252,7 +239,7 @@ def _make_call_table(data: RunData) -> Table:
         "step-calls",
         "Communication by operation and size",
         caption="calls of the profiled step on the rank that waits least; rows of a step may overlap",
-        columns=keep_known_columns(_CALL_COLUMNS, rows),
+        columns=_CALL_COLUMNS,
         rows=rows,
     )
 

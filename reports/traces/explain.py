@@ -9,7 +9,7 @@ from parbench.bench.results.fit import CurveFit
 from parbench.bench.results.formatting import UNKNOWN, format_seconds
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.results.spans import Span, difference, length
-from parbench.bench.results.tables import Column, Row, Section, Table, keep_known_columns
+from parbench.bench.results.tables import Column, Row, Section, Table
 from parbench.bench.text import format_size, pluralize
 from parbench.reports.analysis.labels import AXES
 from parbench.reports.analysis.verdicts import ReportVerdict
@@ -167,7 +167,7 @@ def _make_rank_table(job: TracedJob) -> Table:
         id="ranks",
         title="Step time by rank",
         caption=f"Medians over steps, at most {MAX_RANK_ROWS} ranks.",
-        columns=keep_known_columns(RANK_COLUMNS, rows),
+        columns=RANK_COLUMNS,
         rows=rows[:MAX_RANK_ROWS],
     )
 
@@ -216,7 +216,7 @@ def _make_call_table(job: TracedJob, predict: PredictSeconds | None) -> Table:
         id="collectives",
         title="Communication of a step",
         caption="On the rank that waits least. A transfer starts when all ranks have arrived.",
-        columns=keep_known_columns(CALL_COLUMNS, rows),
+        columns=CALL_COLUMNS,
         rows=rows,
     )
 

@@ -11,7 +11,6 @@ from parbench.bench.results.tables import (
     ColumnKind,
     SortedText,
     Table,
-    keep_known_columns,
     metric_column,
 )
 
@@ -62,7 +61,13 @@ def test_constant_columns_leave_the_table() -> None:
     table = Table(id="t", title="t", columns=columns, rows=rows)
     assert table.constant == "All rows: mode blocking."
     assert [column.title for column in table.varying] == ["size", "time"]
-    assert len(Table(id="t", title="t", columns=columns, rows=rows[:1]).varying) == 4
+    assert len(Table(id="t", title="t", columns=columns, rows=rows[:1]).varying) == 3
+
+
+def test_table_leaves_out_columns_without_values() -> None:
+    columns = [TIME, Column("note")]
+    assert Table("t", "t", columns=columns, rows=[{"seconds": 1.0}]).columns == [TIME]
+    assert Table("t", "t", columns=columns, rows=[]).columns == columns
 
 
 def test_grade_colors_the_cell() -> None:
@@ -77,4 +82,3 @@ def test_metric_column_follows_the_declaration() -> None:
     assert metric_column("exposed_comm.dp").key == "exposed_comm.dp"
     with pytest.raises(LookupError, match="not declared"):
         metric_column("no_such_metric")
-    assert keep_known_columns([column, TIME], [{"busbw": 1e9}]) == (column,)

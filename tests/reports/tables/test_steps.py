@@ -11,10 +11,8 @@ from tests.support.reports.report_rows import (
     table_lines,
 )
 from tests.support.reports.reports_fixtures import (
-    comm_call,
     counted_metric,
     counted_metrics,
-    curve_records,
     ok_record,
     step_case,
     step_metrics,
@@ -40,12 +38,6 @@ def test_step_shows_exposed_communication_and_memory() -> None:
     )
     unknown = {"exposed_comm.tp": counted_metric(None, "s")}
     assert "exposed" not in step_line(training_metrics(axes=("dp", "tp")) | unknown)
-
-
-def test_step_shows_predicted_communication() -> None:
-    step = ok_record(step_case(), details={"comm_calls": [comm_call(count=2)]})
-    line, *_ = report_lines("steps-table", step, *curve_records(latency=20e-6))
-    assert line["predicted comm"] == "739 us"
 
 
 def test_step_time_is_divided_into_parts() -> None:
