@@ -56,9 +56,11 @@ def check(
     start = time.monotonic()
     machine = inspect_machine(environ)
     host = strip_domain(socket.gethostname())
-    absent = () if device == "cpu" else _list_absent_gpus(host, machine, device, nproc)
-    device = device or ("cuda" if machine.gpus or absent else "cpu")
-    health = Health(host=host, device=device, devices=absent, emulated=EMULATED_VARIABLE in environ)
+    absent_gpus = () if device == "cpu" else _list_absent_gpus(host, machine, device, nproc)
+    device = device or ("cuda" if machine.gpus or absent_gpus else "cpu")
+    health = Health(
+        host=host, device=device, devices=absent_gpus, emulated=EMULATED_VARIABLE in environ
+    )
     gpus = machine.gpus[:nproc] if device == "cuda" else ()
     if device == "cuda" and not gpus:
         return replace(health, problems=("no GPU answers, so nothing was measured",))
@@ -92,15 +94,15 @@ def _list_absent_gpus(
     the host has fewer than ``nproc``. ``device`` is the option ``--device``. If it is None, a host
     without any GPU is a host of cores, on which no GPU is missing.
     """
-    absent = [
+    absent_gpus = [
         Device.make_absent(host, f"GPU {name}", f"does not answer: {machine.gpu_failure}", GPU_FIX)
         for name in machine.silent_gpus
     ]
-    num_present = len(machine.gpus) + len(absent)
+    num_present = len(machine.gpus) + len(absent_gpus)
     if nproc is not None and nproc > num_present and (num_present or device == "cuda"):
         text = f"{num_present} of {nproc} GPUs (--nproc) are present"
-        absent.append(Device.make_absent(host, "missing GPU", text, MISSING_GPU_FIX))
-    return tuple(absent)
+        absent_gpus.append(Device.make_absent(host, "missing GPU", text, MISSING_GPU_FIX))
+    return tuple(absent_gpus)
 
 
 def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, ...]:

@@ -19,17 +19,17 @@ def list_gpus(host: str, gpus: Sequence[Gpu], report: GpuReport) -> tuple[Device
     measure them. ``report`` is NVML's report after the measurement. A GPU that does not answer any
     more has a fault that says so.
     """
-    reported = {gpu.uuid: gpu for gpu in report.gpus}
+    gpu_by_uuid = {gpu.uuid: gpu for gpu in report.gpus}
     # Ranks may still use memory after the work. The memory in use before it is not theirs.
-    latest = [
-        replace(reported.get(gpu.uuid, gpu), memory_used_bytes=gpu.memory_used_bytes)
+    latest_gpus = [
+        replace(gpu_by_uuid.get(gpu.uuid, gpu), memory_used_bytes=gpu.memory_used_bytes)
         for gpu in gpus
     ]
     devices = []
-    for rank, gpu in enumerate(latest):
+    for rank, gpu in enumerate(latest_gpus):
         kind = gpu.name or "GPU"
-        reasons = find_faults(gpu, [peer for peer in latest if peer.name == gpu.name])
-        if report.failure and gpu.uuid not in reported:
+        reasons = find_faults(gpu, [peer for peer in latest_gpus if peer.name == gpu.name])
+        if report.failure and gpu.uuid not in gpu_by_uuid:
             text = f"does not answer any more: {report.failure}"
             reasons = (*reasons, Fault(text=text, fix=GPU_FIX))
         device = Device(

@@ -273,24 +273,26 @@ def compare_with_peers(devices: Sequence[Device]) -> list[Device]:
     of the peers' rate that it lacks. A device that is slower than its peers has a fault. Faults
     from an earlier comparison are removed.
     """
-    compared = []
+    compared_devices = []
     for device in devices:
         reasons = tuple(reason for reason in device.reasons if not reason.is_comparison)
-        compared.append(replace(device, reasons=reasons))
+        compared_devices.append(replace(device, reasons=reasons))
     for kind, is_gpu in {(device.kind, device.is_gpu) for device in devices}:
         # Devices are identified by their position. Hosts may have equal names, and GPUs of several
         # hosts equal indices.
         rates: dict[str, dict[int, Mapping[int, float]]] = {}
-        for position, device in enumerate(compared):
+        for position, device in enumerate(compared_devices):
             if device.kind == kind:
                 for name, rate in device.rates.items():
                     rates.setdefault(name, {})[position] = rate.repetitions
         gaps = compute_gaps(rates, THRESHOLDS[is_gpu])
-        for position, device in enumerate(compared):
+        for position, device in enumerate(compared_devices):
             if device.kind == kind:
-                own = {name: gaps[name, position] for name in rates if (name, position) in gaps}
-                compared[position] = _add_gaps(device, own)
-    return compared
+                own_gaps = {
+                    name: gaps[name, position] for name in rates if (name, position) in gaps
+                }
+                compared_devices[position] = _add_gaps(device, own_gaps)
+    return compared_devices
 
 
 def _add_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
@@ -303,13 +305,15 @@ def _add_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
     rates = dict(device.rates)
     for name, gap in gaps.items():
         rates[name] = replace(rates[name], gap=gap.share)
-    slow = {name: gap for name, gap in gaps.items() if gap.is_under}
-    if not slow:
+    slow_gaps = {name: gap for name, gap in gaps.items() if gap.is_under}
+    if not slow_gaps:
         return replace(device, rates=rates)
-    texts = [f"{name} {100 * gap.share:.0f} % ({gap.mads:.1f} MADs)" for name, gap in slow.items()]
+    texts = [
+        f"{name} {100 * gap.share:.0f} % ({gap.mads:.1f} MADs)" for name, gap in slow_gaps.items()
+    ]
     fault = Fault(
         text=f"under its peers in {', '.join(texts)}",
-        fix=find_fix(next(iter(slow)), is_gpu=device.is_gpu),
+        fix=find_fix(next(iter(slow_gaps)), is_gpu=device.is_gpu),
         is_comparison=True,
     )
     return replace(device, rates=rates, reasons=(*device.reasons, fault))

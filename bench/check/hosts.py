@@ -115,14 +115,14 @@ def compare_hosts(results: Sequence[Health]) -> tuple[Health, ...]:
         num_missing = statistics.mode(counts) - len(own_devices)
         if own_devices[0].is_gpu and num_missing > 0:
             text = f"most hosts have {num_missing} more of {kind}"
-            missing = Device.make_absent(host, "missing GPU", text, MISSING_GPU_FIX, kind=kind)
-            own_devices.append(missing)
+            missing_gpu = Device.make_absent(host, "missing GPU", text, MISSING_GPU_FIX, kind=kind)
+            own_devices.append(missing_gpu)
     has_gpus = any(health.device == "cuda" for health in results)
-    compared = []
+    compared_results = []
     for health in results:
         problems = health.problems
         if has_gpus and health.device == "cpu":
             problems = (*problems, _NO_GPU)
         own_devices = by_host.get(health.host, list(health.devices))
-        compared.append(replace(health, devices=tuple(own_devices), problems=problems))
-    return tuple(compared)
+        compared_results.append(replace(health, devices=tuple(own_devices), problems=problems))
+    return tuple(compared_results)

@@ -305,10 +305,10 @@ def group_cores(
         core = parse_count(read_text(topology / "core_id")) or 0
         return node_by_cpu.get(cpu, 0), core, cpu
 
-    ordered = sorted(cpus, key=get_position)
-    count = min(count, len(ordered))
-    bounds = [len(ordered) * number // count for number in range(count + 1)]
-    return tuple(tuple(sorted(ordered[start:stop])) for start, stop in pairwise(bounds))
+    ordered_cpus = sorted(cpus, key=get_position)
+    count = min(count, len(ordered_cpus))
+    bounds = [len(ordered_cpus) * number // count for number in range(count + 1)]
+    return tuple(tuple(sorted(ordered_cpus[start:stop])) for start, stop in pairwise(bounds))
 
 
 def describe_relations(places: Sequence[RankPlace], links: Links) -> dict[str, str | None]:

@@ -211,16 +211,16 @@ def select_visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu
     variable = environ.get("CUDA_VISIBLE_DEVICES")
     if variable is None or not gpus:
         return tuple(gpus)
-    visible = []
+    visible_gpus = []
     for entry in split_visible_devices(variable):
         if entry.startswith("MIG-"):
-            visible.append(Gpu(name=entry, mig=True))  # a slice of unknown size
+            visible_gpus.append(Gpu(name=entry, mig=True))  # a slice of unknown size
             continue
         matches = [gpu for gpu in gpus if entry in (str(gpu.index), gpu.uuid)]
         if not matches:
             break  # CUDA ignores an unknown entry and all entries after it
-        visible.append(matches[0])
-    return tuple(visible)
+        visible_gpus.append(matches[0])
+    return tuple(visible_gpus)
 
 
 def split_visible_devices(variable: str) -> list[str]:

@@ -96,8 +96,8 @@ def find_silent_gpus(environ: Mapping[str, str], report: GpuReport, root: Path) 
     variable = environ.get("CUDA_VISIBLE_DEVICES")
     if report.gpus or report.lost:
         entries = None if variable is None else split_visible_devices(variable)
-        lost = [str(index) for index in report.lost]
-        return tuple(index for index in lost if entries is None or index in entries)
+        lost_indices = [str(index) for index in report.lost]
+        return tuple(index for index in lost_indices if entries is None or index in entries)
     hides_all = variable is not None and not re.match(r"\s*(\d|GPU-|MIG-)", variable)
     if hides_all or not report.failure:
         return ()

@@ -204,11 +204,11 @@ def _compute_rank_bytes(machine: Machine, ranks: int, device: str) -> int | None
     memories: Sequence[int | None] = [machine.memory_bytes]
     if device == "cuda":
         memories = [gpu.memory_bytes for gpu in machine.gpus]
-    known = [memory for memory in memories if memory is not None]
-    if len(known) < len(memories):
+    known_memories = [memory for memory in memories if memory is not None]
+    if len(known_memories) < len(memories):
         return None
     max_ranks_per_device = -(-ranks // len(memories))
-    return min(known) // max_ranks_per_device
+    return min(known_memories) // max_ranks_per_device
 
 
 def _describe_sharing(machine: Machine, ranks: int, device: str) -> str:

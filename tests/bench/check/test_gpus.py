@@ -37,7 +37,9 @@ def test_faults_are_those_of_the_faulty_gpu(tmp_path: Path) -> None:
 
 def test_gpu_that_is_lost_during_work_is_bad(tmp_path: Path) -> None:
     before = read_report(install(tmp_path, gpus(H100, 2))).gpus
-    report = read_report(install(tmp_path, gpus(H100, 2, gpu1=LOST)))
+    used_by_ranks = {"memory_used": str(4000 << 20)}
+    after = gpus(H100, 2, gpu0=used_by_ranks, gpu1=LOST)
+    report = read_report(install(tmp_path, after))
     first, second = list_gpus("n1", before, report)
     assert (second.name, second.rank) == ("GPU 1", 1)
     assert second.facts["pcie"] == "16 of 16 lanes"
