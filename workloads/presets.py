@@ -17,7 +17,6 @@ from parbench.workloads.expert_parallel.moe_case import MOE_PARAMS, make_moe
 from parbench.workloads.model.shapes import (
     COMMON,
     PRECISIONS,
-    SMALL,
     parse_compute,
     shape_of,
 )
@@ -118,7 +117,6 @@ def build_step(params: Params, dims: ParallelDims) -> StepSpec:
         ulysses=int(values["ulysses"]),
         padding=float(values["padding"]),
         simulated_seconds=parse_compute(str(values["compute"])),
-        reference_fits=values["check"] != SMALL,
     )
 
 

@@ -116,16 +116,12 @@ class ContextMethod:
             return f"ulysses({head_ranks}) * ring({ranks // head_ranks}) != cp({ranks})"
         for name, heads in (("heads", shape.heads), ("kv_heads", shape.kv_heads)):
             if heads // tp % head_ranks:
-                heads_of_rank = f"{name}({heads})" if tp == 1 else f"{name}({heads}) / tp({tp})"
-                axis = f"{self.head_axis}({head_ranks})"
-                return f"{heads_of_rank} % {axis} != 0: {self.name} distributes heads"
+                return f"{name}({heads}) / tp({tp}) % {self.head_axis}({head_ranks}) != 0"
         if shape.sequence % ranks:
             return f"sequence({shape.sequence}) % cp({ranks}) != 0"
         parts = ranks // head_ranks
         if self.is_zigzag and shape.sequence % (2 * parts):
-            divisor = f"(2 * {self.part_axis}({parts}))"
-            reason = f"{self.name} gives each rank 2 chunks"
-            return f"sequence({shape.sequence}) % {divisor} != 0: {reason}"
+            return f"sequence({shape.sequence}) % (2 * {self.part_axis}({parts})) != 0"
         return ""
 
 

@@ -48,7 +48,9 @@ def list_causal_tiles(queries: Chunks, keys: Chunks) -> list[Tile]:
     for chunk in queries:
         rows = slice(row, row + len(chunk))
         row = rows.stop
-        num_earlier = count_earlier(keys, chunk.start)
+        num_earlier = 0
+        for key_chunk in keys:
+            num_earlier += len(range(key_chunk.start, min(key_chunk.stop, chunk.start)))
         if num_earlier:
             rectangle = Tile(rows, slice(0, num_earlier))
             if tiles and not tiles[-1].is_causal and tiles[-1].columns == rectangle.columns:
@@ -57,9 +59,3 @@ def list_causal_tiles(queries: Chunks, keys: Chunks) -> list[Tile]:
         if any(chunk.start in key_chunk for key_chunk in keys):
             tiles.append(Tile(rows, slice(num_earlier, num_earlier + len(chunk)), is_causal=True))
     return tiles
-
-
-def count_earlier(keys: Chunks, position: int) -> int:
-    """Return the number of keys whose position in the sequence is less than ``position``."""
-    earlier_keys = [range(chunk.start, min(chunk.stop, position)) for chunk in keys]
-    return sum(map(len, earlier_keys))

@@ -388,7 +388,7 @@ def embedding_text(spec: StepSpec) -> str:
 
     They save the token ids and, if positions are learned, the positions.
     """
-    if spec.shape.has_learned_positions:
+    if spec.shape.recipe == "gpt":
         return "8 * sharded_tokens + 8 * sharded_tokens / microbatch"
     return "8 * sharded_tokens"
 

@@ -81,7 +81,7 @@ def list_units(view: RankView) -> Units:
     embeddings: Parts = ()
     if view.has_embedding:
         embeddings = (_part("token_embedding.weight", "split", rows, shape.hidden),)
-    if view.has_embedding and shape.has_learned_positions:
+    if view.has_embedding and shape.recipe == "gpt":
         size = (shape.sequence, shape.hidden)
         embeddings += (_part("position_embedding.weight", "replicated", *size),)
     head: Parts = ()
@@ -205,7 +205,7 @@ def layer_parts(shape: Shape, tp: int, moe: Moe | None) -> Parts:
 def _attention(shape: Shape, tp: int) -> Iterator[ParameterPart]:
     """Yield the parameters of attention except its output projection, after ``tp``.
 
-    They are the projections to queries, keys and values, their norms and the sinks. The
+    They are the projections to queries, keys and values, and their norms. The
     compressions of latent attention are not split by ``tp``.
     """
     hidden, size, latent = shape.hidden, shape.head_size, shape.latent
@@ -231,8 +231,6 @@ def _attention(shape: Shape, tp: int) -> Iterator[ParameterPart]:
             yield from _linear(f"attention.{name}", count * size // tp, hidden, has_bias=has_bias)
     for part in ("q", "k") if shape.qk_norm else ():
         yield _part(f"attention.{part}_norm.weight", "replicated", size)
-    if shape.sinks:
-        yield _part("attention.sinks", "split", shape.heads // tp)
 
 
 def _ffn(shape: Shape, name: str, size: int, kind: Kind = "split") -> Iterator[ParameterPart]:
@@ -251,23 +249,17 @@ def _ffn(shape: Shape, name: str, size: int, kind: Kind = "split") -> Iterator[P
 def _mixture(shape: Shape, moe: Moe) -> Iterator[ParameterPart]:
     """Yield the parameters of one MoE block on a rank.
 
-    They are the router, the rank's routed experts, the shared experts and their gate.
+    They are the router, the rank's routed experts and the shared experts.
     """
     yield _part("ffn.router.weight", "replicated", moe.experts, shape.hidden)
     if shape.has_bias("router"):
         yield _part("ffn.router.bias", "replicated", moe.experts)
     rows, experts = moe.expert_ffn // moe.etp, moe.experts_per_rank
-    for matrix in (*(() if shape.recipe == "gpt" else ("gate",)), "up"):
+    for matrix in ("up",) if shape.recipe == "gpt" else ("gate", "up"):
         yield _part(f"ffn.experts.{matrix}", "routed", experts, shape.hidden, rows)
-        if shape.has_bias("experts"):
-            yield _part(f"ffn.experts.{matrix}_bias", "routed", experts, rows)
     yield _part("ffn.experts.down", "routed", experts, rows, shape.hidden)
-    if shape.has_bias("experts"):
-        yield _part("ffn.experts.down_bias", "routed", experts, shape.hidden)
     if moe.shared:
         yield from _ffn(shape, "ffn.shared", moe.shared * moe.expert_ffn, "replicated")
-    if moe.shared_gate:
-        yield _part("ffn.shared_gate.weight", "replicated", 1, shape.hidden)
 
 
 def _linear(

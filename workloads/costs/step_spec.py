@@ -142,12 +142,7 @@ class StepSpec:
     @property
     def global_batch(self) -> int:
         """The number of sequences that all ranks together train in one step."""
-        return self.dims.dp * self.dims.fsdp * self.num_sequences
-
-    @property
-    def num_sequences(self) -> int:
-        """The number of sequences that one data rank trains in one step."""
-        return self.microbatch * self.microbatches
+        return self.dims.dp * self.dims.fsdp * self.microbatch * self.microbatches
 
     @property
     def tokens(self) -> int:
@@ -400,17 +395,11 @@ def _find_broken_split_backward(spec: StepSpec) -> str | None:
     """
     if spec.pipeline is None or not spec.pipeline.schedule.splits_backward:
         return None
-    conflict = ""
-    if spec.checkpointing != "none":
-        conflict = f"checkpointing = {spec.checkpointing}"
-    elif spec.dims.is_sharded:
-        conflict = f"fsdp({spec.dims.fsdp})"
-    elif spec.moe is not None:
-        conflict = f"experts({spec.moe.experts})"
-    if not conflict:
+    if spec.checkpointing == "none" and not spec.dims.is_sharded and spec.moe is None:
         return None
     schedule = spec.pipeline.schedule.name
-    return f"schedule = {schedule} splits the backward pass, which is not allowed with {conflict}"
+    conflicts = "checkpointing, fsdp > 1 or experts"
+    return f"schedule = {schedule} splits the backward pass, which is not allowed with {conflicts}"
 
 
 def parse_checkpointing(text: str) -> tuple[Checkpointing, int]:

@@ -77,8 +77,6 @@ class Moe:
     """The name of the way in which experts are selected, one of ``ROUTINGS``."""
     dense_layers: int = 0
     """The number of leading layers with an FFN in place of experts. Only the planner sets it."""
-    shared_gate: bool = False
-    """True if a gate scales the shared experts. Only the planner sets it."""
 
     @property
     def experts_per_rank(self) -> int:

@@ -16,7 +16,7 @@ Checkpointing = Literal["none", "selective", "full"]
 CHECKPOINTINGS: tuple[Checkpointing, ...] = get_args(Checkpointing)
 PRECISIONS = {"float32": 4, "bfloat16": 2}
 """The bytes of an element, by precision."""
-Bias = Literal["q", "k", "v", "out", "ffn", "router", "experts"]
+Bias = Literal["q", "k", "v", "out", "ffn", "router"]
 """The parts of a model that may have biases."""
 MAX_SIZE = 1 << 24
 """The maximum of any size of a model, because searches go through all divisors of a size."""
@@ -71,10 +71,6 @@ class Shape:
     """The parts whose linear layers have biases. None means the parts of the recipe."""
     qk_norm: bool = False
     """True if each head's queries and keys are normalized."""
-    sinks: bool = False
-    """True if each head has a learned logit that attends to no token."""
-    learned_positions: bool | None = None
-    """True if positions have an embedding. None means as in the recipe."""
     latent: Latent | None = None
     """The sizes of multi-head latent attention, None for plain attention."""
     dropout: bool = False
@@ -91,13 +87,6 @@ class Shape:
     def value_size(self) -> int:
         """The number of elements of one head's value for a token."""
         return self.latent.v_head_dim if self.latent is not None else self.head_size
-
-    @property
-    def has_learned_positions(self) -> bool:
-        """True if the model has an embedding of each position of a sequence."""
-        if self.learned_positions is None:
-            return self.recipe == "gpt"
-        return self.learned_positions
 
     def has_bias(self, part: Bias) -> bool:
         """Return True if the linear layers of a part of the model, such as "q", have biases."""
@@ -177,14 +166,6 @@ PADDING = Param(
     maximum=0.5,
     optional=True,
 )
-WHOLE, SMALL = "whole", "small"
-CHECK = choice(
-    "check",
-    "model of the numerical check: the whole one, or a small one; auto = whole if it fits",
-    "auto",
-    WHOLE,
-    SMALL,
-)
 COMMON = (
     *MODEL,
     MICROBATCH,
@@ -194,7 +175,6 @@ COMMON = (
     CHECKPOINTING,
     COMPUTE,
     PADDING,
-    CHECK,
 )
 """The parameters that every training step has."""
 # The buckets of torch's DDP that the costs assume when ``bucket_mb`` is 0.

@@ -13,7 +13,7 @@ experts are replicas, called ``edp``. With fsdp > 1 the replicas within a rank o
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from parbench.bench.plan.groups import INSIDE, parse_mesh
 from parbench.bench.text import UserError, format_list
@@ -184,11 +184,15 @@ class ParallelDims:
         groups = self._group(lambda rank: (self.index(rank, *others),))
         return [sorted(ranks, key=lambda rank: self.index(rank, *axes)) for ranks in groups]
 
-    def expert_position(self, rank: int) -> "ExpertPosition":
-        """Return the indices of a global rank along ``pp``, ``edp``, ``ep`` and ``etp``."""
+    def expert_coordinate(self, rank: int) -> dict[str, int]:
+        """Return the indices of a global rank along ``pp``, ``edp``, ``ep`` and ``etp``, by axis.
+
+        Ranks with equal ``ep`` and ``etp`` have the same parts of the same experts, and differ in
+        ``edp``.
+        """
         index, etp = divmod(self.index(rank, *EXPERT_AXES), self.etp)
         edp, ep = divmod(index, self.ep)
-        return ExpertPosition(self.index(rank, "pp"), edp, ep, etp)
+        return {"pp": self.index(rank, "pp"), "edp": edp, "ep": ep, "etp": etp}
 
     def expert_groups(self, axis: str) -> Groups:
         """Return the groups of global ranks along ``ep``, ``etp``, ``edp`` or ``efsdp``.
@@ -206,8 +210,10 @@ class ParallelDims:
                 for replicas in self.expert_groups("edp")
                 for start in range(0, len(replicas), shards)
             ]
-        groups = self._group(lambda rank: self.expert_position(rank)._replace(**{axis: 0}))
-        return [sorted(ranks, key=self.expert_position) for ranks in groups]
+        groups = self._group(lambda rank: tuple({**self.expert_coordinate(rank), axis: 0}.values()))
+        return [
+            sorted(ranks, key=lambda rank: self.expert_coordinate(rank)[axis]) for ranks in groups
+        ]
 
     def _group(self, key: Callable[[int], tuple[int, ...]]) -> Groups:
         """Return groups of all global ranks, in which ranks with equal ``key(rank)`` are together.
@@ -259,19 +265,3 @@ def compute_chunk_size(size: int, ranks: int, index: int) -> int:
     """
     largest = -(-size // ranks)
     return max(0, min(largest, size - index * largest))
-
-
-class ExpertPosition(NamedTuple):
-    """The position of a rank among the ranks of its pipeline stage, which share the experts.
-
-    All fields are indices from 0.
-    """
-
-    stage: int
-    """The index along ``pp``."""
-    edp: int
-    """The replica of the experts, among the ranks with the same parts of the same experts."""
-    ep: int
-    """The index among the ranks with different experts."""
-    etp: int
-    """The index among the ranks that split the same experts."""

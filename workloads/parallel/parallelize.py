@@ -12,7 +12,6 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -226,13 +225,7 @@ def apply_fsdp(part: Transformer, mesh: Mesh, spec: StepSpec) -> None:
     head = [module for module in (part.norm, part.head) if module is not None]
     units: list[list[FSDPModule]] = []
     ignored = split_experts(part)[1] if mesh.expert_shards is None else []
-
-    def shard(modules: list[nn.Module], mesh: DeviceMesh, *, reshard: bool) -> FSDPModule:
-        """Make modules one FSDP unit over a mesh, and return its first module."""
-        return data_parallel.shard_modules(
-            modules, mesh, reshard=reshard, reduce_dtype=reduce_dtype, ignored=ignored
-        )
-
+    shard = partial(data_parallel.shard_modules, reduce_dtype=reduce_dtype, ignored=ignored)
     if embeddings:
         units.append([shard(embeddings, mesh.shards, reshard=reshard)])
     for layer in part.layers.values():

@@ -42,7 +42,6 @@ from parbench.workloads.expert_parallel.moe_layer import (
 )
 from parbench.workloads.expert_parallel.step_routing import StepRouting
 from parbench.workloads.model.optimizer import freeze, make_optimizer
-from parbench.workloads.model.shapes import WHOLE
 from parbench.workloads.model.simulated_compute import (
     SimulatedCompute,
     SimulatedLinear,
@@ -454,7 +453,7 @@ class TrainStep(Benchmark):
         batch = draw_tokens(spec.shape, spec.global_batch, seed, self._step_number)
         self._batch = pad_sequences(batch, spec.padding, seed, self._step_number).to(device)
         first = self._microbatch_numbers.start * spec.microbatch
-        sequences = self._batch[first : first + spec.num_sequences]
+        sequences = self._batch[first : first + spec.microbatches * spec.microbatch]
         positions = torch.tensor(self._positions.attended, device=device)
         tokens = torch.split(get_inputs(sequences.index_select(1, positions)), spec.microbatch)
         targets = torch.split(sequences.index_select(1, positions + 1), spec.microbatch)
@@ -720,11 +719,9 @@ def build(preset: Preset, world: World, **params: Value) -> TrainStep:
     its wrong elements is kept in the returned step, whose own check adds it.
     """
     spec = preset(params, world.size)
-    check = str(params.get("check", "auto"))
-    is_verified = spec.is_simulated or check == WHOLE
-    if is_verified or (check == "auto" and does_reference_fit(world, spec)):
-        return TrainStep(world, replace(spec, reference_fits=True))
-    small_params = {**params, **shrink_model(spec, params), "check": WHOLE}
+    if spec.is_simulated or does_reference_fit(world, spec):
+        return TrainStep(world, spec)
+    small_params = {**params, **shrink_model(spec, params)}
     small = TrainStep(world, preset(small_params, world.size))
     small.reset()
     small.step()
