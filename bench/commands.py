@@ -252,6 +252,7 @@ def make_options(
         defaults: the values of benchmark parameters that the user did not set, by name.
     """
     from parbench.bench.machine.slurm_allocation import parse_nodes
+    from parbench.bench.plan.groups import join_mesh_axes
     from parbench.bench.plan.options import Options
     from parbench.bench.plan.plan import read_cases_file
 
@@ -265,9 +266,10 @@ def make_options(
     if nodes is not None:
         fields["nodes"], fields["nodelist"] = parse_nodes(nodes)
     settings = [*fields.pop("settings", ()), *fields.pop("env", ())]
-    sizes = fields.pop("sizes", None)
-    if sizes is not None:
-        settings.append(f"size_bytes={sizes}")
+    for option, parameter in (("sizes", "size_bytes"), ("mesh", "mesh"), ("group", "group")):
+        text = fields.pop(option, None)
+        if text is not None:
+            settings.append(f"{parameter}={join_mesh_axes(text)}")
     return Options(
         names=tuple(case for case in cases if ":" not in case),
         targets=tuple(case for case in cases if ":" in case),

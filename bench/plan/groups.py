@@ -51,12 +51,12 @@ def count_mesh_ranks(axes: Mapping[str, int]) -> int:
     return math.prod(size for axis, size in axes.items() if axis not in INSIDE)
 
 
-def join_mesh_axes(groups: str) -> str:
-    """Return the text of ``--group`` with blanks instead of commas between the axes of a mesh.
+def join_mesh_axes(values: str) -> str:
+    """Return the values of an option with blanks instead of commas between the axes of a mesh.
 
-    The remaining commas separate groups: ``dp=2,tp=4:tp,node`` becomes ``dp=2 tp=4:tp,node``.
+    The remaining commas separate values: ``dp=2,tp=4:tp,node`` becomes ``dp=2 tp=4:tp,node``.
     """
-    return re.sub(r"(?<==)(\d+),(?=\w+=)", r"\1 ", groups)
+    return re.sub(r"(?<==)(\d+),(?=\w+=)", r"\1 ", values)
 
 
 def form_groups(text: str, size: int, hosts: Sequence[str] | None = None) -> tuple[Ranks, ...]:

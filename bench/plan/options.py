@@ -30,7 +30,7 @@ from parbench.bench.plan.cases import (
 )
 from parbench.bench.plan.catalogue import DTYPES
 from parbench.bench.plan.custom_step import define_custom_step
-from parbench.bench.plan.groups import count_mesh_ranks, join_mesh_axes, parse_mesh
+from parbench.bench.plan.groups import count_mesh_ranks, parse_mesh
 from parbench.bench.plan.params import Param, Value, is_variable, refuse_unknown
 from parbench.bench.plan.plan import (
     PRESETS,
@@ -73,8 +73,8 @@ the first samples of a block are slower than later ones.
 class Options:
     """The command-line options of ``parbench run``, before they are checked.
 
-    None means that the user did not give the option. Durations, meshes, groups, faults and link
-    speeds are texts that are parsed later.
+    None means that the user did not give the option. Durations, faults and link speeds are
+    texts that are parsed later.
     """
 
     preset: str | None = None
@@ -84,7 +84,7 @@ class Options:
     targets: tuple[str, ...] = ()
     """The functions of custom steps, as ``package.module:function``."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """The values of ``--set`` and ``--env`` as texts, by the name of the parameter or variable."""
+    """The values of parameters and environment variables as texts of ``--set``, by name."""
     entries: tuple[Entry, ...] = ()
     """The cases of the file of ``--cases``, which replace the cases of the preset."""
     nproc: int | None = None
@@ -99,13 +99,6 @@ class Options:
     """The time budget of the whole run, as text such as ``90s`` or a number of seconds."""
     timeout: str | float | None = None
     """The time after which a case counts as hung, as text or a number of seconds."""
-    mesh: str | None = None
-    """The mesh of training steps, such as ``dp=2,tp=2``, or several meshes separated by ``;``."""
-    group: str | None = None
-    """The ways to divide the ranks into process groups, such as ``pairs`` or ``dp=2,tp=4:tp``.
-
-    Commas separate several ways.
-    """
     inject: str | None = None
     """A fault that disturbs one rank on purpose, such as ``late:1:3ms``."""
     link: str | None = None
@@ -142,7 +135,6 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
         steps = [define_custom_step(target, folder) for target in options.targets]
         catalogue = (*catalogue, *steps)
         options = replace(options, names=(*options.names, *(step.name for step in steps)))
-    options = _apply_mesh(options, joined)
     spec, layout = _choose_ranks(options, joined)
     fault = None if options.inject is None else parse_fault(options.inject, spec.nproc)
     injection_note = "" if fault is None else f"injected: {fault.text}"
@@ -322,8 +314,9 @@ def _adapt_sizes(sizes: Sequence[Value], spec: WorldSpec) -> tuple[Value, ...]:
 def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, NodeLayout | None]:
     """Return the description of the run's ranks, and their layout on the nodes of a Slurm job.
 
-    ``joined`` describes ranks that another launcher has started. The layout is None if srun does
-    not start the ranks. Raises ``UserError`` if the options do not fit these ranks or this machine.
+    ``joined`` describes ranks that another launcher has started. Ranks that parbench starts on this
+    machine are as many as the meshes have, unless the user sets their number. The layout is None if
+    srun does not start the ranks. Raises ``UserError`` if the options do not fit these ranks or this machine.
     """
     if options.launcher == "srun":
         if joined is not None:
@@ -334,7 +327,11 @@ def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, N
         if value is not None:
             raise UserError(f"{option} {value} requires srun", hint="add --launcher srun")
     machine = inspect_rank_machine(os.environ, None)
-    nproc, allow_single = options.nproc, options.nproc == 1
+    nproc, mesh = options.nproc, options.settings.get("mesh")
+    if nproc is None and joined is None and mesh:
+        sizes = {count_mesh_ranks(parse_mesh(text)) for text in mesh.split(";")}
+        nproc = sizes.pop() if len(sizes) == 1 else None
+    allow_single = nproc == 1
     if joined is not None:
         if nproc not in (None, joined.size):
             problem = f"{joined.size} ranks are there already (WORLD_SIZE)"
@@ -380,22 +377,3 @@ def _choose_srun_ranks(options: Options) -> tuple[WorldSpec, NodeLayout]:
         spec, nproc=layout.num_ranks, nodes=layout.nodes, distribution=layout.distribution
     )
     return spec, layout
-
-
-def _apply_mesh(options: Options, joined: Joined | None) -> Options:
-    """Return the options with ``--mesh`` and ``--group`` as values of parameters in ``settings``.
-
-    ``--mesh`` also sets ``nproc`` if the user did not, if parbench starts the ranks on this
-    machine, and if all given meshes have the same number of ranks.
-    """
-    settings = dict(options.settings)
-    nproc = options.nproc
-    if options.group is not None:
-        settings["group"] = join_mesh_axes(options.group)
-    if options.mesh is not None:
-        settings["mesh"] = options.mesh
-        sizes = {count_mesh_ranks(parse_mesh(text)) for text in options.mesh.split(";")}
-        starts_ranks = joined is None and options.launcher == "local"
-        if nproc is None and starts_ranks and len(sizes) == 1:
-            nproc = sizes.pop()
-    return replace(options, settings=settings, nproc=nproc)

@@ -65,8 +65,6 @@ PLAN_OPTIONS: dict[str, Any] = {
     "repetitions": 2,
     "budget": "9s",
     "timeout": "5s",
-    "mesh": "dp=2",
-    "group": "dp",
     "inject": "corrupt:1",
     "link": "9Gbit",
     "launcher": "srun",
@@ -78,8 +76,10 @@ CASES = ("all_*", "ddp", "a:b")
 def test_every_option_of_run_reaches_the_plan(
     call_parbench: CallParbench, run_calls: list[Any]
 ) -> None:
-    line = "--set layers=2 --sizes 1K --env NCCL_ALGO=Ring --nodes n[1-4]"
-    line += " --out o --limits b --format json"
+    line = (
+        "--set layers=2 --sizes 1K --mesh dp=2 --group dp=2,tp=2:tp,node --env NCCL_ALGO=Ring"
+    )
+    line += " --nodes n[1-4] --out o --limits b --format json"
     args = [*CASES, *line.split()]
     for name, value in PLAN_OPTIONS.items():
         args += [f"--{name}", str(value)]
@@ -88,7 +88,13 @@ def test_every_option_of_run_reaches_the_plan(
     expected = Options(
         names=("all_*", "ddp"),
         targets=("a:b",),
-        settings={"layers": "2", "size_bytes": "1K", "NCCL_ALGO": "Ring"},
+        settings={
+            "layers": "2",
+            "NCCL_ALGO": "Ring",
+            "size_bytes": "1K",
+            "mesh": "dp=2",
+            "group": "dp=2 tp=2:tp,node",
+        },
         nodes=4,
         nodelist="n[1-4]",
         **PLAN_OPTIONS,

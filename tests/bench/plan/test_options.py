@@ -104,12 +104,7 @@ def test_plan_notes_shared_cores_and_injection() -> None:
     [("dp=2,fsdp=2,pp=2,cp=1,tp=2", 16), ("dp=1,tp=1", 1), ("dp=2,tp=2;pp=2,tp=2", 4)],
 )
 def test_mesh_sets_number_of_ranks(mesh: str, num_ranks: int) -> None:
-    run_plan = plan(
-        replace(
-            HYBRID,
-            mesh=mesh,
-        )
-    )
+    run_plan = plan(replace(HYBRID, settings={"mesh": mesh}))
     assert run_plan.nproc == num_ranks
     assert list_values(run_plan, "mesh") == mesh.split(";")
 
@@ -125,8 +120,8 @@ def test_variables_are_an_axis_of_all_cases() -> None:
 
 def test_mesh_is_of_steps_and_group_of_operations() -> None:
     names = ("all_reduce", "hybrid")
-    options = replace(ALL_REDUCE, names=names, mesh="dp=4", group="pairs,dp=2,tp=2:tp")
-    run_plan = plan(options)
+    settings = {"size_bytes": "1K", "mesh": "dp=4", "group": "pairs,dp=2 tp=2:tp"}
+    run_plan = plan(replace(ALL_REDUCE, names=names, settings=settings))
     assert set(list_values(run_plan, "group")) == {"pairs", "dp=2 tp=2:tp", None}
     assert set(list_values(run_plan, "mesh")) == {"dp=4", None}
 
@@ -134,8 +129,8 @@ def test_mesh_is_of_steps_and_group_of_operations() -> None:
 @pytest.mark.parametrize(
     ("options", "fact"),
     [
-        (replace(HYBRID, mesh="dp=2,pq=2"), "'pq'"),
-        (replace(ALL_REDUCE, mesh="dp=2,tp=2"), "'mesh'"),
+        (replace(HYBRID, settings={"mesh": "dp=2,pq=2"}), "'pq'"),
+        (replace(ALL_REDUCE, settings={"mesh": "dp=2,tp=2"}), "'mesh'"),
         (replace(ALL_REDUCE, nodes=2), "--nodes 2"),
         (replace(ALL_REDUCE, nodelist="n1"), "--nodes n1"),
     ],
