@@ -14,8 +14,6 @@ _DURATION_FACTORS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 """The number of seconds that each unit of a duration stands for."""
 _RATE_FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 """The factor that each prefix of a link speed stands for."""
-_SIZES_HELP = "write 1K,3M or a range such as 1K:64M:x4 (times 4)"
-"""The advice in the error about a list of sizes that is not understood."""
 
 
 class UserError(ValueError):
@@ -49,25 +47,24 @@ def escape_unprintable(text: str, allowed: str = "") -> str:
 
     Characters in ``allowed`` stay as they are.
     """
-
     return "".join(
         char if char.isprintable() or char in allowed else f"\\x{ord(char):02x}" for char in text
     )
 
 
-def suggest_similar(word: str, choices: Iterable[str]) -> str:
-    """Return the text ``; did you mean 'x'?``, where x is the choice most similar to ``word``.
+def suggest_similar(name: str, choices: Iterable[str]) -> str:
+    """Return the text ``; did you mean 'x'?``, where x is the choice most similar to ``name``.
 
     The text is empty if no choice is similar.
     """
-    similar = difflib.get_close_matches(word, list(choices), n=1)
+    similar = difflib.get_close_matches(name, list(choices), n=1)
     return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
 def format_list(items: Iterable[object], conjunction: str = "or") -> str:
     """Return the items as text, such as ``a, b or c``, with ``conjunction`` before the last one."""
-    *first, last = [str(item) for item in items]
-    return f"{', '.join(first)} {conjunction} {last}" if first else last
+    *texts, final_text = [str(item) for item in items]
+    return f"{', '.join(texts)} {conjunction} {final_text}" if texts else final_text
 
 
 def name_first(items: Sequence[str], max_items: int) -> list[str]:
@@ -149,14 +146,15 @@ def _parse_range(text: str) -> list[int]:
     """
     if ":" not in text:
         return [parse_size(text)]
-    first_text, _, rest = text.partition(":")
-    last_text, _, step = rest.partition(":")
-    first, last = parse_size(first_text), parse_size(last_text)
+    start, _, remainder = text.partition(":")
+    stop, _, step = remainder.partition(":")
+    smallest, largest = parse_size(start), parse_size(stop)
     factor = parse_size(step.removeprefix("x") or "2")
-    if not 0 < first <= last or factor < 2:
-        raise UserError(f"sizes {text!r} are not an ascending range", hint=_SIZES_HELP)
-    sizes = [first]
-    while sizes[-1] * factor <= last:
+    if not 0 < smallest <= largest or factor < 2:
+        hint = "write 1K,3M or a range such as 1K:64M:x4 (times 4)"
+        raise UserError(f"sizes {text!r} are not an ascending range", hint=hint)
+    sizes = [smallest]
+    while sizes[-1] * factor <= largest:
         sizes.append(sizes[-1] * factor)
     return sizes
 

@@ -79,7 +79,7 @@ class Param:
         value: Value | None
         if isinstance(raw, str):
             raw = raw.strip()
-        if self.kind == "size" and isinstance(raw, str) and raw:
+        if self.kind == "size" and isinstance(raw, str):
             value = parse_size(raw)
         elif self.kind == "mesh" and isinstance(raw, str) and raw:
             value = ",".join(f"{axis}={size}" for axis, size in parse_mesh(raw).items())
