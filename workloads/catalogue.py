@@ -122,12 +122,12 @@ DEFINITIONS = (
     _step(
         "ep_dispatch", "expert parallel: dispatch and combine of tokens, without experts",
         *LAYER_PARAMS, common=(*MODEL, MICROBATCH, PRECISION),
-        target="expert_parallel.layer_step:prepare_dispatch", preset=presets.ep_step,
+        target="expert_parallel.layer_step:DispatchBenchmark", preset=presets.ep_step,
     ),
     _step(
         "ep_layer", "expert parallel: forward and backward of one layer",
         *LAYER_PARAMS, common=(*MODEL, MICROBATCH, PRECISION),
-        target="expert_parallel.layer_step:prepare", preset=presets.ep_step,
+        target="expert_parallel.layer_step:MoeLayerBenchmark", preset=presets.ep_step,
     ),
     _step(
         "ep_step", "expert parallel inside data parallel; tp=N splits attention",

@@ -247,9 +247,3 @@ class DispatchBenchmark(MoeLayerBenchmark):
         pairs = self._num_tokens * self.moe.top_k * self._world.size
         work = (Work(name="pairs_per_second", amount=pairs),)
         return replace(super().describe(), work=work, notes=(DISPATCH_CLAIM,))
-
-
-prepare = MoeLayerBenchmark
-"""Prepares the benchmark ``ep_layer``, from a world and values of parameters."""
-prepare_dispatch = DispatchBenchmark
-"""Prepares the benchmark ``ep_dispatch``, from a world and values of parameters."""

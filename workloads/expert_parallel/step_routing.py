@@ -21,12 +21,7 @@ from parbench.workloads.expert_parallel.moe_layer import (
     find_moe_layers,
     replace_ffns_with_moe,
 )
-from parbench.workloads.expert_parallel.routing import (
-    BALANCED,
-    NO_EXPERT,
-    ROUTER,
-    compute_popularity,
-)
+from parbench.workloads.expert_parallel.routing import BALANCED, NO_EXPERT, ROUTER
 from parbench.workloads.model.transformer import (
     compute_loss,
     get_dtype,
@@ -42,22 +37,22 @@ The keys are the index of the microbatch in the global batch and the number of t
 """
 
 
-def draw_experts(moe: Moe, tokens: int, *, seed: int, ranks: int, purpose: object) -> Tensor:
+def draw_experts(moe: Moe, tokens: int, *, seed: int, purpose: object) -> Tensor:
     """Return ``top_k`` different random experts of each token, (tokens, top_k), on the CPU.
 
     With balanced routing, the experts take turns in a random order, so that their loads differ by
-    at most one token. With other routings, each token draws experts without replacement, with
-    probabilities in proportion to ``compute_popularity`` for ``ranks`` ranks. The same ``seed``
-    and ``purpose`` give the same experts. ``purpose`` separates draws, such as one per microbatch.
+    at most one token. With ``zipf``, each token draws experts without replacement. The first draw
+    takes an expert with a probability proportional to 1 / r, where r from 1 is its place in an
+    order that depends on ``seed`` only. The same ``seed`` and ``purpose`` give the same experts.
+    ``purpose`` separates draws, such as one per microbatch.
     """
     generator = make_generator(seed, purpose)
     if moe.routing == BALANCED:
         order = torch.randperm(moe.experts, generator=generator)
         turns = torch.arange(tokens * moe.top_k) % moe.experts
         return order[turns].view(tokens, moe.top_k)
-    popularity = compute_popularity(moe.routing, moe.experts, ranks=ranks, seed=seed)
-    weights = torch.tensor(popularity).expand(tokens, -1)
-    return torch.multinomial(weights, moe.top_k, generator=generator)
+    places = torch.randperm(moe.experts, generator=make_generator(seed, "popularity")) + 1
+    return torch.multinomial((1 / places).expand(tokens, -1), moe.top_k, generator=generator)
 
 
 class StepRouting:
@@ -119,7 +114,6 @@ class StepRouting:
             self._moe,
             batch * sequence,
             seed=self._world.seed,
-            ranks=self._world.size,
             purpose=f"experts {self._step} {microbatch}",
         )
         return ids.view(batch, sequence, -1).to(self._world.device)

@@ -65,8 +65,6 @@ class PipelineOrder:
     same order that ``simulate`` simulates.
     """
 
-    name: str
-    """The name of the schedule."""
     actions_by_rank: tuple[Actions, ...]
     """The actions of each rank of the pipeline, first rank first."""
     microbatches: int

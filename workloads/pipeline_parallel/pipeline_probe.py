@@ -1,7 +1,6 @@
 """The probe of a pipeline measures its bubble, the time in which ranks are idle."""
 
-import socket
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -125,12 +124,10 @@ def can_measure_bubble(world: World, simulated_seconds: float | None) -> bool:
         return len(set(gpus)) == len(gpus)
     if simulated_seconds is not None:
         return True
-    num_ranks: Counter[str] = Counter()
     cores: defaultdict[str, set[int]] = defaultdict(set)
-    for host, rank_cores in world.gather((socket.gethostname(), get_affinity())):
-        num_ranks[host] += 1
+    for host, rank_cores in zip(world.hosts, world.gather(get_affinity()), strict=True):
         cores[host] |= rank_cores
-    return all(num_ranks[host] <= len(cores[host]) for host in cores)
+    return all(world.hosts.count(host) <= len(cores[host]) for host in cores)
 
 
 def merge_steps(steps_by_rank: Sequence[Sequence[RankStep]]) -> list[SimulatedTimeline]:

@@ -151,7 +151,6 @@ class Schedule:
     def make_order(self, size: PipelineSize) -> PipelineOrder:
         """Return the actions of all ranks, in the order in which each rank runs them."""
         return PipelineOrder(
-            name=self.name,
             actions_by_rank=tuple(tuple(self.list_actions(r, size)) for r in range(size.ranks)),
             microbatches=size.microbatches,
             stages_per_rank=size.stages_per_rank,

@@ -280,32 +280,18 @@ def bubble_of_zero_bubble(
     return AnalyticalBubble(steps / size.stages_per_rank * longest, formula)
 
 
-def bubble_of_zb_v(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
-    """Return the idle seconds of each rank per step in ZB-V: (P-1)F/2.
+def bubble_of_v_stages(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
+    """Return the idle seconds of each rank per step in ZB-V and in DualPipeV: (P-1)F/2.
 
     P are the ranks, and F, I and W the seconds of a rank's forward pass, input gradient and weight
     gradient of one microbatch. The result is None unless F = I = W and there are at least 2P - 1
-    microbatches.
+    microbatches. In DualPipeV, forward and backward passes run in sequence here. Where they overlap,
+    DeepSeek's formula is (P-1)(F&B + B - 3W) / 2, where F&B is the time of both together.
     """
     if size.microbatches < 2 * size.ranks - 1 or not seconds.is_equal:
         return None
     idle = (size.ranks - 1) * seconds.forward / 2
     return AnalyticalBubble(idle, "(P-1)F/2 at F = I = W")
-
-
-def bubble_of_dualpipe_v(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
-    """Return the idle seconds of each rank per step in DualPipeV, without overlap: (P-1)F/2.
-
-    P are the ranks, and F, I and W the seconds of a rank's forward pass, input gradient and weight
-    gradient of one microbatch. The result is None unless F = I = W. DeepSeek's formula is
-    (P-1)(F&B + B - 3W) / 2, where F&B is the time of a forward and a backward pass that start and
-    end as one.
-    """
-    if not seconds.is_equal:
-        return None
-    idle = (size.ranks - 1) * seconds.forward / 2
-    formula = "(P-1)F/2 at F = I = W with forward and backward in sequence"
-    return AnalyticalBubble(idle, f"{formula}; (P-1)F where they start and end as one")
 
 
 _ALL_SCHEDULES = (
@@ -369,7 +355,7 @@ _ALL_SCHEDULES = (
         splits_backward=True,
         stages_of=list_v_stages,
         stages_per_rank=2,
-        compute_bubble=bubble_of_zb_v,
+        compute_bubble=bubble_of_v_stages,
     ),
     # DualPipe (arXiv 2412.19437) cut in half, github.com/deepseek-ai/DualPipe
     Schedule(
@@ -379,7 +365,7 @@ _ALL_SCHEDULES = (
         stages_of=list_v_stages,
         stages_per_rank=2,
         find_broken_rule=find_broken_microbatch_rule,
-        compute_bubble=bubble_of_dualpipe_v,
+        compute_bubble=bubble_of_v_stages,
     ),
 )
 SCHEDULES: Mapping[str, Schedule] = {schedule.name: schedule for schedule in _ALL_SCHEDULES}

@@ -109,5 +109,5 @@ def simulate(
                 run(rank, queue.popleft())
         if len(producers) == num_finished:
             waiting = ", ".join(str(queue[0]) for queue in queues if queue)
-            raise ValueError(f"{order.name} deadlocks: inputs never arrive for {waiting}")
+            raise ValueError(f"deadlock: inputs never arrive for {waiting}")
     return SimulatedTimeline(actions=tuple(producers.values()), ranks=order.ranks)

@@ -100,16 +100,12 @@ class TrainingLoop(Benchmark):
         return self._wrong_gradients
 
     def describe(self) -> Description:
-        """Return two facts for the record: the optimizer's class, and its parameters on this rank.
+        """Return the name of the main metric, and a note on the check without a reference model.
 
-        Without a reference model, a note states that gradients are only checked to be finite.
+        Gradients are then only checked to be finite.
         """
-        num_parameters = sum(parameter.numel() for parameter in self._parameters)
-        return Description(
-            headline="step_time",
-            details={"optimizer": type(self._optimizer).__name__, "parameters": num_parameters},
-            notes=() if self._reference is not None else (_NO_REFERENCE_NOTE,),
-        )
+        notes = () if self._reference is not None else (_NO_REFERENCE_NOTE,)
+        return Description(headline="step_time", notes=notes)
 
     def _run_forward_backward(self) -> None:
         """Run forward and backward of the user's model on the current batch.

@@ -350,7 +350,6 @@ def context_record(
 
 EXPERT_LOADS = {
     "balanced": [128] * 8,
-    "hot_rank": [192] * 4 + [64] * 4,
     "zipf": [94, 62, 55, 123, 190, 46, 76, 378],
 }
 

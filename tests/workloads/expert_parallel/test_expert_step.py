@@ -20,7 +20,7 @@ from tests.support.workloads.training_steps import (
 
 LLAMA: Params = {"recipe": "llama"}
 ZIPF: Params = {"routing": "zipf", **DROPS}
-HOT: Params = {"microbatches": 2, "routing": "hot_rank", **DROPS, **BFLOAT16}
+HOT: Params = {"microbatches": 2, "routing": "zipf", **DROPS, **BFLOAT16}
 FSDP: Params = {"fsdp": True, "vocabulary": 61, "checkpointing": "full", "shared": 0}
 
 

@@ -37,7 +37,7 @@ def count_wrong(world: World, params: Params) -> list[int]:
         {"variant": "all_to_all", **ZIPF},
         {"variant": "allgather", **ZIPF},
         {"recipe": "llama", "routing": "router"},
-        {"routing": "hot_rank", **BFLOAT16},
+        {"routing": "zipf", **BFLOAT16},
     ],
 )
 def test_layer_matches_one_process(two_ranks: Ranks, params: Params) -> None:
@@ -115,8 +115,8 @@ def test_explanation_of_balanced_routing(two_ranks: Ranks) -> None:
     assert num_bytes == pytest.approx(sent, rel=0.5)
 
 
-def test_explanation_of_hot_rank(two_ranks: Ranks) -> None:
-    metrics = explain(two_ranks, {"routing": "hot_rank", "capacity": 1.0})
+def test_explanation_of_uneven_routing(two_ranks: Ranks) -> None:
+    metrics = explain(two_ranks, {"routing": "zipf", "capacity": 1.0})
     assert metrics["imbalance.rank"] > 1
     assert metrics["drop_rate"] > 0
     assert metrics["combine_time"] > 0

@@ -41,7 +41,7 @@ def run_layer(shape: Shape, moe: Moe, kind: type[MoeLayer]) -> dict[str, Tensor]
     """Return the output and all gradients of a layer."""
     layer = make_layer(moe, kind, shape)
     if moe.routing != "router":
-        layer.assigned_ids = draw_experts(moe, TOKENS, seed=0, ranks=4, purpose=0)
+        layer.assigned_ids = draw_experts(moe, TOKENS, seed=0, purpose=0)
     random = torch.Generator().manual_seed(1)
     x = torch.randn(BATCH, 16, shape.hidden, generator=random).requires_grad_()
     output = layer(x)
@@ -56,7 +56,7 @@ def run_layer(shape: Shape, moe: Moe, kind: type[MoeLayer]) -> dict[str, Tensor]
 @pytest.mark.parametrize(
     "params",
     [
-        {"routing": "hot_rank", "capacity": 0.5},
+        {"routing": "zipf", "capacity": 0.5},
         {"renormalize": False},
         {"shared": 2, "expert_ffn": 24},
         {"shared": 0, "top_k": 1},
