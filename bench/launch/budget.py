@@ -1,4 +1,4 @@
-"""The order of the blocks of samples in a repetition, and time budgets of runs. Without torch.
+"""The order of the blocks of samples in a repetition. Without torch.
 
 A case is a benchmark with values for its parameters. A repetition starts all ranks, which then
 measure the cases. If cases need different environment variables, each group of cases with equal
@@ -7,19 +7,13 @@ variables has its own start of ranks.
 The samples of a small operation are taken in several blocks, with blocks of other cases between
 them, in random order. A disturbance of the machine then affects a part of every case instead of all
 samples of one case.
-
-The default budget of a run is chosen in ``bench/plan/options.py``.
 """
 
-import math
 from collections.abc import Sequence
 from random import Random
 
 from parbench.bench.plan.cases import Case
-from parbench.bench.results.runs import Run
 
-RESERVE = 1.1
-"""The factor between the needed time and a suggested time budget, because speed varies."""
 BLOCKS = 10
 """The number of blocks into which the samples of a small operation are split.
 
@@ -39,29 +33,6 @@ _INTERLEAVED_KINDS = ("collective", "p2p", "memory", "compute")
 A training step is not among them, because its model is large and slow to prepare. A custom step is
 not, because its size is unknown.
 """
-
-
-def estimate_run_seconds(run: Run) -> float:
-    """Return the expected seconds to measure every case of a run in every repetition.
-
-    The estimate is the time that the run has taken, multiplied by the number of planned
-    measurements and divided by the number of completed ones. A measurement is one case in one
-    repetition. The result is 0 if the run has taken no time yet.
-    """
-    plan = run.info.plan
-    num_made = sum(not record.is_out_of_budget for record in run.records)
-    seconds = sum(info.seconds for info in run.info.repetitions)
-    return seconds * plan.repetitions * len(plan.cases) / max(num_made, 1)
-
-
-def format_budget(seconds: float) -> str:
-    """Return a value of ``--budget``, such as ``90s`` or ``7m``, for a run that takes ``seconds``.
-
-    A reserve of 10 % is added to ``seconds``. The sum is rounded up to a multiple of 10 s, or of
-    1 min if it is at least 3 min.
-    """
-    needed = round(RESERVE * seconds, 3)
-    return f"{10 * math.ceil(needed / 10)}s" if needed < 180 else f"{math.ceil(needed / 60)}m"
 
 
 def make_blocks(cases: Sequence[Case], seed: str) -> list[int]:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from parbench.bench.launch.budget import estimate_run_seconds, format_budget
 from parbench.bench.results.formatting import format_percent
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
@@ -104,12 +103,11 @@ def _judge_completeness(data: RunData, measured: Sequence[CaseResult]) -> Report
     )
     repetitions = pluralize(plan.repetitions, "repetition")
     if num_cut:
-        budget = format_budget(estimate_run_seconds(data.run))
         return ReportVerdict(
             word="PARTIAL",
             level="bad" if data.exit_code == 4 else "doubtful",
             message=f"{num_cut} of {cases} ran fewer than {repetitions} within the time budget",
-            hint=f"{resume}, or use --budget {budget}",
+            hint=f"{resume}, or use a longer --budget",
         )
     num_skipped = len(plan.skipped) + counts.get("skipped", 0)
     suffix = f", and {pluralize(num_skipped, 'case')} cannot run here" if num_skipped else ""

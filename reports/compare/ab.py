@@ -6,6 +6,7 @@ tested a few times, each time at its share of the error rate, so stopping early 
 the rate of false alarms.
 """
 
+import math
 import os
 import sys
 import time
@@ -13,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from parbench.bench.launch.budget import RESERVE, estimate_run_seconds, format_budget
 from parbench.bench.launch.processes import run_child
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError, format_duration, get_last_line
@@ -71,8 +71,8 @@ def measure_pairs(
     """Measure pairs of repetitions of two sides in the order A B B A, until the budget ends.
 
     Yields all pairs so far after each pair. The time of a repetition is the budget divided by the
-    repetitions of ``planned_pairs``, at least 30 s. It is longer if the time was too short for all
-    cases in the first pair.
+    repetitions of ``planned_pairs``, at least 30 s. It doubles after a pair in which it was too
+    short for all cases.
 
     Args:
         sides: the sides A and B.
@@ -97,11 +97,10 @@ def measure_pairs(
         first, second = (measure(side, repetition_seconds) for side in order)
         pairs.append((second, first) if is_reversed else (first, second))
         longest_pair = max(longest_pair, clock() - start)
-        for run in pairs[0] if len(pairs) == 1 else ():
-            if any(record.is_out_of_budget for record in run.records):
-                complete = RESERVE * estimate_run_seconds(run)
-                longest_pair += 2 * max(0.0, complete - repetition_seconds)
-                repetition_seconds = max(repetition_seconds, complete)
+        records = [record for run in pairs[-1] for record in run.records]
+        if any(record.is_out_of_budget for record in records):
+            repetition_seconds *= 2
+            longest_pair *= 2
         yield pairs
         num_missing = min_pairs - len(pairs)
         if clock() + max(1, num_missing) * longest_pair > end:
@@ -110,7 +109,7 @@ def measure_pairs(
             raise UserError(
                 f"--budget is too short: a repetition of both sides takes "
                 f"{format_duration(longest_pair)}, and at least {min_pairs} are needed",
-                hint=f"use --budget {format_budget(min_pairs * longest_pair)}",
+                hint=f"use --budget {math.ceil(1.1 * min_pairs * longest_pair)}s",
             )
 
 

@@ -1,53 +1,12 @@
-"""The order of blocks in a start of ranks, and the estimate of a run's time budget."""
+"""The order of blocks in a start of ranks."""
 
 from collections import Counter
-from pathlib import Path
 
-from parbench.bench.launch.budget import (
-    BLOCKS,
-    estimate_run_seconds,
-    format_budget,
-    make_blocks,
-)
-from parbench.bench.plan.cases import Case, make_case
-from parbench.bench.results.records import Record, SkipReason, WorldInfo
-from parbench.bench.results.runs import RepetitionInfo, Run, RunInfo
-from tests.support.fakes import make_fake_case, make_plan
+from parbench.bench.launch.budget import BLOCKS, make_blocks
+from parbench.bench.plan.cases import make_case
+from tests.support.fakes import make_fake_case
 
 ALL_REDUCES = [make_fake_case(number) for number in range(4)]
-WORLD = WorldInfo(size=2, nodes=1, backend="gloo", device="cpu")
-
-
-def make_record(case: Case, skip_reason: SkipReason | None = None) -> Record:
-    return Record(
-        case=case,
-        world=WORLD,
-        repetition=0,
-        status="skipped" if skip_reason else "ok",
-        skip_reason=skip_reason,
-        started="",
-        seconds=1.0,
-    )
-
-
-def test_estimate_covers_all_measurements() -> None:
-    plan = make_plan(ALL_REDUCES[:2], repetitions=5)
-    repetitions = (RepetitionInfo(repetition=0, seconds=10.0),)
-    info = RunInfo(
-        id="run",
-        started="",
-        host="n1",
-        parbench="0",
-        plan=plan,
-        repetitions=repetitions,
-    )
-    records = (
-        make_record(ALL_REDUCES[0]),
-        make_record(ALL_REDUCES[1], skip_reason=SkipReason.OUT_OF_BUDGET),
-    )
-    run = Run(path=Path("run"), info=info, records=records)
-    assert estimate_run_seconds(run) == 100.0
-    assert [format_budget(seconds) for seconds in (100.0, 187.0)] == ["110s", "4m"]
 
 
 def test_small_operations_have_many_blocks() -> None:
