@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from parbench.bench.launch.budget import make_blocks
+from parbench.bench.launch.blocks import make_blocks
 from parbench.bench.launch.display import Display
 from parbench.bench.launch.messages import OUT_OF_BUDGET, Job, Outcome
 from parbench.bench.launch.ranks import Ranks

@@ -22,7 +22,7 @@ from scipy.optimize import brentq  # type: ignore[import-untyped]
 from scipy.signal import lfilter  # type: ignore[import-untyped]
 from scipy.special import ndtr  # type: ignore[import-untyped]
 
-from parbench.bench.launch.budget import BLOCKS
+from parbench.bench.launch.blocks import BLOCKS
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.timing import DURATION, CaseTimer, Progress, Sampler, Stopwatch
 from parbench.bench.results.stats import Estimate, estimate_median

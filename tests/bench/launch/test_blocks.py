@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from parbench.bench.launch.budget import BLOCKS, make_blocks
+from parbench.bench.launch.blocks import BLOCKS, make_blocks
 from parbench.bench.plan.cases import make_case
 from tests.support.fakes import make_fake_case
 
