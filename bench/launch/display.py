@@ -3,14 +3,12 @@
 import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
 from parbench.bench.launch.recorder import FAILED_STATUSES
 from parbench.bench.results.records import Record, encode_record
-from parbench.bench.text import format_duration
 
 _LINE_SECONDS = 5.0
 """The least time in seconds between lines of progress, if standard error is not a terminal."""
@@ -35,7 +33,7 @@ class Display(ExitStack):
         self._console = console or Console(
             stderr=True, soft_wrap=True, highlight=False, force_terminal=sys.stderr.isatty()
         )
-        self._start = self._last_line = time.monotonic()
+        self._last_line = time.monotonic()
         self._bar = Progress(console=self._console, disable=not self._console.is_terminal)
         self.enter_context(self._bar)
         self._task = self._bar.add_task("starting ranks", total=1.0)
@@ -44,18 +42,13 @@ class Display(ExitStack):
         """Show the completed fraction of the run and a text about the case that is being measured.
 
         ``title`` is the text about the case. ``share`` is the completed fraction, from 0 to 1. If
-        standard error is not a terminal, a line is printed at most every 5 s, with an estimate of
-        the remaining time.
+        standard error is not a terminal, a line is printed at most every 5 s.
         """
         self._bar.update(self._task, description=title, completed=share)
         now = time.monotonic()
         if not self._console.is_terminal and now - self._last_line > _LINE_SECONDS:
             self._last_line = now
-            left = ""
-            if share > 0:
-                seconds = (now - self._start) * (1 - share) / share
-                left = f", about {format_duration(seconds)} left"
-            self.print_message(f"{title}, {share:.0%} of the run{left}")
+            self.print_message(f"{title}, {share:.0%} of the run")
 
     def print_message(self, message: str) -> None:
         """Print a text as a line on standard error."""
@@ -71,11 +64,3 @@ class Display(ExitStack):
             sys.stdout.buffer.flush()
         if record.status in FAILED_STATUSES:
             self.print_message(f"{record.status}: {record.case.label}: {record.reason}")
-
-    def show_stop(self, reason: str, path: Path) -> None:
-        """Print the reason why the run stopped early, and the command that resumes it.
-
-        ``path`` is the folder of the run.
-        """
-        self.close()
-        self.print_message(f"{reason}; go on with: parbench run --resume {path}")

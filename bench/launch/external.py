@@ -238,9 +238,8 @@ def serve_rank() -> None:
                 process = start_worker(number, Path(folder), variables)
                 while process.poll() is None and not own_store.check(["end"]):
                     time.sleep(_POLL_SECONDS)
-                process.kill()
-                code = process.wait()
                 kill_descendants(os.getpid())
+                code = process.wait()
             own_store.set(f"exit/{rank}", str(code))
             own_store.add("exits", 1)
     except RuntimeError as error:  # torch's errors of a store whose server has ended

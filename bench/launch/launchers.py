@@ -18,7 +18,7 @@ from types import ModuleType
 import psutil
 
 from parbench.bench.launch.processes import describe_exit, die_with_parent
-from parbench.bench.launch.ranks import Ranks, remove_if_empty
+from parbench.bench.launch.ranks import Ranks
 from parbench.bench.machine.slurm_allocation import NodeLayout, build_srun_command
 from parbench.bench.text import get_last_line
 
@@ -69,12 +69,11 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         self.start()
 
     def __exit__(self, *exception: object) -> None:
-        """Kill the server with all ranks, and remove its log if the log is empty."""
+        """Kill the server with all ranks."""
         kill_descendants(self.pid)
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         self._wait(os.WEXITED)
-        remove_if_empty(self._log)
 
     def _wait(self, options: int) -> os.waitid_result | None:
         """Call ``os.waitid`` for the server process, and return the way in which it has ended.

@@ -88,7 +88,9 @@ def run_options(
         try:
             Driver(run, recorder, start_ranks, display).drive()
         except (KeyboardInterrupt, UserError) as error:
-            display.show_stop(str(error) or "interrupted", run.path)
+            display.close()
+            reason = str(error) or "interrupted"
+            display.print_message(f"{reason}; go on with: parbench run --resume {run.path}")
     return run.path
 
 

@@ -44,8 +44,7 @@ def get_process_space() -> str:
 
 def describe_exit(code: int) -> str:
     """Return an exit code as text: ``exit code 1``, or ``ended by SIGKILL`` for the code -9."""
-    names = {sign.value: sign.name for sign in signal.Signals}  # real-time signals have none
-    return f"ended by {names.get(-code, f'signal {-code}')}" if code < 0 else f"exit code {code}"
+    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def exit_now(code: int) -> NoReturn:

@@ -7,7 +7,6 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -130,16 +129,12 @@ class Ranks(ABC):
         state of each rank) is not empty. Then the ranks cannot continue.
         """
         while not self._outcomes:
-            self._poll()
             if self._has_failed():
-                failure = self._explain_end()
-            elif self.evidence.reports or time.monotonic() > self._deadline:
-                failure = self._explain_hang()
-            else:
-                continue
-            if not self._outcomes:  # the block may end well at the last moment
-                return failure
-            self.evidence.reports.clear()
+                return self._explain_end()
+            if self.evidence.reports or time.monotonic() > self._deadline:
+                return self._explain_hang()
+            self._poll()
+        self.evidence.reports.clear()
         self._deadline = time.monotonic() + self._timeout_seconds + _OWN_DEADLINE_SECONDS
         return self._outcomes.pop(0)
 
@@ -162,8 +157,6 @@ class Ranks(ABC):
             while find_process_state(hello) not in (None, "gone") and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
         shutil.rmtree(self._folder / MAIL, ignore_errors=True)
-        for file in self._folder.iterdir():
-            remove_if_empty(file)
 
     def _poll(self) -> None:
         """Store the messages that have arrived, or sleep for 0.05 s if there are none."""
@@ -222,10 +215,3 @@ class Ranks(ABC):
             if file.exists():
                 stacks[rank] = file.read_text(errors="replace")
         return explain_hang(self.evidence, self._timeout_seconds, stacks)
-
-
-def remove_if_empty(file: Path) -> None:
-    """Remove a file if it is empty. A file that is missing or cannot be removed is ignored."""
-    with suppress(OSError):
-        if file.stat().st_size == 0:
-            file.unlink()

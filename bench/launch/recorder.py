@@ -135,19 +135,19 @@ def find_misplacements(hellos: Sequence[Hello]) -> list[str]:
     ranks, in rank order.
     """
     warnings = []
-    distant_ranks = [
-        hello.rank
-        for hello in hellos
-        if hello.place.gpu_numa_node is not None
-        and hello.place.gpu_numa_node not in hello.place.numa_nodes
-    ]
+    distant_ranks = []
+    cpus = []
+    for hello in hellos:
+        place = hello.place
+        if place.gpu_numa_node not in (None, *place.numa_nodes):
+            distant_ranks.append(hello.rank)
+        if len(place.cpus) == 1:
+            cpus.append((place.host, place.cpus[0]))
     if distant_ranks:
-        ranks = f"rank{'s' if len(distant_ranks) > 1 else ''} {format_cpus(distant_ranks)}"
         fix = "let ranks use CPUs next to their GPUs (srun --cpu-bind, taskset)"
-        warnings.append(f"{ranks}: the CPUs are in another NUMA node than the GPU; {fix}")
-    places = [hello.place for hello in hellos if len(hello.place.cpus) == 1]
-    counts = Counter((place.host, place.cpus[0]) for place in places)
-    for (host, cpu), count in counts.items():
+        problem = "the CPUs are in another NUMA node than the GPU"
+        warnings.append(f"rank {format_cpus(distant_ranks)}: {problem}; {fix}")
+    for (host, cpu), count in Counter(cpus).items():
         if count > 1:
             warnings.append(f"{count} ranks share CPU {cpu} of {host}")
     return warnings

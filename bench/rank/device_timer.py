@@ -10,7 +10,6 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from parbench.bench.machine.machine import count_available_cores
 from parbench.bench.world import accelerator
 from parbench.bench.world.world import World
 
@@ -19,8 +18,6 @@ HOST_NS = 20_000
 
 The host notices the end with a delay, and the time of the start is computed from that of the end.
 """
-_MIN_CORES_TO_SPIN = 3
-"""The least number of cores of a rank with which its thread polls an event instead of sleeping."""
 _CYCLES_PER_NS = 2
 """The assumed clock rate of a GPU in cycles per ns, which converts the time of a spin kernel.
 
@@ -52,30 +49,28 @@ class DeviceTimer:
     In two cases the duration includes the launch, because the host waits until the barrier is done
     before it launches the steps:
 
-    - The time until an asynchronous call returns is measured (``times_issue``).
+    - The timer is made without spin kernels.
     - The launch takes longer than the longest spin could hide, for example in a training step.
     """
 
-    def __init__(self, world: World, *, times_issue: bool) -> None:
+    def __init__(self, world: World, *, spins: bool = True) -> None:
         """Prepare the timing of samples on the current CUDA stream of the world's device.
 
-        ``times_issue`` is True if the time until an asynchronous call returns is measured too.
+        ``spins`` is False for a timer without spin kernels: if the time until an asynchronous call
+        returns is measured too, or if a fault delays this rank.
         """
         self._world = world
-        self._times_issue = times_issue
+        self._spins = spins
         self._token = torch.zeros(1, device=world.device)
-        self._has_few_cores = count_available_cores() < _MIN_CORES_TO_SPIN
         self._least_host_ns: dict[int, int] = {}
         """The least time in ns that the host took to queue the barrier and launch a sample.
 
         The key is the number of steps of the sample.
         """
         self._margin_ns = _MARGIN_NS
-        """The time in ns that is added to a spin. It doubles after a launch that outlasted it."""
+        """The time in ns that is added to a spin. It doubles after a launch that was not hidden."""
         self._start_line_ns = 0
         """The time in ns in which the host queued the last spin kernel and barrier."""
-        self._is_behind_spin = False
-        """True if the last barrier was queued behind a spin, and the host did not wait for it."""
 
     def spin(self, duration_ns: int) -> None:
         """Queue a kernel that keeps the device busy for at least ``duration_ns``."""
@@ -90,28 +85,19 @@ class DeviceTimer:
         if self._world.backend != "gloo":
             dist.all_reduce(self._token, group=self._world.group)
 
-    def make_event(self) -> accelerator.Event:
-        """Return a new CUDA event for the time at which the stream reaches it.
-
-        On a rank with few cores the host thread sleeps while it waits for the event. Otherwise it
-        polls.
-        """
-        return accelerator.make_event(blocking=self._has_few_cores)
-
-    def queue_start_line(self, steps: int, *, is_late: bool = False) -> None:
+    def queue_start_line(self, steps: int) -> None:
         """Queue a spin kernel and then a barrier, after which all devices begin at the same time.
 
-        The host launches the ``steps`` steps of the sample during the spin. If ``is_late`` is True,
-        a fault delays this rank, and the host first waits for the end of the barrier.
+        The host launches the ``steps`` steps of the sample during the spin. If there is no spin,
+        the host waits for the end of the barrier.
         """
-        spin_ns = None if self._times_issue else self._find_spin_ns(steps)
+        spin_ns = self._find_spin_ns(steps) if self._spins else None
         begin_ns = time.perf_counter_ns()
         if spin_ns is not None:
             self.spin(spin_ns)
         self.queue_barrier()
         self._start_line_ns = time.perf_counter_ns() - begin_ns
-        self._is_behind_spin = spin_ns is not None and not is_late
-        if not self._is_behind_spin:
+        if spin_ns is None:
             self._world.sync_stream()
 
     def _find_spin_ns(self, steps: int) -> int | None:
@@ -137,8 +123,8 @@ class DeviceTimer:
         is the time at which the host noticed the end, in ns of ``time.perf_counter_ns()``. The
         arrival is the exit less the duration.
         """
-        start = self.make_event()
-        end = self.make_event()
+        start = accelerator.make_event()
+        end = accelerator.make_event()
         begin_ns = time.perf_counter_ns()
         start.record()
         issued_ns = sampler()
@@ -149,8 +135,8 @@ class DeviceTimer:
         exit_ns = time.perf_counter_ns()
         host_ns = self._start_line_ns + launch_ns
         self._least_host_ns[steps] = min(host_ns, self._least_host_ns.get(steps, host_ns))
-        if self._is_behind_spin and not is_hidden:
-            self._margin_ns *= 2
+        if not is_hidden:
+            self._margin_ns = min(2 * self._margin_ns, _MAX_SPIN_OF_MANY_STEPS_NS)
         duration_ns = int(start.elapsed_time(end) * 1e6)
         issue_ns = issued_ns - begin_ns if issued_ns else 0
         return exit_ns - duration_ns, exit_ns, duration_ns, issue_ns, int(is_hidden)

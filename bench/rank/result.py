@@ -43,11 +43,9 @@ def add_samples(
     if len(ranks) < len(world.hosts):
         details |= {"group_size": len(ranks), "group_ranks": ranks}
     details |= {"warmup": timed.warmup, "steps_per_sample": timed.steps_per_sample}
-    method = world.clock.method
     uncertainty_ns = world.clock.uncertainty_ns
     if timed.hidden is not None:
         details["launch_hidden"] = round(timed.hidden, 4)
-        method = f"{method}; a device's events by its host"
         uncertainty_ns += HOST_NS
     arrival = None
     if timed.has_arrivals:
@@ -56,7 +54,7 @@ def add_samples(
             [ranks[index] for index in arrivals.argmax(axis=0)],
             [ranks[index] for index in exits.argmax(axis=0)],
             seconds["skew"],
-            method,
+            world.clock.method,
             uncertainty_ns / 1e9,
         )
     return replace(

@@ -20,7 +20,7 @@ from parbench.bench.plan.catalogue import NO_LOAD, RUNNER_PARAMS
 from parbench.bench.plan.plan import FaultSpec, Measure
 from parbench.bench.rank.device_timer import DeviceTimer
 from parbench.bench.rank.result import add_samples
-from parbench.bench.rank.timing import CaseTimer, Progress, Stopwatch
+from parbench.bench.rank.timing import CaseTimer, Progress, Stopwatch, make_sampler
 from parbench.bench.results.records import (
     MIN_HIDDEN,
     Check,
@@ -203,14 +203,16 @@ class CaseRun:
         fault = self._fault
         if fault is not None and (fault.kind, fault.rank) == ("late", world.global_rank):
             late_seconds = fault.amount
-        on_gpu = world.device.type == "cuda"
+        timer = None
+        if world.device.type == "cuda":
+            timer = DeviceTimer(world, spins=self._mode != "async" and late_seconds == 0)
         stopwatch = Stopwatch(
             benchmark=benchmark,
             world=world,
             progress=self._progress,
             late_seconds=late_seconds,
             has_load=self._load != NO_LOAD,
-            timer=DeviceTimer(world, times_issue=self._mode == "async") if on_gpu else None,
+            timer=timer,
         )
         self._timer = CaseTimer(stopwatch, self._measure, subgroup, self._mode)
         self._resources.callback(self._timer.close)
@@ -246,7 +248,8 @@ class CaseRun:
                 reason = f"--inject {fault.text} has no effect in this case"
                 raise CaseEndedError("skipped", reason, skip_reason=SkipReason.IMPOSSIBLE)
         if self._mode == "graph":
-            self._check("in a replay before the timed region", self._timer.replay)
+            replay = make_sampler("graph", benchmark, 1)
+            self._check("in a replay before the timed region", replay)
         if self._load != NO_LOAD:
             # CUDA may wait for an idle device to load a kernel, and none is idle during a load.
             self._timer.stopwatch.start_line(1)
@@ -277,11 +280,10 @@ class CaseRun:
                 timing.measure_until_precise(seconds_to_measure)
             else:
                 timing.measure_block(seconds_to_measure, num_later)
-        step: Callable[[], object] | None = None
-        if self._mode == "graph":
-            step = timing.replay
-        elif timing.takes_many_steps and self._benchmark is not None:
-            step = self._benchmark.step
+        step = None
+        if timing.takes_many_steps:
+            mode = "graph" if self._mode == "graph" else "blocking"
+            step = make_sampler(mode, timing.stopwatch.benchmark, 1)
         self._check("after the timed region", step)
         outcome = self._make_outcome(0 if timing.is_complete else num_later)
         if explains:
@@ -392,7 +394,7 @@ def make_benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> 
         capability = accelerator.get_capability(world.device)
         refuse_float8(str(params.get("dtype")), capability)
     benchmark = load_target(case.target)(world, **params)
-    if isinstance(benchmark, type) or not isinstance(benchmark, Benchmark):
+    if not isinstance(benchmark, Benchmark):
         raise TypeError(f"target {case.target!r} returned {benchmark!r}, which is not a benchmark")
     if fault is not None and fault.kind != "late" and fault.rank == world.global_rank:
         inject_fault(benchmark, fault, world.sync_stream)

@@ -254,7 +254,7 @@ class Stopwatch:
         self.progress.steps += 1
         self.world.barrier()
         if self.timer is not None and steps > 0:
-            self.timer.queue_start_line(steps, is_late=self.late_seconds > 0)
+            self.timer.queue_start_line(steps)
         if self.late_seconds > 0:
             time.sleep(self.late_seconds)
 
@@ -321,7 +321,6 @@ class CaseTimer:
         self._ranks = subgroup.ranks
         self._mode = mode
         self._sampler: Sampler | None = None  # None before the warm-up
-        self._replay: Sampler | None = None
         self._sample_seconds = 0.0
         """The wall time of one sample with its reset and barrier, as last measured."""
 
@@ -330,20 +329,9 @@ class CaseTimer:
         """True if ``max_iterations`` samples are taken, so that no further block follows."""
         return self._count_remaining() <= 0
 
-    @property
-    def replay(self) -> Sampler:
-        """A function that replays a CUDA graph of one step of the benchmark, without timing it.
-
-        The graph is captured at the first use.
-        """
-        if self._replay is None:
-            self._replay = make_sampler("graph", self.stopwatch.benchmark, 1)
-        return self._replay
-
     def close(self) -> None:
-        """Release the CUDA graphs before the communicator that they use is destroyed."""
+        """Release the CUDA graph before the communicator that it uses is destroyed."""
         self._sampler = None
-        self._replay = None
 
     def measure_until_precise(self, seconds: float) -> None:
         """Warm up and take all samples of the case as one block of about ``seconds``.

@@ -148,10 +148,9 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
 def bind_to_near_cpus(environ: Mapping[str, str]) -> None:
     """Bind this rank to the CPUs of its GPU's NUMA node, if ``PARBENCH_BIND`` is 1.
 
-    The driver sets the variable to 1 if the launcher does not bind ranks. Without a GPU nothing is
-    done.
+    The driver sets the variable to 1 if ranks use GPUs and the launcher does not bind them.
     """
-    if environ.get(BIND_VARIABLE) != "1" or not accelerator.is_available():
+    if environ.get(BIND_VARIABLE) != "1":
         return
     count = accelerator.count_devices()
     local_ranks = range(int(environ["LOCAL_WORLD_SIZE"]))
@@ -319,7 +318,7 @@ def make_hello(environ: Mapping[str, str]) -> Hello:
     environment = {**capture_environment(environ), "torch": facts}
     uuid = None
     numa_node = None
-    if environ.get("PARBENCH_DEVICE") == "cuda" and accelerator.is_available():
+    if environ.get("PARBENCH_DEVICE") == "cuda":
         index = choose_gpu_index(environ, accelerator.count_devices())
         device = accelerator.get_properties(index)
         uuid = device.uuid

@@ -47,11 +47,6 @@ def has_lost_devices() -> bool:
     return bool(torch.cuda._is_in_bad_fork())
 
 
-def is_available() -> bool:
-    """Return True if torch has CUDA and this process can use at least one device."""
-    return torch.cuda.is_available()
-
-
 def count_devices() -> int:
     """Return the number of devices that this process may use."""
     return torch.cuda.device_count()

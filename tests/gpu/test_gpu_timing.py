@@ -61,7 +61,7 @@ def make_timer(
         world=world,
         progress=Progress(),
         late_seconds=late_seconds,
-        timer=DeviceTimer(world, times_issue=mode == "async"),
+        timer=DeviceTimer(world, spins=late_seconds == 0),
     )
     return CaseTimer(stopwatch, measure, select_subgroup(world, {}), mode)
 
@@ -76,10 +76,10 @@ def compute_median_us(timed: TimedSamples) -> float:
     return 1e6 * float(np.median(timed.compute_seconds()["time"]))
 
 
-def measure_event_times_us(world: World, *, times_issue: bool) -> list[float]:
-    """Return event times of a copy; ``times_issue`` leaves out the spin that hides the launch."""
+def measure_event_times_us(world: World, *, spins: bool) -> list[float]:
+    """Return event times of a copy, with or without the spin that hides the launch."""
     benchmark = build_small_copy(world)
-    timer = DeviceTimer(world, times_issue=times_issue)
+    timer = DeviceTimer(world, spins=spins)
     durations = []
     for _ in range(50):
         benchmark.reset()
@@ -103,8 +103,8 @@ def measure_late_copy(world: World) -> tuple[float, list[float]]:
 
 
 def test_spin_hides_launch(nccl_world: World) -> None:
-    hidden_us = float(np.median(measure_event_times_us(nccl_world, times_issue=False)))
-    open_us = float(np.median(measure_event_times_us(nccl_world, times_issue=True)))
+    hidden_us = float(np.median(measure_event_times_us(nccl_world, spins=True)))
+    open_us = float(np.median(measure_event_times_us(nccl_world, spins=False)))
     print(f"figure: copy of 1 KiB {hidden_us:.1f} us behind a spin, {open_us:.1f} us without")
     assert hidden_us < open_us
     timed = measure_timing(build_small_copy(nccl_world), nccl_world, "blocking")

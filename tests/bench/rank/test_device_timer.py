@@ -1,5 +1,6 @@
 """Timing on a device: timed steps begin behind a spin and a collective in the device's queue."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 from unittest import mock
@@ -9,7 +10,7 @@ import torch
 
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import device_timer, timing
-from parbench.bench.rank.device_timer import DeviceTimer
+from parbench.bench.rank.device_timer import DeviceTimer, Stamp
 from parbench.bench.rank.timing import (
     ARRIVAL,
     DURATION,
@@ -21,7 +22,7 @@ from parbench.bench.rank.timing import (
     Stamps,
     Stopwatch,
 )
-from parbench.bench.world.accelerator import Event
+from parbench.bench.world import accelerator
 from parbench.bench.world.world import Subgroup, World
 from tests.support.fake_time import HeldTime
 from tests.support.fakes import NotingBenchmark
@@ -87,9 +88,9 @@ class FakeDevice:
 class FakeTimer(DeviceTimer):
     """Times samples on a fake device."""
 
-    def __init__(self, device: FakeDevice, *, times_issue: bool = False) -> None:
+    def __init__(self, device: FakeDevice, *, spins: bool = True) -> None:
         world = SimpleNamespace(device="cpu", sync_stream=device.sync)
-        super().__init__(cast(World, world), times_issue=times_issue)
+        super().__init__(cast(World, world), spins=spins)
         self.device = device
 
     def spin(self, duration_ns: int) -> None:
@@ -98,8 +99,10 @@ class FakeTimer(DeviceTimer):
     def queue_barrier(self) -> None:
         self.device.queue_barrier()
 
-    def make_event(self) -> Event:
-        return cast(Event, FakeEvent(self.device))
+    def measure(self, sampler: Callable[[], int | None], steps: int) -> Stamp:
+        make_event = mock.Mock(side_effect=lambda: FakeEvent(self.device))
+        with mock.patch.object(accelerator, "make_event", make_event):
+            return super().measure(sampler, steps)
 
 
 class LaunchingBenchmark(NotingBenchmark):
@@ -132,7 +135,7 @@ def make_stopwatch(
     device: FakeDevice,
     launches_us: list[int],
     *,
-    times_issue: bool = False,
+    spins: bool = True,
     late_seconds: float = 0.0,
 ) -> Stopwatch:
     namespace = SimpleNamespace(
@@ -145,7 +148,7 @@ def make_stopwatch(
         world=cast(World, namespace),
         progress=Progress(),
         late_seconds=late_seconds,
-        timer=FakeTimer(device, times_issue=times_issue),
+        timer=FakeTimer(device, spins=spins),
     )
 
 
@@ -187,17 +190,17 @@ def test_long_launch_is_timed_with_its_step(device: FakeDevice) -> None:
 
 
 def test_late_rank_joins_the_start_line_first(device: FakeDevice) -> None:
-    stopwatch = make_stopwatch(device, [30], late_seconds=0.002)
+    stopwatch = make_stopwatch(device, [30], spins=False, late_seconds=0.002)
     start_ns = device.clock.now_ns
     stamps = take_samples(stopwatch, 1)
-    assert device.log[3:7] == ["spin", "meet", "sync", "record"]
-    line_ns = start_ns + 500 * US + COLLECTIVE_NS
+    assert device.log[3:6] == ["meet", "sync", "record"]
+    line_ns = start_ns + QUEUE_NS + COLLECTIVE_NS
     assert stamps[ARRIVAL, 0] == line_ns + WAKE_UP_NS + 2000 * US + WAKE_UP_NS
     assert stamps[DURATION, 0] == 30 * US + STEP_NS
 
 
 def test_async_mode_does_not_hide_the_launch(device: FakeDevice) -> None:
-    stopwatch = make_stopwatch(device, [30], times_issue=True)
+    stopwatch = make_stopwatch(device, [30], spins=False)
 
     def issue() -> int:
         stopwatch.benchmark.step()

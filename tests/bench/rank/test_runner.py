@@ -396,7 +396,10 @@ def run_graph_on_rank(world: World, is_empty: bool) -> Outcome:
 
     case = make_case("workload.counting", f"{MODULE}:prepare_counting", {"mode": "graph"})
     measure = Measure(warmup=1, max_iterations=8)
-    with mock.patch.object(timing, "make_sampler", make_sampler):
+    with (
+        mock.patch.object(timing, "make_sampler", make_sampler),
+        mock.patch.object(runner, "make_sampler", make_sampler),
+    ):
         return CaseRun(case, world, measure, Progress(), None).run_block(60.0)
 
 

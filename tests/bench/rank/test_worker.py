@@ -236,7 +236,6 @@ def test_rank_binds_itself_if_its_launcher_does_not(
     """Three ranks of this host use two GPUs."""
     calls: list[tuple[object, ...]] = []
     monkeypatch.setattr(worker, "bind_to_gpu", lambda *args: calls.append(args))
-    monkeypatch.setattr(accelerator, "is_available", lambda: True)
     monkeypatch.setattr(accelerator, "count_devices", lambda: 2)
     monkeypatch.setattr(
         accelerator, "get_properties", lambda index: SimpleNamespace(pci_address=f"gpu{index}")
