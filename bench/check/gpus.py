@@ -12,7 +12,7 @@ _BAD_TOPICS = ("memory errors", "pcie", "nvlink")
 
 
 def list_gpus(host: str, gpus: Sequence[Gpu], report: GpuReport) -> tuple[Device, ...]:
-    """Return a device for each GPU, with its state as ``facts`` and its faults as ``reasons``.
+    """Return a device for each GPU, with the faults that its driver reports.
 
     The rates of the devices are still empty, because ``add_run`` adds them. ``gpus`` are the GPUs
     of this host as NVML reported them before the measurement, in the order of the ranks that
@@ -38,7 +38,6 @@ def list_gpus(host: str, gpus: Sequence[Gpu], report: GpuReport) -> tuple[Device
             uuid=gpu.uuid or "",
             kind=kind,
             rank=rank,
-            facts={finding.topic: finding.facts for finding in examine_gpu(gpu, [gpu])},
             reasons=reasons,
         )
         devices.append(device)

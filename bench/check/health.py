@@ -81,8 +81,6 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """The rank that measures the device, -1 if the device could not be measured."""
     rates: dict[str, Rate] = {}
     """The measured rates, by the name of the quantity such as ``copy``."""
-    facts: dict[str, str] = {}
-    """The state of a GPU, as text by topic such as ``clocks``. Empty for cores."""
     reasons: tuple[Fault, ...] = ()
     """The faults that decide the verdict, empty if the device has no fault."""
 

@@ -16,7 +16,7 @@ from parbench.bench.machine.disturbance import (
     make_finding,
 )
 from parbench.bench.machine.environment import read_governors
-from parbench.bench.machine.gpu import GPU_FIX, Gpu, has_library
+from parbench.bench.machine.gpu import GPU_FIX, Gpu
 from parbench.bench.machine.gpu_host import has_iommu_translation, has_peer_memory
 from parbench.bench.machine.gpu_topics import examine_gpu
 from parbench.bench.machine.host_load import BUSY_SHARE
@@ -35,9 +35,6 @@ _GOVERNOR_FIX = "sudo cpupower frequency-set -g performance, so that clocks do n
 _SHM_FIX = (
     "nccl moves data through it: start the container with --shm-size 1g or more, or --ipc host"
 )
-_DRIVER_FIX = (
-    "see nvidia-smi and CUDA_VISIBLE_DEVICES: a driver older than its libraries, a GPU off the bus"
-)
 _IOMMU_FIX = "boot with iommu=pt: translation slows transfers between GPUs, NICs and the host"
 _PEER_FIX = "sudo modprobe nvidia_peermem: NICs copy through the host without it"
 
@@ -52,9 +49,6 @@ def examine_this_host(environ: Mapping[str, str]) -> tuple[Disturbance, ...]:
     findings = [*examine_cores(machine.cores), *examine_gpus(machine)]
     if machine.gpus:
         findings += examine_gpu_host(machine.gpus)
-    elif not machine.silent_gpus and has_library(environ):
-        facts = "NVML is installed, and no GPU is visible"
-        findings.append(make_finding("gpu driver", facts, True, _DRIVER_FIX))
     return tuple(findings)
 
 

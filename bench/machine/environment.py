@@ -254,14 +254,13 @@ def locate_rank(
     environ: Mapping[str, str],
     gpu: str | None = None,
     gpu_numa_node: int | None = None,
-    root: Path = Path("/"),
 ) -> RankPlace:
     """Return the host, CPUs, NUMA nodes and GPU on which this process, a rank, runs.
 
     ``host`` is the host name. ``gpu`` is the UUID of the rank's GPU, None on a CPU, and
-    ``gpu_numa_node`` the number of its NUMA node, None if unknown. ``root`` is the folder that
-    contains ``proc`` and ``sys``, ``/`` except in tests.
+    ``gpu_numa_node`` the number of its NUMA node, None if unknown.
     """
+    root = Path("/")
     cpus = get_affinity()
     nodes = [node for node, node_cpus in _read_numa_nodes(root).items() if cpus & node_cpus]
     return RankPlace(

@@ -89,9 +89,8 @@ def find_silent_gpus(environ: Mapping[str, str], report: GpuReport, root: Path) 
 
     ``report`` is NVML's report. The result has the indices of the GPUs that NVML counts but cannot
     read, as text. If NVML as a whole does not answer, it has the PCI addresses of all NVIDIA GPUs
-    instead. GPUs that ``CUDA_VISIBLE_DEVICES`` in ``environ`` hides are left out, and also the GPUs
-    of a host whose device files (``/dev/nvidiaN``) this job may not open. ``root`` is the folder
-    that contains ``dev``, ``proc`` and ``sys``, ``/`` except in tests.
+    instead. GPUs that ``CUDA_VISIBLE_DEVICES`` in ``environ`` hides are left out. ``root`` is the
+    folder that contains ``sys``, ``/`` except in tests.
     """
     variable = environ.get("CUDA_VISIBLE_DEVICES")
     if report.gpus or report.lost:
@@ -100,10 +99,6 @@ def find_silent_gpus(environ: Mapping[str, str], report: GpuReport, root: Path) 
         return tuple(index for index in lost_indices if entries is None or index in entries)
     hides_all = variable is not None and not re.match(r"\s*(\d|GPU-|MIG-)", variable)
     if hides_all or not report.failure:
-        return ()
-    device_files = (root / "dev").glob("nvidia[0-9]*")
-    has_access = any(os.access(path, os.R_OK | os.W_OK) for path in device_files)
-    if (root / "proc/driver/nvidia").exists() and not has_access:
         return ()
     addresses = []
     for folder in sorted((root / "sys/bus/pci/devices").glob("*")):

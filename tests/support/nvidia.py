@@ -1,4 +1,4 @@
-"""A fake driver: an NVML library that reports given GPUs, and the kernel's files about them."""
+"""A fake driver: an NVML library that reports given GPUs."""
 
 import atexit
 import functools
@@ -11,7 +11,6 @@ from pathlib import Path
 import pynvml  # type: ignore[import-untyped]
 
 from parbench.bench.machine.gpu import LIBRARY
-from tests.support.trees import write_tree
 
 SOURCE = Path(__file__).with_name("nvml.c")
 Facts = Mapping[str, str]
@@ -42,11 +41,6 @@ NO_PERMISSION = {"handle": "error 4"}
 """The facts of a GPU that belongs to another job."""
 NO_DRIVER = "error 9"
 HANG = "hang"
-
-
-def format_address(index: int) -> str:
-    """Return the PCI address of a GPU of this index, as the kernel writes it."""
-    return f"0000:{0x19 + 0x11 * index:02x}:00.0"
 
 
 def format_uuid(index: int) -> str:
@@ -100,26 +94,3 @@ def compile_library() -> Path:
     library = folder / LIBRARY
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, SOURCE], check=True)
     return library
-
-
-def write_evidence(
-    root: Path,
-    count: int,
-    *,
-    has_device_files: bool = True,
-    has_driver: bool = True,
-) -> Path:
-    """Write the ``dev``, ``proc`` and ``sys`` of a host with GPUs.
-
-    ``has_driver`` says whether the kernel has loaded NVIDIA's driver.
-    """
-    if has_driver:
-        write_tree(root, {"proc/driver/nvidia/version": "NVRM version: 580\n"})
-    for index in range(count):
-        address = format_address(index)
-        device = root / "sys/bus/pci/devices" / address
-        files = {"vendor": "0x10de\n", "class": "0x030200\n"}
-        write_tree(device, files)
-        if has_device_files:
-            write_tree(root, {f"dev/nvidia{index}": "", "dev/nvidiactl": ""})
-    return root

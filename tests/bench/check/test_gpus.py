@@ -42,7 +42,6 @@ def test_gpu_that_is_lost_during_work_is_bad(tmp_path: Path) -> None:
     report = read_report(install(tmp_path, after))
     first, second = list_gpus("n1", before, report)
     assert (second.name, second.rank) == ("GPU 1", 1)
-    assert second.facts["pcie"] == "16 of 16 lanes"
     assert first.reasons == ()
     [reason] = second.reasons
     assert "GPU is lost" in reason.text
