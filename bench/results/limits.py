@@ -61,8 +61,7 @@ class MetricLimit:
         """
         if isclose(value, self.number, rel_tol=1e-9):
             return "=" in self.operator
-        direction = "<" if value < self.number else ">"
-        return self.operator.startswith(direction)
+        return self.operator.startswith("<" if value < self.number else ">")
 
 
 def read_limits(path: Path, cases: Sequence[Case]) -> tuple[MetricLimit, ...]:
@@ -93,11 +92,10 @@ def _parse_limit(place: str, cases: str, name: str, text: str) -> MetricLimit:
     ``cases`` is the glob of the cases that must meet it. ``place`` is the start of error messages,
     with the file. Raises ``UserError`` if the metric is unknown or the text is not valid.
     """
-    metric = find_metric(name) or next(
-        (metric for metric in METRICS if metric.name.partition(".")[0] == name), None
-    )
+    families = {metric.name.partition(".")[0]: metric for metric in METRICS}
+    metric = find_metric(name) or families.get(name)
     if metric is None:
-        hint = suggest_similar(name, [metric.name.partition(".")[0] for metric in METRICS])
+        hint = suggest_similar(name, families)
         raise UserError(
             f"{place}: {name} of {cases!r} is not a metric{hint} "
             "(docs/reference/metrics.md lists them)"

@@ -258,9 +258,7 @@ def make_value(name: str, number: float | Estimate | None, method: str = "") -> 
         raise LookupError(f"metric {name} is not declared in {__name__}")
     method = ", ".join(filter(None, (metric.formula, method)))
     value = MetricValue(value=None, unit=metric.unit, better=metric.better, method=method)
-    if isinstance(number, Estimate):
-        return _replace_number(value, number)
-    return msgspec.structs.replace(value, value=number)
+    return _replace_number(value, number)
 
 
 def make_values(
@@ -274,17 +272,16 @@ def make_values(
     return {name: make_value(name, number, method) for name, number in numbers.items()}
 
 
-def _replace_number(metric: MetricValue, estimate: Estimate) -> MetricValue:
-    """Return a copy of ``metric`` with the number and interval of the estimate.
+def _replace_number(metric: MetricValue, number: float | Estimate | None) -> MetricValue:
+    """Return a copy of ``metric`` with another number and, if it is an estimate, its interval.
 
     The field ``method`` of the copy is the phrase of ``metric``, then the phrase of the estimate.
     """
+    if not isinstance(number, Estimate):
+        return msgspec.structs.replace(metric, value=number)
+    method = ", ".join(filter(None, (metric.method, number.method)))
     return msgspec.structs.replace(
-        metric,
-        value=estimate.value,
-        low=estimate.low,
-        high=estimate.high,
-        method=", ".join(filter(None, (metric.method, estimate.method))),
+        metric, value=number.value, low=number.low, high=number.high, method=method
     )
 
 
@@ -314,11 +311,11 @@ def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
     """Return the mean of one metric over the repetitions with a known value, with its t interval.
 
     The mean is geometric for a metric of kind ``amount``, otherwise arithmetic. A metric that is
-    not declared counts as an amount if its unit is a rate, otherwise as a difference.
+    not declared counts as a difference.
 
     In three cases the result differs. If all values are equal and without interval, such as counts,
     the result is this value. If only one repetition has a value, the result is this value without
-    its interval. If an amount is not above zero in a repetition, the value is None.
+    its interval. If an amount is not above zero in a repetition, the mean is arithmetic.
 
     ``name`` is the name of the metric, and ``metrics`` holds its value in each repetition.
     """
@@ -331,10 +328,8 @@ def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
         return msgspec.structs.replace(known[0], low=None, high=None) if known else first
     numbers = [metric.value for metric in known if metric.value is not None]
     declared = find_metric(name)
-    kind: ValueKind = "amount" if first.unit.endswith("/s") else "difference"
-    if declared is not None:
-        kind = declared.kind
-    merged = msgspec.structs.replace(first, value=None, low=None, high=None, method="")
+    kind: ValueKind = declared.kind if declared else "difference"
     if kind == "amount" and min(numbers) <= 0:
-        return msgspec.structs.replace(merged, method="no geometric mean of zero or less")
+        kind = "from zero"
+    merged = msgspec.structs.replace(first, method="")
     return _replace_number(merged, estimate_mean(numbers, "repetitions", kind))

@@ -5,7 +5,6 @@ A case is a benchmark with values of its parameters. A repetition is one start o
 
 import enum
 import gzip
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -360,11 +359,8 @@ class Record(RecordedOutcome, frozen=True, kw_only=True):
 def encode_record(record: Record) -> bytes:
     """Return the record as one line of JSON, with its newline.
 
-    NaN and infinity in metrics and details become null. Raises ``ValueError`` if ``seconds`` or a
-    sample is not finite, because ``read_records`` rejects null there.
+    NaN and infinity become null.
     """
-    if not all(map(math.isfinite, (record.seconds, *record.samples.values))):
-        raise ValueError(f"the record of {record.case.label} has a duration that is not finite")
     return msgspec.json.encode(record) + b"\n"
 
 
@@ -391,17 +387,14 @@ class _SchemaVersion(msgspec.Struct):
     """The version."""
 
 
-def check_schema(content: bytes, place: str, expected: int = SCHEMA) -> None:
-    """Raise ``UserError`` if the field ``schema`` of a JSON object is not ``expected``.
+def check_schema(content: bytes, place: str) -> None:
+    """Raise ``UserError`` if the field ``schema`` of a JSON object is not ``SCHEMA``.
 
     Args:
         content: the JSON object. Other fields than ``schema`` are not decoded, because another
             version may have other fields.
         place: the file, and the line if it has several objects, for the message.
-        expected: the version that this parbench reads.
     """
     version = msgspec.json.decode(content, type=_SchemaVersion).schema
-    if version != expected:
-        age = "newer" if version > expected else "older"
-        message = f"schema {version} is {age} than {expected}, the one that this parbench reads"
-        raise UserError(f"{place}: {message}")
+    if version != SCHEMA:
+        raise UserError(f"{place}: schema {version} is not {SCHEMA}, which this parbench reads")

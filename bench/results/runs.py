@@ -45,15 +45,6 @@ if TYPE_CHECKING:
 
 FOLDERS = ("samples", "traces", "logs")
 """The subfolders of the folder of a run."""
-_SAMPLE_ARRAYS = (
-    "ranks",
-    "steps_per_sample",
-    "arrival_ns",
-    "exit_ns",
-    "duration_ns",
-    "issue_ns",
-)
-"""The arrays of a file of samples that ``load_rank_samples`` returns."""
 
 
 class RepetitionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,8 +214,8 @@ def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, An
             return {}
         try:
             with file.open("rb") as content, np.load(content, allow_pickle=False) as archive:
-                return {name: archive[name] for name in _SAMPLE_ARRAYS if name in archive}
-        except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+                return dict(archive)
+        except (zipfile.BadZipFile, EOFError) as error:
             raise ValueError(str(error)) from error
 
 

@@ -34,8 +34,6 @@ OPERATIONS = {
     "dispatch": "all_to_all",
     "combine": "all_to_all",
     "allreduce": "all_reduce",
-    "crossdevicereduce": "all_reduce",
-    "quickreduce": "all_reduce",
     "allgather": "all_gather",
     "reducescatter": "reduce_scatter",
     "broadcast": "broadcast",

@@ -85,18 +85,14 @@ def get_capability(device: torch.device) -> tuple[int, int]:
 def find_library_version() -> str:
     """Return the version of the loaded NCCL library as text, such as ``2.27.3``.
 
-    If the loaded version cannot be found, the text is the version with which torch was compiled,
-    followed by ``when torch was compiled``. torch itself reports only that version. Private: the
-    name of torch's CUDA library.
+    If the loaded version cannot be found, the text is ``unknown``. torch itself reports only the
+    version with which it was compiled. Private: the name of torch's CUDA library.
     """
     number = ctypes.c_int()
     try:
-        error = ctypes.CDLL("libtorch_cuda.so").ncclGetVersion(ctypes.byref(number))
+        ctypes.CDLL("libtorch_cuda.so").ncclGetVersion(ctypes.byref(number))
     except (OSError, AttributeError):
-        error = -1
-    if error != 0:
-        compiled = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-        return f"{compiled} when torch was compiled"
+        return "unknown"
     return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
 
 

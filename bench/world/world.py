@@ -133,32 +133,10 @@ class World:
     """The differences between the clocks of all ranks."""
     seed: int
     """The seed of random test data, equal on all ranks."""
-    process_groups: dict[tuple[str, str, Partition], dist.ProcessGroup] = field(
+    process_groups: dict[Partition, dist.ProcessGroup] = field(
         default_factory=dict, repr=False, compare=False
     )
-    """The process groups of this rank that ``get_process_group`` made, to use them again.
-
-    The key is (purpose, backend, partition), the arguments of ``get_process_group``.
-    """
-
-    def get_process_group(
-        self,
-        partition: Partition,
-        purpose: str,
-        backend: str | None = None,
-    ) -> dist.ProcessGroup:
-        """Return the process group of this rank in a partition of all ranks into groups.
-
-        ``partition`` holds the global ranks of each group. ``backend`` is by default that of the
-        measured traffic. ``purpose`` is a phrase about the use of the group, such as ``background
-        load``. The first call with these arguments makes the group. Later calls, also of other
-        cases, return the same group. Every rank of the run calls this method.
-        """
-        backend = backend or self.backend
-        key = (purpose, backend, partition)
-        if key not in self.process_groups:
-            self.process_groups[key] = make_group(self, partition, backend)
-        return self.process_groups[key]
+    """This rank's process group in each partition that ``select_subgroup`` used, to use it again."""
 
     def recalibrate_stale_clock(self) -> None:
         """Measure the clock offsets of the ranks again if they are older than 5 s.
@@ -289,29 +267,22 @@ def _select_device(name: str) -> torch.device:
     return accelerator.select_device(choose_gpu_index(os.environ, accelerator.count_devices()))
 
 
-def make_group(
-    world: World,
-    partition: Sequence[Sequence[int]],
-    backend: str | None = None,
-) -> dist.ProcessGroup:
+def make_group(world: World, partition: Sequence[Sequence[int]]) -> dist.ProcessGroup:
     """Make a process group for each part of a partition, and return the group of this rank.
 
     ``partition`` holds the global ranks of each part, and each rank is in exactly one part. Every
-    rank of the run calls this function. ``backend`` is ``gloo`` or ``nccl``, by default the backend
-    of the world.
+    rank of the run calls this function.
 
     NCCL groups are made by ``split_group``, because it splits the communicator of all ranks once
     for all parts. ``new_group`` would split it once for each part.
     """
     parts = [list(ranks) for ranks in partition]
-    backend = backend or world.backend
-    if backend == "nccl":
-        group = dist.split_group(split_ranks=parts)
-        assert group is not None, "every rank is in a part"
-        return group
-    groups: list[dist.ProcessGroup] = [dist.new_group(part, backend=backend) for part in parts]
-    [own_index] = [index for index, part in enumerate(parts) if world.global_rank in part]
-    return groups[own_index]
+    if world.backend == "nccl":
+        own_group = dist.split_group(split_ranks=parts)
+    else:
+        own_group, _ = dist.new_subgroups_by_enumeration(parts, backend=world.backend)
+    assert own_group is not None, "every rank is in a part"
+    return own_group
 
 
 class IdleBenchmark(Benchmark):
@@ -346,10 +317,14 @@ def select_subgroup(world: World, params: Params) -> Subgroup:
     if text == "world":
         return Subgroup(ranks=all_ranks, active=all_ranks, world=world)
     parts = form_groups(text, len(all_ranks), world.hosts)
-    group = world.group if len(parts) == 1 else world.get_process_group(parts, "measured")
+    groups = world.process_groups
+    if len(parts) == 1:
+        groups[parts] = world.group
+    elif parts not in groups:
+        groups[parts] = make_group(world, parts)
     [own_ranks] = [ranks for ranks in parts if world.global_rank in ranks]
     own_rank = own_ranks.index(world.global_rank)
-    own_world = replace(world, rank=own_rank, size=len(own_ranks), group=group)
+    own_world = replace(world, rank=own_rank, size=len(own_ranks), group=groups[parts])
     measured_ranks = parts[int(params.get("group_index", 0))]
     active = all_ranks if params.get("concurrent", False) else measured_ranks
     is_active = world.global_rank in active

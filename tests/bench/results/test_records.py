@@ -71,12 +71,6 @@ def test_non_finite_metric_is_unknown(tmp_path: Path) -> None:
     assert read_record.details == {"x": [None]}
 
 
-def test_duration_that_is_not_finite_is_refused() -> None:
-    record = msgspec.structs.replace(SMALL, samples=Samples(values=[1.0, math.nan]))
-    with pytest.raises(ValueError, match="not finite"):
-        encode_record(record)
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -93,9 +87,9 @@ def test_bad_field_is_refused_with_its_line(tmp_path: Path, fields: dict[str, ob
     assert f"$.{name}" in message
 
 
-def test_newer_schema_is_refused_as_newer(tmp_path: Path) -> None:
+def test_other_schema_is_refused(tmp_path: Path) -> None:
     line = change_fields(schema=SCHEMA + 1, status="something new")
-    assert f"schema {SCHEMA + 1} is newer" in usage_error(read_lines, tmp_path, line)
+    assert f"schema {SCHEMA + 1} is not {SCHEMA}" in usage_error(read_lines, tmp_path, line)
 
 
 @pytest.mark.parametrize("length", [0, 1, len(FULL_LINE) - 1])

@@ -24,6 +24,7 @@ from parbench.bench.world.world import (
     Clock,
     World,
     calibrate_clocks,
+    make_group,
     open_world,
     select_subgroup,
 )
@@ -160,15 +161,16 @@ def test_subgroup_has_measured_and_active_ranks(
 
 
 def count_process_groups(world: World, groups: list[str]) -> int:
-    """Return the number of new process groups, the groups of other ranks included."""
-    with mock.patch.object(dist, "new_group", wraps=dist.new_group) as new_group:
+    """Return how often process groups are made, all groups of a partition at once."""
+    make_groups = dist.new_subgroups_by_enumeration
+    with mock.patch.object(dist, make_groups.__name__, wraps=make_groups) as counted:
         for group in groups:
             select_subgroup(world, {"group": group})
-    return new_group.call_count
+    return counted.call_count
 
 
 @pytest.mark.parametrize(
-    ("groups", "count"), [(["dp=2 tp=1:tp", "tp=1 dp=2:tp"], 2), (["pairs", "node"], 0)]
+    ("groups", "count"), [(["dp=2 tp=1:tp", "tp=1 dp=2:tp"], 1), (["pairs", "node"], 0)]
 )
 def test_process_group_is_made_once(two_ranks: Ranks, groups: list[str], count: int) -> None:
     """Texts with the same ranks share a group, and a group of all ranks is the world's own."""
@@ -187,7 +189,7 @@ def list_splits(world: World) -> tuple[list[Any], list[Any]]:
     groups: list[Any] = []
     all_ranks: Any = "all"
     nccl_world = replace(world, backend="nccl", group=all_ranks, process_groups={})
-    with mock.patch.multiple(dist, split_group=split, new_group=None):
+    with mock.patch.multiple(dist, split_group=split, new_subgroups_by_enumeration=None):
         for text in ("pairs", "dp=2 tp=2:dp", "pairs", "dp=4:dp"):
             own_world = select_subgroup(nccl_world, {"group": text, "concurrent": True}).world
             assert own_world is not None
@@ -203,8 +205,7 @@ def test_nccl_splits_all_groups_in_one_call(four_ranks: Ranks) -> None:
 
 def test_groups_end_with_the_world(join: Join) -> None:
     with join() as world:
-        group = world.get_process_group(((0,),), "test")
-        assert world.get_process_group(((0,),), "other purpose") is not group
+        make_group(world, ((0,),))
     assert not distributed_c10d._world.pg_map
 
 

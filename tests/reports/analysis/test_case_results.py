@@ -26,8 +26,8 @@ CASE = collective_case(size_bytes=1024)
     ("name", "values", "mean"),
     [
         ("time", (1.0, 4.0), 2.0),
-        ("time", (0.0, 1.0), None),
-        ("residual", (1.0, 4.0), 2.5),
+        ("time", (0.0, 1.0), 0.5),
+        ("idle", (1.0, 4.0), 2.5),
         ("custom", (1.0, 4.0), 2.5),
         ("ect", (None, 2.0, 4.0), 3.0),
     ],
