@@ -102,16 +102,6 @@ def encode_json(value: object) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
 
-def read_text(name: str, description: str) -> str:
-    """Return the text of the file ``name``, with Unix line ends.
-
-    Raises ``UserError`` if the file cannot be read or is not UTF-8. ``description`` stands for the
-    file at the beginning of the message.
-    """
-    with convert_read_errors(description, "is not text"):
-        return Path(name).read_text(encoding="utf-8")
-
-
 def read_toml(path: Path, description: str, kind: type[_T], **defaults: object) -> _T:
     """Return the content of a TOML file as a struct of type ``kind``.
 

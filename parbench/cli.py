@@ -80,14 +80,6 @@ class LazyGroup(click.Group):
     Unlike click's group, it converts errors to parbench's messages and exit codes.
     """
 
-    def make_context(self, *args: Any, **settings: Any) -> click.Context:
-        """Return click's context of the group.
-
-        Unlike click's, wrong options of ``parbench`` itself raise ``CommandLineError``.
-        """
-        with convert_user_errors():
-            return super().make_context(*args, **settings)
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of commands in the order of ``COMMANDS`` instead of the alphabet."""
         return list(COMMANDS)

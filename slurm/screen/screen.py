@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-import click
 import msgspec
 from msgspec.structs import replace
 
@@ -18,7 +17,7 @@ from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.processes import PARBENCH
 from parbench.bench.machine.slurm_allocation import Allocation, inspect_rank_machine
-from parbench.bench.text import UserError, format_error, format_table, parse_duration, parse_size
+from parbench.bench.text import UserError, format_table, parse_duration, parse_size
 from parbench.slurm.screen.devices import check_nodes, estimate_check_seconds
 from parbench.slurm.screen.measure import Measurement, Setup, measure_rounds
 from parbench.slurm.screen.ratios import Endpoint, Ratio, compare, confirm_slow, find_slow
@@ -224,11 +223,9 @@ def run_in_allocation(command: Sequence[str]) -> tuple[int, str]:
     """
     with convert_write_errors("salloc", "cannot be started"):
         completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if completed.returncode != ExitCode.BAD or completed.stdout:
-        return completed.returncode, completed.stdout.rstrip("\n")
-    hint = "run it on a login node of the cluster, and see sinfo for partitions and free nodes"
-    click.echo(format_error("salloc made no allocation", hint), err=True)
-    return ExitCode.DID_NOT_RUN, ""
+    if completed.returncode == ExitCode.BAD and not completed.stdout:
+        return ExitCode.DID_NOT_RUN, ""
+    return completed.returncode, completed.stdout.rstrip("\n")
 
 
 def list_nodes(options: ScreenOptions, environ: Mapping[str, str], slurm: Slurm) -> tuple[str, ...]:

@@ -278,12 +278,11 @@ WriteReport = Callable[[Sequence[Path], Path], None]
 """
 
 
-def collect(folder: Path, write_report: WriteReport | None = None, slurm: Slurm = SLURM) -> int:
+def collect(folder: Path, write_report: WriteReport, slurm: Slurm = SLURM) -> int:
     """Print the status of a sweep, and write one HTML page about all of its complete runs.
 
     The page is ``report.html`` in ``folder``, the folder of the sweep. It is not written if
-    ``write_report`` is None or no run is complete. Returns the exit code of the sweep, see
-    ``compute_exit_code``.
+    no run is complete. Returns the exit code of the sweep, see ``compute_exit_code``.
 
     Args:
         folder: the folder of the sweep.
@@ -295,7 +294,7 @@ def collect(folder: Path, write_report: WriteReport | None = None, slurm: Slurm 
     status = get_status(folder, slurm)
     click.echo(format_status(status))
     runs = [folder / point.run for point in status.points if point.is_complete]
-    if write_report is not None and runs:
+    if runs:
         write_report(runs, folder / "report.html")
         click.echo(folder / "report.html")
     if any(point.state in ("partial", "absent") for point in status.points):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from parbench.bench.files import convert_read_errors, decode_json, read_text
+from parbench.bench.files import convert_read_errors, decode_json
 from parbench.bench.text import UserError, format_list
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.moe_case import Moe, make_moe
@@ -156,9 +156,8 @@ def read_model(path: Path) -> StepSpec:
     The step is on one rank, with default settings. Keys that are not needed are ignored. Raises
     ``UserError`` with the file, the key and the allowed values if the model cannot be read.
     """
-    text = read_text(str(path), f"model file {path}")
     with convert_read_errors(f"model file {path}", "is not JSON"):
-        content = decode_json(text.encode(), object)
+        content = decode_json(path.read_bytes(), object)
     if not isinstance(content, dict):
         example = "with keys such as model_type and num_hidden_layers"
         raise UserError(f"model file {path} is not a JSON object {example}")

@@ -238,16 +238,11 @@ def test_screen_outside_an_allocation(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_failed_allocation_is_not_a_bad_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    write_tool(
-        tmp_path, "salloc", "echo salloc: error: first >&2; echo salloc: last >&2; exit 1"
-    )
+    write_tool(tmp_path, "salloc", "echo salloc: error: no >&2; exit 1")
     assert screen(ScreenOptions(nodes=4), {}, []) == (4, "")
-    errors = capsys.readouterr().err.splitlines()
-    assert errors[0] == "error: salloc made no allocation"
-    assert errors[-1].startswith("hint: ")
 
 
 def make_answer(host: str, *reasons: Fault) -> Health:
