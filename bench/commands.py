@@ -64,8 +64,6 @@ class AppHooks:
     """
 
 
-_NCCL_TESTS_SETTINGS = {"mode": "pipelined"}
-"""The values of benchmark parameters with ``--format nccl-tests``, unless the user sets them."""
 _RUN_EXAMPLES = """\b
 Examples:
   parbench run                                      measure this node, in under 2 min
@@ -184,8 +182,8 @@ limits_option = click.option(
 @format_option(
     type=click.Choice(("tables", "json", "nccl-tests")),
     default="tables",
-    help="What to print. json: a line for each record. nccl-tests: its modes and placements, "
-    "unless set.",
+    help="What to print. json: a line for each record. nccl-tests: its table, and its mode "
+    "(pipelined) unless set.",
 )
 @click.option("--out", type=FILE_PATH, default=RUNS_FOLDER, help="Where runs go.")
 @limits_option
@@ -219,10 +217,10 @@ def run(
 
     click.get_current_context().with_resource(convert_sigterm_to_interrupt())
     if resume is not None:
-        # It has its own plan, whatever the defaults of the project are.
+        # The run has its own plan, whatever the environment variables are.
         refuse_options_of_plan()
         options = {name: options[name] for name in ("budget", "nodes") if _is_typed(name)}
-    defaults = _NCCL_TESTS_SETTINGS if form == "nccl-tests" else {}
+    defaults = {"mode": "pipelined"} if form == "nccl-tests" else {}
     path = run_options(
         make_options(cases, options, defaults),
         hooks.modules,
@@ -293,7 +291,7 @@ def _is_typed(name: str) -> bool:
     """Return True if a parameter of the running command was given on the command line.
 
     ``name`` is the name of the parameter in the command's function. The result is False for a
-    default, also for a default in the project's configuration.
+    default, also for one that an environment variable sets.
     """
     source = click.get_current_context().get_parameter_source(name)
     return source is ParameterSource.COMMANDLINE

@@ -68,12 +68,15 @@ class OperationSpec(BenchmarkDefinition):
 
     None if the operation moves no data between ranks.
     """
-    sharded: bool = False
-    """True if ``size_bytes`` consists of an equal shard for each rank, as in an all-gather."""
     in_place: bool = False
     """True if the result overwrites the input buffer by default."""
     asynchronous: bool = True
     """True if torch can issue the operation with ``async_op=True`` and wait for its end later."""
+
+    @property
+    def sharded(self) -> bool:
+        """True if ``size_bytes`` consists of an equal shard for each rank, as in an all-gather."""
+        return self.busbw is compute_ring_factor
 
     @property
     def is_reduction(self) -> bool:
@@ -130,8 +133,7 @@ NO_LOAD = "nothing"
 """The value of the parameter ``background`` for a measurement without a background load."""
 BACKGROUND = choice("background", "what runs at the same time on every rank", NO_LOAD, "gemm")
 GEMM_SIZE = Param("m", "int", 512, "rows and columns of each matrix", minimum=1)
-GEMM_DTYPES = ("float32", "bfloat16", "float16", "float64")
-GEMM_DTYPE = choice("dtype", "element type", *GEMM_DTYPES)
+GEMM_DTYPE = choice("dtype", "element type", "float32", "bfloat16", "float16", "float64")
 LOAD_HELP = "seconds of products of random numbers first, which heat a GPU"
 GEMM_LOAD = Param("load_seconds", "float", 0.0, LOAD_HELP, minimum=0, maximum=60, optional=True)
 # Parameters that the runner handles. They are not passed to `prepare`.
@@ -337,7 +339,6 @@ def _declare_operation(
     *,
     expand: Expansion = expand_groups,
     busbw: BusFactor | None = None,
-    sharded: bool = False,
     in_place: bool = False,
     asynchronous: bool = True,
 ) -> OperationSpec:
@@ -355,8 +356,6 @@ def _declare_operation(
         tags=tags,
         expand=expand,
         busbw=busbw,
-        # The factor of a ring is the share of the other ranks.
-        sharded=sharded or busbw is compute_ring_factor,
         in_place=in_place,
         asynchronous=asynchronous,
     )

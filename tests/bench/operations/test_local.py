@@ -11,7 +11,7 @@ import torch
 
 from parbench.bench.operations.local import Gemm, background_load, copy, from_device, to_device
 from parbench.bench.operations.operation import Operation
-from parbench.bench.plan.catalogue import DTYPES, GEMM_DTYPES
+from parbench.bench.plan.catalogue import DTYPES, GEMM_DTYPE
 
 SINGLE_RANK = mock.Mock(device=torch.device("cpu"), seed=0, rank=0, size=1)
 SIZE = 4 * 65_521
@@ -31,7 +31,7 @@ def test_copy_is_checked(prepare_copy: Callable[..., Operation]) -> None:
     assert work.amount == SIZE
 
 
-@pytest.mark.parametrize("dtype", GEMM_DTYPES)
+@pytest.mark.parametrize("dtype", GEMM_DTYPE.choices)
 @pytest.mark.parametrize("m", [1, 33])
 def test_gemm_is_right_after_step(dtype: str, m: int) -> None:
     benchmark = Gemm(SINGLE_RANK, m=m, dtype=dtype)
