@@ -98,16 +98,15 @@ class ExpertTraffic:
         Calls that full checkpointing repeats are counted again. Axes with one rank are not in the
         result. Without ``has_backward``, only the calls of the forward pass count.
         """
-        has_recomputation = self._spec.checkpointing == "full"
         layers = torch.tensor(self.counts[rank].layers)
-        is_recomputed = layers % self._spec.checkpoint_every == 0
+        is_recomputed = torch.zeros_like(layers)
+        if self._spec.checkpointing == "full":
+            is_recomputed = layers % self._spec.checkpoint_every == 0
         sent: defaultdict[str, float] = defaultdict(float)
         for call in list_exchange_calls(self._moe):
             passes = call.forward + (call.backward if has_backward else 0)
-            num_bytes = self._list_call_bytes(rank, call)
-            sent[call.axis] += passes * float(num_bytes.sum())
-            if has_recomputation and self._moe.is_recomputed(call):
-                sent[call.axis] += call.forward * float(num_bytes[is_recomputed].sum())
+            repeats = call.forward * is_recomputed if self._moe.is_recomputed(call) else 0
+            sent[call.axis] += float(((passes + repeats) * self._list_call_bytes(rank, call)).sum())
         return dict(sent)
 
     def _list_call_bytes(self, rank: int, call: LayerCall) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -138,12 +139,9 @@ class MoeLayerBenchmark(LayerBenchmark):
         groups = {axis: group for axis, group in self._mesh.groups.items() if axis == "ep"}
         layers = {0: self.layer}
 
-        def compute_expected() -> dict[str, float]:
-            """Return the bytes that this rank must have sent in the last step, keyed by axis."""
-            return compute_expert_bytes(
-                self._world, self.spec, layers, has_backward=self.has_backward
-            )
-
+        compute_expected = partial(
+            compute_expert_bytes, self._world, self.spec, layers, has_backward=self.has_backward
+        )
         probes: list[Probe[Any]] = [
             CommBytesProbe(groups, compute_expected),
             ExpertProbe(

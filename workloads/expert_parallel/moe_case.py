@@ -121,7 +121,9 @@ def make_moe(params: Mapping[str, Value], shape: Shape, ranks: int, tp: int = 1)
     """
     values: dict[str, Any] = {param.name: param.default for param in MOE_PARAMS}
     values |= params
-    etp = values["etp"] or _default_etp(values, ranks, tp)
+    divides_ranks = ranks % (max(1, values["ep"]) * tp) == 0
+    divides_experts = values["expert_ffn"] % (_ROW_ELEMENTS * tp) == 0
+    etp = values["etp"] or (tp if divides_ranks and divides_experts else 1)
     unit = _ROW_ELEMENTS * etp
     fields = ("experts", "top_k", "shared", "capacity", "renormalize", "variant", "routing")
     moe = Moe(
@@ -140,16 +142,6 @@ def make_moe(params: Mapping[str, Value], shape: Shape, ranks: int, tp: int = 1)
     if values.get("checkpointing") == "selective":
         raise UserError("checkpointing(selective) does not support experts: it saves no grouped_mm")
     return moe
-
-
-def _default_etp(values: Mapping[str, Any], ranks: int, tp: int) -> int:
-    """Return the default of ``etp``: ``tp`` if it divides ranks and expert width, otherwise 1.
-
-    ``values`` has the values of ``MOE_PARAMS`` by name, and ``ranks`` counts the ranks of a stage.
-    """
-    divides_ranks = ranks % (max(1, values["ep"]) * tp) == 0
-    divides_experts = values["expert_ffn"] % (_ROW_ELEMENTS * tp) == 0
-    return tp if divides_ranks and divides_experts else 1
 
 
 def list_exchange_calls(moe: Moe) -> list[LayerCall]:

@@ -43,16 +43,13 @@ def make_detail_rows(timeline: SimulatedTimeline) -> PipelineTimeline:
     start of all ranks.
     """
 
-    def to_microseconds(seconds: float) -> int:
-        """Return the microseconds from the first start to a time in seconds."""
-        return round((seconds - timeline.first_start) * 1e6)
-
     rows = []
     for rank in range(timeline.ranks):
-        row = [
-            TimedAction(str(a.action), to_microseconds(a.start), to_microseconds(a.stop))
-            for a in timeline.actions_of(rank)
-        ]
+        row = []
+        for timed in timeline.actions_of(rank):
+            start_us = round(1e6 * (timed.start - timeline.first_start))
+            stop_us = round(1e6 * (timed.stop - timeline.first_start))
+            row.append(TimedAction(str(timed.action), start_us, stop_us))
         rows.append(tuple(row))
     return tuple(rows)
 

@@ -35,29 +35,15 @@ def list_breadth_first(rank: int, size: PipelineSize) -> list[Action]:
     return forwards + backwards
 
 
-def get_round_size(size: PipelineSize) -> int:
-    """Return the size of a round: the microbatches of a stage before the rank's next stage runs.
-
-    It is as close to P, the number of ranks, as equal rounds allow: from P to 2P - 1. With fewer
-    than P microbatches it is all of them.
-    """
-    return size.microbatches // max(1, size.microbatches // size.ranks)
-
-
 def find_partial_round(size: PipelineSize) -> str:
-    """Return the requirement of equal rounds if a size does not meet it, otherwise an empty text.
+    """Return the requirement of interleaving if a size does not meet it, otherwise an empty text.
 
-    A round is the microbatches that a stage runs before the rank's next stage runs. There are
-    microbatches // ranks rounds, and at least one. The text is the requirement with the actual
-    numbers: ``microbatches(5) % rounds(2) == 0`` means that 5 microbatches do not form 2 equal
-    rounds.
+    With several stages per rank, the number of ranks must divide the number of microbatches, as in
+    Megatron-LM. ``microbatches(5) % ranks(4) == 0`` means that 5 microbatches on 4 ranks do not.
     """
-    rounds = max(1, size.microbatches // size.ranks)
-    if size.microbatches % rounds == 0:
+    if size.stages_per_rank == 1 or size.microbatches % size.ranks == 0:
         return ""
-    microbatches = f"microbatches({size.microbatches})"
-    meaning = f"rounds = {microbatches} // ranks({size.ranks})"
-    return f"{microbatches} % rounds({rounds}) == 0, where {meaning}"
+    return f"microbatches({size.microbatches}) % ranks({size.ranks}) == 0"
 
 
 def alternate_passes(
@@ -69,15 +55,18 @@ def alternate_passes(
     the remaining backward passes follow. With a ``weight_delay`` of None, backward passes are not
     split. Otherwise each is an input gradient (I) and a weight gradient (W), and ``weight_delay``
     is the number of further input gradients between the I and the W of a microbatch.
+
+    The forward passes of a rank with several stages are in rounds: each of its stages runs as many
+    microbatches as there are ranks, one stage after the other. Backward passes are in the same
+    rounds, with the stages in reverse order.
     """
     stages = range(rank, size.num_stages, size.ranks)
-    round_size = get_round_size(size)
     forwards: list[Action] = []
     backwards: list[Action] = []
     weights: list[Action] = []
     backward_kind: ActionKind = "B" if weight_delay is None else "I"
-    for start in range(0, size.microbatches, round_size):
-        microbatches = range(start, min(start + round_size, size.microbatches))
+    for start in range(0, size.microbatches, size.ranks):
+        microbatches = range(start, min(start + size.ranks, size.microbatches))
         for stage in stages:
             forwards += [Action(stage, "F", i) for i in microbatches]
         for stage in reversed(stages):
@@ -107,7 +96,7 @@ def list_interleaved(rank: int, size: PipelineSize) -> list[Action]:
 
     The source is Megatron-LM, arXiv 2104.04473.
     """
-    other_stages = (size.stages_per_rank - 1) * get_round_size(size)
+    other_stages = (size.stages_per_rank - 1) * size.ranks
     return alternate_passes(rank, size, warmup=other_stages + 2 * (size.ranks - 1 - rank))
 
 
@@ -119,7 +108,7 @@ def list_zero_bubble(rank: int, size: PipelineSize, delay: int = 1) -> list[Acti
     delay of weight gradients. This also fills the first bubbles, with more microbatches in flight.
     The source is arXiv 2401.10241. Several stages per rank interleave as in Megatron-LM.
     """
-    other_stages = (size.stages_per_rank - 1) * get_round_size(size)
+    other_stages = (size.stages_per_rank - 1) * size.ranks
     warmup = other_stages + delay * (size.ranks - 1 - rank)
     return alternate_passes(rank, size, warmup, weight_delay=delay * rank)
 

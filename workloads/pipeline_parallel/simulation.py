@@ -89,24 +89,21 @@ def simulate(
     free_times = [0.0] * order.ranks
     producers: dict[Output, SimulatedAction] = {}
 
-    def run(rank: int, action: Action) -> None:
-        """Simulate an action whose inputs have all been computed."""
-        start = free_times[rank]
-        received = get_received(action, order.num_stages)
-        if received is not None:
-            source = producers[received]
-            arrival = source.stop if source.rank == rank else source.stop + latency
-            start = max(start, arrival)
-        stop = start + action_seconds(action)
-        free_times[rank] = stop
-        timed = SimulatedAction(rank=rank, action=action, start=start, stop=stop)
-        producers[get_output(action)] = timed
-
     while any(queues):
         num_finished = len(producers)
         for rank, queue in enumerate(queues):
             while queue and producers.keys() >= set(list_inputs(queue[0], order.num_stages)):
-                run(rank, queue.popleft())
+                action = queue.popleft()
+                start = free_times[rank]
+                received = get_received(action, order.num_stages)
+                if received is not None:
+                    source = producers[received]
+                    arrival = source.stop if source.rank == rank else source.stop + latency
+                    start = max(start, arrival)
+                free_times[rank] = start + action_seconds(action)
+                producers[get_output(action)] = SimulatedAction(
+                    rank=rank, action=action, start=start, stop=free_times[rank]
+                )
         if len(producers) == num_finished:
             waiting = ", ".join(str(queue[0]) for queue in queues if queue)
             raise ValueError(f"deadlock: inputs never arrive for {waiting}")

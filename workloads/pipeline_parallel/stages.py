@@ -38,7 +38,7 @@ class ActionRecorder:
     """
 
     def __init__(self, device: torch.device, prepare: Callable[[Action], None]) -> None:
-        """Make a recorder without actions.
+        """Make a recorder without actions, for the passes that this rank runs on ``device``.
 
         ``prepare(action)`` is called before each action. Its time is not part of the recorded time.
         """
@@ -96,10 +96,11 @@ class Stage(PipelineStage):
         output_meta: Tensor,
         **options: Any,
     ) -> None:
-        """Make stage number ``index`` of the pipeline from its part of the model.
+        """Make stage number ``index`` of the pipeline, which runs the layers in ``parallel_part``.
 
-        ``input_meta`` and ``output_meta`` are meta tensors like the stage's input and output for
-        one microbatch. ``options`` are further arguments of torch's ``PipelineStage``.
+        ``recorder`` gets the times of the stage's passes. ``input_meta`` and ``output_meta`` are
+        meta tensors with the shapes and types of the stage's input and output for one microbatch.
+        ``options`` are further arguments of torch's ``PipelineStage``.
         """
         if "output_grads" in inspect.signature(PipelineStage).parameters:
             has_gradient = input_meta.is_floating_point()
@@ -164,7 +165,7 @@ class Stage(PipelineStage):
         """Return an empty list, so that torch sends no messages before the first step.
 
         Torch's own method returns a send or a receive for each neighbor, to connect the ranks.
-        ``make_runtime`` connects them by an all_reduce instead.
+        ``make_train`` connects them by an all_reduce instead.
         """
         return []
 
@@ -183,10 +184,11 @@ def make_stages(
     world: World,
     group: dist.ProcessGroup,
 ) -> list[Stage]:
-    """Return this rank's stages for torch's runtime, in the order of ``parts``.
+    """Return the stages that this rank runs in torch's pipeline runtime, in the order of ``parts``.
 
-    ``parts`` has the rank's parts of the model by number of the stage, and ``group`` the ranks of
-    the pipeline.
+    ``parts`` has the rank's parts of the model, keyed by the index of the stage in the pipeline.
+    ``spec`` has the sizes of activations, ``recorder`` gets the times of all passes, and ``group``
+    has the ranks of the pipeline.
     """
     assert spec.pipeline is not None
     num_stages = spec.pipeline.size.num_stages
@@ -220,32 +222,6 @@ def make_stages(
     return stages
 
 
-def make_runtime(
-    stages: Sequence[Stage],
-    order: PipelineOrder,
-    loss: Callable[[Tensor, Tensor], Tensor],
-) -> Any:
-    """Return torch's pipeline runtime, which runs this rank's actions in the given order.
-
-    ``stages`` are those of this rank. ``loss(logits, targets)`` must return the microbatch's part
-    of the mean loss of a step, because gradients are summed over microbatches. All ranks of the
-    pipeline call this function, which runs one all_reduce. It connects the ranks, as batched sends
-    and receives require.
-    """
-    module = importlib.import_module("torch.distributed.pipelining.schedules")
-    runtime = module._PipelineScheduleRuntime(
-        list(stages), order.microbatches, loss_fn=loss, scale_grads=False
-    )
-    actions = {
-        rank: [module._Action.from_str(str(action)) for action in rank_actions]
-        for rank, rank_actions in enumerate(order.actions_by_rank)
-    }
-    runtime.pipeline_order = {rank: list(actions[rank]) for rank in actions}
-    runtime._prepare_schedule_with_comms(actions)
-    dist.all_reduce(torch.zeros(1, device=stages[0].device), group=stages[0].group)
-    return runtime
-
-
 def make_train(
     order: PipelineOrder,
     stages: Sequence[Stage],
@@ -254,10 +230,14 @@ def make_train(
 ) -> Callable[[Tensor, Tensor], Tensor | None]:
     """Return ``train(tokens, targets)``, which runs one step of the pipeline on this rank.
 
-    ``train`` computes the gradients of all microbatches, without an update. ``tokens`` and
-    ``targets`` hold all microbatches of the step, (sequences, positions of this rank). On the rank
-    of the last stage, ``train`` returns the sum over microbatches of ``loss(logits, targets)``. On
-    other ranks it returns None. ``recorder`` records the times of the passes.
+    ``train`` computes the gradients of all microbatches by torch's pipeline runtime, without an
+    update. ``tokens`` and ``targets`` hold all microbatches of the step, (sequences, positions of
+    this rank). On the rank of the last stage, ``train`` returns the sum over microbatches of
+    ``loss(logits, targets)``, which is a microbatch's part of the mean loss. On other ranks it
+    returns None. ``stages`` are those of this rank, and ``recorder`` records the times of passes.
+
+    All ranks of the pipeline call this function, which runs one all_reduce. It connects the ranks,
+    as batched sends and receives require.
     """
 
     def compute_timed_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -266,17 +246,25 @@ def make_train(
         recorder.extend()
         return value
 
+    module = importlib.import_module("torch.distributed.pipelining.schedules")
+    runtime = module._PipelineScheduleRuntime(
+        list(stages), order.microbatches, loss_fn=compute_timed_loss, scale_grads=False
+    )
+    actions = {
+        rank: [module._Action.from_str(str(action)) for action in rank_actions]
+        for rank, rank_actions in enumerate(order.actions_by_rank)
+    }
+    runtime.pipeline_order = {rank: list(actions[rank]) for rank in actions}
+    runtime._prepare_schedule_with_comms(actions)
+    dist.all_reduce(torch.zeros(1, device=stages[0].device), group=stages[0].group)
+
     def train(tokens: Tensor, targets: Tensor) -> Tensor | None:
         """Run all actions of this rank in one step, and return the loss on the last stage."""
         inputs = [tokens] if any(stage.is_first for stage in stages) else []
-        losses: list[Tensor] = []
-        runtime.step(
-            *inputs, target=targets, losses=losses if has_last else None, return_outputs=False
-        )
+        losses: list[Tensor] | None = [] if any(stage.is_last for stage in stages) else None
+        runtime.step(*inputs, target=targets, losses=losses, return_outputs=False)
         return torch.stack(losses).sum().detach() if losses else None
 
-    has_last = any(stage.is_last for stage in stages)
-    runtime = make_runtime(stages, order, compute_timed_loss)
     return train
 
 

@@ -14,14 +14,12 @@ from tests.support.workloads import torch_orders
 
 @pytest.mark.parametrize("name", torch_orders.TORCH_CLASSES)
 def test_orders_are_torchs(name: str) -> None:
-    """Neither has an order for a size that a rule of the schedule forbids."""
+    """Torch also interleaves microbatches whose number the ranks do not divide."""
     num_compared = 0
-    for sizes in product((2, 4), (1, 3, 5, 8, 9), (2, 3)):
+    for sizes in product((2, 4), (1, 3, 4, 5, 8, 9), (2, 3)):
         try:
             size = SCHEDULES[name].size(*sizes)
         except UserError:
-            with pytest.raises(ValueError, match=r"rounds|2 stages|microbatches"):
-                torch_orders.order(name, *sizes)
             continue
         order = SCHEDULES[name].make_order(size)
         assert order.actions_by_rank == torch_orders.order(name, *sizes), sizes
@@ -55,7 +53,7 @@ def test_orders_of_papers(
         ("zb_v", (4, 8, 3), "chunks(3) == 2"),
         ("interleaved", (4, 8, 1), "chunks(1) >= 2"),
         ("dualpipe_v", (4, 7), "microbatches(7) >= stages(8)"),
-        ("interleaved", (4, 9), "microbatches(9) % rounds(2) == 0"),
+        ("interleaved", (4, 9), "microbatches(9) % ranks(4) == 0"),
     ],
 )
 def test_schedule_refuses_size(name: str, sizes: tuple[int, ...], equation: str) -> None:
