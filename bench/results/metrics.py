@@ -205,11 +205,6 @@ METRICS = (
            is_exact=True),
     Metric("memory_formula.COMPONENT", "B", None, "analytical",
            "analytical memory, from shapes and layout", "analytical", kind="from zero"),
-    # ---- attention over ranks
-    Metric("load_balance", "", "higher", "load balance",
-           "how even the ranks' work is in each step of the ring",
-           "pairs of the mask by token order: mean rank over the slowest of each step",
-           ("attention",)),
     # ---- experts over ranks
     Metric("imbalance.rank", "", "lower", "rank load", "how uneven the ranks' work is",
            "max / mean of pairs that ranks get, dropped ones left out, the worst layer",

@@ -18,7 +18,6 @@ from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import (
     ACTIVATIONS_COLUMN,
     STEP_TIME_COLUMN,
-    list_metric_columns,
 )
 
 _METHOD_PARAMS = ("cp_method", "ulysses", "sequence")
@@ -50,11 +49,11 @@ def list_context_tables(data: RunData) -> Iterator[Table]:
     for row in rows:
         row |= _read_values(row)
         row["label"] = to_single_line(f"{row['method']} {models[row['case_id']]}")
-    columns = [*_COLUMNS, *list_metric_columns("attention", rows), ACTIVATIONS_COLUMN]
+    columns = [*_COLUMNS, ACTIVATIONS_COLUMN]
     yield Table(
         "context-table",
         "Context parallelism",
-        caption="time, bytes and balance of each method",
+        caption="time, bytes and memory of each method",
         columns=columns,
         rows=rows,
         notes=problems,

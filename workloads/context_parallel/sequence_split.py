@@ -1,4 +1,4 @@
-"""The split of a sequence over ranks: tokens, blocks of keys, and the balance of the work. Pure."""
+"""The split of a sequence over ranks: their tokens, and the blocks of keys of attention. Pure."""
 
 from dataclasses import dataclass
 from itertools import chain
@@ -31,16 +31,6 @@ class SequenceSplit:
         """The number of parts of the sequence, ``ranks / ulysses``."""
         return self.ranks // self.ulysses
 
-    @property
-    def num_blocks(self) -> int:
-        """The number of blocks of keys over which a rank computes attention, one after the other.
-
-        In a ring, a block is the keys that the rank has in one step of the ring, those of one part
-        of the sequence. There are then ``parts`` blocks. If keys are gathered, all keys of the
-        sequence are one block.
-        """
-        return 1 if self.method.keys == "gather" else self.parts
-
     def list_tokens(self, rank: int) -> list[int]:
         """Return the positions in the sequence of the tokens that a rank of ``cp`` holds.
 
@@ -63,47 +53,21 @@ class SequenceSplit:
         size = self.sequence // (self.parts * len(numbers))
         return [range(number * size, (number + 1) * size) for number in numbers]
 
-    def _list_keys(self, rank: int, block: int) -> Chunks:
-        """Return the positions in the sequence of the keys in one block of a rank of ``cp``.
-
-        If keys are gathered, the only block has all positions. In a ring, ``block`` is the number
-        of the step of the ring, from 0. Its keys are those of the part of the sequence that is
-        ``block`` parts before the rank's own part, where the last part precedes the first.
-        """
-        if self.method.keys == "gather":
-            return [range(self.sequence)]
-        return self._list_part((rank // self.ulysses - block) % self.parts)
-
     def list_tiles(self, rank: int) -> list[list[Tile]]:
         """Return the kernel calls (tiles) of a rank's attention, one list for each block of keys.
 
-        A block is the keys that the rank has in one step of a ring, those of one part of the
-        sequence. If keys are gathered, the only block has all keys. The outer list has
-        ``num_blocks`` elements, in the order in which the rank computes. A tile is a rectangle of
-        queries and keys that one call of the fused kernel computes. Together, the tiles cover the
-        causal mask of the rank's queries.
+        A tile is a rectangle of queries and keys that one call of the fused kernel computes.
+        Together, the tiles cover the causal mask of the rank's queries. A block is the keys that
+        the rank has in one step of a ring: first those of its own part of the sequence, then those
+        of the part before it, and so on, where the last part precedes the first. If keys are
+        gathered, the only block has all keys.
         """
-        queries = self._list_part(rank // self.ulysses)
-        return [
-            list_causal_tiles(queries, self._list_keys(rank, block))
-            for block in range(self.num_blocks)
-        ]
-
-    def compute_load_balance(self) -> float:
-        """Return the mean attention work of the ranks divided by the maximum, between 0 and 1.
-
-        Work is the number of pairs of a query and a key that a rank computes in one attention. It
-        is 1 if all ranks have equal work. The maximum over ranks is taken for each block of keys,
-        and the maxima of all blocks are added, because ranks wait for each other after each block.
-        """
-        slowest = 0
-        total = 0
-        tiles_by_rank = [self.list_tiles(rank) for rank in range(self.ranks)]
-        for block in range(self.num_blocks):
-            pairs = [sum(tile.num_pairs for tile in tiles[block]) for tiles in tiles_by_rank]
-            slowest += max(pairs)
-            total += sum(pairs)
-        return total / (self.ranks * slowest)
+        part = rank // self.ulysses
+        queries = self._list_part(part)
+        if self.method.keys == "gather":
+            return [list_causal_tiles(queries, [range(self.sequence)])]
+        parts = [(part - step) % self.parts for step in range(self.parts)]
+        return [list_causal_tiles(queries, self._list_part(part)) for part in parts]
 
 
 def split_sequence(

@@ -22,15 +22,6 @@ class Tile:
     Otherwise every query attends to every key.
     """
 
-    @property
-    def num_pairs(self) -> int:
-        """The number of pairs of a query and a key that the tile computes."""
-        rows: int = self.rows.stop - self.rows.start
-        columns: int = self.columns.stop - self.columns.start
-        if self.is_causal:
-            return rows * (rows + 1) // 2
-        return rows * columns
-
 
 Chunks = Sequence[range]
 """Positions in a sequence, as ranges of neighboring positions in ascending order."""

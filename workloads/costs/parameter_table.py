@@ -93,35 +93,27 @@ def list_units(view: RankView) -> Units:
     return Units(embeddings, tuple(layers), head)
 
 
-def count_elements(view: RankView, *kinds: Kind) -> int:
+def count_elements(view: RankView, *kinds: Kind, ranks: int = 1, index: int = 0) -> int:
     """Return the number of parameter elements on one rank, before FSDP shards them.
 
     ``kinds`` selects parameters: "split" over ``tp``, "replicated" over ``tp``, or "routed" for
-    those of routed experts. Without ``kinds`` all count.
-    """
-    return _count_in_units(view, kinds, 1, 0)
-
-
-def count_shard(view: RankView, *kinds: Kind) -> int:
-    """Return the number of parameter elements in one rank's FSDP shard, over all units.
-
-    A unit is a set of parameters that FSDP gathers together, such as a layer. ``kinds`` selects
-    parameters: "split" over ``tp``, "replicated" over ``tp``, or "routed" for those of routed
-    experts. Without ``kinds`` all count. Without FSDP, the shard is all that the rank holds.
-    """
-    dims = view.spec.dims
-    return _count_in_units(view, kinds, dims.shard_size, dims.index(view.rank, *dims.shard_axes))
-
-
-def _count_in_units(view: RankView, kinds: tuple[Kind, ...], ranks: int, index: int) -> int:
-    """Return the number of parameter elements in one shard of all FSDP units of a rank.
-
-    The rows of each parameter are split into ``ranks`` shards, of which the one with number
-    ``index`` is counted. Only parameters of ``kinds`` count, or all if ``kinds`` is empty.
+    those of routed experts. Without ``kinds`` all count. With ``ranks``, the rows of each parameter
+    are split into that many shards, of which only the one with number ``index`` counts.
     """
     units = list_units(view)
     layers = sum(count * _count_shard(parts, kinds, ranks, index) for count, parts in units.layers)
     return layers + _count_shard(units.embeddings + units.head, kinds, ranks, index)
+
+
+def count_shard(view: RankView, *kinds: Kind) -> int:
+    """Return the number of parameter elements in one rank's FSDP shard of its parameters.
+
+    ``kinds`` selects parameters as in ``count_elements``. Without FSDP, the shard is all that the
+    rank holds.
+    """
+    dims = view.spec.dims
+    index = dims.index(view.rank, *dims.shard_axes)
+    return count_elements(view, *kinds, ranks=dims.shard_size, index=index)
 
 
 def num_parameters(shape: Shape, moe: Moe | None = None) -> int:

@@ -20,7 +20,6 @@ from parbench.bench.results.details import (
     BytesFormulaDetails,
     MeshDetails,
 )
-from parbench.bench.results.metrics import make_values
 from parbench.bench.world.benchmark import Benchmark, Description, Explanation, Work
 from parbench.bench.world.world import World
 from parbench.workloads.costs.communication_pattern import (
@@ -549,13 +548,7 @@ class TrainStep(Benchmark):
         and probes call it before each step. All steps together should take ``budget_seconds``. The
         weights are arbitrary afterwards, because some steps run without communication.
         """
-        probes = self.list_probes()
-        explanation = run_probes(self._world, probes, self.step, reset, budget_seconds)
-        split = self._positions.split
-        if split is not None:
-            balance = make_values({"load_balance": split.compute_load_balance()})
-            explanation = replace(explanation, metrics={**explanation.metrics, **balance})
-        return explanation
+        return run_probes(self._world, self.list_probes(), self.step, reset, budget_seconds)
 
     def list_probes(self) -> list[Probe[Any]]:
         """Return the probes for this step, in the order in which they must run.

@@ -24,7 +24,6 @@ def test_table_shows_method_bytes_and_exposed_share() -> None:
             "cp": "2",
             "bytes sent": "3.00 MiB",
             "exposed cp": "30.0 %",
-            "load balance": "65.0 %",
         },
     )
 

@@ -336,7 +336,6 @@ def context_record(
         metrics[f"exposed_comm.{axis}"] = counted_metric(0.3 * seconds, "s")
         metrics[f"bytes_sent.{axis}"] = counted_metric(3 * num_bytes, "B")
     metrics["memory.activations"] = counted_metric(5 << 20, "B")
-    metrics["load_balance"] = rate_metric(0.65, "")
     params: dict[str, Any] = {
         "shape": "tiny",
         "sequence": sequence,

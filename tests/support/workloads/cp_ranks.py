@@ -1,5 +1,6 @@
 """Attention and its formula, in one process and over ranks, for context parallelism."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from parbench.bench.world.world import World, make_group
 from parbench.workloads.context_parallel.attention_kernel import CpuFlash
 from parbench.workloads.context_parallel.attention_methods import build_attention
 from parbench.workloads.context_parallel.sequence_split import SequenceSplit, split_sequence
+from parbench.workloads.context_parallel.tiles import Tile
 from parbench.workloads.costs.communication_pattern import bytes_by_axis, list_calls
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import SHAPES, Shape
@@ -142,6 +144,17 @@ class AttentionCase:
         )
 
 
+def list_pairs(tiles: Iterable[Tile]) -> list[tuple[int, int]]:
+    """Return all pairs of a row and a column that the tiles compute."""
+    pairs = []
+    for tile in tiles:
+        first_column = tile.columns.start
+        for offset, row in enumerate(range(tile.rows.start, tile.rows.stop)):
+            stop = first_column + offset + 1 if tile.is_causal else tile.columns.stop
+            pairs += [(row, column) for column in range(first_column, stop)]
+    return sorted(pairs)
+
+
 def count_pairs(q: Tensor, k: Tensor, is_causal: bool) -> int:
     """Return the number of pairs of a query and a key in a block, over batch and query heads."""
     batch, heads, rows, _ = q.shape
@@ -206,7 +219,7 @@ def attend(world: World, case: AttentionCase) -> AttentionResult:
         assert leaf.grad is not None
         errors.append(compute_error(leaf.grad, expected, tokens))
     planned_calls = list_calls(case.make_spec(split).rank_view(0))
-    pairs = sum(tile.num_pairs for block in split.list_tiles(world.rank) for tile in block)
+    pairs = sum(len(list_pairs(tiles)) for tiles in split.list_tiles(world.rank))
     return AttentionResult(
         errors=errors,
         sent_bytes=bytes_by_axis(call for call in calls if call.ranks > 1),

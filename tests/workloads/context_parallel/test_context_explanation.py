@@ -40,8 +40,5 @@ def test_explanation_of_context_parallel_step(four_ranks: Ranks, method: str) ->
         assert f"exposed_comm.{axis}" in metrics
     assert metrics["bytes_ratio.dp"] == 1
     assert "exposed_comm.other" not in metrics
-    assert metrics["load_balance"] == pytest.approx(
-        4 / 7 if method == "ring" else 1.0, abs=0.04
-    )
     counted = metrics["memory_counted.activations"]
     assert metrics["memory_formula.activations"] == pytest.approx(counted, rel=0.02)
