@@ -50,7 +50,6 @@ Examples:
 _EXPORT_EXAMPLES = """\b
 Examples:
   parbench export runs/20260102T030405Z-node1-1a2b3c --format nccl-tests -o run.txt
-  parbench export runs/20260102T030405Z-node1-1a2b3c --format csv -o run.csv
   parbench export runs/20260102T030405Z-node1-1a2b3c --format chrome-trace -o trace.json
 """
 
@@ -234,7 +233,7 @@ def import_files(files: tuple[Path, ...], link: str | None, **options: Any) -> N
 
 @click.command(
     epilog=_EXPORT_EXAMPLES,
-    help=f"""Write a run as CSV, nccl-tests text, Chrome traces and more.
+    help=f"""Write a run as nccl-tests text or Chrome traces.
 
     \b
     {describe_exports().replace(chr(10), chr(10) + "    ")}

@@ -152,7 +152,7 @@ def _chart_first_step(data: RunData, *, is_wide: bool) -> Chart | None:
     for result in data.steps:
         label = data.labels[result.case.id]
         repetition, details = find_details(result, PipelineDetails)
-        if isinstance(details, PipelineDetails) and details.measured:
+        if details and details.measured:
             return chart_pipeline(
                 "step",
                 f"Pipeline: {label}",

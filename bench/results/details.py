@@ -56,10 +56,10 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
 T = TypeVar("T", bound=Details)
 
 
-def read_details(record: Record, kind: type[T]) -> T | str | None:
+def read_details(record: Record, kind: type[T]) -> T | None:
     """Return the details of class ``kind`` from a record, None if the record has no such details.
 
-    The result is an error message if the stored details do not have the fields of the class.
+    Raises ``UserError`` if the stored details do not have the fields of the class.
     """
     value = record.details.get(kind.key)
     if value is None:
@@ -67,7 +67,8 @@ def read_details(record: Record, kind: type[T]) -> T | str | None:
     try:
         return msgspec.convert(record.details if kind._is_flat() else value, kind)
     except msgspec.ValidationError as error:
-        return f"{record.case.label}: its details of {kind.key} cannot be read: {error}."
+        name = record.case.label
+        raise UserError(f"{name}: its details of {kind.key} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True, order=True, slots=True)

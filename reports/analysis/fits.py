@@ -147,12 +147,8 @@ def describe_fits(ceiling: Ceiling | None) -> list[str]:
     An efficiency is a fitted bandwidth over ``ceiling``, the bandwidth limit of the run. If
     ``ceiling`` is None, only the method is described.
     """
-    notes = [
-        f"Fits: {METHOD}.",
-        "Latency is extrapolated from the smallest sizes, bandwidth from the largest.",
-    ]
+    notes = [f"Fits: {METHOD}."]
     if ceiling is not None:
         bandwidth = format_quantity(ceiling.bytes_per_second, "B/s")
-        reference = _REFERENCES[ceiling.name]
-        notes.append(f"Efficiency: fitted bus bandwidth over {reference}, {bandwidth}.")
+        notes.append(f"Efficiency: bus bandwidth over {_REFERENCES[ceiling.name]}, {bandwidth}.")
     return notes

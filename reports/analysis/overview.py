@@ -132,10 +132,8 @@ def list_tiles(data: RunData) -> list[tuple[str, str]]:
     if fastest:
         bandwidth = format_quantity(fastest["busbw"], "B/s")
         tiles.append((bandwidth, f"bus bandwidth of {fastest['operation']}"))
-    latencies = [
-        (row["latency"], row["operation"]) for row in operations if not is_missing(row["latency"])
-    ]
-    if latencies:
-        seconds, operation = min(latencies)
-        tiles.append((format_seconds(seconds), f"latency of {operation}"))
+    known = [row for row in operations if not is_missing(row["latency"])]
+    if known:
+        quickest = min(known, key=lambda row: row["latency"])
+        tiles.append((format_seconds(quickest["latency"]), f"latency of {quickest['operation']}"))
     return tiles

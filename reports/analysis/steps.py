@@ -14,7 +14,7 @@ from parbench.bench.results.details import (
     MeshDetails,
     read_details,
 )
-from parbench.bench.results.tables import SortedText, is_missing
+from parbench.bench.results.tables import is_missing
 from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
@@ -38,44 +38,39 @@ def list_step_rows(data: RunData) -> list[StepRow]:
     for case in list_rows(data.cases[data.cases["case_id"].isin(case_ids)]):
         row: StepRow = {name: None if is_missing(value) else value for name, value in case.items()}
         _, mesh = find_details(row["result"], MeshDetails)
-        row["axes"] = mesh.axes if isinstance(mesh, MeshDetails) else {}
+        row["axes"] = mesh.axes if mesh else {}
         row["time_p99"] = row.get(f"{row['headline']}_p99")
-        repetitions = f"{row['repetitions']}/{row['planned']}"
-        row["repetitions"] = SortedText(repetitions, row["repetitions"])
+        row["repetitions"] = f"{row['repetitions']}/{row['planned']}"
         rows.append(row)
     return rows
 
 
-def list_rows_with_details(data: RunData, kind: type[Details]) -> tuple[list[StepRow], list[str]]:
-    """Return rows of training steps that recorded details of one type, and error sentences.
+def list_rows_with_details(data: RunData, kind: type[Details]) -> list[StepRow]:
+    """Return rows of the training steps that recorded details of one type.
 
     ``kind`` is the type, such as ``PipelineDetails``. A row is a dict with the values of
     ``list_step_rows``, ``details`` (an object of the type), and ``repetition`` (the index, from 0,
-    of the repetition that recorded the details). There is an error sentence for each step with
-    details that cannot be read.
+    of the repetition that recorded the details).
     """
     rows = []
-    problems = []
     for row in list_step_rows(data):
-        row["repetition"], details = find_details(row["result"], kind)
-        if isinstance(details, str):
-            problems.append(details)
-        else:
-            rows.append({**row, "details": details})
-    return rows, [problem for problem in problems if problem]
+        repetition, details = find_details(row["result"], kind)
+        if details is not None:
+            rows.append({**row, "repetition": repetition, "details": details})
+    return rows
 
 
-def find_details(result: CaseResult, kind: type[T]) -> tuple[int, T | str]:
+def find_details(result: CaseResult, kind: type[T]) -> tuple[int, T | None]:
     """Return (repetition, details) of the first repetition that recorded details of type ``kind``.
 
-    ``repetition`` is its index from 0. If the details cannot be read, ``details`` is an error
-    sentence. If no repetition recorded details of the type, the result is ``(0, "")``.
+    ``repetition`` is its index from 0. If no repetition recorded details of the type, the result is
+    ``(0, None)``. Raises ``UserError`` if the details cannot be read.
     """
     for record in result.measured:
         details = read_details(record, kind)
         if details is not None:
             return record.repetition, details
-    return 0, ""
+    return 0, None
 
 
 def get_axis_values(step: CaseResult, metric: str) -> dict[str, float | None]:
@@ -161,5 +156,5 @@ def get_calls(step: CaseResult) -> tuple[CountedCall, ...] | None:
     recorded or differ between repetitions.
     """
     details = [read_details(record, CommunicationDetails) for record in step.records]
-    calls = [detail.comm_calls for detail in details if isinstance(detail, CommunicationDetails)]
+    calls = [detail.comm_calls for detail in details if detail is not None]
     return calls[0] if calls and all(other == calls[0] for other in calls) else None

@@ -92,7 +92,7 @@ def _read_counts(record: Record) -> dict[str, float | str]:
 
     The schedule of a step is text, the other counts are numbers.
     """
-    is_routed = isinstance(read_details(record, ExpertLoadDetails), ExpertLoadDetails)
+    is_routed = read_details(record, ExpertLoadDetails) is not None
     counts: dict[str, float | str] = {}
     for name, metric in record.metrics.items():
         declared = find_metric(name)
@@ -100,7 +100,7 @@ def _read_counts(record: Record) -> dict[str, float | str]:
         if is_exact and metric.value is not None and not (is_routed and name == ROUTED_MEMORY):
             counts[name] = metric.value
     pipeline = read_details(record, PipelineDetails)
-    if isinstance(pipeline, PipelineDetails):
+    if pipeline is not None:
         text = f"{pipeline.schedule} of {pluralize(pipeline.microbatches, 'microbatch')}"
         if pipeline.chunks > 1:
             text += f", {pluralize(pipeline.chunks, 'virtual stage')} per rank"

@@ -1,16 +1,14 @@
 """Line charts over message size, sequence length, ranks or nodes, and charts of distributions."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from parbench.bench.results.formatting import (
     GIGA,
-    format_bytes,
     format_case_size,
-    format_percent,
     format_quantity,
 )
 from parbench.bench.results.tables import Row, is_missing
@@ -170,35 +168,21 @@ def list_operation_charts(
     return list_charts(efficiency, time, chart_latency(number, title, operations))
 
 
-_CONTEXT_QUANTITIES = {
-    "seconds": quantities.STEP_TIME,
-    "bytes_sent": AxisQuantity(
-        title="bytes that attention sends per step", text=format_bytes, base=2, is_log=False
-    ),
-    "exposed": AxisQuantity(
-        title="exposed cp communication of the step", text=format_percent, is_log=False
-    ),
-}
+def chart_context_methods(number: int, title: str, rows: Sequence[Row]) -> Chart | None:
+    """Return a chart of step time over sequence length with a line for each method.
 
-
-def chart_context_methods(number: int, title: str, rows: Sequence[Row]) -> Iterator[Chart]:
-    """Yield charts of step time, bytes and exposed communication over sequence length.
-
-    A line is a method of context parallelism. Rows have the keys ``method``, ``sequence`` (tokens),
-    ``seconds`` (step time), ``bytes_sent`` (by attention, per rank and step) and ``exposed``
-    (exposed communication as a fraction of the profiled step). ``number`` is a number from 1 that
-    makes the names of the charts unique.
+    A method is one of context parallelism. Rows have the keys ``method``, ``sequence`` (tokens) and
+    ``seconds`` (step time). ``number`` is a number from 1 that makes the name of the chart unique.
+    None if no method ran with two lengths.
     """
-    for quantity_number, (key, quantity) in enumerate(_CONTEXT_QUANTITIES.items(), start=1):
-        chart = chart_lines(
-            f"{number_name('context', number)}_{quantity_number}",
-            f"{title}: {quantity.title}",
-            f"A line for each method. {INTERVALS}",
-            make_lines(rows, "method", "sequence", key),
-            quantities.count_of("sequence length (tokens)"),
-            quantity,
-        )
-        yield from list_charts(chart)
+    return chart_lines(
+        number_name("context", number),
+        title,
+        f"A line for each method. {INTERVALS}",
+        make_lines(rows, "method", "sequence", "seconds"),
+        quantities.count_of("sequence length (tokens)"),
+        quantities.STEP_TIME,
+    )
 
 
 def chart_latency(number: int, title: str, operations: "pd.DataFrame") -> Chart | None:

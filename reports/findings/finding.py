@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from parbench.bench.results.formatting import format_percent
-
 MIN_SHARE = 0.05
 """A problem with a specific cause is reported if it costs this fraction of a step or operation."""
 MIN_GENERAL_SHARE = 0.1
@@ -32,11 +30,3 @@ class Finding:
     def text(self) -> str:
         """The message, followed by ``-> COMMAND`` if there is a command."""
         return f"{self.message} -> {self.command}" if self.command else self.message
-
-
-def describe_no_finding(min_share: float) -> str:
-    """Return the sentence that a report without findings shows instead.
-
-    ``min_share`` is the smallest fraction of the time of a step for which a problem is reported.
-    """
-    return f"Nothing stands out: no cause costs {format_percent(min_share)} of the step or more."

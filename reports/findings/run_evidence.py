@@ -30,8 +30,6 @@ from parbench.reports.run_data import RunData
 
 UNEQUAL_WORK_DETAILS = {"pipeline", "tokens_per_rank", "rank_load"}
 """The keys in ``CaseResult.details`` that only steps with unequal work on ranks have."""
-MIN_READ_SHARE = 0.01
-"""A step is searched for a slow rank if its waiting time is at least this fraction of its time."""
 LINK_PARAMS = ("source", "target")
 """The parameters of ``p2p.matrix`` that name the sending and the receiving rank."""
 REDUCTIONS = ("all_reduce", "reduce_scatter")
@@ -71,10 +69,8 @@ def _find_stragglers(data: RunData) -> Iterator[StragglerEvidence]:
         )
     for result in results:
         wait_seconds = result.value("straggler_wait") or 0.0
-        if not result.seconds or wait_seconds < MIN_READ_SHARE * result.seconds:
-            continue
-        straggler = find_slow_computing_rank(data.run, result)
-        if straggler:
+        straggler = find_slow_computing_rank(data.run, result) if wait_seconds else None
+        if straggler and result.seconds:
             yield StragglerEvidence(
                 rank=straggler.rank,
                 observation=f"computes {straggler.time_share:.2f} times as long as the others in "
@@ -242,7 +238,7 @@ def _count_syncs(step: CaseResult) -> int:
 def _read_pipeline_idle(step: CaseResult) -> PipelineIdle | None:
     """Return the idle time of a pipeline step by cause, None if the step is not a pipeline."""
     _, details = find_details(step, PipelineDetails)
-    if isinstance(details, str):
+    if details is None:
         return None
     return PipelineIdle(
         bubble_seconds=step.value("idle_schedule") or 0.0,

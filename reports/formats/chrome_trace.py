@@ -14,7 +14,6 @@ from parbench.bench.results.records import COPY, PHASE, RankTimeline
 from parbench.bench.text import UserError
 from parbench.reports.analysis.steps import find_details
 from parbench.reports.analysis.timelines import (
-    get_axis,
     group_by_stream,
     name_stream,
     split_into_lanes,
@@ -59,7 +58,7 @@ def _list_processes(data: RunData) -> Iterator[tuple[str, Iterator[Event]]]:
     """
     for result in data.steps:
         _, details = find_details(result, PipelineDetails)
-        if isinstance(details, PipelineDetails) and details.clock:
+        if details and details.clock:
             for rank, actions in enumerate(details.measured or ()):
                 name = f"{data.labels[result.case.id]}: rank {rank}"
                 yield name, _make_action_events(actions)
@@ -70,20 +69,18 @@ def _list_processes(data: RunData) -> Iterator[tuple[str, Iterator[Event]]]:
 
 
 def _make_process(pid: int, name: str, events: Iterable[Event]) -> Iterator[Event]:
-    """Yield two events that set the name and position of a process, then the given ``events``.
+    """Yield an event that sets the name of a process, then the given ``events``.
 
     All events get the process id ``pid``.
     """
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
-    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
     for event in events:
         yield {**event, "pid": pid}
 
 
-def _name_thread(tid: int, name: str) -> Iterator[Event]:
-    """Yield the two events that set the name of a thread and its position, which is its id."""
-    yield {"ph": "M", "name": "thread_name", "tid": tid, "args": {"name": name}}
-    yield {"ph": "M", "name": "thread_sort_index", "tid": tid, "args": {"sort_index": tid}}
+def _name_thread(tid: int, name: str) -> Event:
+    """Return the event that sets the name of a thread."""
+    return {"ph": "M", "name": "thread_name", "tid": tid, "args": {"name": name}}
 
 
 def _make_rank_events(rank: RankTimeline) -> Iterator[Event]:
@@ -94,15 +91,11 @@ def _make_rank_events(rank: RankTimeline) -> Iterator[Event]:
     tid = 0
     for stream, intervals in group_by_stream(rank).items():
         category = _CATEGORIES.get(stream, "kernel")
-        args: dict[str, Any] = {}
-        axis = get_axis(stream)
-        if axis is not None:
-            args["axis"] = axis
         lanes = split_into_lanes(intervals)
         for number, lane in enumerate(lanes, start=1):
             tid += 1
             suffix = f" ({number} of {len(lanes)})" if len(lanes) > 1 else ""
-            yield from _name_thread(tid, f"{name_stream(stream)}{suffix}")
+            yield _name_thread(tid, f"{name_stream(stream)}{suffix}")
             for interval in lane:
                 # Both ends are rounded, so that neighbors do not overlap.
                 start, stop = round(interval.start_us, 3), round(interval.stop_us, 3)
@@ -113,29 +106,22 @@ def _make_rank_events(rank: RankTimeline) -> Iterator[Event]:
                     "dur": round(stop - start, 3),
                     "name": interval.name,
                     "cat": category,
-                    "args": args,
                 }
 
 
 def _make_action_events(actions: Sequence[TimedAction]) -> Iterator[Event]:
     """Yield the events of a rank's pipeline actions, such as a forward, with times in us.
 
-    The first two events name the thread of the actions. Nothing is yielded without actions.
+    The first event names the thread of the actions. Nothing is yielded without actions.
     """
     if actions:
-        yield from _name_thread(1, "pipeline")
+        yield _name_thread(1, "pipeline")
     for timed in actions:
-        action = timed.action
         yield {
             "ph": "X",
             "tid": 1,
             "ts": timed.start_us,
             "dur": timed.stop_us - timed.start_us,
             "name": timed.name,
-            "cat": action.kind,
-            "args": {
-                "stage": action.stage,
-                "kind": action.kind,
-                "microbatch": action.microbatch,
-            },
+            "cat": timed.action.kind,
         }

@@ -67,11 +67,6 @@ EXPORT_FORMATS = {
             renderer="nccl_tests:render_text",
         ),
         ExportFormat(
-            name="csv",
-            help="a row for each metric and repetition",
-            renderer="csv_export:render_csv",
-        ),
-        ExportFormat(
             name="chrome-trace",
             help="timelines for Perfetto",
             renderer="chrome_trace:render_trace",
@@ -93,7 +88,7 @@ def render_export(name: str, data: Any) -> bytes:
 
 
 def load_function(path: str) -> Callable[..., Any]:
-    """Return the function that the text ``path`` names, such as ``csv_export:render_csv``.
+    """Return the function that the text ``path`` names, such as ``import_osu:parse_osu``.
 
     The module before the colon is in this package.
     """

@@ -136,8 +136,7 @@ def _make_operation_table(
     """
     rows = list_rows(cases)
     for row in rows:
-        repetitions = row["repetitions"]
-        row["repetitions"] = SortedText(f"{repetitions}/{row['planned']}", repetitions)
+        row["repetitions"] = f"{row['repetitions']}/{row['planned']}"
     columns = (
         *CASE_COLUMNS,
         TIME_COLUMN,

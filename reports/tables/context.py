@@ -12,7 +12,7 @@ from parbench.reports.analysis.steps import (
     list_rows_with_details,
     sum_if_known,
 )
-from parbench.reports.figures.chart import Chart
+from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import chart_context_methods
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import (
@@ -44,7 +44,7 @@ def list_context_tables(data: RunData) -> Iterator[Table]:
 
     The table has no rows if no step recorded ``AttentionDetails``.
     """
-    rows, problems = list_rows_with_details(data, AttentionDetails)
+    rows = list_rows_with_details(data, AttentionDetails)
     models = label_differences([row["result"] for row in rows], _METHOD_PARAMS)
     for row in rows:
         row |= _read_values(row)
@@ -56,7 +56,6 @@ def list_context_tables(data: RunData) -> Iterator[Table]:
         caption="time, bytes and memory of each method",
         columns=columns,
         rows=rows,
-        notes=problems,
         figures=lambda: _chart_methods(rows, models),
     )
 
@@ -86,10 +85,10 @@ def _read_values(row: StepRow) -> StepRow:
 
 
 def _chart_methods(rows: Sequence[StepRow], models: Mapping[str, str]) -> Iterator[Chart]:
-    """Yield charts of time, bytes and exposed communication over sequence length.
+    """Yield charts of step time over sequence length.
 
-    There are three charts for each model and number of ranks that ran with several methods of
-    context parallelism. ``rows`` has a row per step. ``models`` has the parameters of the model of
+    There is a chart for each model and number of ranks that ran with several methods of context
+    parallelism. ``rows`` has a row per step. ``models`` has the parameters of the model of
     each case as text, keyed by case id.
     """
     groups: dict[object, list[StepRow]] = {}
@@ -100,4 +99,5 @@ def _chart_methods(rows: Sequence[StepRow], models: Mapping[str, str]) -> Iterat
         first = group[0]
         if len({row["method"] for row in group}) > 1:
             setup_text = f"cp = {first['cp']} {models[first['case_id']]}".strip()
-            yield from chart_context_methods(number, f"Methods compared: {setup_text}", group)
+            chart = chart_context_methods(number, f"Methods compared: {setup_text}", group)
+            yield from list_charts(chart)

@@ -16,7 +16,7 @@ def list_expert_tables(data: RunData) -> Iterator[Table]:
 
     The table has no rows if no step recorded ``ExpertLoadDetails``.
     """
-    rows, problems = list_rows_with_details(data, ExpertLoadDetails)
+    rows = list_rows_with_details(data, ExpertLoadDetails)
     for row in rows:
         row["ep"] = row["axes"].get("ep", {}).get("ranks", 1)
     yield Table(
@@ -30,5 +30,4 @@ def list_expert_tables(data: RunData) -> Iterator[Table]:
             *list_metric_columns("experts", rows),
         ],
         rows=rows,
-        notes=problems,
     )

@@ -19,7 +19,6 @@ _NODE_COLUMNS = (
 _REPETITION_COLUMNS = (
     Column("repetition", kind="count", help="number of the repetition, which restarts all ranks"),
     Column("seconds", "duration", kind="s", help="duration with the start of all ranks"),
-    Column("measuring", kind="percent", help="share of the duration in which cases ran"),
     Column("other_cores", "other load", kind="number", help="cores that other processes kept busy"),
     Column(
         "steal_percent",
@@ -58,14 +57,13 @@ def list_node_tables(data: RunData) -> Iterator[Table]:
         }
         for host in topology.nodes
     ]
-    num_ranks = len(topology.hosts)
     yield Table(
         "nodes-table",
         "Nodes",
         caption="where each rank ran, hosts under one switch next to each other",
         columns=_NODE_COLUMNS,
         rows=rows,
-        notes=[f"Distribution of {num_ranks} ranks on {len(rows)} nodes: {topology.distribution}."],
+        notes=[f"Distribution of ranks: {topology.distribution}."],
     )
 
 
@@ -73,27 +71,21 @@ def list_repetition_tables(data: RunData) -> Iterator[Table]:
     """Yield the table of repetitions with their durations and the load of the host.
 
     The load is the CPU time that other processes and the hypervisor take. A repetition that was
-    interrupted has several starts of all ranks. The durations of the starts are summed, and the
-    load is that of the last start with a known load.
+    interrupted has a row for each start of all ranks.
     """
-    rows: dict[int, dict[str, Any]] = {}
+    rows: list[dict[str, Any]] = []
     for start in data.run.info.repetitions:
-        number = start.repetition
-        row = rows.setdefault(number, {"repetition": number + 1, "seconds": 0.0})
-        row["seconds"] += start.seconds
+        row: dict[str, Any] = {"repetition": start.repetition + 1, "seconds": start.seconds}
         if start.load:
             row["other_cores"] = start.load.other_cores
             row["steal_percent"] = start.load.steal_percent
-    for number, row in rows.items():
-        records = [record for record in data.run.records if record.repetition == number]
-        if row["seconds"]:
-            row["measuring"] = sum(record.seconds for record in records) / row["seconds"]
+        rows.append(row)
     yield Table(
         "repetitions",
         "Repetitions",
         caption="duration of each repetition, and the load of its host while it measured",
         columns=_REPETITION_COLUMNS,
-        rows=[rows[number] for number in sorted(rows)],
+        rows=rows,
     )
 
 

@@ -89,9 +89,9 @@ _CALL_COLUMNS = (
 def list_step_tables(data: RunData) -> list[Table]:
     """Return the tables of training steps, in the order of the section. Some may have no rows."""
     rows = list_step_rows(data)
-    pipelines, problems = list_rows_with_details(data, PipelineDetails)
+    pipelines = list_rows_with_details(data, PipelineDetails)
     return [
-        _make_step_table(rows, problems),
+        _make_step_table(rows),
         _make_part_table(rows),
         _make_phase_table(rows),
         _make_volume_table(rows),
@@ -102,11 +102,10 @@ def list_step_tables(data: RunData) -> list[Table]:
     ]
 
 
-def _make_step_table(steps: Sequence[StepRow], problems: Sequence[str]) -> Table:
+def _make_step_table(steps: Sequence[StepRow]) -> Table:
     """Return the table of step times, rates, communication and memory, with a row per step.
 
-    ``steps`` has a row for each measured training step (``list_step_rows``). ``problems`` are
-    sentences that become the first notes of the table.
+    ``steps`` has a row for each measured training step (``list_step_rows``).
     """
     rows = [
         {
@@ -132,7 +131,7 @@ def _make_step_table(steps: Sequence[StepRow], problems: Sequence[str]) -> Table
         caption="time, efficiency, communication and memory of each step",
         columns=columns,
         rows=rows,
-        notes=[*problems, *(f"{', '.join(names)}: {note}" for note, names in labels.items())],
+        notes=[f"{', '.join(names)}: {note}" for note, names in labels.items()],
     )
 
 
@@ -212,7 +211,7 @@ def _make_volume_table(steps: Sequence[StepRow]) -> Table:
     rows = _split_by_axis(steps, "axis", _AXIS_METRICS)
     for row in rows:
         _, details = find_details(row["result"], BytesFormulaDetails)
-        formulas = details.bytes_formula if isinstance(details, BytesFormulaDetails) else {}
+        formulas = details.bytes_formula if details else {}
         row["formula"] = formulas.get(row["axis"])
         row["ranks"] = row["axes"].get(row["axis"], {}).get("ranks")
     return Table(

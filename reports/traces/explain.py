@@ -1,12 +1,12 @@
 """The report on a job's traces: findings, the time of each rank and collective, and late ranks."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
 from parbench.bench.results.fit import CurveFit
-from parbench.bench.results.formatting import UNKNOWN, format_seconds
+from parbench.bench.results.formatting import UNKNOWN, format_percent, format_seconds
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.results.spans import Span, difference, length
 from parbench.bench.results.tables import Column, Row, Section, Table
@@ -14,7 +14,7 @@ from parbench.bench.text import format_size, pluralize
 from parbench.reports.analysis.labels import AXES
 from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.figures.timeline import chart_timeline
-from parbench.reports.findings.finding import MIN_SHARE, describe_no_finding
+from parbench.reports.findings.finding import MIN_SHARE
 from parbench.reports.findings.rules import apply_rules
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
@@ -53,7 +53,6 @@ RANK_COLUMNS = (
         is_result=True,
         help="communication that computation or copies hide, in the time of these",
     ),
-    Column("last", kind="percent", help="share of collectives where it arrives last"),
     Column(
         "wait", "waited for", kind="s", help="time per step in which the others only wait for it"
     ),
@@ -86,7 +85,8 @@ def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
     tables = [_make_rank_table(job), _make_call_table(job, predict)]
     notes = list(job.notes)
     if not findings:
-        notes.insert(0, describe_no_finding(MIN_SHARE))
+        share = format_percent(MIN_SHARE)
+        notes.insert(0, f"Nothing stands out: no cause costs {share} of the step or more.")
     if against:
         notes.append(f"fits: {against}")
     caption = "The last profiled step. Waiting is hatched or empty."
@@ -95,9 +95,12 @@ def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
     num_ranks = len(job.ranks)
     world_size = max(rank.world_size or num_ranks for rank in job.ranks)
     message = f"{num_ranks} of {world_size} ranks, {steps} each"
-    verdict = ReportVerdict(word="COMPLETE", level="good", message=message)
-    if num_ranks < world_size:
-        verdict = ReportVerdict(word="PARTIAL", level="doubtful", message=message)
+    is_complete = num_ranks == world_size
+    verdict = ReportVerdict(
+        word="COMPLETE" if is_complete else "PARTIAL",
+        level="good" if is_complete else "doubtful",
+        message=message,
+    )
     return Report(
         name=name,
         verdicts=(verdict,),
@@ -142,7 +145,6 @@ def _make_rank_table(job: TracedJob) -> Table:
     descending. The table has at most 16 ranks.
     """
     waits = compute_waits(job)
-    last_ranks = Counter(shared.last_rank for shared in job.shared_calls)
     rows: list[Row] = []
     for rank in job.ranks:
         step_seconds = rank.compute_median(lambda parts: parts.wall_seconds)
@@ -153,13 +155,11 @@ def _make_rank_table(job: TracedJob) -> Table:
             "idle": rank.compute_median(lambda parts: parts.idle_seconds),
             "overlapped": rank.compute_median(lambda parts: parts.hidden_comm_seconds),
         }
-        wait = waits.get(rank.rank)
         row: Row = {
             "rank": rank.rank,
             "step": step_seconds,
             **{name: value / step_seconds for name, value in seconds.items()},
-            "last": None if wait is None else last_ranks[rank.rank] / last_ranks.total(),
-            "wait": wait,
+            "wait": waits.get(rank.rank),
         }
         rows.append(row)
     rows.sort(key=lambda row: (row["wait"] or 0.0, row["step"]), reverse=True)

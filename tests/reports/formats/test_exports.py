@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 from parbench import cli
@@ -10,13 +9,10 @@ from parbench.reports.formats.registry import EXPORT_FORMATS, IMPORT_FORMATS, lo
 from tests.support.reports.history_fixtures import write_history_run
 
 
-@pytest.mark.parametrize(
-    ("name", "start"), [("nccl-tests", b"# nccl-tests version"), ("csv", b"run,")]
-)
-def test_export_writes_a_document(tmp_path: Path, name: str, start: bytes) -> None:
-    command = ["export", str(write_history_run(tmp_path, 0)), "--format", name]
+def test_export_writes_a_document(tmp_path: Path) -> None:
+    command = ["export", str(write_history_run(tmp_path, 0)), "--format", "nccl-tests"]
     content = CliRunner().invoke(cli.main, command).stdout_bytes
-    assert content.startswith(start)
+    assert content.startswith(b"# nccl-tests version")
     file = tmp_path / "out.txt"
     assert CliRunner().invoke(cli.main, [*command, "-o", str(file)]).exit_code == 0
     assert file.read_bytes() == content

@@ -1,5 +1,8 @@
 """Pipeline steps: their table and damaged facts."""
 
+import pytest
+
+from parbench.bench.text import UserError
 from parbench.reports.tables.steps import list_step_tables
 from tests.support.reports.report_rows import (
     assert_cells,
@@ -34,8 +37,8 @@ def test_table_shows_bubble_and_idle_causes() -> None:
     assert list(causes.values()) == ["3.00 ms", "1.00 ms", "1.00 ms"]
 
 
-def test_damaged_details_are_a_note() -> None:
+def test_damaged_details_are_refused() -> None:
     details = {"pipeline": {**pipeline_details(), "ranks": "two"}}
     record = ok_record(pipeline_case(), metrics=pipeline_metrics(), details=details)
-    (note,) = list_step_tables(load_records(record))[0].notes
-    assert record.case.name in note
+    with pytest.raises(UserError, match=record.case.name):
+        list_step_tables(load_records(record))
