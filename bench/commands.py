@@ -379,7 +379,7 @@ Exit codes: 0 all fine; 1 a device or link is bad; 2 bad input; 4 something did 
 @click.option(
     "--nproc",
     type=click.IntRange(min=1),
-    help="GPUs, or groups of cores; default: all GPUs, up to 8 groups.",
+    help="GPUs that the host should have, or groups of cores. Default: its GPUs, or up to 8 groups.",
 )
 @click.option(
     "--budget",

@@ -111,7 +111,7 @@ def compare_hosts(results: Sequence[Health]) -> tuple[Health, ...]:
         by_host.setdefault(device.host, []).append(device)
     for host, own_devices in by_host.items():
         kind = own_devices[0].kind
-        counts = [len(others) for others in by_host.values() if others[0].kind == kind]
+        counts = [len(peers) for peers in by_host.values() if peers[0].kind == kind]
         num_missing = statistics.mode(counts) - len(own_devices)
         if own_devices[0].is_gpu and num_missing > 0:
             text = f"most hosts have {num_missing} more of {kind}"
