@@ -175,7 +175,8 @@ def compare(endpoint: Endpoint, exchanges: Sequence[Exchange]) -> Ratio | None:
     variance = (
         _VARIANCE_OF_MEDIAN * (1 + _VARIANCE_OF_MEDIAN / pairs_per_level) / len(own_exchanges)
     )
-    standard_error = _estimate_noise(other_exchanges, levels) * math.sqrt(variance)
+    deviations = [abs(_compute_corrected_excess(entry, levels)) for entry in other_exchanges]
+    standard_error = median(deviations) / _MAD_OF_NORMAL * math.sqrt(variance)
     return Ratio(
         endpoint=endpoint,
         ratio=math.exp(excess),
@@ -237,19 +238,6 @@ def _compute_corrected_excess(entry: Exchange, levels: Levels) -> float:
         level = levels[None, entry.rail]
     deviation = math.log(entry.seconds) - level.value
     return deviation * math.sqrt(level.count / max(level.count - 1, 1))
-
-
-def _estimate_noise(exchanges: Sequence[Exchange], levels: Levels) -> float:
-    """Return the standard deviation of ln(duration) of exchanges with one round and local rank.
-
-    It is estimated as the median over all exchanges of the absolute deviation of ln(duration) from
-    its median in ``levels``, divided by 0.6745. In a normal distribution, this is the standard
-    deviation. ``levels`` was computed from ``exchanges``.
-    """
-    return (
-        median(abs(_compute_corrected_excess(entry, levels)) for entry in exchanges)
-        / _MAD_OF_NORMAL
-    )
 
 
 def _find_slowest(exchanges: Sequence[Exchange]) -> Ratio | None:
