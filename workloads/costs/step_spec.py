@@ -26,12 +26,11 @@ from parbench.workloads.model.shapes import (
     Widths,
 )
 from parbench.workloads.parallel.dims import ParallelDims
-from parbench.workloads.pipeline_parallel.order import PipelineOrder
+from parbench.workloads.pipeline_parallel.order import PipelineOrder, PipelineSize
 from parbench.workloads.pipeline_parallel.pipeline_case import (
     Pipeline,
     PipelineOptions,
 )
-from parbench.workloads.pipeline_parallel.schedule import PipelineSize
 
 ZeroOne = Literal["", "distributed", "zero_redundancy"]
 """The implementation of ZeRO-1: parbench's, torch's ZeroRedundancyOptimizer, or empty for none."""

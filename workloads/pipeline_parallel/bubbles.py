@@ -97,17 +97,14 @@ def compute_kind_means(timeline: SimulatedTimeline) -> dict[ActionKind, float]:
     """Return the mean seconds of one action of each kind in a step, keyed by F, B, I and W.
 
     An action is the forward pass (F), full backward pass (B), input gradient (I) or weight gradient
-    (W) of one stage and microbatch. The mean is over all actions of the step. I and W of the
-    pipeline's first stage count only if other stages have none, because torch's first stage
-    computes both in W.
+    (W) of one stage and microbatch. The mean is over all actions of the step, except for I and W of
+    the pipeline's first stage, because torch's first stage computes both in W.
     """
-    first: defaultdict[ActionKind, list[float]] = defaultdict(list)
-    comparable: defaultdict[ActionKind, list[float]] = defaultdict(list)
+    seconds: defaultdict[ActionKind, list[float]] = defaultdict(list)
     for timed in timeline.actions:
-        action = timed.action
-        is_split_first = action.stage == 0 and action.kind in "IW"
-        (first if is_split_first else comparable)[action.kind].append(timed.seconds)
-    return {kind: fmean(values) for kind, values in {**first, **comparable}.items()}
+        if timed.action.stage > 0 or timed.action.kind in "FB":
+            seconds[timed.action.kind].append(timed.seconds)
+    return {kind: fmean(values) for kind, values in seconds.items()}
 
 
 def measure_passes(timeline: SimulatedTimeline, stages_per_rank: int) -> PassSeconds:

@@ -16,15 +16,6 @@ of the stage's weights ("W").
 """
 
 
-def get_output(action: Action) -> Output:
-    """Return the identity of the tensor that an action computes and for which other actions wait.
-
-    For a full backward pass (B) it is the input gradient, as for I.
-    """
-    kind = "I" if action.kind == "B" else action.kind
-    return action.stage, kind, action.microbatch
-
-
 def get_received(action: Action, num_stages: int) -> Output | None:
     """Return the identity of the tensor that an action receives from a neighboring stage.
 
@@ -57,6 +48,26 @@ def list_inputs(action: Action, num_stages: int) -> list[Output]:
     return inputs
 
 
+@dataclass(frozen=True)
+class PipelineSize:
+    """The numbers of ranks, microbatches and stages of a pipeline.
+
+    The actions of a schedule follow from them.
+    """
+
+    ranks: int
+    """The number of pipeline ranks."""
+    microbatches: int
+    """The number of microbatches in a step."""
+    stages_per_rank: int = 1
+    """The number of stages (groups of layers) on each rank."""
+
+    @property
+    def num_stages(self) -> int:
+        """The number of stages over all ranks."""
+        return self.ranks * self.stages_per_rank
+
+
 @dataclass(frozen=True, kw_only=True)
 class PipelineOrder:
     """The actions that each rank of a pipeline runs in one step, in their order.
@@ -65,22 +76,10 @@ class PipelineOrder:
     same order that ``simulate`` simulates.
     """
 
+    size: PipelineSize
+    """The numbers of ranks, microbatches and stages of the pipeline."""
     actions_by_rank: tuple[Actions, ...]
     """The actions of each rank of the pipeline, first rank first."""
-    microbatches: int
-    """The number of microbatches in a step."""
-    stages_per_rank: int
-    """The number of stages (groups of layers) on each rank."""
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks of the pipeline."""
-        return len(self.actions_by_rank)
-
-    @property
-    def num_stages(self) -> int:
-        """The number of stages over all ranks."""
-        return self.ranks * self.stages_per_rank
 
 
 def find_peak_held(actions: Iterable[Action], held_by_stage: Callable[[int], float]) -> float:

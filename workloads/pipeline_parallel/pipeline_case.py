@@ -6,8 +6,8 @@ from functools import cached_property, lru_cache
 
 from parbench.bench.plan.params import Param, Value
 from parbench.bench.text import UserError
-from parbench.workloads.pipeline_parallel.order import PipelineOrder
-from parbench.workloads.pipeline_parallel.schedule import PipelineSize, Schedule
+from parbench.workloads.pipeline_parallel.order import PipelineOrder, PipelineSize
+from parbench.workloads.pipeline_parallel.schedule import Schedule
 from parbench.workloads.pipeline_parallel.schedules import (
     DEFAULT_SCHEDULE,
     SCHEDULES,

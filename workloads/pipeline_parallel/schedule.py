@@ -7,27 +7,7 @@ from math import isclose
 
 from parbench.bench.results.details import Action
 from parbench.bench.text import UserError
-from parbench.workloads.pipeline_parallel.order import PipelineOrder, find_peak_held
-
-
-@dataclass(frozen=True)
-class PipelineSize:
-    """The numbers of ranks, microbatches and stages of a pipeline.
-
-    The actions of a schedule follow from them.
-    """
-
-    ranks: int
-    """The number of pipeline ranks."""
-    microbatches: int
-    """The number of microbatches in a step."""
-    stages_per_rank: int = 1
-    """The number of stages (groups of layers) on each rank."""
-
-    @property
-    def num_stages(self) -> int:
-        """The number of stages over all ranks."""
-        return self.ranks * self.stages_per_rank
+from parbench.workloads.pipeline_parallel.order import PipelineOrder, PipelineSize, find_peak_held
 
 
 @dataclass(frozen=True)
@@ -150,11 +130,8 @@ class Schedule:
 
     def make_order(self, size: PipelineSize) -> PipelineOrder:
         """Return the actions of all ranks, in the order in which each rank runs them."""
-        return PipelineOrder(
-            actions_by_rank=tuple(tuple(self.list_actions(r, size)) for r in range(size.ranks)),
-            microbatches=size.microbatches,
-            stages_per_rank=size.stages_per_rank,
-        )
+        actions_by_rank = [tuple(self.list_actions(rank, size)) for rank in range(size.ranks)]
+        return PipelineOrder(size=size, actions_by_rank=tuple(actions_by_rank))
 
     def microbatches_in_flight(self, rank: int, size: PipelineSize) -> float:
         """Return the maximum number of microbatches whose activations a rank holds together.

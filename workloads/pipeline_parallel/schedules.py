@@ -11,10 +11,10 @@ from typing import cast
 
 from parbench.bench.results.details import Action, ActionKind
 from parbench.bench.text import UserError, format_list
+from parbench.workloads.pipeline_parallel.order import PipelineSize
 from parbench.workloads.pipeline_parallel.schedule import (
     AnalyticalBubble,
     PassSeconds,
-    PipelineSize,
     Schedule,
     list_v_stages,
 )

@@ -9,7 +9,6 @@ from parbench.bench.results.details import Action
 from parbench.workloads.pipeline_parallel.order import (
     Output,
     PipelineOrder,
-    get_output,
     get_received,
     list_inputs,
 )
@@ -86,25 +85,26 @@ def simulate(
     ranks. Raises ``ValueError`` for a deadlock.
     """
     queues = [deque(actions) for actions in order.actions_by_rank]
-    free_times = [0.0] * order.ranks
+    free_times = [0.0] * order.size.ranks
     producers: dict[Output, SimulatedAction] = {}
 
     while any(queues):
         num_finished = len(producers)
         for rank, queue in enumerate(queues):
-            while queue and producers.keys() >= set(list_inputs(queue[0], order.num_stages)):
+            while queue and producers.keys() >= set(list_inputs(queue[0], order.size.num_stages)):
                 action = queue.popleft()
                 start = free_times[rank]
-                received = get_received(action, order.num_stages)
+                received = get_received(action, order.size.num_stages)
                 if received is not None:
                     source = producers[received]
                     arrival = source.stop if source.rank == rank else source.stop + latency
                     start = max(start, arrival)
                 free_times[rank] = start + action_seconds(action)
-                producers[get_output(action)] = SimulatedAction(
+                kind = "I" if action.kind == "B" else action.kind
+                producers[action.stage, kind, action.microbatch] = SimulatedAction(
                     rank=rank, action=action, start=start, stop=free_times[rank]
                 )
         if len(producers) == num_finished:
             waiting = ", ".join(str(queue[0]) for queue in queues if queue)
             raise ValueError(f"deadlock: inputs never arrive for {waiting}")
-    return SimulatedTimeline(actions=tuple(producers.values()), ranks=order.ranks)
+    return SimulatedTimeline(actions=tuple(producers.values()), ranks=order.size.ranks)

@@ -248,7 +248,7 @@ def make_train(
 
     module = importlib.import_module("torch.distributed.pipelining.schedules")
     runtime = module._PipelineScheduleRuntime(
-        list(stages), order.microbatches, loss_fn=compute_timed_loss, scale_grads=False
+        list(stages), order.size.microbatches, loss_fn=compute_timed_loss, scale_grads=False
     )
     actions = {
         rank: [module._Action.from_str(str(action)) for action in rank_actions]

@@ -109,10 +109,9 @@ def repeat_within_budget(
         function()
         repeats += 1
         mean_seconds = (time.perf_counter() - start) / repeats
-        min_repeats = 1
         max_seconds = max(seconds, _MAX_SECONDS_OF_MIN_REPEATS)
-        if seconds > 0 and _MIN_REPEATS * mean_seconds <= max_seconds:
-            min_repeats = _MIN_REPEATS
+        has_time = seconds > 0 and _MIN_REPEATS * mean_seconds <= max_seconds
+        min_repeats = _MIN_REPEATS if has_time else 1
         limit = max(min_repeats, min(max_repeats, int(seconds / mean_seconds)))
         limit = int(world.broadcast_from_rank_0([limit])[0])
 

@@ -651,9 +651,10 @@ class TrainStep(Benchmark):
         those of rank 0, so that their records agree. The result is empty without communication.
         """
         calls = list_calls(self.spec.rank_view(0))
-        texts = {}
-        for axis in dict.fromkeys(call.axis for call in calls):
-            texts[axis] = sum_calls(call for call in calls if call.axis == axis).text
+        texts = {
+            axis: sum_calls(call for call in calls if call.axis == axis).text
+            for axis in dict.fromkeys(call.axis for call in calls)
+        }
         return BytesFormulaDetails(bytes_formula=texts).as_details if texts else {}
 
     def _make_attention_details(self) -> dict[str, object]:

@@ -56,10 +56,8 @@ class TrainingLoop(Benchmark):
         self._reference = reference
         self._step_number = -1
         self._wrong_gradients: list[str] = []
-        self._parameters = []
-        for group in optimizer.param_groups:
-            self._parameters += group["params"]
-        self.dtype: torch.dtype = self._parameters[0].dtype if self._parameters else torch.float32
+        parameter = next(model.parameters(), None)
+        self.dtype: torch.dtype = torch.float32 if parameter is None else parameter.dtype
         self.reset()
 
     def step(self) -> None:

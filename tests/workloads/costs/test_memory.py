@@ -147,7 +147,7 @@ def test_layer_of_gpt_saves_34_bytes_of_korthikanti() -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "microbatches", "first", "last"),
-    [("zb_v", 8, 4.5, 8), ("interleaved", 4, 4, 2.5)],
+    [("zb_v", 8, 4.5, 8), ("1f1b", 4, 4, 1)],
 )
 def test_unfilled_pipeline_holds_fewer_microbatches(
     schedule: str, microbatches: int, first: float, last: float

@@ -6,7 +6,8 @@ import pytest
 
 from parbench.bench.results.details import IDLE_CAUSES, Action
 from parbench.workloads.pipeline_parallel.bubbles import simulate_mean_actions, split_idle
-from parbench.workloads.pipeline_parallel.schedule import PassSeconds, PipelineSize
+from parbench.workloads.pipeline_parallel.order import PipelineSize
+from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.pipeline_parallel.simulation import (
     SimulatedAction,

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from parbench.bench.text import UserError
-from parbench.workloads.pipeline_parallel.schedule import PassSeconds, PipelineSize, Schedule
+from parbench.workloads.pipeline_parallel.order import PipelineSize
+from parbench.workloads.pipeline_parallel.schedule import PassSeconds, Schedule
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from tests.support.refusals import usage_error
 from tests.support.workloads import torch_orders

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from parbench.bench.results.details import Action
-from parbench.workloads.pipeline_parallel.order import find_peak_held
-from parbench.workloads.pipeline_parallel.schedule import PipelineSize
+from parbench.workloads.pipeline_parallel.order import PipelineSize, find_peak_held
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.pipeline_parallel.simulation import SimulatedTimeline, simulate
 

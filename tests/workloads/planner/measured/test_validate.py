@@ -12,7 +12,8 @@ from parbench.bench.text import UserError
 from parbench.workloads.costs.memory import activations_equation
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.model.shapes import SHAPES
-from parbench.workloads.pipeline_parallel.schedule import PassSeconds, PipelineSize
+from parbench.workloads.pipeline_parallel.order import PipelineSize
+from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.planner.measured.validate import validate
 from parbench.workloads.presets import PRESETS
