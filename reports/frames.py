@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from msgspec.structs import asdict
 
-from parbench.bench.results.formatting import format_word_counts
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, load_rank_samples
@@ -112,7 +111,7 @@ def _make_case_row(result: CaseResult, label: str) -> dict[str, Any]:
         "iterations": result.iterations or None,
         "variation": result.variation,
         "noise": result.noise,
-        "stop": format_word_counts(result.stops) if result.stops else None,
+        "stop": ", ".join(stop for stop, _ in result.stops) or None,
         "check": result.check_text,
         "world_size": result.world.size,
         "nodes": result.world.nodes,

@@ -17,7 +17,6 @@ from torch.distributed.tensor.parallel import (
 )
 
 from parbench.bench.plan.params import Value
-from parbench.bench.results.details import MeshDetails
 from parbench.bench.world.benchmark import Description, Explanation, Work
 from parbench.bench.world.world import World, make_group
 from parbench.workloads.model.transformer import DTYPES, Ffn, set_weights
@@ -117,7 +116,7 @@ class TpLayerBenchmark(LayerBenchmark):
             "style": STYLES[case.style],
             "bytes_formula": {"tp": case.compute_sent_bytes()},
             "flops_per_rank": 6.0 * weights / case.tp * case.tokens,
-            **MeshDetails(axes={"tp": {"ranks": case.tp}}).as_details,
+            "axes": {"tp": {"ranks": case.tp}},
         }
         return Description(
             headline="step_time",

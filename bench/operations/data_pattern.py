@@ -7,6 +7,7 @@ of a buffer differ unless their distance is a multiple of this length. The resul
 such a table as well.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -152,7 +153,7 @@ class DataPattern:
             case "sum":
                 return self._compute_terms(rank, index)
             case "product":
-                num_turns = _divide_up(self._num_ranks, self._max_exponent)
+                num_turns = math.ceil(self._num_ranks / self._max_exponent)
                 is_two = is_own | (_hash(rank, index) % 2 == 1)
                 return np.where(is_two & self._is_on_turn(rank, index, num_turns), 2, 1)
             case "avg":
@@ -170,8 +171,8 @@ class DataPattern:
         ranks contribute at an index, and the terms of the others are 0.
         """
         limit = min(self._exact_up_to, _MAX_VALUE * self._num_ranks)
-        num_turns = max(1, _divide_up(self._num_ranks * _MIN_TERMS, limit))
-        max_term = max(1, limit // _divide_up(self._num_ranks, num_turns))
+        num_turns = math.ceil(self._num_ranks * _MIN_TERMS / limit)
+        max_term = max(1, limit // math.ceil(self._num_ranks / num_turns))
         terms = 1 + _hash(rank, index) % max_term
         return np.where(self._is_on_turn(rank, index, num_turns), terms, 0)
 
@@ -198,11 +199,6 @@ def get_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), name
     return dtype
-
-
-def _divide_up(dividend: int, divisor: int) -> int:
-    """Return ``dividend`` / ``divisor``, rounded up to a whole number."""
-    return -(-dividend // divisor)
 
 
 def _hash(seed: int, index: Codes) -> Codes:

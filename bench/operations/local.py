@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -207,36 +207,26 @@ def background_load(kind: str, world: World) -> Iterator[None]:
 
     def repeat_load() -> None:
         """Repeat the load until this rank has reached the end of its ``with`` block."""
-        run_round = _make_stream_runner(load, world.device) if on_device else load
         while not stop.is_set():
-            run_round()
+            load()
 
-    thread = threading.Thread(target=repeat_load, daemon=True)
+    def repeat_load_on_device() -> None:
+        """Repeat the load on a stream, of which the host queues several steps at once."""
+        accelerator.select_device(world.device.index)  # a new thread starts with the first device
+        end = accelerator.make_event(blocking=True)
+        with accelerator.make_stream(world.device):
+            while not stop.is_set():
+                for _ in range(_DEVICE_REPEATS):
+                    load()
+                end.record()
+                end.synchronize()
+
+    thread = threading.Thread(
+        target=repeat_load_on_device if on_device else repeat_load, daemon=True
+    )
     thread.start()
     try:
         yield
     finally:
         stop.set()
         thread.join()
-
-
-def _make_stream_runner(load: Callable[[], object], device: torch.device) -> Callable[[], None]:
-    """Return a function that runs ``load`` several times on a CUDA stream and waits for their end.
-
-    ``load`` queues one step of a background load on the current stream. The thread that calls the
-    returned function must also have called ``_make_stream_runner``, because it selects the
-    ``device`` for the thread.
-    """
-    accelerator.select_device(device.index)  # a new thread starts with the first device
-    stream = accelerator.make_stream(device)
-    end = accelerator.make_event(blocking=True)
-
-    def run_round() -> None:
-        """Run the load ``_DEVICE_REPEATS`` times and wait until the device has finished."""
-        with stream:
-            for _ in range(_DEVICE_REPEATS):
-                load()
-            end.record()
-        end.synchronize()
-
-    return run_round

@@ -49,7 +49,7 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def as_details(self) -> dict[str, Any]:
         """The dictionary to merge into ``Record.details``. Its values have the types of JSON."""
-        fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        fields: dict[str, Any] = msgspec.to_builtins(self)
         return fields if self._is_flat() else {self.key: fields}
 
 
@@ -95,10 +95,9 @@ class Action:
 
         Raises ``UserError`` if the text is not an action.
         """
-        match = re.fullmatch("([0-9]+)([FBIW])([0-9]+)", text.strip())
+        match = re.fullmatch("([0-9]+)([FBIW])([0-9]+)", text)
         if match is None:
-            allowed = "it is a stage, F, B, I or W, and a microbatch, such as 2F0, or empty"
-            raise UserError(f"{text.strip()!r} is not an action: {allowed}")
+            raise UserError(f"{text!r} is not an action, such as 2F0")
         return cls(int(match[1]), cast(ActionKind, match[2]), int(match[3]))
 
 
@@ -162,22 +161,6 @@ class AttentionDetails(Details, frozen=True, kw_only=True):
     """The number of tokens of a sequence on all ranks together."""
     tokens_per_rank: int
     """The number of tokens of a sequence on one rank."""
-
-
-class MeshDetails(Details, frozen=True, kw_only=True):
-    """The mesh axes on which a step communicates."""
-
-    key = "axes"
-    axes: dict[str, dict[str, int]]
-    """The size of each axis as ``{"ranks": N}``, by the name of the axis."""
-
-
-class BytesFormulaDetails(Details, frozen=True, kw_only=True):
-    """Formulas, as text, of the bytes that rank 0 sends in a step."""
-
-    key = "bytes_formula"
-    bytes_formula: dict[str, str]
-    """The formula as an equation, by the name of the mesh axis on which the bytes are sent."""
 
 
 class ExpertLoadDetails(Details, frozen=True, kw_only=True):

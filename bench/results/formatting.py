@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from numbers import Real
 
-from parbench.bench.results.metrics import MetricValue
 from parbench.bench.text import escape_unprintable, format_size
 
 _ROUNDING_ERROR = 1e-6
@@ -85,40 +84,26 @@ def format_case_size(value: object) -> str:
     return format_size(round(float(value)))
 
 
-def format_measurement(
-    metric: MetricValue | None, format_value: Callable[[float], str] | None = None
+def format_with_interval(
+    numbers: Sequence[float], unit: str, format_value: Callable[[float], str]
 ) -> str:
-    """Return a metric as text, with its 95 % interval if it has one: ``12.3 us [11.9, 12.8]``.
+    """Return a value with its 95 % interval as text, such as ``12.3 us [11.9, 12.8]``.
 
-    ``format_value`` returns a number as text. None stands for ``format_quantity``. A metric in
-    seconds or bytes that has an interval does not use ``format_value``: all of its numbers print in
-    the unit that suits the largest. Returns ``-`` for an unknown value.
+    ``numbers`` holds the value and the bounds of the interval. If ``unit`` is ``s`` or ``B``, all
+    numbers print in the unit that suits the largest. Otherwise ``format_value`` returns a number as
+    text.
     """
-    if metric is None or metric.value is None:
-        return UNKNOWN
-    value, low, high = metric.value, metric.low, metric.high
-    if low is None or high is None:
-        return format_value(value) if format_value else format_quantity(value, metric.unit)
-    if format_value is not None and metric.unit not in _SCALES:
-        return f"{format_value(value)} [{format_value(low)}, {format_value(high)}]"
-    largest = max(abs(value), abs(low), abs(high))
-    factor, scaled_unit = _choose_scale(largest, metric.unit)
-    interval = f"[{format_number(low / factor)}, {format_number(high / factor)}]"
-    return f"{format_number(value / factor)} {scaled_unit}".rstrip() + f" {interval}"
+    if unit not in _SCALES:
+        value, low, high = map(format_value, numbers)
+        return f"{value} [{low}, {high}]"
+    factor, scaled_unit = _choose_scale(max(map(abs, numbers)), unit)
+    value, low, high = (format_number(number / factor) for number in numbers)
+    return f"{value} {scaled_unit} [{low}, {high}]"
 
 
 def to_single_line(text: str) -> str:
     """Return ``text`` on one line: white space becomes blanks, control characters are escaped."""
     return escape_unprintable(" ".join(text.split()))
-
-
-def format_word_counts(pairs: Sequence[tuple[str, int]]) -> str:
-    """Return words with their counts as text, such as ``precision x4, budget``.
-
-    The example means that ``precision`` counts 4 times and ``budget`` once. ``pairs`` holds each
-    word with its count. The result is ``-`` if ``pairs`` is empty.
-    """
-    return ", ".join(word if count == 1 else f"{word} x{count}" for word, count in pairs) or UNKNOWN
 
 
 def _choose_scale(value: float, unit: str) -> tuple[float, str]:

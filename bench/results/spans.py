@@ -57,11 +57,6 @@ def intersection(a: Iterable[Span], b: Iterable[Span]) -> list[Span]:
     return difference(spans, difference(spans, b))
 
 
-def gaps(spans: Iterable[Span], within: Span) -> list[Span]:
-    """Return the parts of the span ``within`` that none of ``spans`` covers, sorted."""
-    return difference([within], spans)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
     """The parts of the wall time of one step on one rank.
@@ -114,7 +109,7 @@ def compute_breakdown(
     computing = intersection(compute, [wall])
     copying = difference(intersection(copies, [wall]), computing)
     busy = union([*computing, *copying])
-    idle = gaps(busy, wall)
+    idle = difference([wall], busy)
     exposed = {}
     for axis, spans in comm_by_axis.items():
         exposed[axis] = intersection(spans, idle)

@@ -18,13 +18,13 @@ from parbench.bench.results.formatting import (
     format_case_size,
     format_count,
     format_gigabytes,
-    format_measurement,
     format_number,
     format_percent,
     format_quantity,
     format_seconds,
+    format_with_interval,
 )
-from parbench.bench.results.metrics import Metric, MetricValue, find_metric
+from parbench.bench.results.metrics import Metric, find_metric
 
 ColumnKind = Literal["text", "number", "count", "size", "s", "B", "B/s", "GB", "percent"]
 """The form in which the values of a column print.
@@ -66,8 +66,6 @@ class SortedText(NamedTuple):
     """The value by which rows are sorted, None if it is unknown."""
 
 
-Cell = str | float | SortedText | None
-"""A value of a table, None if it is unknown."""
 Row = Mapping[str, Any]
 """The values of one row of a table, by the key of the column."""
 
@@ -120,10 +118,9 @@ class Column:
         value = row.get(self.key)
         if isinstance(value, SortedText):
             return value.text or UNKNOWN
-        low, high = row.get(f"{self.key}_low"), row.get(f"{self.key}_high")
-        if self.has_interval and not any(map(is_missing, (value, low, high))):
-            metric = MetricValue(value=value, unit=self.kind, low=low, high=high)
-            return format_measurement(metric, self.format_value)
+        numbers: list[Any] = [value, row.get(f"{self.key}_low"), row.get(f"{self.key}_high")]
+        if self.has_interval and not any(map(is_missing, numbers)):
+            return format_with_interval(numbers, self.kind, self.format_value)
         return self.format_value(value)
 
     def format_value(self, value: Any) -> str:

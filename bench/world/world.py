@@ -280,7 +280,8 @@ def make_group(world: World, partition: Sequence[Sequence[int]]) -> dist.Process
     if world.backend == "nccl":
         own_group = dist.split_group(split_ranks=parts)
     else:
-        own_group, _ = dist.new_subgroups_by_enumeration(parts, backend=world.backend)
+        make_groups = dist.new_subgroups_by_enumeration
+        own_group, _ = make_groups(parts, backend=world.backend)  # type: ignore[no-untyped-call]
     assert own_group is not None, "every rank is in a part"
     return own_group
 

@@ -11,7 +11,6 @@ from parbench.bench.results.details import (
     CommunicationDetails,
     CountedCall,
     Details,
-    MeshDetails,
     read_details,
 )
 from parbench.bench.results.tables import is_missing
@@ -37,8 +36,7 @@ def list_step_rows(data: RunData) -> list[StepRow]:
     rows = []
     for case in list_rows(data.cases[data.cases["case_id"].isin(case_ids)]):
         row: StepRow = {name: None if is_missing(value) else value for name, value in case.items()}
-        _, mesh = find_details(row["result"], MeshDetails)
-        row["axes"] = mesh.axes if mesh else {}
+        row["axes"] = row["result"].details.get("axes", {})
         row["time_p99"] = row.get(f"{row['headline']}_p99")
         row["repetitions"] = f"{row['repetitions']}/{row['planned']}"
         rows.append(row)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from parbench.bench.results.formatting import format_seconds
 from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline, Timeline
-from parbench.bench.results.spans import Span, difference, gaps, intersection, union
+from parbench.bench.results.spans import Span, difference, intersection, union
 from parbench.reports.analysis.timelines import convert_to_spans, group_by_stream, name_stream
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.lanes import Lane, draw_lanes
@@ -115,7 +115,7 @@ def split_streams(rank: RankTimeline) -> dict[str, dict[str, list[Span]]]:
     for stream, work in spans.items():
         if stream == COMPUTE:
             [step] = convert_to_spans([rank])
-            idle = gaps(chain.from_iterable(spans.values()), step)
+            idle = difference([step], chain.from_iterable(spans.values()))
             streams[stream] = {"compute": work, "idle": idle}
         elif stream == COPY:
             streams[stream] = {"copy": work}

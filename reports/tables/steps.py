@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from parbench.bench.results.details import BytesFormulaDetails, PipelineDetails
+from parbench.bench.results.details import PipelineDetails
 from parbench.bench.results.tables import (
     Column,
     Table,
@@ -12,7 +12,6 @@ from parbench.reports.analysis.labels import group_by_text
 from parbench.reports.analysis.steps import (
     StepRow,
     compute_exposed_share,
-    find_details,
     get_axis_values,
     get_parts,
     get_profiled_seconds,
@@ -210,8 +209,7 @@ def _make_volume_table(steps: Sequence[StepRow]) -> Table:
     """
     rows = _split_by_axis(steps, "axis", _AXIS_METRICS)
     for row in rows:
-        _, details = find_details(row["result"], BytesFormulaDetails)
-        formulas = details.bytes_formula if details else {}
+        formulas = row["result"].details.get("bytes_formula", {})
         row["formula"] = formulas.get(row["axis"])
         row["ranks"] = row["axes"].get(row["axis"], {}).get("ranks")
     return Table(

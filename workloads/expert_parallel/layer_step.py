@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from parbench.bench.plan.params import Value
-from parbench.bench.results.details import MeshDetails
 from parbench.bench.world.benchmark import Description, Explanation, Work
 from parbench.bench.world.world import World
 from parbench.workloads.expert_parallel.dispatch import make_exchange
@@ -126,7 +125,7 @@ class MoeLayerBenchmark(LayerBenchmark):
         return Description(
             headline="step_time",
             work=(Work(name="tokens_per_second", amount=tokens),),
-            details=MeshDetails(axes=axes).as_details,
+            details={"axes": axes},
             notes=(LAYER_CLAIM,),
         )
 

@@ -17,8 +17,6 @@ from parbench.bench.plan.params import Value
 from parbench.bench.results.details import (
     Action,
     AttentionDetails,
-    BytesFormulaDetails,
-    MeshDetails,
 )
 from parbench.bench.world.benchmark import Benchmark, Description, Explanation, Work
 from parbench.bench.world.world import World
@@ -528,7 +526,7 @@ class TrainStep(Benchmark):
             "parameters": num_parameters(spec.shape, spec.moe),
             "flops_per_rank": flops,
             "peak": None if peak is None else asdict(peak),
-            **MeshDetails(axes=axes).as_details,
+            "axes": axes,
             **self._make_bytes_formula(),
             **self._make_attention_details(),
         }
@@ -655,7 +653,7 @@ class TrainStep(Benchmark):
             axis: sum_calls(call for call in calls if call.axis == axis).text
             for axis in dict.fromkeys(call.axis for call in calls)
         }
-        return BytesFormulaDetails(bytes_formula=texts).as_details if texts else {}
+        return {"bytes_formula": texts} if texts else {}
 
     def _make_attention_details(self) -> dict[str, object]:
         """Return the facts on context parallelism for the record, keyed by name.

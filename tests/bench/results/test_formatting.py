@@ -5,12 +5,11 @@ import math
 import pytest
 
 from parbench.bench.results.formatting import (
-    format_measurement,
     format_number,
     format_quantity,
+    format_with_interval,
     to_single_line,
 )
-from parbench.bench.results.metrics import MetricValue
 
 
 @pytest.mark.parametrize(
@@ -59,5 +58,4 @@ def test_control_characters_are_escaped() -> None:
 def test_interval_has_a_unit_that_fits_its_largest_end(
     value: float, low: float, high: float, unit: str, text: str
 ) -> None:
-    metric = MetricValue(value=value, unit=unit, low=low, high=high)
-    assert format_measurement(metric) == text
+    assert format_with_interval((value, low, high), unit, str) == text

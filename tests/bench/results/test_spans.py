@@ -11,7 +11,6 @@ from parbench.bench.results.spans import (
     Span,
     compute_breakdown,
     difference,
-    gaps,
     intersection,
     length,
     union,
@@ -50,7 +49,6 @@ def test_spans_agree_with_sets_of_points(a: list[Span], b: list[Span], window: S
     check_spans(union(a), to_points(a))
     check_spans(intersection(a, b), to_points(a) & to_points(b))
     check_spans(difference(a, b), to_points(a) - to_points(b))
-    check_spans(gaps(a, window), to_points([window]) - to_points(a))
     assert length(a) == len(to_points(a))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from parbench.bench.results.spans import Span, gaps, length
+from parbench.bench.results.spans import Span, difference, length
 from parbench.bench.results.step_trace import (
     STEP,
     StepTrace,
@@ -45,7 +45,7 @@ def test_trace_of_compute_and_sleep() -> None:
     assert_inside(trace.compute, trace.step)
     assert trace.comm == []
     assert trace.copies == []
-    nap = max(gaps(trace.compute, trace.step), key=lambda span: length([span]))
+    nap = max(difference([trace.step], trace.compute), key=lambda span: length([span]))
     assert length([nap]) >= NAP_NS
     assert trace.compute[0][1] <= nap[0]
     assert nap[1] <= trace.compute[-1][0]
