@@ -9,6 +9,7 @@ from parbench.bench.machine.gpu import GPU_FIX, Gpu, GpuReport
 from parbench.bench.machine.gpu_topics import examine_gpu
 
 _BAD_TOPICS = ("memory errors", "pcie", "nvlink")
+_HEAT_FIX = "see its temperature (nvidia-smi -q -d TEMPERATURE), fans, air flow and coolant"
 
 
 def list_gpus(host: str, gpus: Sequence[Gpu], report: GpuReport) -> tuple[Device, ...]:
@@ -16,8 +17,8 @@ def list_gpus(host: str, gpus: Sequence[Gpu], report: GpuReport) -> tuple[Device
 
     The rates of the devices are still empty, because ``add_run`` adds them. ``gpus`` are the GPUs
     of this host as NVML reported them before the measurement, in the order of the ranks that
-    measure them. ``report`` is NVML's report after the measurement. A GPU that does not answer any
-    more has a fault that says so.
+    measure them. ``report`` is NVML's report after the measurement. A GPU has a further fault if
+    heat lowered its clocks in between, or if it does not answer any more.
     """
     gpu_by_uuid = {gpu.uuid: gpu for gpu in report.gpus}
     # Ranks may still use memory after the work. The memory in use before it is not theirs.
@@ -26,9 +27,13 @@ def list_gpus(host: str, gpus: Sequence[Gpu], report: GpuReport) -> tuple[Device
         for gpu in gpus
     ]
     devices = []
-    for rank, gpu in enumerate(latest_gpus):
+    for rank, (earlier, gpu) in enumerate(zip(gpus, latest_gpus, strict=True)):
         kind = gpu.name or "GPU"
         reasons = find_faults(gpu, [peer for peer in latest_gpus if peer.name == gpu.name])
+        heat_seconds = (gpu.heat_seconds or 0.0) - (earlier.heat_seconds or 0.0)
+        if heat_seconds > 0:
+            text = f"clocks: heat lowered them for {heat_seconds:.1f} s of the check"
+            reasons = (*reasons, Fault(text=text, fix=_HEAT_FIX))
         if report.failure and gpu.uuid not in gpu_by_uuid:
             text = f"does not answer any more: {report.failure}"
             reasons = (*reasons, Fault(text=text, fix=GPU_FIX))

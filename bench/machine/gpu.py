@@ -88,6 +88,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     Empty if no reason is active.
     """
+    heat_seconds: float | None = None
+    """The seconds since the driver was loaded in which heat lowered the clocks."""
     memory_used_bytes: int | None = None
     """The bytes of GPU memory that all processes use."""
     pcie_width: int | None = None

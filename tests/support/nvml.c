@@ -155,6 +155,10 @@ NUMBER(nvmlDeviceGetMaxPcieLinkWidth, "pcie_width_max")
 NUMBER(nvmlDeviceGetCurrPcieLinkWidth, "pcie_width")
 INDEXED(nvmlDeviceGetNvLinkState, "link_active")
 
+int nvmlDeviceGetViolationStatus(Device device, int policy, Wide *times) {
+    return policy == 1 ? find_wide(device, "heat_ns", &times[1]) : NOT_SUPPORTED;
+}
+
 int nvmlDeviceGetCurrentClocksEventReasons(Device device, Wide *mask) {
     return find_wide(device, "clock_reasons", mask);
 }

@@ -58,3 +58,13 @@ def test_power_cap_is_fine_and_hardware_slowdown_is_bad() -> None:
     [reason] = find_faults(hot, [hot])
     assert reason.is_bad
     assert "hardware thermal slowdown" in reason.text
+
+
+def test_heat_during_the_check_is_a_fault(tmp_path: Path) -> None:
+    earlier = {**H100, "heat_ns": "4000000000"}
+    before = read_report(install(tmp_path, gpus(earlier, 2))).gpus
+    after = gpus(earlier, 2, gpu1={"heat_ns": "5500000000"})
+    first, second = list_gpus("n1", before, read_report(install(tmp_path, after)))
+    assert first.reasons == ()
+    [reason] = second.reasons
+    assert reason.text == "clocks: heat lowered them for 1.5 s of the check"
