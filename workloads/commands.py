@@ -76,7 +76,6 @@ _SETTINGS: dict[str, "click.ParamType[Any]"] = {
     "cp_method": click.STRING,
     "precision": click.STRING,
     "zero": click.IntRange(0, 3),
-    "state": click.STRING,
 }
 """The types of the values of ``--set NAME=VALUE``, keyed by name."""
 _SETTINGS_HELP = """\b
@@ -90,8 +89,6 @@ Names of --set:
   precision=DTYPE       bfloat16 (default, with float32 master weights) or
                         float32
   zero=STAGE            ZeRO: 0 or 1 over dp, 2 or 3 over fsdp
-  state=KIND=DTYPE,...  parameters, gradients, moments, master; default: 16
-                        bytes per parameter
 """
 
 

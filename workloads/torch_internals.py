@@ -178,15 +178,10 @@ def forget_meshes() -> None:
             if value.__module__.startswith("torch.distributed"):
                 value.cache_clear()
         elif type(value) is DeviceMesh:
-            _remove_destroyed_groups(value)
-
-
-def _remove_destroyed_groups(mesh: DeviceMesh) -> None:
-    """Remove the process groups that were destroyed from the registry of a device mesh."""
-    groups = vars(mesh).get("_pg_registry") or {}
-    for name, group in list(groups.items()):
-        if group not in distributed_c10d._world.pg_map:
-            del groups[name]
+            groups = vars(value).get("_pg_registry") or {}
+            for name, group in list(groups.items()):
+                if group not in distributed_c10d._world.pg_map:
+                    del groups[name]
 
 
 def _run_in_backward(function: Callable[[], None], device: torch.device) -> None:

@@ -62,11 +62,6 @@ class StepSpec:
     """The bytes of one element of weights and activations."""
     reduce_bytes: int = 4
     """The bytes of one gradient element while it is reduced over ranks."""
-    state: Widths | None = None
-    """The bytes of parameters, gradients and optimizer state per parameter.
-
-    None means ``MIXED`` for weights of 2 bytes and ``SINGLE`` for weights of 4 bytes.
-    """
     checkpointing: Checkpointing = "none"
     """The activation recomputation: ``none``, ``selective`` or ``full``."""
     checkpoint_every: int = 1
@@ -180,11 +175,8 @@ class StepSpec:
 
     @property
     def widths(self) -> Widths:
-        """The bytes of weight, gradient and optimizer state per parameter, as fields.
-
-        They are ``state`` if it is set, otherwise those of the weights' precision.
-        """
-        return self.state or (MIXED if self.bytes_per_element < 4 else SINGLE)
+        """The bytes of weight, gradient and optimizer state per parameter, as fields."""
+        return MIXED if self.bytes_per_element < 4 else SINGLE
 
     @property
     def is_simulated(self) -> bool:

@@ -259,18 +259,11 @@ class Widths:
     """The bytes of a weight in the precision of forward and backward."""
     gradients: int
     """The bytes of a gradient element."""
-    master: int
-    """The bytes of a float32 copy of a weight in the optimizer, 0 without such a copy."""
-    moments: int
-    """The bytes of an element of each of Adam's two moments."""
-
-    @property
-    def optimizer(self) -> int:
-        """The bytes of optimizer state per parameter: the float32 copy and both moments."""
-        return self.master + 2 * self.moments
+    optimizer: int
+    """The bytes of optimizer state: Adam's two float32 moments and, if any, a float32 weight."""
 
 
-MIXED = Widths(parameters=2, gradients=2, master=4, moments=4)
+MIXED = Widths(parameters=2, gradients=2, optimizer=12)
 """The bytes of bfloat16 training with float32 copies of the weights."""
-SINGLE = Widths(parameters=4, gradients=4, master=0, moments=4)
+SINGLE = Widths(parameters=4, gradients=4, optimizer=8)
 """The bytes of float32 training."""

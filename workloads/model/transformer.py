@@ -88,15 +88,14 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return attention of ``x`` (b, s, hidden) after its output projection, (b, s, hidden)."""
-        q, k, v = (self._split_heads(linear(x)) for linear in (self.q, self.k, self.v))
+        heads = (*x.shape[:2], -1, self.head_size)
+        q = self.q(x).view(heads).transpose(1, 2)
+        k = self.k(x).view(heads).transpose(1, 2)
+        v = self.v(x).view(heads).transpose(1, 2)
         if self.rotate is not None:
             q, k = self.rotate(q), self.rotate(k)
         attended: Tensor = self.out(self.core(q, k, v).transpose(1, 2).flatten(2))
         return attended
-
-    def _split_heads(self, x: Tensor) -> Tensor:
-        """Return a projection (b, s, heads * d) as (b, heads, s, d)."""
-        return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)
 
 
 class Ffn(nn.Module):
@@ -430,8 +429,8 @@ class SelectivePolicy:
         """
         is_saved = operation in ATTENTIONS
         if operation in _GEMMS:
+            is_saved = self._num_gemms[context.is_recompute] % 2 == 0
             self._num_gemms[context.is_recompute] += 1
-            is_saved = self._num_gemms[context.is_recompute] % 2 == 1
         return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
 
 

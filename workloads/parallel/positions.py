@@ -75,14 +75,14 @@ class TokenPositions:
 
         The axes are ``cp``, or ``ulysses`` and ``ring``. The result is empty with one ``cp`` rank.
         """
-        partitions: dict[str, list[list[int]]] = {}
+        partitions: dict[str, Partition] = {}
         if self.split is None:
-            return {}
+            return partitions
         for ranks in dims.groups("cp"):
             groups = self.split.method.list_axis_groups(ranks, self.split.ulysses)
             for axis, parts in groups.items():
-                partitions.setdefault(axis, []).extend(list(part) for part in parts)
-        return dict(partitions.items())
+                partitions[axis] = [*partitions.get(axis, []), *parts]
+        return partitions
 
     def make_attention(
         self, spec: StepSpec, world: World, groups: Mapping[str, dist.ProcessGroup]

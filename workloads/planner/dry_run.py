@@ -16,7 +16,6 @@ from parbench.workloads.costs.communication_pattern import Call, list_calls
 from parbench.workloads.costs.flops import flops_per_token
 from parbench.workloads.costs.memory import RankMemory, count_updated_elements, rank_memory
 from parbench.workloads.costs.step_spec import RankView, StepSpec
-from parbench.workloads.model.shapes import Widths
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import find_schedule
 from parbench.workloads.pipeline_parallel.simulation import SimulatedTimeline, simulate
@@ -26,6 +25,12 @@ from parbench.workloads.planner.link_time import PlacedCall, Seconds, by_hardwar
 from parbench.workloads.planner.placement import place_of
 
 GIGA = 1e9  # bytes in a GB
+UPDATED_BYTES = 28
+"""The bytes that AdamW reads and writes per parameter in one update.
+
+It reads and writes both moments and the weight in float32, and reads the gradient. With master
+weights, the gradient has 2 bytes, and the parameter of 2 bytes is written too.
+"""
 MAX_SIMULATED_ACTIONS = 40_000
 """The bubble of a step is simulated only if all pipeline ranks together have at most this number
 of forward and backward passes of stages."""
@@ -224,7 +229,7 @@ def dry_run(
     update_seconds = 0.0
     if compute_seconds is None:
         updated = max(count_updated_elements(view) for view in spec.distinct_views)
-        update_seconds = updated * _count_updated_bytes(spec.widths) / hardware.memory_rate
+        update_seconds = updated * UPDATED_BYTES / hardware.memory_rate
     return DryRun(
         spec=spec,
         hardware=hardware,
@@ -237,17 +242,6 @@ def dry_run(
         axes=_merge_axes(works, busiest),
         measured_seconds=seconds,
     )
-
-
-def _count_updated_bytes(widths: Widths) -> int:
-    """Return the bytes that AdamW reads and writes per parameter in one update.
-
-    AdamW reads and writes both moments and the weight, and reads the gradient. With a master copy
-    of the weight it also writes the parameter.
-    """
-    weight = widths.master or widths.parameters
-    copy = widths.parameters if widths.master else 0
-    return 2 * (2 * widths.moments + weight) + widths.gradients + copy
 
 
 def plan_ranks(spec: StepSpec) -> tuple[PlannedRank, ...]:

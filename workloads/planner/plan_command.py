@@ -1,6 +1,6 @@
 """The answers of ``parbench plan``: a document, and the reason why a step does not fit."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -10,7 +10,7 @@ from parbench.bench.results.tables import Document
 from parbench.bench.text import UserError, format_list
 from parbench.workloads.context_parallel.context_methods import CONTEXT_METHODS
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.model.shapes import PRECISIONS, Widths
+from parbench.workloads.model.shapes import PRECISIONS
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 from parbench.workloads.pipeline_parallel.schedules import DEFAULT_SCHEDULE, find_schedule
@@ -34,8 +34,6 @@ from parbench.workloads.planner.report.documents import dry_run_document, search
 from parbench.workloads.planner.search import search
 
 DEFAULT_HARDWARE = "h100"  # the preset without --hardware
-STATE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
-"""The bytes of an element of model state, by name of its type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +49,6 @@ class StepOptions:
     """The tokens of a sequence, by default those of the model."""
     precision: str = "bfloat16"
     """The type of weights and activations: bfloat16 or float32."""
-    state: str = ""
-    """The types of the model state, such as ``moments=bfloat16,master=none``."""
     microbatch: int = 0
     """The sequences of a microbatch on a data rank."""
     global_batch: int = 0
@@ -165,38 +161,13 @@ def build_step(options: StepOptions) -> StepSpec:
     pipeline = PipelineOptions(
         schedule=options.schedule or DEFAULT_SCHEDULE, stages_per_rank=options.chunks
     )
-    step = replace(
+    return replace(
         model,
         microbatch=options.microbatch or 1,
         bytes_per_element=PRECISIONS[options.precision],
         pipeline_options=pipeline,
         cp_method=options.cp_method or "zigzag",
     ).with_checkpointing(options.checkpointing or "none")
-    if options.state:
-        step = replace(step, state=parse_widths(options.state, step.widths))
-    return step
-
-
-def parse_widths(text: str, default: Widths) -> Widths:
-    """Return the bytes per element of the model state from ``moments=bfloat16,master=none``.
-
-    Components that the text does not name have the bytes of ``default``. Raises ``UserError`` with
-    the allowed names.
-    """
-    widths: dict[str, int] = {}
-    kinds = [field.name for field in fields(Widths)]
-    for part in filter(None, text.split(",")):
-        kind, _, dtype = part.partition("=")
-        if kind not in kinds:
-            raise UserError(f"--set state={part}: {kind!r} is not {format_list(kinds)}")
-        dtypes = dict(STATE_DTYPES)
-        if kind == "master":
-            dtypes["none"] = 0
-        if dtype not in dtypes:
-            allowed = format_list(dtypes)
-            raise UserError(f"--set state={part}: {dtype!r} is not {allowed}")
-        widths[kind] = dtypes[dtype]
-    return replace(default, **widths)
 
 
 def build_step_on_mesh(options: StepOptions, mesh: str) -> StepSpec:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from parbench.bench.text import UserError
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.memory import (
     activations_equation,
@@ -16,8 +15,6 @@ from parbench.workloads.costs.memory import (
 )
 from parbench.workloads.costs.parameter_table import count_elements, num_parameters
 from parbench.workloads.costs.step_spec import RankView, StepSpec
-from parbench.workloads.model.shapes import MIXED
-from parbench.workloads.planner.plan_command import parse_widths
 from parbench.workloads.presets import PRESETS
 from tests.support.workloads.planner_asks import make_spec
 
@@ -46,26 +43,10 @@ def test_simulated_compute_has_no_optimizer_state() -> None:
     assert state.gradients > 0
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("moments=bfloat16", [2, 2, 8]),
-        ("parameters=float32,gradients=float32,master=none", [4, 4, 8]),
-        ("moments=float8,master=float32", [2, 2, 6]),
-    ],
-)
-def test_state_has_chosen_widths(text: str, expected: list[float]) -> None:
-    spec = make_spec("dp=8", "llama3-8b", state=parse_widths(text, MIXED))
+@pytest.mark.parametrize(("num_bytes", "expected"), [(2, [2, 2, 12]), (4, [4, 4, 8])])
+def test_state_has_widths_of_precision(num_bytes: int, expected: list[float]) -> None:
+    spec = make_spec("dp=8", "llama3-8b", bytes_per_element=num_bytes)
     assert bytes_per_parameter(spec.rank_view(0)) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("moment=bfloat16", "'moment'"), ("moments=bf16", "'bf16'"), ("moments=none", "'none'")],
-)
-def test_wrong_widths_are_rejected(text: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        parse_widths(text, MIXED)
 
 
 @pytest.mark.parametrize(
