@@ -163,7 +163,8 @@ def node_cut(workspace: Path) -> None:
     assert status.points[2].nodes == ("n1", "n2", "n4")
     inject_fault("heal", "n3")
     subprocess.run(["scontrol", "update", "nodename=n3", "state=resume"], check=True)
-    wait_until(lambda: set(Slurm().get_node_states(["n3"]).values()) == {"idle"}, 60)
+    all_nodes = ("n1", "n2", "n3", "n4")
+    wait_until(lambda: set(Slurm().get_node_states(all_nodes).values()) == {"idle"}, 60)
     resume(folder)
     assert list_states(wait_for_end(folder)) == ["done", "done", "done"]
 
