@@ -122,7 +122,15 @@ def fit_curves(
     curves = []
     for group in group_results(timed, "size_bytes"):
         rows = sorted(group, key=lambda result: result.size_bytes)
-        fit = fit_curve([_make_point(row) for row in rows])
+        points = [
+            CurvePoint(
+                size_bytes=row.size_bytes,
+                seconds=row.value("time") or 0.0,
+                repetitions=row.by_repetition("time"),
+            )
+            for row in rows
+        ]
+        fit = fit_curve(points)
         if fit:
             algbw, busbw = rows[-1].value("algbw"), rows[-1].value("busbw")
             factor = busbw / algbw if algbw and busbw is not None else None
@@ -130,15 +138,6 @@ def fit_curves(
                 OperationCurve(rows=tuple(rows), fit=fit, busbw_factor=factor, ceiling=ceiling)
             )
     return tuple(curves)
-
-
-def _make_point(row: CaseResult) -> CurvePoint:
-    """Return the point of a case for the fit: size in bytes, mean time, and time by repetition."""
-    return CurvePoint(
-        size_bytes=row.size_bytes,
-        seconds=row.value("time") or 0.0,
-        repetitions=row.by_repetition("time"),
-    )
 
 
 def describe_fits(ceiling: Ceiling | None) -> list[str]:
