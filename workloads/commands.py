@@ -150,8 +150,7 @@ _MACHINE_OPTIONS = _combine(
         metavar="RUN",
         type=RunPath(),
         multiple=True,
-        help="Take the efficiency of GEMMs and overlap from the steps of a run, and its links "
-        "without --hardware.",
+        help="Take the efficiency of GEMMs and overlap from the steps of a run.",
     ),
 )
 _document_format = format_option(

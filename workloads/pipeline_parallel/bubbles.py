@@ -1,6 +1,6 @@
-"""Bubbles of a pipeline: by cause, and as facts for a record.
+"""The idle time of a pipeline (bubble) by cause, and its actions as facts for a record.
 
-Their formulas belong to the schedules in ``schedules.py``.
+Formulas of bubbles belong to the schedules in ``schedules.py``.
 """
 
 from collections import defaultdict

@@ -21,9 +21,10 @@ from parbench.workloads.pipeline_parallel.schedule import (
 
 
 def list_breadth_first(rank: int, size: PipelineSize) -> list[Action]:
-    """Return a rank's actions: all forward passes stage by stage, then backward in reverse order.
+    """Return a rank's actions in GPipe or looped BFS: all forward passes, then all backward passes.
 
-    A stage runs all its microbatches before the next stage of the rank runs.
+    A stage runs all its microbatches before the next stage of the rank runs. Backward passes are in
+    the reverse order of the forward passes.
     """
     passes = [
         (stage, microbatch)
@@ -114,10 +115,11 @@ def list_zero_bubble(rank: int, size: PipelineSize, delay: int = 1) -> list[Acti
 
 
 class ActionWriter:
-    """Builds the list of a rank's actions, and gives each action its microbatch.
+    """Builds the list of a rank's actions from stages and kinds, and numbers the microbatches.
 
-    The forward passes of a stage get microbatches 0, 1, 2 and so on. So do its backward passes,
-    where full backward passes and input gradients count together.
+    The forward passes of a stage are for the microbatches 0, 1, 2 and so on, in the order in which
+    they are added. So are its backward passes, where full backward passes and input gradients are
+    counted together.
     """
 
     def __init__(self) -> None:
@@ -229,7 +231,7 @@ def find_broken_microbatch_rule(size: PipelineSize) -> str:
     return f"microbatches({size.microbatches}) >= stages({size.num_stages})"
 
 
-def bubble_of_filling(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
+def compute_filling_bubble(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
     """Return the idle seconds of each rank per step, while the pipeline fills and drains.
 
     They are (P-1)(F+B)/v (arXiv 2104.04473), with P ranks and v stages per rank. F and B are the
@@ -243,7 +245,7 @@ def bubble_of_filling(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBub
     return AnalyticalBubble(idle, "(P-1)(F+B)" + ("/v" if chunks > 1 else ""))
 
 
-def bubble_of_zero_bubble(
+def compute_zb_h_bubble(
     size: PipelineSize, seconds: PassSeconds, delay: int = 1
 ) -> AnalyticalBubble | None:
     """Return the idle seconds of each rank per step in ZB-H1 (``delay`` 1) or ZB-H2 (``delay`` 2).
@@ -269,7 +271,7 @@ def bubble_of_zero_bubble(
     return AnalyticalBubble(steps / size.stages_per_rank * longest, formula)
 
 
-def bubble_of_v_stages(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
+def compute_v_bubble(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
     """Return the idle seconds of each rank per step in ZB-V and in DualPipeV: (P-1)F/2.
 
     P are the ranks, and F, I and W the seconds of a rank's forward pass, input gradient and weight
@@ -288,13 +290,13 @@ _ALL_SCHEDULES = (
     Schedule(
         name="gpipe",
         list_actions=list_breadth_first,
-        compute_bubble=bubble_of_filling,
+        compute_bubble=compute_filling_bubble,
     ),
     # PipeDream-Flush, arXiv 2104.04473
     Schedule(
         name="1f1b",
         list_actions=list_1f1b,
-        compute_bubble=bubble_of_filling,
+        compute_bubble=compute_filling_bubble,
     ),
     # arXiv 2104.04473
     Schedule(
@@ -303,7 +305,7 @@ _ALL_SCHEDULES = (
         stages_per_rank=2,
         min_stages_per_rank=2,
         find_broken_rule=find_partial_round,
-        compute_bubble=bubble_of_filling,
+        compute_bubble=compute_filling_bubble,
     ),
     # arXiv 2211.05953
     Schedule(
@@ -311,21 +313,21 @@ _ALL_SCHEDULES = (
         list_actions=list_breadth_first,
         stages_per_rank=2,
         min_stages_per_rank=2,
-        compute_bubble=bubble_of_filling,
+        compute_bubble=compute_filling_bubble,
     ),
     # arXiv 2401.10241, figure 2
     Schedule(
         name="zb_h1",
         list_actions=list_zero_bubble,
         splits_backward=True,
-        compute_bubble=bubble_of_zero_bubble,
+        compute_bubble=compute_zb_h_bubble,
     ),
     # arXiv 2401.10241, figure 3
     Schedule(
         name="zb_h2",
         list_actions=partial(list_zero_bubble, delay=2),
         splits_backward=True,
-        compute_bubble=partial(bubble_of_zero_bubble, delay=2),
+        compute_bubble=partial(compute_zb_h_bubble, delay=2),
     ),
     # torch.distributed.pipelining
     Schedule(
@@ -335,7 +337,7 @@ _ALL_SCHEDULES = (
         stages_per_rank=2,
         min_stages_per_rank=1,
         find_broken_rule=find_partial_round,
-        compute_bubble=bubble_of_zero_bubble,
+        compute_bubble=compute_zb_h_bubble,
     ),
     # arXiv 2401.10241, section 6, and 2405.15362
     Schedule(
@@ -344,7 +346,7 @@ _ALL_SCHEDULES = (
         splits_backward=True,
         stages_of=list_v_stages,
         stages_per_rank=2,
-        compute_bubble=bubble_of_v_stages,
+        compute_bubble=compute_v_bubble,
     ),
     # DualPipe (arXiv 2412.19437) cut in half, github.com/deepseek-ai/DualPipe
     Schedule(
@@ -354,12 +356,13 @@ _ALL_SCHEDULES = (
         stages_of=list_v_stages,
         stages_per_rank=2,
         find_broken_rule=find_broken_microbatch_rule,
-        compute_bubble=bubble_of_v_stages,
+        compute_bubble=compute_v_bubble,
     ),
 )
 SCHEDULES: Mapping[str, Schedule] = {schedule.name: schedule for schedule in _ALL_SCHEDULES}
 """All pipeline schedules by name."""
 DEFAULT_SCHEDULE = "1f1b"
+"""The name of the schedule if the user sets none."""
 
 
 def find_schedule(name: str) -> Schedule:

@@ -1,9 +1,7 @@
-"""The answers of ``parbench plan``: a document, and the reason why a step does not fit."""
+"""The functions of ``parbench plan search`` and ``parbench plan mesh``, which return a document."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import msgspec
 
 from parbench.bench.results.runs import load_run
 from parbench.bench.results.tables import Document
@@ -28,7 +26,7 @@ from parbench.workloads.planner.link_time import (
     curves_of,
     hardware_of_run,
 )
-from parbench.workloads.planner.measured.calibration import calibrated
+from parbench.workloads.planner.measured.calibration import calibrate_hardware
 from parbench.workloads.planner.models import model_of
 from parbench.workloads.planner.report.documents import dry_run_document, search_document
 from parbench.workloads.planner.search import search
@@ -78,10 +76,14 @@ class MachineOptions:
     links: Path | None = None
     """The folder of a run whose measured collectives give the seconds of communication calls.
 
-    With None, these seconds follow from the hardware, or from the runs ``calibrate``.
+    With None, these seconds follow from the rates and latencies of the hardware.
     """
     calibrate: tuple[Path, ...] = ()
-    """The folders of runs whose training steps give efficiencies. Empty for assumed ones."""
+    """The folders of runs whose training steps give efficiencies, empty for assumed efficiencies.
+
+    Efficiencies are the fraction of the peak FLOP/s that compute reaches, and the fraction of
+    communication that compute hides.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +154,7 @@ def answer_mesh(
 
 
 def build_step(options: StepOptions) -> StepSpec:
-    """Return the step that the options describe, on one rank.
+    """Return the training step that the options describe, on one rank without a mesh.
 
     Raises ``UserError`` for a value that is not allowed.
     """
@@ -171,11 +173,12 @@ def build_step(options: StepOptions) -> StepSpec:
 
 
 def build_step_on_mesh(options: StepOptions, mesh: str) -> StepSpec:
-    """Return the step that the options describe on a mesh such as ``dp=2,tp=4``.
+    """Return the training step that the options describe on a mesh such as ``dp=2,tp=4``.
 
-    By default, a step with a pipeline has four microbatches per pipeline rank, and stages as equal
-    as possible. Raises ``UserError`` with a violation, such as ``heads(6) % tp(4) != 0``, for an
-    impossible mesh.
+    If the options set neither microbatches nor a global batch, a step with a pipeline has four
+    microbatches per pipeline rank, and other steps have one. The layers are distributed over the
+    stages so that the ranks compute equally long, unless the options set them. Raises ``UserError``
+    with the equation that does not hold, such as ``heads(6) % tp(4) != 0``.
     """
     if options.microbatches and options.global_batch:
         raise UserError("--set microbatches and --global-batch exclude each other: leave out one")
@@ -194,10 +197,11 @@ def build_step_on_mesh(options: StepOptions, mesh: str) -> StepSpec:
 
 
 def apply_zero(spec: StepSpec, stage: int | None) -> StepSpec:
-    """Return the step, which is on a mesh, with the requested stage of ZeRO.
+    """Return a copy of a step on a mesh that shards its state by a stage of ZeRO, 0 to 3.
 
-    The step is unchanged if ``stage`` is None. Raises ``UserError`` for stage 0 or 1 with fsdp > 1,
-    and for stage 2 or 3 with fsdp = 1.
+    With ``stage`` None the step is returned unchanged. Stages 0 and 1 are for the axis ``dp``, so
+    that they raise ``UserError`` with fsdp > 1. Stages 2 and 3 are for ``fsdp``, so that they raise
+    ``UserError`` with fsdp = 1.
     """
     if stage is None:
         return spec
@@ -210,7 +214,7 @@ def apply_zero(spec: StepSpec, stage: int | None) -> StepSpec:
 
 
 def check_options(options: StepOptions) -> None:
-    """Raise ``UserError`` if the schedule, the cp method or the precision is not allowed."""
+    """Raise ``UserError`` for an unknown schedule, context-parallel method or precision."""
     find_schedule(options.schedule or DEFAULT_SCHEDULE)
     for name, text, allowed in (
         ("set cp_method", options.cp_method or "zigzag", CONTEXT_METHODS),
@@ -221,28 +225,21 @@ def check_options(options: StepOptions) -> None:
 
 
 def load_machine(options: MachineOptions) -> PlannedMachine:
-    """Return the hardware of a plan from the user's options.
+    """Return the hardware of a plan and the times of communication calls, from the user's options.
 
-    Without runs, it is the declared hardware. The run ``links`` gives the times of communication
-    calls, the number of GPUs per node and, if measured, the peak FLOP/s. The steps of the runs
-    ``calibrate`` give efficiencies. If the user sets neither ``hardware`` nor ``links``, the runs
-    ``calibrate`` also give what ``links`` would.
+    Without runs, the hardware is the declared one. The run ``links`` gives the times of calls, the
+    number of GPUs per node and, if it measured it, the peak FLOP/s. The training steps of the runs
+    ``calibrate`` give the efficiencies.
     """
     hardware = hardware_of(options.hardware or DEFAULT_HARDWARE)
     seconds: Seconds | None = None
     notes: tuple[str, ...] = ()
-    runs = [load_run(path) for path in options.calibrate]
-    link_runs = [] if options.hardware else runs
     if options.links is not None:
-        link_runs = [load_run(options.links)]
-    if link_runs:
-        hardware, notes = hardware_of_run(link_runs[0], hardware)
-        curves = [curve for run in link_runs for curve in curves_of(run)]
-        if curves or options.links is not None:
-            seconds = by_curves(curves)
-        else:
-            hardware = msgspec.structs.replace(hardware, links_from="")
-    if runs:
-        hardware, efficiencies = calibrated(runs, hardware)
+        run = load_run(options.links)
+        hardware, notes = hardware_of_run(run, hardware)
+        seconds = by_curves(curves_of(run))
+    if options.calibrate:
+        runs = [load_run(path) for path in options.calibrate]
+        hardware, efficiencies = calibrate_hardware(runs, hardware)
         notes = (*notes, *efficiencies)
     return PlannedMachine(hardware=hardware, seconds=seconds, notes=notes)

@@ -43,6 +43,13 @@ def test_dry_run_of_one_rank_is_compute_and_update(checkpointing: str) -> None:
     assert run.seconds == run.compute_seconds + run.update_seconds
 
 
+def test_experts_share_the_compute_that_hides_shards() -> None:
+    spec = make_spec("fsdp=64,ep=8", "mixtral-8x7b")
+    run = dry_run(spec, make_slow_hardware(fsdp=1.0, efsdp=1.0))
+    hidden = axis_of(run, "fsdp").hidden_seconds + axis_of(run, "efsdp").hidden_seconds
+    assert hidden == pytest.approx(run.compute_seconds)
+
+
 @pytest.mark.parametrize("overlap", [0.0, 0.5, 1.0])
 def test_dry_run_hides_share_of_overlap(overlap: float) -> None:
     run = dry_run(make_spec("fsdp=8", "llama3-8b"), make_slow_hardware(fsdp=overlap))

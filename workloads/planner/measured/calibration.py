@@ -1,4 +1,4 @@
-"""Efficiencies that runs measured in the place of assumed ones. Pure.
+"""Measured efficiencies in place of the assumed ones of hardware. Pure.
 
 The share of the peak that compute reaches is the FLOPs of a rank over its compute time. The overlap
 of an axis is 1 - exposed / transfer time. Each is the median over the steps of all runs.
@@ -20,12 +20,13 @@ from parbench.workloads.planner.link_time import read_peak
 from parbench.workloads.planner.measured.validate import get_value, spec_of_record
 
 
-def calibrated(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardware, tuple[str, ...]]:
-    """Return the hardware with the efficiencies that runs measured, and notes on these values.
+def calibrate_hardware(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardware, tuple[str, ...]]:
+    """Return a copy of ``hardware`` with efficiencies that runs measured, and notes on them.
 
-    An efficiency is the median over the training steps of all ``runs``. Efficiencies that no step
-    measured stay those of ``hardware``. Raises ``UserError`` if no training step of the runs
-    measured an efficiency.
+    The efficiencies are the fraction of the peak FLOP/s that compute reaches, and the fraction of
+    the communication on each axis that compute hides. Each is the median over the training steps of
+    all ``runs``. An efficiency that no step measured stays that of ``hardware``. Raises
+    ``UserError`` if no step measured any.
     """
     compute_shares, overlaps = measure_shares(runs, hardware)
     if not compute_shares and not overlaps:
@@ -45,11 +46,11 @@ def calibrated(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardware, tuple
 
 
 def _replace_compute(hardware: Hardware, share: float) -> tuple[Hardware, Efficiency]:
-    """Return copies of the hardware and of its efficiency, in which compute reaches ``share``.
+    """Return a copy of the hardware, and its efficiencies, on which compute reaches ``share``.
 
-    ``share`` is the measured fraction of the peak FLOP/s that all compute of a step reaches, GEMMs
-    and other kernels together. Launches of kernels and traffic in memory take no time, because
-    ``share`` includes them.
+    ``share`` is the measured fraction of the peak FLOP/s that a step reaches while it computes,
+    with GEMMs and all other kernels. In the copy, launches of kernels and traffic in memory take no
+    time, because ``share`` includes their time.
     """
     efficiency = msgspec.structs.replace(
         hardware.efficiency,
@@ -65,11 +66,11 @@ def _replace_compute(hardware: Hardware, share: float) -> tuple[Hardware, Effici
 def measure_shares(
     runs: Sequence[Run], hardware: Hardware
 ) -> tuple[list[float], dict[str, list[float]]]:
-    """Return two kinds of efficiency that the training steps of runs measured.
+    """Return the efficiencies that the training steps of runs measured: of compute and of overlap.
 
     The first result has, for each step, the FLOP/s of compute as a fraction of the peak. The second
-    has, for each mesh axis, a list with the fraction of the communication time that compute hid in
-    each step. Steps without the measurement are left out of a list.
+    has, keyed by mesh axis, the fraction of the communication time that compute hid in each step. A
+    step that did not measure an efficiency is left out of the list.
     """
     compute_shares: list[float] = []
     overlaps: defaultdict[str, list[float]] = defaultdict(list)
@@ -94,8 +95,8 @@ def measure_shares(
 def _measure_compute_share(record: Record, spec: StepSpec, hardware: Hardware) -> float | None:
     """Return the fraction of a device's peak FLOP/s that the compute of a step reached.
 
-    The peak is that of the record, otherwise that of ``hardware`` for GPUs. None if the peak or the
-    compute time is unknown, or if compute is simulated.
+    The peak is that of the record. If the record has none, it is that of ``hardware`` for a step on
+    GPUs. The result is None if the peak or the compute time is unknown, or if compute is simulated.
     """
     seconds = get_value(record.metrics, "compute")
     peak = read_peak(record)
@@ -110,7 +111,8 @@ def _measure_compute_share(record: Record, spec: StepSpec, hardware: Hardware) -
 def _measure_overlap(record: Record, axis: str) -> float | None:
     """Return the fraction (0 to 1) of an axis' communication time that compute hid in a step.
 
-    None if the seconds of communication on the axis, or the exposed ones, were not measured.
+    The result is None if the step did not measure the seconds of communication on the axis, or the
+    seconds that compute does not hide.
     """
     transfer = get_value(record.metrics, f"comm_transfer.{axis}")
     exposed = get_value(record.metrics, f"exposed_comm.{axis}")

@@ -36,15 +36,17 @@ from parbench.workloads.planner.report.columns import make_column
 from parbench.workloads.presets import PRESETS
 
 Metrics = Mapping[str, MetricValue]
+"""The measured values of a training step, by name of the metric."""
 _DEFINITIONS = {definition.name: definition for definition in DEFINITIONS}
+"""The declarations of all training steps that can be measured, by name such as workload.fsdp."""
 
 
 def validate(run: Run, fits: Run | None = None) -> Validation:
-    """Return a comparison of predictions and measurements for all training steps of a run.
+    """Compare the training steps of a run with their predictions, and return the comparison.
 
-    The times of communication calls are predicted from the collectives of the run ``fits``, or of
-    the same run if it is None. Raises ``UserError`` if the run has no training step, or if too few
-    sizes of collectives were measured.
+    The times of communication calls are predicted from the collectives that the run ``fits``
+    measured, or from those of ``run`` if it is None. Raises ``UserError`` if the run has no
+    training step, or if too few sizes of collectives were measured.
     """
     fits = fits or run
     records_by_case: dict[str, list[Record]] = {}
@@ -69,7 +71,7 @@ def validate(run: Run, fits: Run | None = None) -> Validation:
 
 
 def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck:
-    """Return the comparison of a step's prediction with its measurement, by component.
+    """Predict a training step, and return the prediction next to the measurement, by component.
 
     ``records`` has one record for each repetition of the same training step. ``curves`` are the
     fits that predict the seconds of communication calls. Raises ``UserError`` if the step was not
@@ -111,11 +113,12 @@ def get_declared_compute(spec: StepSpec) -> float | None:
 
 
 def describe_machine(world: WorldInfo, spec: StepSpec) -> Hardware:
-    """Return hardware with the nodes on which a step was measured.
+    """Return the hardware for the prediction of a measured step: its nodes, and assumed overlap.
 
-    Compute and links are those of an H100, because measured times replace them. The fractions of
-    communication that compute can hide are those that a plan assumes. Without ``spec.prefetch``,
-    gloo hides nothing of FSDP's communication.
+    ``world`` has the numbers of ranks and nodes on which the step ``spec`` was measured. Compute
+    and links are those of an H100, but measured times replace them. The fractions of communication
+    that compute can hide are those that a plan assumes. On gloo, without ``spec.prefetch``, compute
+    hides nothing of FSDP's communication.
     """
     overlap = dict(OVERLAP)
     if world.backend == "gloo" and not spec.prefetch:
@@ -128,11 +131,12 @@ def describe_machine(world: WorldInfo, spec: StepSpec) -> Hardware:
 
 
 def predict_torch_memory(view: RankView) -> RankMemory:
-    """Return the predicted memory of a rank whose step runs on torch's DTensor.
+    """Return the predicted memory of a rank in a step with tensor parallelism by torch's DTensor.
 
-    It has more activations than ``rank_memory``, which is for Megatron. With sequence parallelism,
-    DTensor saves the gathered tokens of all ``tp`` ranks as input of each block and of the head.
-    Megatron saves the rank's part of them and gathers it again in the backward pass.
+    A plan predicts the memory of Megatron's tensor parallelism (``rank_memory``). With sequence
+    parallelism, Megatron saves a rank's part of the tokens as the input of each block and of the
+    head, and gathers the others again in the backward pass. DTensor saves the tokens of all ``tp``
+    ranks, so that it has more activations.
     """
     spec, memory = view.spec, rank_memory(view)
     blocks = 0
@@ -188,10 +192,10 @@ def _check(name: str, predicted: float, unit: str, metric: MetricValue | None) -
 
 
 def spec_of_record(record: Record) -> StepSpec:
-    """Return the training step that a record measured.
+    """Return the description of the training step that a record measured.
 
-    Raises ``UserError`` with the reason if the record is not of a training step, or if the bytes
-    and the memory of the step have no formula.
+    Raises ``UserError`` with the reason if the record is not of a training step of parbench, or if
+    its experts take numbers of tokens for which no formula exists.
     """
     name, ranks = record.case.short_name, record.world.size
     preset, definition = PRESETS.get(name), _DEFINITIONS.get(record.case.name)
@@ -212,9 +216,10 @@ def spec_of_record(record: Record) -> StepSpec:
 
 
 def make_validation_document(validation: Validation) -> Document:
-    """Return the document of a validation, whose table has one row per step and component.
+    """Return the printable document of a validation, whose table has a row per step and component.
 
-    The notes describe extrapolated calls, and the steps that were left out.
+    Its notes name the calls whose times are extrapolated from the fits, and the steps that were not
+    compared, with the reason.
     """
     rows: list[Row] = []
     notes = [

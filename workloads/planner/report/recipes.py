@@ -1,4 +1,4 @@
-"""The meshes with which models were trained. Pure."""
+"""The meshes with which published models were trained, as a table. Pure."""
 
 from dataclasses import asdict, dataclass
 
@@ -17,11 +17,11 @@ class Recipe:
     devices: str
     """The number and type of devices, "-" if not published."""
     strategy: str
-    """The names of the parallelism strategies."""
+    """The parallelism strategies of the training, such as "FSDP (ZeRO-1), TP in the node"."""
     source: str
     """The publication and its section."""
     mesh: str = ""
-    """The mesh in the syntax of --mesh, empty if not published."""
+    """The mesh in the syntax of --mesh, such as dp=16,pp=12,tp=8. Empty if not published."""
     sequence: int = 0
     """The tokens of a sequence. 0 means the value of the model in ``MODELS``."""
 

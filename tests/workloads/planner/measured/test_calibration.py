@@ -9,7 +9,7 @@ from parbench.bench.plan.cases import make_case
 from parbench.bench.results.records import Record
 from parbench.bench.text import UserError
 from parbench.workloads.costs.flops import stage_flops
-from parbench.workloads.planner.measured.calibration import calibrated
+from parbench.workloads.planner.measured.calibration import calibrate_hardware
 from parbench.workloads.planner.measured.validate import spec_of_record
 from parbench.workloads.planner.plan_command import (
     MachineOptions,
@@ -52,7 +52,7 @@ def count_flops(record: Record) -> float:
 def test_calibration_averages_runs() -> None:
     fast = make_step(exposed=0.002)
     slow = make_step(exposed=0.02, compute_seconds=0.02)
-    hardware, notes = calibrated([run_from_records(fast), run_from_records(slow)], H100)
+    hardware, notes = calibrate_hardware([run_from_records(fast), run_from_records(slow)], H100)
     mean_rate = count_flops(fast) * (1 / 0.01 + 1 / 0.02) / 2
     assert hardware.efficiency.gemm == pytest.approx(mean_rate / 1e12)
     assert hardware.efficiency.overlap["dp"] == pytest.approx(0.75 / 2)
@@ -63,14 +63,14 @@ def test_calibration_averages_runs() -> None:
 def test_calibration_assigns_overlap_of_fsdp() -> None:
     """Simulated compute says nothing about matrix multiplications."""
     step = make_step("fsdp", exposed=0.004, compute="simulated:10ms")
-    hardware, _ = calibrated([run_from_records(step)], SIMPLE_HARDWARE)
+    hardware, _ = calibrate_hardware([run_from_records(step)], SIMPLE_HARDWARE)
     assert hardware.efficiency.overlap == {"fsdp": pytest.approx(0.5)}
     assert hardware.efficiency.gemm == SIMPLE_HARDWARE.efficiency.gemm
 
 
 def test_calibration_needs_steps() -> None:
     with pytest.raises(UserError, match="no step has real compute"):
-        calibrated([run_from_records(*curve_records())], SIMPLE_HARDWARE)
+        calibrate_hardware([run_from_records(*curve_records())], SIMPLE_HARDWARE)
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def run_path(tmp_path: Path) -> Path:
     )
 
 
-def test_plan_uses_calibrated_machine_of_the_run(run_path: Path) -> None:
-    machine = load_machine(MachineOptions(calibrate=(run_path,)))
+def test_plan_uses_links_and_efficiencies_of_runs(run_path: Path) -> None:
+    machine = load_machine(MachineOptions(links=run_path, calibrate=(run_path,)))
     assert machine.hardware.name == run_path.name
     assert machine.seconds is not None
 
