@@ -8,7 +8,6 @@ has no record yet in the repetition.
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -64,20 +63,8 @@ def list_pending(run: Run, *, with_out_of_budget: bool = False) -> Pending:
     return pending
 
 
-@dataclass(kw_only=True)
-class Repetition:
-    """The state of a repetition in progress: its remaining cases, and results so far.
-
-    One start of all ranks measures all cases. Only if ranks fail, new ranks are started for the
-    remaining cases.
-    """
-
-    number: int
-    """The number of the repetition in the run, from 0."""
-    cases: dict[str, Case]
-    """The cases that have no record yet in this repetition, by id."""
-    partial_outcomes: dict[str, Outcome] = field(default_factory=dict)
-    """The results so far of cases whose samples are not complete, by id of the case."""
+Remaining = dict[str, Case]
+"""The cases that have no record yet in the current repetition, by id."""
 
 
 class Driver:
@@ -125,12 +112,12 @@ class Driver:
             )
             self._display.show_record(self._recorder.write(0, entry.case, outcome))
         for number, cases in self._pending:
-            repetition = Repetition(number=number, cases={case.id: case for case in cases})
+            remaining = {case.id: case for case in cases}
             has_time = self._num_completed == 0 or time.monotonic() < self._end
             for case in cases:
                 failure = self._recorder.failures.get(case.id)
                 if not has_time:
-                    self._record(repetition, case, OUT_OF_BUDGET)
+                    self._record(number, remaining, case, OUT_OF_BUDGET)
                 elif failure is not None:
                     cause = f"{failure.status} in repetition {failure.repetition + 1}"
                     outcome = Outcome(
@@ -138,103 +125,95 @@ class Driver:
                         reason=f"not tried again: {cause} ({failure.reason})",
                         skip_reason=SkipReason.EARLIER_FAILURE,
                     )
-                    self._record(repetition, case, outcome)
-            self._measure(repetition)
+                    self._record(number, remaining, case, outcome)
+            self._measure(number, remaining)
             self._num_completed += 1
 
-    def _measure(self, repetition: Repetition) -> None:
+    def _measure(self, number: int, remaining: Remaining) -> None:
         """Measure the remaining cases of a repetition and record the result of each.
 
-        If ranks fail, new ranks are started to measure the remaining cases. If ranks fail to start
-        for the second time, this failure is recorded for the remaining cases.
+        One start of all ranks measures all cases. If ranks fail, new ranks are started to measure
+        the remaining cases. If ranks fail to start for the second time, this failure is recorded
+        for the remaining cases. ``number`` is the number of the repetition, from 0.
         """
         num_failures = 0
-        try:
-            while repetition.cases:
-                failure = self._try(repetition)
-                if failure is None:
-                    continue
+        while remaining:
+            failure = self._try(number, remaining)
+            if failure is not None:
                 num_failures += 1
                 if num_failures > 1:
-                    for case in list(repetition.cases.values()):
-                        self._record(repetition, case, failure)
-        finally:
-            # An interrupted run keeps the samples of incomplete cases.
-            for case_id, outcome in list(repetition.partial_outcomes.items()):
-                case = repetition.cases[case_id]
-                self._record(repetition, case, replace(outcome, stop="budget"))
+                    for case in list(remaining.values()):
+                        self._record(number, remaining, case, failure)
 
-    def _try(self, repetition: Repetition) -> Outcome | None:
+    def _try(self, number: int, remaining: Remaining) -> Outcome | None:
         """Start new ranks, let them measure the remaining cases of a repetition, and end them.
 
         Returns the failed outcome if the ranks did not start. Otherwise it returns None, also if
-        the ranks failed later.
+        the ranks failed later. ``number`` is the number of the repetition, from 0.
         """
         logs = self._path / "logs"
         folder = logs / f"attempt-{len(list(logs.glob('attempt-*')))}"
-        first_case = next(iter(repetition.cases.values()))
+        first_case = next(iter(remaining.values()))
         variables = {"PARBENCH_DEVICE": self._plan.device, **first_case.variables}
         ranks = self._start_ranks(folder, variables)
         try:
             failure = ranks.wait_for_start()
             if failure is None:
-                self._run_job(repetition, ranks)
+                self._run_job(number, remaining, ranks)
             return failure
         finally:
             ranks.end()
 
-    def _run_job(self, repetition: Repetition, ranks: Ranks) -> None:
+    def _run_job(self, number: int, remaining: Remaining, ranks: Ranks) -> None:
         """Let started ranks measure their cases, and record the results and the load of the host.
 
         The load is the CPU time that other processes and the hypervisor use. It is recorded only if
-        all ranks are on this host.
+        all ranks are on this host and complete their job. ``number`` is the number of the
+        repetition, from 0.
         """
         hellos = [hello for _, hello in sorted(ranks.evidence.hellos.items())]
         self._recorder.store_environment(hellos)
         meter = LoadMeter()
         try:
-            self._record_outcomes(repetition, ranks)
+            self._record_outcomes(number, remaining, ranks)
         finally:
             load = None
-            if {hello.host for hello in hellos} == {socket.gethostname()}:
-                cpu_seconds = ranks.evidence.cpu_seconds
-                is_complete = len(cpu_seconds) == len(hellos)
-                load = meter.read(sum(cpu_seconds.values()) if is_complete else None)
+            cpu_seconds = ranks.evidence.cpu_seconds
+            is_here = {hello.host for hello in hellos} == {socket.gethostname()}
+            if is_here and len(cpu_seconds) == len(hellos):
+                load = meter.read(sum(cpu_seconds.values()))
             now = time.monotonic()
             seconds = round(now - self._last_info, 3)
             self._last_info = now
-            info = RepetitionInfo(repetition=repetition.number, seconds=seconds, load=load)
+            info = RepetitionInfo(repetition=number, seconds=seconds, load=load)
             add_repetition(self._path, info)
 
-    def _record_outcomes(self, repetition: Repetition, ranks: Ranks) -> None:
+    def _record_outcomes(self, number: int, remaining: Remaining, ranks: Ranks) -> None:
         """Let started ranks measure the remaining cases, and record each case when it is complete.
 
         Returns when all cases are recorded, or when the ranks fail. A failure is recorded for the
-        case whose block of samples did not end.
+        case whose block of samples did not end. ``number`` is the number of the repetition, from 0.
         """
-        cases = tuple(repetition.cases.values())
-        job = self._make_job(repetition.number, cases)
+        cases = tuple(remaining.values())
+        job = self._make_job(number, cases)
         ranks.send_job(job)
         starts: dict[str, str] = {}
-        for number, index in enumerate(job.blocks):
+        for position, index in enumerate(job.blocks):
             case = cases[index]
-            if case.id not in repetition.cases:
+            if case.id not in remaining:
                 continue
-            title = f"repetition {repetition.number + 1}/{self._plan.repetitions}: {case.name}"
-            num_completed = self._num_completed + number / len(job.blocks)
+            title = f"repetition {number + 1}/{self._plan.repetitions}: {case.name}"
+            num_completed = self._num_completed + position / len(job.blocks)
             self._display.show_progress(title, num_completed / len(self._pending))
             starts.setdefault(case.id, utc_now())
             began = time.monotonic()
-            outcome = ranks.wait_for_block()
-            outcome = replace(outcome, started=starts[case.id])
-            if outcome.more:
-                repetition.partial_outcomes[case.id] = outcome
-            elif outcome.ranks:
+            outcome = replace(ranks.wait_for_block(), started=starts[case.id])
+            if outcome.ranks:
                 outcome = replace(outcome, wall_seconds=time.monotonic() - began)
-                self._record(repetition, case, outcome)
+                self._record(number, remaining, case, outcome)
                 return
-            else:
-                self._record(repetition, case, outcome)
+            if not outcome.more:
+                self._record(number, remaining, case, outcome)
         ranks.wait_for_end()
 
     def _make_job(self, number: int, cases: tuple[Case, ...]) -> Job:
@@ -255,9 +234,10 @@ class Driver:
             run_seconds=max(remaining_seconds + extra_seconds, 0.0),
         )
 
-    def _record(self, repetition: Repetition, case: Case, outcome: Outcome) -> None:
-        """Write the record of a case, and remove the case from the cases that remain to measure."""
-        record = self._recorder.write(repetition.number, case, outcome)
-        self._display.show_record(record)
-        repetition.partial_outcomes.pop(case.id, None)
-        del repetition.cases[case.id]
+    def _record(self, number: int, remaining: Remaining, case: Case, outcome: Outcome) -> None:
+        """Write the record of a case, and remove the case from the cases that remain to measure.
+
+        ``number`` is the number of the repetition, from 0.
+        """
+        self._display.show_record(self._recorder.write(number, case, outcome))
+        del remaining[case.id]

@@ -29,7 +29,7 @@ from parbench.bench.launch.launchers import (
     apply_variables,
     kill_descendants,
 )
-from parbench.bench.launch.messages import MESSAGE_DECODER, Mailbox, Message
+from parbench.bench.launch.messages import MESSAGE_DECODER, Mailbox, Message, RankExit
 from parbench.bench.launch.processes import adopt_orphans, die_with_parent
 from parbench.bench.launch.ranks import Ranks
 
@@ -180,26 +180,14 @@ class ExternalRanks(Ranks):
         self._store = PrefixStore(str(number), store)
         store.set(f"order/{number}", msgspec.json.encode(dict(variables)).decode())
         self._process = start_worker(number, folder.absolute(), variables)
-        self._codes: dict[int, int] = {}
 
     def get_exit_codes(self) -> dict[int, int]:
-        """Return the exit codes of the measuring processes that have ended, by rank.
+        """Return the exit code of rank 0 by its rank, if it has ended. A negative code is a signal.
 
-        A negative code is a signal. A rank other than 0 is missing until the process that the
-        launcher has started for the rank has reported the exit code.
+        The processes that the launcher has started for other ranks send a message instead.
         """
         code = self._process.poll()
-        if code is not None:
-            self._codes[0] = code
-        if self._store.add("exits", 0) > len(self._codes.keys() - {0}):
-            for rank in range(1, self._size):
-                if rank not in self._codes and self._store.check([f"exit/{rank}"]):
-                    self._codes[rank] = int(self._store.get(f"exit/{rank}"))
-        return self._codes
-
-    def get_last_error(self) -> str:
-        """Return an empty text, because the output of the ranks goes to the launcher."""
-        return ""
+        return {} if code is None else {0: code}
 
     def kill(self) -> None:
         """Kill the measuring process of rank 0, and order other ranks to kill theirs.
@@ -221,7 +209,7 @@ def serve_rank() -> None:
     process exits with a message.
     """
     adopt_orphans()
-    rank = os.environ["RANK"]
+    rank = int(os.environ["RANK"])
     try:
         store = connect_store(os.environ)
         for number in itertools.count():
@@ -240,8 +228,8 @@ def serve_rank() -> None:
                     time.sleep(_POLL_SECONDS)
                 kill_descendants(os.getpid())
                 code = process.wait()
-            own_store.set(f"exit/{rank}", str(code))
-            own_store.add("exits", 1)
+            mailbox = StoreMailbox(PrefixStore("mail", own_store))
+            mailbox.post(rank, RankExit(code=code))
     except RuntimeError as error:  # torch's errors of a store whose server has ended
         sys.exit(f"rank {rank}: rank 0 has ended: {error}")
     finally:

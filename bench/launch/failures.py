@@ -32,6 +32,11 @@ class Evidence:
     """The last report of each rank about its state, after a block of samples took too long."""
     cpu_seconds: dict[int, float] = field(default_factory=dict)
     """The CPU time in seconds of each rank that has measured all of its cases."""
+    exits: dict[int, int] = field(default_factory=dict)
+    """The exit code of each ended rank that a launcher such as torchrun has started on its host.
+
+    A negative code is a signal. Rank 0 is missing.
+    """
 
     def format_ranks(self, ranks: Sequence[int]) -> str:
         """Return global ranks as text, with their hosts if the run's ranks are on several hosts.

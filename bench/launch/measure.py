@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from parbench.bench.launch.display import Display
 from parbench.bench.launch.driver import Driver, StartRanks
 from parbench.bench.launch.launchers import ForkedRanks, ForkServer, SrunRanks
-from parbench.bench.launch.processes import convert_sigterm_to_interrupt
 from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.gpu_host import BIND_VARIABLE
 from parbench.bench.machine.machine import find_package_version
@@ -81,7 +80,6 @@ def run_options(
         run = Run(path=path, info=info, records=())
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
-        stack.enter_context(convert_sigterm_to_interrupt())
         display = stack.enter_context(Display(as_json=as_json))
         start_ranks = choose_launcher(run, joined, options.nodelist, stack, cpus)
         recorder = Recorder(run, writer)

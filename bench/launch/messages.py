@@ -153,6 +153,16 @@ class JobDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The CPU time in seconds that the rank's process used for the measurement of its cases."""
 
 
+class RankExit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The message about the end of a rank's process, from the process that started it.
+
+    Only the processes that torchrun, mpirun or srun has started as ranks send it.
+    """
+
+    code: int
+    """The exit code of the rank. A negative code is a signal."""
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The work of one start of all ranks: the cases, the order of their blocks, and time limits."""
 
@@ -172,7 +182,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The seconds from the start of the job after which no case is begun."""
 
 
-Message = Hello | Outcome | RankError | HangReport | JobDone
+Message = Hello | Outcome | RankError | HangReport | JobDone | RankExit
 """A message of a rank to the driver."""
 
 # msgspec inspects the types of a message when a decoder is built. Two threads that do this for

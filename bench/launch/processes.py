@@ -5,9 +5,8 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, CompletedProcess, Popen
 from typing import NoReturn
@@ -35,11 +34,8 @@ def get_process_space() -> str:
     It consists of the host name, the boot id of the kernel and the namespace of process ids. Host
     names do not suffice, because those of containers and images may be equal.
     """
-    texts = [socket.gethostname()]
-    with suppress(OSError):
-        texts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        texts.append(str(Path("/proc/self/ns/pid").readlink()))
-    return " ".join(texts)
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()} {boot_id} {Path('/proc/self/ns/pid').readlink()}"
 
 
 def describe_exit(code: int) -> str:
@@ -61,11 +57,8 @@ def exit_now(code: int) -> NoReturn:
 def convert_sigterm_to_interrupt() -> Iterator[None]:
     """Let SIGTERM raise ``KeyboardInterrupt`` within the ``with`` statement, as Ctrl-C does.
 
-    It has no effect outside of the main thread, because other threads cannot handle signals.
+    Only the main thread can call this, because other threads cannot handle signals.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

@@ -28,6 +28,7 @@ from parbench.bench.launch.messages import (
     Mailbox,
     Outcome,
     RankError,
+    RankExit,
 )
 
 START_SECONDS = 120.0
@@ -82,9 +83,9 @@ class Ranks(ABC):
         A negative code is a signal.
         """
 
-    @abstractmethod
     def get_last_error(self) -> str:
         """Return the last output line of the failed rank or launcher, empty if there is none."""
+        return ""
 
     @abstractmethod
     def kill(self) -> None:
@@ -144,7 +145,6 @@ class Ranks(ABC):
             lambda: len(self._exit_codes) == self._size or self._has_failed(),
             _FAREWELL_SECONDS,
         )
-        self._poll()
 
     def end(self) -> None:
         """Kill all ranks, wait until those of this host have ended, and remove their messages.
@@ -161,7 +161,8 @@ class Ranks(ABC):
     def _poll(self) -> None:
         """Store the messages that have arrived, or sleep for 0.05 s if there are none."""
         evidence = self.evidence
-        self._exit_codes = self.get_exit_codes()  # before the messages that ended ranks have sent
+        # Exit codes are read before the messages that ended ranks have sent.
+        self._exit_codes = evidence.exits | self.get_exit_codes()
         messages = self.mailbox.receive()
         for rank, message in messages:
             match message:
@@ -175,6 +176,8 @@ class Ranks(ABC):
                     evidence.reports[rank] = message
                 case JobDone():
                     evidence.cpu_seconds[rank] = message.cpu_seconds
+                case RankExit():
+                    evidence.exits[rank] = message.code
         if not messages:
             time.sleep(_POLL_SECONDS)
 

@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -11,7 +10,7 @@ from parbench.bench.launch.messages import Outcome
 from parbench.bench.rank.device_timer import HOST_NS
 from parbench.bench.rank.timing import ARRIVAL, EXIT, TimedSamples
 from parbench.bench.results.metrics import MetricValue, find_metric, make_value, make_values
-from parbench.bench.results.records import Samples, find_stragglers
+from parbench.bench.results.records import MIN_HIDDEN, Samples, find_stragglers
 from parbench.bench.results.stats import (
     MIN_ITERATIONS_FOR_P99,
     Estimate,
@@ -43,10 +42,13 @@ def add_samples(
     if len(ranks) < len(world.hosts):
         details |= {"group_size": len(ranks), "group_ranks": ranks}
     details |= {"warmup": timed.warmup, "steps_per_sample": timed.steps_per_sample}
+    notes = list(description.notes)
     uncertainty_ns = world.clock.uncertainty_ns
     if timed.hidden is not None:
         details["launch_hidden"] = round(timed.hidden, 4)
         uncertainty_ns += HOST_NS
+        if timed.hidden < MIN_HIDDEN and "issue_time" not in seconds:
+            notes.append(f"{1 - timed.hidden:.0%} of iterations hold time of the host's launch")
     arrival = None
     if timed.has_arrivals:
         arrivals, exits = timed.stamps[[ARRIVAL, EXIT]]
@@ -64,7 +66,7 @@ def add_samples(
         metrics=compute_metrics(seconds, timed.samples_per_block, description),
         arrival=arrival,
         details=details,
-        notes=list(description.notes),
+        notes=notes,
         raw=b"" if outcome.more else _pack_samples(timed, ranks),
     )
 
@@ -90,9 +92,9 @@ def compute_metrics(
     count = len(seconds["time"])
     metrics = {headline: make_value("time", time)}
     if count >= MIN_ITERATIONS_FOR_P99:
-        percentile = quantile(seconds["time"], 0.99)
         method = f"99th percentile of {count} iterations"
-        metrics[f"{headline}_p99"] = make_value("time_p99", percentile, method)
+        percentile = make_value("time_p99", quantile(seconds["time"], 0.99), method)
+        metrics[f"{headline}_p99"] = percentile
     for work in description.work:
         metrics[work.name] = _compute_rate(work, time)
     return metrics | make_values(medians)
@@ -132,14 +134,14 @@ def _pack_samples(timed: TimedSamples, ranks: list[int]) -> bytes:
     """
     arrivals, exits, durations, issues, _ = timed.stamps
     first_arrival = arrivals.min()
-    arrays: dict[str, Any] = {
-        "ranks": np.array(ranks, dtype=np.int64),
-        "arrival_ns": arrivals - first_arrival,
-        "exit_ns": exits - first_arrival,
-        "duration_ns": durations,
-        "issue_ns": issues,
-        "steps_per_sample": np.int64(timed.steps_per_sample),
-    }
-    with io.BytesIO() as file:
-        np.savez_compressed(file, **arrays)
-        return file.getvalue()
+    file = io.BytesIO()
+    np.savez_compressed(
+        file,
+        ranks=np.array(ranks, dtype=np.int64),
+        arrival_ns=arrivals - first_arrival,
+        exit_ns=exits - first_arrival,
+        duration_ns=durations,
+        issue_ns=issues,
+        steps_per_sample=np.int64(timed.steps_per_sample),
+    )
+    return file.getvalue()

@@ -21,13 +21,7 @@ from parbench.bench.plan.plan import FaultSpec, Measure
 from parbench.bench.rank.device_timer import DeviceTimer
 from parbench.bench.rank.result import add_samples
 from parbench.bench.rank.timing import CaseTimer, Progress, Stopwatch, make_sampler
-from parbench.bench.results.records import (
-    MIN_HIDDEN,
-    Check,
-    SkipReason,
-    Status,
-    encode_timeline,
-)
+from parbench.bench.results.records import Check, SkipReason, Status, encode_timeline
 from parbench.bench.text import UserError
 from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import (
@@ -40,11 +34,6 @@ from parbench.bench.world.world import IdleBenchmark, World, select_subgroup
 
 _MAX_NAMED_DIFFERENCES = 3
 """The largest number of wrong results that an error message describes."""
-_LAUNCH_NOTE = "hold time of the host's launch, too long to hide before the start"
-"""The end of a note about times that include the launch by the host.
-
-The note begins with the fraction of iterations.
-"""
 _EXPLAINED_SHARE = 0.6
 """The fraction of a case's time for preparation and samples, if a step is profiled too.
 
@@ -131,8 +120,8 @@ class CaseRun:
         self._resources = ExitStack()
         self._wall_seconds = 0.0
         """The seconds that the blocks of the case have taken so far, for ``Record.seconds``."""
+        self._is_prepared = False
         # Set by the preparation:
-        self._benchmark: Benchmark | None = None
         self._timer: CaseTimer
         self._description: Description
         self._ranks: tuple[int, ...] = ()
@@ -140,7 +129,7 @@ class CaseRun:
         self._has_check = False
         """True if the benchmark of any rank compares its results with a reference."""
         self._can_explain = False
-        """True if the benchmarks of all ranks can explain a step."""
+        """True if all ranks can explain a step, and no fault makes steps slow or wrong."""
 
     def run_block(self, seconds: float, num_later: int = 0, *, is_only: bool = True) -> Outcome:
         """Measure one block of about ``seconds`` and return the outcome of all blocks so far.
@@ -157,13 +146,12 @@ class CaseRun:
         """
         began = time.perf_counter()
         try:
-            if self._benchmark is None:
+            if not self._is_prepared:
                 self._prepare()
             outcome = self._measure_block(began, seconds, num_later, is_only)
         except CaseEndedError as end:
             outcome = end.outcome
         if not outcome.more:
-            self._benchmark = None
             self._resources.close()
         self._wall_seconds += time.perf_counter() - began
         return replace(outcome, wall_seconds=self._wall_seconds)
@@ -195,12 +183,16 @@ class CaseRun:
             raise CaseEndedError("skipped", reason, skip_reason=SkipReason.IMPOSSIBLE)
         assert benchmark is not None
         assert subgroup is not None
+        fault = self._fault
+        if self._case.is_custom and not isinstance(benchmark, SupportsExplanation):
+            benchmark = load_target(EXPLAINER)(world, benchmark)
+        has_slow_or_wrong_steps = fault is not None and fault.kind != "late"
+        cannot_explain = has_slow_or_wrong_steps or not isinstance(benchmark, SupportsExplanation)
+        self._can_explain = not world.is_any_true(cannot_explain)
         self._ranks = subgroup.ranks
-        self._benchmark = benchmark = self._make_explainable(benchmark)
         check = getattr(benchmark.check, "__func__", None)
         self._has_check = world.is_any_true(check is not Benchmark.check)
         late_seconds = 0.0
-        fault = self._fault
         if fault is not None and (fault.kind, fault.rank) == ("late", world.global_rank):
             late_seconds = fault.amount
         timer = None
@@ -218,21 +210,7 @@ class CaseRun:
         self._resources.callback(self._timer.close)
         self._description = world.gather(benchmark.describe())[self._ranks[0]]
         self._check_first_step(benchmark)
-
-    def _make_explainable(self, benchmark: Benchmark) -> Benchmark:
-        """Return the benchmark, wrapped so that a step can be profiled if it is a custom step.
-
-        A custom step that breaks its own time down is returned unchanged, and so are parbench's
-        benchmarks. ``_can_explain`` is set to True if all ranks can break down the time of a step.
-        With the fault ``slow`` or ``corrupt`` on any rank, no step is profiled.
-        """
-        has_fault = self._fault is not None and self._fault.kind != "late"
-        can_explain = self._world.gather(isinstance(benchmark, SupportsExplanation))
-        self._can_explain = all(can_explain) and not has_fault
-        if self._case.is_custom and not any(can_explain) and not has_fault:
-            self._can_explain = True
-            return load_target(EXPLAINER)(self._world, benchmark)
-        return benchmark
+        self._is_prepared = True
 
     def _check_first_step(self, benchmark: Benchmark) -> None:
         """Check the result of an untimed step and, in mode graph, of an untimed graph replay.
@@ -285,7 +263,14 @@ class CaseRun:
             mode = "graph" if self._mode == "graph" else "blocking"
             step = make_sampler(mode, timing.stopwatch.benchmark, 1)
         self._check("after the timed region", step)
-        outcome = self._make_outcome(0 if timing.is_complete else num_later)
+        outcome = Outcome(
+            status="ok",
+            check=Check(passed=True, wrong=0) if self._has_check else Check(),
+            more=num_later > 0 and not timing.is_complete,
+        )
+        if self._world.global_rank == 0:
+            ranks = list(self._ranks)
+            outcome = add_samples(outcome, timing.samples, self._description, self._world, ranks)
         if explains:
             outcome = self._explain(outcome, seconds - (time.perf_counter() - began))
         return outcome
@@ -300,13 +285,12 @@ class CaseRun:
             step: a function that takes a new step whose results are compared, None to compare the
                 results of the step that was taken last.
         """
-        assert self._benchmark is not None
         self._progress.phase = "check"
         if step is not None:
             self._timer.stopwatch.start_line()
             step()
             self._world.sync()
-        benchmark = self._benchmark
+        benchmark = self._timer.stopwatch.benchmark
         num_wrong = benchmark.check()
         differences = benchmark.differences() if isinstance(benchmark, SupportsDifferences) else ()
         if not self._world.is_any_true(num_wrong > 0):
@@ -324,32 +308,13 @@ class CaseRun:
             wrong_by_rank=wrong_by_rank,
         )
 
-    def _make_outcome(self, num_later: int) -> Outcome:
-        """Return the outcome of the samples so far. Only rank 0's outcome has samples and metrics.
-
-        ``num_later`` is the number of blocks of the case that are still to come.
-        """
-        outcome = Outcome(
-            status="ok",
-            check=Check(passed=True, wrong=0) if self._has_check else Check(),
-            more=num_later > 0,
-            wall_seconds=self._wall_seconds,
-        )
-        if self._world.global_rank != 0:
-            return outcome
-        samples = self._timer.samples
-        outcome = add_samples(outcome, samples, self._description, self._world, list(self._ranks))
-        if samples.hidden is None or samples.hidden >= MIN_HIDDEN or self._mode == "async":
-            return outcome
-        note = f"{1 - samples.hidden:.0%} of iterations {_LAUNCH_NOTE}"
-        return replace(outcome, notes=[*outcome.notes, note])
-
     def _explain(self, outcome: Outcome, seconds: float) -> Outcome:
         """Profile steps for at most ``seconds``, and add the breakdown of a step to the outcome."""
         self._progress.phase = "explain"
         [remaining_seconds] = self._world.broadcast_from_rank_0([max(seconds, 0.0)])
-        benchmark = cast(SupportsExplanation, self._benchmark)
-        explanation = benchmark.explain_step(self._timer.stopwatch.start_line, remaining_seconds)
+        stopwatch = self._timer.stopwatch
+        benchmark = cast(SupportsExplanation, stopwatch.benchmark)
+        explanation = benchmark.explain_step(stopwatch.start_line, remaining_seconds)
         timeline = explanation.timeline
         return replace(
             outcome,

@@ -72,8 +72,6 @@ class Progress:
         """One of ``starting``, ``prepare``, ``check``, ``warm-up``, ``timed`` and ``explain``."""
         self.steps = 0
         """The number of samples and untimed steps that the rank has begun in the current case."""
-        self.began_ns = time.time_ns()
-        """The time at which the current block began, in ns since the epoch."""
 
     def make_hang_report(self) -> HangReport:
         """Return a report about the position of the measuring thread, with its Python stack.
@@ -187,6 +185,8 @@ class TimedSamples:
     def compute_seconds(self, hops: int = 1) -> dict[str, list[float]]:
         """Return lists with the seconds of each sample, in the order of samples, by metric name.
 
+        They are rounded to 1 ns.
+
         - ``time``: the maximum duration over the ranks, divided by the number of steps of a sample
           and by ``hops``.
         - ``rank_mean_time``: like ``time``, but with the mean over the ranks.
@@ -200,23 +200,16 @@ class TimedSamples:
         counts. Otherwise it is 1.
         """
         arrivals, exits, durations, issues, _ = self.stamps
-        seconds = {"time": _to_seconds(durations.max(axis=0) / self.steps_per_sample, hops)}
+        divisor = self.steps_per_sample * hops
+        times_ns = {"time": durations.max(axis=0) / divisor}
         if issues.any():
-            seconds["issue_time"] = _to_seconds(issues.max(axis=0))
+            times_ns["issue_time"] = issues.max(axis=0)
         if self.has_arrivals:
-            seconds["skew"] = _to_seconds(np.ptp(arrivals, axis=0))
+            times_ns["skew"] = np.ptp(arrivals, axis=0)
             if self.steps_per_sample == 1:
-                transfers = exits.max(axis=0) - arrivals.max(axis=0)
-                seconds["transfer"] = _to_seconds(transfers, hops)
-        rank_means = durations.mean(axis=0) / self.steps_per_sample
-        seconds["rank_mean_time"] = _to_seconds(rank_means, hops)
-        return seconds
-
-
-def _to_seconds(values_ns: npt.NDArray[Any], hops: int = 1) -> list[float]:
-    """Convert times in ns to seconds, rounded to 1 ns and then divided by ``hops``."""
-    seconds: list[float] = (np.round(values_ns) / 1e9 / hops).tolist()
-    return seconds
+                times_ns["transfer"] = (exits.max(axis=0) - arrivals.max(axis=0)) / hops
+        times_ns["rank_mean_time"] = durations.mean(axis=0) / divisor
+        return {name: (values.round() / 1e9).tolist() for name, values in times_ns.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,6 +66,8 @@ class Watchdog:
         self._timeout_seconds = 0.0
         self._began = 0.0
         """The time.monotonic() at which the current block began."""
+        self._began_ns = 0
+        """The time at which the current block began, in ns since the epoch."""
         self._handled_alarm: bytes | None = None
         """The content of the last alarm that this rank has answered by a report."""
         self._is_closed = False
@@ -81,6 +83,7 @@ class Watchdog:
         self._index = index
         self._timeout_seconds = timeout_seconds
         self._began = time.monotonic()
+        self._began_ns = time.time_ns()
         self._wake.set()
         faulthandler.dump_traceback_later(timeout_seconds + _STACK_SECONDS, file=self._stack_file)
         if not self._thread.ident:
@@ -144,7 +147,7 @@ class Watchdog:
         self._mailbox.post(self._rank, state)
         state = replace(state, is_connected=self._is_connected())
         groups, dumps = dump_flight_records()
-        states = parse_groups(dumps, groups, self._progress.began_ns)
+        states = parse_groups(dumps, groups, self._began_ns)
         self._mailbox.post(self._rank, replace(state, groups=states))
         deadline = time.monotonic() + _END_SECONDS
         while began == self._began and not self._is_closed:

@@ -11,7 +11,6 @@ results.
 """
 
 import gc
-import importlib.metadata
 import os
 import socket
 import sys
@@ -239,7 +238,6 @@ def measure_cases(
             continue
         remaining[index] -= 1
         num_later = remaining[index]
-        progress.began_ns = time.time_ns()
         watchdog.begin(number, job.plan.timeout_seconds)
         world.recalibrate_stale_clock()
         if index in ends:
@@ -311,7 +309,7 @@ def make_hello(environ: Mapping[str, str]) -> Hello:
     ``cuda``.
     """
     facts: dict[str, Any] = {
-        "version": importlib.metadata.version("torch"),
+        "version": str(torch.__version__),
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
     }
@@ -328,7 +326,7 @@ def make_hello(environ: Mapping[str, str]) -> Hello:
         facts["float32_matmul"] = disable_tf32()
         environment |= capture_gpu(environ, uuid)
         environment["gpu"]["l2_cache_bytes"] = device.l2_cache_bytes  # which NVML does not report
-    is_in_step = {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= environ.keys()
+    step_id = environ.get("SLURM_STEP_ID")
     host = socket.gethostname()
     return Hello(
         rank=int(environ["RANK"]),
@@ -337,7 +335,7 @@ def make_hello(environ: Mapping[str, str]) -> Hello:
         process_space=get_process_space(),
         place=locate_rank(host, environ, uuid, numa_node),
         environment=environment,
-        step="{SLURM_JOB_ID}.{SLURM_STEP_ID}".format_map(environ) if is_in_step else "",
+        step=f"{environ['SLURM_JOB_ID']}.{step_id}" if step_id else "",
     )
 
 

@@ -34,7 +34,7 @@ def test_undisturbed_run_must_be_right() -> None:
 @pytest.mark.parametrize(
     ("kind", "arrival", "verb"),
     [
-        ("late", {"late_rank": 1, "share": 0.95}, "arrived"),
+        ("late", {"late_rank": 1, "share": 0.8}, "arrived"),
         ("slow", {"last_out_rank": 1, "last_out_share": 0.8}, "left"),
     ],
 )

@@ -265,19 +265,6 @@ def test_incomplete_case_of_broken_ranks_is_measured_again(make_run: MakeRun) ->
     assert run.records()[1].stop == "precision"
 
 
-def test_interrupted_run_keeps_samples_of_incomplete_cases(make_run: MakeRun) -> None:
-    def interrupt(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
-        ranks.finish(make_result(7.0, more=True))
-        yield
-        raise KeyboardInterrupt
-
-    run = make_run(CASES[:2], interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        run.drive()
-    [record] = run.records()
-    assert (record.status, record.stop) == ("ok", "budget")
-
-
 def die_in_second_block(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
     """Leave case 0 with blocks to come, and kill rank 1 in case 1."""
     ranks.finish(make_result(7.0, more=True))
