@@ -44,7 +44,7 @@ tensors on the CPU.
 """
 
 
-def _common(microbatches: int) -> tuple[Param, ...]:
+def _list_common_params(microbatches: int) -> tuple[Param, ...]:
     """Return the parameters that all training steps have.
 
     ``microbatches`` is the default of the parameter for the number of microbatches.
@@ -53,7 +53,7 @@ def _common(microbatches: int) -> tuple[Param, ...]:
     return tuple(default if param is MICROBATCHES else param for param in COMMON)
 
 
-def _step(
+def _define_step(
     name: str,
     help_text: str,
     *more: Param,
@@ -97,60 +97,60 @@ ONE_OF_EACH_KIND = ("smoke", "node")
 
 # fmt: off
 DEFINITIONS = (
-    _step(
+    _define_step(
         "ddp", "DDP: gradients are all-reduced in buckets",
         BUCKET, NO_SYNC, tags=ONE_OF_EACH_KIND,
     ),
-    _step(
+    _define_step(
         "zero1", "ZeRO-1: data parallel, optimizer state sharded",
         BUCKET, OPTIMIZER,
     ),
-    _step(
+    _define_step(
         "fsdp", "FSDP2: parameters and all state sharded; ZeRO-3, or ZeRO-2 with reshard=false",
         RESHARD, PREFETCH, NO_SYNC, tags=ONE_OF_EACH_KIND,
     ),
-    _step(
+    _define_step(
         "hsdp", "FSDP2, sharded within groups and replicated",
         presets.HSDP_MESH, RESHARD, PREFETCH, NO_SYNC,
     ),
-    _step("tp", "tensor parallel without sequence parallelism"),
-    _step("tp_sp", "tensor and sequence parallel", tags=ONE_OF_EACH_KIND),
-    _step(
+    _define_step("tp", "tensor parallel without sequence parallelism"),
+    _define_step("tp_sp", "tensor and sequence parallel", tags=ONE_OF_EACH_KIND),
+    _define_step(
         "tp_fsdp", "tensor parallel layers inside FSDP2",
         TP, RESHARD, PREFETCH, NO_SYNC, tags=("smoke",),
     ),
-    _step(
+    _define_step(
         "ep_dispatch", "expert parallel: dispatch and combine of tokens, without experts",
         *LAYER_PARAMS, common=(*MODEL, MICROBATCH, PRECISION),
-        target="expert_parallel.layer_step:DispatchBenchmark", preset=presets.ep_step,
+        target="expert_parallel.layer_step:DispatchBenchmark", preset=presets.build_ep_step,
     ),
-    _step(
+    _define_step(
         "ep_layer", "expert parallel: forward and backward of one layer",
         *LAYER_PARAMS, common=(*MODEL, MICROBATCH, PRECISION),
-        target="expert_parallel.layer_step:MoeLayerBenchmark", preset=presets.ep_step,
+        target="expert_parallel.layer_step:MoeLayerBenchmark", preset=presets.build_ep_step,
     ),
-    _step(
+    _define_step(
         "ep_step", "expert parallel inside data parallel; tp=N splits attention",
         *MOE_PARAMS, EXPERT_TP, EXPERT_FSDP, BUCKET, NO_SYNC, tags=ONE_OF_EACH_KIND,
     ),
-    _step(
+    _define_step(
         "pp", "pipeline parallel; schedules from GPipe to DualPipeV",
-        *PIPELINE, common=_common(DEFAULT_MICROBATCHES), tags=ONE_OF_EACH_KIND,
+        *PIPELINE, common=_list_common_params(DEFAULT_MICROBATCHES), tags=ONE_OF_EACH_KIND,
     ),
-    _step(
+    _define_step(
         "cp", "context parallel: sequences split over ranks",
         *CONTEXT, BUCKET, NO_SYNC, tags=ONE_OF_EACH_KIND,
     ),
-    _step(
+    _define_step(
         "hybrid", "any combination on one mesh, such as --mesh dp=2,pp=2,tp=2",
-        *HYBRID, common=_common(4),
+        *HYBRID, common=_list_common_params(4),
     ),
-    _step(
+    _define_step(
         "tp_linear", "tensor parallel: forward and backward of one matrix",
         LINEAR_STYLE, common=(*MODEL, MICROBATCH, PRECISION),
         target="tensor_parallel_layers:TpLayerBenchmark", preset=make_tp_layer,
     ),
-    _step(
+    _define_step(
         "tp_ffn", "tensor parallel: forward and backward of one FFN",
         FFN_STYLE, common=(*MODEL, MICROBATCH, PRECISION),
         target="tensor_parallel_layers:TpLayerBenchmark", preset=make_tp_layer,

@@ -31,12 +31,12 @@ It raises ``UserError`` if the step cannot run on these ranks.
 """
 
 
-def _switch(name: str, default: bool, help_text: str) -> Param:
+def _make_switch(name: str, default: bool, help_text: str) -> Param:
     """Return the definition of an optional parameter of a case whose value is true or false."""
     return Param(name, "bool", default, help_text, optional=True)
 
 
-def _mesh(default: str) -> Param:
+def _make_mesh_param(default: str) -> Param:
     """Return the definition of the parameter ``mesh`` of a case.
 
     ``default`` describes in its help the mesh that an empty value means.
@@ -54,8 +54,10 @@ BUCKET = Param(
     minimum=0.0,
     maximum=1e6,
 )
-NO_SYNC = _switch("no_sync", True, "reduce gradients in the last microbatch only")
-RESHARD = _switch("reshard", True, "free parameters after forward and gather them for backward")
+NO_SYNC = _make_switch("no_sync", True, "reduce gradients in the last microbatch only")
+RESHARD = _make_switch(
+    "reshard", True, "free parameters after forward and gather them for backward"
+)
 PREFETCH = choice(
     "prefetch", "explicit: gather each layer's parameters one layer ahead", "default", "explicit"
 )
@@ -65,15 +67,15 @@ OPTIMIZER = choice(
     "distributed",
     "zero_redundancy",
 )
-SEQUENCE_PARALLEL = _switch(
+SEQUENCE_PARALLEL = _make_switch(
     "sequence_parallel", True, "shard the tokens between the blocks of a layer over tp"
 )
 CONTEXT = (replace(CP_METHOD, default="zigzag"), ULYSSES)
-HSDP_MESH = _mesh("two replicas, dp=2")
+HSDP_MESH = _make_mesh_param("two replicas, dp=2")
 _NOT_IN_HYBRID = ("ep", "etp", "experts")
 """The parameters of experts that ``hybrid`` takes from its mesh, or has with another default."""
 HYBRID = (
-    _mesh("dp over all ranks"),
+    _make_mesh_param("dp over all ranks"),
     *(replace(param, optional=True) for param in PIPELINE),
     *CONTEXT,
     SEQUENCE_PARALLEL,
@@ -120,7 +122,7 @@ def build_step(params: Params, dims: ParallelDims) -> StepSpec:
     )
 
 
-def _place(params: Params, ranks: int, **sizes: int) -> StepSpec:
+def _build_on_mesh(params: Params, ranks: int, **sizes: int) -> StepSpec:
     """Return a dense model's training step on a mesh with these ``sizes``, 1 for other axes.
 
     Raises ``UserError`` if it cannot run on ``ranks`` ranks.
@@ -136,12 +138,12 @@ def _span_ranks(axis: str, **defaults: Value) -> Preset:
 
     def build(params: Params, ranks: int) -> StepSpec:
         """Return the training step on ``ranks`` ranks, all of which lie along ``axis``."""
-        return _place({**defaults, **params}, ranks, **{axis: ranks})
+        return _build_on_mesh({**defaults, **params}, ranks, **{axis: ranks})
 
     return build
 
 
-def hsdp(params: Params, ranks: int) -> StepSpec:
+def build_hsdp(params: Params, ranks: int) -> StepSpec:
     """Return the training step with HSDP: FSDP within replicas, gradient all_reduces between them.
 
     The parameter ``mesh`` sets ``dp`` and ``fsdp``. By default there are two replicas, or one with
@@ -152,23 +154,23 @@ def hsdp(params: Params, ranks: int) -> StepSpec:
     return build_step(params, ParallelDims.parse(text)).checked(ranks)
 
 
-def tp_fsdp(params: Params, ranks: int) -> StepSpec:
+def build_tp_fsdp(params: Params, ranks: int) -> StepSpec:
     """Return the training step with tensor parallelism inside of FSDP.
 
     The parameter ``tp`` is the number of ranks that split each layer. FSDP shards over the others.
     """
     tp_ranks = int(params.get("tp", 2))
-    return _place(params, ranks, fsdp=max(1, ranks // tp_ranks), tp=tp_ranks)
+    return _build_on_mesh(params, ranks, fsdp=max(1, ranks // tp_ranks), tp=tp_ranks)
 
 
-def pp(params: Params, ranks: int) -> StepSpec:
+def build_pp(params: Params, ranks: int) -> StepSpec:
     """Return the training step with one pipeline over all ranks, which must be at least two."""
     if ranks == 1:
         raise UserError("ranks(1) < 2: one rank is not a pipeline")
-    return _place(params, ranks, pp=ranks)
+    return _build_on_mesh(params, ranks, pp=ranks)
 
 
-def ep_step(params: Params, ranks: int) -> StepSpec:
+def build_ep_step(params: Params, ranks: int) -> StepSpec:
     """Return the training step of a MoE model with expert parallelism inside data parallelism.
 
     The parameter ``tp`` is the number of ranks that split attention. The parameter ``fsdp`` shards
@@ -177,10 +179,10 @@ def ep_step(params: Params, ranks: int) -> StepSpec:
     tp_ranks = int(params.get("tp", 1))
     axis = "fsdp" if params.get("fsdp") else "dp"
     dims = ParallelDims(tp=tp_ranks).resize(**{axis: max(1, ranks // tp_ranks)})
-    return _expert_step(params, dims, ranks)
+    return _build_expert_step(params, dims, ranks)
 
 
-def hybrid(params: Params, ranks: int) -> StepSpec:
+def build_hybrid(params: Params, ranks: int) -> StepSpec:
     """Return the training step on the mesh that the parameter ``mesh`` describes.
 
     An empty ``mesh`` means ``dp`` over all ranks. The model is dense if the parameter ``experts``
@@ -192,10 +194,10 @@ def hybrid(params: Params, ranks: int) -> StepSpec:
     if not int(params.get("experts", 0)):
         return build_step(params, dims).checked(ranks)
     etp = dims.etp if "etp" in text else 0
-    return _expert_step({**params, "ep": dims.ep, "etp": etp}, dims, ranks)
+    return _build_expert_step({**params, "ep": dims.ep, "etp": etp}, dims, ranks)
 
 
-def _expert_step(params: Params, dims: ParallelDims, ranks: int) -> StepSpec:
+def _build_expert_step(params: Params, dims: ParallelDims, ranks: int) -> StepSpec:
     """Return the training step of a MoE model on a mesh.
 
     The parameters ``ep`` and ``etp`` replace those of ``dims``. Raises ``UserError`` if the step
@@ -210,13 +212,13 @@ PRESETS: Mapping[str, Preset] = {
     "ddp": _span_ranks("dp"),
     "zero1": _span_ranks("dp", optimizer=OPTIMIZER.default),
     "fsdp": _span_ranks("fsdp"),
-    "hsdp": hsdp,
+    "hsdp": build_hsdp,
     "tp": _span_ranks("tp", sequence_parallel=False),
     "tp_sp": _span_ranks("tp"),
-    "tp_fsdp": tp_fsdp,
-    "pp": pp,
+    "tp_fsdp": build_tp_fsdp,
+    "pp": build_pp,
     "cp": _span_ranks("cp"),
-    "ep_step": ep_step,
-    "hybrid": hybrid,
+    "ep_step": build_ep_step,
+    "hybrid": build_hybrid,
 }
 """The presets of the training steps, keyed by the step's name without its kind."""

@@ -24,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from parbench.bench.results.details import Action
 from parbench.bench.world.world import Clock, World
-from parbench.workloads.costs.memory import rank_memory
+from parbench.workloads.costs.memory import compute_rank_memory
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.model.shapes import CHECKPOINTINGS, Checkpointing, Shape
 from parbench.workloads.model.transformer import Transformer, cross_entropy, get_dtype
@@ -290,7 +290,7 @@ def list_views() -> list[RankView]:
 
 def render_row(view: RankView) -> str:
     spec = view.spec
-    planned = rank_memory(view).total
+    planned = compute_rank_memory(view).total
     extra = compute_gathered_inputs(view) if spec.dims.tp > 1 else 0.0
     peak = measure_peak_bytes(view)
     mesh = spec.dims.label

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import msgspec
 
-from parbench.workloads.costs.flops import flops_per_token
+from parbench.workloads.costs.flops import count_flops_per_token
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.parallel.dims import ParallelDims
@@ -95,7 +95,7 @@ def compute_masked_teraflops(step: DryRun) -> float:
     """Compute model TFLOP/s per GPU with the half of attention that a causal mask leaves."""
     shape, spec = step.spec.shape, step.spec
     masked_flops = 6.0 * shape.layers * shape.heads * shape.head_size * shape.sequence
-    flops = flops_per_token(shape, spec.moe) - masked_flops
+    flops = count_flops_per_token(shape, spec.moe) - masked_flops
     return step.tokens_per_second * flops / spec.ranks / 1e12
 
 

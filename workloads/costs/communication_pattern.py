@@ -187,7 +187,7 @@ def sum_calls(calls: Iterable[Call]) -> Equation:
     return Equation(text=" + ".join(terms), symbols=symbols)
 
 
-def _call(
+def _make_call(
     view: RankView,
     axis: str,
     op: str,
@@ -256,8 +256,8 @@ def _list_tensor_calls(view: RankView) -> Iterator[Call]:
             # Torch stops a recomputation when it has the last tensor that backward needs.
             sums = f"(4 * {layers} + recomputed_{layers}) * microbatches"
         if spec.sequence_parallel:
-            yield _call(view, "tp", "all_gather", ACTIVATIONS, gathers, "activations")
-        yield _call(view, "tp", _get_sum(spec), ACTIVATIONS, sums, "activations")
+            yield _make_call(view, "tp", "all_gather", ACTIVATIONS, gathers, "activations")
+        yield _make_call(view, "tp", _get_sum(spec), ACTIVATIONS, sums, "activations")
 
 
 def _get_sum(spec: StepSpec) -> str:
@@ -279,7 +279,7 @@ def _list_vocabulary_calls(view: RankView) -> Iterator[Call]:
     spec = view.spec
     if spec.dims.tp == 1:
         return
-    call = partial(_call, view, "tp")
+    call = partial(_make_call, view, "tp")
     if view.has_embedding:
         yield call(_get_sum(spec), ACTIVATIONS, "microbatches", "embedding")
     if view.has_embedding and spec.sequence_parallel:
@@ -327,7 +327,7 @@ def _count_layer_call(
     if call.forward and is_repeated:
         terms.append(f"{call.forward} * recomputed_{layers}")
     count = f"({' + '.join(terms)}) * microbatches"
-    return _call(
+    return _make_call(
         view, call.axis, call.op, call.size, count, call.purpose, group=group, ranks=call.ranks
     )
 
@@ -366,7 +366,7 @@ def _list_pipeline_calls(view: RankView) -> Iterator[Call]:
             if neighbor in rank_by_stage:
                 boundaries[rank_by_stage[neighbor]] += 1
     for peer in sorted(boundaries.keys() - {view.pp_rank}):
-        yield _call(
+        yield _make_call(
             view,
             "pp",
             "send",
@@ -424,7 +424,7 @@ def _list_unit_calls(
     """
     spec = view.spec
     symbol = f"{unit}_parameters"
-    call = partial(_call, view, symbols={symbol: elements})
+    call = partial(_make_call, view, symbols={symbol: elements})
     if spec.dims.pp > 1:
         gathers = "1"
     elif is_kept or not spec.reshard:
@@ -467,7 +467,7 @@ def _list_gradient_calls(view: RankView) -> Iterator[Call]:
             yield from _list_zero1_calls(view, axis, group, elements)
             continue
         buckets = spec.count_buckets(elements * spec.reduce_bytes)
-        yield _call(
+        yield _make_call(
             view,
             axis,
             "all_reduce",
@@ -490,7 +490,7 @@ def _list_token_count_calls(view: RankView) -> Iterator[Call]:
     if not view.spec.padding:
         return
     for axis, group in (("fsdp", dims.shard_axes), ("dp", dims.replica_axes)):
-        yield _call(
+        yield _make_call(
             view, axis, "all_reduce", f"{COUNT_BYTES}", "1", "numbers of tokens", group=group
         )
 
@@ -519,7 +519,7 @@ def _list_zero1_calls(
     bucket_bytes = view.spec.bucket_bytes or DEFAULT_BUCKET_BYTES
     buckets = math.ceil(padded * view.spec.bytes_per_element / bucket_bytes)
     symbols = {"parameters": padded, "buckets": buckets}
-    call = partial(_call, view, axis, group=group, symbols=symbols)
+    call = partial(_make_call, view, axis, group=group, symbols=symbols)
     syncs = _multiply(str(view.spec.gradient_syncs), "buckets")
     yield call("reduce_scatter", "parameters * reduce_bytes / buckets", syncs, "gradients")
     size = "parameters * bytes_per_element / buckets"
@@ -537,7 +537,7 @@ def _list_broadcasts(view: RankView) -> Iterator[Call]:
         for part in parts:
             counts[part.numel] += count
     for numel, count in counts.items():
-        yield _call(
+        yield _make_call(
             view,
             "dp",
             "broadcast",

@@ -1,6 +1,6 @@
 """The FLOPs of a step: those of the model, which MFU counts, and those of a rank. Pure."""
 
-from parbench.workloads.costs.parameter_table import count_matmul_weights, layer_parts
+from parbench.workloads.costs.parameter_table import count_layer_matmul_weights, list_layer_parts
 from parbench.workloads.costs.step_spec import RankView
 from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.model.shapes import Shape
@@ -26,27 +26,29 @@ def is_recomputed_gemm(shape: Shape, name: str) -> bool:
     return module in ("attention.k", "attention.out", "attention.q_b", "attention.kv_b")
 
 
-def matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
+def count_model_matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
     """Return the number of weights in GEMMs of the full model that one token uses.
 
     The weights of layers and of the head count. Embeddings do not, because they are looked up. Of
     the routed experts of a layer, only ``top_k`` count.
     """
-    layers = _layer_weights(shape, moe, shape.layers, moe.dense_layers if moe else 0)
+    layers = _count_weights_of_layers(shape, moe, shape.layers, moe.dense_layers if moe else 0)
     return layers + shape.hidden * shape.vocabulary
 
 
-def _layer_weights(shape: Shape, moe: Moe | None, layers: int, dense_layers: int) -> float:
+def _count_weights_of_layers(
+    shape: Shape, moe: Moe | None, layers: int, dense_layers: int
+) -> float:
     """Return the number of GEMM weights that one token uses in ``layers`` layers.
 
     Of these layers, ``dense_layers`` have an FFN in place of the experts of ``moe``. None for
     ``moe`` means that all layers have an FFN.
     """
-    moe_weights = (layers - dense_layers) * count_matmul_weights(shape, moe)
-    return moe_weights + dense_layers * count_matmul_weights(shape)
+    moe_weights = (layers - dense_layers) * count_layer_matmul_weights(shape, moe)
+    return moe_weights + dense_layers * count_layer_matmul_weights(shape)
 
 
-def attention_flops(shape: Shape, is_causal: bool = True) -> float:
+def count_attention_flops(shape: Shape, is_causal: bool = True) -> float:
     """Return the forward FLOPs of one layer's attention per token, the mean of a full sequence.
 
     Without a mask they are 2 * sequence * heads * (head size + value size). Causal attention takes
@@ -56,18 +58,18 @@ def attention_flops(shape: Shape, is_causal: bool = True) -> float:
     return full / 2 if is_causal else full
 
 
-def flops_per_token(shape: Shape, moe: Moe | None = None) -> float:
+def count_flops_per_token(shape: Shape, moe: Moe | None = None) -> float:
     """Return the model FLOPs of forward and backward for one token, 6 N + 12 L H Q T.
 
-    This is PaLM's convention (arXiv 2204.02311, appendix B). N is the result of ``matmul_weights``.
+    This is PaLM's convention (arXiv 2204.02311, appendix B). N is the result of ``count_model_matmul_weights``.
     The model has L layers, H heads of Q elements, and T tokens in a sequence. Attention counts
     without the mask, as three times its forward pass. Recomputation does not count.
     """
-    attention = 3.0 * shape.layers * attention_flops(shape, is_causal=False)
-    return 6.0 * matmul_weights(shape, moe) + attention
+    attention = 3.0 * shape.layers * count_attention_flops(shape, is_causal=False)
+    return 6.0 * count_model_matmul_weights(shape, moe) + attention
 
 
-def stage_flops(view: RankView) -> float:
+def count_rank_flops(view: RankView) -> float:
     """Return the FLOPs that one rank executes for one microbatch of its layers and head.
 
     They are those of forward, backward and recomputation. A GEMM takes 2 FLOPs per weight and token
@@ -76,14 +78,14 @@ def stage_flops(view: RankView) -> float:
     """
     spec, shape = view.spec, view.spec.shape
     tokens = spec.local_tokens / spec.dims.tp
-    attention = attention_flops(shape) * tokens * view.layers
-    gemms = 2.0 * tokens * _layer_weights(shape, spec.moe, view.layers, view.dense_layers)
+    attention = count_attention_flops(shape) * tokens * view.layers
+    gemms = 2.0 * tokens * _count_weights_of_layers(shape, spec.moe, view.layers, view.dense_layers)
     head = 2.0 * tokens * shape.hidden * shape.vocabulary if view.has_head else 0.0
     recomputed = 0.0
     if spec.checkpointing == "full":
         recomputed = (gemms + attention) * view.recomputed_layers / view.layers
     elif spec.checkpointing == "selective":
-        parts = layer_parts(shape, 1, spec.moe)
+        parts = list_layer_parts(shape, 1, spec.moe)
         weights = sum(part.numel for part in parts if is_recomputed_gemm(shape, part.name))
         recomputed = 2.0 * tokens * weights * view.layers
     total = recomputed + (1 + MATMUL_BACKWARD) * (gemms + head)

@@ -68,16 +68,16 @@ class RankMemory(StateBytes):
         return self.state + self.activations + self.buffers
 
 
-def rank_memory(view: RankView) -> RankMemory:
+def compute_rank_memory(view: RankView) -> RankMemory:
     """Return the analytical bytes of one rank's memory during a step, by component."""
     return RankMemory(
-        **asdict(state_memory(view)),
+        **asdict(compute_state_memory(view)),
         activations=activations_equation(view).value,
         buffers=buffers_equation(view).value,
     )
 
 
-def state_memory(view: RankView) -> StateBytes:
+def compute_state_memory(view: RankView) -> StateBytes:
     """Return the bytes of parameters, gradients and optimizer state that one rank holds.
 
     Components that ZeRO or FSDP shards count by the rank's shard. Parameters that FSDP has gathered
@@ -85,7 +85,7 @@ def state_memory(view: RankView) -> StateBytes:
     because parameters are not updated.
     """
     widths = view.spec.widths
-    owned = owned_elements(view)
+    owned = count_owned_elements(view)
     updated = 0.0 if view.spec.is_simulated else count_updated_elements(view)
     return StateBytes(
         parameters=widths.parameters * owned,
@@ -94,7 +94,7 @@ def state_memory(view: RankView) -> StateBytes:
     )
 
 
-def owned_elements(view: RankView) -> float:
+def count_owned_elements(view: RankView) -> float:
     """Return the number of parameter elements that a rank keeps between steps.
 
     These are the rank's FSDP shard, or all parameters of its stages without FSDP. FSDP shards over
@@ -112,7 +112,7 @@ def count_updated_elements(view: RankView) -> float:
     """
     spec = view.spec
     if not spec.zero1:
-        return owned_elements(view)
+        return count_owned_elements(view)
     dense = count_elements(view, "replicated", "split") / spec.dims.size("dp", "cp")
     return dense + count_elements(view, "routed") / spec.dims.expert_replicas
 
@@ -126,7 +126,7 @@ def state_equation(view: RankView) -> Equation:
     """
     widths = view.spec.widths
     text = f"({widths.parameters} + {widths.gradients}) * parameters"
-    symbols = {"parameters": owned_elements(view)}
+    symbols = {"parameters": count_owned_elements(view)}
     if not view.spec.is_simulated:
         text += f" + {widths.optimizer} * updated_parameters"
         symbols["updated_parameters"] = count_updated_elements(view)
@@ -206,7 +206,7 @@ def _count_gathered_parameters(view: RankView) -> dict[str, float]:
         "parameters": float(layer_sum + _count_gathered(view, units.embeddings) + head),
         "layer_parameters": float(max(size for _, size in layers)),
         "head_parameters": float(head),
-        "shard_gradients": state_memory(view).gradients,
+        "shard_gradients": compute_state_memory(view).gradients,
     }
 
 

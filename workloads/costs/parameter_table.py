@@ -76,20 +76,20 @@ def list_units(view: RankView) -> Units:
     Equal layers are one entry with their number: those with experts, and those with an FFN.
     """
     shape, tp = view.spec.shape, view.spec.dims.tp
-    layers = [(kind.layers, layer_parts(shape, tp, kind.moe)) for kind in view.layer_kinds]
+    layers = [(kind.layers, list_layer_parts(shape, tp, kind.moe)) for kind in view.layer_kinds]
     rows = compute_chunk_size(shape.vocabulary, tp, view.coordinate["tp"])
     embeddings: Parts = ()
     if view.has_embedding:
-        embeddings = (_part("token_embedding.weight", "split", rows, shape.hidden),)
+        embeddings = (_make_part("token_embedding.weight", "split", rows, shape.hidden),)
     if view.has_embedding and shape.recipe == "gpt":
         size = (shape.sequence, shape.hidden)
-        embeddings += (_part("position_embedding.weight", "replicated", *size),)
+        embeddings += (_make_part("position_embedding.weight", "replicated", *size),)
     head: Parts = ()
     if view.has_head:
         head = tuple(_list_norm_parts(shape, "norm"))
     # A head with the weights of the embedding counts once on a rank that has both.
     if view.has_head and not (shape.tied and view.has_embedding):
-        head += (_part("head.weight", "split", rows, shape.hidden),)
+        head += (_make_part("head.weight", "split", rows, shape.hidden),)
     return Units(embeddings, tuple(layers), head)
 
 
@@ -118,7 +118,7 @@ def count_shard(view: RankView, *kinds: Kind) -> int:
 
 def num_parameters(shape: Shape, moe: Moe | None = None) -> int:
     """Return the number of parameter elements of the full model, with all experts."""
-    return count_elements(_full_model(shape, moe))
+    return count_elements(_view_full_model(shape, moe))
 
 
 def num_active_parameters(shape: Shape, moe: Moe | None = None) -> int:
@@ -129,23 +129,23 @@ def num_active_parameters(shape: Shape, moe: Moe | None = None) -> int:
     parameters = num_parameters(shape, moe)
     if moe is None:
         return parameters
-    routed = count_elements(_full_model(shape, moe), "routed")
+    routed = count_elements(_view_full_model(shape, moe), "routed")
     return parameters - (routed - routed * moe.top_k // moe.experts)
 
 
-def _full_model(shape: Shape, moe: Moe | None) -> RankView:
+def _view_full_model(shape: Shape, moe: Moe | None) -> RankView:
     """Return the view of the only rank of a step, which holds all parameters of the model."""
     return StepSpec(shape=shape, moe=moe and moe.on_one_rank()).rank_view(0)
 
 
-def count_matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
+def count_layer_matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
     """Return the number of weights in the GEMMs of one layer that one token uses.
 
     Of the routed experts only ``top_k`` count, and shared experts count. Biases and norms do not
     count. Without ``moe`` the layer has an FFN.
     """
     weights = 0.0
-    for part in layer_parts(shape, 1, moe and moe.on_one_rank()):
+    for part in list_layer_parts(shape, 1, moe and moe.on_one_rank()):
         if len(part.size) == 1 or part.name.endswith("bias"):
             continue
         is_expert = moe is not None and part.kind == "routed"
@@ -174,7 +174,7 @@ def count_padded(parts: Parts, ranks: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def layer_parts(shape: Shape, tp: int, moe: Moe | None) -> Parts:
+def list_layer_parts(shape: Shape, tp: int, moe: Moe | None) -> Parts:
     """Return the parameters of one layer on a rank, after ``tp`` has split them.
 
     With ``moe``, the layer has experts, of which ``ep`` and ``etp`` leave the rank a part. None
@@ -182,19 +182,23 @@ def layer_parts(shape: Shape, tp: int, moe: Moe | None) -> Parts:
     """
     return (
         *_list_norm_parts(shape, "attention_norm"),
-        *_attention(shape, tp),
-        *_linear(
+        *_list_attention_parts(shape, tp),
+        *_list_linear_parts(
             "attention.out",
             shape.hidden,
             shape.heads * shape.value_size // tp,
             has_bias=shape.has_bias("out"),
         ),
         *_list_norm_parts(shape, "ffn_norm"),
-        *(_ffn(shape, "ffn", shape.ffn // tp) if moe is None else _mixture(shape, moe)),
+        *(
+            _list_ffn_parts(shape, "ffn", shape.ffn // tp)
+            if moe is None
+            else _list_moe_parts(shape, moe)
+        ),
     )
 
 
-def _attention(shape: Shape, tp: int) -> Iterator[ParameterPart]:
+def _list_attention_parts(shape: Shape, tp: int) -> Iterator[ParameterPart]:
     """Yield the parameters of attention except its output projection, after ``tp``.
 
     They are the projections to queries, keys and values, and their norms. The
@@ -203,58 +207,62 @@ def _attention(shape: Shape, tp: int) -> Iterator[ParameterPart]:
     hidden, size, latent = shape.hidden, shape.head_size, shape.latent
     if latent is not None:
         if latent.q_lora_rank:
-            yield _part("attention.q_a.weight", "replicated", latent.q_lora_rank, hidden)
-            yield _part("attention.q_a_norm.weight", "replicated", latent.q_lora_rank)
+            yield _make_part("attention.q_a.weight", "replicated", latent.q_lora_rank, hidden)
+            yield _make_part("attention.q_a_norm.weight", "replicated", latent.q_lora_rank)
         queries = latent.q_lora_rank or hidden
-        yield from _linear("attention.q_b", shape.heads * size // tp, queries)
-        yield _part(
+        yield from _list_linear_parts("attention.q_b", shape.heads * size // tp, queries)
+        yield _make_part(
             "attention.kv_a.weight",
             "replicated",
             latent.kv_lora_rank + latent.qk_rope_head_dim,
             hidden,
         )
-        yield _part("attention.kv_a_norm.weight", "replicated", latent.kv_lora_rank)
+        yield _make_part("attention.kv_a_norm.weight", "replicated", latent.kv_lora_rank)
         outer = shape.heads * (latent.qk_nope_head_dim + latent.v_head_dim)
-        yield from _linear("attention.kv_b", outer // tp, latent.kv_lora_rank)
+        yield from _list_linear_parts("attention.kv_b", outer // tp, latent.kv_lora_rank)
     else:
         heads: dict[Bias, int] = {"q": shape.heads, "k": shape.kv_heads, "v": shape.kv_heads}
         for name, count in heads.items():
             has_bias = shape.has_bias(name)
-            yield from _linear(f"attention.{name}", count * size // tp, hidden, has_bias=has_bias)
+            yield from _list_linear_parts(
+                f"attention.{name}", count * size // tp, hidden, has_bias=has_bias
+            )
     for part in ("q", "k") if shape.qk_norm else ():
-        yield _part(f"attention.{part}_norm.weight", "replicated", size)
+        yield _make_part(f"attention.{part}_norm.weight", "replicated", size)
 
 
-def _ffn(shape: Shape, name: str, size: int, kind: Kind = "split") -> Iterator[ParameterPart]:
+def _list_ffn_parts(
+    shape: Shape, name: str, size: int, kind: Kind = "split"
+) -> Iterator[ParameterPart]:
     """Yield the weights and biases of one FFN, or of a layer's shared experts, on a rank.
 
     ``name`` is the prefix of the parameters' names, and ``size`` the inner size on this rank.
     ``kind`` is "replicated" for shared experts, which ``tp`` does not split.
     """
-    linear = partial(_linear, has_bias=shape.has_bias("ffn"), kind=kind)
+    linear = partial(_list_linear_parts, has_bias=shape.has_bias("ffn"), kind=kind)
     if shape.recipe == "llama":
         yield from linear(f"{name}.gate", size, shape.hidden)
     yield from linear(f"{name}.up", size, shape.hidden)
     yield from linear(f"{name}.down", shape.hidden, size)
 
 
-def _mixture(shape: Shape, moe: Moe) -> Iterator[ParameterPart]:
+def _list_moe_parts(shape: Shape, moe: Moe) -> Iterator[ParameterPart]:
     """Yield the parameters of one MoE block on a rank.
 
     They are the router, the rank's routed experts and the shared experts.
     """
-    yield _part("ffn.router.weight", "replicated", moe.experts, shape.hidden)
+    yield _make_part("ffn.router.weight", "replicated", moe.experts, shape.hidden)
     if shape.has_bias("router"):
-        yield _part("ffn.router.bias", "replicated", moe.experts)
+        yield _make_part("ffn.router.bias", "replicated", moe.experts)
     rows, experts = moe.expert_ffn // moe.etp, moe.experts_per_rank
     for matrix in ("up",) if shape.recipe == "gpt" else ("gate", "up"):
-        yield _part(f"ffn.experts.{matrix}", "routed", experts, shape.hidden, rows)
-    yield _part("ffn.experts.down", "routed", experts, rows, shape.hidden)
+        yield _make_part(f"ffn.experts.{matrix}", "routed", experts, shape.hidden, rows)
+    yield _make_part("ffn.experts.down", "routed", experts, rows, shape.hidden)
     if moe.shared:
-        yield from _ffn(shape, "ffn.shared", moe.shared * moe.expert_ffn, "replicated")
+        yield from _list_ffn_parts(shape, "ffn.shared", moe.shared * moe.expert_ffn, "replicated")
 
 
-def _linear(
+def _list_linear_parts(
     name: str, outer: int, inner: int, *, has_bias: bool = False, kind: Kind = "split"
 ) -> Iterator[ParameterPart]:
     """Yield a rank's weight (outer, inner) of a Linear and, with ``has_bias``, its bias (outer).
@@ -264,18 +272,18 @@ def _linear(
     bias is not divided: every rank has all of it and its full gradient, because the output is
     summed over ranks. Its kind is still "split".
     """
-    yield _part(f"{name}.weight", kind, outer, inner)
+    yield _make_part(f"{name}.weight", kind, outer, inner)
     if has_bias:
-        yield _part(f"{name}.bias", kind, outer)
+        yield _make_part(f"{name}.bias", kind, outer)
 
 
 def _list_norm_parts(shape: Shape, name: str) -> Iterator[ParameterPart]:
     """Yield the weight of the norm ``name`` and, for gpt, its bias."""
-    yield _part(f"{name}.weight", "replicated", shape.hidden)
+    yield _make_part(f"{name}.weight", "replicated", shape.hidden)
     if shape.recipe == "gpt":
-        yield _part(f"{name}.bias", "replicated", shape.hidden)
+        yield _make_part(f"{name}.bias", "replicated", shape.hidden)
 
 
-def _part(name: str, kind: Kind, *size: int) -> ParameterPart:
+def _make_part(name: str, kind: Kind, *size: int) -> ParameterPart:
     """Return the entry of one parameter whose part on the rank has shape ``size``."""
     return ParameterPart(name=name, size=size, kind=kind)

@@ -23,7 +23,7 @@ from parbench.workloads.expert_parallel.moe_layer import (
 from parbench.workloads.expert_parallel.step_routing import StepRouting
 from parbench.workloads.model.transformer import get_dtype, set_weights
 from parbench.workloads.parallel.mesh import build_mesh
-from parbench.workloads.presets import ep_step
+from parbench.workloads.presets import build_ep_step
 from parbench.workloads.step.layer_benchmark import LayerBenchmark, collect_tensors
 from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.probe import Probe, run_probes
@@ -49,7 +49,7 @@ class MoeLayerBenchmark(LayerBenchmark):
 
         ``params`` are the values of the benchmark's parameters by name.
         """
-        self.spec = ep_step(params, world.size)
+        self.spec = build_ep_step(params, world.size)
         super().__init__(world, get_dtype(self.spec))
         assert self.spec.moe is not None
         self.moe = self.spec.moe

@@ -112,7 +112,7 @@ SHAPES = {  # recipe, layers, hidden, heads, kv_heads, ffn, sequence, vocabulary
 """The models that users can choose, by name."""
 
 
-def _override(name: str, help_text: str) -> Param:
+def _make_size_param(name: str, help_text: str) -> Param:
     """Return an optional parameter of a case that replaces one size of the model.
 
     Its value 0 keeps the size of the model that the parameter ``shape`` names.
@@ -123,13 +123,13 @@ def _override(name: str, help_text: str) -> Param:
 MODEL = (
     Param("shape", "str", "tiny", "the model and its sequence length", choices=tuple(SHAPES)),
     choice("recipe", "norms, FFN and positions; empty = the shape's", "", *get_args(Recipe)),
-    _override("layers", "decoder layers; 0 = the shape's"),
-    _override("hidden", "hidden size; 0 = the shape's"),
-    _override("heads", "query heads; 0 = the shape's"),
-    _override("kv_heads", "key and value heads; 0 = the shape's share of heads"),
-    _override("ffn", "hidden size of the FFN; 0 = the shape's multiple of hidden"),
-    _override("sequence", "tokens of one sequence; 0 = the shape's"),
-    _override("vocabulary", "size of the vocabulary; 0 = the shape's"),
+    _make_size_param("layers", "decoder layers; 0 = the shape's"),
+    _make_size_param("hidden", "hidden size; 0 = the shape's"),
+    _make_size_param("heads", "query heads; 0 = the shape's"),
+    _make_size_param("kv_heads", "key and value heads; 0 = the shape's share of heads"),
+    _make_size_param("ffn", "hidden size of the FFN; 0 = the shape's multiple of hidden"),
+    _make_size_param("sequence", "tokens of one sequence; 0 = the shape's"),
+    _make_size_param("vocabulary", "size of the vocabulary; 0 = the shape's"),
 )
 """The parameters of a case that choose the model and its sizes."""
 

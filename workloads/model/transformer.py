@@ -128,9 +128,9 @@ class Layer(nn.Module):
     def __init__(self, shape: Shape) -> None:
         """Make the attention, the FFN and the norm before each."""
         super().__init__()
-        self.attention_norm = _norm(shape)
+        self.attention_norm = _make_norm(shape)
         self.attention = Attention(shape)
-        self.ffn_norm = _norm(shape)
+        self.ffn_norm = _make_norm(shape)
         self.ffn = Ffn(shape)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ class Transformer(nn.Module):
         numbers = range(shape.layers) if layers is None else layers
         self.layers = nn.ModuleDict({str(number): Layer(shape) for number in numbers})
         if has_head:
-            self.norm = _norm(shape)
+            self.norm = _make_norm(shape)
             self.head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ def merge_parts(parts: Sequence[Transformer]) -> nn.Module:
     return merged
 
 
-def _norm(shape: Shape) -> nn.Module:
+def _make_norm(shape: Shape) -> nn.Module:
     """Return the norm over the hidden size: LayerNorm for gpt, RMSNorm for llama."""
     return (nn.LayerNorm if shape.recipe == "gpt" else nn.RMSNorm)(shape.hidden, _NORM_EPSILON)
 

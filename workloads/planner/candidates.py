@@ -13,7 +13,7 @@ from parbench.workloads.costs.divisibility import (
     find_indivisible_heads,
     find_indivisible_sequence,
 )
-from parbench.workloads.costs.flops import stage_flops
+from parbench.workloads.costs.flops import count_rank_flops
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.model.shapes import CHECKPOINTINGS, Shape
@@ -343,7 +343,7 @@ def _count_head_layers(shape: Shape, moe: Moe | None) -> float:
     step = StepSpec(
         shape=replace(shape, layers=2), moe=uniform, dims=ParallelDims(pp=2), microbatches=2
     )
-    layer, layer_and_head = (stage_flops(step.stage_view(rank)) for rank in (0, 1))
+    layer, layer_and_head = (count_rank_flops(step.stage_view(rank)) for rank in (0, 1))
     return layer_and_head / layer - 1
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from parbench.workloads.costs.flops import (
     ATTENTION_BACKWARD,
     MATMUL_BACKWARD,
-    attention_flops,
+    count_attention_flops,
     is_recomputed_gemm,
 )
 from parbench.workloads.costs.parameter_table import ParameterPart, Parts, list_units
@@ -162,7 +162,7 @@ def _compute_attention(spec: StepSpec, hardware: Hardware) -> float:
     tokens = spec.local_tokens / spec.dims.tp
     # Attention that is not fused computes the masked half as well.
     is_fused = not efficiency.score_traffic
-    flops = attention_flops(spec.shape, is_causal=is_fused) * tokens
+    flops = count_attention_flops(spec.shape, is_causal=is_fused) * tokens
     scores = tokens * spec.shape.heads * spec.shape.sequence
     peak = hardware.peak(spec.bytes_per_element)
     return (

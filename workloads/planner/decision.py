@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from parbench.workloads.costs.equation import Equation
-from parbench.workloads.costs.memory import layers_equation, rank_memory
+from parbench.workloads.costs.memory import compute_rank_memory, layers_equation
 from parbench.workloads.costs.parameter_table import (
     num_active_parameters,
     num_parameters,
@@ -135,7 +135,7 @@ def _list_activation_questions(step: StepSpec, gpus: int, hardware: Hardware) ->
     ):
         spec = place_step(step, dims).with_checkpointing(checkpointing)
         view = spec.rank_view(0)
-        memory = rank_memory(view)
+        memory = compute_rank_memory(view)
         layers = layers_equation(view).value
         symbols = {
             "layers": spec.shape.layers,

@@ -13,8 +13,8 @@ from statistics import fmean
 
 from parbench.bench.results.details import Action
 from parbench.workloads.costs.communication_pattern import Call, list_calls
-from parbench.workloads.costs.flops import flops_per_token
-from parbench.workloads.costs.memory import RankMemory, count_updated_elements, rank_memory
+from parbench.workloads.costs.flops import count_flops_per_token
+from parbench.workloads.costs.memory import RankMemory, compute_rank_memory, count_updated_elements
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import find_schedule
@@ -169,7 +169,7 @@ class DryRun:
         """The model FLOPs per second and GPU, without recomputation, as PaLM counts them."""
         return (
             self.tokens_per_second
-            * flops_per_token(self.spec.shape, self.spec.moe)
+            * count_flops_per_token(self.spec.shape, self.spec.moe)
             / self.spec.ranks
         )
 
@@ -251,7 +251,9 @@ def plan_ranks(spec: StepSpec) -> tuple[PlannedRank, ...]:
     if they agree in having the embedding and in having the head. Of ranks with equal work, the
     representative is the one with most microbatches in flight, because it needs most memory.
     """
-    return tuple(PlannedRank(view=view, memory=rank_memory(view)) for view in spec.distinct_views)
+    return tuple(
+        PlannedRank(view=view, memory=compute_rank_memory(view)) for view in spec.distinct_views
+    )
 
 
 def _merge_axes(works: Sequence[PlannedWork], busiest: PlannedWork) -> tuple[Axis, ...]:

@@ -8,7 +8,7 @@ from parbench.bench.plan.cases import Params
 from parbench.bench.plan.params import Value
 from parbench.bench.world import accelerator
 from parbench.bench.world.world import World
-from parbench.workloads.costs.memory import activations_equation, rank_memory
+from parbench.workloads.costs.memory import activations_equation, compute_rank_memory
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 
@@ -66,7 +66,7 @@ def check_memory(view: RankView) -> float:
     single = StepSpec(shape=spec.shape, moe=moe, microbatch=spec.global_batch, bytes_per_element=4)
     logits = 2.0 * spec.tokens * spec.shape.vocabulary * 4
     activations = activations_equation(single.rank_view(0)).value
-    return rank_memory(view).total + models + activations + logits
+    return compute_rank_memory(view).total + models + activations + logits
 
 
 def shrink_model(spec: StepSpec, params: Params) -> dict[str, Value]:

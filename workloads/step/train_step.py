@@ -25,10 +25,10 @@ from parbench.workloads.costs.communication_pattern import (
     list_calls,
     sum_calls,
 )
-from parbench.workloads.costs.flops import flops_per_token
+from parbench.workloads.costs.flops import count_flops_per_token
 from parbench.workloads.costs.memory import (
     activations_equation,
-    state_memory,
+    compute_state_memory,
 )
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.costs.step_spec import StepSpec
@@ -516,7 +516,7 @@ class TrainStep(Benchmark):
         equations of sent bytes.
         """
         spec = self.spec
-        flops = spec.tokens * flops_per_token(spec.shape, spec.moe) / self._world.size
+        flops = spec.tokens * count_flops_per_token(spec.shape, spec.moe) / self._world.size
         work = [Work(name="tokens_per_second", amount=spec.tokens)]
         peak = None if spec.is_simulated else find_peak(self._world.device, get_dtype(spec))
         if peak is not None:
@@ -583,7 +583,7 @@ class TrainStep(Benchmark):
         The formulas give the bytes of parameters, gradients, optimizer state and activations on
         this rank. With simulated compute, activations have no formula.
         """
-        formula: dict[str, float] = asdict(state_memory(self._view))
+        formula: dict[str, float] = asdict(compute_state_memory(self._view))
         if not self.spec.is_simulated:
             formula["activations"] = activations_equation(self._view).value
         return MemoryProbe(

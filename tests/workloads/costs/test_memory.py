@@ -9,9 +9,9 @@ from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.memory import (
     activations_equation,
     buffers_equation,
+    compute_state_memory,
     layer_text,
     state_equation,
-    state_memory,
 )
 from parbench.workloads.costs.parameter_table import count_elements, num_parameters
 from parbench.workloads.costs.step_spec import RankView, StepSpec
@@ -25,7 +25,7 @@ HEAD_BYTES = 8192 * (2 * 4096 * 2 + 4 * 128256 + 12)
 
 def bytes_per_parameter(view: RankView) -> list[float]:
     """Return the bytes of parameters, gradients and optimizer state for each parameter."""
-    state = state_memory(view)
+    state = compute_state_memory(view)
     parts = (state.parameters, state.gradients, state.optimizer)
     assert state_equation(view).value == pytest.approx(sum(parts))
     return [num_bytes / num_parameters(view.spec.shape) for num_bytes in parts]
@@ -38,7 +38,7 @@ def layer_bytes(spec: StepSpec, checkpointing: str = "none") -> float:
 
 def test_simulated_compute_has_no_optimizer_state() -> None:
     spec = PRESETS["ddp"]({"shape": "tiny", "compute": "simulated:1ms"}, 2)
-    state = state_memory(spec.rank_view(0))
+    state = compute_state_memory(spec.rank_view(0))
     assert state.optimizer == 0
     assert state.gradients > 0
 
@@ -69,7 +69,7 @@ def test_experts_are_divided_once(mesh: str) -> None:
     """FSDP shards only the experts that expert parallelism leaves to a rank."""
     spec = make_spec(mesh, "mixtral-8x7b")
     expected = 16 * num_parameters(spec.shape, spec.moe) / 8
-    assert state_memory(spec.rank_view(0)).state == pytest.approx(expected, rel=1e-6)
+    assert compute_state_memory(spec.rank_view(0)).state == pytest.approx(expected, rel=1e-6)
 
 
 HEAD = (128256 + 1) * 4096
@@ -79,7 +79,7 @@ LOSS_BUFFERS = 2 * 4 * 8192 * 128256
 def test_fsdp_buffers_at_the_loss_are_logits_and_head() -> None:
     """Two float32 gradients of the logits, and the head in bfloat16 before the first reduction."""
     view = make_spec("fsdp=8", "llama3-8b").rank_view(0)
-    shard_gradients = state_memory(view).gradients
+    shard_gradients = compute_state_memory(view).gradients
     assert buffers_equation(view).value == LOSS_BUFFERS + 2 * HEAD - shard_gradients
     assert buffers_equation(make_spec("dp=8", "llama3-8b").rank_view(0)).value == LOSS_BUFFERS
 
@@ -103,7 +103,7 @@ def test_fsdp_buffers_after_a_layer_are_two_layers_and_gradients() -> None:
 def test_fsdp_keeps_unreduced_gradients(mesh: str, params: Params, gathered: int) -> None:
     """A pipeline reduces once per step, and others do so with ``no_sync``."""
     view = make_spec(mesh, "llama3-8b", microbatches=4, **params).rank_view(0)
-    expected = count_elements(view) * (gathered + 4) - state_memory(view).gradients
+    expected = count_elements(view) * (gathered + 4) - compute_state_memory(view).gradients
     inner_gradients = 3 * 8192 * 14336 * 2
     expected += LOSS_BUFFERS if view.has_head else inner_gradients
     assert buffers_equation(view).value == pytest.approx(expected)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from parbench.workloads.costs.memory import rank_memory
+from parbench.workloads.costs.memory import compute_rank_memory
 from parbench.workloads.model.shapes import Checkpointing, Shape
 from tests.studies.memory_oracle import (
     GPT,
@@ -27,5 +27,5 @@ def test_memory_is_near_tracked_peak(
     shape: Shape, mesh: str, checkpointing: Checkpointing
 ) -> None:
     view = make_spec(replace(shape, layers=2), mesh, checkpointing).rank_view(0)
-    planned = rank_memory(view).total + compute_gathered_inputs(view)
+    planned = compute_rank_memory(view).total + compute_gathered_inputs(view)
     assert planned == pytest.approx(measure_peak_bytes(view), rel=0.05)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.workloads.costs.flops import flops_per_token
+from parbench.workloads.costs.flops import count_flops_per_token
 from parbench.workloads.expert_parallel.moe_case import Moe, make_moe
 from parbench.workloads.model.shapes import SHAPES, num_ffn_matrices
 from tests.support.workloads.training_steps import DEFINITION_BY_NAME
@@ -75,9 +75,9 @@ def test_slots_are_rounded_up() -> None:
 
 def test_flops_of_mixture() -> None:
     """Two experts of half the size and no shared one are the dense FFN and a router."""
-    routed_flops = flops_per_token(TINY, make_tiny_moe(1, shared=0))
+    routed_flops = count_flops_per_token(TINY, make_tiny_moe(1, shared=0))
     router = 6 * TINY.layers * TINY.hidden * 8
-    assert routed_flops == flops_per_token(TINY) + router
+    assert routed_flops == count_flops_per_token(TINY) + router
     moe = make_tiny_moe(1, shared=1)
     shared_expert = 6 * TINY.layers * num_ffn_matrices(TINY) * TINY.hidden * moe.expert_ffn
-    assert flops_per_token(TINY, moe) == routed_flops + shared_expert
+    assert count_flops_per_token(TINY, moe) == routed_flops + shared_expert

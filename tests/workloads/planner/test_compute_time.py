@@ -2,7 +2,7 @@
 
 import pytest
 
-from parbench.workloads.costs.flops import stage_flops
+from parbench.workloads.costs.flops import count_rank_flops
 from parbench.workloads.planner.compute_time import (
     GemmShape,
     compute_gemm_seconds,
@@ -30,4 +30,4 @@ def test_ideal_hardware_takes_the_flops_of_the_stage(mesh: str, checkpointing: s
     for view in spec.distinct_views:
         compute = compute_microbatch(view, SIMPLE_HARDWARE)
         seconds = compute.forward + compute.backward
-        assert seconds == pytest.approx(stage_flops(view) / 100e12)
+        assert seconds == pytest.approx(count_rank_flops(view) / 100e12)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from parbench.workloads.costs.flops import attention_flops, stage_flops
-from parbench.workloads.costs.memory import owned_elements
+from parbench.workloads.costs.flops import count_attention_flops, count_rank_flops
+from parbench.workloads.costs.memory import count_owned_elements
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.planner.dry_run import Axis, DryRun, dry_run
@@ -36,10 +36,10 @@ def test_dry_run_of_one_rank_is_compute_and_update(checkpointing: str) -> None:
     spec = make_spec("dp=1", "llama3-8b", microbatches=3, checkpointing=checkpointing)
     position = spec.rank_view(0)
     run = dry_run(spec, SIMPLE_HARDWARE)
-    microbatch_seconds = stage_flops(position) / 100e12
+    microbatch_seconds = count_rank_flops(position) / 100e12
     assert run.axes == ()
     assert run.compute_seconds == pytest.approx(3 * microbatch_seconds)
-    assert run.update_seconds == pytest.approx(owned_elements(position) * 28 / 1e12)
+    assert run.update_seconds == pytest.approx(count_owned_elements(position) * 28 / 1e12)
     assert run.seconds == run.compute_seconds + run.update_seconds
 
 
@@ -75,8 +75,8 @@ def test_dry_run_hides_no_longer_than_compute(mesh: str, model: str, axis: str) 
 def test_dry_run_hides_ddp_during_one_backward_pass() -> None:
     spec = make_spec("dp=64", "llama3-8b", microbatches=4)
     run = dry_run(spec, make_slow_hardware(dp=1.0))
-    attention = attention_flops(spec.shape) * spec.local_tokens * spec.shape.layers
-    gemms = (stage_flops(spec.rank_view(0)) - 3.5 * attention) / 3
+    attention = count_attention_flops(spec.shape) * spec.local_tokens * spec.shape.layers
+    gemms = (count_rank_flops(spec.rank_view(0)) - 3.5 * attention) / 3
     backward_seconds = (2 * gemms + 2.5 * attention) / 100e12
     assert axis_of(run, "dp").hidden_seconds == pytest.approx(backward_seconds)
 
@@ -84,7 +84,7 @@ def test_dry_run_hides_ddp_during_one_backward_pass() -> None:
 def test_dry_run_hides_ring_attention_only() -> None:
     hardware = make_slow_hardware(cp=1.0)
     spec = make_spec("cp=16", "llama3-8b", cp_method="ring", microbatches=2)
-    attention = attention_flops(spec.shape) * spec.local_tokens * spec.shape.layers
+    attention = count_attention_flops(spec.shape) * spec.local_tokens * spec.shape.layers
     attention_seconds = attention / 100e12
     ring = axis_of(dry_run(spec, hardware), "cp")
     assert ring.hidden_seconds == pytest.approx(2 * 3.5 * attention_seconds)
@@ -109,7 +109,7 @@ def test_dry_run_bubble_of_equal_stages(schedule: str) -> None:
 
 def test_dry_run_computes_at_the_slowest_stage() -> None:
     spec = make_spec("pp=4", "llama3-8b", microbatches=64)
-    flops = [stage_flops(position) for position in spec.distinct_views]
+    flops = [count_rank_flops(position) for position in spec.distinct_views]
     assert flops[-1] > flops[0]
     run = dry_run(spec, FAST_LINKS)
     assert run.compute_seconds == pytest.approx(64 * flops[-1] / 100e12)

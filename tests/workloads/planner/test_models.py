@@ -5,7 +5,11 @@ from dataclasses import replace
 import pytest
 
 from parbench.workloads.costs.equation import Equation
-from parbench.workloads.costs.flops import flops_per_token, matmul_weights, stage_flops
+from parbench.workloads.costs.flops import (
+    count_flops_per_token,
+    count_model_matmul_weights,
+    count_rank_flops,
+)
 from parbench.workloads.costs.memory import layer_text
 from parbench.workloads.costs.parameter_table import (
     count_elements,
@@ -56,8 +60,8 @@ def test_deepseek_flops_match_hand_count() -> None:
     layers = 61 * (queries + keys_and_values + output) + 3 * dense + 58 * experts
     weights = layers + 7168 * 129280
     scores = 61 * 128 * (192 + 128) * 4096
-    assert matmul_weights(model.shape, model.moe) == weights
-    assert flops_per_token(model.shape, model.moe) == 6 * (weights + scores)
+    assert count_model_matmul_weights(model.shape, model.moe) == weights
+    assert count_flops_per_token(model.shape, model.moe) == 6 * (weights + scores)
 
 
 def test_deepseek_stages_cover_the_model() -> None:
@@ -67,8 +71,8 @@ def test_deepseek_stages_cover_the_model() -> None:
     model = make_spec("dp=8,ep=8", "deepseek-v3").rank_view(0)
     assert [stage.dense_layers for stage in stages] == [2, 1, 0, 0]
     assert sum(count_elements(stage) for stage in stages) == count_elements(model)
-    flops = sum(stage_flops(stage) for stage in stages)
-    assert flops == pytest.approx(stage_flops(model))
+    flops = sum(count_rank_flops(stage) for stage in stages)
+    assert flops == pytest.approx(count_rank_flops(model))
 
 
 def test_latent_attention_activations_match_hand_count() -> None:

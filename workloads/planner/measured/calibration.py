@@ -13,7 +13,7 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
 from parbench.bench.text import UserError, pluralize
-from parbench.workloads.costs.flops import stage_flops
+from parbench.workloads.costs.flops import count_rank_flops
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.planner.hardware import HIDEABLE, Efficiency, Hardware
 from parbench.workloads.planner.link_time import read_peak
@@ -104,7 +104,7 @@ def _measure_compute_share(record: Record, spec: StepSpec, hardware: Hardware) -
         peak = hardware.peak(spec.bytes_per_element)
     if not seconds or not peak or spec.is_simulated:
         return None
-    flops = max(stage_flops(view) for view in spec.distinct_views)
+    flops = max(count_rank_flops(view) for view in spec.distinct_views)
     return flops * spec.microbatches / seconds / peak
 
 

@@ -25,7 +25,7 @@ from parbench.bench.results.tables import Document, Row, Section, SortedText, Ta
 from parbench.bench.text import UserError
 from parbench.workloads.catalogue import DEFINITIONS
 from parbench.workloads.costs.communication_pattern import list_busiest_calls
-from parbench.workloads.costs.memory import RankMemory, rank_memory
+from parbench.workloads.costs.memory import RankMemory, compute_rank_memory
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.expert_parallel.routing import BALANCED
 from parbench.workloads.planner.dry_run import DryRun, dry_run, place_call
@@ -133,12 +133,12 @@ def describe_machine(world: WorldInfo, spec: StepSpec) -> Hardware:
 def predict_torch_memory(view: RankView) -> RankMemory:
     """Return the predicted memory of a rank in a step with tensor parallelism by torch's DTensor.
 
-    A plan predicts the memory of Megatron's tensor parallelism (``rank_memory``). With sequence
+    A plan predicts the memory of Megatron's tensor parallelism (``compute_rank_memory``). With sequence
     parallelism, Megatron saves a rank's part of the tokens as the input of each block and of the
     head, and gathers the others again in the backward pass. DTensor saves the tokens of all ``tp``
     ranks, so that it has more activations.
     """
-    spec, memory = view.spec, rank_memory(view)
+    spec, memory = view.spec, compute_rank_memory(view)
     blocks = 0
     if spec.checkpointing == "none":
         # A mixture of experts is not split.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from parbench.bench.results.tables import Row, Table
 from parbench.workloads.costs.communication_pattern import SOURCES, list_busiest_calls, sum_calls
 from parbench.workloads.costs.equation import Equation
-from parbench.workloads.costs.flops import matmul_weights
+from parbench.workloads.costs.flops import count_model_matmul_weights
 from parbench.workloads.costs.memory import (
     activations_equation,
     buffers_equation,
@@ -73,7 +73,7 @@ def _mfu_equation(run: DryRun) -> Equation:
         "/ (gpus * peak)",
         symbols={
             "tokens_per_second": run.tokens_per_second,
-            "weights": matmul_weights(shape, run.spec.moe),
+            "weights": count_model_matmul_weights(shape, run.spec.moe),
             "layers": shape.layers,
             "heads": shape.heads,
             "head_size": (shape.head_size + shape.value_size) / 2,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from parbench.bench.results.tables import Document, Row, Section, Table
 from parbench.workloads.costs.communication_pattern import Call, list_busiest_calls
-from parbench.workloads.costs.memory import rank_memory, state_memory
+from parbench.workloads.costs.memory import compute_rank_memory, compute_state_memory
 from parbench.workloads.costs.parameter_table import count_elements
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import CHECKPOINTINGS
@@ -190,7 +190,7 @@ def compute_state(spec: StepSpec) -> float:
         gathered = 0.0
         if spec.dims.is_sharded and not spec.reshard:
             gathered = count_elements(view) * spec.bytes_per_element
-        states.append(state_memory(view).state + gathered)
+        states.append(compute_state_memory(view).state + gathered)
     return max(states)
 
 
@@ -247,7 +247,7 @@ def _strategy_row(strategy: Strategy) -> Row:
     Activations are those of the rank that holds most memory.
     """
     spec = strategy.spec
-    memories = [rank_memory(view) for view in spec.distinct_views]
+    memories = [compute_rank_memory(view) for view in spec.distinct_views]
     memory = max(memories, key=lambda memory: memory.total)
     calls_by_op: Counter[str] = Counter()
     for call in strategy.calls:

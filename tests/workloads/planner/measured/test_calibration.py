@@ -8,7 +8,7 @@ import pytest
 from parbench.bench.plan.cases import make_case
 from parbench.bench.results.records import Record
 from parbench.bench.text import UserError
-from parbench.workloads.costs.flops import stage_flops
+from parbench.workloads.costs.flops import count_rank_flops
 from parbench.workloads.planner.measured.calibration import calibrate_hardware
 from parbench.workloads.planner.measured.validate import spec_of_record
 from parbench.workloads.planner.plan_command import (
@@ -46,7 +46,7 @@ def make_step(
 
 def count_flops(record: Record) -> float:
     spec = spec_of_record(record)
-    return stage_flops(spec.rank_view(0)) * spec.microbatches
+    return count_rank_flops(spec.rank_view(0)) * spec.microbatches
 
 
 def test_calibration_averages_runs() -> None:
