@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from parbench.bench.operations.data_pattern import DataPattern, get_dtype
+from parbench.bench.operations.data_pattern import get_dtype
 from parbench.bench.operations.operation import Operation, make_pattern
 from parbench.bench.plan.catalogue import NO_LOAD
 from parbench.bench.world import accelerator
@@ -138,9 +138,7 @@ def copy(world: World, *, size_bytes: int, dtype: str) -> Operation:
 
     Its algbw counts each copied byte once, although it is read and written.
     """
-    pattern = make_pattern(world, dtype)
-    source = pattern.compute_values(world.rank, 0, size_bytes // pattern.itemsize)
-    return _make_copy(world, pattern, source, source.clone())
+    return _make_copy(world, size_bytes, dtype)
 
 
 def to_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
@@ -148,7 +146,7 @@ def to_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
 
     Every rank copies at the same time. On a CPU the copy is within the memory of the host.
     """
-    return _make_host_copy(world, size_bytes, dtype, is_to_device=True)
+    return _make_copy(world, size_bytes, dtype, from_host=True)
 
 
 def from_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
@@ -156,37 +154,37 @@ def from_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
 
     Every rank copies at the same time. On a CPU the copy is within the memory of the host.
     """
-    return _make_host_copy(world, size_bytes, dtype, is_to_device=False)
-
-
-def _make_host_copy(world: World, size_bytes: int, dtype: str, *, is_to_device: bool) -> Operation:
-    """Return the benchmark of copying ``size_bytes`` between page-locked host memory and a device.
-
-    If ``is_to_device`` is True, the copy is to the device, otherwise from the device.
-    """
-    pattern = make_pattern(world, dtype)
-    on_device = pattern.compute_values(world.rank, 0, size_bytes // pattern.itemsize)
-    on_host = torch.empty_like(on_device, device="cpu", pin_memory=world.device.type == "cuda")
-    on_host.copy_(on_device)
-    source, target = (on_host, on_device) if is_to_device else (on_device, on_host)
-    return _make_copy(world, pattern, source, target)
+    return _make_copy(world, size_bytes, dtype, to_host=True)
 
 
 def _make_copy(
-    world: World, pattern: DataPattern, source: torch.Tensor, target: torch.Tensor
+    world: World,
+    size_bytes: int,
+    dtype: str,
+    *,
+    from_host: bool = False,
+    to_host: bool = False,
 ) -> Operation:
-    """Return the benchmark of copying the tensor ``source`` to the tensor ``target``.
+    """Return the benchmark of copying ``size_bytes`` of this rank's test data.
 
-    ``source`` holds this rank's data of ``pattern``, which computes the expected content of
-    ``target``.
+    The copy is within the memory of the rank's device. With ``from_host`` the source is in
+    page-locked memory of the host instead, and with ``to_host`` the target.
     """
-    size_bytes = target.nbytes
-    algbw = Work(name="algbw", amount=size_bytes)
+    pattern = make_pattern(world, dtype)
+    count = size_bytes // pattern.itemsize
+    is_gpu = world.device.type == "cuda"
+    source = pattern.compute_values(world.rank, 0, count)
+    if from_host and is_gpu:
+        source = source.cpu().pin_memory()
+    target = pattern.allocate(count)
+    if to_host:
+        target = torch.empty_like(target, device="cpu", pin_memory=is_gpu)
+    algbw = Work(name="algbw", amount=target.nbytes)
     return Operation(
         call=lambda: target.copy_(source, non_blocking=True),
         output=target,
-        expected=lambda: pattern.compute_values(world.rank, 0, len(target)).to(target.device),
-        description=Description(work=(algbw,), details={"size_bytes": size_bytes}),
+        expected=lambda: pattern.compute_values(world.rank, 0, count).to(target.device),
+        description=Description(work=(algbw,), details={"size_bytes": target.nbytes}),
     )
 
 

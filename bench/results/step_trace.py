@@ -51,16 +51,14 @@ The names are those of torch's calls, of gloo's events, and of kernels of NCCL, 
 and of libraries for experts. A part comes before the parts that it contains.
 """
 _COMMUNICATION_KERNEL = re.compile(
-    r"^(void )?nccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce"
-    r"|multimem_|symmetric_memory::|quickreduce|nvshmem|mscclpp|deep_ep::|pplx",
+    r"(?!.*(gemm|matmul|_mm_))((void )?nccl|.*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
+    r"|cross_device_reduce|multimem_|symmetric_memory::|quickreduce|nvshmem|mscclpp|deep_ep::|pplx))",
     re.IGNORECASE,
 )
-"""Matches the names of kernels that communicate.
+"""Matches the start of the name of a kernel that communicates and does not multiply matrices.
 
 They are kernels of NCCL, of symmetric memory, of custom all-reduces and of libraries for experts.
 """
-_MATMUL_KERNEL = re.compile(r"gemm|matmul|_mm_", re.IGNORECASE)
-"""Matches the names of kernels that multiply matrices, of which some also communicate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +187,7 @@ def parse_operation(name: str) -> str:
 @lru_cache(maxsize=1 << 12)
 def is_communication_kernel(name: str) -> bool:
     """Return True if a CUDA kernel with this name communicates and does not multiply matrices."""
-    base_name = _get_base_name(name)
-    if name.startswith("nccl"):
-        return True
-    is_matmul = _MATMUL_KERNEL.search(base_name) is not None
-    return _COMMUNICATION_KERNEL.search(base_name) is not None and not is_matmul
+    return _COMMUNICATION_KERNEL.match(_get_base_name(name)) is not None
 
 
 def _get_base_name(name: str) -> str:
