@@ -163,18 +163,6 @@ class AttentionDetails(Details, frozen=True, kw_only=True):
     """The number of tokens of a sequence on one rank."""
 
 
-class ExpertLoadDetails(Details, frozen=True, kw_only=True):
-    """The distribution of tokens over the ranks that hold the experts."""
-
-    key = "rank_load"
-    rank_load: list[list[int]]
-    """For each MoE layer, the number of token-expert pairs that each rank computes in a step.
-
-    Layers and ranks are in ascending order. Of ranks that split the same experts only the first is
-    listed.
-    """
-
-
 class CountedCall(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes": "bytes"}):
     """Equal communication calls of rank 0 in a step, which have one axis, operation and size."""
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from parbench.bench.results.details import ExpertLoadDetails, PipelineDetails, read_details
+from parbench.bench.results.details import PipelineDetails, read_details
 from parbench.bench.results.formatting import format_bytes
 from parbench.bench.results.metrics import find_metric
 from parbench.bench.results.records import Record
@@ -92,7 +92,7 @@ def _read_counts(record: Record) -> dict[str, float | str]:
 
     The schedule of a step is text, the other counts are numbers.
     """
-    is_routed = read_details(record, ExpertLoadDetails) is not None
+    is_routed = "rank_load" in record.details
     counts: dict[str, float | str] = {}
     for name, metric in record.metrics.items():
         declared = find_metric(name)

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from parbench.bench.results.details import ExpertLoadDetails
 from parbench.bench.results.tables import Column, Table
-from parbench.reports.analysis.steps import list_rows_with_details
+from parbench.reports.analysis.steps import list_step_rows
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import STEP_COLUMN, STEP_TIME_COLUMN, list_metric_columns
 
@@ -14,9 +13,9 @@ _RANKS_COLUMN = Column("ep", "EP", kind="count", help="ranks that share the expe
 def list_expert_tables(data: RunData) -> Iterator[Table]:
     """Yield the table of expert-parallel steps.
 
-    The table has no rows if no step recorded ``ExpertLoadDetails``.
+    The table has no rows if no step recorded the load of its experts.
     """
-    rows = list_rows_with_details(data, ExpertLoadDetails)
+    rows = [row for row in list_step_rows(data) if "rank_load" in row["result"].details]
     for row in rows:
         row["ep"] = row["axes"].get("ep", {}).get("ranks", 1)
     yield Table(

@@ -8,7 +8,6 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from parbench.bench.results.details import ExpertLoadDetails
 from parbench.bench.results.metrics import MetricValue, make_values
 from parbench.bench.results.stats import estimate_mean
 from parbench.bench.world.benchmark import Explanation
@@ -139,15 +138,14 @@ class ExpertProbe:
     def summarize(self, samples: Sequence[ExpertSample]) -> Explanation:
         """Return metrics of the load of ranks and of exchanges of tokens.
 
-        The facts for the record have the load of each rank in a step. ``samples`` has the sample of
-        every rank, in rank order.
+        The fact ``rank_load`` for the record is the load of each rank in a step, by MoE layer.
+        ``samples`` has the sample of every rank, in rank order.
         """
         traffic = ExpertTraffic(self.spec, [sample.counts for sample in samples])
         metrics = make_load_metrics(traffic)
         if self.ep_group is not None:
             metrics |= make_dispatch_metrics(samples)
-        details = ExpertLoadDetails(rank_load=traffic.list_rank_loads())
-        return Explanation(metrics=metrics, details=details.as_details)
+        return Explanation(metrics=metrics, details={"rank_load": traffic.list_rank_loads()})
 
 
 def make_dispatch_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricValue]:

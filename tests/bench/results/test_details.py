@@ -8,7 +8,6 @@ from parbench.bench.results.details import (
     CommunicationDetails,
     CountedCall,
     Details,
-    ExpertLoadDetails,
     PipelineDetails,
     TimedAction,
     read_details,
@@ -17,7 +16,7 @@ from parbench.bench.results.records import Record, encode_record
 from parbench.bench.text import UserError
 from tests.support.reports.reports_fixtures import ok_record, pipeline_details, step_case
 
-KINDS = (CommunicationDetails, ExpertLoadDetails, PipelineDetails)
+KINDS = (CommunicationDetails, PipelineDetails)
 CALLS = CountedCall(axis="dp", op="all_reduce", num_bytes=8, ranks=2, count=3)
 PIPELINE = PipelineDetails(
     schedule="gpipe",
@@ -39,7 +38,6 @@ def make_record(details: dict[str, Any]) -> Record:
     "details",
     [
         CommunicationDetails(comm_calls=(CALLS,)),
-        ExpertLoadDetails(rank_load=[[3]]),
         PIPELINE,
     ],
 )
