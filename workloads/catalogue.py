@@ -45,9 +45,9 @@ tensors on the CPU.
 
 
 def _list_common_params(microbatches: int) -> tuple[Param, ...]:
-    """Return the parameters that all training steps have.
+    """Return the settings that all training steps have, such as the shape of the model.
 
-    ``microbatches`` is the default of the parameter for the number of microbatches.
+    ``microbatches`` is the default number of microbatches.
     """
     default = replace(MICROBATCHES, default=microbatches)
     return tuple(default if param is MICROBATCHES else param for param in COMMON)
@@ -62,13 +62,13 @@ def _define_step(
     preset: Callable[[Params, int], object] | None = None,
     tags: tuple[str, ...] = (),
 ) -> BenchmarkDefinition:
-    """Return the definition of the benchmark of a training step, ``workload.<name>``.
+    """Return the definition of the benchmark ``workload.NAME``, a training step or a layer.
 
-    Its parameters are ``common`` and ``more``. ``target`` is ``module:function`` within
-    ``parbench.workloads``, and empty means the function ``name`` of ``step.train_step``. ``preset``
-    builds the step from parameters and the number of ranks, and raises ``UserError`` if it cannot
-    run. None means ``PRESETS[name]``. ``tags`` are the presets of ``parbench run`` that include the
-    benchmark.
+    Users set its parameters ``common`` and ``more``. ``target`` is the ``module:function`` within
+    ``parbench.workloads`` that builds the benchmark on a rank, empty for the function ``name`` of
+    ``step.train_step``. ``preset`` checks parameters and a number of ranks, and raises
+    ``UserError`` if the benchmark cannot run with them. None means ``PRESETS[name]``. ``tags`` are
+    the presets of ``parbench run`` that include the benchmark.
     """
     build: Callable[[Params, int], object] = preset or PRESETS[name]
 

@@ -32,7 +32,7 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
 
 
 def _format_examples(*examples: str, settings: str = "") -> str:
-    """Return the end of a command's help: ``settings``, examples and exit codes.
+    """Return the end of a command's help text: its settings, examples and exit codes.
 
     ``examples`` are arguments of ``parbench plan``, one command each. ``settings`` is the help of
     ``--set``, empty for commands without it.
@@ -43,7 +43,7 @@ def _format_examples(*examples: str, settings: str = "") -> str:
 
 
 def _combine(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Return a decorator that applies several click options, first option first in the help."""
+    """Return a decorator that adds several click options to a command, in the order of its help."""
 
     def decorate(function: Command) -> Command:
         """Return the command with all options."""
@@ -316,11 +316,11 @@ def recipes(context: click.Context, form: str) -> None:
 
 
 def _split_options(options: dict[str, Any]) -> "tuple[StepOptions, MachineOptions]":
-    """Remove the options of the step and of the hardware from ``options``, as two objects.
+    """Return the options of the training step and those of the hardware, as two objects.
 
-    ``options`` has the values of the command line by name of the option. Its entry ``settings`` has
-    the names and values of ``--set``. Options that the user does not give have the defaults of the
-    two classes.
+    Both are removed from ``options``, which has the values of the command line by name of the
+    option. Its entry ``settings`` has the names and values of ``--set``. An option that the user
+    does not set has the default of its class.
     """
     from dataclasses import fields
 
@@ -329,7 +329,7 @@ def _split_options(options: dict[str, Any]) -> "tuple[StepOptions, MachineOption
     options.update(options.pop("settings"))
 
     def pop_fields(kind: type[Any]) -> Any:
-        """Remove the options that are fields of a class, and return an object of the class."""
+        """Return an object of the class ``kind`` from the options that are its fields."""
         values = {field.name: options.pop(field.name, None) for field in fields(kind)}
         # Options that are not given have the default of the class.
         return kind(**{name: value for name, value in values.items() if value is not None})

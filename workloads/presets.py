@@ -32,14 +32,14 @@ It raises ``UserError`` if the step cannot run on these ranks.
 
 
 def _make_switch(name: str, default: bool, help_text: str) -> Param:
-    """Return the definition of an optional parameter of a case whose value is true or false."""
+    """Return an optional parameter of training steps whose value is true or false."""
     return Param(name, "bool", default, help_text, optional=True)
 
 
 def _make_mesh_param(default: str) -> Param:
-    """Return the definition of the parameter ``mesh`` of a case.
+    """Return the parameter ``mesh`` of a training step, such as ``dp=2,tp=4``.
 
-    ``default`` describes in its help the mesh that an empty value means.
+    ``default`` is the phrase in its help for the mesh without a value.
     """
     axes = "dp, fsdp, pp, cp, tp; ep and etp lie inside others"
     help_text = f"ranks of each axis, outermost first: {axes}; empty = {default}"
@@ -90,10 +90,10 @@ HYBRID = (
 
 
 def build_step(params: Params, dims: ParallelDims) -> StepSpec:
-    """Return the training step of a dense model that parameters describe, on the mesh ``dims``.
+    """Return the training step of a dense model with the user's settings, on the mesh ``dims``.
 
-    ``params`` has values by parameter name, of which those of experts are ignored. Missing
-    parameters have their defaults. The result may be unable to run, because it is not checked.
+    ``params`` has the values of settings such as ``microbatch`` by name. Settings of experts are
+    ignored, and missing ones have their defaults. The step is not checked and may be unable to run.
     """
     defaults = {param.name: param.default for param in (*COMMON, *HYBRID)}
     values: dict[str, Value] = {**defaults, **params}
@@ -133,7 +133,7 @@ def _build_on_mesh(params: Params, ranks: int, **sizes: int) -> StepSpec:
 def _span_ranks(axis: str, **defaults: Value) -> Preset:
     """Return the preset of a training step in which the mesh axis ``axis`` has all ranks.
 
-    ``defaults`` are the values of parameters that the user does not set, keyed by parameter name.
+    ``defaults`` has values of settings that the user does not set, keyed by name.
     """
 
     def build(params: Params, ranks: int) -> StepSpec:
@@ -146,8 +146,8 @@ def _span_ranks(axis: str, **defaults: Value) -> Preset:
 def build_hsdp(params: Params, ranks: int) -> StepSpec:
     """Return the training step with HSDP: FSDP within replicas, gradient all_reduces between them.
 
-    The parameter ``mesh`` sets ``dp`` and ``fsdp``. By default there are two replicas, or one with
-    fewer than four ranks.
+    The setting ``mesh`` has the sizes of ``dp`` (replicas) and ``fsdp`` (shards). By default there
+    are two replicas, or one with fewer than four ranks.
     """
     replicas = 2 if ranks >= 4 else 1
     text = str(params.get("mesh", "")) or f"dp={replicas},fsdp={ranks // replicas}"
@@ -157,7 +157,7 @@ def build_hsdp(params: Params, ranks: int) -> StepSpec:
 def build_tp_fsdp(params: Params, ranks: int) -> StepSpec:
     """Return the training step with tensor parallelism inside of FSDP.
 
-    The parameter ``tp`` is the number of ranks that split each layer. FSDP shards over the others.
+    The setting ``tp`` is the number of ranks that split each layer. FSDP shards over the others.
     """
     tp_ranks = int(params.get("tp", 2))
     return _build_on_mesh(params, ranks, fsdp=max(1, ranks // tp_ranks), tp=tp_ranks)
@@ -173,8 +173,8 @@ def build_pp(params: Params, ranks: int) -> StepSpec:
 def build_ep_step(params: Params, ranks: int) -> StepSpec:
     """Return the training step of a MoE model with expert parallelism inside data parallelism.
 
-    The parameter ``tp`` is the number of ranks that split attention. The parameter ``fsdp`` shards
-    parameters over data ranks.
+    The setting ``tp`` is the number of ranks that split attention. With the setting ``fsdp``, FSDP
+    shards the weights over data ranks.
     """
     tp_ranks = int(params.get("tp", 1))
     axis = "fsdp" if params.get("fsdp") else "dp"
@@ -183,10 +183,10 @@ def build_ep_step(params: Params, ranks: int) -> StepSpec:
 
 
 def build_hybrid(params: Params, ranks: int) -> StepSpec:
-    """Return the training step on the mesh that the parameter ``mesh`` describes.
+    """Return the training step on the mesh that the setting ``mesh`` describes.
 
-    An empty ``mesh`` means ``dp`` over all ranks. The model is dense if the parameter ``experts``
-    is 0. In a MoE model, a ``mesh`` without ``etp`` gets as many ``etp`` ranks as ``tp`` ranks
+    An empty ``mesh`` means ``dp`` over all ranks. The model is dense if the setting ``experts`` is
+    0. In a MoE model, a ``mesh`` without ``etp`` gets as many ``etp`` ranks as ``tp`` ranks
     where ranks and experts allow, otherwise 1.
     """
     text = str(params.get("mesh", ""))
@@ -200,8 +200,8 @@ def build_hybrid(params: Params, ranks: int) -> StepSpec:
 def _build_expert_step(params: Params, dims: ParallelDims, ranks: int) -> StepSpec:
     """Return the training step of a MoE model on a mesh.
 
-    The parameters ``ep`` and ``etp`` replace those of ``dims``. Raises ``UserError`` if the step
-    cannot run on ``ranks`` ranks.
+    ``ep`` and ``etp`` in ``params`` replace those of ``dims``, and 0 means their defaults. Raises
+    ``UserError`` if the step cannot run on ``ranks`` ranks.
     """
     spec = build_step(params, dims)
     moe = make_moe(params, spec.shape, max(1, ranks // dims.pp), dims.tp)

@@ -16,9 +16,9 @@ ATTENTION_BACKWARD = 2.5
 def is_recomputed_gemm(shape: Shape, name: str) -> bool:
     """Return True if ``selective`` checkpointing recomputes the GEMM of the weight ``name``.
 
-    This checkpointing keeps every second output of the GEMMs q, k, v, out, gate, up, down, or of
-    q_a, q_b, kv_a, kv_b, out with latent attention. ``name`` is relative to a layer, such as
-    ``attention.k.weight``.
+    It keeps the outputs of every second GEMM of a layer, in the order q, k, v, out, gate, up, down,
+    or with latent attention q_a, q_b, kv_a, kv_b, out. The others are recomputed. ``name`` is the
+    name of the weight in its layer, such as ``attention.k.weight``.
     """
     module = name.removesuffix(".weight")
     if module == "ffn.up":
@@ -27,10 +27,10 @@ def is_recomputed_gemm(shape: Shape, name: str) -> bool:
 
 
 def count_model_matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
-    """Return the number of weights in GEMMs of the full model that one token uses.
+    """Return the number of weights in GEMMs of the full model by which one token is multiplied.
 
     The weights of layers and of the head count. Embeddings do not, because they are looked up. Of
-    the routed experts of a layer, only ``top_k`` count.
+    the routed experts of a layer, only ``top_k`` count. ``moe`` is None for a dense model.
     """
     layers = _count_weights_of_layers(shape, moe, shape.layers, moe.dense_layers if moe else 0)
     return layers + shape.hidden * shape.vocabulary
@@ -39,7 +39,7 @@ def count_model_matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
 def _count_weights_of_layers(
     shape: Shape, moe: Moe | None, layers: int, dense_layers: int
 ) -> float:
-    """Return the number of GEMM weights that one token uses in ``layers`` layers.
+    """Return the number of weights in GEMMs of ``layers`` layers that one token uses.
 
     Of these layers, ``dense_layers`` have an FFN in place of the experts of ``moe``. None for
     ``moe`` means that all layers have an FFN.
@@ -61,20 +61,21 @@ def count_attention_flops(shape: Shape, is_causal: bool = True) -> float:
 def count_flops_per_token(shape: Shape, moe: Moe | None = None) -> float:
     """Return the model FLOPs of forward and backward for one token, 6 N + 12 L H Q T.
 
-    This is PaLM's convention (arXiv 2204.02311, appendix B). N is the result of ``count_model_matmul_weights``.
-    The model has L layers, H heads of Q elements, and T tokens in a sequence. Attention counts
-    without the mask, as three times its forward pass. Recomputation does not count.
+    This is PaLM's convention (arXiv 2204.02311, appendix B). N is the number of weights in GEMMs
+    that a token uses. The model has L layers, H heads of Q elements, and T tokens in a sequence.
+    Attention counts without the mask, as three times its forward pass. Recomputation does not
+    count.
     """
     attention = 3.0 * shape.layers * count_attention_flops(shape, is_causal=False)
     return 6.0 * count_model_matmul_weights(shape, moe) + attention
 
 
 def count_rank_flops(view: RankView) -> float:
-    """Return the FLOPs that one rank executes for one microbatch of its layers and head.
+    """Return the FLOPs that one rank executes for one microbatch, in its layers and its head.
 
-    They are those of forward, backward and recomputation. A GEMM takes 2 FLOPs per weight and token
-    in forward. ``tp`` splits layers and head. ``full`` checkpointing repeats the layers' forward
-    pass, and ``selective`` every second GEMM.
+    They are the sum of forward, backward and recomputation. A GEMM takes 2 FLOPs per weight and
+    token in forward. The ranks of ``tp`` share layers and head. Checkpointing repeats the forward
+    pass of layers (``full``), or every second GEMM (``selective``).
     """
     spec, shape = view.spec, view.spec.shape
     tokens = spec.local_tokens / spec.dims.tp

@@ -28,7 +28,7 @@ from parbench.workloads.costs.step_spec import RankView, StepSpec
 
 @dataclass(frozen=True, kw_only=True)
 class StateBytes:
-    """The bytes of model state that one rank holds, by component."""
+    """The bytes of parameters, gradients and optimizer state that one rank holds."""
 
     parameters: float
     """The bytes of this rank's weights in the precision of forward and backward."""
@@ -80,9 +80,9 @@ def compute_rank_memory(view: RankView) -> RankMemory:
 def compute_state_memory(view: RankView) -> StateBytes:
     """Return the bytes of parameters, gradients and optimizer state that one rank holds.
 
-    Components that ZeRO or FSDP shards count by the rank's shard. Parameters that FSDP has gathered
-    do not count, because they are buffers. With simulated compute the optimizer has no state,
-    because parameters are not updated.
+    Of a component that ZeRO or FSDP shards, only the rank's shard counts. Parameters that FSDP
+    gathers for a layer do not count, because they are buffers. With simulated compute the optimizer
+    has no state, because parameters are not updated.
     """
     widths = view.spec.widths
     owned = count_owned_elements(view)
@@ -95,20 +95,20 @@ def compute_state_memory(view: RankView) -> StateBytes:
 
 
 def count_owned_elements(view: RankView) -> float:
-    """Return the number of parameter elements that a rank keeps between steps.
+    """Return the number of elements of model parameters that a rank keeps between steps.
 
-    These are the rank's FSDP shard, or all parameters of its stages without FSDP. FSDP shards over
-    ``fsdp x cp``, and routed experts over ``efsdp``.
+    With FSDP they are the rank's shard, otherwise all parameters of the rank's pipeline stages.
+    Routed experts are sharded only over the ranks that hold the same experts.
     """
     dense = count_shard(view, "replicated", "split")
     return dense + count_elements(view, "routed") / view.spec.dims.expert_shards
 
 
 def count_updated_elements(view: RankView) -> float:
-    """Return the number of parameter elements that one rank's optimizer updates in a step.
+    """Return the number of elements of model parameters that one rank's optimizer updates.
 
-    With ZeRO-1 they are the rank's shard of the optimizer state. Otherwise they are all parameters
-    that the rank keeps between steps.
+    With ZeRO-1 they are the part whose optimizer state the rank has. Otherwise they are all
+    parameters that the rank keeps between steps.
     """
     spec = view.spec
     if not spec.zero1:
@@ -120,9 +120,9 @@ def count_updated_elements(view: RankView) -> float:
 def state_equation(view: RankView) -> Equation:
     """Return the equation of the bytes of parameters, gradients and optimizer state of one rank.
 
-    ``parameters`` is the number of parameters that the rank keeps between steps, and
-    ``updated_parameters`` the number of those that its optimizer updates. ZeRO-1 shards only the
-    latter, FSDP both.
+    In the equation, ``parameters`` is the number of parameter elements that the rank keeps between
+    steps, and ``updated_parameters`` the number of those that its optimizer updates. ZeRO-1 shards
+    only the second number, FSDP both.
     """
     widths = view.spec.widths
     text = f"({widths.parameters} + {widths.gradients}) * parameters"
@@ -182,8 +182,8 @@ def buffers_equation(view: RankView) -> Equation:
 def _inner_gradients_text(spec: StepSpec) -> str:
     """Return the equation of the bytes of gradients inside one FFN for one microbatch, as text.
 
-    They are the gradients of the tensors that have the FFN's inner size, which backward holds
-    together.
+    Backward holds these gradients at the same time. They are those of the tensors that have the
+    FFN's inner size: gate, up and their product for llama, input and output of GELU for gpt.
     """
     gradients = 3 if spec.shape.recipe == "llama" else 2
     if spec.moe is not None:
@@ -194,8 +194,8 @@ def _inner_gradients_text(spec: StepSpec) -> str:
 def _count_gathered_parameters(view: RankView) -> dict[str, float]:
     """Return the values of the symbols in equations of FSDP's buffers, keyed by symbol.
 
-    ``parameters``, ``layer_parameters`` and ``head_parameters`` are the numbers of elements that
-    FSDP gathers of all parameters, of the largest layer, and of the final norm and head.
+    ``parameters``, ``layer_parameters`` and ``head_parameters`` are the numbers of elements after
+    FSDP has gathered all of the rank's stages, the largest layer, or the final norm and the head.
     ``shard_gradients`` is the number of bytes of the gradients of this rank's shard.
     """
     units = list_units(view)
@@ -354,11 +354,11 @@ def _attention_gemm_text(spec: StepSpec) -> str:
 def _ffn_gemm_text(spec: StepSpec) -> str:
     """Return the equation of the bytes that selective checkpointing keeps of an FFN, as text.
 
-    The bytes are those of one layer and microbatch. Of the GEMMs q, k, v, out, gate, up, down, it
-    keeps every second output, beginning with q. Of the FFN these are gate and down for llama. For
-    gpt, which has no gate, only up is kept. Of routed experts, it keeps the outputs of the first
-    GEMMs. It also keeps one tensor of the hidden size for each pair of a token and its expert,
-    because dispatched tokens are not sent again.
+    The bytes are those of one layer and microbatch. Selective checkpointing keeps the output of
+    every second GEMM of a layer, in the order q, k, v, out, gate, up, down. Of the FFN these are
+    gate and down for llama, and up for gpt, which has no gate. Of routed experts, the outputs of
+    gate and up are kept. A further tensor of the hidden size is kept for each pair of a token and
+    its expert, because tokens are not sent to experts again.
     """
     is_llama = spec.shape.recipe == "llama"
     if spec.moe is not None:
@@ -386,7 +386,7 @@ def _moe_text(spec: StepSpec) -> str:
 def embedding_text(spec: StepSpec) -> str:
     """Return the equation of the bytes that the embeddings save for one microbatch, as text.
 
-    They save the token ids and, if positions are learned, the positions.
+    They save the token ids and, for gpt, whose positions are learned, the positions.
     """
     if spec.shape.recipe == "gpt":
         return "8 * sharded_tokens + 8 * sharded_tokens / microbatch"

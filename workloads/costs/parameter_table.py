@@ -73,7 +73,8 @@ class Units(NamedTuple):
 def list_units(view: RankView) -> Units:
     """Return the parameters of one rank by FSDP unit, before FSDP shards them.
 
-    Equal layers are one entry with their number: those with experts, and those with an FFN.
+    An FSDP unit is a set of parameters that are gathered together. All layers with experts are one
+    entry with their number, and so are all layers with an FFN.
     """
     shape, tp = view.spec.shape, view.spec.dims.tp
     layers = [(kind.layers, list_layer_parts(shape, tp, kind.moe)) for kind in view.layer_kinds]
@@ -94,11 +95,12 @@ def list_units(view: RankView) -> Units:
 
 
 def count_elements(view: RankView, *kinds: Kind, ranks: int = 1, index: int = 0) -> int:
-    """Return the number of parameter elements on one rank, before FSDP shards them.
+    """Return the number of elements of a rank's parameters, or of one FSDP shard of them.
 
     ``kinds`` selects parameters: "split" over ``tp``, "replicated" over ``tp``, or "routed" for
-    those of routed experts. Without ``kinds`` all count. With ``ranks``, the rows of each parameter
-    are split into that many shards, of which only the one with number ``index`` counts.
+    those of routed experts. Without ``kinds`` all count. The rows of each parameter are split into
+    ``ranks`` shards, of which only the one with number ``index`` counts. With ``ranks`` 1, the
+    result is the number of elements before FSDP shards them.
     """
     units = list_units(view)
     layers = sum(count * _count_shard(parts, kinds, ranks, index) for count, parts in units.layers)
@@ -106,7 +108,7 @@ def count_elements(view: RankView, *kinds: Kind, ranks: int = 1, index: int = 0)
 
 
 def count_shard(view: RankView, *kinds: Kind) -> int:
-    """Return the number of parameter elements in one rank's FSDP shard of its parameters.
+    """Return the number of elements of the FSDP shard that one rank keeps of its parameters.
 
     ``kinds`` selects parameters as in ``count_elements``. Without FSDP, the shard is all that the
     rank holds.
@@ -134,14 +136,14 @@ def num_active_parameters(shape: Shape, moe: Moe | None = None) -> int:
 
 
 def _view_full_model(shape: Shape, moe: Moe | None) -> RankView:
-    """Return the view of the only rank of a step, which holds all parameters of the model."""
+    """Return the part of a step that a single rank has, which is the full model."""
     return StepSpec(shape=shape, moe=moe and moe.on_one_rank()).rank_view(0)
 
 
 def count_layer_matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
-    """Return the number of weights in the GEMMs of one layer that one token uses.
+    """Return the number of weights in GEMMs of one layer by which one token is multiplied.
 
-    Of the routed experts only ``top_k`` count, and shared experts count. Biases and norms do not
+    Of the routed experts only ``top_k`` count, of shared experts all. Biases and norms do not
     count. Without ``moe`` the layer has an FFN.
     """
     weights = 0.0
@@ -155,19 +157,20 @@ def count_layer_matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
 
 @lru_cache(maxsize=4096)
 def _count_shard(parts: Parts, kinds: tuple[Kind, ...], ranks: int, index: int) -> int:
-    """Return the number of elements of some parameters in one of ``ranks`` FSDP shards.
+    """Return the number of elements of the parameters ``parts`` in one FSDP shard of them.
 
-    ``parts`` are the parameters. Only those of ``kinds`` count, or all if ``kinds`` is empty.
-    ``index`` is the number of the shard, from 0.
+    Only parameters of ``kinds`` count, or all if ``kinds`` is empty. There are ``ranks`` shards, and
+    ``index`` is the number of the counted one, from 0.
     """
     return sum(part.count_shard(ranks, index) for part in parts if not kinds or part.kind in kinds)
 
 
 def count_padded(parts: Parts, ranks: int) -> int:
-    """Return the number of elements that FSDP communicates for one unit over ``ranks`` ranks.
+    """Return the number of elements in an all_gather of one FSDP unit over ``ranks`` ranks.
 
-    ``parts`` are the parameters of the unit. FSDP pads the rows of each to a multiple of ``ranks``.
-    Routed experts are left out, because they are a unit of their own.
+    ``parts`` are the parameters of the unit, such as those of a layer. FSDP pads the rows of each
+    parameter to a multiple of ``ranks``. Routed experts do not count, because they are a separate
+    unit.
     """
     largest_shard = _count_shard(parts, ("split", "replicated"), ranks, 0)
     return ranks * largest_shard
@@ -177,8 +180,8 @@ def count_padded(parts: Parts, ranks: int) -> int:
 def list_layer_parts(shape: Shape, tp: int, moe: Moe | None) -> Parts:
     """Return the parameters of one layer on a rank, after ``tp`` has split them.
 
-    With ``moe``, the layer has experts, of which ``ep`` and ``etp`` leave the rank a part. None
-    means a layer with an FFN. Names are relative to the layer, such as ``attention.q.weight``.
+    With ``moe``, the layer has the rank's part of the experts, which ``ep`` and ``etp`` distribute.
+    None means a layer with an FFN. Names are relative to the layer, such as ``attention.q.weight``.
     """
     return (
         *_list_norm_parts(shape, "attention_norm"),
@@ -199,10 +202,11 @@ def list_layer_parts(shape: Shape, tp: int, moe: Moe | None) -> Parts:
 
 
 def _list_attention_parts(shape: Shape, tp: int) -> Iterator[ParameterPart]:
-    """Yield the parameters of attention except its output projection, after ``tp``.
+    """Yield a rank's parameters of attention except the output projection, after ``tp``.
 
-    They are the projections to queries, keys and values, and their norms. The
-    compressions of latent attention are not split by ``tp``.
+    They are the projections to queries, keys and values, and the norms of queries and keys. The
+    projections to the compressed queries, keys and values of latent attention are not split by
+    ``tp``.
     """
     hidden, size, latent = shape.hidden, shape.head_size, shape.latent
     if latent is not None:
@@ -285,5 +289,5 @@ def _list_norm_parts(shape: Shape, name: str) -> Iterator[ParameterPart]:
 
 
 def _make_part(name: str, kind: Kind, *size: int) -> ParameterPart:
-    """Return the entry of one parameter whose part on the rank has shape ``size``."""
+    """Return the parameter ``name``, whose part on the rank has the shape ``size``."""
     return ParameterPart(name=name, size=size, kind=kind)

@@ -36,7 +36,7 @@ class ExplainedUserStep:
     """
 
     def __init__(self, world: World, benchmark: Benchmark) -> None:
-        """Wrap a benchmark that has no ``explain_step`` of its own."""
+        """Wrap a benchmark that has no method ``explain_step``."""
         self._world = world
         self._benchmark = benchmark
 
@@ -67,13 +67,14 @@ class ExplainedUserStep:
 
 
 class GroupRecorder(CommRecorder):  # type: ignore[no-untyped-call]
-    """A dispatch mode that records communication calls and the process groups that they use.
+    """Records the communication calls of a user's step, and the process groups of these calls.
 
-    The axis of a call is the name of its process group, because a user's step has no known mesh.
+    It is a torch dispatch mode. The axis under which metrics count a call is the name of its
+    process group, because the mesh of a user's step is not known.
     """
 
     def __init__(self) -> None:
-        """Make a recorder that learns the process groups from the calls."""
+        """Make a recorder without process groups, to which each recorded call adds its group."""
         super().__init__({})
         self.groups: dict[str, dist.ProcessGroup] = {}
         """The process groups of the recorded calls, keyed by name."""
