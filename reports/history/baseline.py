@@ -10,7 +10,6 @@ from parbench.reports.compare.verdicts import Verdict
 from parbench.reports.history.check import check_candidate
 from parbench.reports.history.check_report import describe_result, name_failures
 from parbench.reports.history.database import open_history
-from parbench.reports.history.levels import LevelRule
 from parbench.reports.options import HISTORY_FILE
 from parbench.reports.run_data import RunData
 
@@ -33,8 +32,7 @@ def judge_by_history(data: RunData) -> ReportVerdict:
         if not branches:
             raise UserError(f"the history has no run of preset {preset}")
         min_effect, thresholds = find_thresholds(os.environ.get("PARBENCH_MIN_EFFECT"))
-        rule = LevelRule(min_effect=min_effect)
-        check = check_candidate(file, data, branches[-1], rule, thresholds)
+        check = check_candidate(file, data, branches[-1], min_effect, thresholds)
     except UserError as error:
         return ReportVerdict("NO BASELINE", "doubtful", str(error), hint)
     result = ": ".join(filter(None, [describe_result(check), name_failures(check)]))

@@ -25,12 +25,20 @@ from parbench.reports.compare.verdicts import (
     count_verdicts,
     rank_verdict,
 )
-from parbench.reports.history.changes import LevelChange, judge_median, judge_series
+from parbench.reports.history.changes import (
+    MIN_POOLED_SERIES,
+    MIN_RUNS,
+    Array,
+    LevelChange,
+    estimate_correlation,
+    judge_series,
+)
 from parbench.reports.history.database import Annotation, History, HistoryRun, open_history
-from parbench.reports.history.levels import LevelRule
-from parbench.reports.history.noise import MIN_POOLED_SERIES
 from parbench.reports.history.runs import make_history_run
 from parbench.reports.run_data import RunData
+
+MAX_RUNS = 30
+"""The number of newest runs of a case that are used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +114,8 @@ class HistoryCheck:
 
     run: HistoryRun
     """The checked run."""
-    rule: LevelRule
-    """The smallest change that counts, and the numbers of runs that the check needs and uses."""
+    min_effect: float
+    """The smallest change of a time that counts, as a fraction: 0.03 is 3 %."""
     series: Sequence[SeriesCheck]
     """The verdicts on series, the worst first, also on series that the run lacks."""
     overall: LevelChange | None
@@ -149,7 +157,7 @@ def check_candidate(
     file: Path,
     data: RunData,
     branch: str,
-    rule: LevelRule,
+    min_effect: float,
     thresholds: Mapping[str, Threshold] | None = None,
 ) -> HistoryCheck:
     """Compare a run that is not part of the history with the runs of a branch, without adding it.
@@ -161,14 +169,14 @@ def check_candidate(
     points = collect_points(data.run)
     is_new = not file.exists()
     with open_history(Path(":memory:") if is_new else file, create=is_new) as history:
-        return check_run(history, run, points, rule, thresholds)
+        return check_run(history, run, points, min_effect, thresholds)
 
 
 def check_run(
     history: History,
     run: HistoryRun,
     points: Sequence[SeriesPoint],
-    rule: LevelRule,
+    min_effect: float,
     thresholds: Mapping[str, Threshold] | None = None,
 ) -> HistoryCheck:
     """Check a run against the newest earlier runs of its branch and preset, case by case.
@@ -177,15 +185,13 @@ def check_run(
         history: the history with the earlier runs.
         run: the run to check.
         points: the results of the run, one for each case.
-        rule: the smallest change that counts, and the numbers of runs that the check needs and
-            uses.
+        min_effect: the smallest change of a time that counts, as a fraction.
         thresholds: the thresholds that ``parbench aa`` measured, keyed by the fingerprint (hash) of
-            a case in its environment. They only raise the threshold of the rule. None if none were
-            measured.
+            a case in its environment. They only raise ``min_effect``. None if none were measured.
     """
-    # A run of the history is one of the runs that the rule counts.
+    # A run of the history is one of the runs that are counted.
     num_own = 0 if run.is_candidate else 1
-    results_by_run = _read_earlier_results(history, run, rule.window - num_own)
+    results_by_run = _read_earlier_results(history, run, MAX_RUNS - num_own)
     notes = [
         note
         for note in history.list_annotations()
@@ -194,13 +200,13 @@ def check_run(
     windows = [
         SeriesWindow(
             results=[*_select_results(results_by_run, point, notes), (run, point)],
-            min_runs=rule.min_runs - num_own,
+            min_runs=MIN_RUNS - num_own,
         )
         for point in points
     ]
     previous = list(results_by_run[-1][1].values()) if results_by_run else []
     thresholds = thresholds or {}
-    changes = _find_changes(windows, rule, thresholds)
+    changes = _find_changes(windows, min_effect, thresholds)
     results = []
     for window in windows:
         series = window.point.series
@@ -218,9 +224,9 @@ def check_run(
     results += _find_missing(points, previous)
     return HistoryCheck(
         run=run,
-        rule=rule,
+        min_effect=min_effect,
         series=sorted(results, key=lambda result: rank_verdict(result.verdict)),
-        overall=_find_overall_change(windows, rule),
+        overall=_find_overall_change(windows, min_effect),
     )
 
 
@@ -233,11 +239,15 @@ def _read_earlier_results(
     environment. At most ``max_runs`` runs are returned.
     """
     earlier_runs = [
-        other
-        for other in history.list_runs(run.branch)
-        if other.preset == run.preset and other.id != run.id and other.started <= run.started
+        earlier_run
+        for earlier_run in history.list_runs(run.branch)
+        if earlier_run.preset == run.preset
+        and earlier_run.id != run.id
+        and earlier_run.started <= run.started
     ]
-    return [(other, history.read_points(other)) for other in earlier_runs[-max_runs:]]
+    return [
+        (earlier_run, history.read_points(earlier_run)) for earlier_run in earlier_runs[-max_runs:]
+    ]
 
 
 def _select_results(
@@ -267,30 +277,31 @@ def _select_results(
 
 
 def _find_changes(
-    windows: Sequence[SeriesWindow], rule: LevelRule, thresholds: Mapping[str, Threshold]
+    windows: Sequence[SeriesWindow], min_effect: float, thresholds: Mapping[str, Threshold]
 ) -> dict[str, LevelChange | None]:
     """Return the significant change of the time of each case with enough runs.
 
     The key is the fingerprint (hash) of the case in its environment. The value is None if the time
     did not change significantly. The cases are judged together, because they share the noise of
     runs and the false discovery rate. ``thresholds`` has the measured thresholds of cases, keyed by
-    fingerprint. They only raise the threshold of ``rule``.
+    fingerprint. They only raise ``min_effect``.
     """
     logs = {}
-    rules = []
+    min_effects = []
     for window in windows:
         if window.has_enough_runs:
             fingerprint = window.point.series.fingerprint
             logs[fingerprint] = np.log(list(window.seconds.values()))
             threshold = thresholds.get(fingerprint)
-            min_effect = max(rule.min_effect, threshold.min_effect if threshold else 0.0)
-            rules.append(replace(rule, min_effect=min_effect))
+            min_effects.append(max(min_effect, threshold.min_effect if threshold else 0.0))
+    if not logs:
+        return {}
     is_candidate = any(window.run.is_candidate for window in windows)
-    changes = judge_series(list(logs.values()), rules, newest_is_candidate=is_candidate)
+    changes = judge_series(list(logs.values()), min_effects, newest_is_candidate=is_candidate)
     return dict(zip(logs, changes, strict=True))
 
 
-def _find_overall_change(windows: Sequence[SeriesWindow], rule: LevelRule) -> LevelChange | None:
+def _find_overall_change(windows: Sequence[SeriesWindow], min_effect: float) -> LevelChange | None:
     """Return the significant change over runs of the median relative time, None without a change.
 
     A relative time is the time of a case in a run divided by the case's median over runs. The
@@ -306,7 +317,34 @@ def _find_overall_change(windows: Sequence[SeriesWindow], rule: LevelRule) -> Le
     starts = {run.id: run.started for window in judged for run, _ in window.results}
     in_order = sorted(times.columns, key=lambda run_id: starts[run_id])
     logs = np.log(times[in_order].to_numpy())
-    return judge_median(logs, rule, newest_is_candidate=judged[0].run.is_candidate)
+    return judge_median(logs, min_effect, newest_is_candidate=judged[0].run.is_candidate)
+
+
+def judge_median(
+    logs: Array, min_effect: float, *, newest_is_candidate: bool = False
+) -> LevelChange | None:
+    """Return the significant change over runs of the median relative time, None without a change.
+
+    The time of a case in a run is divided by the case's median time over runs. The value of a run
+    is the median of these quotients over its cases. These values are tested for a change like the
+    times of one case. Runs that measured at most half of the cases are left out.
+
+    Args:
+        logs: the logarithms of the times, of shape (cases, runs), with NaN where a run did not
+            measure a case.
+        min_effect: the smallest change that counts, as a fraction.
+        newest_is_candidate: True if the newest run is not part of the history. Then only a rise in
+            this run is returned, because steps and drifts are changes of the history.
+    """
+    rho = estimate_correlation([row[np.isfinite(row)] for row in logs])
+    logs = logs[:, np.isfinite(logs).mean(axis=0) > 0.5]
+    if logs.shape[1] < MIN_RUNS:
+        return None
+    median_logs = np.nanmedian(logs - np.nanmedian(logs, axis=1, keepdims=True), axis=0)
+    [change] = judge_series(
+        [median_logs], [min_effect], newest_is_candidate=newest_is_candidate, rho=rho
+    )
+    return change
 
 
 def _judge_time(result: SeriesCheck, window: SeriesWindow) -> SeriesCheck:
@@ -321,11 +359,11 @@ def _judge_time(result: SeriesCheck, window: SeriesWindow) -> SeriesCheck:
     parts = [describe_change(change, len(window.seconds))]
     if change.kind == "step":
         timed = [pair for pair in window.results if pair[0].id in window.seconds]
-        before, after = [
+        old_values, new_values = [
             {**point.explanatory_values, "commit": run.commit or UNKNOWN}
             for run, point in timed[change.start - 1 : change.start + 1]
         ]
-        parts += _format_differences(before, after)
+        parts += _format_differences(old_values, new_values)
     return replace(result, verdict=_decide(change, window.run), reason=", ".join(parts))
 
 
@@ -342,9 +380,9 @@ def _explain_new_series(
     num_earlier = len(window.seconds.keys() - {window.run.id})
     reason = f"{num_earlier} of {window.min_runs} required earlier runs"
     for point in previous:
-        other = point.series
-        if other.case.id == series.case.id and other.fingerprint != series.fingerprint:
-            differences = _format_differences(other.environment, series.environment)
+        old_series = point.series
+        if old_series.case.id == series.case.id and old_series.fingerprint != series.fingerprint:
+            differences = _format_differences(old_series.environment, series.environment)
             reason = f"{', '.join(differences) or 'other ranks or nodes'} ({reason})"
             return replace(result, verdict=Verdict.ENVIRONMENT_CHANGED, reason=reason)
     return replace(result, verdict=Verdict.TOO_FEW_RUNS, reason=reason)
@@ -357,25 +395,30 @@ def _judge_counts(result: SeriesCheck, window: SeriesWindow) -> SeriesCheck:
     of the verdict on the time, which ``result`` has, and of the verdicts on changed counts. Exact
     counts are calls, bytes, memory and the schedule. They are compared with the oldest earlier run
     that has counts, or for a candidate (not part of the history) with the newest. The reason names
-    each changed count and the first run with the new count.
+    each changed count and, unless it is the checked run, the first run with the new count.
     """
     run, point = window.run, window.point
     if point.status in ("wrong", "failed", "hang"):
         verdict = Verdict.WRONG if point.status == "wrong" else Verdict.FAILED
         return replace(result, verdict=verdict, reason=point.reason or point.status)
-    counted = [(earlier, other.counts) for earlier, other in window.results[:-1] if other.counts]
+    counted = [
+        (earlier_run, earlier_point.counts)
+        for earlier_run, earlier_point in window.results[:-1]
+        if earlier_point.counts
+    ]
     if not counted or not point.counts:
         return result
     comparison = compare_counts(counted[-1 if run.is_candidate else 0][1], point.counts)
     messages = []
     for change in comparison.changes:
         first_run = run.id
-        for earlier, counts in reversed(counted):
+        for earlier_run, counts in reversed(counted):
             differing = compare_counts(counts, point.counts).changes
             if change.path in [difference.path for difference in differing]:
                 break
-            first_run = earlier.id
-        messages.append(f"{change.message} (since {first_run})")
+            first_run = earlier_run.id
+        suffix = "" if first_run == run.id else f" (since {first_run})"
+        messages.append(change.message + suffix)
     verdicts = [result.verdict, *(change.verdict for change in comparison.changes)]
     return replace(
         result,

@@ -5,8 +5,8 @@ from parbench.bench.text import name_first, pluralize
 from parbench.reports.analysis.labels import label_communication
 from parbench.reports.compare.rendering import VerdictReport
 from parbench.reports.compare.verdicts import FAILURES, MEANINGS, Verdict, format_verdicts
-from parbench.reports.history.changes import STEP_FALSE_DISCOVERY_RATE
-from parbench.reports.history.check import HistoryCheck, SeriesCheck, describe_change
+from parbench.reports.history.changes import MIN_RUNS, STEP_FALSE_DISCOVERY_RATE
+from parbench.reports.history.check import MAX_RUNS, HistoryCheck, SeriesCheck, describe_change
 
 MAX_NAMED_SERIES = 3
 """The number of series that a sentence or a row names."""
@@ -39,7 +39,7 @@ def build_report(check: HistoryCheck, exit_code: int = 0) -> VerdictReport:
             "exit_code": exit_code,
             "verdicts": check.verdicts,
             "run": check.run,
-            "rule": check.rule,
+            "min_effect": check.min_effect,
             "series": check.series,
             "overall": check.overall,
         },
@@ -58,7 +58,7 @@ def summarize_check(check: HistoryCheck) -> str:
         )
         return f"{'FAIL' if is_failure else 'PASS'}: {describe_result(check)}"
     number = check.num_earlier_runs + (not check.run.is_candidate)
-    runs = f"{number} of {check.rule.min_runs} runs on {check.run.branch}"
+    runs = f"{number} of {MIN_RUNS} runs on {check.run.branch}"
     return f"Not enough history: {runs}. Times were not checked."
 
 
@@ -119,7 +119,8 @@ def build_table(check: HistoryCheck) -> Table:
 
 def explain_check(check: HistoryCheck) -> list[str]:
     """Return the sentences below the table of a check: meanings of verdicts and next commands."""
-    rule, branch, num_series = check.rule, check.run.branch, len(check.series)
+    branch = check.run.branch
+    num_series = len(check.series)
     num_counts = sum(result.num_counts for result in check.series)
     num_changes = sum(len(result.count_changes) for result in check.series)
     sentences = [f"Run {check.run.id}: {num_changes} of {num_counts} exact counts changed."]
@@ -128,15 +129,15 @@ def explain_check(check: HistoryCheck) -> list[str]:
         verdict = check.overall_verdict
         sentences.append(f"Overall: {verdict}, {change} for the median of {num_series} series.")
     sentences.append(
-        f"SLOWER: the time is more than {100 * rule.min_effect:g} % above that of earlier runs, "
+        f"SLOWER: the time is more than {100 * check.min_effect:g} % above that of earlier runs, "
         f"significant at a false discovery rate of {100 * STEP_FALSE_DISCOVERY_RATE:g} %."
     )
     defined = [name for name in check.verdicts if name not in (Verdict.SLOWER, Verdict.NO_CHANGE)]
     sentences += [f"{verdict}: {MEANINGS[verdict]}" for verdict in defined]
     sentences.append(
         f"A series is a case in one environment. Its times are checked once {branch} has "
-        f"{rule.min_runs} runs in this environment since its last annotation. The newest "
-        f"{rule.window} are used. To add a run: parbench history add RUN --branch {branch}"
+        f"{MIN_RUNS} runs in this environment since its last annotation. The newest "
+        f"{MAX_RUNS} are used. To add a run: parbench history add RUN --branch {branch}"
     )
     if is_compared(check):
         command = "parbench history annotate RUN --series GLOB --note TEXT"

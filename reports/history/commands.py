@@ -155,21 +155,19 @@ def check(
     from parbench.reports.history.check import check_candidate, check_run
     from parbench.reports.history.check_report import build_report
     from parbench.reports.history.database import open_history
-    from parbench.reports.history.levels import LevelRule
     from parbench.reports.history.runs import select_runs
     from parbench.reports.run_data import RunData
 
     fraction, thresholds = find_thresholds(min_effect)
-    rule = LevelRule(min_effect=fraction)
     folder = RunPath().convert(run, None, None) if run else None
     if folder is not None and (folder / "run.json").exists():
         data = RunData(load_run(folder))
-        result = check_candidate(file, data, branch, rule, thresholds)
+        result = check_candidate(file, data, branch, fraction, thresholds)
     else:
         with open_history(file) as opened:
             stored = select_runs(opened.list_runs(), run or branch)[-1]
             points = list(opened.read_points(stored).values())
-            result = check_run(opened, stored, points, rule, thresholds)
+            result = check_run(opened, stored, points, fraction, thresholds)
     exit_code = result.compute_exit_code(fail_on_unknown=fail_on_unknown)
     click.echo(render(build_report(result, exit_code), form), nl=False)
     click.get_current_context().exit(exit_code)

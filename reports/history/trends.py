@@ -13,8 +13,9 @@ from parbench.bench.text import UserError, pluralize
 from parbench.reports.compare.environment import SeriesIdentity
 from parbench.reports.compare.pool import describe_world
 from parbench.reports.figures.changes import HistorySeries, chart_history
+from parbench.reports.history.changes import MIN_RUNS, ChangeTester, Level
+from parbench.reports.history.check import MAX_RUNS
 from parbench.reports.history.database import History
-from parbench.reports.history.levels import LevelRule, find_levels
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -58,13 +59,17 @@ def find_trends(times: "DataFrame", pattern: str) -> list[HistorySeries]:
         if not fnmatchcase(label, f"*{pattern}*"):
             continue
         seconds = times[label].dropna()
-        newest = seconds[-LevelRule().window :]
-        levels = [
+        newest = seconds[-MAX_RUNS:]
+        logs = np.log(newest.to_numpy())
+        levels = [Level(0, len(logs), float(np.median(logs)))]
+        if len(logs) >= MIN_RUNS:
+            levels = ChangeTester([logs]).find_levels(logs)
+        shown_levels = [
             (newest.index[level.start], newest.index[level.stop - 1], math.exp(level.log))
-            for level in find_levels(np.log(newest.to_numpy()))
+            for level in levels
         ]
         by_place = dict(zip(seconds.index.tolist(), seconds.tolist(), strict=True))
-        trends.append(HistorySeries(label=label, seconds_by_place=by_place, levels=levels))
+        trends.append(HistorySeries(label=label, seconds_by_place=by_place, levels=shown_levels))
     if not trends:
         hint = "write the name of a case, such as all_reduce"
         raise UserError(f"no series of the history matches {pattern!r}", hint=hint)

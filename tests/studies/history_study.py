@@ -20,16 +20,16 @@ from multiprocessing import Pool
 import numpy as np
 from numpy.typing import NDArray
 
-from parbench.reports.history.changes import LevelChange, judge_median, judge_series
-from parbench.reports.history.levels import LevelRule
+from parbench.reports.history.changes import LevelChange, judge_series
+from parbench.reports.history.check import MAX_RUNS, judge_median
 
 NUM_RUNS = 31
 FIRST_CHECKED_RUN = 9
 STEP_RUN = 25
 RUNS_AFTER_STEP = 5
 SPIKE_LOG = math.log(1.3)
-RULE = LevelRule()
 VERDICTS = ("SLOWER", "FASTER", "DRIFT", "UNCONFIRMED", "PR")
+MIN_EFFECT = 0.03
 SLOWER, PR = 0, 4
 VERDICT_BY_KIND = {"step": "SLOWER", "drift": "DRIFT", "rise": "UNCONFIRMED"}
 STEPS = (0.03, 0.05, 0.1, 0.2)
@@ -103,14 +103,14 @@ def find_verdict(change: LevelChange) -> str:
 def find_verdicts(model: Model, seed: Sequence[int], runs: Iterable[int]) -> list[list[bool]]:
     """Return for each run which of the verdicts any series has."""
     logs = simulate(model, np.random.default_rng(seed))
-    rules = [RULE] * model.num_series
+    min_effects = [MIN_EFFECT] * model.num_series
     rows = []
     for run in runs:
-        window = logs[:, max(0, run - RULE.window) : run]
-        changes = [*judge_series(list(window), rules), judge_median(window, RULE)]
+        window = logs[:, max(0, run - MAX_RUNS) : run]
+        changes = [*judge_series(list(window), min_effects), judge_median(window, MIN_EFFECT)]
         verdicts = set(map(find_verdict, filter(None, changes)))
-        candidates = judge_series(list(window), rules, newest_is_candidate=True)
-        if any(candidates) or judge_median(window, RULE, newest_is_candidate=True):
+        candidates = judge_series(list(window), min_effects, newest_is_candidate=True)
+        if any(candidates) or judge_median(window, MIN_EFFECT, newest_is_candidate=True):
             verdicts.add("PR")
         rows.append([verdict in verdicts for verdict in VERDICTS])
     return rows

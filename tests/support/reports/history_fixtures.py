@@ -13,7 +13,6 @@ from parbench.bench.results.runs import load_run
 from parbench.reports.compare.environment import collect_points
 from parbench.reports.history.check import HistoryCheck, check_candidate, check_run
 from parbench.reports.history.database import History
-from parbench.reports.history.levels import LevelRule
 from parbench.reports.history.runs import make_history_run, select_runs
 from parbench.reports.run_data import RunData
 from tests.support.reports.compare_fixtures import (
@@ -24,7 +23,7 @@ from tests.support.reports.compare_fixtures import (
 )
 
 DAILY_NOISE = (1.0, 1.004, 0.997, 1.002, 0.996)
-RULE = LevelRule()
+MIN_EFFECT = 0.03
 
 
 def make_daily_records(
@@ -100,11 +99,11 @@ class DailyRuns:
         add_run(self.history, self.folder, self.num_runs, records=records, **entry)
         return self.check()
 
-    def check(self, run_id: str = "", rule: LevelRule = RULE) -> HistoryCheck:
+    def check(self, run_id: str = "") -> HistoryCheck:
         """Check a run, or the newest one of the branch main."""
         run = select_runs(self.history.list_runs(), run_id or "main")[0]
         points = list(self.history.read_points(run).values())
-        return check_run(self.history, run, points, rule)
+        return check_run(self.history, run, points, MIN_EFFECT)
 
     def annotate(self, run_id: str, series: str) -> None:
         """Declare the changes of some series in a run intended."""
@@ -113,4 +112,4 @@ class DailyRuns:
     def check_candidate(self, factor: float = 1.0, **run: Any) -> HistoryCheck:
         """Compare a run that is not part of the history with the branch main."""
         path = write_history_run(self.folder / f"new-{factor}", 99, factor, **run)
-        return check_candidate(self.file, RunData.load(path), "main", RULE)
+        return check_candidate(self.file, RunData.load(path), "main", MIN_EFFECT)
