@@ -124,12 +124,12 @@ def command_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(STEPS, tmp_path / "runs" / "20260101T000000Z-host-1a2b3c")
     for name in ("all_reduce.log", "osu_allreduce.txt"):
         (tmp_path / name).write_text(OSU)
-    [plan] = [
+    [cases] = [
         block
         for block in find_blocks(ROOT / "docs" / "reference" / "files.md", "toml")
-        if "preset" in block
+        if "[[case]]" in block
     ]
-    (tmp_path / "plan.toml").write_text(plan)
+    (tmp_path / "cases.toml").write_text(cases)
     (tmp_path / "limits.toml").write_text('"*" = { time = "<1s" }')
     (tmp_path / "Qwen3-32B").mkdir()
     (tmp_path / "Qwen3-32B" / "config.json").write_text(json.dumps(QWEN3_CONFIG))
