@@ -121,8 +121,7 @@ def explain_end(evidence: Evidence, exit_codes: Mapping[int, int], last_error: s
         code = codes[culprits[0]]
         reason = f"{evidence.format_ranks(culprits)} died: {describe_exit(code)}"
         cause = "terminated" if code == -signal.SIGTERM else "died"
-        if (code > 0 or code == -signal.SIGABRT) and last_error:
-            # Python and C++ print the cause, such as ImportError or std::bad_alloc.
+        if last_error:  # Python and C++ print the cause, such as ImportError or std::bad_alloc.
             reason = f"{reason}; {last_error}"
     elif errors:
         culprits = [min(errors, key=lambda rank: errors[rank].seconds)]
@@ -241,14 +240,12 @@ def find_process_state(hello: Hello) -> str | None:
     """Return the state of a rank's process: ``gone``, or psutil's status such as ``stopped``.
 
     The result is None if this process cannot see that process, for example on another host. A
-    zombie counts as gone, unless threads of it remain in a kernel driver. ``hello`` is the first
-    message of the rank.
+    zombie counts as gone. ``hello`` is the first message of the rank.
     """
     if hello.process_space != get_process_space():
         return None
     try:
-        process = psutil.Process(hello.pid)
-        state = str(process.status())
-        return "gone" if state == psutil.STATUS_ZOMBIE and process.num_threads() <= 1 else state
+        state = str(psutil.Process(hello.pid).status())
+        return "gone" if state == psutil.STATUS_ZOMBIE else state
     except psutil.NoSuchProcess:
         return "gone"

@@ -12,14 +12,8 @@ import signal
 import sys
 import warnings
 from pathlib import Path
-from types import FrameType
 
-from parbench.bench.launch.launchers import (
-    SERVER_LOG_VARIABLE,
-    WORKER,
-    kill_descendants,
-    redirect_output,
-)
+from parbench.bench.launch.launchers import SERVER_LOG_VARIABLE, WORKER, redirect_output
 from parbench.bench.launch.processes import adopt_orphans, die_with_parent
 
 _SHIFT_PAGES = 1 << 16
@@ -29,11 +23,10 @@ _SHIFT_PAGES = 1 << 16
 def set_up_fork_server(log: Path) -> None:
     """Set this process up as the fork server, whose output goes to the file ``log``.
 
-    When the driver (the process of ``parbench run``) ends, this process gets SIGTERM. When this
-    process ends, all its descendants are killed.
+    When the driver (the process of ``parbench run``) ends, the kernel kills this process. When this
+    process ends, the kernel kills the ranks.
     """
-    signal.signal(signal.SIGTERM, end_server)
-    die_with_parent(signal.SIGTERM)
+    die_with_parent(signal.SIGKILL)
     adopt_orphans()
     # The standard library does not expect the processes that ranks have left behind.
     warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
@@ -41,15 +34,6 @@ def set_up_fork_server(log: Path) -> None:
         redirect_output(log)
     except OSError:
         os._exit(1)  # the driver reports that the run folder cannot be written
-
-
-def end_server(number: int, frame: FrameType | None) -> None:
-    """Handle SIGTERM: kill all descendants of this process, and exit with code 0.
-
-    ``number`` and ``frame`` are the arguments of every signal handler.
-    """
-    kill_descendants(os.getpid())
-    os._exit(0)
 
 
 def begin_rank() -> None:

@@ -115,7 +115,7 @@ def _compute_rate(work: Work, time: Estimate) -> MetricValue:
         low=rates[1],
         high=rates[2],
         unit=metric.unit if metric else work.unit,
-        better=metric.better if metric else "higher",
+        better="higher",
         method=f"{work.amount:.12g} over the {time.method}",
     )
 

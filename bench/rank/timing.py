@@ -264,10 +264,8 @@ class Stopwatch:
         stamps = []
         for _ in range(count):
             self.start_line(steps)
-            if timer is None:
-                stamps.append(_time_on_host(sampler))
-            else:
-                stamps.append(timer.measure(sampler, steps))
+            stamp = timer.measure(sampler, steps) if timer else _time_on_host(sampler)
+            stamps.append(stamp)
         return torch.tensor(stamps, dtype=torch.int64).reshape(count, HIDDEN + 1).T
 
 
