@@ -91,14 +91,7 @@ def measure_case(case: str, arguments: Mapping[str, object]) -> tuple[Record, ..
     if the arguments select several cases, or if a repetition was not measured or is wrong.
     """
     with tempfile.TemporaryDirectory(prefix="parbench-") as folder:
-        command = [
-            *PARBENCH,
-            "run",
-            *build_options(case, arguments),
-            "--out",
-            folder,
-            "--format=json",
-        ]
+        command = [*PARBENCH, "run", *build_options(case, arguments), "--out", folder]
         process = subprocess.run(command, capture_output=True, text=True, check=False)
         files = list(Path(folder).glob("*/run.json"))
         if not files:

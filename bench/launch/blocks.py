@@ -59,14 +59,14 @@ def _choose_interleaved_cases(cases: Sequence[Case]) -> list[int]:
     They are the operations with the smallest messages, up to a sum of message sizes of 512 MiB. The
     limit exists because these cases stay in memory between their blocks.
     """
-    sizes = []
-    for case in cases:
-        size = case.all_params.get("size_bytes")
-        sizes.append(size if isinstance(size, int) else _DEFAULT_BYTES)
+    sizes = {}
+    for index, case in enumerate(cases):
+        if case.kind in _INTERLEAVED_KINDS:
+            sizes[index] = int(case.all_params.get("size_bytes", _DEFAULT_BYTES))
     interleaved = []
     free_bytes = _MAX_INTERLEAVED_BYTES
-    for index in sorted(range(len(cases)), key=sizes.__getitem__):
+    for index in sorted(sizes, key=sizes.__getitem__):
         free_bytes -= sizes[index]
-        if free_bytes >= 0 and cases[index].kind in _INTERLEAVED_KINDS:
+        if free_bytes >= 0:
             interleaved.append(index)
     return interleaved

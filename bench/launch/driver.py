@@ -183,9 +183,8 @@ class Driver:
             if is_here and len(cpu_seconds) == len(hellos):
                 load = meter.read(sum(cpu_seconds.values()))
             now = time.monotonic()
-            seconds = round(now - self._last_info, 3)
+            info = RepetitionInfo(repetition=number, seconds=now - self._last_info, load=load)
             self._last_info = now
-            info = RepetitionInfo(repetition=number, seconds=seconds, load=load)
             add_repetition(self._path, info)
 
     def _record_outcomes(self, number: int, remaining: Remaining, ranks: Ranks) -> None:
@@ -225,13 +224,12 @@ class Driver:
         remaining_seconds = self._end - time.monotonic()
         share_seconds = remaining_seconds / (len(self._pending) - self._num_completed)
         budget_seconds = min(share_seconds, compute_sampling_seconds(cases, plan.measure))
-        # The last cases may take a little longer rather than be left out after all others.
-        extra_seconds = min(0.1 * plan.budget_seconds, 5.0)
         return Job(
             plan=replace(plan, cases=cases, skipped=()),
             blocks=make_blocks(cases, seed=f"{plan.measure.seed} {number}"),
             budget_seconds=max(budget_seconds, 0.0),
-            run_seconds=max(remaining_seconds + extra_seconds, 0.0),
+            # The last cases may take a little longer rather than be left out after all others.
+            run_seconds=max(remaining_seconds + 0.1 * plan.budget_seconds, 0.0),
         )
 
     def _record(self, number: int, remaining: Remaining, case: Case, outcome: Outcome) -> None:

@@ -83,12 +83,13 @@ class Evidence:
                 is_silent=rank in silent_ranks,
             )
             states.append(state)
-        hosts = {rank: self.hellos[rank].host for rank in culprits if rank in self.hellos}
         return Outcome(
             status=status,
             reason=reason,
             culprits=tuple(
-                Culprit(rank=rank, host=host, cause=cause) for rank, host in hosts.items()
+                Culprit(rank=rank, host=self.hellos[rank].host, cause=cause)
+                for rank in culprits
+                if rank in self.hellos
             ),
             ranks=states,
         )

@@ -97,7 +97,7 @@ def find_waits(groups_by_rank: Mapping[int, Mapping[str, GroupState]]) -> Waits:
     waiting: Waits = {rank: set() for rank in sorted(groups_by_rank)}
     for rank, groups in groups_by_rank.items():
         for name, group in groups.items():
-            for peer_rank in set(group.ranks) - {rank}:
+            for peer_rank in group.ranks:
                 peer = groups_by_rank.get(peer_rank, {}).get(name)
                 if peer is not None and peer.enqueued < group.pending:
                     waiting[rank].add(peer_rank)

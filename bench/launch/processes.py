@@ -44,12 +44,11 @@ def describe_exit(code: int) -> str:
 
 
 def exit_now(code: int) -> NoReturn:
-    """Exit this process with a code, without cleanup except to flush its output.
+    """Exit this process with a code, without cleanup except to flush its standard output.
 
     Cleanup might wait forever for a thread, and the interpreter ends slowly.
     """
     sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(code)
 
 

@@ -115,7 +115,7 @@ class Recorder:
             environment=self._environment,
             emulation=self._info.plan.emulation,
             started=outcome.started or utc_now(),
-            seconds=round(outcome.wall_seconds, 6),
+            seconds=outcome.wall_seconds,
         )
         self._writer.write(record)
         if record.status in FAILED_STATUSES:

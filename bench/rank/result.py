@@ -45,7 +45,7 @@ def add_samples(
     notes = list(description.notes)
     uncertainty_ns = world.clock.uncertainty_ns
     if timed.hidden is not None:
-        details["launch_hidden"] = round(timed.hidden, 4)
+        details["launch_hidden"] = timed.hidden
         uncertainty_ns += HOST_NS
         if timed.hidden < MIN_HIDDEN and "issue_time" not in seconds:
             notes.append(f"{1 - timed.hidden:.0%} of iterations hold time of the host's launch")
