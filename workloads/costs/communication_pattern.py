@@ -391,22 +391,19 @@ def _list_shard_calls(view: RankView) -> Iterator[Call]:
     if not spec.dims.is_sharded:
         return
     shards, units = spec.dims.shard_size, list_units(view)
-    shard = partial(_list_unit_calls, view, "fsdp", spec.dims.shard_axes)
+    shard = partial(_list_unit_calls, view, "fsdp")
     yield from shard("embedding", "1", count_padded(units.embeddings, shards))
     yield from shard("norm_and_head", "1", count_padded(units.head, shards), is_kept=True)
     for (layers, _, moe), (_, parts) in zip(view.layer_kinds, units.layers, strict=True):
         yield from shard(layers.removesuffix("s"), layers, count_padded(parts, shards))
         if moe is not None:
             experts = sum(part.numel for part in parts if part.kind == "routed")
-            yield from _list_unit_calls(
-                view, "efsdp", ("efsdp",), "experts_of_layer", layers, experts
-            )
+            yield from _list_unit_calls(view, "efsdp", "experts_of_layer", layers, experts)
 
 
 def _list_unit_calls(
     view: RankView,
     axis: str,
-    group: tuple[str, ...],
     unit: str,
     count: str,
     elements: int,
@@ -418,11 +415,11 @@ def _list_unit_calls(
     An FSDP unit is a set of parameters that are gathered together. ``unit`` is the name of these
     units. ``count`` is their number on the rank, as the text of an equation, such as "1" or
     "layers". ``elements`` is the number of parameter elements in one unit. In equations, this
-    number has the symbol ``unit`` + "_parameters". ``axis`` is the axis under which metrics count
-    the calls, and ``group`` has the axes that shard the unit. With ``is_kept``, units stay gathered
-    from forward to backward.
+    number has the symbol ``unit`` + "_parameters". ``axis`` is "efsdp" for units of routed experts,
+    otherwise "fsdp". With ``is_kept``, units stay gathered from forward to backward.
     """
     spec = view.spec
+    group = spec.dims.shard_axes if axis == "fsdp" else (axis,)
     symbol = f"{unit}_parameters"
     call = partial(_make_call, view, symbols={symbol: elements})
     if spec.dims.pp > 1:

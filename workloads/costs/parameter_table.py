@@ -159,8 +159,8 @@ def count_layer_matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
 def _count_shard(parts: Parts, kinds: tuple[Kind, ...], ranks: int, index: int) -> int:
     """Return the number of elements of the parameters ``parts`` in one FSDP shard of them.
 
-    Only parameters of ``kinds`` count, or all if ``kinds`` is empty. There are ``ranks`` shards, and
-    ``index`` is the number of the counted one, from 0.
+    Only parameters of ``kinds`` count, or all if ``kinds`` is empty. There are ``ranks`` shards,
+    and ``index`` is the number of the counted one, from 0.
     """
     return sum(part.count_shard(ranks, index) for part in parts if not kinds or part.kind in kinds)
 

@@ -52,14 +52,15 @@ def rotate(x: Tensor, positions: Tensor | None = None) -> Tensor:
     s, d = x.shape[-2:]
     if positions is None:
         positions = torch.arange(s, device=x.device)
-    frequencies = _ROPE_BASE ** (torch.arange(0, d, 2, device=x.device, dtype=torch.float32) / -d)
+    exponents = torch.arange(0, d, 2, device=x.device, dtype=torch.float32) / -d
+    frequencies = _ROPE_BASE**exponents
     angles = positions.float()[:, None] * frequencies
-    cosines, sines = angles.cos(), angles.sin()
+    cosines = angles.cos()
+    sines = angles.sin()
     first, second = x.float().chunk(2, dim=-1)
-    rotated = torch.cat(
-        (first * cosines - second * sines, second * cosines + first * sines), dim=-1
-    )
-    return rotated.to(x.dtype)
+    rotated_first = first * cosines - second * sines
+    rotated_second = second * cosines + first * sines
+    return torch.cat((rotated_first, rotated_second), dim=-1).to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -218,7 +219,9 @@ def merge_parts(parts: Sequence[Transformer]) -> nn.Module:
 
 def _make_norm(shape: Shape) -> nn.Module:
     """Return the norm over the hidden size: LayerNorm for gpt, RMSNorm for llama."""
-    return (nn.LayerNorm if shape.recipe == "gpt" else nn.RMSNorm)(shape.hidden, _NORM_EPSILON)
+    if shape.recipe == "gpt":
+        return nn.LayerNorm(shape.hidden, _NORM_EPSILON)
+    return nn.RMSNorm(shape.hidden, _NORM_EPSILON)
 
 
 NO_TARGET = -100
@@ -315,8 +318,9 @@ def draw_tokens(shape: Shape, sequences: int, seed: int, step: int) -> Tensor:
 
     Column i + 1 has the targets of column i. The ids depend on the seed and the number of the step.
     """
+    generator = make_generator(seed, step)
     size = (sequences, shape.sequence + 1)
-    return torch.randint(shape.vocabulary, size, generator=make_generator(seed, step))
+    return torch.randint(shape.vocabulary, size, generator=generator)
 
 
 def make_generator(
@@ -327,7 +331,8 @@ def make_generator(
     ``purpose`` distinguishes the uses of one seed, such as the name of a parameter.
     """
     # A generator has seeds of 32 bits on some devices.
-    return torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {purpose}".encode()))
+    short_seed = zlib.crc32(f"{seed} {purpose}".encode())
+    return torch.Generator(device).manual_seed(short_seed)
 
 
 def compute_loss(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -335,7 +340,8 @@ def compute_loss(model: nn.Module, tokens: Tensor) -> Tensor:
 
     The target of each token is the next one. Targets that are padding do not count.
     """
-    return cross_entropy(model(get_inputs(tokens[:, :-1])), tokens[:, 1:])
+    logits = model(get_inputs(tokens[:, :-1]))
+    return cross_entropy(logits, tokens[:, 1:])
 
 
 def get_inputs(tokens: Tensor) -> Tensor:
@@ -348,9 +354,11 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, is_sum: bool = False) -> T
 
     Logits are (b, s, vocabulary), target ids (b, s). Targets that are padding do not count.
     """
-    reduction = "sum" if is_sum else "mean"
     return F.cross_entropy(
-        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=NO_TARGET, reduction=reduction
+        logits.flatten(0, 1).float(),
+        targets.flatten(),
+        ignore_index=NO_TARGET,
+        reduction="sum" if is_sum else "mean",
     )
 
 
