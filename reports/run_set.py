@@ -79,7 +79,10 @@ class RunSet:
         return build_cases_frame(results, label_cases(results)).join(pd.DataFrame(rows))
 
     def _describe_case(self, data: RunData, result: CaseResult) -> dict[str, object]:
-        """Return the values of one case of a run in the columns that ``cases`` adds, by column."""
+        """Return the values of one case of a run in those columns of ``cases`` that no record has.
+
+        The keys are the columns, such as ``ranks_per_node``, ``environment`` and ``rate``.
+        """
         case, world = result.case, result.world
         params = [
             f"{name}={value}"

@@ -144,8 +144,10 @@ def list_operation_charts(
 ) -> list[Chart]:
     """Return the charts of efficiency and time over size, and of the distribution of latency.
 
-    The arguments are those of ``chart_bandwidth``. Efficiency is bus bandwidth as a fraction of the
-    bandwidth limit. Charts without data are left out.
+    Efficiency is bus bandwidth as a fraction of ``ceiling``, the bandwidth limit of the run.
+    ``operations`` is a frame with a row per communication case of one mode and data type, which
+    ``title`` names. ``number`` is a number from 1 that makes the names of the charts unique. Charts
+    without data are left out.
     """
     efficiency = None
     if ceiling:

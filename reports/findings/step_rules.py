@@ -46,13 +46,16 @@ class Communication:
     exposed_seconds: float
     """The seconds per step that neither compute nor copies hide."""
     reductions: float = 0
-    """The number of calls of all_reduce and reduce_scatter that together sum the gradients once."""
+    """The calls of all_reduce and reduce_scatter in one synchronization of all gradients.
+
+    A step may synchronize gradients several times, such as once for each microbatch.
+    """
     has_buckets: bool = True
     """False if the step has no parameter for the size of gradient buckets."""
     largest_bytes: int = 0
     """The bytes of the largest reduction call, 0 if unknown."""
     reduced_bytes: float = 0
-    """The bytes of all ``reductions`` together: those that sum the gradients once."""
+    """The bytes of all ``reductions`` together."""
     is_on_demand: bool = False
     """True if parameters are probably gathered only when they are needed, without prefetch."""
 
@@ -161,7 +164,7 @@ def find_exposed_communication(step: StepEvidence) -> Iterator[Finding]:
 
 
 def _has_one_bucket(part: Communication, num_bytes: int) -> bool:
-    """Return True if one call reduces nearly all gradients, of at least 256 KiB, of a step.
+    """Return True if one call sums nearly all gradients of a step, and they have 256 KiB or more.
 
     Such a call starts when no computation is left that could hide it. ``num_bytes`` are the bytes
     of the largest call, or torch's default bucket size if these are unknown. The result is False if

@@ -146,8 +146,8 @@ class HistoryCheck:
     def compute_exit_code(self, *, fail_on_unknown: bool = False) -> ExitCode:
         """Return the exit code of ``parbench history check`` for the verdicts of this check.
 
-        It depends on the verdicts on all series and on ``overall_verdict``. Undecided verdicts,
-        such as UNCONFIRMED, count only if ``fail_on_unknown`` is True.
+        It is 1 if a series or the run is slower, wrong or has changed counts, otherwise 0. A
+        verdict such as UNCONFIRMED, which decides nothing, gives 3 if ``fail_on_unknown`` is True.
         """
         verdicts = [*self.verdicts, self.overall_verdict]
         return combine_verdicts(verdicts, fail_on_unknown=fail_on_unknown)
@@ -452,8 +452,8 @@ def _find_missing(
 def _decide(change: LevelChange | None, run: HistoryRun) -> Verdict:
     """Return the verdict on a case from the significant change of its time, NO CHANGE for None.
 
-    An increase in only the checked run is SLOWER if ``run`` is not part of the history, otherwise
-    UNCONFIRMED. A gradual increase is DRIFT.
+    A lasting increase is SLOWER, a gradual one DRIFT, and a decrease FASTER. An increase in only the
+    checked run is SLOWER if ``run`` is not part of the history, otherwise UNCONFIRMED.
     """
     if change is None:
         return Verdict.NO_CHANGE

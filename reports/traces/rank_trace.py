@@ -151,7 +151,7 @@ def read_rank(path: Path) -> TracedRank:
     if rank is None:
         numbers = re.findall(r"\d+", path.name.split(".")[0])
         rank = int(numbers[-1]) if numbers else 0
-    trace = _divide_recording(events, list(windows.values()), has_device=has_device)
+    trace = _join_steps(events, list(windows.values()), has_device=has_device)
     calls = _list_calls(trace, header)
     return TracedRank(
         path=path,
@@ -195,12 +195,13 @@ def _find_steps(events: Sequence[TraceEvent], *, has_device: bool) -> dict[str, 
     return {name: (start, stop) for (name, start), stop in windows if start < stop}
 
 
-def _divide_recording(
+def _join_steps(
     events: Sequence[TraceEvent], windows: Sequence[Span], *, has_device: bool
 ) -> StepTrace:
-    """Return the computation, communication and copies of all steps together, as one long step.
+    """Return the computation, communication and copies from the first step to the end of the last.
 
-    ``windows`` are the spans of the steps in order. If ``has_device`` is True, the result has the
+    The result is one long step, with what happened between the steps. ``windows`` are the spans of
+    the steps in order. If ``has_device`` is True, the result has the
     spans of kernels on a GPU, otherwise those of operators on the host.
     """
     start, stop = windows[0][0], windows[-1][1]
