@@ -128,8 +128,7 @@ def explain_end(evidence: Evidence, exit_codes: Mapping[int, int], last_error: s
         culprits = [min(errors, key=lambda rank: errors[rank].seconds)]
         reason = f"{evidence.format_ranks(culprits)} raised {errors[culprits[0]].error}"
     else:
-        message = last_error or "their output is in the run's logs"
-        reason = f"the ranks ended; {message}"
+        reason = "the ranks ended; " + (last_error or "their output is in the run's logs")
     phrases = dict.fromkeys(evidence.hellos, "alive")
     phrases |= {rank: f"died: {describe_exit(code)}" for rank, code in codes.items()}
     phrases |= {rank: f"raised {error.error}" for rank, error in errors.items()}

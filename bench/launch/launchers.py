@@ -271,8 +271,8 @@ class SrunRanks(Ranks):
         folder = folder.absolute()
         super().__init__(layout.num_ranks, folder)
         self._log = folder / "srun.log"
-        local_size = str(layout.ntasks_per_node)
-        env = {**os.environ, FOLDER_VARIABLE: str(folder), "LOCAL_WORLD_SIZE": local_size}
+        env = {**os.environ, FOLDER_VARIABLE: str(folder)}
+        env["LOCAL_WORLD_SIZE"] = str(layout.ntasks_per_node)
         apply_variables(env, variables)
         on_gpus = variables.get("PARBENCH_DEVICE") == "cuda"
         with self._log.open("wb") as file:

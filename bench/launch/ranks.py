@@ -110,9 +110,8 @@ class Ranks(ABC):
         if self._has_failed():
             return self._explain_end()
         missing = [rank for rank in range(self._size) if rank not in hellos]
-        names = self.evidence.format_ranks(missing)
-        reason = f"{names} did not start within {START_SECONDS:.0f} s"
-        return Outcome(status="failed", reason=reason)
+        reason = f"did not start within {START_SECONDS:.0f} s"
+        return Outcome(status="failed", reason=f"{self.evidence.format_ranks(missing)} {reason}")
 
     def send_job(self, job: Job) -> None:
         """Send all ranks their job, and begin the timeout of its first block of samples."""
@@ -203,7 +202,6 @@ class Ranks(ABC):
         """
         self.mailbox.put("probe", b"x")  # ranks also end if their messages cannot be written
         self._poll_until(lambda: False, _GRACE_SECONDS)
-        self._poll()
         return explain_end(self.evidence, self._exit_codes, self.get_last_error())
 
     def _explain_hang(self) -> Outcome:

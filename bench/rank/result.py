@@ -93,8 +93,8 @@ def compute_metrics(
     metrics = {headline: make_value("time", time)}
     if count >= MIN_ITERATIONS_FOR_P99:
         method = f"99th percentile of {count} iterations"
-        percentile = make_value("time_p99", quantile(seconds["time"], 0.99), method)
-        metrics[f"{headline}_p99"] = percentile
+        percentile = quantile(seconds["time"], 0.99)
+        metrics[f"{headline}_p99"] = make_value("time_p99", percentile, method)
     for work in description.work:
         metrics[work.name] = _compute_rate(work, time)
     return metrics | make_values(medians)
