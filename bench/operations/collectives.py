@@ -22,7 +22,13 @@ from parbench.bench.world.torch_compat import (
 from parbench.bench.world.world import World
 
 
-def all_reduce(world: World, *, size_bytes: int, dtype: str, redop: str = "sum") -> Operation:
+def all_reduce(
+    world: World,
+    *,
+    size_bytes: int,
+    dtype: str,
+    redop: str = "sum",
+) -> Operation:
     """Return the benchmark of an all-reduce of a buffer of ``size_bytes`` on every rank.
 
     ``redop`` is the reduction, such as ``sum``. The result overwrites the input.
@@ -38,7 +44,12 @@ def all_reduce(world: World, *, size_bytes: int, dtype: str, redop: str = "sum")
     )
 
 
-def all_gather(world: World, *, size_bytes: int, dtype: str) -> Operation:
+def all_gather(
+    world: World,
+    *,
+    size_bytes: int,
+    dtype: str,
+) -> Operation:
     """Return the benchmark of an all-gather, in which every rank gets the shards of all ranks.
 
     The shards are equal and have ``size_bytes`` together.
@@ -55,7 +66,13 @@ def all_gather(world: World, *, size_bytes: int, dtype: str) -> Operation:
     )
 
 
-def reduce_scatter(world: World, *, size_bytes: int, dtype: str, redop: str = "sum") -> Operation:
+def reduce_scatter(
+    world: World,
+    *,
+    size_bytes: int,
+    dtype: str,
+    redop: str = "sum",
+) -> Operation:
     """Return the benchmark of a reduce-scatter, after which each rank has a shard of the result.
 
     The input of every rank has ``size_bytes``, and the shards are equal. ``redop`` is the
@@ -73,7 +90,12 @@ def reduce_scatter(world: World, *, size_bytes: int, dtype: str, redop: str = "s
     )
 
 
-def all_to_all(world: World, *, size_bytes: int, dtype: str) -> Operation:
+def all_to_all(
+    world: World,
+    *,
+    size_bytes: int,
+    dtype: str,
+) -> Operation:
     """Return the benchmark of an all-to-all, in which every rank sends an equal shard to each rank.
 
     The shards that a rank sends have ``size_bytes`` together.
@@ -126,7 +148,13 @@ def all_to_all_v(
     )
 
 
-def broadcast(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
+def broadcast(
+    world: World,
+    *,
+    size_bytes: int,
+    dtype: str,
+    root: int = 0,
+) -> Operation:
     """Return the benchmark of a broadcast of ``size_bytes`` from the rank ``root`` to all ranks."""
     pattern = make_pattern(world, dtype)
     buffer = pattern.allocate(size_bytes // pattern.itemsize)
@@ -170,7 +198,13 @@ def reduce(
     )
 
 
-def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
+def gather(
+    world: World,
+    *,
+    size_bytes: int,
+    dtype: str,
+    root: int = 0,
+) -> Operation:
     """Return the benchmark of a gather, in which every rank sends an equal shard to one rank.
 
     The receiving rank is ``root``. The gathered shards of all ranks have ``size_bytes`` together.
@@ -189,7 +223,13 @@ def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Opera
     )
 
 
-def scatter(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
+def scatter(
+    world: World,
+    *,
+    size_bytes: int,
+    dtype: str,
+    root: int = 0,
+) -> Operation:
     """Return the benchmark of a scatter, in which one rank sends an equal shard to every rank.
 
     The sending rank is ``root``. The shards of all ranks have ``size_bytes`` together.

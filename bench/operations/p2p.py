@@ -8,7 +8,12 @@ from parbench.bench.text import UserError
 from parbench.bench.world.world import World
 
 
-def sendrecv(world: World, *, size_bytes: int, dtype: str) -> Operation:
+def sendrecv(
+    world: World,
+    *,
+    size_bytes: int,
+    dtype: str,
+) -> Operation:
     """Return the benchmark of a ring: each rank sends ``size_bytes`` to the next rank.
 
     At the same time each rank receives ``size_bytes`` from the previous rank. Raises ``UserError``
@@ -22,7 +27,12 @@ def sendrecv(world: World, *, size_bytes: int, dtype: str) -> Operation:
 
 
 def unidirectional(
-    world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1
+    world: World,
+    *,
+    size_bytes: int,
+    dtype: str,
+    source: int = 0,
+    target: int = 1,
 ) -> Operation:
     """Return the benchmark of sending ``size_bytes`` from rank ``source`` to rank ``target``.
 
@@ -38,7 +48,12 @@ matrix = unidirectional
 
 
 def bidirectional(
-    world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1
+    world: World,
+    *,
+    size_bytes: int,
+    dtype: str,
+    source: int = 0,
+    target: int = 1,
 ) -> Operation:
     """Return the benchmark of two ranks that send ``size_bytes`` to each other at the same time.
 
@@ -49,7 +64,12 @@ def bidirectional(
 
 
 def pingpong(
-    world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1
+    world: World,
+    *,
+    size_bytes: int,
+    dtype: str,
+    source: int = 0,
+    target: int = 1,
 ) -> Operation:
     """Return the benchmark of sending ``size_bytes`` from one rank to another and then back.
 
