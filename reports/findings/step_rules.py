@@ -121,11 +121,8 @@ def find_exposed_communication(step: StepEvidence) -> Iterator[Finding]:
 
     A finding names the first of these likely causes that costs at least 5 % of the step: gradients
     are reduced after each microbatch, all gradients are in one bucket, or parameters are gathered
-    without prefetch. Without such a cause, communication is reported from 10 % of the step. Nothing
-    is yielded if uneven expert load explains the waiting.
+    without prefetch. Without such a cause, communication is reported from 10 % of the step.
     """
-    if any(find_hot_experts(step)):
-        return  # Ranks wait for the one with most tokens.
     for part in step.communication:
         num_bytes = part.largest_bytes or DEFAULT_BUCKET_BYTES
         sync_seconds = part.exposed_seconds * (step.syncs - 1) / step.syncs
@@ -178,9 +175,9 @@ def _has_one_bucket(part: Communication, num_bytes: int) -> bool:
 def find_host_bound(step: StepEvidence) -> Iterator[Finding]:
     """Yield a finding if nothing runs on the device for 10 % of the step or more.
 
-    Nothing is yielded for pipelines and for uneven expert load, which explain idle time.
+    Nothing is yielded for pipelines, whose schedule explains idle time.
     """
-    if step.pipeline is None and not any(find_hot_experts(step)):
+    if step.pipeline is None:
         yield from _report(
             step,
             "host-bound",
