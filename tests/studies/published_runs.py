@@ -41,7 +41,7 @@ Some rows rest on assumptions that their sources do not state:
   tenths of the peak.
 * DeepSeek-V3 is planned in bfloat16 with a dispatch that compute hides. The run used FP8.
 * Llama 3 405B is planned with seven stages per rank and ZeRO-1, the closest plan to its source. Its
-  kernels fused norms and activation functions. Here selective recomputation takes their place.
+  backward pass computes norms and activation functions again, as `torch.compile` does.
 
 ## How to read the table
 

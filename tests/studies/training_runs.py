@@ -216,15 +216,11 @@ def _llama3_405b() -> Iterator[TrainingRun]:
     """Llama 3 405B. Its FSDP does not reshard parameters, so ZeRO-1 is the closest plan.
 
     The source has eight stages per rank, of which the first and the last rank leave one without
-    layers. Here 126 layers are split over seven stages per rank. The source fuses norms and
-    activation functions, so that it needs no recomputation. Here it is ``selective``.
+    layers. Here 126 layers are split over seven stages per rank.
     """
     options = PipelineOptions(schedule="interleaved", stages_per_rank=7)
     step = replace(
-        model_of("llama3-405b"),
-        pipeline_options=options,
-        zero1="distributed",
-        checkpointing="selective",
+        model_of("llama3-405b"), pipeline_options=options, zero1="distributed", fused=True
     )
     split = balance_layers(step.shape, None, 16, 7, "interleaved")
     for gpus, cp, sequence, batch, quoted in (
@@ -279,12 +275,17 @@ def _torchtitan() -> Iterator[TrainingRun]:
 
 
 def _torchtitan_h100() -> Iterator[TrainingRun]:
-    """Llama 3.1 8B with FSDP without torch.compile, on H100s of 96 GB with a limit of 500 W."""
-    for gpus, quoted in ((8, 5762), (128, 5605)):
+    """Llama 3.1 8B with FSDP, eager and compiled, on H100s of 96 GB with a limit of 500 W."""
+    for gpus, fused, quoted in (
+        (8, False, 5762),
+        (8, True, 6667),
+        (128, False, 5605),
+        (128, True, 6514),
+    ):
         spec = place_step(model_of("llama3-8b"), ParallelDims(fsdp=gpus))
         yield TrainingRun(
-            name="llama3-8b",
-            spec=replace(spec, microbatch=2, checkpointing="selective"),
+            name=f"llama3-8b, {'compiled' if fused else 'eager'}",
+            spec=replace(spec, microbatch=2, checkpointing="selective", fused=fused),
             hardware=GRAND_TETON,
             quoted=quoted,
             metric=TOKENS_PER_GPU,

@@ -265,14 +265,6 @@ parallelism ``sharded_tokens`` is divided by ``tp``.
 """
 
 
-INNER_TENSORS = {"gpt": 2, "llama": 4}
-"""The number of tensors with the FFN's inner size that one FFN saves for backward, by recipe.
-
-For GELU they are its input and its output. For SwiGLU they are the gate, the SiLU of the gate, the
-up projection, and the product of SiLU and up projection.
-"""
-
-
 def layer_text(spec: StepSpec, checkpointing: str) -> str:
     """Return the equation of the bytes that one layer saves for one microbatch, as text.
 
@@ -287,8 +279,8 @@ def layer_text(spec: StepSpec, checkpointing: str) -> str:
     if checkpointing == "selective":
         return f"{INPUT} + {_attention_gemm_text(spec)} + {_ffn_gemm_text(spec)}"
     norms = f"2 * ({norm_text(spec)})"
-    inner = f"{INNER_TENSORS[spec.shape.recipe]} * tokens * ffn / tp * bytes_per_element"
-    ffn = _moe_text(spec) if spec.moe else f"{INPUT} + {inner}"
+    inner = f"{_count_inner_tensors(spec)} * tokens * ffn / tp * bytes_per_element"
+    ffn = _moe_text(spec) if spec.moe else f"{_block_input_text(spec)} + {inner}"
     text = f"{norms} + {_attention_text(spec)} + {ffn}"
     return f"{text} + 2 * sharded_tokens * hidden" if spec.shape.dropout else text
 
@@ -303,13 +295,23 @@ def norm_text(spec: StepSpec) -> str:
     return f"{INPUT} + {statistics} * sharded_tokens"
 
 
+def _block_input_text(spec: StepSpec) -> str:
+    """Return the equation of the bytes of a block's saved normalized input, as text.
+
+    The bytes are those of one rank and microbatch. The normalized input is the input of the first
+    GEMMs of attention or of the FFN. Fused kernels do not save it, because they compute it again
+    from the input of the norm.
+    """
+    return "0" if spec.fused else INPUT
+
+
 def _attention_text(spec: StepSpec) -> str:
     """Return the equation of the bytes that an attention block saves for one microbatch, as text.
 
     It saves the input of the projections, and what attention and its output projection save. Latent
     attention also saves its compressions before and after their norms.
     """
-    terms = [INPUT, _attention_output_text(spec)]
+    terms = [_block_input_text(spec), _attention_output_text(spec)]
     latent = spec.shape.latent
     if latent is not None:
         ranks = latent.q_lora_rank + latent.kv_lora_rank
@@ -368,6 +370,17 @@ def _ffn_gemm_text(spec: StepSpec) -> str:
     return f"{inner} + {INPUT}" if is_llama else inner
 
 
+def _count_inner_tensors(spec: StepSpec) -> int:
+    """Return the number of tensors with the FFN's inner size that one FFN saves for backward.
+
+    For GELU they are its input and its output. For SwiGLU they are the gate, the SiLU of the gate,
+    the up projection, and the product of SiLU and up projection. Fused kernels save only the
+    outputs of GEMMs, which are half of these tensors.
+    """
+    tensors = 4 if spec.shape.recipe == "llama" else 2
+    return tensors // 2 if spec.fused else tensors
+
+
 def _moe_text(spec: StepSpec) -> str:
     """Return the equation of the bytes that a MoE block saves for one microbatch, as text.
 
@@ -376,7 +389,7 @@ def _moe_text(spec: StepSpec) -> str:
     weighted output, the weight and 8-byte indices. Shared experts save their input and inner
     tensors.
     """
-    inner = f"{INNER_TENSORS[spec.shape.recipe]} * expert_ffn"
+    inner = f"{_count_inner_tensors(spec)} * expert_ffn"
     router = "sharded_tokens * 4 * (hidden + experts)"
     rows = f"sharded_tokens * top_k * ((3 * hidden + {inner} + 1) * bytes_per_element + 32)"
     shared = f"{INPUT} + sharded_tokens * shared * {inner} * bytes_per_element"

@@ -66,6 +66,8 @@ class StepSpec:
     """The activation recomputation: ``none``, ``selective`` or ``full``."""
     checkpoint_every: int = 1
     """K of the checkpointing ``full:K``: one layer in K is recomputed. 1 means every layer."""
+    fused: bool = False
+    """True if backward recomputes norms and activation functions, as torch.compile does."""
     sequence_parallel: bool = True
     """True if ``tp`` shards the tokens between the attention and FFN blocks."""
     zero1: ZeroOne = ""

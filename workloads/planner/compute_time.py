@@ -136,8 +136,9 @@ def _compute_layer(view: RankView, parts: Parts, hardware: Hardware) -> ComputeS
         if is_recomputed_gemm(spec.shape, part.name):
             repeated_gemms += seconds
     attention = _compute_attention(spec, hardware)
+    kernels = ELEMENTWISE_KERNELS / 2 if spec.fused else ELEMENTWISE_KERNELS
     moved = hardware.efficiency.elementwise_traffic * count_elementwise_bytes(spec, parts)
-    elementwise = ELEMENTWISE_KERNELS * hardware.kernel_seconds + moved / hardware.memory_rate
+    elementwise = kernels * hardware.kernel_seconds + moved / hardware.memory_rate
     repeated = 0.0
     if spec.checkpointing == "full":
         repeated = gemms + attention + elementwise
@@ -198,14 +199,16 @@ def count_elementwise_bytes(spec: StepSpec, parts: Parts) -> float:
 
     A norm reads and writes a tensor, a residual reads two and writes one. GELU reads and writes its
     tensor, SwiGLU in two kernels moves five. RoPE in float32 moves its tensors five times each way.
+    Fused kernels move fewer tensors, because they keep the input of the next operation.
     """
     shape = spec.shape
     is_llama = shape.recipe == "llama"
     has_experts = any(part.kind == "routed" for part in parts)
     rotated = shape.heads * shape.head_size + shape.kv_heads * shape.head_size
-    inner = 5.0 if is_llama else 2.0
-    rotations = 10.0 if is_llama else 0.0
-    elements = 10.0 * spec.sharded_tokens * shape.hidden
+    between_blocks = 6.0 if spec.fused else 10.0
+    inner = (3.0 if spec.fused else 5.0) if is_llama else 2.0
+    rotations = (2.0 if spec.fused else 10.0) if is_llama else 0.0
+    elements = between_blocks * spec.sharded_tokens * shape.hidden
     elements += spec.local_tokens / spec.dims.tp * rotations * rotated
     if has_experts and spec.moe is not None:
         rows = spec.sharded_tokens * (spec.moe.top_k + spec.moe.shared)

@@ -126,6 +126,13 @@ def test_layer_of_gpt_saves_34_bytes_of_korthikanti() -> None:
     assert layer_bytes(spec) - layer_bytes(without_dropout) == 2 * tokens_by_hidden
 
 
+def test_fused_kernels_save_outputs_of_gemms_only() -> None:
+    """Two inputs of norms, q, k, v and attention, gate and up, in units of b s h e."""
+    spec = make_spec("dp=1", "llama3-8b", fused=True)
+    unit = 2 * 8192 * 4096
+    assert layer_bytes(spec) / unit == pytest.approx(2 + 2.5 + 2 * 3.5, abs=0.02)
+
+
 @pytest.mark.parametrize(
     ("schedule", "microbatches", "first", "last"),
     [("zb_v", 8, 4.5, 8), ("1f1b", 4, 4, 1)],
