@@ -117,7 +117,7 @@ def read_gpu(handle: Any, index: int) -> Gpu:
 
 
 def _read_nvlinks(handle: Any) -> dict[str, Any]:
-    """Return the number and the speed of a GPU's NVLinks, by field name of ``Gpu``.
+    """Return ``nvlinks``, ``active_nvlinks`` and ``nvlink_bytes_per_second`` of a GPU by these names.
 
     Empty if the GPU has no NVLinks. ``handle`` is NVML's handle of the GPU.
     """

@@ -41,7 +41,7 @@ class DataPattern:
     enough values. Results of reductions are exact in any order:
 
     * sum: terms are positive, and the largest sum is an integer that the dtype represents.
-    * product: factors are 1 or 2, and the own factor of rank i mod n is 2 at index i.
+    * product: at index i the factor of rank i mod n is 2, and those of the others are 1.
     * min, max: at index i only rank i mod n holds the extreme.
     * avg: at index i only rank i mod n holds a number other than 0. It is a power of 2, whose
       share has the same bits whether a backend divides it or multiplies it by a rounded 1/n.

@@ -49,7 +49,7 @@ class Operation(Benchmark):
         return works if isinstance(works, list) else [works]
 
     def reset(self) -> None:
-        """Refill the buffers or, without ``restore``, fill the output with a wrong number.
+        """Refill the buffers by ``restore``, or fill the output with wrong numbers without it.
 
         So a step that does not write the output is detected, although an earlier step was correct.
         """

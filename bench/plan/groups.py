@@ -86,7 +86,8 @@ def form_groups(text: str, size: int, hosts: Sequence[str] | None = None) -> tup
 def _compute_keys(text: str, size: int, hosts: Sequence[str]) -> Sequence[object]:
     """Return a key for each rank, in rank order, such that ranks with equal keys form a group.
 
-    The keys have no other meaning. The arguments and errors are those of ``form_groups``.
+    The keys have no other meaning. ``text`` names the groups, such as ``node`` or ``dp=2,tp=4:tp``.
+    The other arguments and the errors are those of ``form_groups``, too.
     """
     if text == "world":
         return [0] * size

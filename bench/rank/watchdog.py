@@ -99,9 +99,9 @@ class Watchdog:
         self._stack_file.close()
 
     def _watch(self) -> None:
-        """Run the thread: report whenever a block exceeds its timeout or a rank raises an alarm.
+        """Run the thread: report to the driver if a block exceeds its timeout on this or another rank.
 
-        A rank raises an alarm when its own block exceeds the timeout. Returns after ``close``.
+        A block is a run of samples of one case. Returns after ``close``.
         """
         while True:
             self._wake.clear()

@@ -43,7 +43,7 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def _is_flat(cls) -> bool:
-        """Return True if each field is a key of ``Record.details``, False if ``key`` holds all."""
+        """Return True if each field is a key of ``Record.details``, False if all are in the key ``key``."""
         return cls.key in cls.__struct_fields__
 
     @property

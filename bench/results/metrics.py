@@ -270,7 +270,8 @@ def make_values(
 def _replace_number(metric: MetricValue, number: float | Estimate | None) -> MetricValue:
     """Return a copy of ``metric`` with another number and, if it is an estimate, its interval.
 
-    The field ``method`` of the copy is the phrase of ``metric``, then the phrase of the estimate.
+    A value of None means unknown. The field ``method`` of the copy is that of ``metric``, followed
+    by that of the estimate.
     """
     if not isinstance(number, Estimate):
         return msgspec.structs.replace(metric, value=number)

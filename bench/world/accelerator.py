@@ -116,7 +116,7 @@ def make_event(*, blocking: bool = False) -> Event:
 
 
 def make_stream(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which the work of this thread is queued on a new stream."""
+    """Return a context in which work is queued on a new stream, without effect on the CPU."""
     return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 

@@ -40,7 +40,7 @@ def choose_optimizer(dtype: torch.dtype) -> type[torch.optim.Optimizer]:
 
 
 def freeze(optimizer: torch.optim.Optimizer) -> None:
-    """Let the steps of an optimizer keep all parameters, as in a step with simulated compute.
+    """Let the steps of an optimizer leave all parameters unchanged, for simulated compute.
 
     An optimizer of ZeRO-1 still communicates. Only the optimizer inside of it does nothing.
     """

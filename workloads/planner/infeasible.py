@@ -50,7 +50,8 @@ def explain_too_large(run: DryRun) -> str:
 def describe_fewest_gpus(request: SearchRequest, hardware: Hardware) -> str:
     """Return a sentence with the fewest GPUs on which a step of the request fits in memory.
 
-    Only powers of two up to ``MAX_GPUS`` are tried. The sentence has the best mesh on these GPUs.
+    Only powers of two up to ``MAX_GPUS`` are tried. The sentence has the best mesh on these GPUs,
+    or says that no step fits on ``MAX_GPUS``.
     """
     gpus = 1
     while gpus <= MAX_GPUS:

@@ -120,8 +120,9 @@ class OverlapProbe:
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> RankTimings:
         """Run steps of three kinds in rounds, and return the times of this rank.
 
-        The kinds are instrumented, without communication, and profiled. A round has one step of
-        each. Rounds repeat within ``budget_seconds``, at least once. All ranks call it.
+        The kinds are without communication, instrumented (with communication, but in the same mode
+        of torch as a step without it), and profiled. A round has one step of each. Rounds repeat
+        within ``budget_seconds``, at least once. All ranks call it.
         """
         world = self.world
         reset()

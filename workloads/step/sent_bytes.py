@@ -354,7 +354,7 @@ def _count_bytes(tensors: Any) -> int:
 
 
 def _replace_group(arg: Any, name: str, group: dist.ProcessGroup) -> Any:
-    """Return ``group`` in place of an operator's argument that is a process group or has its name.
+    """Return ``group`` in place of an argument of an operator that is any process group or ``name``.
 
     ``name`` is the name of the process group to replace. Other arguments are returned unchanged.
     """

@@ -409,8 +409,9 @@ def compare(
     that these tensors have, plus a few roundings.
 
     An absent tensor is wrong unless its reference is zero. A tensor of zeros is wrong if
-    ``low_precision`` is not zero. If no tensor is wrong, ``low_precision`` allows one more
-    comparison, of all tensors together.
+    ``low_precision`` is not zero. If no tensor is wrong and
+    ``low_precision`` is known, the L2 distance of all tensors together must not be too large
+    either. If it is, a ``WrongTensor`` for all of them is yielded.
     """
     distances: list[float] = []
     errors: list[float] = []
