@@ -16,9 +16,10 @@ ATTENTION_BACKWARD = 2.5
 def is_recomputed_gemm(shape: Shape, name: str) -> bool:
     """Return True if ``selective`` checkpointing recomputes the GEMM of the weight ``name``.
 
-    It keeps the outputs of every second GEMM of a layer, in the order q, k, v, out, gate, up, down,
-    or with latent attention q_a, q_b, kv_a, kv_b, out. The others are recomputed. ``name`` is the
-    name of the weight in its layer, such as ``attention.k.weight``.
+    The checkpointing recomputes every second GEMM of a layer, as torchtitan does: k and out of
+    attention (with latent attention q_b, kv_b and out), and up of an FFN with gate, up and down. It
+    keeps the outputs of the others. ``name`` is the name of the weight in its layer, such as
+    ``attention.k.weight``.
     """
     module = name.removesuffix(".weight")
     if module == "ffn.up":

@@ -145,7 +145,7 @@ def buffers_equation(view: RankView) -> Equation:
     * After that backward pass, FSDP holds the layer's full gradients. The activations of the layer
       are free again and are subtracted.
 
-    In a pipeline and with ``reshard=false``, FSDP keeps all parameters gathered. Gradients that are
+    FSDP keeps all parameters gathered in a pipeline, and also with ``reshard=false``. Gradients that are
     not reduced in every microbatch stay unsharded and count. The gradients of the rank's shard are
     subtracted, because they already count as model state.
     """

@@ -142,7 +142,8 @@ def _predict(
     """Return the prediction of a step with the least recomputation that fits in memory.
 
     None if the step does not fit with any checkpointing of the request. The tried steps and the
-    rules that they break are added to ``result``. ``seconds`` is as in ``search``.
+    first reasons why they cannot run are added to ``result``. ``seconds`` returns the seconds of a
+    communication call, None to compute them from ``hardware``.
     """
     for checkpointing in request.checkpointings:
         spec = step.with_checkpointing(checkpointing)

@@ -281,10 +281,11 @@ def summarize_waiting(
 def compute_ect(walls: Sequence[Mapping[str, Sequence[float]]]) -> Estimate | None:
     """Return the effective communication time in seconds, None for fewer than two rounds of steps.
 
-    It is the time by which a step with communication takes longer than one without, both in a
-    dispatch mode. In each round, the maxima over ranks are compared. The result is the mean over
-    rounds, with a 95 % interval by Student's t from three rounds on. ``walls`` has, for each rank,
-    the seconds of its step in each round, keyed by kind: instrumented and without_comm.
+    It is the time by which a step with communication takes longer than one without. Both run in a
+    ``TorchDispatchMode``, whose cost is then in both. In each round, the maxima over ranks are
+    compared. The result is the mean over rounds, with a 95 % interval by Student's t from three
+    rounds on. ``walls`` has, for each rank, the seconds of its step in each round, keyed by kind:
+    instrumented and without_comm.
     """
     with_comm = slowest([rank["instrumented"] for rank in walls])
     without_comm = slowest([rank["without_comm"] for rank in walls])
@@ -297,6 +298,7 @@ def compute_ect(walls: Sequence[Mapping[str, Sequence[float]]]) -> Estimate | No
 def match_spans_to_calls(trace: StepTrace, calls: Sequence[SentCall]) -> MatchedTrace:
     """Return the start and stop of each communication call of a step, from a profiled step.
 
+    Times are in ns on the clock of the trace. The entry of a call that the trace lacks is None.
     ``trace`` is the profiled step on this rank. ``calls`` are the calls that were recorded in
     another step. Every step makes the same calls in the same order. A call on a group of one rank
     sends nothing and may be missing in the trace.

@@ -245,9 +245,9 @@ class TrainStep(Benchmark):
     def _prepare_action(self, action: Action) -> None:
         """Prepare one pipeline action, a pass of one stage and microbatch, before it is timed.
 
-        Simulated compute does not shorten this pass, even if earlier passes took too long. For
-        forward (F) and full backward passes (B), the expert ids of the microbatch are set in the
-        stage's MoE layers.
+        Simulated compute makes a pass shorter after one that took too long. It does not shorten
+        this pass because of passes before it. For forward (F) and full backward passes (B), the
+        expert ids of the microbatch are set in the stage's MoE layers.
         """
         # The next action does not make up for one that took too long, which would move a bubble.
         self._compute.reset_debt()
