@@ -91,8 +91,7 @@ def judge_series(
     tester = ChangeTester([logs[:-1] for logs in series], rho)
     rises = _keep_significant(map(tester.find_rise, series), min_effects, FALSE_DISCOVERY_RATE)
     if newest_is_candidate:
-        last_changes = np.array([logs[-1] - logs[-2] for logs in series])
-        is_higher = last_changes > np.log1p(min_effects)
+        is_higher = np.array([logs[-1] - logs[-2] for logs in series]) > np.log1p(min_effects)
         return [rise if ok else None for rise, ok in zip(rises, is_higher, strict=True)]
     drifts = _keep_significant(map(tester.find_drift, series), min_effects, FALSE_DISCOVERY_RATE)
     steps = _keep_significant(map(tester.find_step, series), min_effects, STEP_FALSE_DISCOVERY_RATE)
@@ -120,11 +119,13 @@ def estimate_correlation(series: Sequence[Array]) -> float:
     """Return the correlation of the noise of consecutive runs, one number for all cases.
 
     The variances from differences of runs one and two apart are proportional to 1 - rho and 1 -
-    rho^2, so their ratio is 1 + rho. ``series`` are the logarithms of the times of each case.
-    Oldest runs are first.
+    rho^2, so their ratio is 1 + rho. The result is half a standard error above the estimate,
+    because a correlation that is too low causes false alarms. ``series`` are the logarithms of the
+    times of each case, oldest run first.
     """
     ratios = [_compute_variance(logs, 2) / _compute_variance(logs, 1) for logs in series]
-    return min(max(float(np.exp(np.mean(np.log(ratios)))) - 1, 0.0), 0.95)
+    error = np.std(np.log(ratios)) / math.sqrt(len(ratios))
+    return min(max(math.exp(np.mean(np.log(ratios)) + error / 2) - 1, 0.0), 0.95)
 
 
 def _compute_variance(logs: Array, lag: int) -> float:
