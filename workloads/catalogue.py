@@ -64,11 +64,17 @@ def _define_step(
 ) -> BenchmarkDefinition:
     """Return the definition of the benchmark ``workload.NAME``, a training step or a layer.
 
-    Users set its parameters ``common`` and ``more``. ``target`` is the ``module:function`` within
-    ``parbench.workloads`` that builds the benchmark on a rank, empty for the function ``name`` of
-    ``step.train_step``. ``preset`` checks parameters and a number of ranks, and raises
-    ``UserError`` if the benchmark cannot run with them. None means ``PRESETS[name]``. ``tags`` are
-    the presets of ``parbench run`` that include the benchmark.
+    The definition has the benchmark's parameters, its help, and a function that returns why a case
+    cannot run. Users set its parameters ``common`` and ``more``. ``target`` is the
+    ``module:function`` within ``parbench.workloads`` that builds the benchmark on a rank, empty for
+    the function ``name`` of ``step.train_step``.
+
+    ``preset`` is a function of the values of the parameters and the number of ranks. It is called
+    only to check them: it raises ``UserError`` if the benchmark cannot run with them, and its
+    result is not used. None means ``PRESETS[name]``.
+
+    ``tags`` are names such as ``smoke``: ``parbench run --preset smoke`` runs the benchmarks that
+    have this tag. These presets of a run are independent of the argument ``preset``.
     """
     build: Callable[[Params, int], object] = preset or PRESETS[name]
 

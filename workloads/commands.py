@@ -100,9 +100,11 @@ class SettingType(click.ParamType):  # type: ignore[type-arg]  # generic since c
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, Any]:
-        """Return the name and the value of ``NAME=VALUE``, converted to the type of the name.
+        """Return the name and the converted value of a text ``NAME=VALUE``.
 
-        Other texts are an error of the command line.
+        ``_SETTINGS`` has the type of the value for each name, such as an integer for ``chunks``. A
+        text without "=", an unknown name and a value of another type are errors of the command
+        line.
         """
         name, equals, text = value.partition("=")
         if not equals or name not in _SETTINGS:
@@ -209,7 +211,10 @@ def search_meshes(
 ) -> None:
     """Rank the practical meshes for a number of GPUs.
 
-    Print what fits on one GPU, and the fastest of the meshes considered.
+    A mesh is practical if tp stays within a node, cp leaves each rank more than 4,096 tokens of a
+    sequence, and a pipeline has at least as many microbatches as ranks. If none of these meshes
+    fits in memory, cp may leave as few as 2,048 tokens. Print if model state and activations fit in
+    the memory of a GPU, and the fastest of the meshes considered.
     """
     from parbench.workloads.planner.plan_command import answer_search
 
@@ -267,7 +272,11 @@ def predict_mesh(
 @format_option(type=click.Choice(("tables", "json")), default="tables")
 @click.pass_context
 def validate(context: click.Context, run: Path, links: Path | None, form: str) -> None:
-    """Compare predictions with the measured steps of RUN."""
+    """Compare predictions with the measured steps of RUN.
+
+    The speed of links is fitted to the collectives that RUN measured, or to those of another run
+    with --links.
+    """
     from parbench.bench.files import encode_json
     from parbench.bench.results.runs import load_run
     from parbench.workloads.planner.measured.validate import make_validation_document
@@ -296,7 +305,12 @@ def validate(context: click.Context, run: Path, links: Path | None, form: str) -
 @_document_format
 @click.pass_context
 def guide(context: click.Context, model: str, gpus: int, hardware: str, form: str) -> None:
-    """Print the bytes, memory and limits of each strategy for a model."""
+    """Print the bytes, memory and limits of each strategy for a model.
+
+    A strategy is a kind of parallelism, such as FSDP. The bytes are those that a rank sends in a
+    step. The memory is that of model state and activations. The limits are the number of ranks, the
+    global batch that these ranks require, and the slowest suitable links.
+    """
     from parbench.workloads.planner.hardware import hardware_of
     from parbench.workloads.planner.models import model_of
     from parbench.workloads.planner.report.guide import guide_document

@@ -200,8 +200,10 @@ def build_hybrid(params: Params, ranks: int) -> StepSpec:
 def _build_expert_step(params: Params, dims: ParallelDims, ranks: int) -> StepSpec:
     """Return the training step of a MoE model on a mesh.
 
-    ``ep`` and ``etp`` in ``params`` replace those of ``dims``, and 0 means their defaults. Raises
-    ``UserError`` if the step cannot run on ``ranks`` ranks.
+    ``ep`` and ``etp`` in ``params`` replace those of ``dims``. The default of ``etp``, for a value
+    of 0 or none, is the size of ``tp`` if that divides the ranks and the expert width, and
+    otherwise 1. The default of ``ep`` is the number of ranks of a pipeline stage divided by
+    ``etp``. Raises ``UserError`` if the step cannot run on ``ranks`` ranks.
     """
     spec = build_step(params, dims)
     moe = make_moe(params, spec.shape, max(1, ranks // dims.pp), dims.tp)

@@ -125,10 +125,11 @@ def find_slow(exchanges: Iterable[Exchange]) -> list[Ratio]:
 
 
 def confirm_slow(exchanges: Sequence[Exchange], suspects: Sequence[Ratio]) -> list[Ratio]:
-    """Return the second ``Ratio`` of each node or rail that is slow in a second measurement too.
+    """Return a ``Ratio`` for each node or rail that is slow in a second measurement too.
 
-    Each suspect is compared only with nodes and rails that are not suspects. Exchanges of other
-    suspects are left out.
+    A returned ``Ratio`` is computed from the second measurement only. It replaces the ``Ratio`` of
+    the first measurement. Each suspect is compared only with nodes and rails that are not suspects.
+    Exchanges of other suspects are left out.
 
     Args:
         exchanges: all exchanges of the second measurement.
@@ -243,11 +244,12 @@ def _compute_corrected_excess(entry: Exchange, levels: Levels) -> float:
 def _find_slowest(exchanges: Sequence[Exchange]) -> Ratio | None:
     """Return the ``Ratio`` of the slowest node or, if no node is slow, of the slowest rail.
 
-    A rail is one local rank of one node. A node or rail is slow if its ratio is above its
-    threshold. It is not slow if it cannot be compared, because it exchanged data with fewer than
-    two nodes or because other nodes did not exchange data with one of its local ranks. The result
-    is None if neither the slowest node nor the slowest rail is slow. ``exchanges`` are those of the
-    nodes and rails that are not already known to be slow.
+    A rail is one local rank of one node. The slowest node or rail is the one whose exchanges took
+    longest relative to the others. It is slow if its ratio is above ``Ratio.threshold``, which is
+    at least 1.05. It is not slow if it cannot be compared, because it exchanged data with fewer
+    than two nodes or because other nodes did not exchange data with one of its local ranks. The
+    result is None if neither the slowest node nor the slowest rail is slow. ``exchanges`` are those
+    of the nodes and rails that are not already known to be slow.
     """
     levels = _compute_levels(exchanges)
     excesses: dict[Endpoint, list[float]] = defaultdict(list)

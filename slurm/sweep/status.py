@@ -159,7 +159,8 @@ def _get_job_status(job: SweepJob, queue: Sequence[QueuedJob] | None, slurm: Slu
     """Return the status of a job from ``queue``, Slurm's queue of waiting and running jobs.
 
     The state of a job that is not in the queue is read with ``scontrol show job``, or ``ended`` if
-    Slurm no longer has the job. ``queue`` is None if Slurm does not answer.
+    Slurm no longer has the job. ``queue`` is None if Slurm did not answer. The result then has the
+    state ``unknown``, and its ``is_alive`` is None.
     """
     if queue is None:
         return JobStatus(id=job.id, state="unknown", is_alive=None)

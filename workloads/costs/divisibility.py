@@ -13,7 +13,7 @@ def find_indivisible_heads(shape: Shape, tp: int, *, has_ffn: bool = True) -> st
 
     For example, ``heads(6) % tp(4) != 0`` means that 4 ranks cannot share 6 heads. None means that
     ``tp`` divides all sizes. The sizes are heads, kv_heads, hidden and, with ``has_ffn``, the FFN's
-    inner size. It is False for a MoE model without dense layers.
+    inner size. ``has_ffn`` is False for a MoE model without dense layers.
     """
     names = ["heads", "kv_heads", "hidden"]
     if has_ffn:

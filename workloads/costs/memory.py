@@ -299,8 +299,8 @@ def _block_input_text(spec: StepSpec) -> str:
     """Return the equation of the bytes of a block's saved normalized input, as text.
 
     The bytes are those of one rank and microbatch. The normalized input is the input of the first
-    GEMMs of attention or of the FFN. Fused kernels do not save it, because they compute it again
-    from the input of the norm.
+    GEMMs of attention or of the FFN. With fused kernels (``spec.fused``) the result is "0": they do
+    not save the normalized input, because backward computes it again from the input of the norm.
     """
     return "0" if spec.fused else INPUT
 

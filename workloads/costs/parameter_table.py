@@ -73,8 +73,10 @@ class Units(NamedTuple):
 def list_units(view: RankView) -> Units:
     """Return the parameters of one rank by FSDP unit, before FSDP shards them.
 
-    An FSDP unit is a set of parameters that are gathered together. All layers with experts are one
-    entry with their number, and so are all layers with an FFN.
+    An FSDP unit is a set of parameters that are gathered together. Equal layers share an entry of
+    ``Units.layers``: the number of these layers on the rank, and the parameters of one of them.
+    Layers with experts are one entry, and layers with an FFN another. The parameters of a layer
+    include its routed experts, although FSDP shards these in a separate unit, if at all.
     """
     shape, tp = view.spec.shape, view.spec.dims.tp
     layers = [(kind.layers, list_layer_parts(shape, tp, kind.moe)) for kind in view.layer_kinds]
@@ -136,15 +138,19 @@ def num_active_parameters(shape: Shape, moe: Moe | None = None) -> int:
 
 
 def _view_full_model(shape: Shape, moe: Moe | None) -> RankView:
-    """Return the part of a step that a single rank has, which is the full model."""
+    """Return the view of the only rank of a step without parallelism, which has the full model.
+
+    The rank has all layers, the embedding, the head and all routed experts.
+    """
     return StepSpec(shape=shape, moe=moe and moe.on_one_rank()).rank_view(0)
 
 
 def count_layer_matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
     """Return the number of weights in GEMMs of one layer by which one token is multiplied.
 
-    Of the routed experts only ``top_k`` count, of shared experts all. Biases and norms do not
-    count. Without ``moe`` the layer has an FFN.
+    They are the weights of attention, and of the FFN or, with ``moe``, of the router, the shared
+    experts and ``top_k`` of the routed experts. Biases and norms do not count. The result is a
+    float because the weights of all routed experts are multiplied by ``top_k / experts``.
     """
     weights = 0.0
     for part in list_layer_parts(shape, 1, moe and moe.on_one_rank()):
@@ -166,10 +172,11 @@ def _count_shard(parts: Parts, kinds: tuple[Kind, ...], ranks: int, index: int) 
 
 
 def count_padded(parts: Parts, ranks: int) -> int:
-    """Return the number of elements in an all_gather of one FSDP unit over ``ranks`` ranks.
+    """Return the number of elements of the output of an all_gather of one FSDP unit.
 
-    ``parts`` are the parameters of the unit, such as those of a layer. FSDP pads the rows of each
-    parameter to a multiple of ``ranks``. Routed experts do not count, because they are a separate
+    The output has the parameters of the unit with padding: FSDP pads the rows of each parameter to
+    a multiple of ``ranks``, the number of ranks of the all_gather. ``parts`` are the parameters of
+    the unit, such as those of a layer. Routed experts do not count, because they are a separate
     unit.
     """
     largest_shard = _count_shard(parts, ("split", "replicated"), ranks, 0)
@@ -271,10 +278,12 @@ def _list_linear_parts(
 ) -> Iterator[ParameterPart]:
     """Yield a rank's weight (outer, inner) of a Linear and, with ``has_bias``, its bias (outer).
 
-    ``outer`` and ``inner`` are the output and input features of the rank's part, which the caller
-    has divided by ``tp``. ``kind`` is the kind of both. If ``tp`` splits the input features, the
-    bias is not divided: every rank has all of it and its full gradient, because the output is
-    summed over ranks. Its kind is still "split".
+    ``outer`` and ``inner`` are the numbers of output and input features of the rank's part. The
+    caller has divided one of them by ``tp``, or none. The weight and the bias both get ``kind``.
+
+    If ``tp`` splits the output features, each rank has the elements of the bias for its outputs. If
+    ``tp`` splits the input features, every rank has the full bias and computes its full gradient,
+    because the output is summed over ranks. The bias then has the kind "split" all the same.
     """
     yield _make_part(f"{name}.weight", kind, outer, inner)
     if has_bias:

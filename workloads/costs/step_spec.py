@@ -198,8 +198,9 @@ class StepSpec:
     def forward_passes(self) -> float:
         """The mean number of forward passes of a layer per microbatch, including recomputation.
 
-        It is 1 without checkpointing, 2 with ``selective`` or ``full``, and 1 + 1/K with
-        ``full:K``.
+        It is 1 without checkpointing, 2 with ``full``, and 1 + 1/K with ``full:K``. With
+        ``selective`` it is 2 as well, although the second pass repeats only a part of the layer: it
+        does not repeat attention and every second GEMM, whose results are saved.
         """
         return 1.0 if self.checkpointing == "none" else 1.0 + 1 / self.checkpoint_every
 
@@ -220,7 +221,9 @@ class StepSpec:
     def zero_stage(self) -> int:
         """The stage of ZeRO, 0 without sharding.
 
-        1 shards the optimizer state, 2 gradients too, and 3 parameters too.
+        Stage 3 is FSDP (``dims.fsdp`` > 1) with ``reshard``, and stage 2 is FSDP without
+        ``reshard``, which keeps parameters gathered from forward to backward. Stage 1, without
+        FSDP, shards only the optimizer state, as ``zero1`` describes.
         """
         if self.dims.is_sharded:
             return 3 if self.reshard else 2
@@ -532,10 +535,10 @@ class RankView:
 
     @property
     def work(self) -> tuple[int, int, bool, bool]:
-        """The work of this rank, which is equal for ranks with an equal result.
+        """A key of this rank's work. Pipeline ranks with equal keys do equal work.
 
-        The elements are the number of layers, the number of dense layers of a MoE model, True if
-        the rank has the embedding, and True if it has the head.
+        The elements are the number of all layers, the number of those with an FFN in a MoE model (0
+        in a dense model), True if the rank has the embedding, and True if it has the head.
         """
         return self.layers, self.dense_layers, self.has_embedding, self.has_head
 
@@ -576,9 +579,13 @@ class RankView:
     def symbols(self) -> dict[str, float]:
         """The values of the symbols in equations of this rank's bytes, keyed by symbol.
 
-        ``tokens`` is the number of tokens of a microbatch inside attention and FFN blocks, and
-        ``sharded_tokens`` between these blocks. ``layers`` is the number of this rank's layers,
-        ``moe_layers`` of those with experts.
+        ``tokens`` is the number of this rank's tokens of a microbatch inside attention and FFN
+        blocks (``StepSpec.local_tokens``), and ``sharded_tokens`` between these blocks. ``layers``
+        is the number of this rank's layers. In a MoE model, ``moe_layers`` of them have experts and
+        ``dense_layers`` an FFN. A symbol that starts with ``recomputed_`` counts those of these
+        layers that backward recomputes. ``cp``, ``tp``, ``ep`` and ``etp`` are sizes of axes. All
+        other symbols are fields or properties of ``StepSpec``, ``Shape`` or ``Moe`` with the same
+        name. Only a MoE model has the symbols of experts.
         """
         spec, shape = self.spec, self.spec.shape
         symbols = {

@@ -22,7 +22,9 @@ from parbench.workloads.expert_parallel.routing import NO_EXPERT
 class DispatchPlan(NamedTuple):
     """The order in which a rank sends its pairs of token and expert in one microbatch.
 
-    A rank has ``tokens`` tokens, each of which chose ``top_k`` experts.
+    A rank has ``tokens`` tokens, each of which chose ``top_k`` experts. Pairs are sent in the order
+    of their experts, and pairs of one expert in the order of their tokens. A pair beyond the
+    capacity of its expert is dropped: it is listed at the start of ``pairs``, and is not sent.
     """
 
     pairs: Tensor

@@ -14,15 +14,20 @@ COUNT_BYTES = 8
 INDEX_BYTES = 4
 """The bytes of one expert id, which is sent as int32."""
 Calls = tuple[LayerCall, ...]
-"""The communication of one MoE layer and microbatch."""
+"""The communication of one MoE layer and microbatch.
+
+An element stands for equal calls: the operation, the equation of its bytes, and the numbers of
+these calls in the forward and the backward pass.
+"""
 
 
 def list_all_to_all_calls(axis: str, ranks: int, tokens: str) -> Calls:
     """Return the calls of a dispatcher that sends a token to each of its experts by all_to_all.
 
     ``axis`` is the name of the axis with ``ranks`` ranks. ``tokens`` is an equation, as text, for
-    the number of a rank's tokens in a microbatch. The calls are the exchange of counts, the tokens
-    and the results (GShard, arXiv 2006.16668).
+    the number of a rank's tokens in a microbatch. The result has three elements: the counts of
+    tokens per expert, the tokens, and the results (GShard, arXiv 2006.16668). Each is one
+    all_to_all in forward. Tokens and results have one more in backward, for their gradients.
     """
     exchange = partial(LayerCall, axis, ranks, "all_to_all", forward=1)
     rows = f"{tokens} * top_k * hidden * bytes_per_element"

@@ -47,7 +47,11 @@ class ExpertSample:
     counts: RoutingCounts
     """The numbers of pairs of token and expert in the last step."""
     dispatch_bytes: float
-    """The bytes that the rank sends to dispatch one microbatch's tokens, 0 without ``ep``."""
+    """The bytes that leave this rank in one forward dispatch of a microbatch, 0 without ``ep``.
+
+    They are those of the tokens and of their counts, or with the dispatcher ``allgather`` of their
+    expert ids and weights. The results of experts, which ``combine`` sends, do not count.
+    """
     exchanges: Sequence[ExchangeTimes]
     """The times of each repetition of the exchange of one microbatch's tokens.
 
@@ -106,8 +110,10 @@ class ExpertProbe:
     def _time_exchange(self) -> ExchangeTimes:
         """Exchange one microbatch's tokens in forward, and return the seconds of its phases.
 
-        The phases are packing and transfer, their sum, and combine, by the keys of
-        ``ExchangeTimes``. All ranks must call this method. Each phase starts after a barrier.
+        The keys are ``dispatch_packing_time`` (``pack`` and ``unpack``), ``dispatch_transfer_time``
+        (``exchange_metadata`` and ``transfer``), ``dispatch_time`` (the sum of these four phases)
+        and ``combine_time`` (``combine``). All ranks must call this method. Each phase starts after
+        a barrier.
         """
         exchange = self._make_exchange()
         _, metadata_seconds = self._time(exchange.exchange_metadata)
@@ -151,10 +157,11 @@ class ExpertProbe:
 def make_dispatch_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricValue]:
     """Return metrics of the exchange of one microbatch's tokens, by metric name.
 
-    They are the times of dispatch, its packing, its transfer, and combine in seconds, and
-    ``dispatch_bandwidth.wire`` in bytes per second. A time is the mean over repetitions of the
-    maximum over ranks. The bandwidth is that of the bytes of the rank that sends most. ``samples``
-    has the sample of every rank.
+    They are ``dispatch_packing_time``, ``dispatch_transfer_time``, ``dispatch_time`` and
+    ``combine_time`` in seconds (see ``ExchangeTimes``), and ``dispatch_bandwidth.wire`` in bytes
+    per second. A time is the mean over repetitions of the maximum over ranks. The bandwidth is the
+    ``dispatch_bytes`` of the rank that sends most, divided by ``dispatch_time``, as the mean over
+    repetitions. ``samples`` has the sample of every rank.
     """
     num_bytes = max(sample.dispatch_bytes for sample in samples)
     values = {}

@@ -69,7 +69,11 @@ class MoeLayerBenchmark(LayerBenchmark):
         set_weights(layer, self._world.seed)
 
     def _draw(self) -> None:
-        """Draw this rank's tokens, output gradients and expert ids of tokens for the next step."""
+        """Draw this rank's tokens, output gradients and expert ids of tokens for the next step.
+
+        The tokens take the drawn experts in place of those that the layer's router would choose.
+        With the routing ``router``, no expert ids are drawn, and the router chooses in forward.
+        """
         rank = self._world.rank
         self.x = self._draw_hidden("tokens", rank).requires_grad_()
         self.output_gradient = self._draw_hidden("gradients", rank)
@@ -209,7 +213,8 @@ class DispatchBenchmark(MoeLayerBenchmark):
 
         In the last step, experts return their tokens unchanged. In the further step, each expert
         multiplies its tokens by a factor of its own. A token that was sent to a wrong expert then
-        has a wrong result.
+        has a wrong result. All ranks must call this method, because the further step exchanges
+        tokens. The result counts the elements of this rank's output only.
         """
         wrong = self._count_wrong(self.output, torch.ones(self.moe.experts))
         group = self._mesh.groups.get("ep")

@@ -143,7 +143,8 @@ class MoeLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the weighted sum of each token's experts plus the shared experts, shaped as ``x``.
 
-        ``x`` is (batch, sequence, hidden). The chosen experts are recorded in ``expert_ids``.
+        ``x`` is (batch, sequence, hidden). The chosen experts are recorded in ``expert_ids`` under
+        the key ``microbatch``, where they replace those of an earlier pass of this microbatch.
         """
         tokens = x.flatten(0, 1)
         scores = self.router(tokens)
@@ -216,7 +217,9 @@ class ReferenceMoeLayer(MoeLayer):
     """An MoE layer that one process computes expert by expert, to verify ``MoeLayer``.
 
     It takes complete sequences, whose tokens several ranks share in the verified step. The capacity
-    of experts applies to the tokens of each of these ranks separately, as in ``MoeLayer``.
+    of experts applies to the tokens of each of these ranks separately, as in ``MoeLayer``. The
+    layer finds the tokens of a rank by their positions: a position is the index of a token in its
+    sequence, from 0.
     """
 
     positions_by_source: Sequence[Sequence[int]] | None = None
@@ -242,8 +245,10 @@ class ReferenceMoeLayer(MoeLayer):
     def select_experts(self, scores: Tensor) -> Tensor:
         """Return the experts as ``MoeLayer`` does, and count misrouted tokens in ``num_misrouted``.
 
-        If ``assigned_ids`` has the experts that the verified ranks took, misrouted tokens are those
-        for which this layer's router would select others.
+        The result is ``assigned_ids`` if these are set, such as the experts that the verified ranks
+        took, and otherwise the experts with the best scores. Misrouted tokens are those for which
+        this layer's router scores another expert higher than one of the result, by more than
+        rounding explains (``NEAR_SCORES``). The count does not change the result.
         """
         expert_ids = super().select_experts(scores)
         tolerance = NEAR_SCORES[self.router.weight.dtype]

@@ -186,9 +186,10 @@ class StepRouting:
     def _gather_expert_ids(self, layers: Mapping[int, MoeLayer]) -> RecordedIds:
         """Gather on every rank the experts that the tokens of all ranks took in the last step.
 
-        All ranks call this function, each with its own MoE layers by layer number. Positions that
-        no rank recorded have ``NO_EXPERT``. The result is keyed by index of the microbatch in the
-        global batch, and then by layer number.
+        All ranks call this function, each with its own MoE layers by layer number. The result is
+        keyed by index of the microbatch in the global batch, and then by layer number. Its values
+        are tensors (sequences, positions, top_k) of expert ids for the complete sequences of the
+        microbatch. Positions that no rank recorded have ``NO_EXPERT``.
         """
         size = (self._spec.microbatch, self._spec.shape.sequence, self._moe.top_k)
         local_ids = []
@@ -207,8 +208,9 @@ class StepRouting:
     def _count_misrouted(self, batch: Tensor) -> int:
         """Return the number of tokens that took wrong experts in the last step, over all layers.
 
-        Experts are wrong if the router of a single process with the initial weights would choose
-        others. ``batch`` are the tokens of all ranks (sequences, positions + 1).
+        A token counts once for each MoE layer in which it took wrong experts. Experts are wrong if
+        the router of a single process with the initial weights would choose others. ``batch`` are
+        the tokens of all ranks (sequences, positions + 1).
 
         The comparison is made only at the first call. Later calls return 0, because the weights of
         the ranks are then trained and no longer the initial ones. The result is also 0 if the

@@ -50,11 +50,12 @@ class SimulatedCompute:
 
     @contextmanager
     def taking(self, seconds: float) -> Iterator[None]:
-        """Run the body of the context, and wait so that both together take ``seconds``.
+        """Run the body of the context, and then wait.
 
-        On a CPU the rank sleeps. If the previous wait ended too late, it sleeps less by the excess.
-        On CUDA a kernel spins for ``seconds`` after the work of the body. With 0 only the body
-        runs.
+        On a CPU the rank sleeps until the body and the sleep together have taken ``seconds``. If
+        the previous wait ended too late, it sleeps less by the excess. On CUDA a kernel spins for
+        the full ``seconds`` after the work that the body put into the stream, so that the time of
+        this work is added. With 0 only the body runs.
         """
         if seconds <= 0:
             yield
@@ -231,7 +232,11 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradient of the output unchanged, and a zero gradient for the token."""
+        """Return the gradient of the output unchanged, and a zero gradient for ``token``.
+
+        ``token`` is the scalar of ``_WeightGradient``. Its gradient starts the backward pass of
+        ``_WeightGradient``, which does not use the value.
+        """
         return gradients[0], gradients[0].new_zeros((), dtype=ctx.dtype)
 
 
@@ -285,11 +290,11 @@ def _add_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def set_distinct_gradients(model: nn.Module, rank: int, data_size: int) -> None:
     """Give data ranks different gradient values in the ``SimulatedLinear`` modules of a model.
 
-    ``rank`` is this rank's index among the ``data_size`` data ranks, from 0. All gradient elements
-    of a Linear have one value: ``data_size`` if one bit of ``rank`` is 0, and ``2 * data_size`` if
-    it is 1. The first Linear takes the lowest bit, the next Linear the next bit. After the highest
-    bit of ``data_size - 1`` the lowest follows again. With fewer Linears than bits, the higher bits
-    are not used, and some ranks have equal values.
+    ``rank`` is this rank's index among the ``data_size`` data ranks, from 0. Each Linear looks at
+    one binary digit (bit) of ``rank``. All of its gradient elements are ``data_size`` if this bit
+    is 0, and ``2 * data_size`` if it is 1. The first Linear looks at the lowest bit, the next
+    Linear at the next bit. After the highest bit of ``data_size - 1`` the lowest follows again.
+    With fewer Linears than bits, the higher bits are not used, and some ranks have equal values.
 
     If the reduction takes the wrong ranks, the mean over ranks changes. The reduction divides by
     ``data_size`` before it sums, so that it adds the integers 1 and 2. bfloat16 adds integers
@@ -311,8 +316,10 @@ def calibrate(
 
     A pass takes its waits and the time in which the host runs Python and torch. Before calibration,
     the waits of a forward pass alone add up to T, which is ``seconds_per_forward``. Afterwards,
-    waits and host time together take T in forward and 2 T in backward. The scales are never
-    negative, so that a slow host may still exceed T.
+    waits and host time together take T in forward and 2 T in backward. The results are
+    ``compute.forward_scale`` and ``compute.backward_scale``, the factors of all waits. If forward
+    takes 1.2 T before calibration, the factor is 0.8. The factors are never negative, so that a
+    slow host may still exceed T.
 
     ``forward`` runs forward of one microbatch and returns the loss. It must use a model that is not
     distributed. The host time that parallelism adds is then not subtracted and stays visible.

@@ -255,9 +255,9 @@ def make_meta_model(
 def initialize(module: nn.Module, seed: int, device: torch.device, name: str = "") -> None:
     """Move the parameters of ``module`` from the meta device to ``device``, and set them.
 
-    Modules that are on another device already are not changed. Weights depend only on ``seed`` and
-    on a parameter's name in the model. ``name`` is the module's name in the model. A DTensor gets
-    its part of the weights.
+    A submodule whose own parameters are not on the meta device keeps its values and its device,
+    even if that is not ``device``. Weights depend only on ``seed`` and on a parameter's name in the
+    model. ``name`` is the module's name in the model. A DTensor gets its part of the weights.
     """
     for path, part in module.named_modules(prefix=name):
         if any(parameter.is_meta for parameter in part.parameters(recurse=False)):
@@ -372,10 +372,11 @@ _WRAPPERS = frozenset({"module", "_orig_mod", "_checkpoint_wrapped_module"})
 def checkpoint_layers(part: Transformer, checkpointing: Checkpointing, every: int = 1) -> None:
     """Make layers of a model part recompute their activations in backward, in place.
 
-    ``full`` recomputes the layers whose number is a multiple of ``every``. ``selective`` recomputes
-    all operators except those that ``SelectivePolicy`` saves. Only ``forward`` is replaced, so that
-    parameters keep their names. FSDP and DDP wrap the layers later, so that gathered weights are
-    available when a layer is recomputed.
+    Only the layers whose number in the full model, from 0, is a multiple of ``every`` are changed.
+    ``full`` recomputes all of their operators. ``selective`` recomputes all operators except those
+    that ``SelectivePolicy`` saves. Only ``forward`` is replaced, so that parameters keep their
+    names. FSDP and DDP wrap the layers later, so that gathered weights are available when a layer
+    is recomputed.
     """
     if checkpointing == "none":
         return
@@ -398,7 +399,8 @@ def _make_selective_contexts() -> Any:
     """Return two contexts for one selectively checkpointed layer: of forward and of recomputation.
 
     The first context stores the outputs that it keeps in a cache, from which the second takes them.
-    This cache is appended to each list in ``watchers``, for functions that count its bytes.
+    ``watchers`` is a module variable: the lists of the functions that presently count saved bytes.
+    The cache is appended to each of these lists, so that the functions can count its tensors.
     """
     contexts = create_selective_checkpoint_contexts(SelectivePolicy())  # type: ignore[no-untyped-call]
     for caches in watchers:

@@ -31,8 +31,10 @@ Groups = list[list[int]]
 class ParallelDims:
     """The mesh of a training step: the number of ranks along each axis, and the axes' order.
 
-    The sizes of ``dp`` to ``tp`` multiply to the number of ranks. ``ep`` and ``etp`` lie inside
-    these axes.
+    The sizes of ``dp`` to ``tp`` multiply to the number of ranks. ``ep`` and ``etp`` do not: they
+    group the ranks of one pipeline stage, which differ in ``dp``, ``fsdp``, ``cp`` and ``tp``, in
+    another way. ``etp`` divides ``tp``. ``ep`` * ``etp`` divides ``dp`` * ``cp`` * ``tp``, with
+    FSDP ``fsdp`` * ``cp`` * ``tp``.
     """
 
     dp: int = 1
@@ -131,7 +133,9 @@ class ParallelDims:
     def replica_axes(self) -> tuple[str, ...]:
         """The axes over which gradients are all-reduced, except those of routed experts.
 
-        With FSDP, a reduce_scatter over ``shard_axes`` precedes the all_reduce.
+        Without FSDP they are ``dp`` and ``cp``, whose ranks all hold the same parameters. With FSDP
+        only ``dp`` remains, because FSDP shards over ``cp`` too. A reduce_scatter over
+        ``shard_axes`` then precedes the all_reduce.
         """
         return ("dp",) if self.is_sharded else ("dp", "cp")
 

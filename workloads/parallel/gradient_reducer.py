@@ -112,9 +112,12 @@ class GradientReducer:
     def wait(self, *, is_last: bool = True) -> None:
         """Wait until all gradients are reduced, and write the means into the ``grad`` tensors.
 
+        A mean is the sum over the group, divided by the ``divisor`` of the constructor.
+
         ``is_last`` is True for the last reduction of a step. If it is False, the means are
-        multiplied by ``divisor`` / group size. The next microbatch adds its gradients to them, and
-        its reduction divides and sums both. The factor cancels this for the earlier gradients.
+        multiplied by ``divisor`` / group size. The next microbatch adds its gradients to the
+        result, and the next reduction divides both by ``divisor`` and sums them over the group. The
+        factor cancels this second reduction of the earlier gradients.
         """
         scale = self._divisor / (1 if self._group is None else self._group.size())
         for index, flat, work in self._reductions:

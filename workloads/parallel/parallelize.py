@@ -122,8 +122,9 @@ class ParallelPart:
 def build_parts(view: RankView, mesh: Mesh) -> dict[int, Transformer]:
     """Return this rank's layers for each of its pipeline stages, keyed by number of the stage.
 
-    The layers are on the meta device, and have no weights yet. Only their routed experts are
-    already distributed over the ``mesh``.
+    ``view`` is this rank's part of the step: its position on the mesh, and from it the stages and
+    their layers. The layers are on the meta device, and have no weights yet. Only their routed
+    experts are already distributed over the ``mesh``.
     """
     spec = view.spec
     parts = {}

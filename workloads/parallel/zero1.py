@@ -86,9 +86,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._reductions.clear()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set all gradients to zero. Other than in torch, they stay views of the buffer.
+        """Set the gradients of all parameters to zero.
 
-        ``set_to_none`` applies to the gradients of this rank's parts.
+        Unlike in torch, no parameter's ``grad`` becomes None: each is a view of the buffer that
+        holds all gradients. ``set_to_none`` applies only to the reduced gradients of this rank's
+        parts of the buckets, from which AdamW updates.
         """
         self._gradients.zero_()
         self.optim.zero_grad(set_to_none)

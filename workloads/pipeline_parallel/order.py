@@ -19,9 +19,10 @@ of the stage's weights ("W").
 def get_received(action: Action, num_stages: int) -> Output | None:
     """Return the identity of the tensor that an action receives from a neighboring stage.
 
-    The result is None if the action receives nothing. A forward pass receives the activations of
-    the stage before. A backward pass or an input gradient receives the gradient from the stage
-    after. ``num_stages`` counts the stages of all ranks.
+    The identity is (stage that computes the tensor, kind, microbatch), see ``Output``. The result
+    is None if the action receives nothing. A forward pass receives the activations of the stage
+    before. A backward pass or an input gradient receives the gradient from the stage after.
+    ``num_stages`` counts the stages of all ranks.
     """
     if action.kind == "F" and action.stage > 0:
         return action.stage - 1, "F", action.microbatch

@@ -133,7 +133,8 @@ def can_measure_bubble(world: World, simulated_seconds: float | None) -> bool:
 def merge_steps(steps_by_rank: Sequence[Sequence[RankStep]]) -> list[SimulatedTimeline]:
     """Return the timeline of each measured step of one pipeline, in the order of the steps.
 
-    ``steps_by_rank`` has the steps of each rank of the pipeline, first stage first.
+    ``steps_by_rank`` has the steps of each rank of the pipeline, first stage first. The times of
+    all ranks must be on one clock. In a ``RankStep`` they are on the clock of rank 0.
     """
     return [
         SimulatedTimeline(actions=tuple(chain.from_iterable(steps)), ranks=len(steps))
@@ -159,9 +160,10 @@ def summarize_bubble(
     the mean over steps. The others are of the step with the median makespan:
     ``bubble_fraction_simulated``, ``bubble_fraction_formula`` if the schedule has a formula, and
     ``idle_<cause>`` in seconds as the mean over ranks. ``simulated_seconds`` is the time of a
-    rank's forward pass of one microbatch, None for real compute. The formula takes this time for
-    all passes, because some formulas require equal times. With real compute, it takes the mean
-    measured times of the passes.
+    rank's forward pass of one microbatch, None for real compute. The formula takes this time for a
+    rank's forward pass, input gradient and weight gradient of one microbatch each, because some
+    formulas require equal times. With real compute, it takes the mean measured times of these three
+    passes.
     """
     timeline = find_median_step(timelines)
     fractions = [timeline.bubble_fraction for timeline in timelines]

@@ -134,7 +134,9 @@ class ActionWriter:
     def add(self, stage: int, kinds: str) -> None:
         """Append one action of a stage for each letter of ``kinds``, such as "FIW".
 
-        F is a forward pass, B a full backward pass, I an input gradient, and W a weight gradient.
+        F is a forward pass, B a full backward pass, I an input gradient, and W a weight gradient. A
+        W is for the first microbatch of this stage whose I is in the list and whose W is not. If
+        there is no such microbatch, the W is left out.
         """
         for kind in kinds:
             if kind == "W":

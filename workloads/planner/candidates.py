@@ -199,7 +199,8 @@ def _list_zero_stages(request: SearchRequest, step: StepSpec) -> Iterator[StepSp
     """Yield the step, which is on a mesh, with each stage of ZeRO that the request allows.
 
     FSDP meshes have stage 3 and, without a pipeline, stage 2. Other meshes have stages 0 and 1.
-    Replicas of a pipeline have stage 0 only on request, because ZeRO-1 sends no more bytes.
+    Replicas of a pipeline have stage 0 only on request, because stage 1 (ZeRO-1) sends no more
+    bytes than the all_reduces of stage 0, and needs less memory.
     """
     dims = step.dims
     steps: list[StepSpec] = []

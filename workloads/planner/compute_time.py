@@ -198,8 +198,9 @@ def count_elementwise_bytes(spec: StepSpec, parts: Parts) -> float:
     They are of one microbatch on one rank. ``parts`` are the parameters of the layer.
 
     A norm reads and writes a tensor, a residual reads two and writes one. GELU reads and writes its
-    tensor, SwiGLU in two kernels moves five. RoPE in float32 moves its tensors five times each way.
-    Fused kernels move fewer tensors, because they keep the input of the next operation.
+    tensor, SwiGLU in two kernels moves five. RoPE in float32 moves ten: queries and keys are read
+    five times and written five times. Fused kernels move fewer tensors, because they keep the input
+    of the next operation. RoPE then moves two: queries and keys are read once and written once.
     """
     shape = spec.shape
     is_llama = shape.recipe == "llama"

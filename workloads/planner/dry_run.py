@@ -188,18 +188,25 @@ class PlannedWork:
     compute_seconds: float
     """The seconds of compute of a microbatch in both passes, without communication."""
     forward: float
-    """The seconds of a microbatch's forward pass, with exposed calls on ``BLOCKING_AXES``."""
+    """The seconds of a microbatch's forward pass.
+
+    They include the exposed calls of tensor, context and expert parallelism (``BLOCKING_AXES``).
+    """
     backward: float
     """The seconds of a microbatch's backward pass.
 
-    They include recomputation and the exposed calls on ``BLOCKING_AXES``.
+    They include recomputation, and the exposed calls of tensor, context and expert parallelism
+    (``BLOCKING_AXES``).
     """
     axes: Mapping[str, Axis]
     """The communication of this rank in all microbatches of a step, by name of the mesh axis."""
 
     @property
     def microbatch(self) -> float:
-        """The seconds of a microbatch in both passes, with exposed calls on ``BLOCKING_AXES``."""
+        """The seconds of a microbatch in both passes.
+
+        They include the exposed calls of tensor, context and expert parallelism.
+        """
         return self.forward + self.backward
 
 
@@ -283,8 +290,12 @@ def _estimate_works(
     """Return the predicted time and communication of representative pipeline ranks.
 
     The list has one representative of each set of ranks with equal work (see ``plan_ranks``). The
-    second result is the busiest rank: the element whose microbatch takes longest. ``seconds`` and
-    ``compute_seconds`` are as in ``dry_run``.
+    second result is the busiest rank: the element whose microbatch takes longest.
+
+    ``seconds`` is a function that returns the seconds of one communication call. With None, they
+    follow from the rates and latencies of ``hardware``. ``compute_seconds`` is the measured compute
+    of a step, as the mean over pipeline ranks. A rank gets a share of this time by its number of
+    layers. With None, the compute of each rank follows from ``hardware``.
     """
     seconds = seconds or by_hardware(hardware)
     works = []
@@ -385,7 +396,9 @@ def _compute_bubble(
     """Return the seconds per step that the busiest rank waits for other stages of the pipeline.
 
     The second result is the text for ``DryRun.bubble_method``. ``works`` has one rank of each set
-    with equal work. See ``dry_run`` for ``exact``.
+    with equal work. With ``exact``, the pipeline is simulated if it has at most
+    ``MAX_SIMULATED_ACTIONS`` passes of stages. Otherwise the bubble follows from the formula of the
+    schedule. A schedule without a formula for these sizes is always simulated.
     """
     pp = spec.dims.pp
     if pp == 1:

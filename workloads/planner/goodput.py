@@ -28,9 +28,10 @@ def compute_goodput(gpus: int) -> Equation:
     """Return the equation of goodput: the fraction of time in which training makes progress.
 
     The interval between checkpoints is the best one, sqrt(2 C F), where a checkpoint takes C
-    seconds and F seconds pass between failures (Young, 1974; Daly, 2006). F is inversely
-    proportional to ``gpus``. A failure costs the restart and, on average, half of the interval and
-    of a checkpoint.
+    seconds and F seconds pass between failures (Young, 1974; Daly, 2006). C is the assumed
+    ``CHECKPOINT_SECONDS``. F is a day divided by ``FAILURES_PER_GPU_DAY``, the failure rate of the
+    training of Llama 3, and by ``gpus``. A failure costs the restart, which takes the assumed
+    ``RESTART_SECONDS``, and on average half of the interval and of a checkpoint.
     """
     failure_seconds = 86_400 / (FAILURES_PER_GPU_DAY * gpus)
     interval = math.sqrt(2 * CHECKPOINT_SECONDS * failure_seconds)

@@ -76,7 +76,10 @@ def search(
 
     Each mesh has its best settings, and ``rank_runs`` gives the order. The pipelines of the first
     ``SIMULATED_RUNS`` meshes are simulated if they have at most ``SIMULATED_PASSES`` forward
-    passes. If no mesh fits in memory, the search is repeated with fewer tokens per rank of ``cp``.
+    passes. If no mesh fits in memory, the search is repeated once with larger ``cp``, which may
+    leave each rank as few as ``MIN_TOKENS`` tokens of a sequence. If no mesh fits then either,
+    ``feasible`` and ``runs`` of the result are empty, and its other fields are those of the second
+    search.
 
     ``seconds`` is a function that returns the seconds of one communication call, from fits of
     measured calls. With None, they follow from the rates and latencies of ``hardware``. Raises
@@ -141,9 +144,14 @@ def _predict(
 ) -> DryRun | None:
     """Return the prediction of a step with the least recomputation that fits in memory.
 
-    None if the step does not fit with any checkpointing of the request. The tried steps and the
-    first reasons why they cannot run are added to ``result``. ``seconds`` returns the seconds of a
+    The checkpointings of the request are tried, the one with least recomputation first, until the
+    step fits. The result is None if it fits with none of them. The bubble of a pipeline follows
+    from the formula of its schedule if there is one. ``seconds`` returns the seconds of a
     communication call, None to compute them from ``hardware``.
+
+    Facts on the tried steps are added to ``result``: the violations of divisibility rules
+    (``broken_rules``), the number of steps without a violation (``num_considered``), the number of
+    those that do not fit (``num_too_large``), and the smallest of these (``smallest``).
     """
     for checkpointing in request.checkpointings:
         spec = step.with_checkpointing(checkpointing)
@@ -204,5 +212,8 @@ def measure_effort(run: DryRun) -> int:
 
 
 def is_tie(run: DryRun, fastest_seconds: float) -> bool:
-    """Return True if a predicted step is at most ``PREDICTION_ERROR`` slower than the fastest."""
+    """Return True if a predicted step ties with the fastest, which takes ``fastest_seconds``.
+
+    It ties if its time is at most (1 + ``PREDICTION_ERROR``) times ``fastest_seconds``.
+    """
     return run.seconds <= fastest_seconds * (1 + PREDICTION_ERROR)

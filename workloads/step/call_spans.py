@@ -11,16 +11,18 @@ def find_call_spans(trace: StepTrace, axes: Sequence[str]) -> list[Span | None] 
     """Return the start and stop of each communication call of a profiled step on one rank.
 
     Times are in nanoseconds of the profiler's clock. ``axes`` has the mesh axis of each call, in
-    order of issue, which is also the order of the result. An element is None for a call that the
-    trace does not have. The whole result is None if the trace does not match the calls, or if the
-    host launched a kernel before the first call or at an unknown time.
+    order of issue, which is also the order of the result. An element is None for a call to which no
+    kernel in the trace belongs. The whole result is None if kernels cannot be assigned to calls:
+    the trace has another number of calls than ``axes``, or the host launched a kernel before the
+    first call or at an unknown time.
 
     * On a CPU, the trace has the calls themselves, in order of issue.
     * On a device, it has kernels. A kernel belongs to the call in which the host launched it. With
       several kernels, a call lasts from the first start to the last stop.
     * Torch may coalesce several calls into one kernel, which it launches after the last of them has
-      returned. All of these calls then get the time of this kernel. They are the last call before
-      the launch, and the calls directly before it that are on its axis and have no kernel yet.
+      returned. All coalesced calls then get the time of this kernel. The coalesced calls are the
+      last call that was issued before the launch, and the calls directly before that call, as far
+      back as they are on the same axis and have no kernel yet.
     """
     issued = trace.comm if trace.issue_spans is None else trace.issue_spans
     if len(issued) != len(axes):

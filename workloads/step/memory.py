@@ -57,6 +57,10 @@ class MemoryProbe:
         Parameters, gradients, optimizer state and buffers are the tensors that exist between steps.
         The parameters that FSDP has gathered after forward count as buffers. Measured activations
         are the peak of forward and backward above the memory at their start.
+
+        ``budget_seconds`` and ``step`` are not used: the probe always runs ``forward_backward``
+        three times and ``count_activations`` once. ``reset`` resets the benchmark before the first
+        and before the second (measured) run of ``forward_backward``.
         """
         parameters: list[Tensor] = list(self.model.parameters())
         reset()

@@ -54,8 +54,9 @@ class MatchedTrace:
     spans: list[Span | None]
     """The start and stop (ns) of each recorded call, in order of issue.
 
-    An entry is None for a call that the trace does not have. The list is empty if the trace and the
-    calls do not match.
+    An entry is None for a call to which no communication in the trace belongs, although the trace
+    and the calls match. The list is empty if they do not match, so that the time of every call is
+    unknown.
     """
     named: list[TimedCall]
     """All communication in the trace, with mesh axis, operation and bytes.
@@ -63,7 +64,12 @@ class MatchedTrace:
     If the trace and the calls do not match, operation and bytes are unknown.
     """
     unseen: set[str]
-    """The mesh axes with calls that the trace does not have, without groups of one rank."""
+    """The mesh axes that have calls without a time in the trace, such as calls the profiler missed.
+
+    The exposed communication of these axes and the idle time are then unknown. Calls on groups of
+    one rank do not count, because they send nothing. If the trace and the calls do not match, all
+    axes with calls are in the set if the trace has no communication at all, and otherwise none.
+    """
 
     def group_by_axis(self) -> dict[str, list[Span]]:
         """Return the start and stop (ns) of all communication in the trace, keyed by mesh axis."""
@@ -218,9 +224,12 @@ class OverlapProbe:
     def _summarize_breakdown(self, samples: Sequence[RankTimings]) -> dict[str, MetricValue]:
         """Return the parts of the median profiled step's wall time, as metrics of the slowest rank.
 
-        Their keys are names of metrics, such as ``exposed_comm.dp`` for the seconds of exposed
-        communication on ``dp``. If the trace lacks calls, idle time, overlap and the exposed
-        communication of their axes are unknown (None).
+        The slowest rank is the one with the longest wall time in this step. The keys are names of
+        metrics: ``compute``, ``exposed_copy``, ``idle`` and the phases in seconds,
+        ``exposed_comm.AXIS`` for the seconds of exposed communication on a mesh axis, and
+        ``overlap`` for the fraction of the communication time that compute or copies hide. If the
+        trace lacks calls, idle time, overlap and the exposed communication of the axes of these
+        calls are unknown (None).
         """
         slowest_rank = max(samples, key=lambda sample: sample.breakdown.wall_seconds)
         breakdown = slowest_rank.breakdown

@@ -75,8 +75,10 @@ def run_probes(
     """Run probes one after the other on all ranks, and return their merged results.
 
     The results are metrics, facts for the record (``details``), notes and a timeline. ``seconds``
-    is the time budget of all probes together, which is split by ``Probe.share``. If two probes give
-    the same metric, fact or timeline, the later one counts.
+    is the time budget of all probes together. Each probe gets a part in proportion to its weight
+    ``Probe.share``: with the weights 1 and 3, a quarter and three quarters. A probe of weight 0
+    gets 0 seconds, because it runs a fixed number of steps. If two probes give the same metric,
+    fact or timeline, the later one counts.
     """
     total_share = sum(probe.share for probe in probes) or 1.0
     metrics: dict[str, MetricValue] = {}
@@ -119,9 +121,11 @@ def repeat_within_budget(
 def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
     """Return the maximum over ranks for each round of steps, in order.
 
-    ``by_rank[rank][round]`` is the seconds of a rank's step in a round. The largest difference of
-    many ranks is above zero even if each true difference is zero. So differences are taken between
-    these maxima, round by round.
+    ``by_rank[rank][round]`` is the seconds of a rank's step in a round. To compare two kinds of
+    steps, such as with and without communication, take the difference of their maxima in each
+    round. Do not take the maximum over ranks of each rank's own difference of the two kinds.
+    Because times vary, this maximum over many ranks is above zero even if both kinds take equally
+    long.
     """
     return [max(seconds) for seconds in zip(*by_rank, strict=True)]
 

@@ -127,7 +127,10 @@ class CommRecorder(_CommMode):  # type: ignore[no-untyped-call]
         """The recorded calls, in order of issue."""
 
     def handle(self, func: Any, group: dist.ProcessGroup, args: Any, kwargs: Any) -> Any:
-        """Record the call of a known operator, run it unchanged, and return its result."""
+        """Record the call if the operator is in ``_OPERATIONS``, run it, and return its result.
+
+        Operators that are not in ``_OPERATIONS``, such as a barrier, run without being recorded.
+        """
         name = func.name().partition("::")[2].partition(".")[0]
         if name in _OPERATIONS:
             self.calls.append(self._make_call(name, group, args))
@@ -354,9 +357,13 @@ def _count_bytes(tensors: Any) -> int:
 
 
 def _replace_group(arg: Any, name: str, group: dist.ProcessGroup) -> Any:
-    """Return ``group`` in place of an argument of an operator that is any process group or ``name``.
+    """Return an argument of a communication operator, with its process group replaced by ``group``.
 
-    ``name`` is the name of the process group to replace. Other arguments are returned unchanged.
+    A functional collective has the name of its process group as an argument. A text equal to
+    ``name``, the name of the group to replace, becomes the name of ``group``. Other operators have
+    a process group as an argument. It becomes ``group`` without a comparison with ``name``, because
+    the caller has already checked that the operator is on the group ``name``. All other arguments are
+    returned unchanged.
     """
     if unbox_group(arg) is not None:
         return group.boxed()

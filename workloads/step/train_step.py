@@ -237,7 +237,9 @@ class TrainStep(Benchmark):
         """Set the expert ids of tokens in the MoE layers of ``part``, for one microbatch.
 
         ``index`` is the index of the microbatch on this rank, and ``part`` is the model part of one
-        pipeline stage. For a dense model, nothing is set.
+        pipeline stage. Random ids were drawn before the step. With the routing ``router``, the
+        learned router of each layer chooses the experts in forward, so that no ids are set, except
+        while the check repeats the choice of the last step. For a dense model, nothing is set.
         """
         if self._routing is not None:
             self._routing.assign(part.moe_layers, self._microbatch_numbers[index])

@@ -78,10 +78,12 @@ class TrainingLoop(Benchmark):
             self._current_batch = self._batch(self._step_number)
 
     def check(self) -> int:
-        """Compute gradients of the current batch, and return the number of wrong ones.
+        """Compute gradients of the current batch, and return the number of wrong gradient tensors.
 
-        A gradient is wrong if it differs from the mean over ranks of the reference's gradients.
-        Without a reference it is wrong if it is not finite.
+        The gradient of a parameter counts once, however many of its elements are wrong. It is wrong
+        if its L2 distance from the mean over ranks of the reference's gradients exceeds the
+        tolerance, or if it is missing although the reference's gradient is not zero. Without a
+        reference, it is wrong if one of its elements on this rank is infinite or NaN.
         """
         self._optimizer.zero_grad()
         self._run_forward_backward()

@@ -397,11 +397,13 @@ def compare(
     norm: float,
     tolerance: float = RELATIVE_TOLERANCE,
 ) -> Iterator[WrongTensor]:
-    """Yield the tensors in ``actual`` that are too far from their references.
+    """Yield the gradients and outputs in ``actual`` that are too far from their references.
 
-    ``actual`` and the references in ``expected`` are keyed by name. The distance of a tensor is the
-    L2 norm of its difference from the reference. ``norm`` is the norm of all reference gradients
-    together. A small multiple of it is added to each allowed distance.
+    ``actual`` and the references in ``expected`` are keyed by name. They are gradients, and in a
+    benchmark of one layer also the layer's output. This function does not compare weights. The
+    distance of a tensor is the L2 norm of its difference from the reference. ``norm`` is the L2
+    norm of all reference gradients together, without an output. A small multiple of ``norm`` is
+    added to each allowed distance.
 
     If ``low_precision`` is None, ``tolerance`` is the allowed distance relative to the norm of the
     reference. Otherwise ``low_precision`` has the tensors that a single process computes in the
@@ -498,9 +500,11 @@ def count_unfilled(gradient: Tensor | None, expected: float, num_ranks: int) -> 
     ``expected`` is the right value of all elements, a mean over ranks. ``num_ranks`` is the world
     size. A gradient of None counts as one wrong element.
 
-    The tolerance grows with ``num_ranks``, because each rank may round once. If one rank is missing
-    in the mean, the value changes by at least 2 / (3 num_ranks). In bfloat16 this exceeds the
-    tolerance for up to 26 ranks. With more ranks, a missing rank may not be found.
+    The tolerance is relative to ``expected``. In float32 it is ``RELATIVE_TOLERANCE``. In other
+    types it is 1 / (2 num_ranks), or for many ranks a bound that grows with ``num_ranks``, because
+    each rank may round once. If one rank is missing in the mean, the value changes by at least
+    2 / (3 num_ranks) of ``expected``. In bfloat16 this exceeds the tolerance for up to 26 ranks.
+    With more ranks, a missing rank may not be found.
     """
     if gradient is None:
         return 1

@@ -46,11 +46,14 @@ def calibrate_hardware(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardwar
 
 
 def _replace_compute(hardware: Hardware, share: float) -> tuple[Hardware, Efficiency]:
-    """Return a copy of the hardware, and its efficiencies, on which compute reaches ``share``.
+    """Return hardware and efficiencies with which compute reaches ``share`` of the peak FLOP/s.
 
     ``share`` is the measured fraction of the peak FLOP/s that a step reaches while it computes,
-    with GEMMs and all other kernels. In the copy, launches of kernels and traffic in memory take no
-    time, because ``share`` includes their time.
+    with GEMMs and all other kernels. Launches of kernels (a field of ``Hardware``) and traffic in
+    memory (fields of ``Efficiency``) then take no time, because ``share`` includes their time.
+
+    The returned hardware still has the old efficiencies. The caller adds measured overlaps to the
+    returned efficiencies, and then puts them into the hardware.
     """
     efficiency = msgspec.structs.replace(
         hardware.efficiency,

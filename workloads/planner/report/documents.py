@@ -113,7 +113,11 @@ def _make_document(run: DryRun, sections: Sequence[Section]) -> Document:
 
 
 def _question_table(request: SearchRequest, hardware: Hardware) -> Table:
-    """Return the table of the questions that lead to a strategy, with their answers."""
+    """Return the table of the questions that lead to a strategy, with their answers.
+
+    They are about model state, activations, the sequence, the experts of a MoE model, the global
+    batch and failures, such as whether the model state fits on one GPU (see ``list_questions``).
+    """
     questions = list(list_questions(request, hardware))
     equations = dict.fromkeys(question.equation.text for question in questions)
     return Table(

@@ -296,8 +296,11 @@ def _regime_row(step: StepSpec, gpus: int, tokens: int, hardware: Hardware) -> R
     """Return the row of ``_regime_table`` for ``tokens`` tokens per GPU.
 
     The row has the ratio of communication to compute for FSDP, and for FSDP with TP of the size
-    with the smallest ratio. A ratio is None if the model does not allow the mesh. ``gpus`` is the
-    number of GPUs of the mesh.
+    with the smallest ratio. With TP, the ranks of a ``tp`` group share a microbatch of ``tokens``
+    times the size of ``tp``, so that the tokens per GPU are the same. A ratio is None if the model
+    does not allow the mesh. The last column is the simplest mesh whose ratio is at most 1: FSDP,
+    otherwise FSDP with TP, otherwise "communication bound". ``gpus`` is the number of GPUs of the
+    mesh.
     """
     ratio_by_tp: dict[int, float] = {}
     for tp in list_divisors(hardware.gpus_per_node):

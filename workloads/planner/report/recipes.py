@@ -120,7 +120,10 @@ def recipe_document() -> Document:
 
 
 def _make_row(recipe: Recipe) -> Row:
-    """Return the table row of a recipe, with the number of parameters of its model."""
+    """Return the table row of a recipe, the mesh with which a published model was trained.
+
+    The number of parameters of the model is added.
+    """
     step = MODELS[recipe.model]
     return {
         **asdict(recipe),
