@@ -33,9 +33,8 @@ from parbench.workloads.presets import (
 )
 from parbench.workloads.tp_layer_case import FFN_STYLE, LINEAR_STYLE, make_tp_layer
 
-EXPERT_TP = Param("tp", "int", 1, "ranks that split attention", minimum=1, optional=True)
-EXPERT_FSDP = Param("fsdp", "bool", False, "shard parameters with FSDP2", optional=True)
-TP = Param("tp", "int", 2, "ranks that split a layer", minimum=1)
+ONE_LAYER = (*MODEL, MICROBATCH, PRECISION)
+"""The parameters that the benchmarks of one layer share with training steps."""
 GLOO_ON_GPUS = ("ddp", "zero1", "ep_dispatch")
 """The names of the steps that can run on GPUs with gloo.
 
@@ -117,27 +116,27 @@ DEFINITIONS = (
     ),
     _define_step(
         "hsdp", "FSDP2, sharded within groups and replicated",
-        presets.HSDP_MESH, RESHARD, PREFETCH, NO_SYNC,
+        RESHARD, PREFETCH, NO_SYNC,
     ),
     _define_step("tp", "tensor parallel without sequence parallelism"),
     _define_step("tp_sp", "tensor and sequence parallel", tags=ONE_OF_EACH_KIND),
     _define_step(
-        "tp_fsdp", "tensor parallel layers inside FSDP2",
-        TP, RESHARD, PREFETCH, NO_SYNC, tags=("smoke",),
+        "tp_fsdp", "tensor parallel layers on two ranks, inside FSDP2",
+        RESHARD, PREFETCH, NO_SYNC, tags=("smoke",),
     ),
     _define_step(
         "ep_dispatch", "expert parallel: dispatch and combine of tokens, without experts",
-        *LAYER_PARAMS, common=(*MODEL, MICROBATCH, PRECISION),
+        *LAYER_PARAMS, common=ONE_LAYER,
         target="expert_parallel.layer_step:DispatchBenchmark", preset=presets.build_ep_step,
     ),
     _define_step(
         "ep_layer", "expert parallel: forward and backward of one layer",
-        *LAYER_PARAMS, common=(*MODEL, MICROBATCH, PRECISION),
+        *LAYER_PARAMS, common=ONE_LAYER,
         target="expert_parallel.layer_step:MoeLayerBenchmark", preset=presets.build_ep_step,
     ),
     _define_step(
-        "ep_step", "expert parallel inside data parallel; tp=N splits attention",
-        *MOE_PARAMS, EXPERT_TP, EXPERT_FSDP, BUCKET, NO_SYNC, tags=ONE_OF_EACH_KIND,
+        "ep_step", "expert parallel inside data parallel",
+        *MOE_PARAMS, BUCKET, NO_SYNC, tags=ONE_OF_EACH_KIND,
     ),
     _define_step(
         "pp", "pipeline parallel; schedules from GPipe to DualPipeV",
@@ -153,12 +152,12 @@ DEFINITIONS = (
     ),
     _define_step(
         "tp_linear", "tensor parallel: forward and backward of one matrix",
-        LINEAR_STYLE, common=(*MODEL, MICROBATCH, PRECISION),
+        LINEAR_STYLE, common=ONE_LAYER,
         target="tensor_parallel_layers:TpLayerBenchmark", preset=make_tp_layer,
     ),
     _define_step(
         "tp_ffn", "tensor parallel: forward and backward of one FFN",
-        FFN_STYLE, common=(*MODEL, MICROBATCH, PRECISION),
+        FFN_STYLE, common=ONE_LAYER,
         target="tensor_parallel_layers:TpLayerBenchmark", preset=make_tp_layer,
     ),
 )

@@ -36,16 +36,6 @@ def _make_switch(name: str, default: bool, help_text: str) -> Param:
     return Param(name, "bool", default, help_text, optional=True)
 
 
-def _make_mesh_param(default: str) -> Param:
-    """Return the parameter ``mesh`` of a training step, such as ``dp=2,tp=4``.
-
-    ``default`` is the phrase in its help for the mesh without a value.
-    """
-    axes = "dp, fsdp, pp, cp, tp; ep and etp lie inside others"
-    help_text = f"ranks of each axis, outermost first: {axes}; empty = {default}"
-    return Param("mesh", "mesh", "", help_text)
-
-
 BUCKET = Param(
     "bucket_mb",
     "float",
@@ -71,11 +61,17 @@ SEQUENCE_PARALLEL = _make_switch(
     "sequence_parallel", True, "shard the tokens between the blocks of a layer over tp"
 )
 CONTEXT = (replace(CP_METHOD, default="zigzag"), ULYSSES)
-HSDP_MESH = _make_mesh_param("two replicas, dp=2")
-_NOT_IN_HYBRID = ("ep", "etp", "experts")
+MESH = Param(
+    "mesh",
+    "mesh",
+    "",
+    "ranks of each axis, outermost first: dp, fsdp, pp, cp, tp; ep and etp lie inside others; "
+    "empty = dp over all ranks",
+)
+_NOT_IN_HYBRID = ("ep", "experts")
 """The parameters of experts that ``hybrid`` takes from its mesh, or has with another default."""
 HYBRID = (
-    _make_mesh_param("dp over all ranks"),
+    MESH,
     *(replace(param, optional=True) for param in PIPELINE),
     *CONTEXT,
     SEQUENCE_PARALLEL,
@@ -114,7 +110,11 @@ def build_step(params: Params, dims: ParallelDims) -> StepSpec:
         no_sync=bool(values["no_sync"]),
         bucket_bytes=int(float(values["bucket_mb"]) * 2**20),
         prefetch=values["prefetch"] == "explicit",
-        pipeline_options=PipelineOptions.from_params(values),
+        pipeline_options=PipelineOptions(
+            schedule=str(values["schedule"]),
+            stages_per_rank=int(values["chunks"]),
+            split=str(values["split"]),
+        ),
         cp_method=str(values["cp_method"]),
         ulysses=int(values["ulysses"]),
         padding=float(values["padding"]),
@@ -146,21 +146,16 @@ def _span_ranks(axis: str, **defaults: Value) -> Preset:
 def build_hsdp(params: Params, ranks: int) -> StepSpec:
     """Return the training step with HSDP: FSDP within replicas, gradient all_reduces between them.
 
-    The setting ``mesh`` has the sizes of ``dp`` (replicas) and ``fsdp`` (shards). By default there
-    are two replicas, or one with fewer than four ranks.
+    There are two replicas, or one with fewer than four ranks. Other numbers are meshes of
+    ``hybrid``.
     """
     replicas = 2 if ranks >= 4 else 1
-    text = str(params.get("mesh", "")) or f"dp={replicas},fsdp={ranks // replicas}"
-    return build_step(params, ParallelDims.parse(text)).checked(ranks)
+    return _build_on_mesh(params, ranks, dp=replicas, fsdp=ranks // replicas)
 
 
 def build_tp_fsdp(params: Params, ranks: int) -> StepSpec:
-    """Return the training step with tensor parallelism inside of FSDP.
-
-    The setting ``tp`` is the number of ranks that split each layer. FSDP shards over the others.
-    """
-    tp_ranks = int(params.get("tp", 2))
-    return _build_on_mesh(params, ranks, fsdp=max(1, ranks // tp_ranks), tp=tp_ranks)
+    """Return the training step in which two ranks split each layer, and FSDP shards over others."""
+    return _build_on_mesh(params, ranks, fsdp=max(1, ranks // 2), tp=2)
 
 
 def build_pp(params: Params, ranks: int) -> StepSpec:
@@ -171,15 +166,8 @@ def build_pp(params: Params, ranks: int) -> StepSpec:
 
 
 def build_ep_step(params: Params, ranks: int) -> StepSpec:
-    """Return the training step of a MoE model with expert parallelism inside data parallelism.
-
-    The setting ``tp`` is the number of ranks that split attention. With the setting ``fsdp``, FSDP
-    shards the weights over data ranks.
-    """
-    tp_ranks = int(params.get("tp", 1))
-    axis = "fsdp" if params.get("fsdp") else "dp"
-    dims = ParallelDims(tp=tp_ranks).resize(**{axis: max(1, ranks // tp_ranks)})
-    return _build_expert_step(params, dims, ranks)
+    """Return the training step of a MoE model with expert parallelism inside data parallelism."""
+    return _build_expert_step(params, ParallelDims(dp=ranks), ranks)
 
 
 def build_hybrid(params: Params, ranks: int) -> StepSpec:

@@ -18,6 +18,7 @@ from tests.support.workloads.training_steps import (
 
 ONE_LAYER: Params = {"layers": 1}
 EXPERTS: Params = {**ONE_LAYER, "experts": 4, "ffn": 64}
+ONCE: Params = {"microbatches": 1}
 TWO_MICROBATCHES: Params = {"microbatch": 1, "microbatches": 2}
 FULL = pytest.mark.full
 
@@ -59,8 +60,10 @@ def run_step(world: World, name: str, params: Params) -> tuple[int, list[str]]:
         pytest.param("ep_layer", {"ep": 1, **DROPS}, 1, marks=FULL),
         ("ep_layer", {"ep": 1}, 0),
         pytest.param("ep_step", {**EXPERTS, "checkpointing": "full"}, 2, marks=FULL),
-        pytest.param("ep_step", {**EXPERTS, "fsdp": True}, 1, marks=FULL),
-        pytest.param("ep_step", {**EXPERTS, "tp": 2, "etp": 1, **BFLOAT16}, 1, marks=FULL),
+        pytest.param("hybrid", {**EXPERTS, **ONCE, "mesh": "fsdp=2,ep=2"}, 1, marks=FULL),
+        pytest.param(
+            "hybrid", {**EXPERTS, **ONCE, **BFLOAT16, "mesh": "tp=2,ep=2,etp=1"}, 1, marks=FULL
+        ),
         pytest.param("hybrid", {**EXPERTS, "mesh": "dp=2,ep=2"}, 4, marks=FULL),
     ],
 )

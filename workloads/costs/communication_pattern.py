@@ -35,8 +35,8 @@ _FACTORS: Mapping[str, Callable[[int], float]] = {
     "barrier": lambda n: 0.0,
 }
 """Functions of a group's number of ranks that return sent bytes over size, by operation."""
-_SHARED = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), "({ranks} - 1) / {ranks}")
-_FACTOR_TEXTS = {"all_reduce": "2 * ({ranks} - 1) / {ranks}", **_SHARED}
+_SHARED = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), "(ranks - 1) / ranks")
+_FACTOR_TEXTS = {"all_reduce": "2 * (ranks - 1) / ranks", **_SHARED}
 """The factors of ``_FACTORS`` as texts of equations, by operation. A missing factor is 1."""
 LOSS_BYTES = 4
 """The bytes of one float32 number per token in the all_reduces of a loss split by vocabulary."""
@@ -175,15 +175,15 @@ def sum_calls(calls: Iterable[Call]) -> Equation:
     """Return one equation for the bytes that a rank sends in a step, in ``calls`` together.
 
     It has one term for each element of ``calls``: the number of calls, times the bytes of one call,
-    times the bytes that a ring sends per byte (the bus bandwidth factor of nccl-tests).
+    times the bytes that a ring sends per byte (the bus bandwidth factor of nccl-tests). All
+    ``calls`` are on groups of equally many ranks, as those of one mesh axis are.
     """
     terms: list[str] = []
     symbols: dict[str, float] = {}
     for call in calls:
-        ranks = "ranks" if symbols.get("ranks", call.ranks) == call.ranks else f"{call.axis}_ranks"
-        factor = _FACTOR_TEXTS.get(call.op, "1").format(ranks=ranks)
+        factor = _FACTOR_TEXTS.get(call.op, "1")
         terms.append(_multiply(call.count.text, call.size.text, factor))
-        symbols |= {**call.size.symbols, **call.count.symbols, ranks: float(call.ranks)}
+        symbols |= {**call.size.symbols, **call.count.symbols, "ranks": float(call.ranks)}
     return Equation(text=" + ".join(terms), symbols=symbols)
 
 

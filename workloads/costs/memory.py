@@ -228,9 +228,15 @@ def activations_equation(view: RankView) -> Equation:
     """
     terms = [f"microbatches_in_flight * ({layers_equation(view).text})"]
     if view.has_embedding:
-        terms.append(f"microbatches_in_flight * ({embedding_text(view.spec)})")
+        embeddings = "8 * sharded_tokens"  # token ids
+        if view.spec.shape.recipe == "gpt":
+            embeddings += " + 8 * sharded_tokens / microbatch"  # positions, which are learned
+        terms.append(f"microbatches_in_flight * ({embeddings})")
     if view.has_head:
-        terms.append(f"logits_in_flight * ({head_text(view.spec)})")
+        # The inputs of the norm and of the head, the log-softmax, the targets and their number.
+        logits = "tokens * vocabulary / tp * 4"
+        head = f"{norm_text(view.spec)} + {INPUT} + {logits} + 8 * tokens + 4"
+        terms.append(f"logits_in_flight * ({head})")
     symbols = {
         **view.symbols,
         "microbatches_in_flight": view.microbatches_in_flight,
@@ -394,24 +400,3 @@ def _moe_text(spec: StepSpec) -> str:
     rows = f"sharded_tokens * top_k * ((3 * hidden + {inner} + 1) * bytes_per_element + 32)"
     shared = f"{INPUT} + sharded_tokens * shared * {inner} * bytes_per_element"
     return f"{router} + {rows} + {shared}"
-
-
-def embedding_text(spec: StepSpec) -> str:
-    """Return the equation of the bytes that the embeddings save for one microbatch, as text.
-
-    They save the token ids and, for gpt, whose positions are learned, the positions.
-    """
-    if spec.shape.recipe == "gpt":
-        return "8 * sharded_tokens + 8 * sharded_tokens / microbatch"
-    return "8 * sharded_tokens"
-
-
-def head_text(spec: StepSpec) -> str:
-    """Return the equation of the bytes that final norm, head and loss save, as text.
-
-    For one microbatch on one rank they save the norm's input, the head's input, the log-softmax,
-    the targets and the number of targets. ``tp`` splits logits by vocabulary. The loss and its
-    log-softmax are in float32.
-    """
-    logits = "tokens * vocabulary / tp * 4"
-    return f"{norm_text(spec)} + {INPUT} + {logits} + 8 * tokens + 4"

@@ -29,9 +29,6 @@ from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.probe import Probe, run_probes
 from parbench.workloads.step.sent_bytes import CommBytesProbe
 
-LAYER_CLAIM = "one layer, without gradient reduction and without overlap with attention"
-DISPATCH_CLAIM = "forward dispatch and combine, without a layer, a step or overlap"
-
 
 class MoeLayerBenchmark(LayerBenchmark):
     """The benchmark of one MoE layer's forward and backward pass, without a model.
@@ -130,7 +127,7 @@ class MoeLayerBenchmark(LayerBenchmark):
             headline="step_time",
             work=(Work(name="tokens_per_second", amount=tokens),),
             details={"axes": axes},
-            notes=(LAYER_CLAIM,),
+            notes=("one layer, without gradient reduction and without overlap with attention",),
         )
 
     def explain_step(self, reset: Callable[[], None], budget_seconds: float) -> Explanation:
@@ -248,4 +245,8 @@ class DispatchBenchmark(MoeLayerBenchmark):
         """
         pairs = self._num_tokens * self.moe.top_k * self._world.size
         work = (Work(name="pairs_per_second", amount=pairs),)
-        return replace(super().describe(), work=work, notes=(DISPATCH_CLAIM,))
+        return replace(
+            super().describe(),
+            work=work,
+            notes=("forward dispatch and combine, without a layer, a step or overlap",),
+        )

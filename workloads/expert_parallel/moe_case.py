@@ -34,13 +34,10 @@ MOE_PARAMS = (
     _optional_int(name="expert_ffn", default=0, help=_EXPERT_FFN),
     _optional_int(name="shared", default=1, help="shared experts, which every token takes"),
     Param(name="renormalize", kind="bool", default=True, optional=True, help=_RENORMALIZE),
-    _optional_int(name="etp", default=0, help="ranks that split each expert; 0 = tp if it divides"),
 )
 """The parameters of the experts of a training step."""
 LAYER_PARAMS = tuple(
-    replace(param, default=BALANCED) if param.name == "routing" else param
-    for param in MOE_PARAMS
-    if param.name != "etp"
+    replace(param, default=BALANCED) if param.name == "routing" else param for param in MOE_PARAMS
 )
 """The parameters of the benchmarks of one MoE layer, where balanced routing is the default."""
 
@@ -113,14 +110,14 @@ class Moe:
 def make_moe(params: Mapping[str, Value], shape: Shape, ranks: int, tp: int = 1) -> Moe:
     """Return the mixture of experts that parameters describe.
 
-    ``params`` has values of ``MOE_PARAMS`` by name, and defaults apply to missing ones. ``ranks``
-    is the number of ranks of one pipeline stage. A value of 0 for ``etp`` means ``tp`` if that
+    ``params`` has values of ``MOE_PARAMS`` and ``etp`` by name, and defaults apply to missing ones.
+    ``ranks`` is the number of ranks of one pipeline stage. A value of 0 for ``etp`` means ``tp`` if that
     divides the ranks and the expert width, as in Megatron Core, and otherwise 1. A value of 0 for
     ``ep`` means ``ranks`` divided by ``etp``. Raises ``UserError`` with the equation that does not
     hold.
     """
     values: dict[str, Any] = {param.name: param.default for param in MOE_PARAMS}
-    values |= params
+    values |= {"etp": 0, **params}
     divides_ranks = ranks % (max(1, values["ep"]) * tp) == 0
     divides_experts = values["expert_ffn"] % (_ROW_ELEMENTS * tp) == 0
     etp = values["etp"] or (tp if divides_ranks and divides_experts else 1)

@@ -1,10 +1,9 @@
 """The parameters of a pipeline, and the order and the stages that they mean. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from parbench.bench.plan.params import Param, Value
+from parbench.bench.plan.params import Param
 from parbench.bench.text import UserError
 from parbench.workloads.pipeline_parallel.order import PipelineOrder, PipelineSize
 from parbench.workloads.pipeline_parallel.schedule import Schedule
@@ -53,15 +52,6 @@ class PipelineOptions:
     """The number of stages on each rank. 0 means the schedule's default."""
     split: str = ""
     """The number of layers of each stage, such as 2+1+1+2. Empty means equal numbers."""
-
-    @staticmethod
-    def from_params(params: Mapping[str, Value]) -> "PipelineOptions":
-        """Return the options in the values of ``PARAMS``, keyed by parameter name."""
-        return PipelineOptions(
-            schedule=str(params["schedule"]),
-            stages_per_rank=int(params["chunks"]),
-            split=str(params["split"]),
-        )
 
     def get_size(self, ranks: int, microbatches: int) -> PipelineSize:
         """Return the numbers of ranks, microbatches and stages of a pipeline with these options.

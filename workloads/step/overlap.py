@@ -159,7 +159,8 @@ class OverlapProbe:
         matched = [match_spans_to_calls(trace, calls) for trace in traces]
         walls_of_slowest = slowest(world.gather([trace.seconds for trace in traces]))
         median_step = walls_of_slowest.index(median_low(walls_of_slowest))
-        start_ns = traces[median_step].start_ns - world.clock.offsets_ns[world.global_rank]
+        trace = traces[median_step]
+        start_ns = trace.start_ns - world.clock.offsets_ns[world.global_rank]
         late_ns = start_ns - min(world.gather(start_ns))
         return RankTimings(
             calls=calls,
@@ -169,11 +170,11 @@ class OverlapProbe:
             wall_seconds=walls,
             matched=matched,
             median_step=median_step,
-            breakdown=compute_time_breakdown(traces[median_step], matched[median_step]),
-            phases=measure_phases(traces[median_step], matched[median_step]),
-            timeline=build_rank_timeline(
-                world.rank, traces[median_step], matched[median_step].named, late_ns
+            breakdown=compute_breakdown(
+                trace.step, trace.compute, matched[median_step].group_by_axis(), trace.copies
             ),
+            phases=measure_phases(trace, matched[median_step]),
+            timeline=build_rank_timeline(world.rank, trace, matched[median_step].named, late_ns),
         )
 
     def summarize(self, samples: Sequence[RankTimings]) -> Explanation:
@@ -333,17 +334,6 @@ def match_spans_to_calls(trace: StepTrace, calls: Sequence[SentCall]) -> Matched
         num_bytes = sum(call.num_bytes for call in joint_calls if call.op == ops[0])
         named.append(TimedCall(axis, " + ".join(dict.fromkeys(ops)), span, num_bytes))
     return MatchedTrace(spans, named, unseen)
-
-
-def compute_time_breakdown(trace: StepTrace, matched: MatchedTrace) -> Breakdown:
-    """Return the parts of one profiled step's wall time on this rank, in seconds.
-
-    The parts are compute, copies, exposed communication by mesh axis, and idle time. Time in which
-    compute runs counts as compute only. Time in which a copy runs without compute counts as copy.
-    Communication counts only while neither runs (exposed). If several axes are then active, the
-    time counts for the call that started first.
-    """
-    return compute_breakdown(trace.step, trace.compute, matched.group_by_axis(), trace.copies)
 
 
 def measure_phases(trace: StepTrace, matched: MatchedTrace) -> dict[str, float]:

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from torch.profiler import record_function
 
+from parbench.bench.results.spans import compute_breakdown
 from parbench.bench.results.step_trace import STEP, build_host_trace
 from parbench.bench.text import UserError
 from parbench.bench.world.world import World
 from parbench.reports.traces.job import join_ranks, read_job
 from parbench.reports.traces.rank_trace import TracedRank, read_rank
-from parbench.workloads.step.overlap import compute_time_breakdown, match_spans_to_calls
+from parbench.workloads.step.overlap import match_spans_to_calls
 from parbench.workloads.step.sent_bytes import record_calls
 from parbench.workloads.torch_internals import profiling, trace_events
 from tests.support.ranks import Ranks
@@ -75,7 +76,8 @@ def trace_and_profile(
     trace = build_host_trace(trace_events(profiler))
     profiler.export_chrome_trace(str(Path(folder) / f"rank{world.rank}.json"))
     step.close()
-    return asdict(compute_time_breakdown(trace, match_spans_to_calls(trace, calls)))
+    comm = match_spans_to_calls(trace, calls).group_by_axis()
+    return asdict(compute_breakdown(trace.step, trace.compute, comm, trace.copies))
 
 
 def test_profiler_file_agrees_with_the_probe(two_ranks: Ranks, tmp_path: Path) -> None:

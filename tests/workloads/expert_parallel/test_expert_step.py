@@ -21,29 +21,38 @@ from tests.support.workloads.training_steps import (
 LLAMA: Params = {"recipe": "llama"}
 ZIPF: Params = {"routing": "zipf", **DROPS}
 HOT: Params = {"microbatches": 2, "routing": "zipf", **DROPS, **BFLOAT16}
-FSDP: Params = {"fsdp": True, "vocabulary": 61, "checkpointing": "full", "shared": 0}
-
-
 REPLICAS: Params = {"ep": 1, "routing": "balanced", **DROPS}
-SPLIT: Params = {"tp": 2, "etp": 2, "checkpointing": "full", **DROPS}
+MESH: Params = {"experts": 8, "microbatches": 1}
+FSDP: Params = {**MESH, "mesh": "fsdp=2,ep=2"}
+UNEVEN: Params = {**FSDP, "vocabulary": 61, "checkpointing": "full", "shared": 0}
+SPLIT: Params = {**MESH, "mesh": "tp=2,etp=2", "checkpointing": "full", **DROPS}
 
 
-@pytest.mark.parametrize("params", [LLAMA, HOT, FSDP, REPLICAS, SPLIT])
-def test_expert_step_matches_one_process(two_ranks: Ranks, params: Params) -> None:
-    assert_right(two_ranks, "ep_step", params)
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("ep_step", LLAMA),
+        ("ep_step", HOT),
+        ("ep_step", REPLICAS),
+        ("hybrid", UNEVEN),
+        ("hybrid", SPLIT),
+    ],
+)
+def test_expert_step_matches_one_process(two_ranks: Ranks, name: str, params: Params) -> None:
+    assert_right(two_ranks, name, params)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "params",
+    ("name", "params"),
     [
-        {"ep": 2, "microbatches": 2, **ZIPF},
-        {"tp": 2, "ep": 2, **LLAMA, **BFLOAT16},
-        {"tp": 2, "etp": 2, "fsdp": True, **ZIPF},
+        ("ep_step", {"ep": 2, "microbatches": 2, **ZIPF}),
+        ("hybrid", {**MESH, "mesh": "dp=2,tp=2,ep=2", **LLAMA, **BFLOAT16}),
+        ("hybrid", {**MESH, "mesh": "fsdp=2,tp=2,ep=2,etp=2", **ZIPF}),
     ],
 )
-def test_options_on_four_ranks(four_ranks: Ranks, params: Params) -> None:
-    assert_right(four_ranks, "ep_step", params)
+def test_options_on_four_ranks(four_ranks: Ranks, name: str, params: Params) -> None:
+    assert_right(four_ranks, name, params)
 
 
 def scale_gradient(step: TrainStep, name: str) -> None:
@@ -70,8 +79,8 @@ MUTANTS: dict[str, Callable[[TrainStep], object]] = {
 
 def count_wrong_of_mutant(world: World, mutant: str) -> int:
     """Return wrong elements of all ranks for a step that becomes wrong before its check."""
-    tp = 2 if mutant == "sum over tp" else 1
-    step = build_small_step(world, "ep_step", {"tp": tp, **ZIPF})
+    mesh = "tp=2" if mutant == "sum over tp" else "dp=2,ep=2"
+    step = build_small_step(world, "hybrid", {**MESH, "mesh": mesh, **ZIPF})
     assert count_wrong_after_step(step) == 0
     MUTANTS[mutant](step)
     wrong = sum(world.gather(step.check()))
@@ -86,7 +95,7 @@ def test_mutant_is_detected(two_ranks: Ranks, mutant: str) -> None:
 
 
 def explain(world: World, params: Params) -> dict[str, Any]:
-    step = build_small_step(world, "ep_step", params)
+    step = build_small_step(world, "hybrid", params)
     step.step()
     metrics = step.explain_step(step.reset, 0.0).metrics
     step.close()
@@ -94,7 +103,7 @@ def explain(world: World, params: Params) -> dict[str, Any]:
 
 
 def test_explanation_of_expert_step(two_ranks: Ranks) -> None:
-    params = {"fsdp": True, "capacity": 1.0, **BFLOAT16}
+    params = {**FSDP, "capacity": 1.0, **BFLOAT16}
     metrics, _ = two_ranks.call(f"{__name__}:explain", params=params)
     for name in ("exposed_comm.ep", "ect", "imbalance.rank", "drop_rate"):
         assert name in metrics

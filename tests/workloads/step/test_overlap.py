@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from parbench.bench.results.spans import compute_breakdown
 from parbench.bench.results.step_trace import StepTrace
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step import overlap
 from parbench.workloads.step.overlap import (
     compute_ect,
-    compute_time_breakdown,
     match_spans_to_calls,
 )
 from parbench.workloads.step.probe import trace_step
@@ -174,9 +174,8 @@ def test_kernel_of_send_and_recv_counts_once() -> None:
         ("cp", "send + recv", (200, 300), 1024),
         ("cp", "send + recv", (500, 600), 1024),
     ]
-    assert compute_time_breakdown(trace, matched).exposed_comm_seconds == pytest.approx(
-        {"cp": 150 * NS}
-    )
+    parts = compute_breakdown(trace.step, trace.compute, matched.group_by_axis(), trace.copies)
+    assert parts.exposed_comm_seconds == pytest.approx({"cp": 150 * NS})
 
 
 def test_call_without_kernel_is_unseen() -> None:

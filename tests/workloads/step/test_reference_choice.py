@@ -39,7 +39,7 @@ def check_without_reference(world: World, name: str, params: Params) -> tuple[in
     [
         ("fsdp", {"layers": 4, "recipe": "llama"}),
         ("pp", {"microbatches": 2}),
-        ("ep_step", {"tp": 2}),
+        ("hybrid", {"mesh": "tp=2", "experts": 8, "microbatches": 1}),
     ],
 )
 def test_small_model_passes(two_ranks: Ranks, name: str, params: Params) -> None:
@@ -123,7 +123,11 @@ def test_reference_needs_memory_on_all_ranks(
         ("fsdp", 8, {}),
         ("pp", 2, {"split": "15+17"}),
         ("hybrid", 16, {"mesh": "pp=4,cp=2,tp=2"}),
-        ("ep_step", 8, {"tp": 4, "etp": 4, "top_k": 6, "experts": 16, "expert_ffn": 1408}),
+        (
+            "hybrid",
+            8,
+            {"mesh": "dp=2,tp=4,ep=2", "top_k": 6, "experts": 16, "expert_ffn": 1408},
+        ),
     ],
 )
 def test_small_shape_is_valid(name: str, ranks: int, params: Params) -> None:
