@@ -221,9 +221,10 @@ class StepSpec:
     def zero_stage(self) -> int:
         """The stage of ZeRO, 0 without sharding.
 
-        Stage 3 is FSDP (``dims.fsdp`` > 1) with ``reshard``, and stage 2 is FSDP without
-        ``reshard``, which keeps parameters gathered from forward to backward. Stage 1, without
-        FSDP, shards only the optimizer state, as ``zero1`` describes.
+        Stage 1 shards the optimizer state, stage 2 gradients too, and stage 3 parameters too. Stage
+        3 is FSDP (``dims.fsdp`` > 1) with ``reshard``. Stage 2 is FSDP without ``reshard``, where
+        parameters stay gathered from forward to backward. Stage 1 is a step without FSDP whose
+        ``zero1`` names an optimizer.
         """
         if self.dims.is_sharded:
             return 3 if self.reshard else 2

@@ -248,7 +248,8 @@ class ReferenceMoeLayer(MoeLayer):
         The result is ``assigned_ids`` if these are set, such as the experts that the verified ranks
         took, and otherwise the experts with the best scores. Misrouted tokens are those for which
         this layer's router scores another expert higher than one of the result, by more than
-        rounding explains (``NEAR_SCORES``). The count does not change the result.
+        rounding explains (``NEAR_SCORES``), and those that take an expert twice. The count does not
+        change the result.
         """
         expert_ids = super().select_experts(scores)
         tolerance = NEAR_SCORES[self.router.weight.dtype]
