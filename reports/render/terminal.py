@@ -56,6 +56,8 @@ def print_report(
     has_color = console.color_system is not None and not console.no_color
     text = (render or render_text)(report, width_of(stream), has_color)
     encoding = stream.encoding or "utf-8"
+    if not encoding.lower().startswith("utf"):
+        text = text.replace("·", "-")  # an escaped one would make lines longer than the terminal
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
