@@ -155,7 +155,7 @@ def build_hsdp(params: Params, ranks: int) -> StepSpec:
 
 def build_tp_fsdp(params: Params, ranks: int) -> StepSpec:
     """Return the training step in which two ranks split each layer, and FSDP shards over others."""
-    return _build_on_mesh(params, ranks, fsdp=max(1, ranks // 2), tp=2)
+    return _build_on_mesh(params, ranks, fsdp=max(1, ranks // 2), tp=min(2, ranks))
 
 
 def build_pp(params: Params, ranks: int) -> StepSpec:

@@ -372,7 +372,7 @@ def llama(session: Session) -> Iterator[Line]:
 
 
 def steps(session: Session) -> Iterator[Line]:
-    settings = "workload.* --set shape=small-llama --set tp=1 --set precision=bfloat16"
+    settings = "workload.* --set shape=small-llama --set precision=bfloat16"
     options = [*session.one_rank_options, *settings.split()]
     _, line = session.run_parbench("steps that compute", *options, budget=55)
     yield line
