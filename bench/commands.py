@@ -139,13 +139,13 @@ limits_option = click.option(
 @click.option(
     "--repetitions",
     type=int,
-    help="Restarts of all ranks, from which intervals are computed. Default: the preset's, 3 or 5 "
-    "for named cases.",
+    help="Restarts of all ranks, from which intervals are computed. Default: the preset's, 3 for "
+    "named cases.",
 )
 @click.option(
     "--budget",
     metavar="TIME",
-    help="Time for the whole run: 90s, 10m. Default: the preset's, about 1 s per named case, at least 5 s.",
+    help="Time for the whole run: 90s, 10m. Default: the preset's, about 1 s per named case, at least 6 s.",
 )
 @click.option("--timeout", metavar="TIME", help="Time after which a case counts as hung.")
 @click.option(

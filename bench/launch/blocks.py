@@ -20,6 +20,8 @@ BLOCKS = 10
 Other cases are measured between them. The second-smallest and the second-largest median of ten
 blocks enclose the true median with a probability of 97.9 %.
 """
+MAX_SEPARATE_CASES = 2
+"""The number of cases up to which each case of a repetition has a single block."""
 _MAX_INTERLEAVED_BYTES = 512 << 20
 """The largest sum of message sizes in bytes of all cases that are measured in several blocks.
 
@@ -40,10 +42,11 @@ def make_blocks(cases: Sequence[Case], seed: str) -> list[int]:
 
     A block is a run of samples of one case, without samples of other cases between them. An
     operation with a small message has ten blocks, which are spread over the repetition in random
-    order. Any other case has a single block, at a random position.
+    order. Any other case has a single block, at a random position. One or two cases have single
+    blocks, because the first samples of a block are slower than later ones.
     """
     random = Random(seed)
-    interleaved = _choose_interleaved_cases(cases)
+    interleaved = _choose_interleaved_cases(cases) if len(cases) > MAX_SEPARATE_CASES else []
     blocks = []
     for _ in range(BLOCKS):
         blocks += random.sample(interleaved, len(interleaved))

@@ -53,19 +53,14 @@ BEYOND_CACHE = (256 << 20, 1 << 30)
 They are larger than the last level of a GPU's cache.
 """
 SHORT_REPETITIONS = 3
-"""The number of repetitions of a run of many named cases, the least for a confidence interval."""
-MAX_FEW_OPERATIONS = 4
-"""The number of named operations up to which a run has as many repetitions as the preset ``node``.
-
-A training step counts like 20 operations and a custom step like 10, see ``get_case_weight``.
-"""
+"""The number of repetitions of a run of named cases, the least for a confidence interval."""
 SHORT_SECONDS_PER_CASE = 0.3
 """The sampling time in seconds, per repetition, of a case of weight 1 in a run of named cases."""
-SHORT_SECONDS = 1.0
+SHORT_SECONDS = 1.9
 """The least sampling time in seconds of all named cases in one repetition.
 
-A run of one or two cases has time for more samples, and without them its median would be biased:
-the first samples of a block are slower than later ones.
+A run of few cases has time for more samples. Without them its median is too large, because the
+first samples of a start of ranks are slower than later ones.
 """
 
 
@@ -214,9 +209,8 @@ def _choose_duration(
         return repetitions, parse_duration(options.budget), measure
     if options.preset is not None or not options.has_named_cases:
         return repetitions, preset.budget_seconds, preset.measure
+    repetitions = options.repetitions or SHORT_REPETITIONS
     weight = sum(map(get_case_weight, cases))
-    if weight > MAX_FEW_OPERATIONS:
-        repetitions = options.repetitions or SHORT_REPETITIONS
     seconds_per_case = max(SHORT_SECONDS_PER_CASE, SHORT_SECONDS / weight)
     measure = msgspec.structs.replace(preset.measure, seconds_per_case=seconds_per_case)
     # Only a slow or busy machine reaches this budget: it has three times the sampling time.

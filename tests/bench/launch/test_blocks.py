@@ -35,3 +35,7 @@ def test_steps_have_one_block_each_in_random_order() -> None:
     order = make_blocks(steps, "0")
     assert sorted(order) == [*range(8)]
     assert make_blocks(steps, "1") != order
+
+
+def test_two_cases_have_one_block_each() -> None:
+    assert sorted(make_blocks(ALL_REDUCES[:2], "0")) == [0, 1]

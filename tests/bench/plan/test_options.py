@@ -71,8 +71,8 @@ def test_budget_is_filled() -> None:
 @pytest.mark.parametrize(
     ("options", "repetitions", "seconds_per_case"),
     [
-        (Options(names=("all_reduce",), settings={"size_bytes": "1M"}), 5, 0.5),
-        (Options(names=("all_reduce",), settings={"size_bytes": "1K,4K,16K"}), 3, 0.3),
+        (Options(names=("all_reduce",), settings={"size_bytes": "1M"}), 3, 0.95),
+        (Options(names=("all_reduce",), settings={"size_bytes": "1K,4K,16K,64K"}), 3, 0.3),
         (Options(names=("ddp",), repetitions=7), 7, 0.3),
         (Options(budget="90s"), 5, None),
         (Options(names=("all_reduce",), preset="node"), 5, 0.05),
