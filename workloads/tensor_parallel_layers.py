@@ -22,7 +22,7 @@ from parbench.bench.world.world import World, make_group
 from parbench.workloads.model.transformer import DTYPES, Ffn, set_weights
 from parbench.workloads.parallel.mesh import destroy_groups
 from parbench.workloads.step.layer_benchmark import LayerBenchmark, collect_tensors
-from parbench.workloads.step.memory import MemoryProbe, count_saved_bytes
+from parbench.workloads.step.memory_probe import MemoryProbe, count_saved_bytes
 from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.probe import Probe, run_probes
 from parbench.workloads.step.sent_bytes import CommBytesProbe

@@ -19,8 +19,9 @@ from parbench.bench.plan.cases import EXPLAINER, Case
 from parbench.bench.plan.catalogue import NO_LOAD, RUNNER_PARAMS
 from parbench.bench.plan.plan import FaultSpec, Measure
 from parbench.bench.rank.device_timer import DeviceTimer
+from parbench.bench.rank.progress import Progress
 from parbench.bench.rank.result import add_samples
-from parbench.bench.rank.timing import CaseTimer, Progress, Stopwatch, make_sampler
+from parbench.bench.rank.timing import CaseTimer, Stopwatch, make_sampler
 from parbench.bench.results.records import Check, SkipReason, Status, encode_timeline
 from parbench.bench.text import UserError
 from parbench.bench.world import accelerator

@@ -6,10 +6,7 @@ holds the times of one sample on one rank.
 """
 
 import math
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -19,9 +16,9 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from parbench.bench.launch.messages import HangReport
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.device_timer import DeviceTimer, Stamp
+from parbench.bench.rank.progress import Progress
 from parbench.bench.results.records import MIN_HIDDEN, Stop
 from parbench.bench.results.stats import compute_relative_iqr, estimate_median
 from parbench.bench.world import accelerator
@@ -60,37 +57,6 @@ Sampler = Callable[[], int | None]
 In mode async it returns the time at which the asynchronous call had returned, in ns of
 ``time.perf_counter_ns()``. In other modes it returns None.
 """
-
-
-class Progress:
-    """The position of a rank in its current case, which is reported if the rank hangs."""
-
-    def __init__(self) -> None:
-        """Store the id of the calling thread, which measures and whose position is reported."""
-        self._thread = threading.get_ident()
-        self.phase = "starting"
-        """One of ``starting``, ``prepare``, ``check``, ``warm-up``, ``timed`` and ``explain``."""
-        self.steps = 0
-        """The number of samples and untimed steps that the rank has begun in the current case."""
-
-    def make_hang_report(self) -> HangReport:
-        """Return a report about the position of the measuring thread, with its Python stack.
-
-        The position is the phase of the case and the number of begun steps. The watchdog thread
-        calls this while the measuring thread hangs, and adds the index of the block and the state
-        of the process groups.
-        """
-        # DDP waits for its buckets in autograd's engine, and NCCL's work in a synchronize.
-        waiting_modules = ("torch.distributed", "torch.autograd", accelerator.WAITING_MODULE)
-        frame = sys._current_frames().get(self._thread)
-        frames = [frame for frame, _ in traceback.walk_stack(frame)] if frame else []
-        modules = [frame.f_globals.get("__name__", "") for frame in frames]
-        return HangReport(
-            phase=self.phase,
-            steps=self.steps,
-            communicates=any(name.startswith(waiting_modules) for name in modules),
-            stack="".join(traceback.format_stack(frame)) if frame else "",
-        )
 
 
 def make_sampler(mode: str, benchmark: Benchmark, steps: int) -> Sampler:
@@ -346,14 +312,14 @@ class CaseTimer:
                 # Ten successive parts are taken as independent blocks.
                 durations = samples.compute_durations()
                 counts = [len(part) for part in np.array_split(durations, 10)]
-                samples.stop = self._find_stop(counts, has_time=remaining_seconds > 0)
+                samples.stop = self._find_stop_reason(counts, has_time=remaining_seconds > 0)
                 batch = 0
                 if samples.stop == "visits":
                     affordable = self._count_affordable(remaining_seconds)
                     batch = min(samples.stamps.shape[2], affordable, self._count_remaining())
             batch = self._broadcast_from_rank_0(batch)
 
-    def _find_stop(self, counts: Sequence[int], *, has_time: bool) -> Stop:
+    def _find_stop_reason(self, counts: Sequence[int], *, has_time: bool) -> Stop:
         """Return the reason why sampling ends now, ``visits`` if no limit ends it.
 
         ``counts`` divides the samples into successive groups: it holds the number of samples in
@@ -396,7 +362,7 @@ class CaseTimer:
         samples.samples_per_block.append(count)
         if is_rank_0:
             counts = samples.samples_per_block
-            samples.stop = self._find_stop(counts, has_time=count < affordable)
+            samples.stop = self._find_stop_reason(counts, has_time=count < affordable)
 
     def _broadcast_from_rank_0(self, value: int) -> int:
         """Return rank 0's ``value`` on every rank. Every rank of the run calls this method."""

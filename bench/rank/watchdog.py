@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from parbench.bench.launch.flight_recorder import parse_groups
 from parbench.bench.launch.messages import ALARM, Mailbox
-from parbench.bench.rank.timing import Progress
+from parbench.bench.rank.progress import Progress
 from parbench.bench.world.torch_compat import dump_flight_records
 
 HANG_EXIT_CODE = 75

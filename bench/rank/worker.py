@@ -54,8 +54,8 @@ from parbench.bench.machine.gpu_host import BIND_VARIABLE, bind_to_gpu, read_num
 from parbench.bench.machine.gpu_inventory import capture_gpu
 from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, list_host_addresses
 from parbench.bench.plan.plan import get_case_weight
+from parbench.bench.rank.progress import Progress
 from parbench.bench.rank.runner import CaseRun
-from parbench.bench.rank.timing import Progress
 from parbench.bench.rank.watchdog import Watchdog
 from parbench.bench.world import accelerator
 from parbench.bench.world.world import World, disable_tf32, open_world

@@ -64,7 +64,7 @@ EXPORT_FORMATS = {
         ExportFormat(
             name="nccl-tests",
             help="collectives, a table for each operation and mode",
-            renderer="nccl_tests:render_text",
+            renderer="export_nccl:render_text",
         ),
         ExportFormat(
             name="chrome-trace",

@@ -68,7 +68,7 @@ class Level(NamedTuple):
     """The median of the logarithms of the times (natural, of seconds)."""
 
 
-def judge_series(
+def judge_histories(
     series: Sequence[Array],
     min_effects: Sequence[float],
     *,

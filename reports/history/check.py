@@ -31,7 +31,7 @@ from parbench.reports.history.changes import (
     Array,
     LevelChange,
     estimate_correlation,
-    judge_series,
+    judge_histories,
 )
 from parbench.reports.history.database import Annotation, History, HistoryRun, open_history
 from parbench.reports.history.runs import make_history_run
@@ -297,7 +297,7 @@ def _find_changes(
     if not logs:
         return {}
     is_candidate = any(window.run.is_candidate for window in windows)
-    changes = judge_series(list(logs.values()), min_effects, newest_is_candidate=is_candidate)
+    changes = judge_histories(list(logs.values()), min_effects, newest_is_candidate=is_candidate)
     return dict(zip(logs, changes, strict=True))
 
 
@@ -341,7 +341,7 @@ def judge_median(
     if logs.shape[1] < MIN_RUNS:
         return None
     median_logs = np.nanmedian(logs - np.nanmedian(logs, axis=1, keepdims=True), axis=0)
-    [change] = judge_series(
+    [change] = judge_histories(
         [median_logs], [min_effect], newest_is_candidate=newest_is_candidate, rho=rho
     )
     return change

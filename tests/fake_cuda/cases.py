@@ -5,8 +5,8 @@ from typing import Any
 
 from parbench.bench.plan.cases import load_catalogue
 from parbench.bench.plan.plan import Measure
+from parbench.bench.rank.progress import Progress
 from parbench.bench.rank.runner import CaseRun, make_benchmark
-from parbench.bench.rank.timing import Progress
 from parbench.bench.world.world import World
 from parbench.cli import DEFINITIONS
 

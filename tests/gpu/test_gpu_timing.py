@@ -13,8 +13,9 @@ from parbench.bench.plan.cases import make_case
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import runner
 from parbench.bench.rank.device_timer import DeviceTimer
+from parbench.bench.rank.progress import Progress
 from parbench.bench.rank.runner import CaseRun
-from parbench.bench.rank.timing import CaseTimer, Progress, Stopwatch, TimedSamples
+from parbench.bench.rank.timing import CaseTimer, Stopwatch, TimedSamples
 from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.world import World, select_subgroup
 from tests.support.fakes import NotingBenchmark

@@ -20,7 +20,7 @@ from multiprocessing import Pool
 import numpy as np
 from numpy.typing import NDArray
 
-from parbench.reports.history.changes import LevelChange, judge_series
+from parbench.reports.history.changes import LevelChange, judge_histories
 from parbench.reports.history.check import MAX_RUNS, judge_median
 
 NUM_RUNS = 31
@@ -107,9 +107,12 @@ def find_verdicts(model: Model, seed: Sequence[int], runs: Iterable[int]) -> lis
     rows = []
     for run in runs:
         window = logs[:, max(0, run - MAX_RUNS) : run]
-        changes = [*judge_series(list(window), min_effects), judge_median(window, MIN_EFFECT)]
+        changes = [
+            *judge_histories(list(window), min_effects),
+            judge_median(window, MIN_EFFECT),
+        ]
         verdicts = set(map(find_verdict, filter(None, changes)))
-        candidates = judge_series(list(window), min_effects, newest_is_candidate=True)
+        candidates = judge_histories(list(window), min_effects, newest_is_candidate=True)
         if any(candidates) or judge_median(window, MIN_EFFECT, newest_is_candidate=True):
             verdicts.add("PR")
         rows.append([verdict in verdicts for verdict in VERDICTS])

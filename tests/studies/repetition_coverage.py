@@ -24,7 +24,8 @@ from scipy.special import ndtr  # type: ignore[import-untyped]
 
 from parbench.bench.launch.blocks import BLOCKS
 from parbench.bench.plan.plan import Measure
-from parbench.bench.rank.timing import DURATION, CaseTimer, Progress, Sampler, Stopwatch
+from parbench.bench.rank.progress import Progress
+from parbench.bench.rank.timing import DURATION, CaseTimer, Sampler, Stopwatch
 from parbench.bench.results.stats import Estimate, estimate_median
 from parbench.bench.world.world import Subgroup
 

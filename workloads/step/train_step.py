@@ -74,7 +74,7 @@ from parbench.workloads.pipeline_parallel import stages as pipeline_stages
 from parbench.workloads.pipeline_parallel.order import find_peak_held
 from parbench.workloads.pipeline_parallel.pipeline_probe import BubbleProbe
 from parbench.workloads.presets import PRESETS, Preset
-from parbench.workloads.step.memory import MemoryProbe, count_saved_bytes
+from parbench.workloads.step.memory_probe import MemoryProbe, count_saved_bytes
 from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.peaks import find_peak
 from parbench.workloads.step.probe import Probe, ResetFn, run_probes

@@ -16,7 +16,7 @@ from parbench.bench.results.metrics import make_value
 from parbench.bench.results.stats import median
 from parbench.bench.world.benchmark import Benchmark, Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.step.memory import peak_during
+from parbench.workloads.step.memory_probe import peak_during
 from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.peaks import find_peak
 from parbench.workloads.step.probe import ResetFn, Step, run_probes, slowest, time_step

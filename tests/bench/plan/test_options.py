@@ -20,8 +20,8 @@ from parbench.bench.plan.custom_step import define_custom_step, list_params
 from parbench.bench.plan.options import Options, plan_run
 from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import Measure, Plan, compute_sampling_seconds
+from parbench.bench.rank.progress import Progress
 from parbench.bench.rank.runner import CaseRun
-from parbench.bench.rank.timing import Progress
 from parbench.bench.world.world import World
 from tests.support.fake_runs import MACHINE, MODULES, isolate_driver, use_slurm_allocation
 from tests.support.paths import ROOT

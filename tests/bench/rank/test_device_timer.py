@@ -11,6 +11,7 @@ import torch
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import device_timer, timing
 from parbench.bench.rank.device_timer import DeviceTimer, Stamp
+from parbench.bench.rank.progress import Progress
 from parbench.bench.rank.timing import (
     ARRIVAL,
     DURATION,
@@ -18,7 +19,6 @@ from parbench.bench.rank.timing import (
     HIDDEN,
     ISSUE,
     CaseTimer,
-    Progress,
     Stamps,
     Stopwatch,
 )

@@ -23,8 +23,9 @@ from parbench.bench.plan.catalogue import OPERATIONS
 from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import FaultSpec, Measure, parse_fault
 from parbench.bench.rank import runner, timing
+from parbench.bench.rank.progress import Progress
 from parbench.bench.rank.runner import CaseRun, inject_fault, load_target
-from parbench.bench.rank.timing import Progress, Stopwatch
+from parbench.bench.rank.timing import Stopwatch
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check
 from parbench.bench.text import UserError

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from parbench.bench.launch.messages import HangReport
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import timing
+from parbench.bench.rank.progress import Progress
 from parbench.bench.rank.timing import (
     ARRIVAL,
     DURATION,
@@ -27,7 +28,6 @@ from parbench.bench.rank.timing import (
     HIDDEN,
     ISSUE,
     CaseTimer,
-    Progress,
     Stopwatch,
     TimedSamples,
     gather_stamps,

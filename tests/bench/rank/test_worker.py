@@ -29,7 +29,7 @@ from parbench.bench.launch.messages import (
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.rank import watchdog as watchdog_module
 from parbench.bench.rank import worker
-from parbench.bench.rank.timing import Progress as StepCounter
+from parbench.bench.rank.progress import Progress as StepCounter
 from parbench.bench.results.records import SkipReason
 from parbench.bench.world import accelerator
 from tests.support.fakes import HOSTNAME, make_job, wait_until

@@ -11,7 +11,7 @@ from parbench.reports.history.changes import (
     Level,
     LevelChange,
     estimate_correlation,
-    judge_series,
+    judge_histories,
 )
 
 MIN_EFFECT = 0.03
@@ -24,7 +24,7 @@ def find_levels(logs: Logs) -> list[Level]:
 
 
 def judge(times: list[float], min_effect: float = MIN_EFFECT) -> LevelChange | None:
-    [change] = judge_series([np.log(times)], [min_effect])
+    [change] = judge_histories([np.log(times)], [min_effect])
     return change
 
 
@@ -103,13 +103,13 @@ def list_significant(changes: list[LevelChange | None], kind: str) -> list[int]:
 
 
 def find_steps(logs: Logs) -> list[int]:
-    changes = judge_series(list(logs), [MIN_EFFECT] * len(logs))
+    changes = judge_histories(list(logs), [MIN_EFFECT] * len(logs))
     return list_significant(changes, "step")
 
 
 def find_rises(logs: Logs, min_effect: float = MIN_EFFECT) -> list[int]:
     """Return the series whose newest time, that of a candidate, is above the others."""
-    changes = judge_series(list(logs), [min_effect] * len(logs), newest_is_candidate=True)
+    changes = judge_histories(list(logs), [min_effect] * len(logs), newest_is_candidate=True)
     return list_significant(changes, "rise")
 
 
@@ -122,14 +122,14 @@ def test_noise_is_estimated_across_steps(rho: float) -> None:
 
 def test_strongly_correlated_short_series_are_judged() -> None:
     logs = simulate(3, series=8, runs=8, rho=0.999)
-    assert len(judge_series(list(logs), [MIN_EFFECT] * 8)) == 8
+    assert len(judge_histories(list(logs), [MIN_EFFECT] * 8)) == 8
 
 
 @pytest.mark.parametrize("num_runs", [9, 30])
 def test_outliers_are_not_changes(num_runs: int) -> None:
     logs = simulate(11, series=40, runs=num_runs)
     is_outlier = np.random.default_rng(1).random(logs.shape) < 0.1
-    changes = judge_series(list(logs + 0.26 * is_outlier), [MIN_EFFECT] * 40)
+    changes = judge_histories(list(logs + 0.26 * is_outlier), [MIN_EFFECT] * 40)
     assert changes == [None] * 40
 
 

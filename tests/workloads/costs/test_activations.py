@@ -19,7 +19,7 @@ from parbench.workloads.model.transformer import (
     initialize,
     make_meta_model,
 )
-from parbench.workloads.step.memory import count_saved_bytes
+from parbench.workloads.step.memory_probe import count_saved_bytes
 from parbench.workloads.torch_internals import list_allocations, profiling
 
 MICROBATCH = 3

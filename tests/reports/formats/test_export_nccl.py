@@ -8,7 +8,7 @@ import pytest
 
 from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from parbench.bench.results.records import Check, Record
-from parbench.reports.formats.nccl_tests import render_text
+from parbench.reports.formats.export_nccl import render_text
 from parbench.reports.run_data import RunData
 from tests.support.reports.exchange_fixtures import FORMATS_FOLDER
 from tests.support.reports.report_rows import run_from_records
