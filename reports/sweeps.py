@@ -20,11 +20,14 @@ class MeasuredPoint(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """The name of the folder with the runs of the point."""
     label: str = ""
-    """The settings in which the point differs from others, as text. It may be empty."""
+    """The nodes, the ranks per node and the settings of the point, as text. It may be empty."""
     distribution: str = ""
     """The distribution of ranks over nodes, such as ``block``, empty if it was not set."""
     environment: str = ""
-    """The name of the point's set of environment variables, empty if the sweep compares no sets."""
+    """The environment variables that differ between points, such as ``NAME=VALUE, NAME=VALUE``.
+
+    Empty if no variable differs.
+    """
 
     @property
     def name(self) -> str:

@@ -307,7 +307,8 @@ def _add_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
     if not slow_gaps:
         return replace(device, rates=rates)
     texts = [
-        f"{name} {100 * gap.share:.0f} % ({gap.mads:.1f} MADs)" for name, gap in slow_gaps.items()
+        f"{name} {100 * gap.share:.0f} % ({gap.sigmas:.1f} sigma)"
+        for name, gap in slow_gaps.items()
     ]
     fault = Fault(
         text=f"under its peers in {', '.join(texts)}",
@@ -344,7 +345,7 @@ def _find_slow_links(
         if gap.is_under and first in names and second in names:
             text = (
                 f"link {names[first]} - {names[second]}: {100 * gap.share:.0f} % under other links "
-                f"({connection}), {gap.mads:.1f} MADs"
+                f"({connection}), {gap.sigmas:.1f} sigma"
             )
             faults.append(Fault(text=text, fix=LINK_FIX))
     return tuple(faults)

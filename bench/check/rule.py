@@ -20,8 +20,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-MADS = 4.0
-"""The number of units of the normal variation by which a slow device is below its peers."""
+MIN_SIGMAS = 4.0
+"""The least ``Gap.sigmas`` of a slow device."""
 MIN_REPETITIONS = 3
 """The least number of repetitions of a device that is compared with its peers."""
 # The standard deviation of a normal distribution over its median absolute deviation.
@@ -49,15 +49,15 @@ class Gap:
 
     0.1 means that the device is 10 % slower. The value is negative if the device is faster.
     """
-    mads: float
-    """The gap in units of the normal variation of rates. A slow device has more than 4.
+    sigmas: float
+    """The gap in standard deviations of the normal variation of rates. A slow device has over 4.
 
     The gap is here the logarithm of the peers' rate divided by the device's rate. The unit is the
     largest of four numbers: the standard deviation of such logarithms among the peers, among the
     repetitions of the device, and among the repetitions of a typical device, and 0.003.
     """
     is_under: bool
-    """True if the device is slow: ``share`` exceeds the threshold of the check, and ``mads`` 4."""
+    """True if the device is slow: ``share`` exceeds the threshold of the check, and ``sigmas`` 4."""
 
 
 def compute_gaps(
@@ -95,8 +95,8 @@ def compute_gaps(
     gaps = {}
     for key, level in levels.items():
         variation = max(peer_variations[key], variations[key], typical_variation, _MIN_VARIATION)
-        limit = max(-math.log1p(-threshold), MADS * variation)
+        limit = max(-math.log1p(-threshold), MIN_SIGMAS * variation)
         drop = -float(np.median(level))
         share = -math.expm1(-drop)
-        gaps[key] = Gap(share=share, mads=drop / variation, is_under=drop > limit)
+        gaps[key] = Gap(share=share, sigmas=drop / variation, is_under=drop > limit)
     return gaps

@@ -94,9 +94,12 @@ class Driver:
         self._start_ranks = start_ranks
         self._display = display
         self._num_completed = 0
-        """The number of entries of ``pending`` whose cases all have a record."""
+        """The number of entries of ``_pending`` whose cases all have a record."""
         self._last_info = time.monotonic()
-        """The end of the last repetition that run.json lists, in ``time.monotonic()`` seconds."""
+        """The end of the last repetition of this driver, at first the start of the driver.
+
+        It is in ``time.monotonic()`` seconds.
+        """
         self._end = self._last_info + self._plan.budget_seconds
         """The ``time.monotonic()`` at which the time budget is over."""
 

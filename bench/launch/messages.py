@@ -176,7 +176,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     budget_seconds: float
     """The time budget of the repetition in seconds from the start of the job.
 
-    After that, a case that has samples takes no more of them.
+    After that, a case that has samples ends with one more sample.
     """
     run_seconds: float
     """The seconds from the start of the job after which no case is begun."""

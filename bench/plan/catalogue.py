@@ -142,7 +142,7 @@ RUNNER_PARAMS = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name)
 # --- Rules: each returns a sentence with the reason why a case cannot run, None if it can run ---
 
 GLOO_HINT = "use --backend nccl with a GPU for each rank, or --device cpu"
-"""The environment variable with the number of hardware queues of a GPU."""
+"""Advice for operations that gloo does not support with tensors on GPUs."""
 
 
 class CaseInWorld(NamedTuple):

@@ -80,10 +80,11 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     max_iterations: Count = 1000
     """The largest number of samples of a case in a repetition."""
     precision: NonNegative = 0.025
-    """The precision at which the sampling of a case ends.
+    """The precision for which samples are taken.
 
     It is the half-width of the 95 % confidence interval of the median duration of a sample, as a
-    fraction of the median.
+    fraction of the median. A single block of a case ends when it is reached. In several blocks, it
+    decides on the number of samples of the next block.
     """
     seed: int = 0
     """The seed of the random order of blocks and of the test data."""

@@ -34,7 +34,10 @@ until an asynchronous call had returned, 0 if that is not timed. ``HIDDEN`` is 1
 launched the whole sample before the device began it, otherwise 0.
 """
 _MIN_BLOCK = 3
-"""The least number of samples in one of several blocks of a case."""
+"""The least number of samples in one of several blocks of a case, if limits allow so many.
+
+The limits are the time of the block and ``max_iterations``.
+"""
 _MANY_STEPS_NS = 5_000_000
 """The intended duration in ns of a sample in the modes pipelined and graph.
 
@@ -247,7 +250,7 @@ def _time_on_host(sampler: Sampler) -> Stamp:
 
 
 class CaseTimer:
-    """Takes the samples of a case, in one block or in several, until the median is precise enough.
+    """Takes the samples of a case in one block or in several, as many as a precise median needs.
 
     A case is a benchmark with values for its parameters. Between two blocks the ranks measure other
     cases. All ranks of the run call the methods at the same point, including ranks that are not

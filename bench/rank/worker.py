@@ -62,8 +62,11 @@ from parbench.bench.world.world import World, disable_tf32, open_world
 
 _JOB_SECONDS = 600.0
 """The seconds that a rank waits for its cases from the driver, which may have ended."""
-_MIN_CASE_SECONDS = 0.02
-"""The least time in seconds for a block of samples, also if the time budget is over."""
+_MIN_BLOCK_SECONDS = 0.02
+"""The least time in seconds for a block of samples.
+
+If the time budget is over, it applies to the first block of a case only.
+"""
 _TIMEOUT_SHARE = 0.5
 """The largest fraction of a block's timeout that its samples may take.
 
@@ -285,7 +288,7 @@ def compute_block_seconds(job: Job, number: int, elapsed: float) -> float:
         weights.append(get_case_weight(job.plan.cases[index]) / counts[index])
     share = weights[0] / sum(weights)
     max_seconds = _TIMEOUT_SHARE * job.plan.timeout_seconds
-    return min(max(share * (job.budget_seconds - elapsed), _MIN_CASE_SECONDS), max_seconds)
+    return min(max(share * (job.budget_seconds - elapsed), _MIN_BLOCK_SECONDS), max_seconds)
 
 
 def report_and_block(mailbox: Mailbox, rank: int, error: Exception) -> None:

@@ -57,7 +57,10 @@ class RepetitionInfo(msgspec.Struct, frozen=True, kw_only=True):
     repetition: RepetitionIndex
     """The number of the repetition, from 0."""
     seconds: NonNegative
-    """The seconds since the previous entry. For the first one, since the start of the driver."""
+    """The seconds since the previous entry, or since the start of the driver.
+
+    The latter is for the first entry, and for the first one after a resumption.
+    """
     load: HostLoad | None = None
     """The load of the driver's host, None if ranks are on other hosts."""
 

@@ -26,7 +26,7 @@ from parbench.reports.run_data import RunData
 TEST_POINTS = (6, 8, 12, 16, 24)
 """The numbers of pairs after which the changes of times are tested for significance.
 
-The session ends after the last of these numbers.
+Without ``--repetitions``, the session ends at the latest after the last of these numbers.
 """
 MEASURED_SHARE = 0.8  # of a session's time. The rest is for starting the commands.
 MIN_REPETITION_SECONDS = 30.0  # A repetition ends earlier once it is precise enough.

@@ -31,7 +31,7 @@ Exit codes: 0 fine; 2 bad input, or the budget is too short; 4 no series was mea
 """
 
 RESERVED_OPTIONS = ("--repetitions", "--budget", "--out", "--format", "--quiet", "-q", "--resume")
-"""The options of ``parbench run`` that ``parbench ab`` and ``aa`` set themselves."""
+"""The options of ``parbench run`` that users of ``parbench ab`` and ``aa`` cannot give to it."""
 _budget_option = partial(
     click.option,
     "--budget",
@@ -46,13 +46,12 @@ def _refuse_reserved_options(
 ) -> tuple[str, ...]:
     """Return the arguments of ``parbench run`` after ``--``, as the callback of this argument.
 
-    Raises ``click.BadParameter`` for an option that ``parbench ab`` and ``aa`` set themselves
-    (``RESERVED_OPTIONS``).
+    Raises ``click.BadParameter`` for an option in ``RESERVED_OPTIONS``.
     """
     for option in options:
         if option.partition("=")[0] in RESERVED_OPTIONS:
             raise click.BadParameter(
-                f"{option} cannot follow after --, because the session sets it. "
+                f"{option} cannot follow after --: the session sets the budget, the folder and the output. "
                 "Give --budget and --out before --"
             )
     return options

@@ -169,9 +169,8 @@ def _describe_change(name: str, base: CountValues, new: CountValues) -> str:
     """
     metric = find_metric(name)
     unit = metric.unit if metric else ""
-    values = f"{_format_values(base, unit)} -> {_format_values(new, unit)}"
+    values = " -> ".join(_format_values(base, new, unit))
     if unit == "B" and len(base) == len(new) == 1:
-        # Three digits may hide a small difference.
         difference = float(new[0]) - float(base[0])
         values += f" ({'+' if difference > 0 else ''}{format_bytes(difference)})"
     prefix, _, rest = name.partition(".")
@@ -185,17 +184,22 @@ def _describe_change(name: str, base: CountValues, new: CountValues) -> str:
     return f"{metric.title if metric else name}: {values}"
 
 
-def _format_values(values: CountValues, unit: str) -> str:
-    """Return the distinct values of a count as text, joined by ``or``.
+def _format_values(base: CountValues, new: CountValues, unit: str) -> tuple[str, str]:
+    """Return the distinct values of a count in BASE and in NEW as two texts, joined by ``or``.
 
-    The text is ``unknown`` without values. ``unit`` is the unit of the count: ``B`` for bytes.
+    A text is ``unknown`` without values. ``unit`` is the unit of the count: ``B`` for bytes. Bytes
+    have three digits, or all digits if two values would look equal.
     """
-    texts = []
-    for value in values:
+    text_by_value: dict[float | str, str] = {}
+    for value in (*base, *new):
         if isinstance(value, str):
-            texts.append(value)
+            text_by_value[value] = value
         elif unit == "B":
-            texts.append(format_bytes(value))
+            text_by_value[value] = format_bytes(value)
         else:
-            texts.append(f"{value:g} {unit}".rstrip())
-    return " or ".join(texts) or "unknown"
+            text_by_value[value] = f"{value:g} {unit}".rstrip()
+    if unit == "B" and len(set(text_by_value.values())) < len(text_by_value):
+        text_by_value = {value: f"{float(value):,.0f} B" for value in text_by_value}
+    base_text = " or ".join(text_by_value[value] for value in base)
+    new_text = " or ".join(text_by_value[value] for value in new)
+    return base_text or "unknown", new_text or "unknown"

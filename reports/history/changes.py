@@ -22,7 +22,7 @@ MIN_LEVEL_RUNS = 3
 MIN_RUNS = 8
 """The least number of runs with a time of a case. With fewer, its time is not checked."""
 MIN_POOLED_SERIES = 5
-"""The least number of cases from which the common noise of runs is estimated."""
+"""The least number of cases with which the common noise and change of all cases are estimated."""
 STEP_FALSE_DISCOVERY_RATE = 0.02
 """The accepted fraction of false alarms among the reported steps, each of at least three runs."""
 FALSE_DISCOVERY_RATE = 0.01

@@ -146,8 +146,9 @@ class HistoryCheck:
     def compute_exit_code(self, *, fail_on_unknown: bool = False) -> ExitCode:
         """Return the exit code of ``parbench history check`` for the verdicts of this check.
 
-        It is 1 if a series or the run is slower, wrong or has changed counts, otherwise 0. A
-        verdict such as UNCONFIRMED, which decides nothing, gives 3 if ``fail_on_unknown`` is True.
+        It is 1 if a series or the run is slower, wrong or has changed counts, and 4 if a series is
+        missing or failed, otherwise 0. A verdict such as UNCONFIRMED, which decides nothing, gives
+        3 if ``fail_on_unknown`` is True.
         """
         verdicts = [*self.verdicts, self.overall_verdict]
         return combine_verdicts(verdicts, fail_on_unknown=fail_on_unknown)

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
 INTER_NODE = "inter-node"
 MULTI_NODE = "multi-node"
-"""This, ``INTER_NODE`` and ``WITHIN_NODE`` are the scopes of process groups."""
+"""The scope of a process group on several nodes, some of which have several of its ranks.
+
+With one rank on each node the scope is ``INTER_NODE``, on a single node ``WITHIN_NODE``.
+"""
 CONCURRENT = " (concurrent)"
 """The suffix of a scope or group in cases in which all groups ran at the same time."""
 MAX_FIGURES = 6

@@ -28,7 +28,7 @@ LOADS = {
 """The titles of tables, keyed by the parameter of a case that adds load.
 
 The load is other process groups that run the operation at the same time (``concurrent``), or a
-matrix product or a collective that every rank runs at the same time (``background``).
+matrix product that every rank computes at the same time (``background``).
 """
 
 ComparedCase = tuple[str, Mapping[str, CaseResult]]
@@ -84,8 +84,9 @@ def make_run_table(run_set: RunSet) -> Table:
 def make_environment_table(run_set: RunSet) -> Table:
     """Return the table of times of the cases that ran in at least two environments of a sweep.
 
-    An environment is a named set of environment variables. A column is an environment. The cases of
-    a row have equal parameters, nodes, ranks per node and distribution of ranks.
+    An environment is the values of the environment variables that differ between points of the
+    sweep. A column is an environment. The cases of a row have equal parameters, nodes, ranks per
+    node and distribution of ranks.
     """
     cases = run_set.cases
     has_environment = cases["environment"] != ""

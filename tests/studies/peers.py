@@ -56,29 +56,30 @@ Times = dict[tuple[str, str], float]
 """Seconds of one step by operation and size."""
 
 
-def exchange(tensor: torch.Tensor) -> None:
-    """Send a tensor from rank 0 to rank 1 and back."""
+def exchange(sent: torch.Tensor, received: torch.Tensor) -> None:
+    """Send a tensor from rank 0 to rank 1, and then one from rank 1 to rank 0."""
     if dist.get_rank() == 0:
-        dist.send(tensor, 1)
-        dist.recv(tensor, 1)
+        dist.send(sent, 1)
+        dist.recv(received, 1)
     else:
-        dist.recv(tensor, 0)
-        dist.send(tensor, 0)
+        dist.recv(received, 0)
+        dist.send(sent, 0)
 
 
 def make_step(operation: str, size_bytes: int) -> Callable[[], object]:
     world = dist.group.WORLD
     assert world is not None
-    output = torch.zeros(size_bytes // 4)
-    shard = torch.zeros(size_bytes // 4 // dist.get_world_size())
-    source = torch.zeros(size_bytes // 4)
+    # Ones, because zeros that were never written are all read from one page, which is in the cache.
+    output = torch.ones(size_bytes // 4)
+    shard = torch.ones(size_bytes // 4 // dist.get_world_size())
+    source = torch.ones(size_bytes // 4)
     if operation == "all_reduce":
         return lambda: dist.all_reduce(output)
     if operation == "all_gather":
         return lambda: all_gather_single(output, shard, world)
     if operation == "all_to_all":
         return lambda: dist.all_to_all_single(output, source)
-    return lambda: exchange(output)
+    return lambda: exchange(source, output)
 
 
 def time_bare_step(step: Callable[[], object]) -> float:

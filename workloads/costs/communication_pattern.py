@@ -37,7 +37,7 @@ _FACTORS: Mapping[str, Callable[[int], float]] = {
 """Functions of a group's number of ranks that return sent bytes over size, by operation."""
 _SHARED = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), "(ranks - 1) / ranks")
 _FACTOR_TEXTS = {"all_reduce": "2 * (ranks - 1) / ranks", **_SHARED}
-"""The factors of ``_FACTORS`` as texts of equations, by operation. A missing factor is 1."""
+"""The factors of a training step's operations as texts of equations. A missing factor is 1."""
 LOSS_BYTES = 4
 """The bytes of one float32 number per token in the all_reduces of a loss split by vocabulary."""
 COUNT_BYTES = 8

@@ -231,7 +231,7 @@ class ReferenceMoeLayer(MoeLayer):
     num_misrouted = 0
     """The number of tokens of the last forward pass that the router would send elsewhere.
 
-    The experts that such a token takes do not have its best scores.
+    The experts that such a token takes do not have its best scores, or it takes one twice.
     """
 
     def forward(self, x: Tensor) -> Tensor:

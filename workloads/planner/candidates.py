@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from parbench.bench.text import UserError
 from parbench.workloads.costs.divisibility import (
     find_indivisible_heads,
     find_indivisible_sequence,
@@ -21,6 +22,7 @@ from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES, find_schedule
+from parbench.workloads.pipeline_parallel.simulation import simulate
 
 MIN_TOKENS = 2048
 """The fewest tokens of a microbatch on a rank, unless the model's sequences are shorter."""
@@ -280,15 +282,25 @@ def estimate_bubble(schedule: str, ranks: int, microbatches: int, stages_per_ran
 
     A microbatch's time is that of its forward and backward pass on the rank. Forward, input
     gradient and weight gradient are assumed to take equal time. ``ranks`` and ``microbatches`` are
-    those of the pipeline. The result is infinite if the schedule has no formula for these sizes,
-    as with very few microbatches.
+    those of the pipeline. The step is simulated if the schedule has no formula for these sizes.
+    The result is infinite if the schedule cannot run with them.
     """
-    size = PipelineOptions(schedule=schedule, stages_per_rank=stages_per_rank).get_size(
-        ranks, microbatches
-    )
+    pipeline_schedule = find_schedule(schedule)
+    try:
+        size = pipeline_schedule.size(ranks, microbatches, stages_per_rank)
+    except UserError:
+        return math.inf
     third = 1 / 3
-    bubble = find_schedule(schedule).compute_bubble(size, PassSeconds(third, third, third))
-    return math.inf if bubble is None else bubble.seconds
+    passes = PassSeconds(third, third, third)
+    bubble = pipeline_schedule.compute_bubble(size, passes)
+    if bubble is not None:
+        return bubble.seconds
+    seconds = {"F": passes.forward, "I": third, "W": third, "B": passes.backward}
+    timeline = simulate(
+        pipeline_schedule.make_order(size),
+        lambda action: seconds[action.kind] / size.stages_per_rank,
+    )
+    return timeline.idle / ranks
 
 
 @lru_cache(maxsize=4096)

@@ -32,8 +32,11 @@ It reads and writes both moments and the weight in float32, and reads the gradie
 weights, the gradient has 2 bytes, and the parameter of 2 bytes is written too.
 """
 MAX_SIMULATED_ACTIONS = 40_000
-"""The bubble of a step is simulated only if all pipeline ranks together have at most this number
-of forward and backward passes of stages."""
+"""The largest number of passes of stages, over all pipeline ranks, in a step that is simulated.
+
+The bubble of a step with more forward and backward passes follows from the formula of the schedule,
+if there is one.
+"""
 BLOCKING_AXES = ("tp", "cp", "ring", "ulysses", "ep", "etp")
 """The axes of tensor, context and expert parallelism.
 

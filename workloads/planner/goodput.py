@@ -17,11 +17,20 @@ CHECKPOINT_SECONDS = 30.0
 RESTART_SECONDS = 300.0
 """The assumed time from a failure to the next training step."""
 CRITICAL_BATCH_AT_UNIT_LOSS = 2e8
+"""The critical batch in tokens at a loss L of 1.
+
+It is B_crit = 2e8 / L^(1 / 0.21) tokens (Kaplan et al., arXiv 2001.08361, equation 1.4).
+"""
 CRITICAL_BATCH_EXPONENT = 0.21
+"""The number 0.21 in the equation of ``CRITICAL_BATCH_AT_UNIT_LOSS``."""
 LOSS_SCALE_TOKENS = 5.4e13
+"""The number of tokens D after which the loss would be 1.
+
+The loss is L = (5.4e13 / D)^0.095 (Kaplan et al., equation 1.2), of models with a vocabulary of
+50,257.
+"""
 LOSS_EXPONENT = 0.095
-"""B_crit = 2e8 / L^(1 / 0.21) tokens, and L = (5.4e13 / D)^0.095 after D tokens (Kaplan et al.,
-arXiv 2001.08361, equations 1.2 and 1.4). Their models have a vocabulary of 50,257."""
+"""The number 0.095 in the equation of ``LOSS_SCALE_TOKENS``."""
 
 
 def compute_goodput(gpus: int) -> Equation:

@@ -30,7 +30,7 @@ See docs/concepts/planner-validation.md.
 SIMULATED_RUNS = 3
 """The number of best meshes whose pipelines are simulated at the end of a search."""
 SIMULATED_PASSES = 4096
-"""The most forward passes (stages x microbatches) of a pipeline that is simulated."""
+"""The most forward passes (stages x microbatches) of a step that is simulated at the end."""
 NEARLY_FULL = 0.95
 """The fraction of usable memory above which a step counts as harder to run."""
 _WEIGHTS = {"dp": 1, "fsdp": 1, "tp": 2, "ep": 2, "cp": 3, "pp": 3}

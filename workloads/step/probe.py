@@ -29,7 +29,10 @@ _CLOCK_READINGS = 20
 _MIN_REPEATS = 3
 """The number of repeats that a median needs, even if they exceed the time budget."""
 _MAX_SECONDS_OF_MIN_REPEATS = 30.0
-"""The time in seconds above which only one repeat runs in place of ``_MIN_REPEATS``."""
+"""The seconds that ``_MIN_REPEATS`` repeats may take although the time budget is shorter.
+
+If they would take longer than this and the budget, only one repeat runs.
+"""
 
 Step = Callable[[], object]
 """Runs one step of the benchmark. Its result is not used."""

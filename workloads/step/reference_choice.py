@@ -22,7 +22,7 @@ moments of AdamW.
 """
 _MAX_HEAD_SIZE = 16
 """The maximum head size of the small model, the result of ``shrink_model``."""
-_MIN_TOKENS = 64
+_MAX_TOKENS = 64
 """The maximum sequence length of the small model, the result of ``shrink_model``.
 
 It is rounded down to a multiple of twice the number of ranks, and is at least this multiple.
@@ -84,7 +84,7 @@ def shrink_model(spec: StepSpec, params: Params) -> dict[str, Value]:
     hidden = shape.heads * head_size
     stages = 2 if spec.pipeline is None else spec.pipeline.size.num_stages
     tokens_per_unit = 2 * spec.ranks
-    tokens = tokens_per_unit * max(1, _MIN_TOKENS // tokens_per_unit)
+    tokens = tokens_per_unit * max(1, _MAX_TOKENS // tokens_per_unit)
     small: dict[str, Value] = {
         "layers": shape.layers if params.get("split") else min(shape.layers, max(2, stages)),
         "hidden": hidden,

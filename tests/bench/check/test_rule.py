@@ -36,7 +36,7 @@ def test_rule_names_slow_device() -> None:
     by_device = list_gaps(NORMAL, NORMAL, SLOW, NORMAL)
     assert [gap.is_under for gap in by_device] == [False, False, True, False]
     assert by_device[2].share == pytest.approx(0.12, abs=0.01)
-    assert by_device[2].mads > 4
+    assert by_device[2].sigmas > 4
 
 
 def test_rule_names_slow_device_of_two() -> None:

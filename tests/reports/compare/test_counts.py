@@ -61,6 +61,10 @@ def find_changes(
             {"sent.fsdp.reduce_scatter": 180 * MIB},
             "reduce_scatter on fsdp: 90.0 MiB -> 180 MiB (+90.0 MiB) a step",
         ),
+        (
+            {"sent.fsdp.reduce_scatter": 90 * MIB + 4},
+            "reduce_scatter on fsdp: 94,371,840 B -> 94,371,844 B (+4.00 B) a step",
+        ),
         ({"calls.tp.all_reduce": 2.5}, "all_reduce on tp: 0 -> 2.5 calls a step"),
         (
             {"memory_counted.parameters": 32 * MIB},

@@ -11,6 +11,7 @@ from parbench.workloads.planner.candidates import (
     MIN_TOKENS,
     SearchRequest,
     balance_layers,
+    estimate_bubble,
     list_batches,
     list_layouts,
     list_pipelines,
@@ -82,3 +83,8 @@ def test_balance_layers_counts_the_head() -> None:
     """The head of this model costs as much as two layers."""
     assert balance_layers(model_of("llama3-8b").shape, None, 2, 1, "1f1b") == "17+15"
     assert balance_layers(model_of("llama3-8b").shape, None, 1, 1, "1f1b") == ""
+
+
+def test_bubble_without_formula_is_simulated() -> None:
+    # Ranks take turns if there is one microbatch, so each waits for all others.
+    assert estimate_bubble("looped_bfs", 4, 1, 2) == pytest.approx(3.0)
