@@ -79,26 +79,25 @@ figure_format_option = click.option(
 """A decorator that adds ``--figure-format``, the file formats of figures, to a command."""
 
 
-class RunPath(click.Path):
-    """The type of an argument that is the folder of a run.
+def resolve_latest(path: Path) -> Path:
+    """Return the newest run in ``runs`` for ``latest``, and in the folder DIR for ``DIR/latest``.
 
-    ``latest`` stands for the newest run in ``runs``, and ``DIR/latest`` for the newest run in the
-    folder DIR.
+    Any other path is returned unchanged. Raises ``UserError`` if the folder contains no run.
     """
+    from parbench.bench.results.runs import list_runs
+
+    if path.name != "latest" or path.exists():
+        return path
+    folder = path.parent if path.parent != Path() else RUNS_FOLDER
+    runs = list_runs(folder)
+    if not runs:
+        raise UserError(f"{path}: {folder} contains no run", hint="parbench run makes one")
+    return runs[-1]
+
+
+class RunPath(click.Path):
+    """The type of an argument that is the folder of a run, also ``latest`` and ``DIR/latest``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the folder of a run, also for ``latest`` and ``DIR/latest``.
-
-        Raises ``UserError`` if the value is ``latest`` and the folder ``runs`` contains no run, or
-        if the value is ``DIR/latest`` and the folder DIR contains none.
-        """
-        from parbench.bench.results.runs import list_runs
-
-        path = Path(value)
-        if path.name != "latest" or path.exists():
-            return path
-        folder = path.parent if path.parent != Path() else RUNS_FOLDER
-        runs = list_runs(folder)
-        if not runs:
-            raise UserError(f"{path}: {folder} contains no run", hint="parbench run makes one")
-        return runs[-1]
+        """Return the folder of a run (``resolve_latest``)."""
+        return resolve_latest(Path(value))

@@ -48,7 +48,8 @@ def load(*runs: str | Path) -> "pd.DataFrame":
     has one row whose ``metric`` and ``value`` are NA.
 
     Args:
-        runs: Run folders, sweep folders, or folders that contain runs.
+        runs: Run folders, ``latest`` for the newest run, sweep folders, or folders that contain
+            runs.
 
     Raises:
         UserError: No folder contains a run that can be read.
@@ -66,7 +67,8 @@ def load_samples(*runs: str | Path, by_rank: bool = False) -> "pd.DataFrame":
     duration of one step on the slowest rank.
 
     Args:
-        runs: Run folders, sweep folders, or folders that contain runs.
+        runs: Run folders, ``latest`` for the newest run, sweep folders, or folders that contain
+            runs.
         by_rank: Return one row for each iteration and rank instead, read from ``samples/*.npz``:
             ``arrival_seconds`` and ``exit_seconds`` since the case's first arrival on rank 0's
             clock, ``duration_seconds`` and, in mode async, ``issue_seconds``. Each covers
@@ -90,7 +92,7 @@ def figures(*runs: str | Path) -> "Mapping[str, Figure]":
     ``parbench report --figures`` writes, without extension.
 
     Args:
-        runs: A run folder, several, or a sweep folder.
+        runs: Run folders, ``latest`` for the newest run, or a sweep folder.
 
     Raises:
         UserError: No folder contains a run that can be read.

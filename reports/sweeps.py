@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from parbench.bench.command_line import resolve_latest
 from parbench.bench.files import convert_read_errors, decode_json
 from parbench.bench.results.runs import Run, list_runs, load_run
 from parbench.bench.text import UserError
@@ -94,10 +95,10 @@ def load_named_runs(paths: Iterable[str | Path]) -> list[tuple[Run, str | None]]
 def expand_folders(paths: Iterable[Path]) -> list[Path]:
     """Return ``paths`` with each folder of runs replaced by its runs, without duplicates.
 
-    Runs and sweeps stay as they are.
+    Runs and sweeps stay as they are. ``latest`` stands for the newest run (``resolve_latest``).
     """
     folders: dict[Path, None] = {}
-    for path in paths:
+    for path in map(resolve_latest, paths):
         is_run_or_sweep = (path / "run.json").exists() or is_sweep(path)
         runs = [] if is_run_or_sweep else list_runs(path)
         folders.update(dict.fromkeys(runs or [path]))

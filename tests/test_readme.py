@@ -130,6 +130,8 @@ def command_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if "[[case]]" in block
     ]
     (tmp_path / "cases.toml").write_text(cases)
+    [hardware] = find_blocks(GUIDES / "plan.md", "toml")
+    (tmp_path / "mycluster.toml").write_text(hardware)
     (tmp_path / "limits.toml").write_text('"*" = { time = "<1s" }')
     (tmp_path / "Qwen3-32B").mkdir()
     (tmp_path / "Qwen3-32B" / "config.json").write_text(json.dumps(QWEN3_CONFIG))
@@ -172,13 +174,15 @@ def test_command_runs_with_fake_ranks(
         monkeypatch.setattr(svg, "save_charts", save_first_chart)
     if args[0] == "run" and "--resume" not in args:
         args += ["--repetitions", "1"]
-    if "last:10" in args or args[:2] == ["history", "show"]:
-        CliRunner().invoke(cli.main, ["history", "add", str(BASE), str(NEW)])
+    if "main:10" in args or (args[0] == "history" and args[1] != "add"):
+        CliRunner().invoke(
+            cli.main, ["history", "add", str(BASE), str(NEW), "--branch", "main"]
+        )
     result = CliRunner().invoke(cli.main, args)
     is_comparison = args[0] in ("compare", "history")
     allowed_codes = EXIT_CODES_OF_COMPARISONS if is_comparison else (0,)
     assert result.exit_code in allowed_codes, result.output
-    assert result.stdout or "-o" in args
+    assert result.stdout or "-o" in args or "annotate" in args
 
 
 @pytest.mark.full

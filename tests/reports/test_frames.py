@@ -111,6 +111,15 @@ def test_load_joins_runs_and_folders_once(tmp_path: Path) -> None:
     assert len(parbench.load(tmp_path, first)) == num_rows
 
 
+def test_load_and_figures_accept_latest(tmp_path: Path) -> None:
+    curve = [ok_record(collective_case(size_bytes=size)) for size in (1024, 4096)]
+    run = write_records(tmp_path, *curve)
+    latest = tmp_path / "latest"
+    assert len(parbench.load(latest)) == len(parbench.load(run))
+    assert len(parbench.load_samples(str(latest))) == len(parbench.load_samples(run))
+    assert parbench.figures(latest).keys() == parbench.figures(run).keys()
+
+
 def test_load_warns_of_missing_sweep_points(tmp_path: Path) -> None:
     points = [
         (make_sweep_point(1, "2 nodes"), [scaling_run(2)]),

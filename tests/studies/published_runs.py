@@ -56,7 +56,7 @@ of a GPU.
 Measure some steps, then compare every component of the prediction with the measurement:
 
 ```console
-parbench run --preset smoke
+parbench run
 parbench plan validate latest
 ```
 

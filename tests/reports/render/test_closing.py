@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from parbench.bench.results.records import Record
@@ -40,6 +41,16 @@ def test_summary_fits_a_terminal() -> None:
         "  and 8 more",
     ]
     assert "parbench show --all" in lines[-1]
+
+
+def test_notes_of_the_plan_follow_the_heading() -> None:
+    run = run_from_records(ok_record(collective_case()))
+    note = "functional only: 4 ranks on 2 cores; times include waiting for a core"
+    plan = msgspec.structs.replace(run.info.plan, notes=(note,))
+    info = msgspec.structs.replace(run.info, plan=plan)
+    report = report_of(msgspec.structs.replace(run, info=info))
+    text = render_closing(report)
+    assert text.index(note) < text.index("\nCORRECT ")
 
 
 def test_few_operations_have_a_table_over_sizes() -> None:
