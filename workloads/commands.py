@@ -83,8 +83,8 @@ Names of --set:
   schedule=NAME         order of a pipeline: 1f1b, interleaved, zb_h1, ...
   chunks=N              stages per rank; default: those of the schedule
   split=N+N+...         layers of each stage; default: as equal as possible
-  microbatches=N        per data rank, instead of --global-batch; default: 1,
-                        or 4 per stage
+  microbatches=N        per data rank, instead of --global-batch; default: 4
+                        per pipeline rank, 1 without a pipeline
   cp_method=NAME        zigzag, allgather_kv, ulysses, usp or ring
   precision=DTYPE       bfloat16 (default, with float32 master weights) or
                         float32
@@ -130,7 +130,7 @@ _STEP_OPTIONS = _combine(
         "settings",
         type=SettingType(),
         multiple=True,
-        help="Another setting of the step, by the names of parbench run; see below.",
+        help="Set another parameter of the step. Names are listed below.",
     ),
 )
 _HARDWARE_OPTION = click.option(
@@ -152,7 +152,7 @@ _MACHINE_OPTIONS = _combine(
         metavar="RUN",
         type=RunPath(),
         multiple=True,
-        help="Take the efficiency of GEMMs and overlap from the steps of a run.",
+        help="Take the efficiency of compute and overlap from the steps of a run.",
     ),
 )
 _document_format = format_option(

@@ -35,8 +35,8 @@ Some rows rest on assumptions that their sources do not state:
 * Megatron's selective recomputation repeats the scores of attention. Fused attention never keeps
   them, so that these rows have no recomputation here.
 * `selective` is that of torchtitan: it keeps attention and every second GEMM of a layer.
-* The rows on `selene` assume that a collective uses one of the eight network cards of a node. With
-  all cards, the predicted ZeRO-3 speed would not drop at 1,536 GPUs as published.
+* The rows on `selene` assume that a collective uses one of the eight NICs of a node. With
+  all NICs, the predicted ZeRO-3 speed would not drop at 1,536 GPUs as published.
 * `grand-teton` are H100s of 96 GB and 2.4 TB/s. Their power limit of 500 W is planned as nine
   tenths of the peak.
 * DeepSeek-V3 is planned in bfloat16 with a dispatch that compute hides. The run used FP8.

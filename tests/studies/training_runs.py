@@ -29,7 +29,7 @@ MEGATRON = msgspec.structs.replace(
     name="a100",
     efficiency=msgspec.structs.replace(A100.efficiency, score_traffic=13.0),
 )
-# A ZeRO-3 collective uses one of the eight 200 Gbit/s cards of a Selene node.
+# A ZeRO-3 collective uses one of the eight 200 Gbit/s NICs of a Selene node.
 SELENE_ONE_CARD = msgspec.structs.replace(MEGATRON, name="selene", rails=1)
 # A power limit of 500 W instead of 700 W lowers the clocks by about a tenth.
 GRAND_TETON = msgspec.structs.replace(

@@ -142,10 +142,15 @@ def test_defaults_are_what_people_train_with() -> None:
         ("tp_sp", 4, {"sequence": 66}, "sequence(66) % tp(4) != 0"),
         ("hybrid", 4, {"mesh": "dp=2,fsdp=3"}, "dp(2) * fsdp(3) != world size(4)"),
         ("cp", 8, {"sequence": 68}, "sequence(68) % cp(8) != 0"),
-        ("ddp", 2, {"checkpointing": "all"}, "checkpointing 'all' is not none"),
-        ("ddp", 2, {"checkpointing": "full:0"}, "checkpointing 'full:0'"),
+        (
+            "ddp",
+            2,
+            {"checkpointing": "all"},
+            "checkpointing = 'all' is not allowed: choose none",
+        ),
+        ("ddp", 2, {"checkpointing": "full:0"}, "checkpointing = 'full:0'"),
         ("ddp", 2, {"compute": "timed:1ms"}, "simulated:20ms"),
-        ("cp", 2, {"compute": "simulated:1ms"}, "compute(simulated)"),
+        ("cp", 2, {"compute": "simulated:1ms"}, "compute = simulated"),
     ],
 )
 def test_impossible_preset_is_refused(
@@ -165,8 +170,8 @@ def test_impossible_preset_is_refused(
             {"experts": 8, "sequence_parallel": False},
             "sequence_parallel = true",
         ),
-        ("pp=2,fsdp=4", {"schedule": "zb_h1"}, "fsdp > 1"),
-        ("pp=2,dp=4", {"schedule": "zb_h1", "checkpointing": "full"}, "schedule = zb_h1"),
+        ("pp=2,fsdp=4", {"schedule": "zb_h1"}, "not allowed with fsdp > 1"),
+        ("pp=2,dp=4", {"schedule": "zb_h1", "checkpointing": "full"}, "checkpointing = full"),
     ],
 )
 def test_impossible_mesh_is_refused(mesh: str, params: dict[str, Any], message: str) -> None:

@@ -111,9 +111,10 @@ class ContextMethod:
         """
         head_ranks = self.compute_ulysses(ranks, ulysses)
         if ulysses not in (0, head_ranks):
-            return f"ulysses({ulysses}) != {head_ranks}, which cp_method = {self.name} has"
+            text = f"ulysses = {ulysses} is not possible with cp_method = {self.name}"
+            return f"{text}: leave it out, or use cp_method=usp"
         if ranks % head_ranks:
-            return f"ulysses({head_ranks}) * ring({ranks // head_ranks}) != cp({ranks})"
+            return f"cp({ranks}) % ulysses({head_ranks}) != 0"
         for name, heads in (("heads", shape.heads), ("kv_heads", shape.kv_heads)):
             if heads // tp % head_ranks:
                 return f"{name}({heads}) / tp({tp}) % {self.head_axis}({head_ranks}) != 0"
@@ -156,6 +157,7 @@ def find_context_method(name: str) -> ContextMethod:
     Raises ``UserError`` with the allowed names.
     """
     if name not in CONTEXT_METHODS:
-        allowed = format_list(CONTEXT_METHODS)
-        raise UserError(f"cp_method({name}) is not {allowed}")
+        raise UserError(
+            f"cp_method = {name!r} is not allowed: choose {format_list(CONTEXT_METHODS)}"
+        )
     return CONTEXT_METHODS[name]

@@ -310,23 +310,23 @@ class StepSpec:
         ranks and the microbatch size do not divide it.
         """
         dp, fsdp = self.dims.dp, self.dims.fsdp
-        microbatches, rest = divmod(global_batch, dp * fsdp * self.microbatch)
-        if rest or not microbatches:
-            product = f"dp({dp}) * fsdp({fsdp}) * microbatch({self.microbatch})"
-            raise UserError(f"global batch({global_batch}) % ({product}) != 0, or is less")
+        sequences = dp * fsdp * self.microbatch
+        microbatches, rest = divmod(global_batch, sequences)
+        if rest:
+            product = f"dp({dp}) * fsdp({fsdp}) * microbatch({self.microbatch}) = {sequences}"
+            raise UserError(f"global batch {global_batch} must be a multiple of {product}")
         return replace(self, microbatches=microbatches)
 
     def find_broken_rule(self, ranks: int = 0) -> str | None:
         """Return the first reason why this step cannot run, None if it can.
 
         The text is the violation of a rule: ``heads(6) % tp(4) != 0`` means that 4 ranks cannot
-        share 6 heads. Only a pipeline schedule states its requirement, in a sentence such as
-        ``interleaved needs chunks(1) >= 2``. ``ranks`` is the world size, which must equal the
-        number of ranks in the mesh. 0 skips this comparison.
+        share 6 heads. ``ranks`` is the world size, which must equal the number of ranks in the
+        mesh. 0 skips this comparison.
         """
         dims = self.dims
         if self.is_simulated and (self.moe is not None or dims.cp > 1):
-            return "compute(simulated) does not support experts or cp > 1: use compute=real"
+            return "compute = simulated does not support experts or cp > 1: use compute=real"
         experts = self.moe.experts if self.moe else 0
         has_ffn = not self.moe or self.moe.dense_layers > 0
         return (
@@ -353,8 +353,8 @@ class StepSpec:
 def _find_broken_pipeline(spec: StepSpec) -> str | None:
     """Return the reason why the schedule or torch's runtime cannot run a step's pipeline.
 
-    It is the requirement of the schedule, such as ``interleaved needs chunks(1) >= 2``, or the
-    violation of a limit of torch. The result is None if the step can run, or has no pipeline.
+    It is the violation of a rule of the schedule or of torch, such as ``chunks(1) < 2``. The result
+    is None if the step can run, or has no pipeline.
     """
     try:
         pipeline = spec.pipeline
@@ -362,9 +362,10 @@ def _find_broken_pipeline(spec: StepSpec) -> str | None:
         return str(error)
     if pipeline is None:
         return None
-    chunks, fsdp = pipeline.size.stages_per_rank, spec.dims.fsdp
-    if fsdp > 1 and chunks > MAX_GATHERED_STAGES:
-        return f"chunks({chunks}) > {MAX_GATHERED_STAGES} with fsdp({fsdp})"
+    chunks = pipeline.size.stages_per_rank
+    if spec.dims.is_sharded and chunks > MAX_GATHERED_STAGES:
+        limit = f"torch's pipeline runtime gathers at most {MAX_GATHERED_STAGES} stages per rank"
+        return f"chunks({chunks}) > {MAX_GATHERED_STAGES} with fsdp > 1: {limit}"
     return None
 
 
@@ -392,11 +393,16 @@ def _find_broken_split_backward(spec: StepSpec) -> str | None:
     """
     if spec.pipeline is None or not spec.pipeline.schedule.splits_backward:
         return None
-    if spec.checkpointing == "none" and not spec.dims.is_sharded and spec.moe is None:
+    if spec.checkpointing != "none":
+        conflict = f"checkpointing = {spec.checkpointing}"
+    elif spec.dims.is_sharded:
+        conflict = "fsdp > 1"
+    elif spec.moe:
+        conflict = "experts"
+    else:
         return None
-    schedule = spec.pipeline.schedule.name
-    conflicts = "checkpointing, fsdp > 1 or experts"
-    return f"schedule = {schedule} splits the backward pass, which is not allowed with {conflicts}"
+    text = f"schedule = {spec.pipeline_options.schedule} splits the backward pass"
+    return f"{text}, which is not allowed with {conflict}: use schedule=1f1b or interleaved"
 
 
 def parse_checkpointing(text: str) -> tuple[Checkpointing, int]:
@@ -411,7 +417,10 @@ def parse_checkpointing(text: str) -> tuple[Checkpointing, int]:
             return checkpointing, 1
     if name == "full" and every.isdecimal() and int(every):
         return "full", int(every)
-    raise UserError(f"checkpointing {text!r} is not {format_list((*CHECKPOINTINGS, 'full:K'))}")
+    raise UserError(
+        f"checkpointing = {text!r} is not allowed: "
+        f"choose {format_list((*CHECKPOINTINGS, 'full:K'))}"
+    )
 
 
 class LayerKind(NamedTuple):

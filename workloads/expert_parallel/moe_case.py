@@ -16,7 +16,7 @@ from parbench.workloads.model.shapes import Shape
 _ROW_ELEMENTS = 8
 """The number of elements of which a row of an expert's matrices must be a multiple.
 
-torch's grouped_mm requires rows of whole 16 bytes, which are 8 elements of 2 bytes.
+torch's grouped_mm requires rows of a multiple of 16 bytes, which are 8 elements of 2 bytes.
 """
 
 _EXPERT_FFN = "hidden size of an expert; 0 = ffn / top_k, rounded down to a multiple of 8 * etp"
@@ -131,13 +131,13 @@ def make_moe(params: Mapping[str, Value], shape: Shape, ranks: int, tp: int = 1)
     )
     if moe.top_k > moe.experts:
         raise UserError(f"top_k({moe.top_k}) > experts({moe.experts})")
-    rows = f"% {_ROW_ELEMENTS} != 0: grouped_mm requires rows of whole 16 bytes"
+    rows = f"% {_ROW_ELEMENTS} != 0: grouped_mm requires rows of a multiple of 16 bytes"
     if shape.hidden % _ROW_ELEMENTS:
         raise UserError(f"hidden({shape.hidden}) {rows}")
     if moe.expert_ffn % unit:
         raise UserError(f"expert_ffn({moe.expert_ffn}) / etp({etp}) {rows}")
     if values.get("checkpointing") == "selective":
-        raise UserError("checkpointing(selective) does not support experts: it saves no grouped_mm")
+        raise UserError("checkpointing = selective does not support experts: use none or full")
     return moe
 
 

@@ -191,7 +191,7 @@ def parse_compute(text: str) -> float | None:
     if text == REAL:
         return None
     if not text.startswith(SIMULATED):
-        allowed = "it is real or simulated:DURATION, such as simulated:20ms"
+        allowed = "choose real or simulated:DURATION, such as simulated:20ms"
         raise UserError(f"compute = {text!r} is not allowed: {allowed}")
     return parse_duration(text.removeprefix(SIMULATED))
 

@@ -65,9 +65,10 @@ class ParallelDims:
         Otherwise ``ranks`` is not used or checked. Raises ``UserError`` if an axis is not known.
         """
         sizes = parse_mesh(text) if text else {"dp": ranks}
+        allowed = (*AXES, *INSIDE)
         for name in sizes:
-            if name not in (*AXES, *INSIDE):
-                raise UserError(f"mesh axis {name!r} is not {format_list((*AXES, *INSIDE))}")
+            if name not in allowed:
+                raise UserError(f"mesh axis {name!r} is not allowed: choose {format_list(allowed)}")
         first = [name for name in sizes if name in AXES]
         order = (*first, *(name for name in AXES if name not in sizes))
         return ParallelDims(order=order).resize(**sizes)

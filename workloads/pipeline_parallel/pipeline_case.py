@@ -65,7 +65,7 @@ class PipelineOptions:
         """Return the pipeline of a model with ``layers`` layers on ``ranks`` ranks.
 
         ``microbatches`` is their number in a step. Raises ``UserError`` if the schedule cannot run
-        with these sizes, with the requirement, such as ``interleaved needs chunks(1) >= 2``.
+        with these sizes, with the violation, such as ``layers(4) < pp(8) * chunks(1)``.
         """
         schedule = find_schedule(self.schedule)
         size = schedule.size(ranks, microbatches, self.stages_per_rank)
@@ -106,16 +106,19 @@ def split_layers(layers: int, num_stages: int, split: str = "") -> tuple[int, ..
     """
     if not split:
         if layers % num_stages:
-            hint = "set the layers of each stage with split = 2+1+..."
-            raise UserError(f"layers({layers}) % stages({num_stages}) != 0: {hint}")
+            raise UserError(
+                f"layers({layers}) % stages({num_stages}) != 0: "
+                "set the layers of each stage with split=2+1+..."
+            )
         return (layers // num_stages,) * num_stages
     parts = split.split("+")
     if not all(part.strip().isdecimal() and int(part) for part in parts):
-        example = "it is the layers of each stage, such as 1+2+1+1"
-        raise UserError(f"split = {split!r} cannot be read: {example}")
+        raise UserError(
+            f"split = {split!r} is not allowed: write the layers of each stage, such as 1+2+1+1"
+        )
     counts = tuple(map(int, parts))
     if len(counts) != num_stages:
-        raise UserError(f"split = {split!r} is for {len(counts)} stages != stages({num_stages})")
+        raise UserError(f"split = {split!r} has {len(counts)} stages instead of {num_stages}")
     if sum(counts) != layers:
-        raise UserError(f"split = {split!r} has {sum(counts)} layers != layers({layers})")
+        raise UserError(f"split = {split!r} has {sum(counts)} layers instead of {layers}")
     return counts

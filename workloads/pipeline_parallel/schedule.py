@@ -95,10 +95,10 @@ class Schedule:
     min_stages_per_rank: int | None = None
     """The minimum number of stages per rank, None if only the default is possible."""
     find_broken_rule: Callable[[PipelineSize], str] = accept_all
-    """Returns the requirement of this schedule that a size does not meet, with the actual numbers.
+    """Returns the first violation of a rule of this schedule by a size, empty if it can run.
 
-    For example, ``microbatches(2) >= stages(4)`` means that there are 2 microbatches and at least
-    4 are required. The text is empty if the schedule can run with the size.
+    For example, ``microbatches(2) < stages(4)`` means that there are 2 microbatches and at least 4
+    are required.
     """
     compute_bubble: Callable[[PipelineSize, PassSeconds], AnalyticalBubble | None] = omit_bubble
     """Returns the idle time of a rank by a formula, from the size and the times of passes.
@@ -109,23 +109,24 @@ class Schedule:
     def size(self, ranks: int, microbatches: int, stages_per_rank: int = 0) -> PipelineSize:
         """Return the numbers of ranks, microbatches and stages, if the schedule can run with them.
 
-        ``stages_per_rank`` 0 means the schedule's default. Raises ``UserError`` with the
-        requirement that the size does not meet, such as ``interleaved needs chunks(1) >= 2``.
+        ``stages_per_rank`` 0 means the schedule's default. Raises ``UserError`` with the violation
+        of a rule, such as ``schedule = zb_v does not allow chunks(3) != 2 (stages per rank)``.
+        ``chunks`` is the name of the user's parameter.
         """
         size = PipelineSize(ranks, microbatches, stages_per_rank or self.stages_per_rank)
         chunks, min_chunks = size.stages_per_rank, self.min_stages_per_rank
         if size.ranks < 2:
-            rule = f"ranks({size.ranks}) >= 2: one rank is not a pipeline"
+            rule = f"ranks({size.ranks}) < 2"
         elif size.microbatches < 1:
-            rule = f"microbatches({size.microbatches}) >= 1"
+            rule = f"microbatches({size.microbatches}) < 1"
         elif min_chunks is None and chunks != self.stages_per_rank:
-            rule = f"chunks({chunks}) == {self.stages_per_rank}"
+            rule = f"chunks({chunks}) != {self.stages_per_rank} (stages per rank)"
         elif min_chunks is not None and chunks < min_chunks:
-            rule = f"chunks({chunks}) >= {min_chunks}"
+            rule = f"chunks({chunks}) < {min_chunks} (stages per rank)"
         else:
             rule = self.find_broken_rule(size)
         if rule:
-            raise UserError(f"{self.name} needs {rule}")
+            raise UserError(f"schedule = {self.name} does not allow {rule}")
         return size
 
     def make_order(self, size: PipelineSize) -> PipelineOrder:

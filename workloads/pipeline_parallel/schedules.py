@@ -37,14 +37,14 @@ def list_breadth_first(rank: int, size: PipelineSize) -> list[Action]:
 
 
 def find_partial_round(size: PipelineSize) -> str:
-    """Return the requirement of interleaving if a size does not meet it, otherwise an empty text.
+    """Return the violation of interleaving's rule by a size, otherwise an empty text.
 
     With several stages per rank, the number of ranks must divide the number of microbatches, as in
-    Megatron-LM. ``microbatches(5) % ranks(4) == 0`` means that 5 microbatches on 4 ranks do not.
+    Megatron-LM. ``microbatches(5) % ranks(4) != 0`` means that 4 ranks do not divide 5.
     """
     if size.stages_per_rank == 1 or size.microbatches % size.ranks == 0:
         return ""
-    return f"microbatches({size.microbatches}) % ranks({size.ranks}) == 0"
+    return f"microbatches({size.microbatches}) % ranks({size.ranks}) != 0"
 
 
 def alternate_passes(
@@ -223,14 +223,13 @@ def list_dualpipe_v(rank: int, size: PipelineSize) -> list[Action]:
 
 
 def find_broken_microbatch_rule(size: PipelineSize) -> str:
-    """Return the requirement of one microbatch per stage if a size has fewer, otherwise empty.
+    """Return the violation if a size has fewer microbatches than stages, otherwise an empty text.
 
-    The text is the requirement with the actual numbers: ``microbatches(2) >= stages(4)`` means that
-    there are 2 microbatches and 4 are required.
+    ``microbatches(2) < stages(4)`` means that there are 2 microbatches and 4 are required.
     """
     if size.microbatches >= size.num_stages:
         return ""
-    return f"microbatches({size.microbatches}) >= stages({size.num_stages})"
+    return f"microbatches({size.microbatches}) < stages({size.num_stages})"
 
 
 def compute_filling_bubble(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
@@ -370,5 +369,5 @@ DEFAULT_SCHEDULE = "1f1b"
 def find_schedule(name: str) -> Schedule:
     """Return the schedule with a name. Raises ``UserError`` with the allowed names."""
     if name not in SCHEDULES:
-        raise UserError(f"schedule({name}) is not {format_list(SCHEDULES)}")
+        raise UserError(f"schedule = {name!r} is not allowed: choose {format_list(SCHEDULES)}")
     return SCHEDULES[name]

@@ -66,7 +66,7 @@ def list_questions(request: SearchRequest, hardware: Hardware) -> Iterator[Quest
     yield from _list_state_questions(step, gpus, hardware)
     yield from _list_activation_questions(step, gpus, hardware)
     yield Question(
-        text=f"Is a sequence at most {CONTEXT_TOKENS:,} tokens per GPU?",
+        text=f"Is the sequence at most {CONTEXT_TOKENS:,} tokens long?",
         equation=Equation(text="sequence", symbols={"sequence": step.shape.sequence}),
         limit=CONTEXT_TOKENS,
         unit="tokens",
@@ -105,7 +105,7 @@ def _list_state_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iter
         (
             "Do they fit if the GPUs shard everything (ZeRO-3, FSDP)?",
             f"({weights} + {optimizer}) / gpus",
-            "FSDP holds the state",
+            "FSDP is enough",
             "use more GPUs",
         ),
     ):
@@ -130,8 +130,8 @@ def _list_activation_questions(step: StepSpec, gpus: int, hardware: Hardware) ->
     """
     dims = ParallelDims(fsdp=gpus)
     for checkpointing, if_yes, if_no in (
-        ("none", "no recomputation is needed", "recompute, or split layers"),
-        ("full", "recomputation is enough", "split layers or sequences, inside a node first"),
+        ("none", "no recomputation is needed", "recompute, or use TP"),
+        ("full", "recomputation is enough", "use TP or CP, inside a node first"),
     ):
         spec = place_step(step, dims).with_checkpointing(checkpointing)
         view = spec.rank_view(0)
@@ -181,7 +181,7 @@ def _ask_experts(step: StepSpec, hardware: Hardware) -> Question:
         ),
         limit=hardware.usable_bytes / GIGA,
         unit="GB",
-        if_yes="expert parallelism saves memory only",
+        if_yes="EP is not required, and would only save memory",
         if_no="spread experts over GPUs (EP), inside a node first",
     )
 
@@ -204,7 +204,7 @@ def _ask_batch(request: SearchRequest) -> Question:
         limit=critical.value,
         unit="tokens",
         if_yes="more data ranks still save steps",
-        if_no="more data ranks save few steps: use a smaller batch or split the model",
+        if_no="more data ranks save few steps. Use a smaller batch, or TP or PP in their place",
     )
 
 

@@ -81,7 +81,8 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Raise ``ValueError`` if ``overlap`` has an axis that is not in ``HIDEABLE``."""
         for name in self.overlap:
             if name not in HIDEABLE:
-                raise ValueError(f"overlap of {name!r} is not of {format_list(HIDEABLE)}")
+                allowed = format_list(HIDEABLE, "and")
+                raise ValueError(f"overlap has the unknown axis {name!r}: allowed are {allowed}")
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -150,7 +151,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.inside_bytes_per_second * self.efficiency.links_inside
 
     @property
-    def card_rate(self) -> float:
+    def nic_rate(self) -> float:
         """The bytes per second in one direction that one network adapter (NIC) of a GPU reaches.
 
         They are the declared rate times ``efficiency.links_across``.
@@ -159,20 +160,24 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 _SOURCES = {
-    "a100": "NVIDIA A100 datasheet (nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
-    "nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf): peak, memory, NVLink as "
-    "glennklockwood.com/garden/processors/A100 quotes it; DGX A100's cards of 200 Gbit/s not checked",
-    "h100": "NVIDIA H100 datasheet: peak, memory, NVLink as glennklockwood.com/garden/processors/h100 quotes it, which "
-    "doubts the memory's rate; DGX H100's cards of 400 Gbit/s not checked",
-    "h200": "NVIDIA's submission to MLPerf inference (github.com/mlcommons/inference_results_v4.1, "
-    "closed/NVIDIA/systems/H200-SXM-141GBx8_TRT_MaxQ.json): memory, NVLink, cards of 400 Gbit/s; the memory's rate and "
-    "the peak, H100's, not checked with the vendor",
-    "h800": "NVIDIA H800: H100 with NVLink of 200 GB/s each way (arXiv 2412.19437, section 3.2.2: 160 of them); "
-    "memory as H100's; not checked with the vendor",
-    "b200": "NVIDIA DGX B200 user guide (docs.nvidia.com/dgx/dgxb200-user-guide/introduction-to-dgxb200.html): memory, "
-    "NVLink, eight ConnectX-7; peak and the memory's rate as glennklockwood.com/garden/processors/B200 quotes the "
-    "datasheet; the cards' 400 Gbit/s not checked",
+    "a100": "peak, memory and NVLink: NVIDIA A100 datasheet (nvidia.com/content/dam/en-zz/"
+    "Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf), quoted by "
+    "glennklockwood.com/garden/processors/A100. Not checked: the NIC of DGX A100, 200 Gbit/s",
+    "h100": "peak, memory and NVLink: NVIDIA H100 datasheet, quoted by "
+    "glennklockwood.com/garden/processors/h100, which doubts the memory bandwidth. Not checked: "
+    "the NIC of DGX H100, 400 Gbit/s",
+    "h200": "memory size, NVLink and NIC: NVIDIA's submission to MLPerf inference "
+    "(github.com/mlcommons/inference_results_v4.1, closed/NVIDIA/systems/"
+    "H200-SXM-141GBx8_TRT_MaxQ.json). Not checked: the memory bandwidth, and the peak, which is "
+    "that of H100",
+    "h800": "NVLink: 200 GB/s in each direction, of which 160 GB/s are used (arXiv 2412.19437, "
+    "section 3.2.2). Not checked: all other figures, which are those of H100",
+    "b200": "memory size, NVLink and type of NIC (ConnectX-7): NVIDIA DGX B200 user guide "
+    "(docs.nvidia.com/dgx/dgxb200-user-guide/introduction-to-dgxb200.html). Peak and memory "
+    "bandwidth: NVIDIA datasheet, quoted by glennklockwood.com/garden/processors/B200. Not "
+    "checked: the NIC's 400 Gbit/s",
 }
+"""The sources of the figures of each preset, and the figures that are not checked."""
 
 
 LARGEST_GEMM_SHARES = {"a100": 0.859, "h100": 0.801}
@@ -187,11 +192,11 @@ It is calibrated to published runs.
 """
 
 
-def _preset(name: str, memory: float, memory_rate: float, nvlink: float, card: float) -> Hardware:
+def _preset(name: str, memory: float, memory_rate: float, nvlink: float, nic: float) -> Hardware:
     """Return the hardware of a preset, in which every GPU has its own network adapter (NIC).
 
     All figures are those of one GPU. ``memory`` is in bytes. ``memory_rate``, ``nvlink`` and
-    ``card`` (the NIC) are in bytes per second, the last two in one direction.
+    ``nic`` are in bytes per second, the last two in one direction.
     """
     peak = datasheet_peak({"h100": "H100 SXM5", "h800": "H100 SXM5"}.get(name, name), "bfloat16")
     assert peak is not None
@@ -202,7 +207,7 @@ def _preset(name: str, memory: float, memory_rate: float, nvlink: float, card: f
         memory_bytes=memory,
         memory_bytes_per_second=memory_rate,
         inside_bytes_per_second=nvlink,
-        across_bytes_per_second=card,
+        across_bytes_per_second=nic,
         efficiency=Efficiency(gemm=SUSTAINED_SHARE * LARGEST_GEMM_SHARES.get(name, 0.801)),
     )
 
@@ -226,7 +231,6 @@ def hardware_of(text: str) -> Hardware:
         path = Path(text)
         return read_toml(path, "hardware file", Hardware, name=path.stem, source=text)
     if text.lower() not in PRESETS:
-        raise UserError(
-            f"hardware {text!r} is not {format_list(PRESETS)}, nor a file ending in .toml"
-        )
+        choices = format_list([*PRESETS, "a file ending in .toml"])
+        raise UserError(f"hardware {text!r} is not known: choose {choices}")
     return PRESETS[text.lower()]

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from parbench.bench.text import UserError
+from parbench.bench.text import UserError, pluralize
 from parbench.workloads.planner.candidates import SearchRequest
 from parbench.workloads.planner.describe import compute_state_bytes, describe_step
 from parbench.workloads.planner.dry_run import GIGA, DryRun
@@ -17,20 +17,23 @@ def require_candidates(request: SearchRequest, hardware: Hardware, result: Searc
     """
     if result.runs:
         return
-    step = request.step
+    step, gpus = request.step, pluralize(request.gpus, "GPU")
     if result.smallest is not None:
         peak, spec = result.smallest
         problem = (
-            f"{step.name} needs {_describe_state(request, hardware)}: {peak / GIGA:,.1f} GB per GPU "
-            f"even as {describe_step(spec)}, {hardware.usable_bytes / GIGA:,.1f} GB are usable"
+            f"{step.name} does not fit on {gpus} of {hardware.memory_bytes / GIGA:,.0f} GB: the "
+            f"smallest step ({describe_step(spec)}) needs {peak / GIGA:,.1f} GB per GPU, and "
+            f"{hardware.usable_bytes / GIGA:,.1f} GB are usable"
         )
     elif result.broken_rules:
         rule, mesh = next(iter(result.broken_rules.items()))
-        problem = f"every mesh of {request.gpus} GPUs breaks a rule, such as {mesh}: {rule}"
+        problem = f"every mesh of {gpus} breaks a rule, such as {mesh}: {rule}"
     else:
         problem = (
-            f"no mesh of {request.gpus} GPUs divides global batch {request.global_batch} of "
-            f"{step.name}. Set a multiple of the data ranks, such as --global-batch {request.gpus}"
+            f"no mesh of {gpus} allows global batch {request.global_batch} of {step.name}: it must "
+            "be a multiple of the data-parallel ranks times the microbatch, with at least one "
+            "microbatch per pipeline rank. Set a multiple, such as --global-batch "
+            f"{request.gpus * (request.microbatch or 1)}"
         )
     raise UserError(f"{problem}. {describe_fewest_gpus(request, hardware)}")
 
@@ -42,8 +45,8 @@ def explain_too_large(run: DryRun) -> str:
         f"{spec.name} with {spec.dims.label} needs {memory.total / GIGA:,.1f} GB on "
         f"{run.fullest.view.label} ({memory.state / GIGA:,.1f} GB of state, "
         f"{memory.activations / GIGA:,.1f} GB of activations, {memory.buffers / GIGA:,.1f} GB of "
-        f"buffers) > {hardware.usable_bytes / GIGA:,.1f} GB usable of "
-        f"{hardware.memory_bytes / GIGA:,.0f}. parbench plan search lists steps that fit"
+        f"buffers), and {hardware.usable_bytes / GIGA:,.1f} of {hardware.memory_bytes / GIGA:,.0f} "
+        "GB are usable. Find steps that fit: parbench plan search"
     )
 
 
@@ -62,14 +65,7 @@ def describe_fewest_gpus(request: SearchRequest, hardware: Hardware) -> str:
                 step = describe_step(result.best.spec)
                 return f"The fewest GPUs that fit, in powers of two, are {gpus}: {step}"
         gpus *= 2
-    return f"No power of two of GPUs up to {MAX_GPUS} fits global batch {request.global_batch}"
-
-
-def _describe_state(request: SearchRequest, hardware: Hardware) -> str:
-    """Return a text such as ``112 GB of state on 1 GPUs of 80 GB``.
-
-    It has the GB of model state, the number of GPUs of the request, and the GB of each GPU.
-    """
-    state = compute_state_bytes(request.step) / GIGA
-    memory = hardware.memory_bytes / GIGA
-    return f"{state:,.0f} GB of state on {request.gpus} GPUs of {memory:,.0f} GB"
+    return (
+        f"On no power of two up to {MAX_GPUS:,} GPUs does a step with global batch "
+        f"{request.global_batch} fit in memory"
+    )

@@ -20,7 +20,7 @@ import msgspec
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
-from parbench.bench.text import UserError
+from parbench.bench.text import UserError, format_size
 from parbench.workloads.costs.communication_pattern import Call, sent_bytes
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.placement import Place
@@ -116,14 +116,14 @@ def _wire_seconds(hardware: Hardware, call: PlacedCall) -> float:
     its own NIC.
     """
     place, sent = call.place, sent_bytes(call.op, call.num_bytes, call.place.ranks)
-    inside, card = hardware.inside_rate, hardware.card_rate
+    inside, nic_rate = hardware.inside_rate, hardware.nic_rate
     if place.inside:
         return sent / inside
     if call.op == "all_to_all":
         remote = call.num_bytes / place.ranks * (place.ranks - place.on_node)
-        return max(remote / card, (sent - remote) / inside)
-    cards = 1 if call.op == "send" else min(place.on_node, hardware.rails or place.on_node)
-    return sent / min(inside, cards * card)
+        return max(remote / nic_rate, (sent - remote) / inside)
+    nics = 1 if call.op == "send" else min(place.on_node, hardware.rails or place.on_node)
+    return sent / min(inside, nics * nic_rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,9 +255,9 @@ def curve_for(call: PlacedCall, curves: Sequence[Curve]) -> Curve:
         candidates = [curve for curve in curves if curve.op == op]
         if candidates:
             return min(candidates, key=lambda curve: _rank_curve(curve, call.place))
-    case = f"p2p.{MESSAGE}" if call.op == "send" else f"collective.{call.op}"
     raise UserError(
-        f"the run has no fit for {call.op}: it needs three sizes of {case}, mode=blocking, dtype=float32"
+        f"the time of {call.op} cannot be predicted, because the run did not measure three sizes "
+        f"of {measured_op}. Measure them: parbench run {measured_op} --sizes 64K,1M,16M"
     )
 
 
@@ -283,8 +283,9 @@ def beyond(calls: Sequence[PlacedCall], curves: Sequence[Curve]) -> tuple[str, .
         is_group = curve.op == MESSAGE or (curve.op, curve.ranks) == (call.op, call.place.ranks)
         if not is_group or not curve.smallest <= call.num_bytes <= curve.largest:
             notes.append(
-                f"{call.axis}: {call.op} of {call.num_bytes:,.0f} B on {call.place.ranks} ranks by "
-                f"the fit of {curve.op} from {curve.smallest} to {curve.largest} B on {curve.ranks}"
+                f"{call.axis}: {call.op} of {call.num_bytes:,.0f} B on {call.place.ranks} ranks is "
+                f"extrapolated from {curve.op} of {format_size(curve.smallest)} to "
+                f"{format_size(curve.largest)} on {curve.ranks} ranks"
             )
     return tuple(dict.fromkeys(notes))
 
@@ -312,7 +313,8 @@ def hardware_of_run(run: Run, base: Hardware) -> tuple[Hardware, tuple[str, ...]
         base,
         name=run.path.name,
         source=f"the run {run.path}",
-        links_from=f"fits of {run.path}, with latency by hops on other ranks, and all links equal",
+        links_from=f"fitted to {run.path}, with latency scaled by hops for other numbers of ranks. "
+        "All links are assumed equal",
         gpus_per_node=gpus_per_node,
         flops_per_second=peak or base.flops_per_second,
         float32_share=1.0 if peak else base.float32_share,

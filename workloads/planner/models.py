@@ -83,8 +83,8 @@ def model_of(text: str, sequence: int = 0) -> StepSpec:
     elif text in MODELS:
         step = MODELS[text]
     else:
-        models = format_list(MODELS)
-        raise UserError(f"model {text!r} is not {models}, nor a file ending in .json")
+        choices = format_list([*MODELS, "a file ending in .json"])
+        raise UserError(f"model {text!r} is not known: choose {choices}")
     if sequence < 0:
         raise UserError(f"sequence({sequence}) < 1")
     if sequence:

@@ -41,10 +41,10 @@ class Place:
 
     @property
     def label(self) -> str:
-        """A text such as ``inside a node`` or ``across 4 nodes, 8 a node``."""
+        """A text such as ``inside a node`` or ``across 4 nodes, 8 per node``."""
         if self.inside:
             return "inside a node"
-        return f"across {self.nodes} nodes, {self.on_node} a node"
+        return f"across {self.nodes} nodes, {self.on_node} per node"
 
 
 @lru_cache(maxsize=_MAX_CACHED)

@@ -209,7 +209,7 @@ def apply_zero(spec: StepSpec, stage: int | None) -> StepSpec:
     if stage > 1 and fsdp == 1:
         raise UserError(f"--set zero={stage} needs fsdp > 1, such as --mesh fsdp={spec.ranks}")
     if stage <= 1 and fsdp > 1:
-        raise UserError(f"--set zero={stage} is not allowed with fsdp({fsdp}): use dp instead")
+        raise UserError(f"--set zero={stage} is not allowed with fsdp > 1: use dp instead")
     return replace(spec, zero1="distributed" if stage == 1 else "", reshard=stage != 2)
 
 
@@ -217,11 +217,11 @@ def check_options(options: StepOptions) -> None:
     """Raise ``UserError`` for an unknown schedule, context-parallel method or precision."""
     find_schedule(options.schedule or DEFAULT_SCHEDULE)
     for name, text, allowed in (
-        ("set cp_method", options.cp_method or "zigzag", CONTEXT_METHODS),
-        ("set precision", options.precision, PRECISIONS),
+        ("cp_method", options.cp_method or "zigzag", CONTEXT_METHODS),
+        ("precision", options.precision, PRECISIONS),
     ):
         if text not in allowed:
-            raise UserError(f"--{name}={text}: {text!r} is not {format_list(allowed)}")
+            raise UserError(f"--set {name}={text} is not allowed: choose {format_list(allowed)}")
 
 
 def load_machine(options: MachineOptions) -> PlannedMachine:

@@ -41,6 +41,8 @@ _WEIGHTS = {"dp": 1, "fsdp": 1, "tp": 2, "ep": 2, "cp": 3, "pp": 3}
 class SearchResult:
     """The predicted steps of a search that fit in memory, and facts about those that do not."""
 
+    context_tokens: int
+    """Context parallelism left each rank more tokens of a sequence than this number."""
     feasible: list[DryRun] = field(default_factory=list)
     """All predicted steps that fit in memory."""
     runs: list[DryRun] = field(default_factory=list)
@@ -86,9 +88,9 @@ def search(
     ``UserError`` if the number of GPUs is not from 1 to ``MAX_GPUS``.
     """
     if not 1 <= request.gpus <= MAX_GPUS:
-        raise UserError(f"--gpus({request.gpus}) is not within 1 and {MAX_GPUS}")
+        raise UserError(f"--gpus {request.gpus} is not between 1 and {MAX_GPUS}")
     for context_tokens in (request.context_tokens, MIN_TOKENS - 1):
-        result = SearchResult()
+        result = SearchResult(context_tokens=context_tokens)
         relaxed = replace(request, context_tokens=context_tokens)
         for layout in list_layouts(relaxed, hardware.gpus_per_node):
             predict_layout(relaxed, layout, hardware, seconds, result)

@@ -465,14 +465,14 @@ def _describe(tensor: Tensor | None, reference: Tensor) -> str:
     It says that the tensor is missing, is a multiple of the reference, or its relative distance.
     """
     if not reference.any():
-        return "is not zero, as the reference is"
+        return "is not zero, but the reference is"
     if tensor is None:
         return "is missing"
     size = reference.norm()
     factor = float((tensor.float() * reference).sum() / size.square())
     remainder = float((tensor.float() - factor * reference).norm() / size)
     if abs(factor - 1) > 2 * remainder:
-        return f"is {factor:.3g} of the reference"
+        return f"is {factor:.3g} times the reference"
     distance = float((tensor.float() - reference).norm() / size)
     return f"differs from the reference by {distance:.2g} of its norm"
 

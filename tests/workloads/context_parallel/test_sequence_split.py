@@ -58,8 +58,12 @@ def test_rows_of_a_later_part_are_one_rectangle() -> None:
         ("ulysses", {"ranks": 4}, "heads(6) / tp(1) % cp(4) != 0"),
         ("ulysses", {"ranks": 3}, "kv_heads(2) / tp(1) % cp(3) != 0"),
         ("ulysses", {"ranks": 2, "tp": 2}, "heads(6) / tp(2) % cp(2) != 0"),
-        ("usp", {"ranks": 4, "ulysses": 3}, "ulysses(3) * ring(1) != cp(4)"),
-        ("ring", {"ranks": 4, "ulysses": 2}, "ulysses(2) != 1"),
+        ("usp", {"ranks": 4, "ulysses": 3}, "cp(4) % ulysses(3) != 0"),
+        (
+            "ring",
+            {"ranks": 4, "ulysses": 2},
+            "ulysses = 2 is not possible with cp_method = ring",
+        ),
         ("zigzagging", {"ranks": 2}, "zigzag"),
     ],
 )

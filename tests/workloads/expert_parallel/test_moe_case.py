@@ -44,8 +44,8 @@ def test_moe_expert_ffn(params: Params, expert_ffn: int) -> None:
         ({"top_k": 9}, "top_k(9) > experts(8)"),
         ({"expert_ffn": 30}, "expert_ffn(30) / etp(1) % 8 != 0"),
         ({"ep": 8}, "(dp(4) * cp(1) * tp(1)) % (ep(8)) != 0"),
-        ({"checkpointing": "selective"}, "checkpointing(selective)"),
-        ({"compute": "simulated:5ms"}, "compute(simulated)"),
+        ({"checkpointing": "selective"}, "checkpointing = selective"),
+        ({"compute": "simulated:5ms"}, "compute = simulated"),
     ],
 )
 def test_impossible_mixture_is_refused(params: Params, message: str) -> None:

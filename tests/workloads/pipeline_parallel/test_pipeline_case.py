@@ -24,7 +24,7 @@ def refuse(params: Params, ranks: int = 2) -> str | None:
     ("params", "message"),
     [
         ({"split": "1+2"}, "'1+2' has 3 layers"),
-        ({"split": "1+1+2"}, "'1+1+2' is for 3 stages"),
+        ({"split": "1+1+2"}, "'1+1+2' has 3 stages instead of 2"),
         ({"split": "4+0"}, "'4+0'"),
     ],
 )

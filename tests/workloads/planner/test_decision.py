@@ -12,7 +12,7 @@ from tests.support.workloads.planner_asks import H100, make_request
     [
         ("gpt2", 8, "yes: DDP is enough"),
         ("llama3-8b", 8, "yes: ZeRO-1 is enough"),
-        ("llama3-70b", 64, "yes: FSDP holds the state"),
+        ("llama3-70b", 64, "yes: FSDP is enough"),
         ("llama3-405b", 8, "no: use more GPUs"),
     ],
 )

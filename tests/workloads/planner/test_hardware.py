@@ -35,7 +35,10 @@ def test_hardware_file_overrides_defaults(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("h10", "'h10' is not a100.*h100"), ("absent.toml", r"absent\.toml cannot be read")],
+    [
+        ("h10", "'h10' is not known: choose a100.*h100"),
+        ("absent.toml", r"absent\.toml cannot be read"),
+    ],
 )
 def test_unknown_hardware_is_rejected(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):

@@ -15,12 +15,12 @@ def explain_search(request: SearchRequest, hardware: Hardware = H100) -> str:
 
 def test_missing_memory_is_explained_with_fewest_gpus() -> None:
     message = explain_search(make_request("llama3-70b", 8, 4, schedule="1f1b", microbatch=1))
-    assert "1,129 GB of state on 8 GPUs of 80 GB" in message
-    assert "GB per GPU even as tp=8 with microbatch 1, checkpointing full" in message
+    assert "llama3-70b does not fit on 8 GPUs of 80 GB" in message
+    assert "the smallest step (tp=8 with microbatch 1, checkpointing full)" in message
     assert "The fewest GPUs that fit, in powers of two, are 32" in message
 
 
 def test_indivisible_batch_is_explained() -> None:
     message = explain_search(make_request("tiny", 11, 3))
-    assert "no mesh of 11 GPUs divides global batch 3" in message
+    assert "no mesh of 11 GPUs allows global batch 3" in message
     assert "--global-batch 11" in message

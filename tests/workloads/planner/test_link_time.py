@@ -46,13 +46,13 @@ def test_call_inside_node_takes_bytes_over_bandwidth(op: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("on_node", "rails", "cards"), [(1, 0, 1), (8, 0, 8), (8, 4, 4), (2, 8, 2)]
+    ("on_node", "rails", "nics"), [(1, 0, 1), (8, 0, 8), (8, 4, 4), (2, 8, 2)]
 )
-def test_collective_uses_one_card_per_rank(on_node: int, rails: int, cards: int) -> None:
+def test_collective_uses_one_nic_per_rank(on_node: int, rails: int, nics: int) -> None:
     hardware = msgspec.structs.replace(SIMPLE_HARDWARE, rails=rails)
     place = Place(ranks=2 * on_node, on_node=on_node)
     seconds = by_hardware(hardware)(make_call("all_gather", place=place))
-    assert sent_bytes("all_gather", 8e9, place.ranks) / seconds == pytest.approx(cards * 10e9)
+    assert sent_bytes("all_gather", 8e9, place.ranks) / seconds == pytest.approx(nics * 10e9)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_fit_is_scaled_to_other_calls(op: str, ranks: int, sent: float, hops: in
 
 
 def test_call_without_a_curve_names_the_missing_case() -> None:
-    with pytest.raises(UserError, match=r"send.*p2p\.unidirectional"):
+    with pytest.raises(UserError, match=r"send.*parbench run unidirectional"):
         by_curves([])(make_measured_call("send"))
 
 
@@ -150,7 +150,7 @@ def test_extrapolated_calls_are_noted() -> None:
     assert beyond([measured], REDUCE_CURVES) == ()
     notes = beyond(others, REDUCE_CURVES)
     assert len(notes) == 4
-    assert "all_reduce of 1,048,576 B on 8 ranks by the fit of all_reduce" in notes[0]
+    assert "all_reduce of 1,048,576 B on 8 ranks is extrapolated from all_reduce" in notes[0]
 
 
 def test_hardware_of_run_is_measured() -> None:

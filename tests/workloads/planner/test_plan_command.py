@@ -174,7 +174,7 @@ def test_plan_uses_and_validates_a_run(tmp_path: Path, plan_command: PlanCommand
     path = write_run(tmp_path / "run", run)
 
     result = plan_command(f"mesh --model small-llama --mesh dp=2,tp=4 --links {path}")
-    assert f"fits of {path}" in result.stdout
+    assert f"fitted to {path}" in result.stdout
 
     validation = json.loads(plan_command(f"validate {path} --format=json").stdout)
     assert validation["rows"][0]["label"].startswith("workload.ddp")

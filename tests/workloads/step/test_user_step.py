@@ -154,7 +154,7 @@ def test_loop_matches_reference(two_ranks: Ranks, name: str) -> None:
     ("params", "differences"),
     [
         ({"is_wrapped": True}, []),
-        ({"wrong": True}, ["0.weight is 2 of the reference"]),
+        ({"wrong": True}, ["0.weight is 2 times the reference"]),
     ],
 )
 def test_loop_names_wrong_gradients(

@@ -69,7 +69,7 @@ def test_compare_names_small_tensor() -> None:
     small = 3 * floor / 5 * vector()
     reference = {"large": LARGE, "small": small}
     wrong = differences({"large": LARGE, "small": -small}, reference)
-    assert wrong == {"small": "is -1 of the reference"}
+    assert wrong == {"small": "is -1 times the reference"}
     assert differences({"large": LARGE}, reference).keys() == {"small"}
 
 

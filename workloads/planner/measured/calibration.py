@@ -36,11 +36,13 @@ def calibrate_hardware(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardwar
     efficiency, notes = hardware.efficiency, []
     if compute_shares:
         hardware, efficiency = _replace_compute(hardware, min(1.0, median(compute_shares)))
-        notes.append(f"measured: matrix products at {_describe_shares(compute_shares)}")
+        share = _describe_shares(compute_shares, "the peak FLOP/s")
+        notes.append(f"measured: compute reaches {share}")
     for axis, shares in overlaps.items():
         overlap = {**efficiency.overlap, axis: median(shares)}
         efficiency = msgspec.structs.replace(efficiency, overlap=overlap)
-        notes.append(f"measured: {_describe_shares(shares)} of {axis}'s communication hides")
+        share = _describe_shares(shares, f"the communication on {axis}")
+        notes.append(f"measured: compute hides {share}")
     notes.append("all other efficiencies are assumed")
     return msgspec.structs.replace(hardware, efficiency=efficiency), tuple(notes)
 
@@ -124,6 +126,9 @@ def _measure_overlap(record: Record, axis: str) -> float | None:
     return min(1.0, max(0.0, 1 - exposed / transfer))
 
 
-def _describe_shares(shares: Sequence[float]) -> str:
-    """Return a text such as ``41% (median of 3 steps)``. ``shares`` has one fraction per step."""
-    return f"{median(shares):.0%} (median of {pluralize(len(shares), 'step')})"
+def _describe_shares(shares: Sequence[float], total: str) -> str:
+    """Return a text such as ``41% of the peak FLOP/s (median of 3 steps)``.
+
+    ``shares`` has one fraction per step, and ``total`` is the text after ``of``.
+    """
+    return f"{median(shares):.0%} of {total} (median of {pluralize(len(shares), 'step')})"

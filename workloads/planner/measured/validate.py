@@ -54,12 +54,14 @@ def validate(run: Run, fits: Run | None = None) -> Validation:
         if record.case.name.startswith("workload."):
             records_by_case.setdefault(record.case.id, []).append(record)
     if not records_by_case:
-        names = ", ".join(PRESETS)
-        raise UserError(f"{run.path} has no training step: a validation needs one of {names}")
+        raise UserError(f"{run.path} has no training step. Measure some: parbench run")
     curves = curves_of(fits)
     if not curves:
-        needed = "a collective with three sizes, mode=blocking, dtype=float32"
-        raise UserError(f"{fits.path} has nothing to predict from: it needs {needed}")
+        raise UserError(
+            f"{fits.path} has no collective with three sizes, from which the times of "
+            "communication are predicted. Measure one: parbench run all_reduce --sizes 64K,1M,16M, "
+            "and add --links latest"
+        )
     rows: list[StepCheck] = []
     left_out: dict[str, str] = {}
     for records in records_by_case.values():
@@ -86,7 +88,7 @@ def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck
     declared = get_declared_compute(spec)
     compute = get_value(metrics, "compute") if declared is None else declared
     if compute is None:
-        raise UserError("its compute was not measured")
+        raise UserError("its compute time was not measured")
     hardware = describe_machine(world, spec)
     run = dry_run(spec, hardware, seconds=by_curves(curves), compute_seconds=compute)
     calls = [place_call(call, hardware, spec) for call in list_busiest_calls(spec.distinct_views)]
@@ -200,7 +202,7 @@ def spec_of_record(record: Record) -> StepSpec:
     name, ranks = record.case.short_name, record.world.size
     preset, definition = PRESETS.get(name), _DEFINITIONS.get(record.case.name)
     if preset is None or definition is None:
-        raise UserError(f"{name}: no training step of this suite")
+        raise UserError(f"{name} is not a training step of parbench")
     spec = preset(definition.complete(record.case.params), ranks)
     moe = spec.moe
     if moe is None:

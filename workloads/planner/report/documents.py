@@ -19,7 +19,6 @@ from parbench.bench.results.tables import (
 from parbench.workloads.pipeline_parallel.bubbles import make_detail_rows, make_details
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.planner.candidates import (
-    CONTEXT_TOKENS,
     MAX_STAGES_PER_RANK,
     SearchRequest,
 )
@@ -71,7 +70,7 @@ def search_document(
     best = result.best
     sections = [
         Section("decision", "Decision", tables=[_question_table(request, best.hardware)]),
-        Section("candidates", "Candidates", tables=[_mesh_table(result, top)]),
+        Section("candidates", "Candidates", tables=[_mesh_table(request, result, top)]),
         *([_step_section(best)] if explain else []),
         _assumption_section(best, notes, explain=explain),
     ]
@@ -145,9 +144,16 @@ def _question_table(request: SearchRequest, hardware: Hardware) -> Table:
     )
 
 
-def _mesh_table(result: SearchResult, top: int) -> Table:
-    """Return the table of the ``top`` best meshes of a search, best mesh first."""
+def _mesh_table(request: SearchRequest, result: SearchResult, top: int) -> Table:
+    """Return the table of the ``top`` best meshes of a search, best mesh first.
+
+    A note has the limits of the search, some of which ``request`` sets.
+    """
     runs = result.runs[:top]
+    max_stages = request.step.pipeline_options.stages_per_rank or MAX_STAGES_PER_RANK
+    schedules = f"the schedules {', '.join(SCHEDULES)}"
+    if request.schedule:
+        schedules = f"the schedule {request.schedule}"
     fastest = min(run.seconds for run in result.runs)
     num_ties = sum(is_tie(run, fastest) for run in result.runs)
     rows = []
@@ -161,7 +167,7 @@ def _mesh_table(result: SearchResult, top: int) -> Table:
         caption="the best settings of each mesh, with the least recomputation that fits",
         columns=[
             make_column("mesh", description="axes and their ranks, outermost first"),
-            make_column("settings", description="the settings besides the mesh"),
+            make_column("settings", description="settings other than the mesh"),
             make_column("step_seconds", "step", "s", "seconds of a step"),
             make_column("memory_gb", "memory", "GB", "of the rank that holds most"),
             make_column(
@@ -176,9 +182,9 @@ def _mesh_table(result: SearchResult, top: int) -> Table:
             f"{PREDICTION_ERROR:.0%} of the fastest, the error of a prediction. The simplest is "
             "first.",
             f"{result.num_considered:,} steps were considered, {result.num_too_large:,} are too "
-            f"large. Considered are tp within a node, cp with more than {CONTEXT_TOKENS:,} tokens "
-            f"per rank, at most {MAX_STAGES_PER_RANK} stages per rank, and the schedules "
-            f"{', '.join(SCHEDULES)}.",
+            "large. Considered are tp within a node, cp with more than "
+            f"{result.context_tokens:,} tokens per rank, at most {max_stages} stages per rank, and "
+            f"{schedules}.",
         ],
         figures=partial(_draw_meshes, runs[:MAX_BARS], result.feasible),
     )
@@ -371,18 +377,19 @@ def list_assumptions(hardware: Hardware) -> list[str]:
         f"{efficiency.links_inside:.0%} of {inside / GIGA:.4g} GB/s inside a node of "
         f"{hardware.gpus_per_node}, {efficiency.links_across:.0%} of {across / GIGA:.4g} GB/s per "
         f"GPU across nodes, {hardware.launch_seconds * 1e6:.3g} us per call, "
-        f"{hardware.inside_hop_seconds * 1e6:.3g} and {hardware.across_hop_seconds * 1e6:.3g} us "
-        "per hop"
+        f"{hardware.inside_hop_seconds * 1e6:.3g} us per hop inside a node, "
+        f"{hardware.across_hop_seconds * 1e6:.3g} us per hop across nodes"
     )
     overlap = ", ".join(f"{axis} {share:.0%}" for axis, share in efficiency.overlap.items())
     return [
-        f"large GEMMs: {efficiency.gemm:.0%}, attention: {efficiency.attention:.0%} of "
-        f"{hardware.flops_per_second / 1e12:.4g} TFLOP/s in bfloat16, of which float32 has "
-        f"{hardware.float32_share:.0%}, {hardware.kernel_seconds * 1e6:.3g} us per kernel",
+        f"compute: peak {hardware.flops_per_second / 1e12:.4g} TFLOP/s in bfloat16, "
+        f"{hardware.float32_share:.0%} of it in float32. Large GEMMs reach {efficiency.gemm:.0%} "
+        f"of the peak, attention {efficiency.attention:.0%}. The launch of a kernel takes "
+        f"{hardware.kernel_seconds * 1e6:.3g} us",
         f"links: {hardware.links_from or links}",
         f"memory: {efficiency.memory_rate:.0%} of "
         f"{hardware.memory_bytes_per_second / 1e12:.4g} TB/s, {efficiency.memory:.0%} of "
         f"{hardware.memory_bytes / GIGA:.4g} GB usable",
         f"share of communication that compute can hide: {overlap or 'none'}",
-        f"hardware: {hardware.source}",
+        f"source of hardware figures: {hardware.source}",
     ]

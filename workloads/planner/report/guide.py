@@ -42,7 +42,7 @@ class Strategy:
     link: str
     """The slowest suitable links, and whether compute hides the calls, as a text for the table.
 
-    An example is "in a node, exposed".
+    An example is "intra-node, exposed".
     """
     formula: str
     """The formula of the bytes that a rank sends per step, in the symbols of ``SYMBOLS``."""
@@ -52,8 +52,8 @@ class Strategy:
     """The training step on a mesh of only this strategy."""
     ease: str = "easy"
     """The effort of adding the strategy to a training program, such as "hard: splits matrices"."""
-    batch: str = "a sequence per rank"
-    """The global batch that the ranks require, such as "microbatches >= ranks" or "none"."""
+    batch: str = "1 sequence per rank"
+    """The smallest global batch that the ranks allow, such as "1 microbatch per rank"."""
 
     @property
     def calls(self) -> Sequence[Call]:
@@ -66,10 +66,10 @@ class Strategy:
         return sum(call.sent for call in self.calls)
 
 
-_ONCE = "any, once a step"
-_AHEAD = "across, a layer ahead"
-_TENSOR = "in a node, exposed"
-_NO_BATCH = "none"
+_ONCE = "any link, once per step"
+_AHEAD = "inter-node, prefetched one layer ahead"
+_TENSOR = "intra-node, exposed"
+_ONE_SEQUENCE = "1 sequence"
 # The formula and the link of a strategy, by method of context parallelism.
 _CONTEXT = {
     "zigzag": ("L * b * s * k * (2 * e + 4) * r", "neighbors, hidden"),
@@ -115,7 +115,12 @@ def _list_data_strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> lis
         Strategy("ZeRO-2", "+ gradients", _AHEAD, "Psi * (e + g) * r", "fsdp efsdp", zero2),
         Strategy("ZeRO-3, FSDP", "+ parameters", _AHEAD, shards, "fsdp efsdp", sharded),
         Strategy(
-            "HSDP", "state in a node", "node, sums across", hybrid_bytes, "fsdp efsdp dp", hybrid
+            "HSDP",
+            "state in a node",
+            "intra-node, gradients inter-node",
+            hybrid_bytes,
+            "fsdp efsdp dp",
+            hybrid,
         ),
     ]
 
@@ -139,28 +144,28 @@ def _list_model_strategies(step: StepSpec, node: int) -> list[Strategy]:
     messages = "2 * M * b * s * h * e" if pipeline.dims.pp > 2 else "M * b * s * h * e"
     code = "hard: splits matrices"
     stages = "hard: needs stages of equal work"
-    batch = "microbatches >= ranks"
+    batch = "1 microbatch per rank"
     tokens = "matrices, tokens"
     strategies = [
         Strategy(
-            "TP", "matrices", _TENSOR, f"{activations} * r", "tp", without_sp, code, _NO_BATCH
+            "TP", "matrices", _TENSOR, f"{activations} * r", "tp", without_sp, code, _ONE_SEQUENCE
         ),
-        Strategy("TP + SP", tokens, _TENSOR, tensor_bytes, "tp", tensor, code, _NO_BATCH),
-        Strategy("PP", "layers", "across, few bytes", messages, "pp", pipeline, stages, batch),
+        Strategy("TP + SP", tokens, _TENSOR, tensor_bytes, "tp", tensor, code, _ONE_SEQUENCE),
+        Strategy("PP", "layers", "inter-node, few bytes", messages, "pp", pipeline, stages, batch),
     ]
     for method, (formula, link) in _CONTEXT.items():
         spec = _resize_axis(replace(step, cp_method=method), "cp", node)
         ease = "medium: replaces attention"
         name = f"CP, {method}"
-        strategies.append(Strategy(name, "sequences", link, formula, "cp", spec, ease, _NO_BATCH))
+        strategies.append(
+            Strategy(name, "sequences", link, formula, "cp", spec, ease, _ONE_SEQUENCE)
+        )
     if step.moe:
         ep = math.gcd(node, step.moe.experts)
         formula = f"4 * {moe_layers} * b * s * top_k * h * e * r"
         spec = place_step(step, ParallelDims(dp=ep, ep=ep))
         ease = "medium: needs balanced routing"
-        strategies.append(
-            Strategy("EP", "experts", _TENSOR, formula, "ep", spec, ease, "inside data ranks")
-        )
+        strategies.append(Strategy("EP", "experts", _TENSOR, formula, "ep", spec, ease))
     return strategies
 
 
@@ -227,14 +232,14 @@ def _strategy_table(strategies: Sequence[Strategy]) -> Table:
             make_column("strategy"),
             make_column("ranks", description="all, or as many of a node as the model allows"),
             make_column("splits", description="what each rank has a part of"),
-            make_column("batch", description="what it consumes of the global batch"),
+            make_column("batch", "minimum global batch"),
             make_column("ease", "ease of use"),
-            make_column("calls", description="of a step of one microbatch, PP of 4 per rank"),
+            make_column("calls", description="per step with 1 microbatch (PP: 4 per rank)"),
             make_column("formula", "bytes a rank sends", description="of the rank that sends most"),
             make_column("sent_gb", "sent", "GB", "the same, counted call by call"),
             make_column("state_gb", "state", "GB", "parameters, gradients and optimizer"),
             make_column("activations_gb", "activations", "GB", "without checkpointing"),
-            make_column("link", description="the slowest suitable one, exposed or hidden"),
+            make_column("link", description="the slowest suitable links, calls hidden or exposed"),
         ],
         rows=[_strategy_row(strategy) for strategy in strategies],
         notes=[SYMBOLS],
@@ -289,6 +294,7 @@ def _regime_table(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
             make_column("regime", description="the simplest mesh whose ratio is at most 1"),
         ],
         rows=[_regime_row(step, gpus, tokens, hardware) for tokens in token_counts],
+        notes=["Communication bound: in neither mesh can compute hide all communication."],
     )
 
 

@@ -57,11 +57,11 @@ def test_calibration_averages_runs() -> None:
     assert hardware.efficiency.gemm == pytest.approx(mean_rate / 1e12)
     assert hardware.efficiency.overlap["dp"] == pytest.approx(0.75 / 2)
     assert hardware.efficiency.overlap["fsdp"] == H100.efficiency.overlap["fsdp"]
-    assert "(median of 2 steps) of dp's communication hides" in notes[1]
+    assert "of the communication on dp (median of 2 steps)" in notes[1]
 
 
 def test_calibration_assigns_overlap_of_fsdp() -> None:
-    """Simulated compute says nothing about matrix multiplications."""
+    """Simulated compute does not change the efficiency of compute."""
     step = make_step("fsdp", exposed=0.004, compute="simulated:10ms")
     hardware, _ = calibrate_hardware([run_from_records(step)], SIMPLE_HARDWARE)
     assert hardware.efficiency.overlap == {"fsdp": pytest.approx(0.5)}
@@ -94,4 +94,4 @@ def test_plan_calibrates_a_preset(run_path: Path) -> None:
     assert machine.hardware.name == "h100"
     assert machine.hardware.efficiency.overlap["dp"] == pytest.approx(0.75)
     assert machine.seconds is None
-    assert "measured: matrix products at" in machine.notes[0]
+    assert "measured: compute reaches" in machine.notes[0]

@@ -97,7 +97,7 @@ def test_validation_compares_bytes_and_memory() -> None:
         (failed_record(make_record().case, reason="it broke"), "it broke"),
         (
             make_record(metrics={"compute": counted_metric(None, "s")}),
-            "compute was not measured",
+            "compute time was not measured",
         ),
     ],
 )
