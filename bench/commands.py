@@ -83,7 +83,7 @@ Examples:
 
 \b
 Exit codes: 0 fine; 1 a wrong result, or a limit that is not met; 2 bad input;
-3 a limit that is undecided; 4 something did not run.
+3 the metric of a limit is unknown; 4 something did not run.
 """
 """The text after the options in the help of ``parbench run``."""
 _RESUME_OPTIONS = ("resume", "nodes", "budget", "form", "out", "limits")

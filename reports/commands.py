@@ -14,8 +14,12 @@ from parbench.bench.command_line import (
     print_or_write,
 )
 from parbench.bench.commands import limits_option
-from parbench.bench.text import format_list
-from parbench.reports.formats.registry import EXPORT_FORMATS, IMPORT_FORMATS, describe_exports
+from parbench.reports.formats.registry import (
+    EXPORT_FORMATS,
+    IMPORT_FORMATS,
+    describe_exports,
+    describe_imports,
+)
 from parbench.reports.options import (
     COMPARE_FORMATS,
     EXPLAIN_FORMATS,
@@ -24,7 +28,7 @@ from parbench.reports.options import (
     history_option,
     min_effect_option,
     runs_option,
-    unknown_option,
+    undecided_option,
 )
 
 _COMPARE_EXAMPLES = """\b
@@ -36,8 +40,8 @@ Examples:
 
 \b
 Exit codes: 0 fine; 1 slower, a changed count, a limit that is not met, or a wrong
-result; 2 bad input; 3 nothing could be compared, an unknown limit, or undecided with --fail-on-unknown; 4 failed
-or missing.
+result; 2 bad input; 3 nothing could be compared, the metric of a limit is unknown, or a
+series is undecided (with --fail-on-undecided); 4 failed or missing.
 """
 _REPORT_EXAMPLES = """\b
 Examples:
@@ -149,7 +153,7 @@ def explain(
     help="Declare a difference intentional: in the environment, such as versions.torch, or in "
     "exact counts, such as counts.dp.all_reduce.",
 )
-@unknown_option
+@undecided_option
 @limits_option
 @history_option(help="The history file that main~1 and last:10 refer to.")
 @figure_option(help="Also draw each change with its interval to this file (.png, .svg or .pdf).")
@@ -172,7 +176,7 @@ def compare(
     Times are compared by Welch's t-test on the logarithms of at least five repetitions per side. A
     series is SLOWER or FASTER if its change is significantly larger than the threshold among all
     series (false discovery rate), NO CHANGE if the 95 % interval lies within the threshold,
-    otherwise UNCONFIRMED. parbench ab measures more repetitions.
+    otherwise UNDECIDED. parbench ab measures more repetitions.
 
     --limits apply to NEW, as in parbench run.
     """
@@ -186,14 +190,11 @@ def compare(
     click.get_current_context().exit(code)
 
 
-_TOOL_TITLES = format_list(entry.title for entry in IMPORT_FORMATS.values())
-
-
 @click.command(
     "import",
     epilog="Example: parbench import all_reduce.log osu_allreduce.txt --nproc 8",
-    short_help=f"Convert output of {_TOOL_TITLES} into runs.",
-    help=f"""Convert output of {_TOOL_TITLES} into runs.
+    short_help=f"Convert output of {describe_imports()} into runs.",
+    help=f"""Convert output of {describe_imports()} into runs.
 
     Each FILE becomes one run, whose folder is printed. Sizes and bandwidths are converted to
     nccl-tests' convention. The notes of each row describe the conversion.
@@ -212,7 +213,7 @@ _TOOL_TITLES = format_list(entry.title for entry in IMPORT_FORMATS.values())
     "--nproc", type=click.IntRange(min=1), help="The number of ranks, if a file does not state it."
 )
 @click.option("--link", metavar="SPEED", help="Speed of the links, such as 400Gbit.")
-@runs_option(default=Path("runs"), help="Where new runs go.")
+@runs_option(default=Path("runs"))
 def import_files(files: tuple[Path, ...], link: str | None, **options: Any) -> None:
     """Convert each log of another benchmark tool into a run, and print its folder and notes.
 

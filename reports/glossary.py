@@ -94,7 +94,7 @@ DEFINITIONS = {
     ),
     "parts of a step": (
         "compute + exposed communication + copy + idle = wall time of a profiled step. "
-        "The other communication is hidden behind compute."
+        "The other communication is hidden behind compute or copies."
     ),
     "idle: schedule, imbalance, rest": (
         "Differences between simulations, which add up to the measured idle time."

@@ -46,7 +46,7 @@ class LimitResult:
     verdict: LimitVerdict
     """MET, NOT MET, NOT RUN if the case was not measured, or UNKNOWN if the metric has no value."""
     finding: str
-    """A clause with the value of the metric, or with the reason for its absence."""
+    """A clause from ``but`` on with the value of the metric, or the reason for its absence."""
 
     @property
     def message(self) -> str:
@@ -112,7 +112,7 @@ def _check_case(
             metric=limit.metric,
             case=label,
             verdict="NOT RUN",
-            finding=f"it did not run: {reason}",
+            finding=f"but it did not run: {reason}",
         )
         return
     metrics = _collect_metrics(result, ceiling)
@@ -122,12 +122,12 @@ def _check_case(
     for name in names:
         metric = metrics.get(name)
         verdict: LimitVerdict = "UNKNOWN"
-        finding = "it is unknown"
+        finding = "but the run has no value of this metric (values: parbench show --all RUN)"
         if metric is not None and metric.value is not None:
             verdict = "MET" if limit.is_met(metric.value) else "NOT MET"
             cells = {"value": metric.value, "value_low": metric.low, "value_high": metric.high}
             column = metric_column(name, key="value", has_interval=True)
-            finding = f"it is {column.format_cell(cells)}"
+            finding = f"but it is {column.format_cell(cells)}"
         yield LimitResult(limit=limit, metric=name, case=label, verdict=verdict, finding=finding)
 
 

@@ -36,7 +36,11 @@ history_option = partial(
     show_envvar=True,
 )
 runs_option = partial(
-    click.option, "--out", type=click.Path(file_okay=False, path_type=Path), show_default=True
+    click.option,
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    show_default=True,
+    help="Folder in which the folders of the runs are created.",
 )
 figure_option = partial(
     click.option,
@@ -52,8 +56,9 @@ min_effect_option = click.option(
     help="Ignore smaller changes: a percentage, or the file that parbench aa wrote. Default: 3%, "
     "and runs/thresholds.json if it exists.",
 )
-unknown_option = click.option(
-    "--fail-on-unknown",
+undecided_option = click.option(
+    "--fail-on-undecided",
     is_flag=True,
-    help="Exit with code 3 if a series is undecided and everything else is fine.",
+    help="Exit with code 3 if everything else is fine, but the time of a series is undecided: "
+    "UNDECIDED, DRIFT, ENVIRONMENT CHANGED or NOT ENOUGH DATA.",
 )

@@ -73,7 +73,7 @@ RUN_COLUMNS = (
     Column("distribution", help="how ranks lie on nodes"),
     Column("hosts", help="host names of the nodes"),
     Column("verdicts", help="correctness, completeness and noise"),
-    Column("setup", help="what ran, where and on what"),
+    Column("setup", help="host, hardware, ranks, preset, start and duration"),
 )
 DIFFERENCE_COLUMNS = (
     Column("fact", help="a recorded fact or a parameter"),
@@ -194,7 +194,7 @@ def _make_run_table(run_set: RunSet) -> Table:
     return Table(
         "runs-table",
         "Runs",
-        caption="in the order given",
+        caption="in the order of the arguments, and in a sweep of its points",
         columns=RUN_COLUMNS,
         rows=rows,
         notes=[*run_set.missing, *_merge_notes(run_set, lambda run: run.info.plan.notes)],

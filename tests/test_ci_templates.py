@@ -63,7 +63,7 @@ def test_guide_does_not_pass_undecided_times() -> None:
     times = guide.partition("## Compare times")[2].partition("## Set limits")[0]
     commands = re.findall(r"^(?:\$|.*run:) parbench compare .*$", times, re.MULTILINE)
     assert len(commands) == 2
-    assert all("--fail-on-unknown" in command for command in commands)
+    assert all("--fail-on-undecided" in command for command in commands)
 
 
 @pytest.mark.full

@@ -39,7 +39,8 @@ def describe_setup(data: RunData) -> str:
     measuring = ""
     if seconds:
         measuring = (
-            f"measuring {100 * measuring_seconds / seconds:.0f} % of {format_duration(seconds)}"
+            f"duration {format_duration(seconds)}, "
+            f"{100 * measuring_seconds / seconds:.0f} % of it measuring"
         )
     parts = [
         info.host,
@@ -127,7 +128,7 @@ def list_tiles(data: RunData) -> list[tuple[str, str]]:
             if step[part] is not None
         ]
         if parts:
-            tiles.append((", ".join(parts), f"of a step of {step['label']}"))
+            tiles.append((", ".join(parts), f"in a step of {step['label']}"))
     fastest = next((row for row in operations if not is_missing(row["busbw"])), None)
     if fastest:
         bandwidth = format_quantity(fastest["busbw"], "B/s")

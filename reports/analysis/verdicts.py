@@ -170,7 +170,7 @@ def list_unmeasured(data: RunData) -> tuple[Problem, ...]:
     """Return a ``Problem`` for each skipped case, then one for each benchmark without records.
 
     The ``Problem`` of a benchmark without records has the sum of the missing repetitions of its
-    cases, because they have the same reason: the run ended before.
+    cases, because they have the same reason: the run ended early.
     """
     problems = [
         Problem(case=skipped.case.label, status="skipped", repetitions="all", reason=skipped.reason)
@@ -180,7 +180,7 @@ def list_unmeasured(data: RunData) -> tuple[Problem, ...]:
     counts: Counter[str] = Counter()
     for missing in data.missing:
         counts[missing.case.name] += missing.repetitions
-    reason = "no record, because the run ended before"
+    reason = "no record, because the run ended early"
     problems += [
         Problem(case=name, status="not measured", repetitions=str(count), reason=reason)
         for name, count in counts.items()

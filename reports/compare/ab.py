@@ -137,8 +137,8 @@ def compare_interleaved(
     """Measure both sides in pairs until each case has a verdict, and return their comparison.
 
     A case is a benchmark with its parameters. The changes of times are tested after 6, 8, 12, 16
-    and 24 pairs (``TEST_POINTS``). The session ends when no case is UNCONFIRMED or has TOO FEW
-    RUNS, after ``max_pairs``, or with the budget.
+    and 24 pairs (``TEST_POINTS``). The session ends when no case is UNDECIDED or NOT ENOUGH
+    DATA, after ``max_pairs``, or with the budget.
 
     Args:
         sides: the sides A and B.
@@ -166,7 +166,7 @@ def compare_interleaved(
     ):
         if len(pairs) in test_points:
             comparison = compare_pairs(pairs, sides, rule)
-            if not {Verdict.UNCONFIRMED, Verdict.TOO_FEW_RUNS} & comparison.verdicts.keys():
+            if not {Verdict.UNDECIDED, Verdict.NOT_ENOUGH_DATA} & comparison.verdicts.keys():
                 reason = "every series is decided"
                 break
     else:

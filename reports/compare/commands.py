@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from parbench.bench.command_line import format_option
-from parbench.reports.options import COMPARE_FORMATS, runs_option, unknown_option
+from parbench.reports.options import COMPARE_FORMATS, runs_option, undecided_option
 
 _AB_EXAMPLES = """\b
 Examples:
@@ -16,8 +16,9 @@ Examples:
   parbench ab --b-python .venv-nightly/bin/python -- fsdp
 
 \b
-Exit codes: 0 fine; 1 B is slower or wrong; 2 bad input, or the budget is too short; 3 nothing could be compared, or
-undecided with --fail-on-unknown; 4 failed or missing.
+Exit codes: 0 fine; 1 B is slower or wrong; 2 bad input, or the budget is too short;
+3 nothing could be compared, or a series is undecided (with --fail-on-undecided); 4 failed or
+missing.
 """
 
 _AA_EXAMPLES = """\b
@@ -30,7 +31,7 @@ Examples:
 Exit codes: 0 fine; 2 bad input, or the budget is too short; 4 no series was measured often enough.
 """
 
-RESERVED_OPTIONS = ("--repetitions", "--budget", "--out", "--format", "--quiet", "-q", "--resume")
+RESERVED_OPTIONS = ("--repetitions", "--budget", "--out", "--format", "--resume")
 """The options of ``parbench run`` that users of ``parbench ab`` and ``aa`` cannot give to it."""
 _budget_option = partial(
     click.option,
@@ -48,11 +49,12 @@ def _refuse_reserved_options(
 
     Raises ``click.BadParameter`` for an option in ``RESERVED_OPTIONS``.
     """
-    for option in options:
-        if option.partition("=")[0] in RESERVED_OPTIONS:
+    names = {name for known in context.command.params for name in known.opts}
+    for option in (option.partition("=")[0] for option in options):
+        if option in RESERVED_OPTIONS:
+            hint = f". Give {option} before --" if option in names else ""
             raise click.BadParameter(
-                f"{option} cannot follow after --: the session sets the budget, the folder and the output. "
-                "Give --budget and --out before --"
+                f"{option} is not allowed after --, because the session sets it{hint}"
             )
     return options
 
@@ -85,15 +87,15 @@ def _log(line: str) -> None:
 @click.option("--b-python", default="", metavar="PYTHON", help="Python interpreter of side B.")
 @_budget_option(default="10m")
 @click.option("--min-effect", default="3%", show_default=True, help="Ignore smaller changes.")
-@unknown_option
+@undecided_option
 @click.option(
     "--repetitions", type=click.IntRange(5, 24), help="Maximum number per side; default: 24."
 )
 @format_option(type=click.Choice(COMPARE_FORMATS), default="tables")
-@runs_option(default=Path("runs/ab"), help="Folder for the runs.")
+@runs_option(default=Path("runs/ab"))
 @_run_options
 def ab(
-    fail_on_unknown: bool,
+    fail_on_undecided: bool,
     repetitions: int | None,
     out: Path,
     options: tuple[str, ...],
@@ -106,7 +108,7 @@ def ab(
 
     Repetitions are interleaved in the order A B B A and compared in pairs, so a slow drift of the
     machine does not matter. All differences of environments and counts count as intended, and are
-    listed. The session ends when no series is UNCONFIRMED any more, or with the budget.
+    listed. The session ends when no series is UNDECIDED any more, or with the budget.
     Arguments of parbench run follow after --.
     """
     from parbench.bench.text import UserError, parse_duration
@@ -130,7 +132,7 @@ def ab(
         max_pairs=repetitions,
     )
     comparison = result.comparison
-    code = comparison.get_exit_code(fail_on_unknown=fail_on_unknown)
+    code = comparison.get_exit_code(fail_on_undecided=fail_on_undecided)
     click.echo(render_comparison(comparison, form, code), nl=False)
     end = f"{result.num_pairs} repetitions per side. The session ended: {result.reason}."
     click.echo(end, err=form != "tables")
@@ -154,7 +156,7 @@ def ab(
     show_default=True,
     help="The file to which thresholds are written.",
 )
-@runs_option(default=Path("runs/aa"), help="Folder for the runs.")
+@runs_option(default=Path("runs/aa"))
 @_run_options
 def aa(repetitions: int, budget: str, file: Path, out: Path, options: tuple[str, ...]) -> None:
     """Measure this machine's noise, and write a threshold for each series.

@@ -56,7 +56,7 @@ class SeriesComparison:
     world: WorldInfo
     """The ranks, nodes, backend and device on which the series was measured."""
     verdict: Verdict
-    """The verdict on the time, or on a failure. It is UNCONFIRMED until the times are judged."""
+    """The verdict on the time, or on a failure. It is UNDECIDED until the times are judged."""
     reason: str
     """The reason for the verdict as text, empty for SLOWER, FASTER and NO CHANGE."""
     effect: Effect | None = None
@@ -112,7 +112,7 @@ class RunComparison:
     @property
     def num_judged(self) -> int:
         """The number of cases whose times were judged."""
-        judged = (Verdict.SLOWER, Verdict.FASTER, Verdict.NO_CHANGE, Verdict.UNCONFIRMED)
+        judged = (Verdict.SLOWER, Verdict.FASTER, Verdict.NO_CHANGE, Verdict.UNDECIDED)
         return sum(series.verdict in judged for series in self.series)
 
     @property
@@ -127,14 +127,14 @@ class RunComparison:
             changes, key=lambda pair: (pair[1].is_intended, rank_verdict(pair[1].verdict))
         )
 
-    def get_exit_code(self, *, fail_on_unknown: bool = False) -> ExitCode:
+    def get_exit_code(self, *, fail_on_undecided: bool = False) -> ExitCode:
         """Return the exit code of ``parbench compare`` for all verdicts and limits.
 
-        Undecided verdicts, such as UNCONFIRMED, make the exit code ``UNDECIDED`` (unless a verdict
-        is worse) if ``fail_on_unknown`` is True, or if neither a count nor a time was compared.
+        Verdicts with exit code 3, such as DRIFT, make the exit code ``UNDECIDED`` (unless a verdict
+        is worse) if ``fail_on_undecided`` is True, or if neither a count nor a time was compared.
         """
         is_unchecked = not self.num_counts and not self.num_judged
-        code = combine_verdicts(self.verdicts, fail_on_unknown=fail_on_unknown or is_unchecked)
+        code = combine_verdicts(self.verdicts, fail_on_undecided=fail_on_undecided or is_unchecked)
         return get_limits_exit_code(self.limits, code)
 
 
@@ -174,10 +174,10 @@ def compare(
         member = _examine_series(base_result, new_result, base, new, intended)
         min_effect = max(rule.min_effect, min_effects.get(member.case.id, 0.0))
         series.append(replace(member, times=replace(member.times, min_effect=min_effect)))
-    undecided = [member.times for member in series if member.verdict == Verdict.UNCONFIRMED]
+    undecided = [member.times for member in series if member.verdict == Verdict.UNDECIDED]
     judgements = iter(judge_series(undecided, rule))
     for i, member in enumerate(series):
-        if member.verdict == Verdict.UNCONFIRMED:
+        if member.verdict == Verdict.UNDECIDED:
             judgement = next(judgements)
             series[i] = replace(
                 member,
@@ -226,7 +226,7 @@ def _examine_series(
     """Return the comparison of one case between two runs: its counts, times and environments.
 
     The verdict is final if the case failed in NEW, if only one run has it, or if the environments
-    differ. Otherwise it is UNCONFIRMED until the times are judged.
+    differ. Otherwise it is UNDECIDED until the times are judged.
 
     Args:
         base_result: the result of the case in BASE, None if BASE lacks it.
@@ -238,7 +238,7 @@ def _examine_series(
     """
     result = new_result or base_result
     assert result is not None, "a series is in at least one run"
-    verdict, reason = Verdict.UNCONFIRMED, ""
+    verdict, reason = Verdict.UNDECIDED, ""
     changes: tuple[EnvironmentChange, ...] = ()
     counts = CountComparison()
     if new_result and new_result.status in ("wrong", "failed", "hang"):

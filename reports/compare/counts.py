@@ -2,7 +2,7 @@
 
 Counts do not depend on the load of the machine, so one repetition decides. A count that is equal in
 all repetitions of BASE and differs in NEW has changed. A count that differs between the repetitions
-of BASE, or that only one run has, is UNCONFIRMED.
+of BASE, or that only one run has, is UNDECIDED.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ class CountChange:
     message: str
     """A phrase with the name of the count and both values."""
     verdict: Verdict
-    """COUNT CHANGED, or UNCONFIRMED if a run lacks the count or BASE has several values."""
+    """COUNT CHANGED, or UNDECIDED if a run lacks the count or BASE has several values."""
     is_intended: bool
     """True if the user declared the change intentional with ``--across``."""
 
@@ -66,7 +66,7 @@ class CountComparison:
     num_compared: int = 0
     """The number of counts that both runs have and on which the repetitions of BASE agree."""
     changes: tuple[CountChange, ...] = ()
-    """All counts that differ, including intended and UNCONFIRMED differences."""
+    """All counts that differ, including intended and UNDECIDED differences."""
 
 
 def collect_counts(result: CaseResult) -> dict[str, list[float | str]]:
@@ -154,7 +154,7 @@ def compare_counts(
             base=base_values,
             new=new_values,
             message=_describe_change(name, base_values, new_values),
-            verdict=Verdict.COUNT_CHANGED if is_decided else Verdict.UNCONFIRMED,
+            verdict=Verdict.COUNT_CHANGED if is_decided else Verdict.UNDECIDED,
             is_intended=any(fnmatchcase(path, glob) for glob in intended),
         )
         changes.append(change)

@@ -34,7 +34,7 @@ def render_junit(comparison: RunComparison) -> str:
         changes = [change for change in series.counts.changes if not change.is_intended]
         if changes or series.counts.num_compared:
             has_failed = any(change.fails for change in changes)
-            verdict = Verdict.COUNT_CHANGED if has_failed else Verdict.UNCONFIRMED
+            verdict = Verdict.COUNT_CHANGED if has_failed else Verdict.UNDECIDED
             message = "; ".join([verdict, *(change.message for change in changes)])
             tag = TAGS[EXIT_CODES[verdict]] if changes else ""
             _add_case(suites["counts"], "counts", label, tag, message)

@@ -87,7 +87,7 @@ def compare_runs(
     min_effect: str | None = None,
     across: Sequence[str] = (),
     form: str = "tables",
-    fail_on_unknown: bool = False,
+    fail_on_undecided: bool = False,
     limits: Path | None = None,
     figure: Path | None = None,
 ) -> tuple[str, int]:
@@ -102,7 +102,7 @@ def compare_runs(
         across: globs for the names of counts and environment values whose differences are
             intentional.
         form: ``tables``, ``markdown``, ``json`` or ``junit``.
-        fail_on_unknown: True if undecided verdicts cause exit code 3.
+        fail_on_undecided: True if verdicts such as UNDECIDED cause exit code 3.
         limits: a file of limits that the metrics of NEW must meet, None for no limits.
         figure: the file to which the changes of times are drawn, None for no figure.
 
@@ -116,7 +116,7 @@ def compare_runs(
     if limits is not None:
         results = check_limits(new, read_limits(limits, new.plan.cases))
         comparison = replace(comparison, limits=results)
-    code = comparison.get_exit_code(fail_on_unknown=fail_on_unknown)
+    code = comparison.get_exit_code(fail_on_undecided=fail_on_undecided)
     if figure is not None:
         draw_effects(comparison, figure)
     return render_comparison(comparison, form, code), code

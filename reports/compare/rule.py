@@ -2,7 +2,7 @@
 
 A time is SLOWER or FASTER if its change is larger than a threshold, and if this is significant
 among all cases at the false discovery rate (Benjamini & Hochberg 1995). The verdict is NO CHANGE if
-the whole 95 % interval of the change lies within the threshold, otherwise UNCONFIRMED.
+the whole 95 % interval of the change lies within the threshold, otherwise UNDECIDED.
 """
 
 from collections.abc import Sequence
@@ -61,11 +61,11 @@ class TimeJudgement:
     """The verdict on the change of a case's time from the run BASE to the run NEW."""
 
     verdict: Verdict
-    """SLOWER, FASTER, NO CHANGE, UNCONFIRMED or TOO FEW RUNS."""
+    """SLOWER, FASTER, NO CHANGE, UNDECIDED or NOT ENOUGH DATA."""
     effect: Effect | None
     """The change of the time with its 95 % interval, None if no repetition can be compared."""
     reason: str = ""
-    """The reason for UNCONFIRMED or TOO FEW RUNS as text, empty for other verdicts."""
+    """The reason for UNDECIDED or NOT ENOUGH DATA as text, empty for other verdicts."""
 
 
 def judge_series(series: Sequence[SeriesTimes], rule: Rule) -> list[TimeJudgement]:
@@ -73,7 +73,7 @@ def judge_series(series: Sequence[SeriesTimes], rule: Rule) -> list[TimeJudgemen
 
     ``series`` has the times of each case, and the result has one verdict for each, in the same
     order. A change counts if it exceeds the threshold in the element of ``series``. Cases with too
-    few repetitions have the verdict TOO FEW RUNS, and do not count as tested.
+    few repetitions have the verdict NOT ENOUGH DATA, and do not count as tested.
     """
     estimate = estimate_paired_effect if rule.is_paired else estimate_unpaired_effect
     tested = [min(len(times.base), len(times.new)) >= rule.min_repetitions for times in series]
@@ -92,10 +92,10 @@ def judge_series(series: Sequence[SeriesTimes], rule: Rule) -> list[TimeJudgemen
         series, effects, p_values, discoveries, strict=True
     ):
         if effect is None or p_value is None:
-            verdict = Verdict.TOO_FEW_RUNS
+            verdict = Verdict.NOT_ENOUGH_DATA
             reason = (
-                f"at least {rule.min_repetitions} repetitions per side are needed: "
-                f"BASE has {len(times.base)}, NEW has {len(times.new)}"
+                f"BASE has {len(times.base)} and NEW {len(times.new)} repetitions, but "
+                f"{rule.min_repetitions} are needed: --repetitions {rule.min_repetitions}"
             )
         elif is_discovery:
             verdict = Verdict.SLOWER if effect.change > 0 else Verdict.FASTER
@@ -104,11 +104,11 @@ def judge_series(series: Sequence[SeriesTimes], rule: Rule) -> list[TimeJudgemen
             verdict = Verdict.NO_CHANGE
             reason = ""
         else:
-            verdict = Verdict.UNCONFIRMED
+            verdict = Verdict.UNDECIDED
             reason = (
                 f"the 95 % interval crosses the threshold of {format_percent(times.min_effect)}"
             )
             if p_value <= rule.level:
-                reason = "significant alone, but not after correction for multiple comparisons"
+                reason = "significant only before correction for multiple comparisons"
         judgements.append(TimeJudgement(verdict=verdict, effect=effect, reason=reason))
     return judgements

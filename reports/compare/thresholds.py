@@ -91,16 +91,19 @@ def compute_threshold(times: Sequence[float]) -> float:
     return max(Rule().min_effect, math.ceil(1000 * threshold - 1e-9) / 1000)
 
 
-def parse_percentage(text: str) -> float:
+def parse_percentage(text: str, *, is_file_allowed: bool = False) -> float:
     """Return the fraction for a percentage as text: 0.03 for ``3%``.
 
-    Raises ``UserError`` unless the text is a number from 0 to 100 with a percent sign.
+    Raises ``UserError`` unless the text is a number from 0 to 100 with a percent sign. The error
+    also names files of thresholds if ``is_file_allowed``.
     """
     match = re.fullmatch(r"\s*(\d*\.?\d+)\s*%\s*", text, re.ASCII)
     if match is None or float(match[1]) > 100:
-        raise UserError(
-            f"--min-effect {text!r} is not a percentage: write a number from 0% to 100%, such as 3%"
-        )
+        if is_file_allowed:
+            problem = "is neither a percentage such as 3% nor an existing file of parbench aa"
+        else:
+            problem = "is not a percentage from 0% to 100%, such as 3%"
+        raise UserError(f"--min-effect {text!r} {problem}")
     return float(match[1]) / 100
 
 
@@ -118,7 +121,9 @@ def find_thresholds(text: str | None) -> tuple[float, dict[str, Threshold]]:
     file = THRESHOLDS_FILE if text is None else Path(text)
     if file.exists():
         return Rule().min_effect, read_thresholds(file)
-    return Rule().min_effect if text is None else parse_percentage(text), {}
+    if text is None:
+        return Rule().min_effect, {}
+    return parse_percentage(text, is_file_allowed=True), {}
 
 
 def read_thresholds(path: Path) -> dict[str, Threshold]:

@@ -18,10 +18,10 @@ class Verdict(StrEnum):
     SLOWER = "SLOWER"
     FAILED = "FAILED"
     MISSING = "MISSING"
-    UNCONFIRMED = "UNCONFIRMED"
+    UNDECIDED = "UNDECIDED"
     DRIFT = "DRIFT"
     ENVIRONMENT_CHANGED = "ENVIRONMENT CHANGED"
-    TOO_FEW_RUNS = "TOO FEW RUNS"
+    NOT_ENOUGH_DATA = "NOT ENOUGH DATA"
     NEW = "NEW"
     FASTER = "FASTER"
     NO_CHANGE = "NO CHANGE"
@@ -33,10 +33,10 @@ EXIT_CODES: Mapping[Verdict, ExitCode] = {
     Verdict.SLOWER: ExitCode.BAD,
     Verdict.FAILED: ExitCode.DID_NOT_RUN,
     Verdict.MISSING: ExitCode.DID_NOT_RUN,
-    Verdict.UNCONFIRMED: ExitCode.UNDECIDED,
+    Verdict.UNDECIDED: ExitCode.UNDECIDED,
     Verdict.DRIFT: ExitCode.UNDECIDED,
     Verdict.ENVIRONMENT_CHANGED: ExitCode.UNDECIDED,
-    Verdict.TOO_FEW_RUNS: ExitCode.UNDECIDED,
+    Verdict.NOT_ENOUGH_DATA: ExitCode.UNDECIDED,
     Verdict.NEW: ExitCode.OK,
     Verdict.FASTER: ExitCode.OK,
     Verdict.NO_CHANGE: ExitCode.OK,
@@ -57,12 +57,13 @@ MEANINGS: Mapping[Verdict, str] = {
     "This is significant after correction for multiple comparisons.",
     Verdict.FAILED: "The case failed or hung in the new run.",
     Verdict.MISSING: "An earlier run has this case, and the new run does not.",
-    Verdict.UNCONFIRMED: "Inconclusive: a change beyond the threshold is neither shown nor "
-    "excluded. More repetitions or runs are needed.",
+    Verdict.UNDECIDED: "A change beyond the threshold is neither shown nor excluded. "
+    "More repetitions or runs are needed.",
     Verdict.DRIFT: "The time increases gradually, without a single change point.",
     Verdict.ENVIRONMENT_CHANGED: "The environments differ, so a time difference cannot be "
     "attributed to the code. Times were not compared.",
-    Verdict.TOO_FEW_RUNS: "There are too few repetitions or earlier runs to compare times.",
+    Verdict.NOT_ENOUGH_DATA: "The time was not judged, because repetitions (compare, ab) or "
+    "earlier runs (history check) are missing.",
     Verdict.NEW: "Only the new run has this case.",
     Verdict.FASTER: "Same criterion as SLOWER, for a decrease.",
     Verdict.NO_CHANGE: "The 95 % interval of the change lies within the threshold.",
@@ -86,13 +87,13 @@ def format_verdicts(verdicts: Mapping[Verdict, int]) -> str:
     return ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
 
 
-def combine_verdicts(verdicts: Iterable[Verdict], *, fail_on_unknown: bool = False) -> ExitCode:
+def combine_verdicts(verdicts: Iterable[Verdict], *, fail_on_undecided: bool = False) -> ExitCode:
     """Return the worst exit code that one of the verdicts causes (``EXIT_CODES``).
 
-    Undecided verdicts, such as UNCONFIRMED, count only if ``fail_on_unknown`` is True. The exit
-    code is 0 without verdicts that count.
+    Verdicts with exit code 3, such as UNDECIDED, count only if ``fail_on_undecided`` is True. The
+    exit code is 0 without verdicts that count.
     """
     codes = [EXIT_CODES[verdict] for verdict in verdicts]
-    if not fail_on_unknown:
+    if not fail_on_undecided:
         codes = [code for code in codes if code != ExitCode.UNDECIDED]
     return combine_exit_codes(codes)

@@ -64,7 +64,7 @@ def _describe_times(comparison: RunComparison) -> str:
 
     The case with the largest change comes first. If times were judged and no case became slower,
     the sentence states this. If no time was judged, it has the number of cases with each verdict on
-    other aspects, such as FAILED, MISSING or TOO FEW RUNS.
+    other aspects, such as FAILED, MISSING or NOT ENOUGH DATA.
     """
     if not comparison.num_judged:
         verdicts = count_verdicts(series.verdict for series in comparison.series)
@@ -141,11 +141,11 @@ def _suggest_actions(comparison: RunComparison) -> list[str]:
             "To confirm a slowdown without drift, interleave both versions: "
             "parbench ab --a-python BASE_PYTHON --b-python NEW_PYTHON -- OPTIONS_OF_RUN"
         )
-    if Verdict.UNCONFIRMED in verdicts:
+    if Verdict.UNDECIDED in verdicts:
         actions.append(
-            "To decide UNCONFIRMED series, measure more repetitions. parbench ab makes up to 24."
+            "To decide an UNDECIDED series, measure more repetitions. parbench ab makes up to 24."
         )
-    if Verdict.TOO_FEW_RUNS in verdicts:
+    if Verdict.NOT_ENOUGH_DATA in verdicts:
         number = comparison.rule.min_repetitions
         actions.append(
             f"To get {number} repetitions, use parbench run --repetitions {number} with a longer "

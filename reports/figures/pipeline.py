@@ -58,7 +58,7 @@ def chart_pipeline(
         return figure
 
     if details.chunks > 1:
-        caption += f" The {details.chunks} stages of a rank become paler."
+        caption += " Later virtual stages of a rank are paler."
     return Chart(name=name, title=title, caption=caption, draw=draw, is_wide=is_wide)
 
 

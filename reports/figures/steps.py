@@ -47,7 +47,7 @@ def chart_memory(stacks: Stacks) -> Chart | None:
     quantity = AxisQuantity(
         title="memory, maximum over ranks", text=format_bytes, is_log=False, base=2
     )
-    caption = "Each bar is the rank that needs most."
+    caption = "Each part of a bar is the maximum over ranks."
     return chart_stacks("memory", title, caption, stacks, quantity)
 
 

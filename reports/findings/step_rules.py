@@ -245,7 +245,7 @@ def find_hot_experts(step: StepEvidence) -> Iterator[Finding]:
         command = step.command("ep_step", capacity=(0, 1.25))
     yield Finding(
         kind="hot-experts",
-        subject=f"{step.name} {step.expert_imbalance:.2f}",
+        subject=f"{step.name} ({step.expert_imbalance:.2f} times)",
         message=f"The busiest rank of {step.name} takes {step.expert_imbalance:.2f} times as many "
         "tokens as the mean. Other ranks probably wait for it.",
         time_share=None,
@@ -263,7 +263,7 @@ def find_unexpected_bytes(step: StepEvidence) -> Iterator[Finding]:
         if abs(ratio - 1) > MAX_BYTES_ERROR:
             yield Finding(
                 kind="unexpected-bytes",
-                subject=f"{step.name} {ratio:.3f} times on {axis}",
+                subject=f"{step.name} ({ratio:.3f} times on {axis})",
                 message=f"{step.name} sends {ratio:.3f} times the expected bytes on {axis}. "
                 "It may communicate other data than its formula assumes.",
                 time_share=None,

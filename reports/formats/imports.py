@@ -17,7 +17,7 @@ from parbench.bench.results.records import Record, Status, WorldInfo
 from parbench.bench.results.runs import create_run, open_writer, utc_now, write_run_info
 from parbench.bench.text import UserError, format_list
 from parbench.reports.formats.imported import UNKNOWN, ImportedResult, ImportedRun
-from parbench.reports.formats.registry import IMPORT_FORMATS, load_function
+from parbench.reports.formats.registry import IMPORT_FORMATS, describe_imports, load_function
 
 
 def detect_tool(text: str, source: str) -> str:
@@ -28,10 +28,9 @@ def detect_tool(text: str, source: str) -> str:
     for tool, entry in IMPORT_FORMATS.items():
         if all(marker in text for marker in entry.markers):
             return tool
+    options = format_list(f"--from {tool}" for tool in IMPORT_FORMATS)
     raise UserError(
-        f"{source} has an unknown format. Formats that can be imported: output of "
-        f"{format_list(IMPORT_FORMATS)}, not of gloo's benchmark or PARAM. "
-        "Name the tool with --from if the file does not show it"
+        f"{source} is not output of {describe_imports()}. If its header is missing, add {options}"
     )
 
 

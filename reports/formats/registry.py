@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from parbench.bench.text import format_list
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImportFormat:
@@ -17,7 +19,7 @@ class ImportFormat:
     name: str
     """The name of the tool for the option ``--from``."""
     title: str
-    """The name of the tool in texts."""
+    """The name of the tool in a list of tools."""
     markers: tuple[str, ...]
     """Texts by which the format is recognized: a file of this format contains all of them."""
     parser: str
@@ -45,13 +47,13 @@ IMPORT_FORMATS = {
     for entry in (
         ImportFormat(
             name="nccl-tests",
-            title="nccl-tests and rccl-tests",
+            title="nccl-tests, rccl-tests",
             markers=("time", "algbw", "busbw"),
             parser="import_nccl:parse_nccl",
         ),
         ImportFormat(
             name="osu",
-            title="OSU micro-benchmarks",
+            title="the OSU micro-benchmarks",
             markers=("# OSU ",),
             parser="import_osu:parse_osu",
         ),
@@ -95,6 +97,11 @@ def load_function(path: str) -> Callable[..., Any]:
     module, _, function = path.partition(":")
     loaded: Callable[..., Any] = getattr(import_module(f"{__package__}.{module}"), function)
     return loaded
+
+
+def describe_imports() -> str:
+    """Return the names of the tools whose output can be imported as text."""
+    return format_list(entry.title for entry in IMPORT_FORMATS.values())
 
 
 def describe_exports() -> str:

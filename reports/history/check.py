@@ -143,15 +143,15 @@ class HistoryCheck:
         """The verdict on the change of the median relative time of all series (``overall``)."""
         return _decide(self.overall, self.run)
 
-    def compute_exit_code(self, *, fail_on_unknown: bool = False) -> ExitCode:
+    def compute_exit_code(self, *, fail_on_undecided: bool = False) -> ExitCode:
         """Return the exit code of ``parbench history check`` for the verdicts of this check.
 
         It is 1 if a series or the run is slower, wrong or has changed counts, and 4 if a series is
-        missing or failed, otherwise 0. A verdict such as UNCONFIRMED, which decides nothing, gives
-        3 if ``fail_on_unknown`` is True.
+        missing or failed, otherwise 0. A verdict such as UNDECIDED, which decides nothing, gives
+        3 if ``fail_on_undecided`` is True.
         """
         verdicts = [*self.verdicts, self.overall_verdict]
-        return combine_verdicts(verdicts, fail_on_unknown=fail_on_unknown)
+        return combine_verdicts(verdicts, fail_on_undecided=fail_on_undecided)
 
 
 def check_candidate(
@@ -374,8 +374,8 @@ def _explain_new_series(
     """Return the verdict on a case without enough runs in its environment.
 
     The verdict is ENVIRONMENT CHANGED with the values that differ, such as the version of torch, if
-    the previous run of the preset measured the case in another environment. Otherwise it is TOO FEW
-    RUNS. ``previous`` has the results of the previous run.
+    the previous run of the preset measured the case in another environment. Otherwise it is NOT
+    ENOUGH DATA. ``previous`` has the results of the previous run.
     """
     series = result.series
     num_earlier = len(window.seconds.keys() - {window.run.id})
@@ -386,7 +386,7 @@ def _explain_new_series(
             differences = _format_differences(old_series.environment, series.environment)
             reason = f"{', '.join(differences) or 'other ranks or nodes'} ({reason})"
             return replace(result, verdict=Verdict.ENVIRONMENT_CHANGED, reason=reason)
-    return replace(result, verdict=Verdict.TOO_FEW_RUNS, reason=reason)
+    return replace(result, verdict=Verdict.NOT_ENOUGH_DATA, reason=reason)
 
 
 def _judge_counts(result: SeriesCheck, window: SeriesWindow) -> SeriesCheck:
@@ -454,7 +454,7 @@ def _decide(change: LevelChange | None, run: HistoryRun) -> Verdict:
     """Return the verdict on a case from the significant change of its time, NO CHANGE for None.
 
     A lasting increase is SLOWER, a gradual one DRIFT, and a decrease FASTER. An increase in only the
-    checked run is SLOWER if ``run`` is not part of the history, otherwise UNCONFIRMED.
+    checked run is SLOWER if ``run`` is not part of the history, otherwise UNDECIDED.
     """
     if change is None:
         return Verdict.NO_CHANGE
@@ -462,7 +462,7 @@ def _decide(change: LevelChange | None, run: HistoryRun) -> Verdict:
         return Verdict.FASTER
     if change.kind == "drift":
         return Verdict.DRIFT
-    return Verdict.SLOWER if run.is_candidate or change.kind == "step" else Verdict.UNCONFIRMED
+    return Verdict.SLOWER if run.is_candidate or change.kind == "step" else Verdict.UNDECIDED
 
 
 def describe_change(change: LevelChange, num_runs: int) -> str:

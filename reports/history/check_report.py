@@ -10,7 +10,7 @@ from parbench.reports.history.check import MAX_RUNS, HistoryCheck, SeriesCheck, 
 
 MAX_NAMED_SERIES = 3
 """The number of series that a sentence or a row names."""
-NOT_COMPARED = (Verdict.ENVIRONMENT_CHANGED, Verdict.TOO_FEW_RUNS, Verdict.MISSING)
+NOT_COMPARED = (Verdict.ENVIRONMENT_CHANGED, Verdict.NOT_ENOUGH_DATA, Verdict.MISSING)
 """The verdicts on series whose times were not compared."""
 COLUMNS = (
     Column(key="verdict", title="verdict", is_result=True),
@@ -65,7 +65,7 @@ def summarize_check(check: HistoryCheck) -> str:
 def is_compared(check: HistoryCheck) -> bool:
     """Return True if at least one case could be compared with earlier runs.
 
-    False if each case has the verdict ENVIRONMENT CHANGED, TOO FEW RUNS or MISSING.
+    False if each case has the verdict ENVIRONMENT CHANGED, NOT ENOUGH DATA or MISSING.
     """
     return any(verdict not in NOT_COMPARED for verdict in check.verdicts)
 

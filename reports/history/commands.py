@@ -9,7 +9,7 @@ from parbench.reports.options import (
     figure_option,
     history_option,
     min_effect_option,
-    unknown_option,
+    undecided_option,
 )
 
 _EXAMPLES = """\b
@@ -21,8 +21,8 @@ Examples:
   parbench compare main~1 runs/20260109T030405Z-node1-4d5e6f
 
 \b
-Exit codes: 0 fine; 1 slower, wrong or a changed count; 2 bad input; 3 undecided with
---fail-on-unknown; 4 failed or missing.
+Exit codes: 0 fine; 1 slower, wrong or a changed count; 2 bad input; 3 a series is
+undecided (with --fail-on-undecided); 4 failed or missing.
 """
 _file_option = history_option("file", help="The history file.")
 _branch_option = click.option("--branch", help="Only runs of this branch.")
@@ -126,14 +126,14 @@ def show(pattern: str, branch: str | None, figure: Path | None, file: Path) -> N
 )
 @min_effect_option
 @format_option(type=click.Choice(("tables", "markdown", "json")), default="tables")
-@unknown_option
+@undecided_option
 @_file_option
 def check(
     run: str | None,
     branch: str,
     min_effect: str | None,
     form: str,
-    fail_on_unknown: bool,
+    fail_on_undecided: bool,
     file: Path,
 ) -> None:
     """Check the newest run: which series became slower, since which run?
@@ -145,7 +145,7 @@ def check(
     count fails until it is annotated, also after a single repetition on a busy machine.
 
     Times are checked after 8 runs in the same environment. A rise in the newest run only is
-    UNCONFIRMED, and a gradual increase is DRIFT.
+    UNDECIDED, and a gradual increase is DRIFT.
 
     A case is MISSING if RUN did not measure it but the previous run of its preset did.
     """
@@ -168,7 +168,7 @@ def check(
             stored = select_runs(opened.list_runs(), run or branch)[-1]
             points = list(opened.read_points(stored).values())
             result = check_run(opened, stored, points, fraction, thresholds)
-    exit_code = result.compute_exit_code(fail_on_unknown=fail_on_unknown)
+    exit_code = result.compute_exit_code(fail_on_undecided=fail_on_undecided)
     click.echo(render(build_report(result, exit_code), form), nl=False)
     click.get_current_context().exit(exit_code)
 

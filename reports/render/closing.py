@@ -62,7 +62,8 @@ def render_closing(report: Report, width: int | None = None, color: bool = False
         return render_text(report, width, color)
     data = report.runs[0]
     sheet = Sheet(WIDTH, color)
-    sheet.write_text(report.heading, *report.emulated, *data.plan.notes)
+    sheet.write_items(report.heading)
+    sheet.write_text(*report.emulated, *data.plan.notes)
     sheet.write_verdicts(report.verdicts)
     size_tables = list(list_setting_tables(data)) or _make_size_tables(data)
     for table in size_tables:

@@ -78,7 +78,7 @@ def render_text(report: Report, width: int | None = None, color: bool = False) -
     """
     sheet = Sheet(width, color)
     if len(report.runs) < 2:
-        sheet.write_text(report.heading)
+        sheet.write_items(report.heading)
     sheet.write_text(*report.emulated)
     for section in report.sections:
         sheet.write_text(*section.notes)
@@ -120,6 +120,17 @@ class Sheet:
         """Append sentences, each wrapped and on its own lines. ``style`` is a rich style."""
         for sentence in sentences:
             self._console.print(Text(to_single_line(sentence), style))
+
+    def write_items(self, text: str) -> None:
+        """Append items that middle dots separate. Lines break only between items if they fit."""
+        lines: list[str] = []
+        for item in to_single_line(text).split(" · "):
+            line = f"{lines[-1]} · {item}" if lines else item
+            if lines and cell_len(line) <= self.width:
+                lines[-1] = line
+            else:
+                lines.append(item)
+        self._console.print(Text("\n".join(lines)))
 
     def write_list(
         self, title: str, sentences: Sequence[str], max_sentences: int | None = None

@@ -8,7 +8,7 @@ from parbench.reports.analysis.steps import StepRow
 
 OPERATION_COLUMNS = (
     Column("operation", help="operation with its parameters"),
-    Column("mode", help="blocking or pipelined"),
+    Column("mode", help="blocking, pipelined, async or graph"),
     Column("dtype", help="element type"),
 )
 SIZE_COLUMN = Column("size", kind="size", help="total bytes as in nccl-tests, 1024-based")
@@ -18,7 +18,8 @@ QUALITY_COLUMNS = (
     metric_column("time_p99"),
     Column(
         "noise",
-        help="variation between repetitions, within a single one: stable, fair, noisy, very noisy",
+        help="variation between repetitions, or between iterations of a single one: stable, fair, "
+        "noisy, very noisy",
         grade_key="noise",
         is_result=True,
     ),

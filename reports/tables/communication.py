@@ -94,7 +94,7 @@ def list_communication_tables(data: RunData) -> list[Table]:
 
 
 def group_operations(data: RunData) -> "list[tuple[str, pd.DataFrame]]":
-    """Return the communication cases grouped by mode (blocking or pipelined) and data type.
+    """Return the communication cases grouped by mode, such as blocking, and data type.
 
     An element is (mode and data type as text, frame with a row per case). The columns of the frame
     are those of ``select_operations``.
@@ -147,7 +147,7 @@ def _make_operation_table(
     return Table(
         table_id,
         f"Operations: {title}",
-        caption="plotted data",
+        caption="time, bandwidth, noise and check of each case",
         columns=columns,
         rows=rows,
         terms=["busbw", "blocking, pipelined"],

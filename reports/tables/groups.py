@@ -118,7 +118,7 @@ def _make_group_table(
     return Table(
         table_id,
         title,
-        caption="bus bandwidth of groups of ranks on their own and concurrently, median of groups",
+        caption="bus bandwidth of groups of ranks, alone and concurrent, median over groups",
         columns=[*CASE_COLUMNS, *(metric_column("busbw", key=name, title=name) for name in names)],
         rows=list_rows(bandwidths.reset_index()),
         terms=["busbw"],

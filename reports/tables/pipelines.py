@@ -23,7 +23,7 @@ _PIPELINE_COLUMNS = (
     Column("schedule", help="order of actions", is_result=True),
     Column("ranks", "P", kind="count", help="ranks of the pipeline"),
     Column("microbatches", "M", kind="count", help="microbatches per step"),
-    Column("chunks", "v", kind="count", help="virtual stages per rank"),
+    Column("chunks", "chunks (v)", kind="count", help="virtual stages per rank"),
     STEP_TIME_COLUMN,
 )
 

@@ -173,7 +173,7 @@ def _list_charts(unit: str, points: "pd.DataFrame") -> list[Chart]:
         chart_lines(
             "scaling_3",
             f"Parallel efficiency over {unit}s",
-            "A level line at 100 % is perfect scaling.",
+            "A horizontal line at 100 % is perfect scaling.",
             make_lines(list_rows(drawn), "case", "number", "efficiency"),
             axis,
             quantities.EFFICIENCY,

@@ -173,14 +173,14 @@ def _make_table(
             kind="number",
             has_interval=True,
             is_result=True,
-            help=f"time of {name} relative to the first of the row, with its 95 % interval",
+            help=f"time of {name} relative to the first time of the row, with its 95 % interval",
         )
         for name in names
     ]
     return Table(
         table_id,
         title,
-        caption="times, and their ratios to the first of the row",
+        caption="times, and their ratios to the first time of the row",
         columns=[Column("case", help="what ran"), *times, *ratios],
         rows=rows,
         terms=["ratio", "interval"],

@@ -235,7 +235,7 @@ def _make_call_table(data: RunData) -> Table:
     return Table(
         "step-calls",
         "Communication by operation and size",
-        caption="calls of the profiled step on the rank that waits least; rows of a step may overlap",
+        caption="calls of the profiled step on the rank that waits least. Their times may overlap",
         columns=_CALL_COLUMNS,
         rows=rows,
     )
@@ -272,7 +272,7 @@ def _make_timeline_table(data: RunData) -> Table:
     return Table(
         "step-timelines",
         "Profiled steps by rank",
-        caption="busy time of each rank; parbench export --format chrome-trace has all events",
+        caption="busy time of each rank, all events: parbench export --format chrome-trace",
         columns=columns,
         rows=rows,
         notes=notes,

@@ -51,7 +51,7 @@ RANK_COLUMNS = (
         "overlapped",
         kind="percent",
         is_result=True,
-        help="communication that computation or copies hide, in the time of these",
+        help="communication during computation or copies, which hide it",
     ),
     Column(
         "wait", "waited for", kind="s", help="time per step in which the others only wait for it"
@@ -88,7 +88,7 @@ def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
         share = format_percent(MIN_SHARE)
         notes.insert(0, f"Nothing stands out: no cause costs {share} of the step or more.")
     if against:
-        notes.append(f"fits: {against}")
+        notes.append(f"Collectives are compared with the fits of {against}.")
     caption = "The last profiled step. Waiting is hatched or empty."
     name = paths[0].resolve().name if len(paths) == 1 else f"{len(paths)} traces"
     steps = pluralize(job.num_steps, "step")

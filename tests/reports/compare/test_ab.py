@@ -87,7 +87,7 @@ def test_sides_interleave_until_decided(factor: float, expected: str) -> None:
 )
 def test_ambiguous_sides_continue_to_a_limit(options: dict[str, Any], repetitions: int) -> None:
     outcome = measure(Machine(factor=1.03, noise=4.0), **options)
-    assert verdict(outcome) == "UNCONFIRMED"
+    assert verdict(outcome) == "UNDECIDED"
     assert outcome.num_pairs == repetitions
 
 
@@ -201,7 +201,8 @@ def test_ab_runs_both_sides_and_prints_their_comparison(tmp_path: Path) -> None:
     ("command", "value"),
     [
         ("ab --a X=1 --b X=1", "'X=1'"),
-        ("ab --a X=1 -- --repetitions 3", "--repetitions"),
+        ("ab --a X=1 -- --repetitions=3", "Give --repetitions before --"),
+        ("aa -- --resume RUN", "--resume is not allowed after --"),
         ("ab --a X=1 --a-python absent-python", "absent-python"),
         ("ab --a X=1 --min-effect 3", "--min-effect '3'"),
         ("aa --thresholds thresholds.json", "thresholds.json"),

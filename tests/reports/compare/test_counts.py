@@ -107,14 +107,14 @@ def test_count_that_varies_in_base_is_named(first: dict[str, float]) -> None:
     assert f"all_gather on fsdp: {calls} -> {calls} calls a step" in text
     assert "Counts: none of" not in text
     assert "--across counts.fsdp." in text
-    assert comparison.get_exit_code(fail_on_unknown=True) == 3
+    assert comparison.get_exit_code(fail_on_undecided=True) == 3
 
 
 def test_count_that_one_run_lacks_is_not_decided() -> None:
     unknown = {name: value for name, value in FSDP.items() if name != "sent.fsdp.all_gather"}
     comparison = compare_records([make_record()], [make_record(unknown)])
     assert list_failures(comparison) == []
-    assert comparison.get_exit_code(fail_on_unknown=True) == 3
+    assert comparison.get_exit_code(fail_on_undecided=True) == 3
 
 
 def test_activations_of_routed_tokens_are_not_compared() -> None:
@@ -138,7 +138,7 @@ def test_intended_changes_are_shown_and_pass(globs: list[str], num_failures: int
 
 def test_every_format_shows_changed_counts() -> None:
     comparison = compare_records([make_record()], [make_record(EXTRA_CALL)])
-    assert comparison.verdicts == {"COUNT CHANGED": 1, "TOO FEW RUNS": 1}
+    assert comparison.verdicts == {"COUNT CHANGED": 1, "NOT ENOUGH DATA": 1}
     report = build_report(comparison)
     texts = [render_text(report), render_markdown(report), render_junit(comparison)]
     texts.append(render(report, "json"))

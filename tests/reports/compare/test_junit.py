@@ -49,7 +49,7 @@ def test_junit_outcome_follows_the_verdict(mixed: RunComparison) -> None:
         "SLOWER": ["failure"],
         "WRONG": ["failure"],
         "MISSING": ["error"],
-        "UNCONFIRMED": ["skipped"],
+        "UNDECIDED": ["skipped"],
         "NEW": ["skipped"],
         "FASTER": [],
         "NO CHANGE": [],

@@ -25,7 +25,7 @@ from tests.support.reports.compare_fixtures import (
 from tests.support.reports.nodes_fixtures import EMULATION
 from tests.support.reports.reports_fixtures import write_run
 
-VERDICTS = ["WRONG", "SLOWER", "MISSING", "UNCONFIRMED", "NEW", "FASTER", "NO CHANGE"]
+VERDICTS = ["WRONG", "SLOWER", "MISSING", "UNDECIDED", "NEW", "FASTER", "NO CHANGE"]
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +66,9 @@ def test_compare_draws_effects(base: str, slower: str) -> None:
     [
         ({}, "", 0, "1 NO CHANGE"),
         ({"factor": 1.2}, "", 1, "1 SLOWER"),
-        ({"factor": 1.03}, "--fail-on-unknown", 3, "1 UNCONFIRMED"),
+        ({"factor": 1.03}, "--fail-on-undecided", 3, "1 UNDECIDED"),
         ({"factor": 1.2}, "--min-effect 30%", 0, "1 NO CHANGE"),
-        ({"factor": 1.2, "count": 4}, "", 3, "1 TOO FEW RUNS"),
+        ({"factor": 1.2, "count": 4}, "", 3, "1 NOT ENOUGH DATA"),
         ({"numpy": "2.5.0"}, "", 3, "versions.numpy: 2.4.6 -> 2.5.0"),
         ({"numpy": "2.5.0", "factor": 1.2}, "--across versions.numpy", 1, "1 SLOWER"),
     ],

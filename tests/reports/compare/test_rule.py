@@ -21,8 +21,8 @@ def judge(times: SeriesTimes, *, is_paired: bool) -> str:
         (BASE, 1.10, 0.03, "SLOWER"),
         (BASE, 0.90, 0.03, "FASTER"),
         (QUIET, 1.02, 0.03, "NO CHANGE"),
-        (BASE, 1.03, 0.03, "UNCONFIRMED"),
-        (NOISY, 1.0, 0.03, "UNCONFIRMED"),
+        (BASE, 1.03, 0.03, "UNDECIDED"),
+        (NOISY, 1.0, 0.03, "UNDECIDED"),
         (QUIET, 1.05, 0.02, "SLOWER"),
         (QUIET, 1.05, 0.08, "NO CHANGE"),
         # Thresholds are symmetric for ratios.
@@ -42,4 +42,4 @@ def test_verdict_follows_interval_and_threshold(
 
 def test_series_without_common_repetitions_is_not_judged() -> None:
     times = SeriesTimes(base={0: 1.0}, new={1: 1.0})
-    assert judge(times, is_paired=True) == "TOO FEW RUNS"
+    assert judge(times, is_paired=True) == "NOT ENOUGH DATA"

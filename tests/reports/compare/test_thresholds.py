@@ -9,6 +9,7 @@ import pytest
 from parbench.reports.compare.rule import Rule
 from parbench.reports.compare.thresholds import (
     compute_threshold,
+    find_thresholds,
     measure_thresholds,
     parse_percentage,
     read_thresholds,
@@ -75,3 +76,5 @@ def test_min_effect_is_a_percentage(text: str, fraction: float) -> None:
 @pytest.mark.parametrize("text", ["3", "-1%", "101%", "nan%"])
 def test_other_min_effects_are_refused(text: str) -> None:
     assert repr(text) in usage_error(parse_percentage, text)
+    assert "is not a percentage" in usage_error(parse_percentage, text)
+    assert "nor an existing file" in usage_error(find_thresholds, text)

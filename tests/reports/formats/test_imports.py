@@ -22,7 +22,9 @@ def import_text(folder: Path, text: str, **options: Any) -> Run:
 
 @pytest.mark.parametrize("text", ["", "hello", '{"results": []}'])
 def test_unknown_format_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match=r"^f has an unknown format.*nccl-tests or osu"):
+    with pytest.raises(
+        UserError, match=r"^f is not output of .*--from nccl-tests or --from osu"
+    ):
         detect_tool(text, "f")
 
 

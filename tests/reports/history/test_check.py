@@ -39,15 +39,15 @@ def with_value(group: str, name: str, value: str) -> dict[str, Any]:
 def test_check_needs_eight_runs(runs: DailyRuns) -> None:
     assert runs.check("run-007").verdicts == {"NO CHANGE": 2}
     result = runs.check("run-006")
-    assert result.verdicts == {"TOO FEW RUNS": 2}
+    assert result.verdicts == {"NOT ENOUGH DATA": 2}
     assert result.compute_exit_code() == 0
-    assert result.compute_exit_code(fail_on_unknown=True) == 3
+    assert result.compute_exit_code(fail_on_undecided=True) == 3
     assert "6 of 7 required earlier runs" in find_series(result).reason
 
 
 def test_check_reports_a_step_since_its_first_run(runs: DailyRuns) -> None:
     runs.add(2, 1.1)
-    assert runs.check().verdicts == {"UNCONFIRMED": 2}  # two runs are not a level yet
+    assert runs.check().verdicts == {"UNDECIDED": 2}  # two runs are not a level yet
     runs.add(2, 1.1)
     result = runs.check()
     assert result.compute_exit_code() == 1
@@ -137,7 +137,7 @@ def test_check_reports_a_drift(no_runs: DailyRuns) -> None:
     result = check_noisy_runs(no_runs, factors, noise=0.01)
     assert result.verdicts == {"DRIFT": 3}
     assert result.compute_exit_code() == 0
-    assert result.compute_exit_code(fail_on_unknown=True) == 3
+    assert result.compute_exit_code(fail_on_undecided=True) == 3
     [series, *_] = json.loads(render(build_report(result), "json"))["series"]
     assert series["change"]["change"] == pytest.approx(1.004**23 - 1, abs=0.02)
 

@@ -111,7 +111,7 @@ def test_add_takes_branch_and_commit_from_ci(variables: dict[str, str], branch: 
 @pytest.mark.usefixtures("slower_history")
 def test_check_exit_code() -> None:
     assert "2 NO CHANGE" in run("check", "run-011")
-    assert invoke("check", "run-002", "--fail-on-unknown").exit_code == 3
+    assert invoke("check", "run-002", "--fail-on-undecided").exit_code == 3
     slower = invoke("check")
     assert slower.exit_code == 1
     assert "2 SLOWER" in slower.stdout

@@ -53,6 +53,13 @@ def test_notes_of_the_plan_follow_the_heading() -> None:
     assert text.index(note) < text.index("\nCORRECT ")
 
 
+def test_heading_breaks_between_items() -> None:
+    report = report_of(run_from_records(ok_record(collective_case())))
+    duration = "duration 1 min 42 s, 90 % of it measuring"
+    lines = render_closing(replace(report, heading=f"{'x' * 40} · {duration}")).splitlines()
+    assert lines[:2] == ["x" * 40, duration]
+
+
 def test_few_operations_have_a_table_over_sizes() -> None:
     records = []
     for repetition in range(3):

@@ -123,7 +123,7 @@ def test_page_has_problems_before_results(html: str) -> None:
     assert "rank 1 on node-b, process 42: did not arrive" in problems
     assert "File b.py, line 9, in &lt;listcomp&gt;" in problems
     gaps = find_section(html, "not-measured")
-    assert "no record, because the run ended before" in gaps
+    assert "no record, because the run ended early" in gaps
 
 
 def test_page_escapes_hostile_text() -> None:
