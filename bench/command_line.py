@@ -16,6 +16,8 @@ RUNS_FOLDER = Path("runs")
 """The default folder in which each run gets its own folder."""
 FILE_PATH = click.Path(path_type=Path)
 """The type of an argument that is the path of any file or folder."""
+OUT_HELP = "Folder in which the run's folder is created."
+"""The help of ``--out`` of commands that measure."""
 FIGURE_FORMATS = ("png", "svg", "pdf")
 """The file formats of ``--figure-format``."""
 format_option = partial(

@@ -17,6 +17,7 @@ from click.core import ParameterSource
 
 from parbench.bench.command_line import (
     FILE_PATH,
+    OUT_HELP,
     RUNS_FOLDER,
     RunPath,
     format_option,
@@ -109,14 +110,15 @@ limits_option = click.option(
     "settings",
     multiple=True,
     metavar="NAME=VALUE[,...]",
-    help="Set a parameter, to each value.",
+    help="Set a parameter. Several values: measure each.",
 )
 @click.option("--sizes", help="Short for --set size_bytes=: 1K:64M:x4 or 1K,3M.")
 @click.option(
     "--env",
     multiple=True,
     metavar="NAME=VALUE[,...]",
-    help="Set an environment variable of all ranks, to each value in turn. Empty: unset.",
+    help="Set an environment variable of all ranks. Several values: measure each. NAME= removes "
+    "it.",
 )
 @click.option(
     "--mesh",
@@ -157,7 +159,9 @@ limits_option = click.option(
     help="Ranks on each node. Default: the mesh's, one per GPU, or one per core up to 8.",
 )
 @click.option(
-    "--device", type=click.Choice(("cpu", "cuda")), help="Default: cuda where there are two GPUs."
+    "--device",
+    type=click.Choice(("cpu", "cuda")),
+    help="Default: cuda with at least two GPUs (one with --nproc 1), otherwise cpu.",
 )
 @click.option(
     "--backend", type=click.Choice(("gloo", "nccl")), help="Default: nccl on GPUs, otherwise gloo."
@@ -185,7 +189,7 @@ limits_option = click.option(
     help="What to print. json: a line for each record. nccl-tests: its table, and its mode "
     "(pipelined) unless set.",
 )
-@click.option("--out", type=FILE_PATH, default=RUNS_FOLDER, help="Where runs go.")
+@click.option("--out", type=FILE_PATH, default=RUNS_FOLDER, help=OUT_HELP)
 @limits_option
 @click.option(
     "--link",
@@ -283,8 +287,11 @@ def refuse_options_of_plan() -> None:
     """
     for param in click.get_current_context().command.params:
         if _is_typed(str(param.name)) and param.name not in _RESUME_OPTIONS:
-            name = "the cases" if param.name == "cases" else param.opts[-1]
-            raise UserError("--resume goes on with the run's own plan", hint=f"leave out {name}")
+            name = "CASE" if param.name == "cases" else param.opts[-1]
+            raise UserError(
+                f"{name} is not allowed with --resume, which uses the plan of the run",
+                hint="allowed are --budget, --nodes, --limits, --format and --out",
+            )
 
 
 def _is_typed(name: str) -> bool:
@@ -363,7 +370,7 @@ _CHECK_EXAMPLES = """\b
 Examples:
   parbench check                          this host, in about a minute
   parbench check --hosts n1,n2,n3         several over ssh, at the same time
-  parbench check --inject slow:1:20%      does it name a slow device?
+  parbench check --inject slow:1:20%      test that it names a slow device
   parbench slurm screen --nodes 64        every node of a Slurm cluster, and the links between them
 
 \b
@@ -402,7 +409,7 @@ Exit codes: 0 all fine; 1 a device or link is bad; 2 bad input; 4 something did 
     "--out",
     type=FILE_PATH,
     default=Path("runs/check"),
-    help="Where runs go.",
+    help=OUT_HELP,
 )
 @format_option(type=click.Choice(("tables", "json")), default="tables")
 @click.pass_obj
@@ -415,10 +422,10 @@ def check(
     form: str,
     **options: Any,
 ) -> None:
-    """Check each GPU or core: is it right, and as fast as its peers?
+    """Check that each GPU or core computes correctly and is as fast as its peers.
 
-    Matrix products with known results, copies, each pair and all together, three times; then the
-    facts of the driver. One line for each device, its verdict first, and what to do.
+    Runs GEMMs with known results, copies, and exchanges of each pair and of all, three times. Then
+    reads the state of the driver. Prints a line for each device with its verdict, and what to do.
     """
     import msgspec
 

@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 @contextmanager
 def convert_read_errors(
     source: object,
-    problem: str = "is not what parbench wrote",
+    problem: str = "is damaged or was not written by parbench",
 ) -> Iterator[None]:
     """Convert errors of reading within the ``with`` statement to a ``UserError``.
 

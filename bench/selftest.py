@@ -12,6 +12,7 @@ from parbench.bench.launch.measure import run_options
 from parbench.bench.plan.options import Options
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import load_run
+from parbench.bench.text import format_table
 
 _RANK = 1
 """The rank into which each fault is injected."""
@@ -81,15 +82,16 @@ def judge(injection: str, record: Record) -> InjectionResult:
             verb, rank, share = "left", arrival.last_out_rank, arrival.last_out_share or 0.0
         is_proved = rank == _RANK and share >= _MIN_SHARE
         message = f"rank {rank} {verb} last in {share:.0%} of iterations"
-    message = message or f"the record is {record.status}"
+    if not message:
+        message = "the result is correct" if is_proved else f"the case has status {record.status}"
     return InjectionResult(injection=injection, is_proved=is_proved, message=message)
 
 
 def render(results: Sequence[InjectionResult]) -> str:
     """Return the verdicts as text, with one line for each injected fault."""
-    width = max(len(result.injection) for result in results)
-    lines = []
+    rows = []
     for result in results:
-        verdict = "proved" if result.is_proved else "NOT FOUND"
-        lines.append(f"{result.injection:<{width}}  {verdict}  {result.message}")
-    return "\n".join(lines)
+        verdict = "ok" if result.injection == "none" else "detected"
+        verdict = verdict if result.is_proved else f"NOT {verdict.upper()}"
+        rows.append((result.injection, verdict, result.message))
+    return format_table(rows)

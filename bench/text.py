@@ -151,8 +151,9 @@ def _parse_range(text: str) -> list[int]:
     smallest, largest = parse_size(start), parse_size(stop)
     factor = parse_size(step.removeprefix("x") or "2")
     if not 0 < smallest <= largest or factor < 2:
+        allowed = "FIRST:LAST:xFACTOR with 0 < FIRST <= LAST and FACTOR >= 2"
         hint = "write 1K,3M or a range such as 1K:64M:x4 (times 4)"
-        raise UserError(f"sizes {text!r} are not an ascending range", hint=hint)
+        raise UserError(f"sizes {text!r} is not a range {allowed}", hint=hint)
     sizes = [smallest]
     while sizes[-1] * factor <= largest:
         sizes.append(sizes[-1] * factor)

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from parbench.bench.command_line import format_option
+from parbench.bench.command_line import OUT_HELP, format_option
 
 _EPILOG = """\b
 Examples:
@@ -24,9 +24,17 @@ def slurm() -> None:
 
 @slurm.command(epilog="Example: parbench slurm submit sweep.toml --wait")
 @click.argument("file", type=_PATH)
-@click.option("--dry-run", is_flag=True, help="Print points, cost and a batch script only.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print the points, the cost and the batch scripts, and submit nothing.",
+)
 @click.option("--wait", is_flag=True, help="Wait for the jobs and exit with the sweep's code.")
-@click.option("--out", type=_PATH, help="The folder of sweeps. Default: the file's, or sweeps.")
+@click.option(
+    "--out",
+    type=_PATH,
+    help="Folder in which the sweep's folder is created. Default: the file's, or sweeps.",
+)
 @click.pass_context
 def submit(context: click.Context, file: Path, dry_run: bool, wait: bool, out: Path | None) -> None:
     """Submit a sweep described by a TOML file, after checking it.
@@ -113,9 +121,7 @@ def resume(context: click.Context, folder: Path) -> None:
     "--timeout", default="20s", show_default=True, help="Time after which a round counts as hung."
 )
 @click.option("--devices/--no-devices", default=True, help="First run parbench check. The default.")
-@click.option(
-    "--out", type=_PATH, default=Path("runs/screen"), help="Folder of results: runs/screen."
-)
+@click.option("--out", type=_PATH, default=Path("runs/screen"), show_default=True, help=OUT_HELP)
 @format_option(type=click.Choice(("tables", "json")), default="tables")
 def screen(form: str, **values: Any) -> None:
     """Find nodes with bad devices, slow nodes and slow rails.

@@ -19,10 +19,19 @@ LOAD_SECONDS = 4
 # Other work interrupts most samples on a CPU, and the fastest show what it can do.
 _CPU_QUANTILE = 0.05
 
-_GPU_FIX = "see its clocks, power and heat (nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE); reset it, then replace it"
-_CPU_FIX = "see what else ran there (top, ps -eLo psr,comm), its clock and heat (turbostat), and empty memory channels"
-_HOST_LINK_FIX = "see its PCIe lanes and generation (lspci -vv), its NUMA node and IOMMU; reseat it"
-LINK_FIX = "see nvidia-smi nvlink -s and -e, nvidia-smi topo -m, dmesg (Xid); between nodes ibstat and the cable"
+_GPU_FIX = (
+    "check its clocks, power and temperature "
+    "(nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE); reset it, then replace it"
+)
+_CPU_FIX = (
+    "check for other processes (top, ps -eLo psr,comm), its clock and temperature (turbostat), "
+    "and empty memory channels"
+)
+_HOST_LINK_FIX = "check PCIe lanes and generation (lspci -vv), NUMA node and IOMMU; reseat it"
+LINK_FIX = (
+    "run nvidia-smi nvlink -s and -e, nvidia-smi topo -m and dmesg (Xid); "
+    "between nodes, run ibstat and check the cable"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

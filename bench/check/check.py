@@ -16,9 +16,9 @@ from parbench.bench.launch.measure import run_options
 from parbench.bench.machine.environment import EMULATED_VARIABLE, format_cpus, group_cores
 from parbench.bench.machine.gpu import GPU_FIX, read_report
 from parbench.bench.machine.machine import Machine, get_affinity, inspect_machine
-from parbench.bench.machine.world_spec import Joined
+from parbench.bench.machine.world_spec import Joined, make_launcher_error
 from parbench.bench.results.runs import load_run
-from parbench.bench.text import UserError, strip_domain
+from parbench.bench.text import UserError, pluralize, strip_domain
 
 _MAX_CORE_GROUPS = 8
 """The largest default number of groups of cores."""
@@ -50,9 +50,7 @@ def check(
     Raises ``UserError`` if the check cannot start.
     """
     if Joined.find(environ) is not None:
-        raise UserError(
-            "parbench check starts its own ranks, and RANK is set: start it by itself, once on each host"
-        )
+        raise make_launcher_error("parbench check")
     start = time.monotonic()
     machine = inspect_machine(environ)
     host = strip_domain(socket.gethostname())
@@ -67,7 +65,8 @@ def check(
     nproc = len(gpus) or nproc or min(_MAX_CORE_GROUPS, machine.cores)
     core_sets = () if gpus else group_cores(nproc, get_affinity())
     if not gpus and len(core_sets) < nproc:  # Ranks that share a core are not devices.
-        raise UserError(f"--nproc {nproc}: {len(core_sets)} can be checked at most")
+        cores = pluralize(len(core_sets), "core")
+        raise UserError(f"--nproc {nproc}: only {cores} can be used, and each group needs one")
     budget = budget or DEFAULT_BUDGETS[device]
     options = make_options(device, nproc, budget=budget, inject=inject)
     ports = read_ports()

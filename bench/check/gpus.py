@@ -9,7 +9,7 @@ from parbench.bench.machine.gpu import GPU_FIX, Gpu, GpuReport
 from parbench.bench.machine.gpu_topics import examine_gpu
 
 _BAD_TOPICS = ("memory errors", "pcie", "nvlink")
-_HEAT_FIX = "see its temperature (nvidia-smi -q -d TEMPERATURE), fans, air flow and coolant"
+_HEAT_FIX = "check its temperature (nvidia-smi -q -d TEMPERATURE), fans, air flow and coolant"
 
 
 def list_gpus(host: str, gpus: Sequence[Gpu], report: GpuReport) -> tuple[Device, ...]:

@@ -26,7 +26,7 @@ from parbench.bench.text import pluralize
 THRESHOLDS = {True: 0.05, False: 0.1}
 """The fraction of its peers' rate that a slow device lacks, for GPUs (True) and cores (False)."""
 _CORRUPT_FIX = "drain the host: it computes or copies wrongly without an error; run it again, then replace the device"
-MISSING_GPU_FIX = "see lspci -d 10de:, dmesg (Xid) and parbench doctor there"
+MISSING_GPU_FIX = "run lspci -d 10de:, dmesg (Xid) and parbench doctor there"
 """Advice to the user about GPUs that a host should have and that are not there."""
 _EXIT_CODES = {"ok": ExitCode.OK, "bad": ExitCode.BAD, "did not run": ExitCode.DID_NOT_RUN}
 
@@ -307,11 +307,11 @@ def _add_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
     if not slow_gaps:
         return replace(device, rates=rates)
     texts = [
-        f"{name} {100 * gap.share:.0f} % ({gap.sigmas:.1f} sigma)"
+        f"{name} by {100 * gap.share:.0f} % ({gap.sigmas:.1f} sigma)"
         for name, gap in slow_gaps.items()
     ]
     fault = Fault(
-        text=f"under its peers in {', '.join(texts)}",
+        text=f"slower than its peers: {', '.join(texts)}",
         fix=find_fix(next(iter(slow_gaps)), is_gpu=device.is_gpu),
         is_comparison=True,
     )
@@ -344,8 +344,8 @@ def _find_slow_links(
     for (connection, (first, second)), gap in gaps.items():
         if gap.is_under and first in names and second in names:
             text = (
-                f"link {names[first]} - {names[second]}: {100 * gap.share:.0f} % under other links "
-                f"({connection}), {gap.sigmas:.1f} sigma"
+                f"link {names[first]} - {names[second]}: {100 * gap.share:.0f} % slower than other "
+                f"links of this kind ({connection}), {gap.sigmas:.1f} sigma"
             )
             faults.append(Fault(text=text, fix=LINK_FIX))
     return tuple(faults)

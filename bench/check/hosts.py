@@ -18,7 +18,10 @@ from parbench.bench.text import UserError, get_last_line
 
 OVERHEAD_SECONDS = 120.0
 """The seconds that the check of a host may take in addition to its time budget."""
-_NO_GPU = "its cores were checked, and GPUs on other hosts: see parbench doctor there"
+_NO_GPU = (
+    "no GPU was found on this host, so only its cores were checked, while other hosts have GPUs; "
+    "run parbench doctor there"
+)
 _HOST = re.compile(r"[\w.][\w.@:%-]*")  # An option of ssh begins with a hyphen.
 
 
@@ -114,7 +117,7 @@ def compare_hosts(results: Sequence[Health]) -> tuple[Health, ...]:
         counts = [len(peers) for peers in by_host.values() if peers[0].kind == kind]
         num_missing = statistics.mode(counts) - len(own_devices)
         if own_devices[0].is_gpu and num_missing > 0:
-            text = f"most hosts have {num_missing} more of {kind}"
+            text = f"has {num_missing} {kind} fewer than most hosts"
             missing_gpu = Device.make_absent(host, "missing GPU", text, MISSING_GPU_FIX, kind=kind)
             own_devices.append(missing_gpu)
     has_gpus = any(health.device == "cuda" for health in results)

@@ -21,7 +21,10 @@ _COUNTERS = (
     "excessive_buffer_overrun_errors",
     "port_xmit_discards",
 )
-_FIX = "see ibstat, iblinkinfo and mlxlink -d DEVICE; reseat or replace the cable; disable a port that is not used"
+_FIX = (
+    "run ibstat, iblinkinfo and mlxlink -d DEVICE; reseat or replace the cable; "
+    "disable a port that is not used"
+)
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,12 +93,14 @@ def find_port_faults(before: Sequence[Port], after: Sequence[Port]) -> tuple[Fau
         max_gigabits = max((peer.gigabits for peer in peers), default=0.0)
         texts = []
         if port.state == "ACTIVE" and port.gigabits < max_gigabits:
-            texts.append(f"{port.gigabits:g} Gb/s, others of the model {max_gigabits:g} Gb/s")
+            text = f"other ports of this NIC model {max_gigabits:g} Gb/s"
+            texts.append(f"{port.gigabits:g} Gb/s, {text}")
         if port.state != "ACTIVE" and peers and not port.is_disabled:
-            texts.append(f"{port.state}, {len(peers)} of the model are ACTIVE")
+            texts.append(f"{port.state}, {len(peers)} other ports of this NIC model are ACTIVE")
         increases = Counter(port.errors) - Counter(earlier_errors.get(port.name, port.errors))
         is_bad = bool(texts) or "link_downed" in increases
-        texts += [f"{count} more {name} meanwhile" for name, count in increases.items()]
+        for name, count in increases.items():
+            texts.append(f"{name} increased by {count} during the check")
         if texts:
             text = f"port {port.name}: {', '.join(texts)}"
             faults.append(Fault(text=text, fix=_FIX, is_bad=is_bad))

@@ -15,7 +15,7 @@ def render(results: Sequence[Health]) -> str:
     """Return the checks of one or more hosts as the text that ``parbench check`` prints.
 
     The text has the verdict, a table with a line for each device, and the faults with advice. If
-    there are several hosts, it also has the names of the bad hosts, which jobs should leave out.
+    there are several hosts, it also has the names of the bad hosts, which jobs should exclude.
     """
     devices = [device for health in results for device in health.devices]
     has_several_hosts = len(results) > 1
@@ -31,7 +31,7 @@ def render(results: Sequence[Health]) -> str:
         lines += _list_host_lines(health, f"{health.host}: " if has_several_hosts else "")
     bad_hosts = [health.host for health in results if health.exit_code is ExitCode.BAD]
     if has_several_hosts and bad_hosts:
-        lines.append(f"leave out: {','.join(bad_hosts)}")
+        lines.append(f"exclude: {','.join(bad_hosts)}")
     return "\n".join(lines)
 
 

@@ -15,6 +15,9 @@ from parbench.bench.launch.messages import HangReport, Hello, Outcome, RankError
 from parbench.bench.launch.processes import describe_exit, get_process_space
 from parbench.bench.results.records import Culprit, CulpritCause, RankState, Status
 
+_STACKS = "see the stacks in logs/ of the run"
+"""A clause of the reason of a hang."""
+
 
 @dataclass(kw_only=True)
 class Evidence:
@@ -128,7 +131,7 @@ def explain_end(evidence: Evidence, exit_codes: Mapping[int, int], last_error: s
         culprits = [min(errors, key=lambda rank: errors[rank].seconds)]
         reason = f"{evidence.format_ranks(culprits)} raised {errors[culprits[0]].error}"
     else:
-        reason = "the ranks ended; " + (last_error or "their output is in the run's logs")
+        reason = "the ranks ended; " + (last_error or "their output is in logs/ of the run")
     phrases = dict.fromkeys(evidence.hellos, "alive")
     phrases |= {rank: f"died: {describe_exit(code)}" for rank, code in codes.items()}
     phrases |= {rank: f"raised {error.error}" for rank, error in errors.items()}
@@ -153,13 +156,13 @@ def explain_hang(evidence: Evidence, timeout_seconds: float, stacks: Mapping[int
     waiting_ranks = [rank for rank in waits if waits[rank]]
     culprits = find_absent_ranks(evidence, waits)
     cause: CulpritCause = "absent"
-    clause = "no rank is known to be missing; see their stacks"
+    clause = f"no rank is known to be missing; {_STACKS}, or allow more time with --timeout"
     if culprits:
         clause = f"{evidence.format_ranks(culprits)} did not arrive"
     elif not reports:
         clause = "no rank answers"
     elif waiting_ranks:
-        clause = f"{evidence.format_ranks(waiting_ranks)} wait for one another; see their stacks"
+        clause = f"{evidence.format_ranks(waiting_ranks)} wait for one another; {_STACKS}"
         culprits = waiting_ranks
         cause = "waiting"
     phrases = {rank: f"{report.phase}, step {report.steps}" for rank, report in reports.items()}
@@ -170,7 +173,7 @@ def explain_hang(evidence: Evidence, timeout_seconds: float, stacks: Mapping[int
     for rank in evidence.hellos.keys() - reports.keys():
         state = find_process_state(evidence.hellos[rank])
         phrases[rank] = f"no answer (process is {state})" if state else "no answer"
-    reason = f"no end within {timeout_seconds:g} s: {clause}"
+    reason = f"timed out after {timeout_seconds:g} s: {clause}"
     all_stacks = {**stacks, **{rank: report.stack for rank, report in reports.items()}}
     silent_ranks = find_silent_ranks(evidence)
     return evidence.make_outcome("hang", reason, culprits, cause, phrases, all_stacks, silent_ranks)

@@ -25,7 +25,7 @@ from parbench.bench.machine.slurm_allocation import (
     choose_layout,
     inspect_rank_machine,
 )
-from parbench.bench.machine.world_spec import Joined
+from parbench.bench.machine.world_spec import Joined, make_launcher_error
 from parbench.bench.plan.cases import EXPLAINER
 from parbench.bench.plan.options import Options, plan_run
 from parbench.bench.plan.plan import Plan
@@ -88,7 +88,7 @@ def run_options(
         except (KeyboardInterrupt, UserError) as error:
             display.close()
             reason = str(error) or "interrupted"
-            display.print_message(f"{reason}; go on with: parbench run --resume {run.path}")
+            display.print_message(f"{reason}; continue with: parbench run --resume {run.path}")
     return run.path
 
 
@@ -115,8 +115,7 @@ def load_unfinished_run(path: Path, options: Options, joined: Joined | None) -> 
             ranks a run cannot be resumed.
     """
     if joined is not None:
-        problem = "--resume starts its own ranks, and this one is there already (RANK)"
-        raise UserError(problem, hint="start parbench run without a launcher")
+        raise make_launcher_error("--resume")
     run = load_run(path)
     plan = run.info.plan
     if plan.spread is not None:

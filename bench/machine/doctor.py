@@ -29,12 +29,13 @@ from parbench.bench.machine.machine import (
 from parbench.bench.text import format_table, pluralize
 
 _MIN_SHM_BYTES = 10**9
-_CORES_FIX = "lift the container's CPU quota, which halts ranks in mid-flight, and pin it to whole cores instead"
+_CORES_FIX = (
+    "lift the container's CPU quota, which pauses ranks during a measurement, "
+    "and pin it to whole cores instead"
+)
 _LOAD_FIX = "stop other work, or measure longer (--budget)"
 _GOVERNOR_FIX = "sudo cpupower frequency-set -g performance, so that clocks do not follow the load"
-_SHM_FIX = (
-    "nccl moves data through it: start the container with --shm-size 1g or more, or --ipc host"
-)
+_SHM_FIX = "NCCL uses /dev/shm: start the container with --shm-size 1g or more, or --ipc host"
 _IOMMU_FIX = "boot with iommu=pt: translation slows transfers between GPUs, NICs and the host"
 _PEER_FIX = "sudo modprobe nvidia_peermem: NICs copy through the host without it"
 

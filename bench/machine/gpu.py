@@ -103,7 +103,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 GPU_FIX = (
-    "see dmesg (Xid, NVRM), then reset the GPU or reboot the host; "
+    "check dmesg (Xid, NVRM), then reset the GPU or reboot the host; "
     "containers need NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 )
 """Advice to the user about a GPU that does not answer NVML."""
@@ -241,7 +241,7 @@ def choose_gpu_index(environ: Mapping[str, str], count: int) -> int:
     """
     if count == 0:
         raise UserError(
-            "torch finds no GPU in this rank: see CUDA_VISIBLE_DEVICES, and nvidia-smi for a driver "
-            "that is too old for torch's CUDA; --device cpu measures the cores"
+            "torch finds no GPU in this rank: check CUDA_VISIBLE_DEVICES, and run nvidia-smi: "
+            "the driver may be too old for torch's CUDA; --device cpu measures the cores"
         )
     return int(environ.get("LOCAL_RANK", "0")) % count

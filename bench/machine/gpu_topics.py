@@ -12,14 +12,20 @@ from parbench.bench.machine.gpu import FABRIC_READY, IDLE, POWER_CAP, Gpu
 
 _FIXES = {
     "memory in use": "end its processes (nvidia-smi), or leave the GPU out (CUDA_VISIBLE_DEVICES)",
-    "clocks": "power: sudo nvidia-smi -pl WATTS; heat: cooling; set clocks: sudo nvidia-smi -rgc, -rac",
-    "power": "sudo nvidia-smi -pl WATTS sets it, as far as the rack's power allows",
-    "mig": "a slice is measured, and nccl joins none: sudo nvidia-smi -mig 0, and reset the GPU",
+    "clocks": "power limit: sudo nvidia-smi -pl WATTS; if too hot: check cooling; "
+    "locked clocks: reset with sudo nvidia-smi -rgc and -rac",
+    "power": "set it with sudo nvidia-smi -pl WATTS, as far as the rack's power allows",
+    "mig": "MIG is on: only a slice is measured, and NCCL does not connect slices. "
+    "Turn it off: sudo nvidia-smi -mig 0, and reset the GPU",
     "memory errors": "reset it (sudo nvidia-smi -r -i GPU) or reboot; have it replaced if they come again",
-    "pcie": "reseat it, and see lspci -vv (LnkCap, LnkSta): data to and from the host takes longer",
-    "nvlink": "see nvidia-smi nvlink -e, dmesg (Xid) and the fabric manager's log; then reset or replace it",
-    "fabric": "sudo systemctl restart nvidia-fabricmanager, and see its log: CUDA cannot start without it",
-    "persistence": "sudo nvidia-smi -pm 1: otherwise the driver is unloaded between launches, which then start late",
+    "pcie": "reseat the GPU, and check LnkCap and LnkSta of lspci -vv: "
+    "transfers to and from the host are slower",
+    "nvlink": "run nvidia-smi nvlink -e, check dmesg (Xid) and the fabric manager's log; "
+    "then reset or replace the GPU",
+    "fabric": "sudo systemctl restart nvidia-fabricmanager, and check its log: "
+    "CUDA cannot start without it",
+    "persistence": "sudo nvidia-smi -pm 1: otherwise the driver is unloaded between repetitions, "
+    "which then start late",
 }
 _MAX_USED_BYTES = 1 << 30  # A GPU without processes uses less.
 

@@ -179,8 +179,7 @@ def choose_layout(
         raise UserError(f"--nodes {num_nodes}: job {allocation.job} has {available}")
     if num_nodes * ntasks_per_node < 2:
         raise UserError(
-            "one rank on one node: at least 2 ranks are needed",
-            hint="--nodes 2 or --nproc 2",
+            "the run has 1 rank, and at least 2 are needed", hint="use --nodes 2 or --nproc 2"
         )
     return NodeLayout(
         nodes=num_nodes,

@@ -92,15 +92,27 @@ class Joined:
                 "RANK and WORLD_SIZE are set, but not MASTER_ADDR and MASTER_PORT",
                 hint="set all four variables, or unset RANK and WORLD_SIZE",
             )
-        try:
-            rank = int(environ["RANK"])
-            size = int(environ["WORLD_SIZE"])
-            local_size = int(environ.get("LOCAL_WORLD_SIZE", size))
-        except ValueError:
-            raise UserError(
-                "RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are whole numbers where they are set"
-            ) from None
+        local_name = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environ else "WORLD_SIZE"
+        numbers = []
+        for name in ("RANK", "WORLD_SIZE", local_name):
+            try:
+                numbers.append(int(environ[name]))
+            except ValueError:
+                raise UserError(f"{name}={environ[name]!r} is not a whole number") from None
+        rank, size, local_size = numbers
         return Joined(rank=rank, size=size, local_size=local_size)
+
+
+def make_launcher_error(command: str) -> UserError:
+    """Return the error of a command that starts its own ranks, in a process that is a rank.
+
+    ``command`` is the command or option, such as ``parbench check``.
+    """
+    return UserError(
+        f"{command} starts its own ranks, but a launcher such as torchrun has started this process "
+        "(RANK is set)",
+        hint="start it without the launcher, or unset RANK and WORLD_SIZE",
+    )
 
 
 def choose_world(
@@ -146,8 +158,9 @@ def choose_world(
         raise UserError(f"--nproc {ranks}: 1 to {_MAX_RANKS} ranks are possible")
     if ranks == 1 and not allow_single:
         raise UserError(
-            "one rank: at least 2 ranks are needed. Did each node start alone?",
-            hint="--nproc 2 --device cpu, or --nproc 1 if one rank is meant",
+            "the run has 1 rank, and at least 2 are needed",
+            hint="use --nproc 2 --device cpu, or --nproc 1 to measure one rank. "
+            "With a launcher, check WORLD_SIZE",
         )
     notes.append(_describe_sharing(machine, ranks, device))
     return WorldSpec(
@@ -180,11 +193,14 @@ def _check_devices(machine: Machine, ranks: int, backend: str, device: str) -> N
     hardware = _describe_hardware(machine)
     num_gpus = len(machine.gpus)
     if device == "cuda" and not (machine.torch_has_cuda and num_gpus):
-        raise UserError(f"--device cuda: {hardware}", hint="--device cpu measures the cores")
+        raise UserError(
+            f"--device cuda needs a GPU and a torch with CUDA: {hardware}",
+            hint="use --device cpu to measure the cores",
+        )
     if backend == "nccl" and device == "cpu":
         raise UserError(
             f"--backend nccl needs GPUs, and these ranks would run on the CPU ({hardware})",
-            hint="--backend gloo",
+            hint="use --backend gloo",
         )
     if backend == "nccl" and ranks > num_gpus and not machine.may_share_gpus:
         raise UserError(

@@ -49,8 +49,8 @@ class Gemm(Benchmark):
             world: the ranks, of which only the device and the seed of this rank are used.
             m: the number of rows and of columns of each matrix.
             dtype: the element type of the matrices.
-            load_seconds: the seconds of products of random numbers before the first timed step, 0
-                for a product of exact numbers without such a load.
+            load_seconds: the seconds of GEMMs of random numbers before the first timed step, 0 for
+                a GEMM of exact numbers without such a load.
         """
         device = world.device
         torch_dtype = get_dtype(dtype)

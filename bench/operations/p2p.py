@@ -20,7 +20,7 @@ def sendrecv(
     if there is only one rank.
     """
     if world.size < 2:
-        raise UserError(f"sendrecv needs a neighbour: size({world.size}) < 2 ranks")
+        raise UserError("sendrecv needs at least 2 ranks, and the group has 1")
     target = (world.rank + 1) % world.size
     source = (world.rank - 1) % world.size
     return _exchange(world, size_bytes, dtype, target, source)
@@ -99,7 +99,7 @@ def pairwise(
     samples of a rank show the time of its pair.
     """
     if world.size < 2:
-        raise UserError(f"a round needs a pair: size({world.size}) < 2 ranks")
+        raise UserError("pairwise needs at least 2 ranks, and the group has 1")
     round_pairs = choose_pairs(world.size, round, pairs)
     peers = {}
     for first, second in round_pairs:

@@ -226,6 +226,6 @@ def select_definitions(
         names = [entry.name for entry in catalogue if matches(entry.name, pattern)]
         if not names:
             similar = suggest_similar(pattern, [entry.short_name for entry in catalogue])
-            raise UserError(f"no case is named {pattern!r}{similar}", hint="parbench list")
+            raise UserError(f"no case is named {pattern!r}{similar}", hint="type parbench list")
         selected_names.update(names)
     return tuple(entry for entry in catalogue if entry.name in selected_names)

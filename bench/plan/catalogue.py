@@ -58,7 +58,7 @@ def compute_unit_factor(n: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class OperationSpec(BenchmarkDefinition):
-    """The definition of a collective, a point-to-point operation, a copy or a matrix product.
+    """The definition of a collective, a point-to-point operation, a copy or a GEMM.
 
     The fields of this class decide on which ranks and in which modes the operation can run.
     """
@@ -107,34 +107,38 @@ SIZE = Param("size_bytes", "size", 1 << 20, "total bytes, as nccl-tests counts t
 DTYPE = Param("dtype", "str", "float32", "element type", choices=tuple(DTYPES))
 MODES = ("blocking", "pipelined", "async", "graph")
 MODE_HELP = (
-    "blocking: each starts at a barrier; pipelined: back to back, as nccl-tests; "
-    "async: issue and wait timed apart; graph: a CUDA graph, as nccl-tests -G"
+    "blocking: each starts at a barrier; pipelined: back to back, as in nccl-tests; "
+    "async: issue and wait timed separately; graph: a CUDA graph, as in nccl-tests -G"
 )
 MODE = choice("mode", MODE_HELP, *MODES, optional=False)
 LOCAL_MODE = choice("mode", MODE_HELP, "blocking", "pipelined", optional=False)
 GROUP = (
-    Param("group", "str", "world", f"which ranks take part: {FORMS}", optional=True),
-    Param("group_index", "int", 0, "measure only this group", minimum=0, optional=True),
+    Param("group", "str", "world", f"ranks that take part: {FORMS}", optional=True),
+    Param("group_index", "int", 0, "index of the measured group", minimum=0, optional=True),
     Param("concurrent", "bool", False, "run all groups at once", optional=True),
 )
-REDOP = choice("redop", "how values are combined", "sum", "avg", "min", "max", "product")
-ROOT = Param("root", "int", 0, "rank in the group that has the data", minimum=0, optional=True)
+REDOP = choice("redop", "reduction of the values", "sum", "avg", "min", "max", "product")
+ROOT_HELP = "rank in the group that sends (broadcast, scatter) or receives (reduce, gather)"
+ROOT = Param("root", "int", 0, ROOT_HELP, minimum=0, optional=True)
 ENDS = (
     Param("source", "int", 0, "the sending rank", minimum=0),
     Param("target", "int", 1, "the receiving rank", minimum=0),
 )
-ROUND = Param("round", "int", 0, "only this round; each has other pairs of ranks", minimum=0)
-PAIRS = Param("pairs", "str", "", "these pairs instead, such as '0-3 1-2'", optional=True)
-DIRECTION = choice("direction", "both ways at once, or in turn", "at_once", "in_turn")
-REPEAT = Param("repeat", "int", 0, "a number for repeated cases", minimum=0, optional=True)
-SKEW_HELP = "share of the bytes that goes to rank 0"
+ROUND = Param("round", "int", 0, "index of the round of the round-robin", minimum=0)
+PAIRS_HELP = "pairs of ranks, such as '0-3 1-2', in place of a round"
+PAIRS = Param("pairs", "str", "", PAIRS_HELP, optional=True)
+DIRECTION_HELP = "both ranks of a pair send at once, or one after the other"
+DIRECTION = choice("direction", DIRECTION_HELP, "at_once", "in_turn")
+REPEAT_HELP = "number that distinguishes repeats of a case"
+REPEAT = Param("repeat", "int", 0, REPEAT_HELP, minimum=0, optional=True)
+SKEW_HELP = "share of the bytes that only rank 0 gets, before the rest is divided equally"
 SKEW = Param("skew", "float", 0.0, SKEW_HELP, minimum=0, maximum=1, optional=True)
 NO_LOAD = "nothing"
 """The value of the parameter ``background`` for a measurement without a background load."""
-BACKGROUND = choice("background", "what runs at the same time on every rank", NO_LOAD, "gemm")
+BACKGROUND = choice("background", "load on every rank during the measurement", NO_LOAD, "gemm")
 GEMM_SIZE = Param("m", "int", 512, "rows and columns of each matrix", minimum=1)
 GEMM_DTYPE = choice("dtype", "element type", "float32", "bfloat16", "float16", "float64")
-LOAD_HELP = "seconds of products of random numbers first, which heat a GPU"
+LOAD_HELP = "seconds of GEMMs before the measurement, so that clocks and temperature are steady"
 GEMM_LOAD = Param("load_seconds", "float", 0.0, LOAD_HELP, minimum=0, maximum=60, optional=True)
 # Parameters that the runner handles. They are not passed to `prepare`.
 RUNNER_PARAMS = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name)
@@ -390,7 +394,7 @@ OPERATIONS = (
     ),
     _declare_operation(
         "collective.reduce_scatter",
-        "combine buffers, a shard of it on each; size = the input",
+        "combine every rank's buffer, a shard on each; size = the input",
         (*DATA, REDOP, *SHARED),
         MAIN,
         busbw=compute_ring_factor,
@@ -448,14 +452,14 @@ OPERATIONS = (
     ),
     _declare_operation(
         "p2p.sendrecv",
-        "each sends to the next, receives from the last",
+        "ring: each rank sends to the next and receives from the previous",
         (*DATA, *GROUP),
         MAIN,
         busbw=compute_unit_factor,
     ),
     _declare_operation(
         "compute.gemm",
-        "a matrix product on every rank; each element is compared",
+        "a GEMM on every rank; each element is compared",
         (GEMM_SIZE, GEMM_DTYPE, GEMM_LOAD, *SHARED),
     ),
     _declare_operation(
@@ -492,7 +496,7 @@ OPERATIONS = (
     ),
     _declare_operation(
         "p2p.matrix",
-        "one sends to another, every pair in turn",
+        "one rank sends to another, every ordered pair in turn",
         (*DATA, *ENDS),
         ("sized",),
         busbw=compute_unit_factor,
@@ -500,7 +504,7 @@ OPERATIONS = (
     ),
     _declare_operation(
         "p2p.pairwise",
-        "all ranks at once, in pairs; round by round, until each has met each",
+        "all ranks exchange data in pairs, in rounds of a round-robin",
         (*DATA, ROUND, PAIRS, DIRECTION, REPEAT),
         busbw=compute_unit_factor,
         expand=expand_rounds,

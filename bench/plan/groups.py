@@ -100,7 +100,7 @@ def _compute_keys(text: str, size: int, hosts: Sequence[str]) -> Sequence[object
         text = f"pair={max(size // 2, 1)},rank=2:rank"
     mesh, _, axis = text.rpartition(":")
     if "=" not in mesh:
-        raise UserError(f"group {text!r} is not known: it is {FORMS}")
+        raise UserError(f"group {text!r} is not allowed: choose {FORMS}")
     return _compute_axis_keys(mesh, axis, size)
 
 

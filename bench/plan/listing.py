@@ -24,7 +24,7 @@ def render_names(definitions: Sequence[BenchmarkDefinition]) -> str:
     lines += ["", "Presets: parbench run --preset NAME"]
     for name, preset in PRESETS.items():
         lines.append(f"  {name:6}{preset.help}")
-    lines += ["", "All about one, with its parameters: parbench list NAME"]
+    lines += ["", "Details and parameters of one: parbench list NAME"]
     return "\n".join(lines)
 
 

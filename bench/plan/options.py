@@ -18,7 +18,12 @@ from parbench.bench.machine.slurm_allocation import (
     choose_layout,
     inspect_rank_machine,
 )
-from parbench.bench.machine.world_spec import Joined, WorldSpec, choose_world
+from parbench.bench.machine.world_spec import (
+    Joined,
+    WorldSpec,
+    choose_world,
+    make_launcher_error,
+)
 from parbench.bench.plan.cases import (
     BenchmarkDefinition,
     Case,
@@ -314,7 +319,7 @@ def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, N
     """
     if options.launcher == "srun":
         if joined is not None:
-            raise UserError("--launcher srun starts ranks, and RANK is set: a launcher did it")
+            raise make_launcher_error("--launcher srun")
         return _choose_srun_ranks(options)
     nodes = options.nodelist or options.nodes
     for option, value in (("--nodes", nodes), ("--distribution", options.distribution)):
@@ -328,7 +333,7 @@ def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, N
     allow_single = nproc == 1
     if joined is not None:
         if nproc not in (None, joined.size):
-            problem = f"{joined.size} ranks are there already (WORLD_SIZE)"
+            problem = f"the launcher has started {joined.size} ranks (WORLD_SIZE)"
             raise UserError(f"--nproc {nproc}: {problem}", hint="leave out --nproc")
         nproc, allow_single = joined.local_size, allow_single or joined.size > 1
         # A launcher that binds each rank to cores leaves this rank only its own.

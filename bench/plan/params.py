@@ -23,7 +23,7 @@ _TYPES: dict[str, Any] = {"int": Int64, "size": Int64, "float": float, "bool": b
 _DESCRIPTIONS = {
     "int": "a whole number",
     "float": "a finite number",
-    "str": "a word",
+    "str": "text",
     "bool": "true or false",
     "size": "a size (64K, or 1K:64M:x4)",
     "mesh": "axes and their ranks, such as dp=2,tp=2",
@@ -94,8 +94,8 @@ class Param:
                 value is not None and self.minimum <= value <= self.maximum
             )
         if value is None or not is_allowed:
-            allowed = f"{self.name} is {self.describe_allowed()}"
-            raise UserError(f"{self.name} = {raw!r} is not allowed: {allowed}")
+            allowed = self.describe_allowed()
+            raise UserError(f"{self.name} = {raw!r} is not allowed: choose {allowed}")
         return value
 
     def parse_many(self, setting: Setting) -> tuple[Value, ...]:

@@ -222,7 +222,7 @@ def _make_entries_for_tag(tag: str, **settings: str) -> tuple[Entry, ...]:
 
 PRESETS = {
     "smoke": Preset(
-        help="does everything work? once each, small; about 90 s",
+        help="every operation and training step once at small sizes, about 90 s",
         entries=(
             *_make_entries_for_tag("main", size_bytes="1K,1M"),
             *_make_entries_for_tag("sized", size_bytes="64K"),
@@ -232,7 +232,7 @@ PRESETS = {
         measure=Measure(precision=0.05, max_iterations=200),
     ),
     "node": Preset(
-        help="how does this node communicate, what do steps cost? 5 repetitions; under 2 min",
+        help="collectives, p2p and training steps of this node, 5 repetitions, under 2 min",
         entries=(
             *_make_entries_for_tag("main", size_bytes="1K:16M:x4", mode="blocking"),
             *_make_entries_for_tag("main", size_bytes="1K,16M", mode="pipelined"),
@@ -252,7 +252,7 @@ PRESETS = {
         measure=Measure(seconds_per_case=0.05),
     ),
     "full": Preset(
-        help="all steps, modes, groups, sizes to 64M; 10 repetitions; about 10 min",
+        help="all steps, modes and groups, sizes to 64M (1G on GPUs), 10 repetitions, about 10 min",
         entries=(
             *_make_entries_for_tag("main", size_bytes="1K:64M:x2", mode="blocking"),
             *_make_entries_for_tag("main", size_bytes="1K:64M:x8", mode="pipelined"),

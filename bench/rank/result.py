@@ -48,7 +48,8 @@ def add_samples(
         details["launch_hidden"] = timed.hidden
         uncertainty_ns += HOST_NS
         if timed.hidden < MIN_HIDDEN and "issue_time" not in seconds:
-            notes.append(f"{1 - timed.hidden:.0%} of iterations hold time of the host's launch")
+            share = f"{100 * (1 - timed.hidden):.0f} %"
+            notes.append(f"in {share} of iterations, the time includes the launch by the host")
     arrival = None
     if timed.has_arrivals:
         arrivals, exits = timed.stamps[[ARRIVAL, EXIT]]

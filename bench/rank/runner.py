@@ -23,7 +23,7 @@ from parbench.bench.rank.progress import Progress
 from parbench.bench.rank.result import add_samples
 from parbench.bench.rank.timing import CaseTimer, Stopwatch, make_sampler
 from parbench.bench.results.records import Check, SkipReason, Status, encode_timeline
-from parbench.bench.text import UserError
+from parbench.bench.text import UserError, pluralize
 from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import (
     Benchmark,
@@ -219,7 +219,7 @@ class CaseRun:
         Raises ``CaseEndedError`` with status wrong if a result is wrong, and with status skipped if
         the fault of ``--inject`` has no effect on this case.
         """
-        self._check("before the timed region", benchmark.step)
+        self._check("before the timed iterations", benchmark.step)
         fault = self._fault
         if fault is not None:
             can_slow = fault.kind != "slow" or self._mode not in ("async", "graph")
@@ -228,7 +228,7 @@ class CaseRun:
                 raise CaseEndedError("skipped", reason, skip_reason=SkipReason.IMPOSSIBLE)
         if self._mode == "graph":
             replay = make_sampler("graph", benchmark, 1)
-            self._check("in a replay before the timed region", replay)
+            self._check("of a replay before the timed iterations", replay)
         if self._load != NO_LOAD:
             # CUDA may wait for an idle device to load a kernel, and none is idle during a load.
             self._timer.stopwatch.start_line(1)
@@ -263,7 +263,7 @@ class CaseRun:
         if timing.takes_many_steps:
             mode = "graph" if self._mode == "graph" else "blocking"
             step = make_sampler(mode, timing.stopwatch.benchmark, 1)
-        self._check("after the timed region", step)
+        self._check("after the timed iterations", step)
         outcome = Outcome(
             status="ok",
             check=Check(passed=True, wrong=0) if self._has_check else Check(),
@@ -282,7 +282,7 @@ class CaseRun:
         Raises ``CaseEndedError`` with status wrong on all ranks if a result of any rank is wrong.
 
         Args:
-            when: a phrase for the error message, such as ``before the timed region``.
+            when: a phrase for the error message, such as ``before the timed iterations``.
             step: a function that takes a new step whose results are compared, None to compare the
                 results of the step that was taken last.
         """
@@ -298,8 +298,10 @@ class CaseRun:
             return
         results = self._world.gather((num_wrong, differences))
         wrong_by_rank = {rank: num for rank, (num, _) in enumerate(results) if num}
-        counts = ", ".join(f"{num} on rank {rank}" for rank, num in wrong_by_rank.items())
-        reasons = [f"results differ from the reference {when}: {counts}"]
+        counts = ", ".join(
+            f"{pluralize(num, 'wrong value')} on rank {rank}" for rank, num in wrong_by_rank.items()
+        )
+        reasons = [f"results differ from the reference in the check {when}: {counts}"]
         phrases = list(dict.fromkeys(phrase for _, phrases in results for phrase in phrases))
         reasons += phrases[:_MAX_NAMED_DIFFERENCES]
         raise CaseEndedError(

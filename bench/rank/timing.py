@@ -111,11 +111,11 @@ class TimedSamples:
     """
     is_on_device: bool = False
     """True if CUDA events measured the times, False if the host's clock did."""
-    stop: Stop = "visits"
+    stop: Stop = "blocks"
     """The reason why no more samples were taken.
 
     ``precision``: the interval of the median is narrow enough. ``max-iters``: the largest number of
-    samples is reached. ``budget``: the time was over. ``visits``: all planned blocks were measured.
+    samples is reached. ``budget``: the time was over. ``blocks``: all planned blocks were measured.
     """
     steps_per_sample: int = 1
     """The number of steps of the benchmark in each sample."""
@@ -317,13 +317,13 @@ class CaseTimer:
                 counts = [len(part) for part in np.array_split(durations, 10)]
                 samples.stop = self._find_stop_reason(counts, has_time=remaining_seconds > 0)
                 batch = 0
-                if samples.stop == "visits":
+                if samples.stop == "blocks":
                     affordable = self._count_affordable(remaining_seconds)
                     batch = min(samples.stamps.shape[2], affordable, self._count_remaining())
             batch = self._broadcast_from_rank_0(batch)
 
     def _find_stop_reason(self, counts: Sequence[int], *, has_time: bool) -> Stop:
-        """Return the reason why sampling ends now, ``visits`` if no limit ends it.
+        """Return the reason why sampling ends now, ``blocks`` if no limit ends it.
 
         ``counts`` divides the samples into successive groups: it holds the number of samples in
         each. Groups are assumed to be independent of each other. ``has_time`` is False if the time
@@ -334,7 +334,7 @@ class CaseTimer:
             return "precision"
         if self.is_complete:
             return "max-iters"
-        return "visits" if has_time else "budget"
+        return "blocks" if has_time else "budget"
 
     def _count_affordable(self, seconds: float) -> int:
         """Return the number of samples that fit into ``seconds``, at least 1.

@@ -103,7 +103,7 @@ def _parse_limit(place: str, cases: str, name: str, text: str) -> MetricLimit:
     factors = _UNIT_FACTORS.get(metric.unit, {metric.unit: 1.0, "": 1.0})
     match = _LIMIT.fullmatch(text)
     if match is None or match[3] not in factors:
-        units = [unit or "none" for unit in factors]
+        units = [unit or "without a unit" for unit in factors]
         raise UserError(
             f"{place}: {name} of {cases!r} has the invalid limit {text!r}. "
             f"Write <, <=, ==, >= or > and a number in {format_list(units)}"

@@ -41,7 +41,7 @@ class MetricValue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     method: str = ""
     """A phrase about the source, the statistic and the interval of the value, empty if not stated.
 
-    For example ``last arrival - first, median of 60 iterations in 10 visits of one repetition``.
+    For example ``last arrival - first, median of 60 iterations in 10 blocks of one repetition``.
     """
 
 
@@ -93,15 +93,17 @@ class Metric:
 
 # fmt: off
 METRICS = (
-    Metric("time", "s", "lower", "time", "median with its 95 % interval"),
-    Metric("step_time", "s", "lower", "step time", "median with its 95 % interval"),
+    Metric("time", "s", "lower", "time",
+           "geometric mean over repetitions of the median, with its 95 % interval"),
+    Metric("step_time", "s", "lower", "step time",
+           "geometric mean over repetitions of the median, with its 95 % interval"),
     Metric("HEADLINE_p99", "s", "lower", "p99",
            "99th percentile, from repetitions of at least 100 iterations"),
     Metric("algbw", "B/s", "higher", "algbw GB/s",
            "algorithm bandwidth in 1e9 B/s, nccl-tests' convention", "size / time"),
     Metric("busbw", "B/s", "higher", "busbw GB/s",
            "bus bandwidth in 1e9 B/s, nccl-tests' convention", "algbw x nccl-tests' factor"),
-    Metric("busbw_of_copy", "", "higher", "of copy",
+    Metric("busbw_of_copy", "", "higher", "% of copy",
            "bus bandwidth over that of a copy in memory on the same host", "busbw / memory.copy"),
     Metric("flops", "FLOP/s", "higher", "FLOP/s", "floating-point operations a second"),
     Metric("pairs_per_second", "pairs/s", "higher", "pairs/s",
@@ -128,16 +130,16 @@ METRICS = (
            "analytical bubble fraction of the schedule: (P-1)/(M+P-1) for 1F1B with P ranks and M "
            "microbatches", "analytical", ("pipelines",), kind="from zero"),
     Metric("mfu", "", "higher", "mfu",
-           "model FLOPs utilisation of a GPU, FLOPs counted as in PaLM, of the datasheet's peak",
+           "model FLOPs utilization of a GPU, FLOPs counted as in PaLM, of the datasheet's peak",
            "model FLOPs of a step / step time / peak FLOP/s",
            ("steps",)),
     Metric("compute", "s", None, "compute", "time in which a rank computes", "", ("times",)),
     Metric("overlap", "", "higher", "overlap",
-           "share of communication that computation or copies hide", "hidden / (hidden + exposed)",
+           "share of communication that compute or copies hide", "hidden / (hidden + exposed)",
            ("steps",), kind="from zero"),
     Metric("exposed_comm.AXIS", "s", "lower", "exposed AXIS",
-           "communication on AXIS that computation does not hide",
-           "length of communication minus compute, as sets of time", ("times",), kind="from zero"),
+           "communication on AXIS that neither compute nor copies hide",
+           "duration of communication outside compute and copies", ("times",), kind="from zero"),
     Metric("exposed_fraction", "", "lower", "exposed",
            "share of the profiled step in which communication is exposed",
            "exposed communication on all axes / profiled step", kind="from zero"),
@@ -150,8 +152,7 @@ METRICS = (
     Metric("phase_idle.PHASE", "s", None, "idle in PHASE",
            "time of a phase in which the rank does nothing", kind="from zero"),
     Metric("exposed_copy", "s", "lower", "copy",
-           "copies that neither computation nor communication hides", "", ("times",),
-           kind="from zero"),
+           "copies that compute does not hide", "", ("times",), kind="from zero"),
     Metric("idle", "s", "lower", "idle",
            "time in which a rank does nothing; in a pipeline the mean over ranks", "",
            ("times", "pipelines"), kind="from zero"),
@@ -164,13 +165,13 @@ METRICS = (
     Metric("idle_rest", "s", "lower", "idle: rest", "remaining idle time: messages and jitter",
            "measured idle time less the two simulated parts", ("pipelines",), kind="difference"),
     Metric("in_flight", "microbatches", None, "in flight",
-           "microbatches whose activations a rank holds, at most",
+           "maximum number of microbatches whose activations a rank holds",
            "from a microbatch's forward until the end of its backward, counted in the order",
            ("pipelines",), "{:.4g}", is_exact=True),
     Metric("ect", "s", "lower", "ect",
            "effective communication time: what the step would save without communication",
-           "step less the same without communication, both in a dispatch mode; a lower bound if "
-           "the mode makes a GPU wait for the host", ("times",), kind="difference"),
+           "time of an instrumented step minus the same step without communication; a lower bound "
+           "if the instrumentation makes a GPU wait for the host", ("times",), kind="difference"),
     Metric("straggler_wait", "s", "lower", "straggler wait",
            "time that communication waits for the last rank to arrive",
            "time in communication before the last rank has arrived", ("times",), kind="from zero"),
@@ -192,8 +193,8 @@ METRICS = (
     Metric("bytes_expected.AXIS", "B", None, "bytes expected AXIS",
            "bytes sent on AXIS, analytical", "analytical", kind="from zero"),
     Metric("bytes_ratio.AXIS", "", None, "bytes ratio",
-           "bytes sent over bytes expected; 1 unless the row says why", "counted over analytical",
-           number_format="{:.3f}", kind="from zero"),
+           "counted bytes / analytical bytes; a note explains values other than 1",
+           "counted / analytical", number_format="{:.3f}", kind="from zero"),
     Metric("memory_peak", "B", "lower", "peak",
            "peak memory of a step above that at its start", "of torch's allocator",
            ("times",), kind="from zero"),
@@ -207,8 +208,8 @@ METRICS = (
            "analytical memory, from shapes and layout", "analytical", kind="from zero"),
     # ---- experts over ranks
     Metric("imbalance.rank", "", "lower", "rank load", "how uneven the ranks' work is",
-           "max / mean of pairs that ranks get, dropped ones left out, the worst layer",
-           ("experts",), "{:.2f}"),
+           "maximum over mean of the token-expert pairs per rank, without dropped pairs, in the "
+           "worst layer", ("experts",), "{:.2f}"),
     Metric("drop_rate", "", "lower", "dropped",
            "share of token-expert pairs dropped because experts were full",
            "dropped over routed, all ranks and layers", ("experts",), kind="from zero"),

@@ -160,11 +160,11 @@ A launch is hidden if all ranks had launched the work of the sample before a dev
 """
 Status = Literal["ok", "failed", "hang", "wrong", "skipped"]
 """The result of a case: measured, error, timeout, wrong numbers, or not measured."""
-Stop = Literal["precision", "max-iters", "budget", "visits"]
+Stop = Literal["precision", "max-iters", "budget", "blocks"]
 """The reason why sampling of a case ended.
 
 ``precision``: the interval of the median is narrow enough. ``max-iters``: the largest number of
-samples is reached. ``budget``: the time is over. ``visits``: all planned blocks of samples are
+samples is reached. ``budget``: the time is over. ``blocks``: all planned blocks of samples are
 done.
 """
 
@@ -239,8 +239,8 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
 
     A sample that times several steps together counts as one, with their mean time.
     """
-    samples_per_block: list[Count] = msgspec.field(default_factory=list, name="visits")
-    """The number of samples of each block, which is ``visits`` in JSON.
+    samples_per_block: list[Count] = []
+    """The number of samples of each block.
 
     The samples of a block follow one another directly. Between blocks other cases run.
     """
@@ -300,7 +300,7 @@ class RecordedOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why no more samples were taken, None if the case was not measured.
 
     The median is precise, the largest number of samples is reached, the time is over, or all
-    planned blocks of samples (``visits``) are done.
+    planned blocks of samples are done.
     """
     check: Check = Check()
     """The comparison of the results with a reference."""
@@ -397,4 +397,7 @@ def check_schema(content: bytes, place: str) -> None:
     """
     version = msgspec.json.decode(content, type=_SchemaVersion).schema
     if version != SCHEMA:
-        raise UserError(f"{place}: schema {version} is not {SCHEMA}, which this parbench reads")
+        raise UserError(
+            f"{place} has schema version {version}, and this parbench reads {SCHEMA}: "
+            "use the parbench version that wrote it"
+        )

@@ -89,7 +89,7 @@ def estimate_median(values: Sequence[float], samples_per_block: Sequence[int] = 
     center = median(values)
     num_blocks = len(samples_per_block)
     rank = _compute_interval_rank(num_blocks)
-    method = f"median of {n} iterations in {max(1, num_blocks)} visits of one repetition"
+    method = f"median of {n} iterations in {max(1, num_blocks)} blocks of one repetition"
     if rank == 0 or n < MIN_INTERVAL_ITERATIONS:
         return Estimate(value=center, method=f"{method}, too few for an interval")
     stops = list(accumulate(samples_per_block))
@@ -97,7 +97,7 @@ def estimate_median(values: Sequence[float], samples_per_block: Sequence[int] = 
     medians = sorted(median(values[stop - count : stop]) for stop, count in blocks)
     low = min(medians[rank - 1], center)
     high = max(medians[-rank], center)
-    method += ", order-statistics interval of visits"
+    method += ", interval by order statistics of the medians of blocks"
     return Estimate(value=center, low=low, high=high, method=method)
 
 

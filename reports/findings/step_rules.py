@@ -96,7 +96,7 @@ class StepEvidence:
     communication: Sequence[Communication] = ()
     """The exposed communication, one item for each axis or kind of call."""
     copy_seconds: float = 0.0
-    """The time of copies that neither compute nor communication hides."""
+    """The time of copies that compute does not hide."""
     idle_seconds: float = 0.0
     """The time in which nothing runs on the device."""
     syncs: int = 1

@@ -17,7 +17,7 @@ from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.processes import PARBENCH
 from parbench.bench.machine.slurm_allocation import Allocation, inspect_rank_machine
-from parbench.bench.text import UserError, format_table, parse_duration, parse_size
+from parbench.bench.text import UserError, format_table, parse_duration, parse_size, pluralize
 from parbench.slurm.screen.devices import check_nodes, estimate_check_seconds
 from parbench.slurm.screen.measure import Measurement, Setup, measure_rounds
 from parbench.slurm.screen.ratios import Endpoint, Ratio, compare, confirm_slow, find_slow
@@ -240,8 +240,9 @@ def list_nodes(options: ScreenOptions, environ: Mapping[str, str], slurm: Slurm)
         raise UserError(f"--nodes {options.nodes}: job {environ['SLURM_JOB_ID']} has {len(nodes)}")
     selection = nodes[: options.nodes]
     if len(selection) < MIN_NODES:
-        reason = "of two nodes the measurement does not show which one is slow"
-        raise UserError(f"nodes({len(selection)}) < {MIN_NODES}: {reason}; use more nodes")
+        reason = "with fewer, the measurement cannot show which one is slow"
+        problem = f"{pluralize(len(selection), 'node')}: at least {MIN_NODES} are needed"
+        raise UserError(f"{problem}, because {reason}; use --nodes {MIN_NODES} or more")
     return selection
 
 
@@ -283,12 +284,18 @@ def screen_nodes(nodes: Sequence[str], num_rounds: int, setup: Setup, folder: Pa
         if not any(suspect.endpoint.has(exchange) for suspect in suspects):
             good.append(exchange)
     judged_nodes = {verdict.node for verdict in verdicts if verdict.rail is None}
+    silent_names = ", ".join(first.silent)
+    unknown_evidence = (
+        f"not compared, because {silent_names} did not answer"
+        if silent_names
+        else "too few exchanges with other nodes"
+    )
     for index, node in enumerate(first.nodes):
         ratio = compare(Endpoint(index), good)
         if node not in judged_nodes and ratio is not None and not first.silent:
             verdicts.append(make_verdict("fine", ratio, first))
         elif node not in judged_nodes:
-            verdicts.append(NodeVerdict(node=node, verdict="unknown", evidence="too few partners"))
+            verdicts.append(NodeVerdict(node=node, verdict="unknown", evidence=unknown_evidence))
     problems = [problem for entry in measurements for problem in entry.problems]
     return Screening(
         verdicts=tuple(sorted(verdicts, key=_get_sort_key)),
@@ -321,11 +328,13 @@ def judge_suspects(
     for suspect in suspects:
         if suspect.endpoint in confirmed:
             ratio = confirmed[suspect.endpoint]
-            verdicts.append(make_verdict("slow", ratio, first, f"; before {suspect.ratio:.2f}x"))
+            comment = f" (first measurement: {suspect.ratio:.2f}x)"
+            verdicts.append(make_verdict("slow", ratio, first, comment))
         elif not is_repeated:
             verdicts.append(make_verdict("unconfirmed", suspect, first))
         elif suspect.endpoint.rail is None:
-            verdicts.append(make_verdict("fine", suspect, first, " at first, and not again"))
+            comment = ", slow in the first measurement only"
+            verdicts.append(make_verdict("fine", suspect, first, comment))
     return verdicts
 
 
@@ -394,7 +403,7 @@ def format_screening(screening: Screening) -> str:
 
     The last line is the ``--exclude`` option for Slurm, or ``nothing to exclude``.
     """
-    rows = [("node", "verdict", "time", "threshold", "evidence")]
+    rows = [("node", "verdict", "time ratio", "threshold", "evidence")]
     for verdict in screening.verdicts:
         ratio = "-" if verdict.ratio is None else f"{verdict.ratio:.2f}x"
         threshold = "-" if verdict.threshold is None else f"{verdict.threshold:.2f}x"

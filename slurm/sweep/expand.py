@@ -71,11 +71,12 @@ class Expansion:
             for name, setting in getattr(file, table).items():
                 settings[f"$.{table}.{name}"] = setting
         axes: dict[str, list[str]] = {}
+        places: dict[str, str] = {}
         for place, setting in settings.items():
             name = place.rpartition(".")[2]
             with locate_errors(place):
-                if name in axes:
-                    raise UserError(f"{name!r} is set elsewhere too; leave out one of them")
+                if places.setdefault(name, place) != place:
+                    raise UserError(f"{places[name]} sets {name!r} too; leave out one of them")
                 axes[name] = self._format_values(name, setting)
         return axes
 
@@ -88,7 +89,7 @@ class Expansion:
         values = setting if isinstance(setting, list) else [setting]
         texts = [self.format_value(name, value) for value in values]
         if not texts:
-            raise UserError("an empty list leaves no point; write at least one value")
+            raise UserError("the list is empty: write at least one value")
         return list(dict.fromkeys(texts))
 
     def format_value(self, name: str, value: Value) -> str:
@@ -107,8 +108,8 @@ class Expansion:
             raise UserError(f"{name!r} is also in set of a $.case; leave out one of them")
         values = params[name].parse_many(value)
         if len(values) != 1:
-            hint = "write each as its own"
-            raise UserError(f"{name} = {value!r} has {len(values)} values, a point has one; {hint}")
+            hint = "write a list with an element for each value"
+            raise UserError(f"{name} = {value!r} has {len(values)} values: {hint}")
         if params[name].kind == "size":
             return format_size(int(values[0]))
         return _format_scalar(values[0])
@@ -126,8 +127,8 @@ class Expansion:
             with locate_errors(f"$.exclude[{index}]"):
                 for name, setting in table.items():
                     if name not in rows[0]:
-                        allowed = format_list(rows[0])
-                        raise UserError(f"{name!r} is not a key of the points: it is {allowed}")
+                        problem = f"{name!r} in exclude is not a setting of the sweep"
+                        raise UserError(f"{problem}: allowed are {format_list(rows[0])}")
                     texts = self._format_values(name, setting)
                     excluded = [row for row in excluded if row[name] in texts]
             remaining = [row for row in remaining if row not in excluded]
@@ -191,7 +192,8 @@ def expand(
     number = math.prod(len(values) for values in axes.values())
     if number > _MAX_POINTS:
         product = " * ".join(str(len(values)) for values in axes.values() if len(values) > 1)
-        raise UserError(f"{product} = {number} points are more than {_MAX_POINTS}: submit several")
+        hint = "submit several smaller sweep files"
+        raise UserError(f"{product} = {number} points are more than {_MAX_POINTS}: {hint}")
     rows = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     varied = {name for name, values in axes.items() if len(values) > 1}
     points = []
@@ -223,8 +225,8 @@ def plan_point(file: SweepFile, catalogue: Sequence[BenchmarkDefinition], point:
     ranks = point.nodes * point.ntasks_per_node
     if not 2 <= ranks <= MOST_RANKS:
         product = f"nodes({point.nodes}) * ntasks_per_node({point.ntasks_per_node})"
-        allowed = f"2 to {MOST_RANKS} are allowed"
-        raise UserError(f"{product} = {pluralize(ranks, 'rank')}, {allowed}; see exclude")
+        allowed = f"2 to {MOST_RANKS} are allowed; leave this combination out with [[exclude]]"
+        raise UserError(f"{product} = {pluralize(ranks, 'rank')}, {allowed}")
     options = Options(
         preset=file.preset,
         entries=point.cases,

@@ -199,7 +199,7 @@ def resume(folder: Path, slurm: Slurm = SLURM) -> int:
         raise SlurmError(f"the jobs of {folder} may still wait or run: {status.problem}")
     alive = [job.id for job in status.jobs if job.is_alive]
     if alive:
-        hint = "let them end, or type parbench slurm cancel"
+        hint = f"wait until they end, or type parbench slurm cancel {folder}"
         raise UserError(f"jobs of {folder} still wait or run ({', '.join(alive)}): {hint}")
     complete = {point.id for point in status.points if point.is_complete}
     missing = [point for point in sweep.points if point.id not in complete]

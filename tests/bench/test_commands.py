@@ -135,9 +135,9 @@ def test_parse_settings() -> None:
     ("line", "fact"),
     [
         ("--sizes 1K --set size_bytes=1M", "size_bytes is given twice"),
-        ("--resume r ddp", "leave out the cases"),
-        ("--resume r --sizes 1K", "leave out --sizes"),
-        ("--resume r --link 9Gbit", "leave out --link"),
+        ("--resume r ddp", "CASE is not allowed with --resume"),
+        ("--resume r --sizes 1K", "--sizes is not allowed"),
+        ("--resume r --link 9Gbit", "--link is not allowed"),
     ],
 )
 def test_run_refuses_options(

@@ -95,7 +95,7 @@ def test_run_survives_faulty_ranks_and_driver_kill(
     assert wrong.check.wrong
     _, stopped, killed = records
     assert stopped.status == "hang"
-    assert stopped.reason == "no end within 2 s: rank 1 did not arrive"
+    assert stopped.reason == "timed out after 2 s: rank 1 did not arrive"
     assert "all_reduce" in stopped.ranks[0].stack
     assert "stopped" in stopped.ranks[1].state
     assert killed.status == "failed"
@@ -131,7 +131,7 @@ def test_new_ranks_wait_for_the_end_of_hung_ranks(parbench: Command, tmp_path: P
     parbench("run", *FAULTS, "tests.support.faults:stubborn", "--set", "number=0,1")
     hang, fine = read_run(tmp_path)
     assert hang.status == "hang"
-    assert hang.reason == "no end within 3 s: rank 1 did not arrive"
+    assert hang.reason == "timed out after 3 s: rank 1 did not arrive"
     assert hang.ranks[0].state.endswith("waits for rank 1")
     assert (fine.status, fine.reason) == ("ok", "")
     assert fine.notes == []

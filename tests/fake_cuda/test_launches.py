@@ -47,4 +47,4 @@ def test_check_names_the_slow_gpu(stub: Stub) -> None:
     slow = replace(stub, num_gpus=3, variables={"FAKE_CUDA_SLOW_DEVICE": "2:140"})
     session = slow.parbench("check", "--budget", "4m")
     assert session.returncode == 1, session.output
-    assert "bad  GPU 2: under its peers in" in session.output
+    assert "bad  GPU 2: slower than its peers:" in session.output

@@ -33,10 +33,10 @@ def assert_refused(message: str, *args: object) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        pytest.param(b'{"id": ', "run.json is not", id="truncated"),
-        pytest.param(b'{"id": "\xff"}', "run.json is not", id="not-utf-8"),
-        pytest.param(b"[" * 100_000, "run.json is not", id="nested-too-deeply"),
-        pytest.param(b'{"schema": 99}', "schema 99 is not", id="other-schema"),
+        pytest.param(b'{"id": ', "run.json is damaged", id="truncated"),
+        pytest.param(b'{"id": "\xff"}', "run.json is damaged", id="not-utf-8"),
+        pytest.param(b"[" * 100_000, "run.json is damaged", id="nested-too-deeply"),
+        pytest.param(b'{"schema": 99}', "has schema version 99", id="other-schema"),
     ],
 )
 def test_show_refuses_a_bad_run_json(run: Path, content: bytes, message: str) -> None:

@@ -37,8 +37,8 @@ def test_damaged_run_is_missing(sweep: Path) -> None:
     (damaged / "run.json").write_text('{"schema": 99}')
     runs, missing = load_runs([damaged, newest])
     assert [run.path for run, _ in runs] == [newest]
-    assert "schema 99" in missing[0]
-    with pytest.raises(UserError, match="schema 99"):
+    assert "schema version 99" in missing[0]
+    with pytest.raises(UserError, match="schema version 99"):
         load_runs([damaged])
 
 
@@ -49,5 +49,7 @@ def test_sweep_without_runs_is_refused(tmp_path: Path) -> None:
 
 def test_damaged_sweep_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_bytes(b"{")
-    with pytest.raises(UserError, match=r"sweep\.json is not what parbench wrote"):
+    with pytest.raises(
+        UserError, match=r"sweep\.json is damaged or was not written by parbench"
+    ):
         load_runs([tmp_path])

@@ -138,7 +138,7 @@ def expect_network_lost(moment: str) -> Outcome:
     if moment == "reporting":
         return Expectation(0, "ok ok")
     statuses = "ok hang" if moment == "between" else "hang failed"
-    return Expectation(4, statuses, "no end within 6 s")
+    return Expectation(4, statuses, "timed out after 6 s")
 
 
 FAULTS = {

@@ -114,7 +114,7 @@ def test_host_whose_gpus_do_not_answer_is_bad(
     ("state", "exit_code", "verdicts", "reason"),
     [
         ("healthy", 0, "ok ok ok ok", "4 x NVIDIA H100 80GB HBM3"),
-        ("slow", 1, "ok ok bad ok", "bad  GPU 2: under its peers in bfloat16 20 %"),
+        ("slow", 1, "ok ok bad ok", "bad  GPU 2: slower than its peers: bfloat16 by 20 %"),
         ("wrong", 1, "ok bad ok ok", "bad  GPU 1: wrong results in compute.gemm"),
         ("silent", 1, "ok ok ok ok bad", "bad  GPU 4: does not answer"),
         ("missing", 1, "ok ok ok ok bad", "missing GPU: 4 of 5 GPUs (--nproc) are present"),
@@ -175,7 +175,7 @@ def test_injected_fault_of_device_is_found(parbench: Command) -> None:
     assert process.returncode == 1, process.stderr
     document = json.loads(process.stdout)
     assert list_bad(document)[:2] == [False, True]
-    assert "under its peers in" in document["devices"][1]["reasons"][0]["text"]
+    assert "slower than its peers:" in document["devices"][1]["reasons"][0]["text"]
 
 
 STEP = "srun --overlap --mpi=none --cpu-bind=none -N1 -n1"

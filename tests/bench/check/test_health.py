@@ -166,7 +166,11 @@ def test_slow_device_is_bad(tmp_path: Path) -> None:
     assert health.bad_names == ["GPU 2"]
     assert health.links == ()
     [reason] = health.devices[2].reasons
-    for fact in ("under its peers in bfloat16 20 %", "to device 20 %", "pairs 20 %"):
+    for fact in (
+        "slower than its peers: bfloat16 by 20 %",
+        "to device by 20 %",
+        "pairs by 20 %",
+    ):
         assert fact in reason.text
     assert "bad  GPU 2" in render([health])
 
@@ -175,7 +179,7 @@ def test_slow_link_is_bad_and_its_devices_are_not(tmp_path: Path) -> None:
     health = check_run(build_run(tmp_path, slow_pair="1-3"))
     assert health.exit_code == 1
     assert health.bad_names == ["link GPU 1 - GPU 3"]
-    assert "29 % under other links" in health.links[0].text
+    assert "29 % slower than other links" in health.links[0].text
     assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
     # A MiB in 1.1 ms, the median of the repetitions.
     assert health.bus_bandwidth == pytest.approx((1 << 20) / 1.1e-3, rel=0.01)

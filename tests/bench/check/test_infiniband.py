@@ -44,7 +44,7 @@ def test_new_errors_are_watched_and_lost_link_is_bad(tmp_path: Path) -> None:
     write_port(tmp_path, "mlx5_0", symbol_error="9", link_downed="0")
     write_port(tmp_path, "mlx5_1", symbol_error="7", link_downed="1")
     errors, lost = find_port_faults(before, read_ports(tmp_path))
-    assert "2 more symbol_error" in errors.text
+    assert "symbol_error increased by 2" in errors.text
     assert not errors.is_bad
     assert lost.is_bad
 

@@ -135,7 +135,7 @@ def test_hang_names_its_cause(
 ) -> None:
     failure = hang(*answers)
     assert failure.status == "hang"
-    assert failure.reason.startswith(f"no end within 0.1 s: {reason}")
+    assert failure.reason.startswith(f"timed out after 0.1 s: {reason}")
     assert list_culprits(failure) == [(rank, cause) for rank in culprits]
 
 

@@ -129,7 +129,7 @@ def test_full_disk_stops_the_run(
     monkeypatch.setattr("parbench.bench.results.runs.RecordWriter.write_file", fail)
     ranks.said = [make_outcome(raw=b"npz")]
     path = run()
-    assert "No space left on device; go on with" in capsys.readouterr().err
+    assert "No space left on device; continue with" in capsys.readouterr().err
     assert ranks.starts[0].killed_ranks == [0, 1, 2, 3]
     assert statuses(path) == ["ok"]
 

@@ -65,7 +65,7 @@ def test_hang_that_one_rank_reports_names_the_other(tmp_path: Path) -> None:
 
     ranks = start_job(tmp_path, act)
     failure = ranks.wait_for_block()
-    assert failure.reason == "no end within 10 s: rank 1 did not arrive"
+    assert failure.reason == "timed out after 10 s: rank 1 did not arrive"
 
 
 def test_driver_ends_ranks_that_cannot_report(
@@ -80,7 +80,7 @@ def test_driver_ends_ranks_that_cannot_report(
     monkeypatch.setattr(module, "START_SECONDS", 0.05)
     ranks = start_job(tmp_path, act, timeout_seconds=0.05)
     failure = ranks.wait_for_block()
-    assert failure.reason == "no end within 0.05 s: no rank answers"
+    assert failure.reason == "timed out after 0.05 s: no rank answers"
     assert [state.stack for state in failure.ranks] == ["", "in C code"]
 
 

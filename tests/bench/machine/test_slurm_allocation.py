@@ -89,7 +89,7 @@ def test_layout_uses_all_nodes_in_blocks() -> None:
     [
         (8, None, ["--nodes 8", "17", "4"]),
         (0, None, ["--nodes 0"]),
-        (1, None, ["at least 2 ranks"]),
+        (1, None, ["at least 2 are needed"]),
     ],
 )
 def test_impossible_layout_is_refused(

@@ -99,7 +99,7 @@ def test_shared_devices_are_functional_only(
     ("machine", "options", "fact"),
     [
         (CPU, {"nproc": 0}, "--nproc 0"),
-        (CPU, {"nproc": 1}, "one rank"),
+        (CPU, {"nproc": 1}, "has 1 rank"),
         (CPU, {"backend": "nccl"}, "--backend gloo"),
         (CPU, {"device": "cuda"}, "0 GPUs found"),
         (TWO_GPUS, {"nproc": 4}, "--nproc 2"),

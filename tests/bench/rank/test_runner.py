@@ -1,4 +1,4 @@
-"""Running one case on the ranks: outcomes, visits, wrong results, refusals, explanations."""
+"""Running one case on the ranks: outcomes, blocks, wrong results, refusals, explanations."""
 
 import io
 import sys
@@ -143,7 +143,7 @@ def prepare(
 
 @dataclass(frozen=True, kw_only=True)
 class RankRun:
-    """The outcomes of all visits on one rank or its error, and the calls to its benchmark."""
+    """The outcomes of all blocks on one rank or its error, and the calls to its benchmark."""
 
     outcomes: list[Outcome]
     error: str
@@ -161,18 +161,18 @@ def run_case_on_rank(
     params: dict[str, Value],
     case_target: str,
     injection: FaultSpec | None,
-    visits: int,
+    blocks: int,
 ) -> RankRun:
     calls.clear()
     case = make_case("workload.faulty", case_target, params)
     progress = Progress()
-    measure = replace(MEASURE, max_iterations=14) if visits > 1 else MEASURE
+    measure = replace(MEASURE, max_iterations=14) if blocks > 1 else MEASURE
     run = CaseRun(case, world, measure, progress, injection)
     outcomes: list[Outcome] = []
     error = ""
     try:
-        for remaining in reversed(range(visits)):
-            outcomes.append(run.run_block(60.0, remaining, is_only=visits == 1))
+        for remaining in reversed(range(blocks)):
+            outcomes.append(run.run_block(60.0, remaining, is_only=blocks == 1))
             if not outcomes[-1].more:
                 break
     except RuntimeError as exception:
@@ -190,7 +190,7 @@ def run_case(
     ranks: Ranks,
     injection: FaultSpec | None = None,
     target: str = f"{MODULE}:prepare",
-    visits: int = 1,
+    blocks: int = 1,
     **params: Value,
 ) -> list[RankRun]:
     return ranks.call(
@@ -198,7 +198,7 @@ def run_case(
         params=params,
         case_target=target,
         injection=injection,
-        visits=visits,
+        blocks=blocks,
     )
 
 
@@ -229,8 +229,8 @@ def test_outcome_has_check_description_and_samples(two_ranks: Ranks) -> None:
         assert rank.steps == rank.calls.count("reset")
 
 
-def test_visits_extend_one_case(two_ranks: Ranks) -> None:
-    runs = run_case(two_ranks, visits=3, explaining_ranks="0,1")
+def test_blocks_extend_one_case(two_ranks: Ranks) -> None:
+    runs = run_case(two_ranks, blocks=3, explaining_ranks="0,1")
     outcomes = runs[0].outcomes
     counts = [len(outcome.samples.values) for outcome in outcomes]
     last = outcomes[-1]
@@ -261,7 +261,7 @@ def test_wrong_result_has_no_time(two_ranks: Ranks, when: str, mode: str) -> Non
     )
     for run in runs:
         assert run.outcome.status == "wrong"
-        assert f"{when} the timed region: 4 on rank 1" in run.outcome.reason
+        assert f"{when} the timed iterations: 4 wrong values on rank 1" in run.outcome.reason
         assert run.outcome.reason.endswith("wrong; rank 1: fault 0; rank 1: fault 1")
         assert run.outcome.check == Check(passed=False, wrong=4)
         assert run.outcome.wrong_by_rank == {1: 4}
@@ -409,7 +409,7 @@ def test_empty_graph_is_a_wrong_result(two_ranks: Ranks) -> None:
     assert two_ranks.call(target, is_empty=False)[0].status == "ok"
     outcome = two_ranks.call(target, is_empty=True)[0]
     assert outcome.status == "wrong"
-    assert "in a replay before the timed region" in outcome.reason
+    assert "of a replay before the timed iterations" in outcome.reason
 
 
 def make_all_reduce(**params: Value) -> Case:

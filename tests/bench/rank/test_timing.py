@@ -72,7 +72,7 @@ class Script:
     measure: Measure = WARMUP_1
     budget_seconds: float = 1e9
     mode: str = "blocking"
-    visits: int = 0  # of one second each, instead of one run within the budget
+    blocks: int = 0  # of one second each, instead of one run within the budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +96,9 @@ def run_script_on_rank(world: World, script: Script) -> TimingRun:
     stopwatch = Stopwatch(benchmark=benchmark, world=world, progress=progress)
     timer = CaseTimer(stopwatch, script.measure, select_subgroup(world, {}), script.mode)
     with mock.patch.object(timing, "time", clock):
-        if script.visits == 0:
+        if script.blocks == 0:
             timer.measure_until_precise(script.budget_seconds)
-        for remaining in reversed(range(script.visits)):
+        for remaining in reversed(range(script.blocks)):
             timer.measure_block(1.0, remaining)
             if timer.is_complete:
                 break
@@ -212,7 +212,7 @@ def test_rank_0_decides_for_all_ranks(two_ranks: Ranks) -> None:
 def test_blocks_take_as_many_samples_as_precision_needs(two_ranks: Ranks) -> None:
     two_modes = [2_000_000] * 20 + [2_200_000] * 20
     measure = Measure(warmup=1, max_iterations=2000)
-    script = Script(steps_ns=[two_modes] * 2, measure=measure, visits=10)
+    script = Script(steps_ns=[two_modes] * 2, measure=measure, blocks=10)
     first, second = run_script(two_ranks, script)
     assert first.calls == second.calls
     counts = first.result.samples_per_block

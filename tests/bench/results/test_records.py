@@ -89,7 +89,8 @@ def test_bad_field_is_refused_with_its_line(tmp_path: Path, fields: dict[str, ob
 
 def test_other_schema_is_refused(tmp_path: Path) -> None:
     line = change_fields(schema=SCHEMA + 1, status="something new")
-    assert f"schema {SCHEMA + 1} is not {SCHEMA}" in usage_error(read_lines, tmp_path, line)
+    message = usage_error(read_lines, tmp_path, line)
+    assert f"schema version {SCHEMA + 1}, and this parbench reads {SCHEMA}" in message
 
 
 @pytest.mark.parametrize("length", [0, 1, len(FULL_LINE) - 1])

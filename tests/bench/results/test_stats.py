@@ -34,27 +34,27 @@ def test_quantiles_are_those_of_numpy(values: list[float], q: float) -> None:
     assert values == original
 
 
-def compute_coverage(num_visits: int, rank: int) -> float:
+def compute_coverage(num_blocks: int, rank: int) -> float:
     """Return the probability that [x(rank), x(n + 1 - rank)] contains the median."""
-    return float(1 - 2 * scipy.stats.binom.cdf(rank - 1, num_visits, 0.5))
+    return float(1 - 2 * scipy.stats.binom.cdf(rank - 1, num_blocks, 0.5))
 
 
-@pytest.mark.parametrize("num_visits", [6, 7, 39, 1000])
-def test_interval_is_the_narrowest_that_covers(num_visits: int) -> None:
-    medians = [float(i) for i in range(1, num_visits + 1)]
-    random.Random(num_visits).shuffle(medians)
+@pytest.mark.parametrize("num_blocks", [6, 7, 39, 1000])
+def test_interval_is_the_narrowest_that_covers(num_blocks: int) -> None:
+    medians = [float(i) for i in range(1, num_blocks + 1)]
+    random.Random(num_blocks).shuffle(medians)
     samples = [value for value in medians for _ in range(4)]
-    estimate = estimate_median(samples, [4] * num_visits)
+    estimate = estimate_median(samples, [4] * num_blocks)
     assert estimate.low is not None
-    assert estimate.high == num_visits + 1 - estimate.low
+    assert estimate.high == num_blocks + 1 - estimate.low
     rank = int(estimate.low)
-    assert compute_coverage(num_visits, rank) >= CONFIDENCE
-    assert compute_coverage(num_visits, rank + 1) < CONFIDENCE
+    assert compute_coverage(num_blocks, rank) >= CONFIDENCE
+    assert compute_coverage(num_blocks, rank + 1) < CONFIDENCE
 
 
-@pytest.mark.parametrize("visits", [[], [30], [6] * 5, [3] * 6])
-def test_few_visits_or_samples_have_no_interval(visits: list[int]) -> None:
-    estimate = estimate_median([2.0] * (sum(visits) or 30), visits)
+@pytest.mark.parametrize("blocks", [[], [30], [6] * 5, [3] * 6])
+def test_few_blocks_or_samples_have_no_interval(blocks: list[int]) -> None:
+    estimate = estimate_median([2.0] * (sum(blocks) or 30), blocks)
     assert estimate.value == 2.0
     assert estimate.low is None
     assert estimate.high is None

@@ -148,7 +148,7 @@ def end_first_point(ending: Ending) -> Command:
 
 @pytest.mark.parametrize(
     ("ending", "exit_code", "reason"),
-    [("wrong", 1, "3 results are wrong"), ("hang", 4, "no end within 10 s")],
+    [("wrong", 1, "3 results are wrong"), ("hang", 4, "timed out after 10 s")],
 )
 def test_work_continues_after_a_failed_point(
     ending: Ending, exit_code: int, reason: str, tmp_path: Path

@@ -132,7 +132,7 @@ def test_slow_node_is_confirmed_and_excluded(simulated: SimulatedNodes) -> None:
     assert n10.node == "n10", "n3 comes before n10"
     assert n1.ratio == pytest.approx(1, rel=0.1)
     assert n3.ratio == pytest.approx(2, rel=0.1), "the ratio of the confirmation"
-    assert n3.evidence.startswith("with n1, n2, n10; before 4.")
+    assert n3.evidence.startswith("with n1, n2, n10 (first measurement: 4.")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_allocation_limits_the_nodes() -> None:
     error = usage_error(list_nodes, ScreenOptions(nodes=5), ENVIRON, slurm)
     assert "--nodes 5: job 7 has 4" in error
     error = usage_error(list_nodes, ScreenOptions(), {"SLURM_JOB_ID": "7"}, slurm)
-    assert "nodes(0) < 3" in error
+    assert "0 nodes: at least 3 are needed" in error
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ FP8 = {"name": "all_reduce", "set": {"dtype": "float8_e5m2"}}
 @pytest.mark.parametrize(
     ("fields", "place", "message"),
     [
-        ({"matrix": {"nodes": [4]}}, "$.matrix.nodes", "leave out one"),
+        ({"matrix": {"nodes": [4]}}, "$.matrix.nodes", "$.nodes sets 'nodes' too"),
         ({"matrix": {"dtpye": ["int8"]}}, "$.matrix.dtpye", "dtype"),
         ({"matrix": {"dtype": ["float31"]}}, "$.matrix.dtype", "float31"),
         ({"matrix": {"size_bytes": ["1K"]}}, "$.matrix.size_bytes", "$.case"),

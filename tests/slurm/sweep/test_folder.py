@@ -31,8 +31,8 @@ def test_sweep_is_read_back_unchanged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message", "load"),
     [
-        ("sweep.json", b'{"name"', "is not what parbench wrote", load_sweep),
-        ("jobs/0000/sweep.json", b"{}", "is not what parbench wrote", load_jobs),
+        ("sweep.json", b'{"name"', "is damaged or was not written by parbench", load_sweep),
+        ("jobs/0000/sweep.json", b"{}", "is damaged or was not written by parbench", load_jobs),
     ],
 )
 def test_damaged_file_is_refused_by_name(

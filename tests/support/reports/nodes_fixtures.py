@@ -191,7 +191,7 @@ def failed_node_run() -> Run:
                 state="waiting",
             )
         )
-    reason = "no end within 10 s: rank 2 (n3) did not arrive"
+    reason = "timed out after 10 s: rank 2 (n3) did not arrive"
     case = collective_case(size_bytes=1 << 22)
     record = failed_record(case, 0, "hang", reason, world=make_world(hosts), ranks=ranks)
     return make_node_run([record], hosts)

@@ -88,7 +88,7 @@ def _missing_records(run: Path, ending: Ending) -> list[Record]:
         )
     if ending == "hang":
         records[-1] = failed_record(
-            records[-1].case, status="hang", reason="no end within 10 s"
+            records[-1].case, status="hang", reason="timed out after 10 s"
         )
     return records
 
