@@ -173,14 +173,14 @@ def _mesh_table(request: SearchRequest, result: SearchResult, top: int) -> Table
             make_column(
                 "mfu", "MFU", "percent", "PaLM's model FLOPs, as a share of the dense peak"
             ),
-            make_column("rank", description="tie: within the error of a prediction"),
+            make_column("rank", description="tie: predictions cannot separate it from the fastest"),
             make_column("bottleneck", description="the largest loss, or compute"),
         ],
         rows=rows,
         notes=[
             f"{num_ties} of {len(result.runs)} meshes that fit are ties: they are within "
-            f"{PREDICTION_ERROR:.0%} of the fastest, the error of a prediction. The simplest is "
-            "first.",
+            f"{PREDICTION_ERROR:.0%} of the fastest, and predictions cannot separate them. The "
+            "simplest is first.",
             f"{result.num_considered:,} steps were considered, {result.num_too_large:,} are too "
             "large. Considered are tp within a node, cp with more than "
             f"{result.context_tokens:,} tokens per rank, at most {max_stages} stages per rank, and "
