@@ -24,8 +24,10 @@ def judge_by_history(data: RunData) -> ReportVerdict:
     """
     file = Path(os.environ.get("PARBENCH_HISTORY") or HISTORY_FILE)
     preset, run_id = data.plan.preset, data.run.info.id
-    hint = f"Try: parbench history add {data.run.path}"
+    hint = f"Add this run: parbench history add {data.run.path}"
     try:
+        if not file.exists():
+            raise UserError(f"there is no history of earlier runs ({file})")
         with open_history(file) as history:
             runs = history.list_runs()
         branches = [run.branch for run in runs if run.preset == preset and run.id != run_id]
@@ -38,7 +40,7 @@ def judge_by_history(data: RunData) -> ReportVerdict:
     result = ": ".join(filter(None, [describe_result(check), name_failures(check)]))
     for verdict in (Verdict.COUNT_CHANGED, Verdict.SLOWER):
         if verdict in check.verdicts:
-            hint = f"Try: parbench history check {data.run.path} --branch {branches[-1]}"
+            hint = f"See: parbench history check {data.run.path} --branch {branches[-1]}"
             return ReportVerdict(verdict, "doubtful", result, hint)
     if Verdict.NO_CHANGE in check.verdicts:
         return ReportVerdict(Verdict.NO_CHANGE, "good", result)

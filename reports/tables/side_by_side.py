@@ -28,7 +28,7 @@ LOADS = {
 """The titles of tables, keyed by the parameter of a case that adds load.
 
 The load is other process groups that run the operation at the same time (``concurrent``), or a
-matrix product that every rank computes at the same time (``background``).
+GEMM that every rank computes at the same time (``background``).
 """
 
 ComparedCase = tuple[str, Mapping[str, CaseResult]]
