@@ -199,6 +199,11 @@ def test_command_measures(line: str, parbench: Command, tmp_path: Path) -> None:
     assert completed.stdout.splitlines()[-1].startswith("runs/")
 
 
+def test_guide_installs_the_pinned_torch() -> None:
+    [pin] = re.findall(r"^torch==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pin in (ROOT / "docs" / "getting-started.md").read_text()
+
+
 def test_linked_files_exist() -> None:
     pattern = r"(?:\]\(|srcset=\"|src=\")([^)#\"@]+)"
     names = set(re.findall(pattern, README.read_text()))
