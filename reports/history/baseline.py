@@ -27,7 +27,7 @@ def judge_by_history(data: RunData) -> ReportVerdict:
     hint = f"Add this run: parbench history add {data.run.path}"
     try:
         if not file.exists():
-            raise UserError(f"there is no history of earlier runs ({file})")
+            raise UserError(f"no earlier runs are stored in {file}")
         with open_history(file) as history:
             runs = history.list_runs()
         branches = [run.branch for run in runs if run.preset == preset and run.id != run_id]
