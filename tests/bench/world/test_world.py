@@ -161,7 +161,7 @@ def test_subgroup_has_measured_and_active_ranks(
 
 
 def count_process_groups(world: World, groups: list[str]) -> int:
-    """Return the number of times that process groups are made, all groups of a partition at once."""
+    """Return the number of calls that make process groups, a partition at once."""
     make_groups = dist.new_subgroups_by_enumeration
     with mock.patch.object(dist, make_groups.__name__, wraps=make_groups) as counted:
         for group in groups:
