@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -257,5 +258,5 @@ def start_worker(
         stdin=subprocess.DEVNULL,
         stdout=2,
         start_new_session=True,
-        preexec_fn=lambda: die_with_parent(signal.SIGKILL),
+        preexec_fn=partial(die_with_parent, signal.SIGKILL, os.getpid()),
     )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -26,6 +27,8 @@ FOLDER_VARIABLE = "PARBENCH_FOLDER"
 """The environment variable of a rank with the folder for its messages and logs."""
 SERVER_LOG_VARIABLE = "PARBENCH_FORK_SERVER_LOG"
 """The environment variable of the fork server with the path of its log."""
+DRIVER_VARIABLE = "PARBENCH_DRIVER"
+"""The environment variable of the fork server with the process id of the driver."""
 WORKER = "parbench.bench.rank.worker"
 """The module that runs as the program of a rank."""
 _PRELOAD = "parbench.bench.rank.preload"
@@ -63,7 +66,11 @@ class ForkServer(AbstractContextManager["ForkServer"]):
             logs: the folder for the server's log.
         """
         self._log = logs / "fork-server.log"
-        self._variables = {**variables, SERVER_LOG_VARIABLE: str(self._log)}
+        self._variables = {
+            **variables,
+            SERVER_LOG_VARIABLE: str(self._log),
+            DRIVER_VARIABLE: str(os.getpid()),
+        }
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload([_PRELOAD, WORKER, *modules])
         self.start()
@@ -145,7 +152,7 @@ class ForkedRanks(Ranks):
         with suppress(OSError, EOFError), hide_main_module():
             for rank in range(size):
                 own_cpus = cpus[rank] if cpus else ()
-                arguments = (rank, size, folder.absolute(), variables, own_cpus)
+                arguments = (server.pid, rank, size, folder.absolute(), variables, own_cpus)
                 process = server.context.Process(target=run_forked_rank, args=arguments)
                 process.start()
                 self._processes.append(process)
@@ -180,11 +187,17 @@ class ForkedRanks(Ranks):
 
 
 def run_forked_rank(
-    rank: int, size: int, folder: Path, variables: Mapping[str, str], cpus: Sequence[int]
+    server: int,
+    rank: int,
+    size: int,
+    folder: Path,
+    variables: Mapping[str, str],
+    cpus: Sequence[int],
 ) -> None:
     """Run a rank in a process that the fork server has just forked.
 
     Args:
+        server: the process id of the fork server.
         rank: the global rank, which is also the rank on this node.
         size: the number of ranks.
         folder: the folder for the log and messages of the rank.
@@ -192,7 +205,7 @@ def run_forked_rank(
         cpus: the CPUs to which the rank is bound. Empty if it is not bound.
     """
     os.setsid()  # the driver alone receives the Ctrl-C of a terminal
-    die_with_parent(signal.SIGKILL)
+    die_with_parent(signal.SIGKILL, server)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     redirect_output(folder / f"rank-{rank}.log")
     if cpus:
@@ -283,7 +296,8 @@ class SrunRanks(Ranks):
                 stdout=file,
                 stderr=STDOUT,
                 start_new_session=True,  # the driver alone receives the Ctrl-C of a terminal
-                preexec_fn=lambda: die_with_parent(signal.SIGTERM),  # then srun ends the step
+                # srun ends the step when it is terminated.
+                preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
             )
 
     def has_launcher_ended(self) -> bool:

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, CompletedProcess, Popen
 from typing import NoReturn
@@ -15,12 +16,18 @@ PARBENCH = (sys.executable, "-m", "parbench")
 """The command line that starts parbench with the Python interpreter of this process."""
 
 
-def die_with_parent(sign: int) -> None:
+def die_with_parent(sign: int, parent: int) -> None:
     """Let the kernel send this process a signal when the thread that started it ends.
 
-    ``sign`` is the number of the signal, 0 for none.
+    If the parent has ended already, this process sends itself the signal.
+
+    Args:
+        sign: the number of the signal.
+        parent: the process id of the parent.
     """
     ctypes.CDLL(None).prctl(1, sign)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os.kill(os.getpid(), sign)
 
 
 def adopt_orphans() -> None:
@@ -89,7 +96,7 @@ def run_child(
         text=True,
         errors="replace",
         process_group=0,  # so that Ctrl-C of a terminal does not reach it, next to this SIGTERM
-        preexec_fn=lambda: die_with_parent(signal.SIGTERM),
+        preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
     ) as child:
         try:
             with convert_sigterm_to_interrupt():

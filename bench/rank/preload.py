@@ -13,20 +13,25 @@ import sys
 import warnings
 from pathlib import Path
 
-from parbench.bench.launch.launchers import SERVER_LOG_VARIABLE, WORKER, redirect_output
+from parbench.bench.launch.launchers import (
+    DRIVER_VARIABLE,
+    SERVER_LOG_VARIABLE,
+    WORKER,
+    redirect_output,
+)
 from parbench.bench.launch.processes import adopt_orphans, die_with_parent
 
 _SHIFT_PAGES = 1 << 16
 """The largest number of pages by which the addresses of a rank's buffers are shifted."""
 
 
-def set_up_fork_server(log: Path) -> None:
+def set_up_fork_server(log: Path, driver: int) -> None:
     """Set this process up as the fork server, whose output goes to the file ``log``.
 
-    When the driver (the process of ``parbench run``) ends, the kernel kills this process. When this
-    process ends, the kernel kills the ranks.
+    When the driver (the process of ``parbench run``, with the process id ``driver``) ends, the
+    kernel kills this process. When this process ends, the kernel kills the ranks.
     """
-    die_with_parent(signal.SIGKILL)
+    die_with_parent(signal.SIGKILL, driver)
     adopt_orphans()
     # The standard library does not expect the processes that ranks have left behind.
     warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
@@ -56,4 +61,6 @@ def begin_rank() -> None:
 
 
 if SERVER_LOG_VARIABLE in os.environ:
-    set_up_fork_server(Path(os.environ.pop(SERVER_LOG_VARIABLE)))
+    set_up_fork_server(
+        Path(os.environ.pop(SERVER_LOG_VARIABLE)), int(os.environ.pop(DRIVER_VARIABLE))
+    )

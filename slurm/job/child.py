@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from parbench.bench.launch.processes import PARBENCH, die_with_parent
@@ -90,7 +91,7 @@ class Child:
                 stdout=subprocess.DEVNULL,  # The records are in the folder of the run.
                 stderr=log,
                 process_group=0,
-                preexec_fn=lambda: die_with_parent(signal.SIGTERM),
+                preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
             )
 
     @property

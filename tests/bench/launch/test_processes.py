@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from parbench.bench.launch.processes import convert_sigterm_to_interrupt, run_child
+from parbench.bench.launch.processes import (
+    convert_sigterm_to_interrupt,
+    die_with_parent,
+    run_child,
+)
 from tests.support.fakes import wait_until
 from tests.support.paths import environment
 
@@ -86,3 +90,13 @@ def test_sigterm_raises_keyboard_interrupt_and_is_restored() -> None:
     with pytest.raises(KeyboardInterrupt), convert_sigterm_to_interrupt():
         os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is handler
+
+
+@pytest.mark.parametrize("has_parent", [True, False])
+def test_child_of_an_ended_parent_ends(has_parent: bool) -> None:
+    parent = os.getpid() if has_parent else os.getppid()
+    command = [sys.executable, "-c", ""]
+    child = subprocess.run(
+        command, preexec_fn=lambda: die_with_parent(signal.SIGKILL, parent), check=False
+    )
+    assert child.returncode == (0 if has_parent else -signal.SIGKILL)
