@@ -6,11 +6,11 @@ from pathlib import Path
 from statistics import median
 
 from parbench.bench.results.fit import CurveFit
-from parbench.bench.results.formatting import UNKNOWN, format_percent, format_seconds
+from parbench.bench.results.formatting import UNKNOWN, format_bytes, format_percent, format_seconds
 from parbench.bench.results.runs import Run, load_run
-from parbench.bench.results.spans import Span, difference, length
+from parbench.bench.results.spans import difference, length
 from parbench.bench.results.tables import Column, Row, Section, Table
-from parbench.bench.text import format_size, pluralize
+from parbench.bench.text import pluralize
 from parbench.reports.analysis.labels import AXES
 from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.figures.timeline import chart_timeline
@@ -60,7 +60,7 @@ RANK_COLUMNS = (
 """The columns of the table of step times, with one row per rank."""
 CALL_COLUMNS = (
     Column("call", help="operation and process group"),
-    Column("size", help="bytes by the convention of nccl-tests, in powers of two"),
+    Column("size", help="bytes by the convention of nccl-tests, a range for several sizes"),
     Column("calls", kind="number", number_format="{:.4g}", help="calls per step"),
     Column("seconds", "time", kind="s", help="time in calls, per step"),
     Column("exposed", kind="s", help="exposed time of calls, per step"),
@@ -109,7 +109,7 @@ def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
         sections=(Section(id="traces", title="Profiled steps", tables=tables, notes=notes),),
         findings=findings,
         figures=lambda: [chart_timeline("step", "Profiled step", caption, build_timeline(job))],
-        heading=f"{name} · step time {format_seconds(job.step_seconds)} (median of {steps})",
+        heading=f"{name} · step time {format_seconds(job.step_seconds)} (mean of {steps}, slowest rank)",
     )
 
 
@@ -139,7 +139,7 @@ def make_predictor(run: Run) -> PredictSeconds:
 
 
 def _make_rank_table(job: TracedJob) -> Table:
-    """Return the table with the parts of the step time of each rank, as medians over steps.
+    """Return the table with the parts of the step time of each rank, as means over steps.
 
     Ranks are sorted by the time that others wait for them, then by their step time, both
     descending. The table has at most 16 ranks.
@@ -147,13 +147,13 @@ def _make_rank_table(job: TracedJob) -> Table:
     waits = compute_waits(job)
     rows: list[Row] = []
     for rank in job.ranks:
-        step_seconds = rank.compute_median(lambda parts: parts.wall_seconds)
+        step_seconds = rank.compute_mean(lambda parts: parts.wall_seconds)
         seconds = {
-            "compute": rank.compute_median(lambda parts: parts.compute_seconds),
-            "exposed": rank.compute_median(lambda parts: parts.exposed_seconds),
-            "copies": rank.compute_median(lambda parts: parts.copy_seconds),
-            "idle": rank.compute_median(lambda parts: parts.idle_seconds),
-            "overlapped": rank.compute_median(lambda parts: parts.hidden_comm_seconds),
+            "compute": rank.compute_mean(lambda parts: parts.compute_seconds),
+            "exposed": rank.compute_mean(lambda parts: parts.exposed_seconds),
+            "copies": rank.compute_mean(lambda parts: parts.copy_seconds),
+            "idle": rank.compute_mean(lambda parts: parts.idle_seconds),
+            "overlapped": rank.compute_mean(lambda parts: parts.hidden_comm_seconds),
         }
         row: Row = {
             "rank": rank.rank,
@@ -166,7 +166,7 @@ def _make_rank_table(job: TracedJob) -> Table:
     return Table(
         id="ranks",
         title="Step time by rank",
-        caption=f"Medians over steps, at most {MAX_RANK_ROWS} ranks.",
+        caption=f"Means over steps, at most {MAX_RANK_ROWS} ranks. Waits are medians.",
         columns=RANK_COLUMNS,
         rows=rows[:MAX_RANK_ROWS],
     )
@@ -180,19 +180,20 @@ def _make_call_table(job: TracedJob, predict: PredictSeconds | None) -> Table:
     latency-bandwidth model of a run. The table then has a column with this time over the measured
     transfer time. None for no such column.
     """
-    shared_calls: dict[tuple[str, str], list[SharedCall]] = defaultdict(list)
+    shared_calls: dict[tuple[str, int], list[SharedCall]] = defaultdict(list)
     for shared in job.shared_calls:
         # A call that ends before the previous one on its group has no transfer time of its own.
         if shared.transfer_ns > 0:
             shared_calls[_get_kind(shared.call)].append(shared)
-    rank = min(job.ranks, key=lambda rank: rank.compute_median(lambda parts: parts.exposed_seconds))
-    spans: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    rank = min(job.ranks, key=lambda rank: rank.compute_mean(lambda parts: parts.exposed_seconds))
+    own_calls: dict[tuple[str, int], list[TracedCall]] = defaultdict(list)
     for call in rank.calls:
-        spans[_get_kind(call)].append(call.span)
+        own_calls[_get_kind(call)].append(call)
     busy = [span for step in rank.steps for span in step.busy]
     num_steps = len(rank.steps)
     rows: list[Row] = []
-    for kind, own_spans in spans.items():
+    for kind in sorted(own_calls):
+        own_spans = [call.span for call in own_calls[kind]]
         calls = shared_calls[kind]
         bandwidths = [shared.busbw for shared in calls if shared.busbw]
         ratios = []
@@ -202,7 +203,7 @@ def _make_call_table(job: TracedJob, predict: PredictSeconds | None) -> Table:
                 ratios.append(fit_seconds / (shared.transfer_ns / 1e9))
         row: Row = {
             "call": kind[0],
-            "size": kind[1],
+            "size": _format_sizes(own_calls[kind]),
             "calls": len(own_spans) / num_steps,
             "seconds": length(own_spans) / 1e9 / num_steps,
             "exposed": length(difference(own_spans, busy)) / 1e9 / num_steps,
@@ -211,7 +212,7 @@ def _make_call_table(job: TracedJob, predict: PredictSeconds | None) -> Table:
             "of_fit": median(ratios) if ratios else None,
         }
         rows.append(row)
-    rows.sort(key=lambda row: (-row["exposed"], row["call"], row["size"]))
+    rows.sort(key=lambda row: -row["exposed"])
     return Table(
         id="collectives",
         title="Communication of a step",
@@ -221,13 +222,18 @@ def _make_call_table(job: TracedJob, predict: PredictSeconds | None) -> Table:
     )
 
 
-def _get_kind(call: TracedCall) -> tuple[str, str]:
-    """Return the label of a call and its size rounded down to a power of two, such as ``64K``.
+def _get_kind(call: TracedCall) -> tuple[str, int]:
+    """Return the label of a call and the bit length of its size, so that similar sizes are equal.
 
-    The label is the operation and the process group.
+    The label is the operation and the process group. The bit length is -1 for an unknown size.
     """
     num_bytes = call.facts.num_bytes
-    if num_bytes is None:
-        return call.label, UNKNOWN
-    size = 1 << (num_bytes.bit_length() - 1) if num_bytes else 0
-    return call.label, format_size(size)
+    return call.label, -1 if num_bytes is None else num_bytes.bit_length()
+
+
+def _format_sizes(calls: Sequence[TracedCall]) -> str:
+    """Return the size of calls, or the smallest and the largest size: ``1.06 MiB to 1.50 MiB``."""
+    sizes = sorted({call.facts.num_bytes or 0 for call in calls})
+    if calls[0].facts.num_bytes is None:
+        return UNKNOWN
+    return " to ".join(map(format_bytes, dict.fromkeys((sizes[0], sizes[-1]))))

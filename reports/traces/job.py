@@ -99,14 +99,8 @@ class TracedJob:
 
     @property
     def step_seconds(self) -> float:
-        """The step time of the job in seconds, the median over steps.
-
-        The time of a step is the maximum over ranks.
-        """
-        return median(
-            max(rank.steps[step].parts.wall_seconds for rank in self.ranks)
-            for step in range(self.num_steps)
-        )
+        """The step time of the job in seconds: the mean over steps, on the slowest rank."""
+        return max(rank.compute_mean(lambda parts: parts.wall_seconds) for rank in self.ranks)
 
 
 def read_job(paths: Sequence[Path]) -> TracedJob:

@@ -251,9 +251,10 @@ def _read_gloo_call(name: str, args: _Args) -> CallFacts:
     the range, such as ``gloo:all_reduce``. The trace does not contain the group.
     """
     op = parse_operation(name)
-    dims = msgspec.json.decode(args.input_dims)
-    types = [dtype for dtype in msgspec.json.decode(args.input_types) if dtype]
-    element_bytes = _get_element_bytes(types[0]) if types else None
+    all_dims = msgspec.json.decode(args.input_dims)
+    types = msgspec.json.decode(args.input_types)
+    dims = [dims for dims, dtype in zip(all_dims, types, strict=False) if dtype]
+    element_bytes = _get_element_bytes(next(filter(None, types), ""))
     if not dims or element_bytes is None:
         return CallFacts(op)
     return CallFacts(op, num_bytes=element_bytes * _count_elements(dims))
@@ -271,4 +272,4 @@ def _count_elements(dims: Sequence[Any]) -> int:
     """Return the number of elements of a tensor shape, or the sum over a nested list of shapes."""
     if any(isinstance(dim, list) for dim in dims):
         return sum(_count_elements(dim) for dim in dims)
-    return math.prod(dims) if dims else 0
+    return math.prod(dims)

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 
 from parbench.bench.files import convert_read_errors
 from parbench.bench.results.spans import Breakdown, Span, compute_breakdown, intersection
@@ -103,12 +103,13 @@ class TracedRank:
         """The communication calls of all steps of this rank, in the order of time."""
         return (call for step in self.steps for call in step.calls)
 
-    def compute_median(self, get_part: Callable[[Breakdown], float]) -> float:
-        """Return the median over the rank's steps of one part of the step time, in seconds.
+    def compute_mean(self, get_part: Callable[[Breakdown], float]) -> float:
+        """Return the mean over the rank's steps of one part of the step time, in seconds.
 
-        ``get_part`` returns the part, in seconds, of the breakdown of a step.
+        ``get_part`` returns the part, in seconds, of the breakdown of a step. The means of all
+        parts add up to the mean step time.
         """
-        return median(get_part(step.parts) for step in self.steps)
+        return fmean(get_part(step.parts) for step in self.steps)
 
 
 def list_trace_files(paths: Sequence[Path]) -> list[Path]:

@@ -7,9 +7,11 @@ kind of call.
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import fmean, median
+from functools import partial
+from statistics import fmean
 
 from parbench.bench.results.formatting import format_case_size, format_percent
+from parbench.bench.results.spans import difference
 from parbench.bench.text import pluralize
 from parbench.reports.findings.commands import build_command, build_preset_command
 from parbench.reports.findings.rules import (
@@ -20,7 +22,7 @@ from parbench.reports.findings.rules import (
 )
 from parbench.reports.findings.step_rules import Communication, PipelineIdle, StepEvidence
 from parbench.reports.traces.job import SharedCall, TracedJob, compute_waits
-from parbench.reports.traces.rank_trace import TracedRank
+from parbench.reports.traces.rank_trace import TracedRank, TracedStep
 
 PredictSeconds = Callable[[SharedCall], float | None]
 """Predicts the time of a collective in seconds by the fits of a run, None without a suitable fit.
@@ -30,6 +32,8 @@ A fit is the latency-bandwidth model of an operation that ``parbench run`` measu
 
 REDUCTIONS = {"all_reduce", "reduce_scatter"}
 """The operations that sum gradients."""
+MIN_HOST_GAP_NS = 1_000_000
+"""Without a GPU, a shorter gap between operators counts as work of Python, a longer one as idle."""
 PIPELINE_GROUP = re.compile(r"(^|[^a-z])(pp|pipe[a-z]*)([^a-z]|$)", re.IGNORECASE)
 """The names of process groups of pipelines: ``mesh_pp``, ``PIPELINE_MODEL_PARALLEL_GROUP``."""
 
@@ -43,12 +47,8 @@ def collect_evidence(job: TracedJob, predict: PredictSeconds | None = None) -> C
     """
     exposed = compute_exposed_seconds(job)
     pipeline_labels = _find_pipeline_labels(job)
-    copy_seconds = [rank.compute_median(lambda parts: parts.copy_seconds) for rank in job.ranks]
-    # Without a GPU, the time between operators is that of Python itself.
-    idle_seconds = [
-        rank.compute_median(lambda parts: parts.idle_seconds) if rank.has_device else 0.0
-        for rank in job.ranks
-    ]
+    copy_seconds = [rank.compute_mean(lambda parts: parts.copy_seconds) for rank in job.ranks]
+    idle_seconds = [fmean(map(partial(_measure_idle, rank), rank.steps)) for rank in job.ranks]
     step = StepEvidence(
         name="",
         seconds=job.step_seconds,
@@ -73,7 +73,7 @@ def compute_exposed_seconds(job: TracedJob) -> dict[str, tuple[TracedRank, float
     """Return the exposed seconds per step of each kind of call, on the rank where they are least.
 
     A key is the label of a kind of call: operation and process group. A value is (rank, seconds).
-    Exposed time is communication that neither computation nor copies hide. It is a median over the
+    Exposed time is communication that neither computation nor copies hide. It is a mean over the
     steps of a rank, then the minimum over ranks. The rank with the minimum waits least for other
     ranks, so its time is nearest to the time of the communication itself.
     """
@@ -81,10 +81,18 @@ def compute_exposed_seconds(job: TracedJob) -> dict[str, tuple[TracedRank, float
     for rank in job.ranks:
         for label in dict.fromkeys(call.label for call in rank.calls):
             by_step = [step.parts.exposed_comm_seconds.get(label, 0.0) for step in rank.steps]
-            seconds = median(by_step)
+            seconds = fmean(by_step)
             if label not in exposed or seconds < exposed[label][1]:
                 exposed[label] = rank, seconds
     return exposed
+
+
+def _measure_idle(rank: TracedRank, step: TracedStep) -> float:
+    """Return the seconds of a step in which nothing runs, without a GPU only in gaps over 1 ms."""
+    if rank.has_device:
+        return step.parts.idle_seconds
+    gaps = difference([step.step], [*step.busy, *(call.span for call in step.calls)])
+    return sum(stop - start for start, stop in gaps if stop - start > MIN_HOST_GAP_NS) / 1e9
 
 
 def _make_communication(label: str, rank: TracedRank, exposed_seconds: float) -> Communication:
@@ -131,9 +139,7 @@ def _measure_pipeline(job: TracedJob, message_seconds: Sequence[float]) -> Pipel
     """
     if not message_seconds or len(job.ranks) < 2:
         return None
-    compute_seconds = [
-        rank.compute_median(lambda parts: parts.compute_seconds) for rank in job.ranks
-    ]
+    compute_seconds = [rank.compute_mean(lambda parts: parts.compute_seconds) for rank in job.ranks]
     return PipelineIdle(
         bubble_seconds=sum(message_seconds),
         uneven_seconds=max(compute_seconds) - fmean(compute_seconds),

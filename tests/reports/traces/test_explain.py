@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from parbench import cli
 from tests.support.reports.drawn_steps import MB, RANKS, draw_clean, draw_one_bucket, make_job
+from tests.support.reports.kineto_files import RankFile
 from tests.support.reports.report_rows import run_from_records
 from tests.support.reports.reports_fixtures import (
     collective_case,
@@ -33,7 +34,7 @@ def test_tables_have_ranks_calls_and_gains(traces: Path, tmp_path: Path) -> None
     assert result.exit_code == 0
     assert result.stderr == ""
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert "all_reduce default_pg 128M 1 2.50 ms 2.50 ms 2.50 ms 80.6" in lines
+    assert "all_reduce default_pg 128 MiB 1 2.50 ms 2.50 ms 2.50 ms 80.6" in lines
     assert "in one bucket" in result.stdout
     assert result.stdout.splitlines()[-1].startswith("COMPLETE")
     file = tmp_path / "tables.txt"
@@ -87,6 +88,22 @@ def test_bad_traces_are_refused(traces: Path, tmp_path: Path) -> None:
         result = explain(*paths)
         assert result.exit_code == 2
         assert problem in result.stderr
+
+
+def test_parts_of_a_step_add_up_and_sizes_are_exact(tmp_path: Path) -> None:
+    def draw(file: RankFile, rank: int, start: float) -> None:
+        file.kernel(start + 10, start + 5000 + 0.1 * start)
+        for number, elements in enumerate((5 * MB, 6 * MB)):
+            begin = start + 8000 + 900 * number
+            file.collective("allreduce", begin, begin + 500 - 0.004 * start, elements)
+
+    make_job(tmp_path, draw, steps=3)
+    document = json.loads(explain(tmp_path, "--format", "json").stdout)
+    [call] = document["tables"]["collectives"]
+    assert call["size"] == "20.0 MiB to 24.0 MiB"
+    for row in document["tables"]["ranks"]:
+        parts = (row[name] for name in ("compute", "exposed", "copies", "idle"))
+        assert sum(parts) == pytest.approx(1)
 
 
 def test_clean_job_has_no_finding(tmp_path: Path) -> None:

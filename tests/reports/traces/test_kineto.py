@@ -94,14 +94,17 @@ def test_kernel_named_after_a_collective_in_its_template_computes(tmp_path: Path
     assert len(read_text(tmp_path, text).steps[0].calls) == 2
 
 
-def test_gloo_call_has_the_bytes_of_its_shapes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("shape", "num_bytes"), [([[64], [192]], 2048), ([], 8)])
+def test_gloo_call_has_the_bytes_of_its_shapes(
+    tmp_path: Path, shape: list[object], num_bytes: int
+) -> None:
     """The bytes of an all_gather are those of all ranks of the only group."""
     file = RankFile(0, 2)
     file.event("user_annotation", "ProfilerStep#1", 0, 100)
-    shapes = {"Input Dims": [[[64], [192]]], "Input type": ["float"]}
+    shapes = {"Input Dims": [shape, []], "Input type": ["float", ""]}
     file.event("user_annotation", "gloo:all_gather", 20, 50, 2, **shapes)
     (call,) = read_rank(file.write(tmp_path)).calls
-    assert call.facts == CallFacts("all_gather", None, (0, 1), 2, 2048)
+    assert call.facts == CallFacts("all_gather", None, (0, 1), 2, num_bytes)
 
 
 def test_shortened_ranks_leave_the_group_size(tmp_path: Path) -> None:

@@ -66,11 +66,14 @@ def test_collective_slower_than_the_fit_is_found(tmp_path: Path) -> None:
     assert off_fit.time_share == pytest.approx(0.125, rel=0.01)
 
 
-def test_short_gaps_between_operators_are_no_finding(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("gap_us", "kinds"), [(105, []), (1500, ["host-bound"])])
+def test_only_long_gaps_between_operators_are_idle(
+    tmp_path: Path, gap_us: int, kinds: list[str]
+) -> None:
     file = RankFile(0, 1)
-    file.event("user_annotation", "ProfilerStep#1", 0, 14_000)
+    file.event("user_annotation", "ProfilerStep#1", 0, 40 * (245 + gap_us))
     for number in range(40):
-        start = 350 * number
+        start = (245 + gap_us) * number
         file.event("cpu_op", "aten::mm", start, start + 245)
     steps = read_rank(file.write(tmp_path))
-    assert find_in(join_ranks([steps])) == ()
+    assert [finding.kind for finding in find_in(join_ranks([steps]))] == kinds
