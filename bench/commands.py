@@ -87,7 +87,7 @@ Exit codes: 0 fine; 1 a wrong result, or a limit that is not met; 2 bad input;
 3 the metric of a limit is unknown; 4 something did not run.
 """
 """The text after the options in the help of ``parbench run``."""
-_RESUME_OPTIONS = ("resume", "nodes", "budget", "form", "out", "limits")
+_RESUME_OPTIONS = ("resume", "nodes", "budget", "form", "limits")
 """The names of the parameters that ``--resume`` allows."""
 limits_option = click.option(
     "--limits",
@@ -140,9 +140,9 @@ limits_option = click.option(
 )
 @click.option(
     "--repetitions",
-    type=int,
+    type=click.IntRange(min=1),
     help="Restarts of all ranks, from which intervals are computed. Default: the preset's, 3 for "
-    "named cases.",
+    "named cases without --preset and --budget.",
 )
 @click.option(
     "--budget",
@@ -290,7 +290,7 @@ def refuse_options_of_plan() -> None:
             name = "CASE" if param.name == "cases" else param.opts[-1]
             raise UserError(
                 f"{name} is not allowed with --resume, which uses the plan of the run",
-                hint="allowed are --budget, --nodes, --limits, --format and --out",
+                hint="allowed are --budget, --nodes, --limits and --format",
             )
 
 

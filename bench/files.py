@@ -1,13 +1,14 @@
 """Reading and atomic writing of files, with errors of both as one message to the user."""
 
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, get_type_hints
 
-from parbench.bench.text import UserError
+from parbench.bench.text import UserError, format_list, suggest_similar
 
 # msgspec and tomllib are imported where they are needed, so that `parbench --help` starts faster.
 
@@ -122,4 +123,26 @@ def read_toml(path: Path, description: str, kind: type[_T], **defaults: object) 
     try:
         return msgspec.convert({**defaults, **content}, kind)
     except msgspec.ValidationError as error:
-        raise UserError(f"{description} {path}: {error}") from error
+        hint = _list_allowed(str(error), kind)
+        raise UserError(f"{description} {path}: {error}", hint=hint) from error
+
+
+def _list_allowed(message: str, kind: Any) -> str:
+    """Return advice on an unknown key or a bad choice in a file, empty for other errors.
+
+    ``message`` is the error of msgspec, which ends with the place, such as ``$.mode``. ``kind`` is
+    the type of the file's content.
+    """
+    _, _, place = message.partition(" - at `$.")
+    keys = place.rstrip("`").split(".") if place else []
+    for key in keys:
+        kind = get_type_hints(kind).get(key) if isinstance(kind, type) else None
+    if "enum value" in message:
+        choices = dict.fromkeys(re.findall(r"'([\w-]+)'", str(kind)))
+        return f"allowed are {format_list(choices, 'and')}" if choices else ""
+    field = re.search("unknown field `(.*?)`", message)
+    fields = sorted(getattr(kind, "__struct_fields__", ()))
+    if field is None or not fields:
+        return ""
+    allowed = f"allowed are {format_list(fields, 'and')}"
+    return suggest_similar(field[1], fields).removeprefix("; ") or allowed

@@ -54,7 +54,9 @@ def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Injectio
             inject=injection,
         )
         with tempfile.TemporaryDirectory(prefix="parbench-selftest-") as folder:
-            path = run_options(options, modules, out=Path(folder))
+            path = run_options(
+                options, modules, out=Path(folder), command="parbench doctor --selftest"
+            )
             assert path is not None, "a self-test starts its own ranks"
             record = load_run(path).records[-1]
         kind = (injection or "none").partition(":")[0]

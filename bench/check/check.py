@@ -70,7 +70,7 @@ def check(
     budget = budget or DEFAULT_BUDGETS[device]
     options = make_options(device, nproc, budget=budget, inject=inject)
     ports = read_ports()
-    path = run_options(options, modules, out=out, cpus=core_sets)
+    path = run_options(options, modules, out=out, cpus=core_sets, command="parbench check")
     assert path is not None, "only a rank that joins has no run"
     if gpus:
         devices = list_gpus(host, gpus, read_report(environ))

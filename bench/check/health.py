@@ -255,11 +255,12 @@ def _list_problems(run: Run, *, has_bad_device: bool) -> tuple[str, ...]:
     for record in run.records:
         is_explained = has_bad_device and record.case.id in wrong_cases
         if record.status != "ok" and not is_explained:
-            problems[f"{record.case.name}: {record.reason}"] = None
+            advice = " -> allow more time (--budget 2m)" if record.is_out_of_budget else ""
+            problems[f"{record.case.name}: {record.reason}{advice}"] = None
     num_missing = plan.repetitions * len(plan.cases) - len(run.records)
     if num_missing > 0:
         missing = pluralize(num_missing, "measurement")
-        problems[f"not reached: {missing} -> allow more time (--budget 2m)"] = None
+        problems[f"{missing}: the check ended early -> run it again"] = None
     return tuple(problems)
 
 

@@ -57,10 +57,12 @@ class Display(ExitStack):
     def show_record(self, record: Record) -> None:
         """Print the status and reason of a record if its case failed, hung or was wrong.
 
+        A wrong result is not printed if it is the effect of an injected fault.
         With ``as_json`` the record is also printed on standard output.
         """
         if self._as_json:
             sys.stdout.buffer.write(encode_record(record))
             sys.stdout.buffer.flush()
-        if record.status in FAILED_STATUSES:
+        is_injected = record.status == "wrong" and record.injected.startswith("corrupt")
+        if record.status in FAILED_STATUSES and not is_injected:
             self.print_message(f"{record.status}: {record.case.label}: {record.reason}")

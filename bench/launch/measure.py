@@ -46,6 +46,7 @@ def run_options(
     as_json: bool = False,
     cpus: Sequence[Sequence[int]] = (),
     limits: Path | None = None,
+    command: str = "",
 ) -> Path | None:
     """Make or resume a run, and return its folder.
 
@@ -61,6 +62,7 @@ def run_options(
         cpus: the CPUs to which each rank of this host is bound, by rank. Empty if they are not
             bound.
         limits: a file of limits on metrics, None without limits. It must be valid.
+        command: the command to repeat if the run ends early. If empty, the run can be resumed.
     """
     os.environ.update(find_mpi_variables(os.environ))
     joined = Joined.find(os.environ)
@@ -83,12 +85,16 @@ def run_options(
         display = stack.enter_context(Display(as_json=as_json))
         start_ranks = choose_launcher(run, joined, options.nodelist, stack, cpus)
         recorder = Recorder(run, writer)
+        for note in plan.notes:
+            display.print_message(f"note: {note}")
         try:
             Driver(run, recorder, start_ranks, display).drive()
         except (KeyboardInterrupt, UserError) as error:
             display.close()
             reason = str(error) or "interrupted"
-            display.print_message(f"{reason}; continue with: parbench run --resume {run.path}")
+            resume = f"parbench run --resume {run.path}"
+            advice = f"run {command} again" if command else f"continue with: {resume}"
+            display.print_message(f"{reason}; {advice}")
     return run.path
 
 

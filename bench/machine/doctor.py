@@ -125,10 +125,10 @@ def render(findings: Sequence[Disturbance]) -> str:
     """
     rows = []
     for finding in findings:
-        verdict = "disturbs" if finding.disturbs else "ok"
-        if finding.facts == UNKNOWN:
-            verdict = UNKNOWN
-        rows.append((finding.topic, f"{verdict:<8}", finding.facts))
+        verdict, facts = "disturbs" if finding.disturbs else "ok", finding.facts
+        if facts == UNKNOWN:
+            verdict, facts = UNKNOWN, "not readable, as in many virtual machines and containers"
+        rows.append((finding.topic, f"{verdict:<8}", facts))
         if finding.fix:
             rows.append(("", "", finding.fix))
     return format_table(rows)

@@ -267,9 +267,13 @@ def open_writer(path: Path) -> Iterator[RecordWriter]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"another process is writing {path}", hint="wait until it ends"
+            ) from error
         except OSError as error:  # for example Lustre, if it is mounted without flock
-            hint = "wait if another process writes the run, or choose another folder with --out"
-            raise UserError(f"{path} cannot be locked: {error.strerror}; {hint}") from error
+            hint = "choose a folder on another file system with --out"
+            raise UserError(f"{path} cannot be locked: {error.strerror}", hint=hint) from error
         file.truncate(file.read().rfind(b"\n") + 1)
         file.seek(0, os.SEEK_END)
         yield RecordWriter(file, path)

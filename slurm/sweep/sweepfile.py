@@ -149,7 +149,7 @@ def locate_errors(place: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{place}: {error}") from error
+        raise UserError(f"{place}: {error}", hint=error.hint) from error
 
 
 def read_sweep_file(path: Path) -> SweepFile:
@@ -184,5 +184,11 @@ def _check(file: SweepFile) -> None:
             hint = "write it without dashes in front"
             raise UserError(f"$.slurm.options: {name!r} is not a long option of sbatch; {hint}")
         if name in " ".join(_RESERVED_OPTIONS).split():
-            problem = "is set by parbench, or not supported; leave it out"
-            raise UserError(f"$.slurm.options: {name!r} {problem}")
+            field = name.replace("-", "_")
+            hint = "leave it out"
+            if field in SweepFile.__struct_fields__:
+                hint = f"set {field} at the top of the file"
+            elif field in SlurmTable.__struct_fields__:
+                hint = f"set slurm.{field}"
+            problem = f"$.slurm.options: {name!r} is set by parbench, or not supported"
+            raise UserError(problem, hint=hint)

@@ -116,7 +116,7 @@ def test_cases_are_in_a_file(call_parbench: CallParbench, run_calls: list[Any]) 
 def test_resume_takes_options_that_may_differ(
     call_parbench: CallParbench, run_calls: list[Any]
 ) -> None:
-    line = "--resume r --budget 9s --nodes n[1-4] --out o"
+    line = "--resume r --budget 9s --nodes n[1-4]"
     call_parbench("run", *line.split())
     [(options, others)] = run_calls
     assert options == Options(budget="9s", nodes=4, nodelist="n[1-4]")
@@ -138,6 +138,8 @@ def test_parse_settings() -> None:
         ("--resume r ddp", "CASE is not allowed with --resume"),
         ("--resume r --sizes 1K", "--sizes is not allowed"),
         ("--resume r --link 9Gbit", "--link is not allowed"),
+        ("--resume r --out o", "--out is not allowed"),
+        ("ddp --repetitions 0", "0 is not in the range x>=1"),
     ],
 )
 def test_run_refuses_options(

@@ -232,10 +232,11 @@ def test_failure_of_no_single_device_is_a_problem(
     assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
     assert len(health.problems) == 1
     assert failure["reason"] in health.problems[0]
+    assert ("--budget" in health.problems[0]) == (name == "copy")
 
 
 def test_two_repetitions_name_no_device(tmp_path: Path) -> None:
     health = check_run(build_run(tmp_path, {2: 1.25}, num_repetitions=2))
     assert health.exit_code == 4
     assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
-    assert "not reached" in health.problems[0]
+    assert "measurements: the check ended early" in health.problems[0]

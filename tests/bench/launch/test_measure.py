@@ -51,8 +51,12 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> FakeRanks:
     return fake_ranks
 
 
-def run(options: Options = TWO_CASES, *, resume_path: Path | None = None) -> Path:
-    path = run_options(options, MODULES, out=Path("runs"), resume_path=resume_path)
+def run(
+    options: Options = TWO_CASES, *, resume_path: Path | None = None, command: str = ""
+) -> Path:
+    path = run_options(
+        options, MODULES, out=Path("runs"), resume_path=resume_path, command=command
+    )
     assert path is not None
     return path
 
@@ -110,6 +114,15 @@ def test_interrupted_run_can_be_resumed(
     run(Options(), resume_path=path)
     assert load_run(path).records == records
     assert len(ranks.starts) == 2, "a complete run starts no ranks"
+
+
+def test_interrupted_command_is_repeated(
+    ranks: FakeRanks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks.interrupt(case=1)
+    run(replace(TWO_CASES, inject="late:1:3ms"), command="parbench check")
+    expected = "note: injected: late:1:3ms\ninterrupted; run parbench check again\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_resume_measures_what_the_budget_left_out(ranks: FakeRanks) -> None:

@@ -59,6 +59,7 @@ def test_run_without_a_time_has_no_judge(file: Path, twelve_runs: Path, tmp_path
     result = judge(write_history_run(tmp_path, 99, records=[wrong]))
     assert result.word == "NO BASELINE"
     assert "3 values differ" in result.message
+    assert result.hint == ""
 
 
 def test_young_history_is_no_judge(file: Path, path: Path, tmp_path: Path) -> None:

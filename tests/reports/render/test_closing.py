@@ -43,6 +43,11 @@ def test_summary_fits_a_terminal() -> None:
     assert "parbench show --all" in lines[-1]
 
 
+def test_run_without_a_time_has_no_findings() -> None:
+    lines = render(failed_record(step_case("ddp"), 0, "skipped", "out of time"))
+    assert "Nothing was measured." in "\n".join(lines)
+
+
 def test_notes_of_the_plan_follow_the_heading() -> None:
     run = run_from_records(ok_record(collective_case()))
     note = "functional only: 4 ranks on 2 cores; times include waiting for a core"

@@ -35,12 +35,19 @@ def test_options_become_text(tmp_path: Path) -> None:
     ("text", "place", "message"),
     [
         ("repeat = 0", "$.repeat", ">= 1"),
-        ("node = 3", "`node`", "unknown field"),
+        ("node = 3", "`node`", "did you mean 'nodes'?"),
+        (
+            "slurm.x = 3",
+            "$.slurm",
+            "allowed are on_dead_node, options, partition, requeue and time",
+        ),
         ("mode = 'arrays'", "$.mode", "'arrays'"),
-        ("slurm.time = '30 years'", "$.slurm.time", "'30 years'"),
+        ("distribution = 'cycle'", "$.distribution", "allowed are block and cyclic"),
+        ("slurm.time = '30 years'", "$.slurm.time", "with ms, s, m or h"),
         ("backend = 'ncll'", "$.backend", "'ncll'"),
         ("environment = { 'A-B' = 1 }", "$.environment", "'A-B'"),
-        ("slurm.options.nodes = 4", "$.slurm.options", "'nodes'"),
+        ("slurm.options.nodes = 4", "$.slurm.options", "set nodes at the top of the file"),
+        ("slurm.options.time = 4", "$.slurm.options", "set slurm.time"),
     ],
 )
 def test_error_names_the_file_and_the_place(
