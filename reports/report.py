@@ -12,9 +12,9 @@ from parbench.reports.findings.finding import Finding
 from parbench.reports.run_data import RunData
 
 _STATUS_MESSAGES = {
-    "PREDICTED": "every number follows from formulas and declared rates, nothing was measured",
+    "PREDICTED": "numbers follow from formulas and rates of the hardware, no step was measured",
     "PUBLISHED": "the tables are quoted from the sources, nothing was predicted or measured",
-    "VALIDATED": "predictions follow from formulas and fits, measurements from the steps of the run",
+    "COMPARED": "predictions follow from formulas and fits, measurements from the steps of the run",
 }
 """The message of the verdict on a document that no run measured, keyed by ``Document.status``."""
 
@@ -98,7 +98,7 @@ def make_sections(tables: Mapping[tuple[str, str], Iterable[Table]]) -> list[Sec
 def make_report_of_document(document: Document) -> Report:
     """Build the report of a document that no run measured, such as a plan of a training step.
 
-    The verdict of the report states the origin of the numbers (PREDICTED, PUBLISHED or VALIDATED),
+    The verdict of the report states the origin of the numbers (PREDICTED, PUBLISHED or COMPARED),
     or TOO LARGE if the planned step is impossible.
     """
     message = _STATUS_MESSAGES[document.status]

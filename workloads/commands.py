@@ -82,13 +82,15 @@ _SETTINGS_HELP = """\b
 Names of --set:
   schedule=NAME         order of a pipeline: 1f1b, interleaved, zb_h1, ...
   chunks=N              stages per rank; default: those of the schedule
-  split=N+N+...         layers of each stage; default: as equal as possible
+  split=N+N+...         layers of each stage, such as 5+6+13x5+4; default: as
+                        equal as possible
   microbatches=N        per data rank, instead of --global-batch; default: 4
                         per pipeline rank, 1 without a pipeline
   cp_method=NAME        zigzag, allgather_kv, ulysses, usp or ring
   precision=DTYPE       bfloat16 (default, with float32 master weights) or
                         float32
-  zero=STAGE            ZeRO: 0 or 1 over dp, 2 or 3 over fsdp
+  zero=STAGE            ZeRO: 0 or 1 over dp and cp, 2 or 3 over fsdp; default
+                        of plan mesh: 0, with fsdp 3
 """
 
 
@@ -123,7 +125,7 @@ _STEP_OPTIONS = _combine(
         "--checkpointing",
         default="",
         metavar="HOW",
-        help="Activation recomputation: none, selective, full or full:K.",
+        help="Recomputation: none (default), selective, full, or full:K (one layer in K).",
     ),
     click.option(
         "--set",

@@ -331,5 +331,5 @@ class Document:
     """The most important numbers, which are printed first: pairs (number, title) of texts."""
     problem: str = ""
     """The reason why the planned step is impossible, empty if it is possible."""
-    status: Literal["PREDICTED", "PUBLISHED", "VALIDATED"] = "PREDICTED"
+    status: Literal["PREDICTED", "PUBLISHED", "COMPARED"] = "PREDICTED"
     """The origin of the numbers: formulas, publications, or formulas compared with measurements."""

@@ -1,5 +1,6 @@
 """The parameters of a pipeline, and the order and the stages that they mean. Pure."""
 
+import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -15,28 +16,17 @@ from parbench.workloads.pipeline_parallel.schedules import (
 
 DEFAULT_MICROBATCHES = 8  # enough that a pipeline of a few ranks has small bubbles
 SCHEDULE = Param(
-    name="schedule",
-    kind="str",
-    default=DEFAULT_SCHEDULE,
+    "schedule",
+    "str",
+    DEFAULT_SCHEDULE,
+    "order of forward and backward passes",
     choices=tuple(SCHEDULES),
-    help="order of forward and backward passes",
 )
 PARAMS = (
     SCHEDULE,
+    Param("chunks", "int", 0, "stages per rank; 0 = the schedule's own", minimum=0, optional=True),
     Param(
-        name="chunks",
-        kind="int",
-        default=0,
-        minimum=0,
-        optional=True,
-        help="stages per rank; 0 = the schedule's own",
-    ),
-    Param(
-        name="split",
-        kind="str",
-        default="",
-        optional=True,
-        help="layers of each stage, such as 2+1+1+2; empty = equal",
+        "split", "str", "", "layers of each stage, such as 2+1+1+2; empty = equal", optional=True
     ),
 )
 """The parameters of a pipeline that a user can set."""
@@ -100,9 +90,9 @@ class Pipeline:
 def split_layers(layers: int, num_stages: int, split: str = "") -> tuple[int, ...]:
     """Return the number of layers of each stage, first stage first.
 
-    ``split`` is the numbers as text, such as 1+2+1+1. If it is empty, all stages have equal
-    numbers. Raises ``UserError`` if the layers do not divide equally, or if ``split`` cannot be
-    read or does not have ``num_stages`` numbers with the sum ``layers``.
+    ``split`` is the numbers as text, such as 1+2+1+1 or 1+2+2x1. If it is empty, all stages have
+    equal numbers. Raises ``UserError`` if the layers do not divide equally, or if ``split`` cannot
+    be read or does not have ``num_stages`` numbers with the sum ``layers``.
     """
     if not split:
         if layers % num_stages:
@@ -111,14 +101,15 @@ def split_layers(layers: int, num_stages: int, split: str = "") -> tuple[int, ..
                 "set the layers of each stage with split=2+1+..."
             )
         return (layers // num_stages,) * num_stages
-    parts = split.split("+")
-    if not all(part.strip().isdecimal() and int(part) for part in parts):
+    counts: tuple[int, ...] = ()
+    for part in split.split("+"):
+        match = re.fullmatch(r"(?:(\d{1,4})x)?(0*[1-9]\d*)", part.strip())
+        if match is None:
+            raise UserError(f"split = {split!r} is not allowed: write layers, such as 1+2+1+1")
+        counts += (int(match[2]),) * int(match[1] or 1)
+    if (len(counts), sum(counts)) != (num_stages, layers):
         raise UserError(
-            f"split = {split!r} is not allowed: write the layers of each stage, such as 1+2+1+1"
+            f"split = {split!r} has {len(counts)} stages with {sum(counts)} layers instead of "
+            f"{num_stages} with {layers}"
         )
-    counts = tuple(map(int, parts))
-    if len(counts) != num_stages:
-        raise UserError(f"split = {split!r} has {len(counts)} stages instead of {num_stages}")
-    if sum(counts) != layers:
-        raise UserError(f"split = {split!r} has {sum(counts)} layers instead of {layers}")
     return counts

@@ -1,5 +1,6 @@
 """Short texts about a predicted step: its settings, its bottleneck, its parameters. Pure."""
 
+from collections.abc import Sequence
 from itertools import groupby
 
 from parbench.workloads.costs.parameter_table import num_active_parameters, num_parameters
@@ -14,7 +15,7 @@ def describe_settings(spec: StepSpec) -> str:
     context parallelism, the pipeline schedule and the layers of its stages.
     """
     settings = [f"microbatch {spec.microbatch}", f"checkpointing {spec.checkpointing_label}"]
-    if spec.dims.size("dp", "fsdp") > 1:
+    if spec.dims.size("dp", "fsdp", "cp") > 1:
         settings.append(f"ZeRO {spec.zero_stage}")
     if spec.dims.cp > 1:
         settings.append(f"cp {spec.cp_method}")
@@ -22,21 +23,20 @@ def describe_settings(spec: StepSpec) -> str:
         schedule = spec.pipeline_options.schedule
         stages = spec.stages_per_rank
         settings.append(schedule if stages == 1 else f"{schedule}, {stages} stages per rank")
-    if spec.pipeline_options.split:
-        settings.append(f"layers {format_split(spec.pipeline_options.split)}")
+    if spec.pipeline is not None and spec.pipeline_options.split:
+        settings.append(f"layers {format_split(spec.pipeline.layers_by_stage)}")
     return ", ".join(settings)
 
 
-def format_split(split: str) -> str:
-    """Shorten the numbers of layers of pipeline stages: ``7+8+8+7`` becomes ``7+2x8+7``.
+def format_split(layers_by_stage: Sequence[int]) -> str:
+    """Return the numbers of layers of pipeline stages as text, such as ``7+2x8+7``.
 
-    ``split`` has the number of layers of each stage. In the result, ``2x8`` stands for two
-    successive stages of 8 layers.
+    ``2x8`` stands for two successive stages of 8 layers. ``--set split`` accepts this text.
     """
     texts: list[str] = []
-    for layers, stages in groupby(split.split("+")):
+    for layers, stages in groupby(layers_by_stage):
         count = len(list(stages))
-        texts.append(layers if count == 1 else f"{count}x{layers}")
+        texts.append(str(layers) if count == 1 else f"{count}x{layers}")
     return "+".join(texts)
 
 

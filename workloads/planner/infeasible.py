@@ -5,7 +5,7 @@ from dataclasses import replace
 from parbench.bench.text import UserError, pluralize
 from parbench.workloads.planner.candidates import SearchRequest
 from parbench.workloads.planner.describe import compute_state_bytes, describe_step
-from parbench.workloads.planner.dry_run import GIGA, DryRun
+from parbench.workloads.planner.dry_run import GIGA, DryRun, dry_run
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.search import MAX_GPUS, SearchResult, search
 
@@ -39,14 +39,21 @@ def require_candidates(request: SearchRequest, hardware: Hardware, result: Searc
 
 
 def explain_too_large(run: DryRun) -> str:
-    """Return the message for a step that does not fit, with the needed and the usable memory."""
+    """Return the message for a step that does not fit, with the needed and the usable memory.
+
+    It has the stage of ZeRO with which the step fits, if there is one.
+    """
     spec, hardware, memory = run.spec, run.hardware, run.fullest.memory
+    sharded = replace(spec, zero1="" if spec.dims.is_sharded else "distributed", reshard=True)
+    hint = "Find steps that fit: parbench plan search"
+    if dry_run(sharded, hardware, exact=False).fits:
+        hint = f"It fits with --set zero={sharded.zero_stage}"
     return (
         f"{spec.name} with {spec.dims.label} needs {memory.total / GIGA:,.1f} GB on "
         f"{run.fullest.view.label} ({memory.state / GIGA:,.1f} GB of state, "
         f"{memory.activations / GIGA:,.1f} GB of activations, {memory.buffers / GIGA:,.1f} GB of "
         f"buffers), and {hardware.usable_bytes / GIGA:,.1f} of {hardware.memory_bytes / GIGA:,.0f} "
-        "GB are usable. Find steps that fit: parbench plan search"
+        f"GB are usable. {hint}"
     )
 
 

@@ -23,8 +23,10 @@ def refuse(params: Params, ranks: int = 2) -> str | None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"split": "1+2"}, "'1+2' has 3 layers"),
-        ({"split": "1+1+2"}, "'1+1+2' has 3 stages instead of 2"),
+        ({"split": "1+2"}, "'1+2' has 2 stages with 3 layers"),
+        ({"split": "1+1+2"}, "'1+1+2' has 3 stages with 4 layers instead of 2 with 4"),
+        ({"split": "3x2"}, "'3x2' has 3 stages"),
+        ({"split": "x4"}, "'x4' is not allowed"),
         ({"split": "4+0"}, "'4+0'"),
     ],
 )

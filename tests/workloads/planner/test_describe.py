@@ -42,6 +42,10 @@ def test_bottleneck_is_the_largest_part(run: DryRun, bottleneck: str) -> None:
     assert describe_bottleneck(run) == bottleneck
 
 
+def test_settings_name_zero_with_cp() -> None:
+    assert ", ZeRO 0, cp zigzag" in describe_settings(make_spec("cp=2"))
+
+
 def test_settings_count_equal_stages() -> None:
     spec = make_spec("pp=4,dp=2", "llama3-8b", split="7+9+9+7", microbatches=8)
     text = "microbatch 1, checkpointing none, ZeRO 0, 1f1b, layers 7+2x9+7"

@@ -34,6 +34,14 @@ def test_plan_of_too_large_step_exits_with_2(plan_command: PlanCommand) -> None:
     assert result.exit_code == 2
     assert "memory" in json.loads(result.stdout)["tables"]
     assert "error: llama3-70b with tp=8 needs" in result.stderr
+    assert "Find steps that fit" in result.stderr
+
+
+@pytest.mark.parametrize("mesh", ["dp=4,pp=2,tp=8", "cp=4,tp=8"])
+def test_too_large_step_names_zero_that_fits(plan_command: PlanCommand, mesh: str) -> None:
+    options = f"mesh --model llama3-70b --mesh {mesh}"
+    assert "It fits with --set zero=1" in plan_command(options).stderr
+    assert plan_command(f"{options} --set zero=1").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -45,6 +53,8 @@ def test_plan_of_too_large_step_exits_with_2(plan_command: PlanCommand) -> None:
             "arXiv 1910.02054",
         ),
         ("search --model tiny --gpus 2 --set schedule=1f1b", "global batch 2"),
+        (f"{MESH} pp=4,tp=8 --set split=7+1x9+9+7", "layers 7+2x9+7"),
+        (f"{MESH} dp=2,cp=4,tp=4", "reduced over dp x cp"),
         ("guide", "2 * Psi * g * r"),
         ("guide --model mixtral-8x7b --gpus 16 --format=json", '"strategy":"DDP"'),
         ("recipes", "arXiv 2412.19437"),
@@ -70,6 +80,7 @@ def test_plan_answers_on_stdout(plan_command: PlanCommand, arguments: str, text:
         (f"{MESH} dp=2 --set schedule=1f2b", "1f1b,"),
         (f"{MESH} pp=2 --set split=20+13", "33 layers"),
         (f"{MESH} dp=2 --microbatch 0", "--microbatch"),
+        (f"{MESH} dp=2 --checkpointing full:33", "has 32 layers"),
         (f"{MESH} dp=2 --set zero=3", "--set zero=3 needs fsdp > 1"),
         (f"{MESH} tp=16", "kv_heads(8) % tp(16) != 0"),
         ("validate absent", "absent"),
@@ -178,4 +189,7 @@ def test_plan_uses_and_validates_a_run(tmp_path: Path, plan_command: PlanCommand
 
     validation = json.loads(plan_command(f"validate {path} --format=json").stdout)
     assert validation["rows"][0]["label"].startswith("workload.ddp")
-    assert "step_time" in plan_command(f"validate {path}").stdout
+    text = plan_command(f"validate {path}").stdout
+    assert "step_time" in text
+    assert "memory_counted.activations" in text
+    assert "COMPARED" in text

@@ -284,6 +284,8 @@ def _axis_tables(run: DryRun) -> list[Table]:
         }
         for axis in run.axes
     ]
+    dims = run.spec.dims
+    reduction = f"Gradients are reduced over {' x '.join(dims.shard_axes + dims.replica_axes)}."
     table = Table(
         "axes",
         "Communication by axis",
@@ -297,6 +299,7 @@ def _axis_tables(run: DryRun) -> list[Table]:
             make_column("exposed_seconds", "exposed", "s", "what it adds to the step"),
         ],
         rows=rows,
+        notes=[reduction] if dims.cp > 1 else [],
     )
     return [table]
 
@@ -361,7 +364,7 @@ def _assumption_section(run: DryRun, notes: Sequence[str], *, explain: bool) -> 
         Table(
             "assumptions",
             "Assumptions",
-            caption="declared, not measured. --hardware FILE.toml changes them",
+            caption="declared unless a row names measurements. --hardware FILE.toml changes them",
             columns=[make_column("assumption")],
             rows=[{"assumption": text} for text in [*list_assumptions(run.hardware), *notes]],
         )

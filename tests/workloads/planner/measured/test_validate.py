@@ -85,7 +85,7 @@ def test_validation_compares_bytes_and_memory() -> None:
     [row] = validate_records(make_record(metrics=metrics)).rows
     assert component_of(row, "bytes.dp").error == pytest.approx(-0.5)
     assert component_of(row, "memory.parameters").error == 0
-    assert component_of(row, "memory.activations").error == pytest.approx(-0.75)
+    assert component_of(row, "memory_counted.activations").error == pytest.approx(-0.75)
     assert component_of(row, "memory.gradients").predicted == 4 * PSI
     assert component_of(row, "memory.gradients").error is None
 
