@@ -1,11 +1,14 @@
 """Generated parts of the documentation: benchmarks, parameters, metrics and glossary.
 
-A page has a comment such as ``<!-- parbench list 'p2p.*' -->`` where the output of a command belongs.
+``python docs/hooks.py docs/reference/metrics.md`` prints a page with its generated parts. A page has
+a comment such as ``<!-- parbench list 'p2p.*' -->`` where the output of a command belongs.
 """
 
 import re
 import shlex
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
@@ -52,3 +55,6 @@ def make_glossary() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {"metrics": make_metric_table, "glossary": make_glossary}
 """The tables that no command prints, by name."""
+
+if __name__ == "__main__":
+    sys.stdout.write(on_page_markdown(Path(sys.argv[1]).read_text()))

@@ -3,8 +3,10 @@
 import itertools
 import json
 import re
+import runpy
 import shlex
 import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -209,3 +211,20 @@ def test_linked_files_exist() -> None:
     names = set(re.findall(pattern, README.read_text()))
     assert "docs/report-dark.webp" in names
     assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("page_name", "word"), [("metrics", "busbw"), ("glossary", "breakpoint")]
+)
+def test_hooks_print_generated_pages(
+    page_name: str,
+    word: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hooks = ROOT / "docs" / "hooks.py"
+    monkeypatch.setattr(sys, "argv", [str(hooks), f"{ROOT}/docs/reference/{page_name}.md"])
+    runpy.run_path(str(hooks), run_name="__main__")
+    text = capsys.readouterr().out
+    assert word in text
+    assert "<!--" not in text
