@@ -96,8 +96,9 @@ DEFINITIONS = {
         "compute + exposed communication + copy + idle = wall time of a profiled step. "
         "The other communication is hidden behind compute or copies."
     ),
-    "idle: schedule, imbalance, rest": (
-        "Differences between simulations, which add up to the measured idle time."
+    "bubble: schedule, imbalance, rest": (
+        "Differences between simulations. They add up to the time in which a rank of the pipeline "
+        "runs no action. The parts of a step count waiting for a message as exposed communication."
     ),
     "phases": (
         "Parts of a step that it marks with torch.profiler.record_function: forward, backward, "

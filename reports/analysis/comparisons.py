@@ -7,7 +7,6 @@ comparisons (false discovery rate).
 from dataclasses import dataclass
 
 from parbench.bench.results.formatting import to_single_line
-from parbench.bench.text import pluralize
 from parbench.reports.analysis.case_results import CaseResult, group_results
 from parbench.reports.analysis.labels import label_differences
 from parbench.reports.analysis.operations import GROUP_PARAMS
@@ -56,10 +55,11 @@ def describe_settings(data: RunData) -> list[str]:
         name = f"{case.short_name} {labels[case.id]}".strip()
         sentences.append(f"{name}: {_describe_change(comparison, is_significant=is_significant)}")
     if any(comparison.effect.p_value is not None for comparison in comparisons):
-        sentences.append(
-            "Times are paired by repetition. Brackets are 95 % CIs. Significance holds for all "
-            f"{pluralize(len(ranking), 'comparison')} (false discovery rate {100 * LEVEL:.0f} %)."
-        )
+        text = "Times are paired by repetition. Brackets are 95 % CIs."
+        if len(ranking) > 1:
+            text += f" The false discovery rate over all {len(ranking)} comparisons is at most "
+            text += f"{100 * LEVEL:.0f} %."
+        sentences.append(text)
     return sentences
 
 

@@ -83,7 +83,7 @@ def render_text(report: Report, width: int | None = None, color: bool = False) -
     for section in report.sections:
         sheet.write_text(*section.notes)
         for table in section.tables:
-            sheet.write_table(table)
+            sheet.write_table(table, has_caption=True)
     sheet.write_table(report.problem_table)
     sheet.write_table(report.not_measured_table)
     sheet.write_list("Look at first", [finding.text for finding in report.findings])
@@ -159,8 +159,10 @@ class Sheet:
             grid.add_row(word, Text(to_single_line(verdict.sentence)))
         self._console.print(grid)
 
-    def write_table(self, table: Table, max_rows: int | None = None) -> None:
-        """Append a table: title, values that all rows share, rows, and notes.
+    def write_table(
+        self, table: Table, max_rows: int | None = None, *, has_caption: bool = False
+    ) -> None:
+        """Append a table: title, caption (if ``has_caption``), values that all rows share, rows, and notes.
 
         A table without rows has only its notes. Columns that do not fit the width go to further
         tables below, which repeat the first columns. At most ``max_rows`` rows are appended, then
@@ -169,6 +171,9 @@ class Sheet:
         if table.rows:
             self.write_text("")
             self.write_text(table.title, style="bold")
+            if has_caption and table.caption:
+                caption = table.caption.removesuffix(".")
+                self.write_text(f"{caption[0].upper()}{caption[1:]}.")
             if table.constant:
                 self.write_text(table.constant)
             layouts = [_lay_out(column, table.rows[:max_rows]) for column in table.varying]

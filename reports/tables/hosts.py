@@ -30,7 +30,7 @@ _REPETITION_COLUMNS = (
 MAX_CASES = 24
 """The largest number of rows of the table of arrivals."""
 _ARRIVAL_COLUMNS = (
-    Column("label", "case", help="operation or step"),
+    Column("label", "case", help="operation"),
     TIME_COLUMN,
     metric_column("skew"),
     metric_column("transfer"),
@@ -90,13 +90,14 @@ def list_repetition_tables(data: RunData) -> Iterator[Table]:
 
 
 def list_arrival_tables(data: RunData) -> Iterator[Table]:
-    """Yield the table of the cases with the largest arrival skew.
+    """Yield the table of the operations with the largest arrival skew.
 
     The arrival skew is the time from the first to the last arrival of a rank at an operation. A row
     has the rank that most often arrives last, and the fraction of iterations in which it does. At
-    most 24 cases are shown. Nothing is yielded if no case recorded arrival times.
+    most 24 operations are shown. Nothing is yielded if none recorded arrival times.
     """
-    arrivals = {result.case.id: find_arrival(result) for result in data.measured}
+    operations = [result for result in data.measured if result.is_communication]
+    arrivals = {result.case.id: find_arrival(result) for result in operations}
     cases = data.cases.reindex(columns=[*data.cases.columns.union(["skew", "transfer"])])
     has_arrival = cases["case_id"].map(arrivals).notna()
     rows = list_rows(cases[has_arrival].nlargest(MAX_CASES, "skew").sort_index())
@@ -111,7 +112,7 @@ def list_arrival_tables(data: RunData) -> Iterator[Table]:
     yield Table(
         "arrivals-table",
         "Arrival skew and stragglers",
-        caption=f"arrivals on one clock, the {len(rows)} cases with the largest skew",
+        caption=f"arrivals on one clock, the {len(rows)} operations with the largest skew",
         columns=_ARRIVAL_COLUMNS,
         rows=rows,
         terms=["late"],

@@ -44,10 +44,10 @@ def make_pipeline_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
     yield Table(
         "pipelines",
         "Pipelines",
-        caption="bubble fraction measured, simulated and analytical, and the causes of idle time",
+        caption="bubble fraction measured, simulated and analytical, and the causes of the bubble",
         columns=[*_PIPELINE_COLUMNS, *metric_columns, ACTIVATIONS_COLUMN],
         rows=rows,
-        terms=["idle: schedule, imbalance, rest", "F, B, I, W"],
+        terms=["bubble: schedule, imbalance, rest", "F, B, I, W"],
         figures=lambda: _chart_pipelines(rows),
     )
 

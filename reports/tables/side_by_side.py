@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.tables import Column, Table
-from parbench.bench.text import pluralize
+from parbench.bench.text import name_first, pluralize
 from parbench.reports.analysis.case_results import CaseResult, group_results
 from parbench.reports.analysis.labels import label_cases
 from parbench.reports.run_data import RunData
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MAX_RUNS = 8
 """The largest number of runs that the table of runs shows."""
+MAX_UNMATCHED = 4
+"""The largest number of cases of one run only that a note names."""
 ALONE = "alone"
 """The name of the column of cases without concurrent groups or background load."""
 UNSET = "unset"
@@ -69,13 +71,17 @@ def make_run_table(run_set: RunSet) -> Table:
 
     A row is a case, and a column is a run. Only the first eight runs are shown. Cases of two runs
     are on one row if they are equal except for ``RunSet.varied_params``, the parameters that are
-    constant within runs but differ between runs.
+    constant within runs but differ between runs. A note names the cases that only one run measured.
     """
     cases = run_set.cases
     cases = cases[cases["run"] <= MAX_RUNS]
     cases = cases.assign(side=[f"run {number}" for number in cases["run"]])
     compared = _group_by_side(cases, ["match"])
     notes = []
+    unmatched = cases[cases.groupby("match")["run"].transform("nunique") == 1]
+    if len(unmatched) and len(run_set.runs) > 1:
+        labels = name_first(list(unmatched["side"] + " " + unmatched["label"]), MAX_UNMATCHED)
+        notes.append(f"{pluralize(len(unmatched), 'case')} in one run only: {', '.join(labels)}.")
     if len(run_set.runs) > MAX_RUNS:
         notes.append(f"The first {MAX_RUNS} of {len(run_set.runs)} runs are shown.")
     return _make_table("side-by-side-table", "Side by side", compared, is_paired=False, notes=notes)

@@ -151,7 +151,7 @@ def _make_part_table(steps: Sequence[StepRow]) -> Table:
     return Table(
         "step-time",
         "Where the time goes",
-        caption="parts of the profiled step, with communication by axis of the mesh",
+        caption="parts of the profiled step on its slowest rank, communication by axis",
         columns=columns,
         rows=rows,
         terms=["parts of a step"],
@@ -194,7 +194,7 @@ def _make_phase_table(steps: Sequence[StepRow]) -> Table:
     return Table(
         "step-phases",
         "Phases of a step",
-        caption="parts of each phase of the profiled step, a phase within another counts in both",
+        caption="parts on the slowest rank. A phase within another counts in both, other time in none",
         columns=columns,
         rows=_split_by_axis(steps, "phase", _PHASE_METRICS),
         terms=["phases"],
@@ -215,7 +215,7 @@ def _make_volume_table(steps: Sequence[StepRow]) -> Table:
     return Table(
         "communication-volume",
         "Communication volume",
-        caption="bytes that a rank sends in a step on each axis, analytical and counted",
+        caption="bytes that a rank sends in a step, and exposed time on the slowest rank",
         columns=_VOLUME_COLUMNS,
         rows=rows,
     )
@@ -235,7 +235,7 @@ def _make_call_table(data: RunData) -> Table:
     return Table(
         "step-calls",
         "Communication by operation and size",
-        caption="calls of the profiled step on the rank that waits least. Their times may overlap",
+        caption="calls of one profiled step on the rank that waits least. Times may overlap",
         columns=_CALL_COLUMNS,
         rows=rows,
     )
@@ -272,7 +272,7 @@ def _make_timeline_table(data: RunData) -> Table:
     return Table(
         "step-timelines",
         "Profiled steps by rank",
-        caption="busy time of each rank, all events: parbench export --format chrome-trace",
+        caption="busy time in one profiled step, all events: parbench export --format chrome-trace",
         columns=columns,
         rows=rows,
         notes=notes,

@@ -56,7 +56,9 @@ def test_significance_is_corrected_for_the_number_of_comparisons() -> None:
             fsdp_case(reshard=number), 0.1 + number / 1e3, 0.1, 0.1, 0.1 - number / 1e3
         )
     ]
-    assert "not significant" not in describe(*default, *slower)[0]
+    sentences = describe(*default, *slower)
+    assert "not significant" not in sentences[0]
+    assert sentences[-1].endswith("Brackets are 95 % CIs.")
     sentences = describe(*default, *slower, *noise)
     assert all("not significant" in sentence for sentence in sentences[:-1])
-    assert sentences[-1].endswith("(false discovery rate 5 %).")
+    assert sentences[-1].endswith("over all 7 comparisons is at most 5 %.")

@@ -52,6 +52,7 @@ def test_every_width_shows_all_cells(name: str, width: int | None) -> None:
         assert max(map(len, text.splitlines())) <= width
     for section in report.sections:
         for table in section.tables:
+            assert not table.rows or table.caption[1:] in " ".join(text.split())
             for fragment in list_fragments(table):
                 assert fragment in text
 

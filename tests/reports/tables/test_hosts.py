@@ -16,7 +16,7 @@ from tests.support.reports.report_rows import (
     run_from_records,
     table_lines,
 )
-from tests.support.reports.reports_fixtures import collective_case, ok_record
+from tests.support.reports.reports_fixtures import collective_case, ok_record, step_case
 
 
 def test_node_table_has_ranks_and_switches() -> None:
@@ -31,7 +31,9 @@ def test_node_table_has_ranks_and_switches() -> None:
 
 def test_arrivals_show_the_late_rank_and_the_clock() -> None:
     record = replace(late_record(), arrival=find_stragglers(3))
-    (line,) = report_lines("arrivals-table", record, ok_record(collective_case("broadcast")))
+    step = replace(record, case=step_case())  # its skew and transfer are those of an iteration
+    other = ok_record(collective_case("broadcast"))
+    (line,) = report_lines("arrivals-table", record, step, other)
     assert_cells(
         line,
         {

@@ -59,6 +59,13 @@ def test_more_runs_than_columns_have_a_note() -> None:
     assert "first 8 of 9 runs" in table.notes[0]
 
 
+def test_cases_of_one_run_only_are_named() -> None:
+    table = make_run_table(join(make_run(step_case()), make_run(collective_case())))
+    assert not table.rows
+    assert table.notes[0].startswith("2 cases in one run only: run 1 ")
+    assert make_run_table(join(make_run())).notes == []
+
+
 def test_environments_are_compared_on_equal_nodes() -> None:
     runs: list[tuple[Run, MeasuredPoint | None]] = []
     for environment, factor in (("plain", 1.0), ("tuned", 2.0)):
