@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from parbench.bench.text import UserError, format_list, suggest_similar
+from parbench.bench.text import UserError
 
 # msgspec and tomllib are imported where they are needed, so that `parbench --help` starts faster.
 
@@ -134,15 +134,11 @@ def _list_allowed(message: str, kind: Any) -> str:
     the type of the file's content.
     """
     _, _, place = message.partition(" - at `$.")
-    keys = place.rstrip("`").split(".") if place else []
-    for key in keys:
-        kind = get_type_hints(kind).get(key) if isinstance(kind, type) else None
+    for key in place.rstrip("`").split("."):
+        kind = get_type_hints(kind).get(key, object) if key else kind
+    choices: list[str] = []
     if "enum value" in message:
-        choices = dict.fromkeys(re.findall(r"'([\w-]+)'", str(kind)))
-        return f"allowed are {format_list(choices, 'and')}" if choices else ""
-    field = re.search("unknown field `(.*?)`", message)
-    fields = sorted(getattr(kind, "__struct_fields__", ()))
-    if field is None or not fields:
-        return ""
-    allowed = f"allowed are {format_list(fields, 'and')}"
-    return suggest_similar(field[1], fields).removeprefix("; ") or allowed
+        choices = re.findall(r"'([\w-]+)'", str(kind))
+    elif "unknown field" in message:
+        choices = getattr(kind, "__struct_fields__", [])
+    return f"allowed are {', '.join(dict.fromkeys(choices))}" if choices else ""

@@ -59,7 +59,7 @@ def _list_host_lines(health: Health, prefix: str) -> list[str]:
     for device in health.devices:
         lines += [_format_fault(f"{prefix}{device.name}: ", fault) for fault in device.reasons]
     if health.run:
-        lines.append(f"{prefix}all rows: parbench show --all {health.run}")
+        lines.append(f"{prefix}all rows, from median times: parbench show --all {health.run}")
     return lines
 
 

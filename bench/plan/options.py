@@ -48,7 +48,7 @@ from parbench.bench.plan.plan import (
     get_case_weight,
     parse_fault,
 )
-from parbench.bench.text import UserError, name_first, parse_duration, parse_link
+from parbench.bench.text import UserError, parse_duration, parse_link
 
 MIN_RANKS_OF_GROUPS = 4
 """The least number of ranks with which a preset measures process groups of some ranks only."""
@@ -246,35 +246,23 @@ def _select_definitions(
     definitions = [
         replace(definition, params=(*definition.params, *variables)) for definition in definitions
     ]
-    _check_settings(options.settings, definitions, catalogue)
+    _check_settings(options.settings, definitions)
     for entry in options.entries:
-        _check_settings(entry.set, select_definitions(catalogue, [entry.name]), catalogue)
+        _check_settings(entry.set, select_definitions(catalogue, [entry.name]))
     return definitions
 
 
 def _check_settings(
-    settings: Mapping[str, object],
-    definitions: Sequence[BenchmarkDefinition],
-    catalogue: Sequence[BenchmarkDefinition],
+    settings: Mapping[str, object], definitions: Sequence[BenchmarkDefinition]
 ) -> None:
     """Raise ``UserError`` if a key of ``settings`` is a parameter of none of the definitions.
 
-    ``settings`` holds the values of parameters by name. The values are not checked. The hint of the
-    error names benchmarks of the ``catalogue`` that have the parameter.
+    ``settings`` holds the values of parameters by name. The values are not checked.
     """
     declared = {param.name for definition in definitions for param in definition.params}
     is_single = len(definitions) == 1
     owner = definitions[0].name if is_single else f"the {len(definitions)} chosen cases"
-    hint = ""
-    for name in settings:
-        owners = [
-            definition.name
-            for definition in catalogue
-            if name not in declared and any(param.name == name for param in definition.params)
-        ]
-        if owners:
-            hint = f"{name} is a parameter of {', '.join(name_first(owners, 3))}"
-    refuse_unknown(settings, declared, owner, hint)
+    refuse_unknown(settings, declared, owner)
 
 
 def _list_params(

@@ -134,17 +134,15 @@ def is_variable(name: str) -> bool:
     return _VARIABLE.fullmatch(name) is not None
 
 
-def refuse_unknown(
-    names: Iterable[str], declared: Iterable[str], owner: str, hint: str = ""
-) -> None:
+def refuse_unknown(names: Iterable[str], declared: Iterable[str], owner: str) -> None:
     """Raise ``UserError`` if one of ``names`` is not among the ``declared`` parameter names.
 
     ``owner`` is a phrase for the error message that names the benchmarks with these parameters.
-    ``hint`` is advice for the user.
     """
     declared_names = sorted(declared)
     for name in names:
         if name not in declared_names:
             choices = format_list(declared_names or ["none"])
             message = f"{name!r} is not a parameter of {owner}: allowed are {choices}"
+            hint = "parbench run hybrid --mesh" if name == "mesh" else ""
             raise UserError(message, hint=hint)

@@ -184,11 +184,9 @@ def _check(file: SweepFile) -> None:
             hint = "write it without dashes in front"
             raise UserError(f"$.slurm.options: {name!r} is not a long option of sbatch; {hint}")
         if name in " ".join(_RESERVED_OPTIONS).split():
-            field = name.replace("-", "_")
-            hint = "leave it out"
-            if field in SweepFile.__struct_fields__:
-                hint = f"set {field} at the top of the file"
-            elif field in SlurmTable.__struct_fields__:
-                hint = f"set slurm.{field}"
+            hint = (
+                "set nodes and ntasks_per_node at the top of the file, and time, partition and "
+                "requeue in [slurm]; leave out the others"
+            )
             problem = f"$.slurm.options: {name!r} is set by parbench, or not supported"
             raise UserError(problem, hint=hint)

@@ -132,7 +132,7 @@ def test_mesh_is_of_steps_and_group_of_operations() -> None:
         (replace(HYBRID, settings={"mesh": "dp=2,pq=2"}), "'pq'"),
         (
             replace(ALL_REDUCE, settings={"mesh": "dp=2"}),
-            "mesh is a parameter of workload.hybrid",
+            "run hybrid --mesh",
         ),
         (replace(ALL_REDUCE, nodes=2), "--nodes 2"),
         (replace(ALL_REDUCE, nodelist="n1"), "--nodes n1"),

@@ -35,19 +35,22 @@ def test_options_become_text(tmp_path: Path) -> None:
     ("text", "place", "message"),
     [
         ("repeat = 0", "$.repeat", ">= 1"),
-        ("node = 3", "`node`", "did you mean 'nodes'?"),
+        ("node = 3", "`node`", "allowed are name, out, mode, nodes, "),
         (
             "slurm.x = 3",
             "$.slurm",
-            "allowed are on_dead_node, options, partition, requeue and time",
+            "allowed are partition, time, options, requeue, on_dead_node",
         ),
         ("mode = 'arrays'", "$.mode", "'arrays'"),
-        ("distribution = 'cycle'", "$.distribution", "allowed are block and cyclic"),
+        ("distribution = 'cycle'", "$.distribution", "allowed are block, cyclic"),
         ("slurm.time = '30 years'", "$.slurm.time", "with ms, s, m or h"),
         ("backend = 'ncll'", "$.backend", "'ncll'"),
         ("environment = { 'A-B' = 1 }", "$.environment", "'A-B'"),
-        ("slurm.options.nodes = 4", "$.slurm.options", "set nodes at the top of the file"),
-        ("slurm.options.time = 4", "$.slurm.options", "set slurm.time"),
+        (
+            "slurm.options.nodes = 4",
+            "$.slurm.options",
+            "set nodes and ntasks_per_node at the top",
+        ),
     ],
 )
 def test_error_names_the_file_and_the_place(
