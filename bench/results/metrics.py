@@ -116,11 +116,11 @@ METRICS = (
            "last exit - last arrival", kind="from zero"),
     Metric("rank_mean_time", "s", "lower", "mean over ranks",
            "time as the mean over ranks, which nccl-tests reports, instead of the maximum"),
-    # ---- a training step; tables show metrics in this order, idle after the bubbles that it makes
+    # ---- a training step; tables show metrics in this order
     Metric("tokens_per_second", "tokens/s", "higher", "tokens/s",
            "tokens per second of all ranks"),
     Metric("bubble_fraction", "", "lower", "bubble fraction",
-           "share of the pipeline's time in which ranks are idle", "idle / (ranks x makespan)",
+           "share of the pipeline's time in which ranks run no action", "bubble / (ranks x makespan)",
            ("pipelines",), kind="from zero"),
     Metric("bubble_fraction_simulated", "", None, "simulated",
            "bubble fraction simulated with this step's own times",
@@ -156,7 +156,7 @@ METRICS = (
     Metric("idle", "s", "lower", "idle",
            "time in which a rank does nothing", "", ("times",), kind="from zero"),
     Metric("idle_schedule", "s", "lower", "bubble: schedule", "bubble time due to the schedule",
-           "idle with the mean time of each kind of action, simulated", ("pipelines",),
+           "bubble with the mean time of each kind of action, simulated", ("pipelines",),
            kind="from zero"),
     Metric("idle_imbalance", "s", "lower", "bubble: imbalance", "bubble time due to uneven stages",
            "simulated with each stage's own times, less the schedule's part", ("pipelines",),
