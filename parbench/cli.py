@@ -71,7 +71,8 @@ def convert_user_errors() -> Iterator[None]:
         raise
     except click.UsageError as error:
         hint = f"{error.ctx.command_path} --help" if error.ctx else ""
-        raise CommandLineError(error.format_message(), hint) from error
+        # click writes each choice of a missing option on a line of its own.
+        raise CommandLineError(error.format_message().replace("\n\t", " "), hint) from error
 
 
 class LazyGroup(click.Group):

@@ -14,12 +14,7 @@ from parbench.bench.command_line import (
     print_or_write,
 )
 from parbench.bench.commands import limits_option
-from parbench.reports.formats.registry import (
-    EXPORT_FORMATS,
-    IMPORT_FORMATS,
-    describe_exports,
-    describe_imports,
-)
+from parbench.reports.formats.registry import EXPORT_FORMATS, IMPORT_FORMATS, describe_imports
 from parbench.reports.options import (
     COMPARE_FORMATS,
     EXPLAIN_FORMATS,
@@ -232,14 +227,7 @@ def import_files(files: tuple[Path, ...], link: str | None, **options: Any) -> N
         click.echo(str(run))
 
 
-@click.command(
-    epilog=_EXPORT_EXAMPLES,
-    help=f"""Write a run as nccl-tests text or Chrome traces.
-
-    \b
-    {describe_exports().replace(chr(10), chr(10) + "    ")}
-    """,
-)
+@click.command(epilog=_EXPORT_EXAMPLES)
 @click.argument("run", type=RunPath())
 @click.option(
     "--format",
@@ -250,7 +238,12 @@ def import_files(files: tuple[Path, ...], link: str | None, **options: Any) -> N
 )
 @output_option()
 def export(run: Path, name: str, output: Path | None) -> None:
-    """Write a run in the format ``name`` to a file or standard output."""
+    """Write a run as nccl-tests text or Chrome traces.
+
+    \b
+    nccl-tests    collectives, a table for each operation and mode
+    chrome-trace  timelines for Perfetto
+    """
     from parbench.reports.formats.registry import render_export
     from parbench.reports.run_data import RunData
 

@@ -122,7 +122,9 @@ def test_pull_request_gate_uses_main_history(tmp_path: Path) -> None:
         "Check",
         "Keep the history",
     ]
-    assert first.summary.startswith("## Not enough history: 1 of 8 runs")
+    assert first.summary.startswith(
+        "## Not enough history: each series has at most 1 of 8 runs"
+    )
     early = run_job(tmp_path, tmp_path / "slower", "topic", "main")
     assert early.exit_code == 0
     assert early.steps == ["Fetch the history", "Measure", "Check against the base branch"]

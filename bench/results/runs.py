@@ -163,7 +163,9 @@ def load_run(path: Path) -> Run:
     file = path / "run.json"
     if not file.exists():
         problem = "has no run.json" if path.exists() else "does not exist"
-        raise UserError(f"{path} is not a run: it {problem}")
+        runs = list_runs(path)
+        hint = f"name one of its runs, such as {runs[-1]}" if runs else ""
+        raise UserError(f"{path} is not a run: it {problem}", hint=hint)
     with convert_read_errors(file):
         content = file.read_bytes()
         check_schema(content, str(file))

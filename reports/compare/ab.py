@@ -109,7 +109,7 @@ def measure_pairs(
             raise UserError(
                 f"--budget is too short: a repetition of both sides takes "
                 f"{format_duration(longest_pair)}, and at least {min_pairs} are needed",
-                hint=f"use --budget {math.ceil(1.1 * min_pairs * longest_pair)}s",
+                hint=f"use --budget {math.ceil(1.1 * min_pairs * longest_pair / 60)}m",
             )
 
 
@@ -234,7 +234,7 @@ def run_repetition(
     """
     folder = out / side.name
     existing = set(folder.glob("*/run.json"))
-    log(f"{side.name.upper()}: {side.text}")
+    log(f"{side.name.upper()}: {side.text}, stored in {folder}")
     command = [side.python or sys.executable, "-m", "parbench", "run", *options]
     command += ["--repetitions", "1", "--budget", f"{seconds:.0f}s", "--out", str(folder)]
     command += ["--format=json"]

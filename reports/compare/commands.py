@@ -33,6 +33,8 @@ Exit codes: 0 fine; 2 bad input, or the budget is too short; 4 no series was mea
 
 RESERVED_OPTIONS = ("--repetitions", "--budget", "--out", "--format", "--resume")
 """The options of ``parbench run`` that users of ``parbench ab`` and ``aa`` cannot give to it."""
+_PASS_OPTIONS = {"ignore_unknown_options": True}
+"""Options that the command does not have are those of ``parbench run``, also without ``--``."""
 _budget_option = partial(
     click.option,
     "--budget",
@@ -73,7 +75,7 @@ def _log(line: str) -> None:
     click.echo(line, err=True)
 
 
-@click.command(epilog=_AB_EXAMPLES)
+@click.command(epilog=_AB_EXAMPLES, context_settings=_PASS_OPTIONS)
 @click.option(
     "--a", default="", metavar="VARIABLES", help="Environment of side A: 'NAME=VALUE NAME=VALUE'."
 )
@@ -139,7 +141,7 @@ def ab(
     click.get_current_context().exit(code)
 
 
-@click.command(epilog=_AA_EXAMPLES)
+@click.command(epilog=_AA_EXAMPLES, context_settings=_PASS_OPTIONS)
 @click.option(
     "--repetitions",
     type=click.IntRange(min=5),

@@ -36,6 +36,7 @@ from parbench.reports.compare.verdicts import (
 )
 from parbench.reports.limits import LimitResult, get_limits_exit_code
 from parbench.reports.run_data import RunData
+from parbench.reports.run_set import RunSet
 from parbench.reports.stats import Effect, Repetitions
 
 MAX_NAMED_CHANGES = 3
@@ -84,6 +85,8 @@ class RunComparison:
     """The threshold, the error rate and the least number of repetitions of the comparison."""
     series: tuple[SeriesComparison, ...]
     """The comparison of each case, in the order of the results of BASE and then of NEW."""
+    intended: Sequence[str] = ()
+    """The globs for differences that the user declared intentional with ``--across``."""
     limits: tuple[LimitResult, ...] = ()
     """The results of the limits on metrics of NEW that the user set with ``--limits``."""
 
@@ -165,9 +168,16 @@ def compare(
             min_effects[point.series.case.id] = threshold.min_effect
     pairs = list(_pair_results(base, new))
     if not any(base_result and new_result for base_result, new_result in pairs):
+        varied = RunSet([(base.run, None), (new.run, None)]).varied_params
+        differences = [
+            f"{case_name}: {param}={old_value} in BASE, {new_value} in NEW"
+            for (case_name, param), (old_value, new_value) in varied.items()
+        ]
+        named = name_first(differences, MAX_NAMED_CHANGES) or ["they have different cases or ranks"]
         raise UserError(
-            f"the runs share no series: BASE is {base.run.path}, NEW is {new.run.path}. "
-            "Compare runs of the same cases on the same number of ranks"
+            f"the runs share no series: {'; '.join(named)}. "
+            "Compare runs of the same cases on the same number of ranks",
+            hint="parbench report BASE NEW shows the effect of a parameter",
         )
     series = []
     for base_result, new_result in pairs:
@@ -185,7 +195,7 @@ def compare(
                 reason=judgement.reason,
                 effect=judgement.effect,
             )
-    return RunComparison(base=base, new=new, rule=rule, series=tuple(series))
+    return RunComparison(base=base, new=new, rule=rule, series=tuple(series), intended=intended)
 
 
 def _pair_results(

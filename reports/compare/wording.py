@@ -1,5 +1,6 @@
 """The sentences and numbers in the report on a comparison of the runs BASE and NEW."""
 
+import fnmatch
 from datetime import datetime
 
 from parbench.bench.results.formatting import format_number, format_percent
@@ -151,6 +152,12 @@ def _suggest_actions(comparison: RunComparison) -> list[str]:
             f"To get {number} repetitions, use parbench run --repetitions {number} with a longer "
             "--budget, parbench run --resume RUN, or a folder with several runs or imported logs."
         )
+    paths = [change.path for change in comparison.environment_changes]
+    paths += dict.fromkeys(change.path for _, change in comparison.count_changes)
+    names = ", ".join(name_first(paths, MAX_NAMED_SERIES)) or "none"
+    for glob in comparison.intended:
+        if glob != "*" and not fnmatch.filter(paths, glob):
+            actions.append(f"--across {glob} matches no difference. The differences are: {names}")
     count_paths = [change.path for _, change in comparison.count_changes if not change.is_intended]
     if count_paths:
         actions.append(

@@ -4,7 +4,6 @@ A format is an entry of this table and functions in a module of this package. Mo
 when their format is used, so that ``--help`` stays fast.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -30,18 +29,6 @@ class ImportFormat:
     """
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportFormat:
-    """A format in which ``parbench export`` writes a run."""
-
-    name: str
-    """The name of the format for the option ``--format``."""
-    help: str
-    """A phrase about the content, for the help of the command."""
-    renderer: str
-    """The function that renders a run as the bytes of a file, as ``module:function``."""
-
-
 IMPORT_FORMATS = {
     entry.name: entry
     for entry in (
@@ -61,21 +48,13 @@ IMPORT_FORMATS = {
 }
 """The formats that ``parbench import`` reads, keyed by the name of the tool."""
 EXPORT_FORMATS = {
-    entry.name: entry
-    for entry in (
-        ExportFormat(
-            name="nccl-tests",
-            help="collectives, a table for each operation and mode",
-            renderer="export_nccl:render_text",
-        ),
-        ExportFormat(
-            name="chrome-trace",
-            help="timelines for Perfetto",
-            renderer="chrome_trace:render_trace",
-        ),
-    )
+    "nccl-tests": "export_nccl:render_text",
+    "chrome-trace": "chrome_trace:render_trace",
 }
-"""The formats that ``parbench export`` writes, keyed by name."""
+"""The formats that ``parbench export`` writes, keyed by name.
+
+A value is the function that renders a run as the bytes of a file, as ``module:function``.
+"""
 
 
 def render_export(name: str, data: Any) -> bytes:
@@ -85,26 +64,19 @@ def render_export(name: str, data: Any) -> bytes:
         name: the name of the format, a key of ``EXPORT_FORMATS``.
         data: the ``RunData`` of the run.
     """
-    content: bytes = load_function(EXPORT_FORMATS[name].renderer)(data)
+    content: bytes = load_function(EXPORT_FORMATS[name])(data)
     return content
 
 
-def load_function(path: str) -> Callable[..., Any]:
+def load_function(path: str) -> Any:
     """Return the function that the text ``path`` names, such as ``import_osu:parse_osu``.
 
     The module before the colon is in this package.
     """
     module, _, function = path.partition(":")
-    loaded: Callable[..., Any] = getattr(import_module(f"{__package__}.{module}"), function)
-    return loaded
+    return getattr(import_module(f"{__package__}.{module}"), function)
 
 
 def describe_imports() -> str:
     """Return the names of the tools whose output can be imported as text."""
     return format_list(entry.title for entry in IMPORT_FORMATS.values())
-
-
-def describe_exports() -> str:
-    """Return the help text on the export formats: a line for each, with its name and its help."""
-    width = max(map(len, EXPORT_FORMATS))
-    return "\n".join(f"{name:{width}}  {entry.help}" for name, entry in EXPORT_FORMATS.items())

@@ -50,16 +50,15 @@ def summarize_check(check: HistoryCheck) -> str:
     """Return the result of a history check in one sentence.
 
     It begins with PASS or FAIL and has the number of cases with each verdict. If no case could be
-    compared, it begins with ``Not enough history`` and has the number of runs of the branch.
+    compared, it has the number of runs of a series, and begins with FAIL only if a case is missing.
     """
+    is_failure = bool(check.compute_exit_code())
     if is_compared(check):
-        is_failure = any(
-            verdict in FAILURES for verdict in (*check.verdicts, check.overall_verdict)
-        )
         return f"{'FAIL' if is_failure else 'PASS'}: {describe_result(check)}"
     number = check.num_earlier_runs + (not check.run.is_candidate)
-    runs = f"{number} of {MIN_RUNS} runs on {check.run.branch}"
-    return f"Not enough history: {runs}. Times were not checked."
+    runs = f"each series has at most {number} of {MIN_RUNS} runs on {check.run.branch}"
+    failure = f"FAIL: {format_verdicts(check.verdicts)}. " if is_failure else ""
+    return f"{failure}Not enough history: {runs}. Times were not checked."
 
 
 def is_compared(check: HistoryCheck) -> bool:
@@ -128,10 +127,11 @@ def explain_check(check: HistoryCheck) -> list[str]:
         change = describe_change(check.overall, check.num_earlier_runs + 1)
         verdict = check.overall_verdict
         sentences.append(f"Overall: {verdict}, {change} for the median of {num_series} series.")
-    sentences.append(
-        f"SLOWER: the time is more than {100 * check.min_effect:g} % above that of earlier runs, "
-        f"significant at a false discovery rate of {100 * STEP_FALSE_DISCOVERY_RATE:g} %."
-    )
+    if Verdict.SLOWER in (*check.verdicts, check.overall_verdict):
+        sentences.append(
+            f"SLOWER: the time is more than {100 * check.min_effect:g} % above that of earlier "
+            f"runs, significant at a false discovery rate of {100 * STEP_FALSE_DISCOVERY_RATE:g} %."
+        )
     defined = [name for name in check.verdicts if name not in (Verdict.SLOWER, Verdict.NO_CHANGE)]
     sentences += [f"{verdict}: {MEANINGS[verdict]}" for verdict in defined]
     sentences.append(

@@ -1,5 +1,6 @@
 """The command ``parbench history`` with its subcommands."""
 
+import fnmatch
 from pathlib import Path
 
 import click
@@ -61,10 +62,9 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
     """
     from parbench.reports.history.runs import add_folders
 
-    if not file.exists():
-        click.echo(f"Creating a new history: {file.absolute()}", err=True)
     for run_id, outcome in add_folders(file, runs, branch=branch, commit=commit):
         click.echo(f"{outcome} {run_id}")
+    click.echo(f"The history is {file.absolute()}", err=True)
 
 
 @history.command("list", epilog="Example: parbench history list --branch main")
@@ -160,7 +160,7 @@ def check(
 
     fraction, thresholds = find_thresholds(min_effect)
     folder = RunPath().convert(run, None, None) if run else None
-    if folder is not None and (folder / "run.json").exists():
+    if folder is not None and folder.is_dir():
         data = RunData(load_run(folder))
         result = check_candidate(file, data, branch, fraction, thresholds)
     else:
@@ -188,11 +188,36 @@ def check(
 @_file_option
 def annotate(run: str, note: str, series: str, file: Path) -> None:
     """Mark a change as intended. Later runs are compared from RUN on."""
+    from parbench.bench.text import UserError
     from parbench.reports.history.database import open_history
     from parbench.reports.history.runs import select_runs
 
     with open_history(file) as opened:
-        opened.annotate(select_runs(opened.list_runs(), run)[-1], series, note)
+        stored = select_runs(opened.list_runs(), run)[-1]
+        labels = [point.series.case.label for point in opened.read_points(stored).values()]
+        matching = fnmatch.filter(labels, series)
+        if not matching:
+            problem = f"--series {series!r} matches no series of {stored.id}"
+            raise UserError(problem, hint="parbench history show lists the series")
+        opened.annotate(stored, series, note)
+    click.echo(f"annotated {stored.id}: {len(matching)} series")
+
+
+@history.command(epilog="Example: parbench history remove 20260102T030405Z-node1-1a2b3c")
+@click.argument("run")
+@_file_option
+def remove(run: str, file: Path) -> None:
+    """Delete RUN and its annotations from the history, but not its folder.
+
+    To delete only the annotations, add the run again.
+    """
+    from parbench.reports.history.database import open_history
+    from parbench.reports.history.runs import select_runs
+
+    with open_history(file) as opened:
+        stored = select_runs(opened.list_runs(), run)[-1]
+        opened.remove([stored.id])
+    click.echo(f"removed {stored.id}")
 
 
 @history.command(epilog="Example: parbench history prune --keep 400")

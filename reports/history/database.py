@@ -170,13 +170,19 @@ class History:
         """
         window = "PARTITION BY branch, preset ORDER BY started DESC, id DESC"
         ranked = f"SELECT id, row_number() OVER ({window}) AS place FROM run"
+        rows = self._execute(f"SELECT id FROM ({ranked}) WHERE place > ?", keep)
+        run_ids = [run_id for (run_id,) in rows]
+        self.remove(run_ids)
+        return run_ids
+
+    def remove(self, run_ids: Sequence[str]) -> None:
+        """Delete runs with their results and annotations."""
         with _transaction(self._connection):
-            rows = self._execute(f"SELECT id FROM ({ranked}) WHERE place > ?", keep)
+            rows = [(run_id,) for run_id in run_ids]
             self._connection.executemany("DELETE FROM run WHERE id = ?", rows)
             used = "SELECT fingerprint FROM point"
             self._execute(f"DELETE FROM series WHERE fingerprint NOT IN ({used})")
         self._execute("VACUUM")
-        return [run_id for (run_id,) in rows]
 
     def _execute(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """Execute an SQL query with values for its placeholders, and return all rows."""

@@ -42,7 +42,8 @@ def add_folders(
 ) -> Iterator[tuple[str, str]]:
     """Add all runs of some folders to a history, and yield the id of each run and the outcome.
 
-    The outcome is ``added``, or ``updated`` for a run that was added before.
+    The outcome is ``added``, or ``updated`` for a run that was added before. Raises ``UserError``
+    and adds nothing if a run cannot be read.
 
     Args:
         file: the file of the history, which is created if it does not exist.
@@ -50,11 +51,11 @@ def add_folders(
         branch: the branch of the runs.
         commit: the commit of the measured code, empty if unknown.
     """
+    runs = map(load_run, expand_folders(paths))
+    results = [(make_history_run(run, branch, commit), collect_points(run)) for run in runs]
     with open_history(file, create=True) as history:
-        for folder in expand_folders(paths):
-            run = load_run(folder)
-            history_run = make_history_run(run, branch, commit)
-            yield run.info.id, history.add(history_run, collect_points(run))
+        for history_run, points in results:
+            yield history_run.id, history.add(history_run, points)
 
 
 def find_run(text: str, history: Path | None = None, *, excluded: str = "") -> Run:
@@ -95,5 +96,5 @@ def select_runs(runs: Sequence[HistoryRun], text: str) -> Sequence[HistoryRun]:
     if not selected:
         branches = ", ".join(sorted({run.branch for run in runs})) or "none"
         problem = f"{text!r} selects no run of the history, whose branches are: {branches}"
-        raise UserError(problem, hint=_SELECTOR_HELP)
+        raise UserError(problem, hint=_SELECTOR_HELP if runs else "parbench history add RUN")
     return selected

@@ -17,13 +17,12 @@ from parbench.reports.compare.report import build_report
 from parbench.reports.compare.thresholds import save_thresholds
 from parbench.reports.history.runs import find_run
 from tests.support.reports.compare_fixtures import (
-    OTHER_CASE,
     make_repetitions,
     make_threshold,
     run_from_records,
 )
 from tests.support.reports.nodes_fixtures import EMULATION
-from tests.support.reports.reports_fixtures import write_run
+from tests.support.reports.reports_fixtures import collective_case, write_run
 
 VERDICTS = ["WRONG", "SLOWER", "MISSING", "UNDECIDED", "NEW", "FASTER", "NO CHANGE"]
 
@@ -109,16 +108,25 @@ def test_compare_writes_each_format(form: str, start: str, base: str, slower: st
 
 
 def test_compare_refuses_runs_that_do_not_compare(base: str, tmp_path: Path) -> None:
-    other_case = str(write_run(tmp_path, run_from_records(make_repetitions(OTHER_CASE))))
+    other_size = make_repetitions(collective_case(size_bytes=2048))
+    other_case = str(write_run(tmp_path, run_from_records(other_size)))
     for new, problem in (
         (str(tmp_path / "empty"), "run.json"),
-        (other_case, "share no series"),
+        (
+            other_case,
+            "share no series: collective.all_reduce: size_bytes=1024 in BASE, 2048 in NEW",
+        ),
         (f"{base}/../{Path(base).name}", "the same run"),
         ("absent", "absent"),
     ):
         result = CliRunner().invoke(cli.main, ["compare", base, new])
         assert result.exit_code == 2
         assert problem in str(result.output)
+
+
+def test_across_without_a_difference_is_reported(base: str, slower: str) -> None:
+    text = invoke(base, slower, "--across", "count.*").output
+    assert "--across count.* matches no difference. The differences are: none" in text
 
 
 def test_markdown_is_escaped_and_worst_first(mixed: RunComparison) -> None:

@@ -18,9 +18,14 @@ def test_export_writes_a_document(tmp_path: Path) -> None:
     assert file.read_bytes() == content
 
 
+def test_missing_format_is_reported_on_one_line() -> None:
+    text = CliRunner().invoke(cli.main, ["export", "."]).stderr
+    assert "Choose from: nccl-tests, chrome-trace" in text
+
+
 def test_formats_are_choices_and_load() -> None:
     """A format is an entry of the registry: choices and help of the commands follow from it."""
-    paths = [entry.renderer for entry in EXPORT_FORMATS.values()]
+    paths = list(EXPORT_FORMATS.values())
     paths += [entry.parser for entry in IMPORT_FORMATS.values()]
     assert all(callable(load_function(path)) for path in paths)
     for command, names in (("export", EXPORT_FORMATS), ("import", IMPORT_FORMATS)):

@@ -31,8 +31,13 @@ def test_text_has_verdict_change_and_run(slower: HistoryCheck) -> None:
 
 def test_short_history_says_that_nothing_was_checked(no_runs: DailyRuns) -> None:
     no_runs.add(1)
-    text = summarize_check(no_runs.check())
-    assert text == "Not enough history: 1 of 8 runs on main. Times were not checked."
+    check = no_runs.check()
+    text = "each series has at most 1 of 8 runs on main. Times were not checked."
+    assert summarize_check(check) == f"Not enough history: {text}"
+    assert "SLOWER" not in render_text(build_report(check))
+    missing = [replace(series, verdict=Verdict.MISSING) for series in check.series]
+    summary = summarize_check(replace(check, series=missing))
+    assert summary == f"FAIL: 2 MISSING. Not enough history: {text}"
 
 
 def test_markdown_is_an_intact_table(slower: HistoryCheck) -> None:

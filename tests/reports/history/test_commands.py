@@ -75,6 +75,36 @@ def test_history_file_is_an_option_and_a_variable() -> None:
     assert not HISTORY_FILE.exists()
 
 
+def test_add_is_refused_without_adding_or_creating() -> None:
+    damaged = write_history_run(Path("runs"), 1)
+    write_history_run(Path("runs"), 0)
+    (damaged / "run.json").write_text("{")
+    result = invoke("add", "runs")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "run-001" in result.stderr
+    assert not HISTORY_FILE.exists()
+    with open_history(HISTORY_FILE, create=True):
+        pass
+    assert "parbench history add RUN" in invoke("check").stderr
+
+
+@pytest.mark.usefixtures("usual_history")
+def test_annotate_and_remove_name_what_they_changed() -> None:
+    assert run("annotate", "run-003", "--note", "new") == "annotated run-003: 2 series\n"
+    result = invoke("annotate", "run-003", "--note", "new", "--series", "nope")
+    assert (result.exit_code, "'nope'" in result.stderr) == (2, True)
+    assert run("remove", "run-003") == "removed run-003\n"
+    text = run("list")
+    assert text.startswith("11 runs")
+    assert "run-003" not in text
+
+
+@pytest.mark.usefixtures("usual_history")
+def test_check_names_the_runs_of_a_folder() -> None:
+    folder = write_history_run(Path("new"), 12)
+    assert f"such as {folder}" in invoke("check", "new").stderr
+
+
 @pytest.mark.usefixtures("usual_history")
 def test_list_shows_newest_runs_and_notes() -> None:
     write_history_run(Path("added"), 12)
