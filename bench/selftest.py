@@ -12,7 +12,7 @@ from parbench.bench.launch.measure import run_options
 from parbench.bench.plan.options import Options
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import load_run
-from parbench.bench.text import format_table
+from parbench.bench.text import UserError, format_table
 
 _RANK = 1
 """The rank into which each fault is injected."""
@@ -40,7 +40,7 @@ def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Injectio
 
     The kinds are late, slow and corrupt. ``modules`` are the names of the Python modules that
     define the benchmarks. ``nproc`` is the number of ranks, None for the default of ``parbench
-    run``.
+    run``. Raises ``UserError`` if a measurement is interrupted.
     """
     results = []
     for injection in (None, f"late:{_RANK}:3ms", f"slow:{_RANK}:100%", f"corrupt:{_RANK}"):
@@ -58,9 +58,11 @@ def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Injectio
                 options, modules, out=Path(folder), command="parbench doctor --selftest"
             )
             assert path is not None, "a self-test starts its own ranks"
-            record = load_run(path).records[-1]
+            records = load_run(path).records
+        if not records:
+            raise UserError("the self-test ended early")
         kind = (injection or "none").partition(":")[0]
-        results.append(judge(kind, record))
+        results.append(judge(kind, records[-1]))
     return tuple(results)
 
 

@@ -95,7 +95,8 @@ def _judge_completeness(data: RunData, measured: Sequence[CaseResult]) -> Report
         reasons = [skipped.reason for skipped in plan.skipped]
         reasons += [reason for result in data.results for reason in result.reasons]
         message = Counter(reasons).most_common(1)[0][0] if reasons else "the plan has no cases"
-        return ReportVerdict("NOTHING MEASURED", "bad", message)
+        hint = f"{resume} --budget 2m" if message == "out of time" else ""
+        return ReportVerdict("NOTHING MEASURED", "bad", message, hint)
     num_cut = sum(
         any(record.is_out_of_budget for record in result.records)
         or (result.status == "ok" and result.repetitions < result.planned)

@@ -24,8 +24,7 @@ def judge_by_history(data: RunData) -> ReportVerdict:
     """
     file = Path(os.environ.get("PARBENCH_HISTORY") or HISTORY_FILE)
     preset, run_id = data.plan.preset, data.run.info.id
-    has_result = any(result.repetitions for result in data.results)
-    hint = f"Add this run: parbench history add {data.run.path}" if has_result else ""
+    hint = f"Add this run: parbench history add {data.run.path}" if data.measured else ""
     try:
         if not file.exists():
             raise UserError(f"no earlier runs are stored in {file}")

@@ -79,8 +79,7 @@ def render_closing(report: Report, width: int | None = None, color: bool = False
         reason = textwrap.shorten(problem.reason, MAX_REASON_LETTERS, placeholder=" ...")
         text = f"{problem.case}: {problem.status} ({problem.repetitions} repetitions): {reason}"
         findings.insert(0, text)
-    has_result = any(result.repetitions for result in data.results)
-    nothing = "Nothing stands out." if has_result else "Nothing was measured."
+    nothing = "Nothing stands out." if data.measured else "Nothing was measured."
     sheet.write_list("Look at first", findings or [nothing], MAX_FINDINGS)
     sheet.write_list("Settings compared", report.comparisons, MAX_COMPARISONS)
     sheet.write_text("", f"All rows: parbench show --all {data.run.path}")

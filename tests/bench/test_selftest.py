@@ -1,12 +1,16 @@
 """The self-test: a fault is proved only if the records name the cause and the right rank."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from parbench.bench.launch import measure as measuring
 from parbench.bench.results.records import Record, Stragglers
 from parbench.bench.selftest import judge, render, selftest
+from tests.support.fake_runs import FakeRanks, isolate_driver
+from tests.support.refusals import usage_error
 from tests.support.reports.reports_fixtures import collective_case, failed_record, ok_record
 
 CASE = collective_case()
@@ -72,6 +76,16 @@ def test_corrupt_rank_must_be_the_only_wrong_one(
     assert result.message == "results differ"
     with_time = replace(record, metrics=ok_record(CASE).metrics)
     assert not judge("corrupt", with_time).is_proved
+
+
+def test_interrupted_selftest_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    isolate_driver(monkeypatch, tmp_path)
+    ranks = FakeRanks()
+    ranks.interrupt(case=1)
+    monkeypatch.setattr(measuring, "choose_launcher", ranks.choose_launcher)
+    assert "ended early" in usage_error(selftest, ("parbench.bench.plan.catalogue",), 2)
 
 
 @pytest.mark.full

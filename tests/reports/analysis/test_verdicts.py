@@ -91,6 +91,7 @@ def test_nothing_measured_has_a_reason(record: Record, reason: str) -> None:
     verdict = judge(make_plan([FIRST]), record)["NOTHING MEASURED"]
     assert verdict.level == "bad"
     assert reason in verdict.message
+    assert ("--budget" in verdict.hint) == (reason == "out of time")
 
 
 def test_noise_is_the_variation_of_repetitions() -> None:
