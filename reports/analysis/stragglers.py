@@ -1,4 +1,4 @@
-"""Stragglers: ranks that arrive last or compute longest in more repetitions than chance explains.
+"""Stragglers: ranks that arrive last or delay a step in more repetitions than chance explains.
 
 A case votes for the rank that is late in most of its iterations, once per repetition.
 All ranks of an operation should arrive together. A rank that is late in most iterations of most
@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from parbench.bench.results.records import COMPUTE, Timeline
 from parbench.bench.results.records import Stragglers as RecordedStragglers
+from parbench.bench.results.records import Timeline
 from parbench.bench.results.runs import Run, load_timeline
 from parbench.bench.results.stats import median
 from parbench.bench.text import UserError
 from parbench.reports.analysis.case_results import CaseResult
-from parbench.reports.analysis.timelines import measure_busy_seconds
+from parbench.reports.analysis.timelines import measure_local_seconds
 
 MIN_ITERATION_SHARE = 0.5
 """A case votes for a rank that arrives last in more than this fraction of its iterations."""
@@ -25,7 +25,9 @@ MIN_TIME_SHARE = 0.1
 MIN_SKEW_SECONDS = 5e-4
 """The arrival skew (last minus first arrival) that the barrier before an operation may explain."""
 MIN_SLOWDOWN = 1.1
-"""The smallest ratio of a slow rank's compute time to the median compute time of other ranks."""
+"""The smallest ratio of a slow rank's local time to the median local time of other ranks."""
+MIN_EXTREME_SLOWDOWN = 2.0
+"""A rank with this ratio is rarely slow by chance."""
 MIN_VOTE_SHARE = 2 / 3
 """A repetition names a rank if at least this share of the votes of its cases are for that rank."""
 MAX_CHANCE = 0.07
@@ -40,20 +42,20 @@ class StragglerVote(NamedTuple):
     """The rank that is late in one case and repetition, with its delay."""
 
     rank: int
-    """The late rank: it arrives last in most iterations, or computes longest in a profiled step."""
+    """The late rank: it arrives last in most iterations, or delays a profiled step."""
     seconds: float
     """The delay in seconds.
 
     For a rank that arrives last, it is the time from the first to the last arrival, the median over
-    iterations. For a rank that computes longest in a profiled step, it is its compute time minus
-    the median compute time of the other ranks.
+    iterations. For a rank that delays a profiled step, it is its local time minus the median
+    local time of the other ranks.
     """
     time_share: float
     """The delay relative to another time.
 
     For a rank that arrives last, it is the delay over the duration of an iteration, as a fraction.
-    For a rank that computes longest, it is its compute time over the median compute time of the
-    other ranks, a ratio above 1.
+    For a rank that delays a step, it is its local time over the median local time of the other
+    ranks, a ratio above 1.
     """
 
 
@@ -76,7 +78,7 @@ class Straggler:
     """The relative delay: the median of ``StragglerVote.time_share`` over the same cases.
 
     For a rank that arrives last, it is a fraction of the duration of an iteration. For a rank that
-    computes longest, it is its compute time over the median of the other ranks, above 1.
+    delays a step, it is its local time over the median of the other ranks, above 1.
     """
 
     def describe_repetitions(self) -> str:
@@ -110,12 +112,13 @@ def find_last_arriving_rank(results: Sequence[CaseResult]) -> Straggler | None:
     return elect_straggler(votes, len(repetitions), num_ranks)
 
 
-def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:
-    """Return the rank that computes longest in more repetitions than chance explains.
+def find_delaying_rank(run: Run, result: CaseResult) -> Straggler | None:
+    """Return the rank that delays a step in more repetitions than chance explains.
 
-    ``result`` is a training step, whose traces are in the folder of ``run``. In the returned
-    ``Straggler``, ``seconds`` is the rank's compute time in a profiled step minus the median of the
-    other ranks, and ``time_share`` is the quotient of both, above 1. None if no rank computes over
+    It has the longest local time, without exposed communication: it computes longer, or its host is
+    late. ``result`` is a training step, whose traces are in the folder of ``run``. In the returned
+    ``Straggler``, ``seconds`` is the rank's local time in a profiled step minus the median of the
+    other ranks, and ``time_share`` is the quotient of both, above 1. None if no rank takes over
     10 % longer than this median, or if chance may explain the repetitions in which a rank does.
     """
     votes: dict[int, list[StragglerVote]] = {}
@@ -130,16 +133,19 @@ def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:
             vote = _vote_for_slowest(timeline)
             if vote:
                 votes[record.repetition] = [vote]
-    return elect_straggler(votes, num_timelines, result.world.size)
+    num_ranks = result.world.size
+    if all(vote.time_share >= MIN_EXTREME_SLOWDOWN for [vote] in votes.values()):
+        num_ranks *= 4  # Chance picks a rank with this delay at most as often as one of these.
+    return elect_straggler(votes, num_timelines, num_ranks)
 
 
 def _vote_for_slowest(timeline: Timeline) -> StragglerVote | None:
-    """Return the rank that computes longest in one profiled step, with its delay.
+    """Return the rank with the longest local time in one profiled step, with its delay.
 
-    None if this rank computes at most 10 % longer than the median of the other ranks, or if the
-    timeline has only one rank.
+    None if this time is at most 10 % longer than the median of the other ranks, or if the timeline
+    has only one rank.
     """
-    seconds = {rank.rank: measure_busy_seconds(rank).get(COMPUTE, 0.0) for rank in timeline.ranks}
+    seconds = {rank.rank: measure_local_seconds(rank) for rank in timeline.ranks}
     if len(seconds) < 2:
         return None
     slowest = max(seconds, key=lambda rank: seconds[rank])

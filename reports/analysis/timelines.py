@@ -134,6 +134,16 @@ def measure_busy_seconds(rank: RankTimeline) -> dict[str, float]:
     }
 
 
+def measure_local_seconds(rank: RankTimeline) -> float:
+    """Return the seconds of a profiled step in which a rank computes, copies or is idle.
+
+    This is the step without exposed communication, in which the rank may wait for other ranks.
+    """
+    calls = convert_to_spans(call for call in rank.intervals if get_axis(call.stream))
+    work = convert_to_spans(item for item in rank.intervals if item.stream in (COMPUTE, COPY))
+    return length(difference(convert_to_spans([rank]), difference(calls, work))) / 1e9
+
+
 def summarize_calls(timeline: Timeline) -> list[dict[str, Any]]:
     """Return a row for the communication calls of each axis, operation and size in a profiled step.
 

@@ -16,7 +16,7 @@ from parbench.reports.analysis.steps import (
     get_calls,
     get_profiled_seconds,
 )
-from parbench.reports.analysis.stragglers import find_last_arriving_rank, find_slow_computing_rank
+from parbench.reports.analysis.stragglers import find_delaying_rank, find_last_arriving_rank
 from parbench.reports.findings.commands import build_case_command, build_step_command
 from parbench.reports.findings.rules import (
     CollectedEvidence,
@@ -25,15 +25,18 @@ from parbench.reports.findings.rules import (
     StragglerEvidence,
     compare_with_fit,
 )
-from parbench.reports.findings.step_rules import Communication, PipelineIdle, StepEvidence
+from parbench.reports.findings.step_rules import (
+    REDUCTIONS,
+    Communication,
+    PipelineIdle,
+    StepEvidence,
+)
 from parbench.reports.run_data import RunData
 
 UNEQUAL_WORK_DETAILS = {"pipeline", "tokens_per_rank", "rank_load"}
 """The keys in ``CaseResult.details`` that only steps with unequal work on ranks have."""
 LINK_PARAMS = ("source", "target")
 """The parameters of ``p2p.matrix`` that name the sending and the receiving rank."""
-REDUCTIONS = ("all_reduce", "reduce_scatter")
-"""The operations that sum gradients."""
 PIPELINE_AXIS = "pp"
 SHARDED_AXIS = "fsdp"
 
@@ -51,7 +54,7 @@ def collect_evidence(data: RunData) -> CollectedEvidence:
 
 
 def _find_stragglers(data: RunData) -> Iterator[StragglerEvidence]:
-    """Yield the rank of a run that arrives last, then the rank that computes longest in each step.
+    """Yield the rank of a run that arrives last, then the rank that delays each step.
 
     Cases whose ranks have unequal work by design, such as pipelines, are left out.
     """
@@ -69,12 +72,12 @@ def _find_stragglers(data: RunData) -> Iterator[StragglerEvidence]:
         )
     for result in results:
         wait_seconds = result.value("straggler_wait") or 0.0
-        straggler = find_slow_computing_rank(data.run, result) if wait_seconds else None
+        straggler = find_delaying_rank(data.run, result) if wait_seconds else None
         if straggler and result.seconds:
             yield StragglerEvidence(
                 rank=straggler.rank,
-                observation=f"computes {straggler.time_share:.2f} times as long as the others in "
-                f"{straggler.describe_repetitions()} of {data.labels[result.case.id]}",
+                observation=f"computes or is idle {straggler.time_share:.2f} times as long as the "
+                f"others in {straggler.describe_repetitions()} of {data.labels[result.case.id]}",
                 waited_seconds=wait_seconds,
                 waited_share=wait_seconds / result.seconds,
                 command=_build_doctor_command(data, straggler.rank),
@@ -215,9 +218,11 @@ def _list_communication(step: CaseResult, label: str) -> Iterator[Communication]
             continue
         reductions = [call for call in calls if call.axis == axis and call.op in REDUCTIONS]
         syncs = _count_syncs(step)
+        transfer_seconds = step.value(f"comm_transfer.{axis}") or seconds
         yield Communication(
             label=f"{label} (axis {axis})",
             exposed_seconds=seconds,
+            is_waiting=transfer_seconds < seconds / 2,
             reductions=sum(call.count for call in reductions) / syncs,
             reduced_bytes=sum(call.count * call.num_bytes for call in reductions) / syncs,
             has_buckets=step.case.is_custom or "bucket_mb" in params,
@@ -236,12 +241,21 @@ def _count_syncs(step: CaseResult) -> int:
 
 
 def _read_pipeline_idle(step: CaseResult) -> PipelineIdle | None:
-    """Return the idle time of a pipeline step by cause, None if the step is not a pipeline."""
+    """Return the idle time of a pipeline step by cause, None if the step is not a pipeline.
+
+    The bubble includes the time of messages. If ranks share cores, it is the exposed time of
+    messages, because causes are unknown.
+    """
     _, details = find_details(step, PipelineDetails)
     if details is None:
         return None
+    bubble_seconds = step.value("idle_schedule")
+    if bubble_seconds is None:
+        bubble_seconds = step.value(f"exposed_comm.{PIPELINE_AXIS}") or 0.0
+    else:
+        bubble_seconds += step.value("idle_rest") or 0.0
     return PipelineIdle(
-        bubble_seconds=step.value("idle_schedule") or 0.0,
+        bubble_seconds=bubble_seconds,
         uneven_seconds=_get_significant(step, "idle_imbalance"),
         microbatches=details.microbatches,
         layers_by_stage=details.layers_by_stage or (),

@@ -13,10 +13,14 @@ from parbench.bench.results.formatting import format_bytes, format_percent
 from parbench.reports.findings.finding import MIN_GENERAL_SHARE, MIN_SHARE, Finding
 
 MIN_BUCKET_BYTES = 256 << 10  # Smaller gradients are not worth several buckets.
+MAX_SMALL_BYTES = 512 << 10
+"""Reductions with a smaller mean size are reported as many small ones."""
+MIN_SMALL_CALLS = 8
+"""Fewer reductions than this number are not reported as many small ones."""
+REDUCTIONS = ("all_reduce", "reduce_scatter")
+"""The operations that sum gradients."""
 MIN_BUCKET_SHARE = 0.9
 """A gradient bucket with more than this fraction of the gradient bytes counts as the only one."""
-DEFAULT_BUCKET_BYTES = 25 << 20
-"""The default bucket size of torch's DDP."""
 SUGGESTED_BUCKETS = 4
 """The number of gradient buckets that a finding suggests."""
 TRIED_FACTOR = 4
@@ -50,6 +54,8 @@ class Communication:
 
     A step may synchronize gradients several times, such as once for each microbatch.
     """
+    is_waiting: bool = False
+    """True if ranks wait for late ranks in more than half of the exposed time."""
     has_buckets: bool = True
     """False if the step has no parameter for the size of gradient buckets."""
     largest_bytes: int = 0
@@ -65,14 +71,14 @@ class PipelineIdle:
     """The idle time of a pipeline step by cause in seconds per step, and facts on the pipeline."""
 
     bubble_seconds: float
-    """The idle time due to the schedule.
+    """The idle time due to the schedule and to messages between stages.
 
-    In traces it is the exposed time of messages between stages.
+    In traces it is the exposed time of these messages.
     """
     uneven_seconds: float
     """The idle time that stages of equal duration would save. 0 if it is not significant."""
     microbatches: int | None = None
-    """The number of microbatches per step, None in traces."""
+    """The number of microbatches per step, None if unknown."""
     layers_by_stage: tuple[int, ...] = ()
     """The number of layers of each stage, empty if unknown."""
 
@@ -120,34 +126,46 @@ def find_exposed_communication(step: StepEvidence) -> Iterator[Finding]:
     """Yield a finding for each mesh axis or kind of call with exposed communication.
 
     A finding names the first of these likely causes that costs at least 5 % of the step: gradients
-    are reduced after each microbatch, all gradients are in one bucket, or parameters are gathered
-    without prefetch. Without such a cause, communication is reported from 10 % of the step.
+    are reduced after each microbatch, by many small calls or in one bucket, or parameters are
+    gathered without prefetch. Other communication is reported from 10 % of the step.
     """
     for part in step.communication:
-        num_bytes = part.largest_bytes or DEFAULT_BUCKET_BYTES
-        sync_seconds = part.exposed_seconds * (step.syncs - 1) / step.syncs
+        seconds = part.exposed_seconds
+        sync_seconds = seconds * (step.syncs - 1) / step.syncs
         min_seconds = MIN_SHARE * step.seconds
+        is_costly = seconds >= min_seconds and not part.is_waiting
         command = ""
         if part.reductions and sync_seconds >= min_seconds:
             kind, seconds = "sync-per-microbatch", sync_seconds
             cause = f"Gradients are reduced after each of {step.syncs} microbatches."
             command = step.command("ddp", microbatches=step.syncs, no_sync=(False, True))
-        elif _has_one_bucket(part, num_bytes) and part.exposed_seconds >= min_seconds:
-            kind, seconds = "one-bucket", part.exposed_seconds
-            bucket_mb = 2.0 ** round(math.log2(num_bytes / SUGGESTED_BUCKETS / 2**20))
+        elif is_costly and _is_latency_bound(part):
+            kind = "small-calls"
             cause = (
-                f"The gradients ({format_bytes(num_bytes)}) are in one bucket, which probably "
-                f"starts after the backward pass. DDP makes several with bucket_cap_mb={bucket_mb:g}."
+                f"Its {part.reductions:g} reductions of "
+                f"{format_bytes(part.reduced_bytes / part.reductions)} on average probably cost "
+                "latency. Combine them, in DDP by a larger bucket_cap_mb."
+            )
+        elif is_costly and _has_one_bucket(part):
+            kind = "one-bucket"
+            bucket_mb = 2.0 ** round(math.log2(part.largest_bytes / SUGGESTED_BUCKETS / 2**20))
+            cause = (
+                f"The gradients ({format_bytes(part.largest_bytes)}) are in one bucket, which "
+                "probably starts after the backward pass. DDP makes several with "
+                f"bucket_cap_mb={bucket_mb:g}."
             )
             sizes = (bucket_mb, step.settings.get("bucket_mb", 25))
             command = step.command("ddp", bucket_mb=sizes)
-        elif part.is_on_demand and part.exposed_seconds >= min_seconds:
-            kind, seconds = "no-prefetch", part.exposed_seconds
+        elif is_costly and part.is_on_demand:
+            kind = "no-prefetch"
             cause = "Parameters are probably gathered only when they are needed."
             command = step.command("fsdp", prefetch=("default", "explicit"))
-        elif part.exposed_seconds >= MIN_GENERAL_SHARE * step.seconds:
-            kind, seconds = "exposed-communication", part.exposed_seconds
+        elif seconds >= MIN_GENERAL_SHARE * step.seconds:
+            kind = "exposed-communication"
             cause = "Larger microbatches may hide more."
+            if part.is_waiting:
+                kind = "waiting"
+                cause = "Most of it is waiting for late ranks."
         else:
             continue
         exposed = step.format_share(part.exposed_seconds)
@@ -160,16 +178,20 @@ def find_exposed_communication(step: StepEvidence) -> Iterator[Finding]:
         )
 
 
-def _has_one_bucket(part: Communication, num_bytes: int) -> bool:
+def _is_latency_bound(part: Communication) -> bool:
+    """Return True if a step with gradient buckets makes many small reductions."""
+    has_many = part.has_buckets and part.reductions >= MIN_SMALL_CALLS
+    return has_many and part.reduced_bytes < MAX_SMALL_BYTES * part.reductions
+
+
+def _has_one_bucket(part: Communication) -> bool:
     """Return True if one call sums nearly all gradients of a step, and they have 256 KiB or more.
 
-    Such a call starts when no computation is left that could hide it. ``num_bytes`` are the bytes
-    of the largest call, or torch's default bucket size if these are unknown. The result is False if
-    the step has no parameter for the bucket size.
+    Such a call starts when no computation is left that could hide it. The result is False if the
+    step has no parameter for the bucket size.
     """
-    has_most = part.largest_bytes > MIN_BUCKET_SHARE * part.reduced_bytes
-    is_single = part.reductions == 1 or (part.reductions > 1 and has_most)
-    return part.has_buckets and is_single and num_bytes >= MIN_BUCKET_BYTES
+    has_most = part.reductions > 0 and part.largest_bytes > MIN_BUCKET_SHARE * part.reduced_bytes
+    return part.has_buckets and has_most and part.largest_bytes >= MIN_BUCKET_BYTES
 
 
 def find_host_bound(step: StepEvidence) -> Iterator[Finding]:
@@ -203,7 +225,7 @@ def find_exposed_copies(step: StepEvidence) -> Iterator[Finding]:
 def find_pipeline_idle_time(step: StepEvidence) -> Iterator[Finding]:
     """Yield a finding for each cause of idle time in a pipeline: uneven stages and the bubble.
 
-    Uneven stages are reported from 5 % of the step, the bubble of the schedule from 10 %.
+    Uneven stages are reported from 5 % of the step, the bubble with messages from 10 %.
     """
     pipeline = step.pipeline
     if pipeline is None:
@@ -229,7 +251,7 @@ def find_pipeline_idle_time(step: StepEvidence) -> Iterator[Finding]:
         step,
         "pipeline-bubble",
         pipeline.bubble_seconds,
-        "Stages wait for each other for {share} of {step}. "
+        "Stages wait for each other or for messages for {share} of {step}. "
         "More microbatches may shorten the bubble.",
         command,
         min_share=MIN_GENERAL_SHARE,

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 
 from parbench.bench.results.fit import CurveFit
-from parbench.bench.results.formatting import UNKNOWN, format_bytes, format_percent, format_seconds
+from parbench.bench.results.formatting import format_bytes, format_percent, format_seconds
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.results.spans import difference, length
 from parbench.bench.results.tables import Column, Row, Section, Table
@@ -109,7 +109,8 @@ def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
         sections=(Section(id="traces", title="Profiled steps", tables=tables, notes=notes),),
         findings=findings,
         figures=lambda: [chart_timeline("step", "Profiled step", caption, build_timeline(job))],
-        heading=f"{name} · step time {format_seconds(job.step_seconds)} (mean of {steps}, slowest rank)",
+        heading=f"{name} · step time {format_seconds(job.step_seconds)} "
+        f"(mean of {steps}, slowest rank)",
     )
 
 
@@ -192,8 +193,8 @@ def _make_call_table(job: TracedJob, predict: PredictSeconds | None) -> Table:
     busy = [span for step in rank.steps for span in step.busy]
     num_steps = len(rank.steps)
     rows: list[Row] = []
-    for kind in sorted(own_calls):
-        own_spans = [call.span for call in own_calls[kind]]
+    for kind, same_calls in sorted(own_calls.items()):
+        own_spans = [call.span for call in same_calls]
         calls = shared_calls[kind]
         bandwidths = [shared.busbw for shared in calls if shared.busbw]
         ratios = []
@@ -203,7 +204,7 @@ def _make_call_table(job: TracedJob, predict: PredictSeconds | None) -> Table:
                 ratios.append(fit_seconds / (shared.transfer_ns / 1e9))
         row: Row = {
             "call": kind[0],
-            "size": _format_sizes(own_calls[kind]),
+            "size": _format_sizes(same_calls),
             "calls": len(own_spans) / num_steps,
             "seconds": length(own_spans) / 1e9 / num_steps,
             "exposed": length(difference(own_spans, busy)) / 1e9 / num_steps,
@@ -233,7 +234,5 @@ def _get_kind(call: TracedCall) -> tuple[str, int]:
 
 def _format_sizes(calls: Sequence[TracedCall]) -> str:
     """Return the size of calls, or the smallest and the largest size: ``1.06 MiB to 1.50 MiB``."""
-    sizes = sorted({call.facts.num_bytes or 0 for call in calls})
-    if calls[0].facts.num_bytes is None:
-        return UNKNOWN
-    return " to ".join(map(format_bytes, dict.fromkeys((sizes[0], sizes[-1]))))
+    sizes = sorted((call.facts.num_bytes for call in calls), key=lambda size: size or 0)
+    return " to ".join(dict.fromkeys(map(format_bytes, (sizes[0], sizes[-1]))))

@@ -156,9 +156,10 @@ def compute_waits(job: TracedJob) -> dict[int, float]:
     """Return the seconds per step in which the other ranks wait for each rank, keyed by that rank.
 
     Another rank waits from its arrival at a collective until the awaited rank arrives as the last
-    one. Time in which the waiting rank computes or copies does not count. Its waits for one rank are summed
-    over the collectives of a step. The result is the median of these sums over the waiting ranks, then
-    over steps. Empty for a single rank, or without collectives on a common clock.
+    one. Time in which the waiting rank computes or copies does not count. Its waits for one rank
+    are summed over the collectives of a step. The result is the median of these sums over the
+    waiting ranks, then over steps. Empty for a single rank, or without collectives on a common
+    clock.
     """
     spans: dict[tuple[int, int, int], list[Span]] = defaultdict(list)
     for shared in job.shared_calls:

@@ -251,13 +251,12 @@ def _read_gloo_call(name: str, args: _Args) -> CallFacts:
     the range, such as ``gloo:all_reduce``. The trace does not contain the group.
     """
     op = parse_operation(name)
-    all_dims = msgspec.json.decode(args.input_dims)
-    types = msgspec.json.decode(args.input_types)
-    dims = [dims for dims, dtype in zip(all_dims, types, strict=False) if dtype]
-    element_bytes = _get_element_bytes(next(filter(None, types), ""))
+    dims = msgspec.json.decode(args.input_dims)
+    types = [dtype for dtype in msgspec.json.decode(args.input_types) if dtype]
+    element_bytes = _get_element_bytes(types[0]) if types else None
     if not dims or element_bytes is None:
         return CallFacts(op)
-    return CallFacts(op, num_bytes=element_bytes * _count_elements(dims))
+    return CallFacts(op, num_bytes=element_bytes * _count_elements(dims[: len(types)]))
 
 
 def _get_element_bytes(dtype: str) -> int | None:

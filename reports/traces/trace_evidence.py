@@ -7,7 +7,6 @@ kind of call.
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from statistics import fmean
 
 from parbench.bench.results.formatting import format_case_size, format_percent
@@ -20,9 +19,14 @@ from parbench.reports.findings.rules import (
     StragglerEvidence,
     compare_with_fit,
 )
-from parbench.reports.findings.step_rules import Communication, PipelineIdle, StepEvidence
+from parbench.reports.findings.step_rules import (
+    REDUCTIONS,
+    Communication,
+    PipelineIdle,
+    StepEvidence,
+)
 from parbench.reports.traces.job import SharedCall, TracedJob, compute_waits
-from parbench.reports.traces.rank_trace import TracedRank, TracedStep
+from parbench.reports.traces.rank_trace import TracedRank
 
 PredictSeconds = Callable[[SharedCall], float | None]
 """Predicts the time of a collective in seconds by the fits of a run, None without a suitable fit.
@@ -30,8 +34,6 @@ PredictSeconds = Callable[[SharedCall], float | None]
 A fit is the latency-bandwidth model of an operation that ``parbench run`` measured.
 """
 
-REDUCTIONS = {"all_reduce", "reduce_scatter"}
-"""The operations that sum gradients."""
 MIN_HOST_GAP_NS = 1_000_000
 """Without a GPU, a shorter gap between operators counts as work of Python, a longer one as idle."""
 PIPELINE_GROUP = re.compile(r"(^|[^a-z])(pp|pipe[a-z]*)([^a-z]|$)", re.IGNORECASE)
@@ -47,8 +49,6 @@ def collect_evidence(job: TracedJob, predict: PredictSeconds | None = None) -> C
     """
     exposed = compute_exposed_seconds(job)
     pipeline_labels = _find_pipeline_labels(job)
-    copy_seconds = [rank.compute_mean(lambda parts: parts.copy_seconds) for rank in job.ranks]
-    idle_seconds = [fmean(map(partial(_measure_idle, rank), rank.steps)) for rank in job.ranks]
     step = StepEvidence(
         name="",
         seconds=job.step_seconds,
@@ -58,8 +58,8 @@ def collect_evidence(job: TracedJob, predict: PredictSeconds | None = None) -> C
             for label, (rank, seconds) in exposed.items()
             if label not in pipeline_labels
         ],
-        copy_seconds=min(copy_seconds),
-        idle_seconds=min(idle_seconds),
+        copy_seconds=min(rank.compute_mean(lambda parts: parts.copy_seconds) for rank in job.ranks),
+        idle_seconds=min(map(_measure_idle, job.ranks)),
         pipeline=_measure_pipeline(job, [exposed[label][1] for label in pipeline_labels]),
     )
     return CollectedEvidence(
@@ -87,12 +87,19 @@ def compute_exposed_seconds(job: TracedJob) -> dict[str, tuple[TracedRank, float
     return exposed
 
 
-def _measure_idle(rank: TracedRank, step: TracedStep) -> float:
-    """Return the seconds of a step in which nothing runs, without a GPU only in gaps over 1 ms."""
-    if rank.has_device:
-        return step.parts.idle_seconds
-    gaps = difference([step.step], [*step.busy, *(call.span for call in step.calls)])
-    return sum(stop - start for start, stop in gaps if stop - start > MIN_HOST_GAP_NS) / 1e9
+def _measure_idle(rank: TracedRank) -> float:
+    """Return the seconds per step in which nothing runs, without a GPU only gaps of 1 ms or more.
+
+    The result is a mean over steps.
+    """
+    spans = [call.span for call in rank.calls]
+    for step in rank.steps:
+        spans += step.busy
+    gaps = difference([step.step for step in rank.steps], spans)
+    min_ns = 0 if rank.has_device else MIN_HOST_GAP_NS
+    return (
+        sum(stop - start for start, stop in gaps if stop - start >= min_ns) / 1e9 / len(rank.steps)
+    )
 
 
 def _make_communication(label: str, rank: TracedRank, exposed_seconds: float) -> Communication:
@@ -111,7 +118,7 @@ def _make_communication(label: str, rank: TracedRank, exposed_seconds: float) ->
     return Communication(
         label=label,
         exposed_seconds=exposed_seconds,
-        reductions=len(calls) if ops & REDUCTIONS and all(sizes) else 0,
+        reductions=len(calls) if ops.intersection(REDUCTIONS) and all(sizes) else 0,
         largest_bytes=max(sizes, default=0),
         reduced_bytes=sum(sizes),
         is_on_demand="all_gather" in ops,

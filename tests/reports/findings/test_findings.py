@@ -110,7 +110,7 @@ def train_sharded(prefetch: str = "default") -> list[Record]:
 
 def make_pipeline(causes: dict[str, float], **details: Any) -> Record:
     """Return a pipeline step of 20 ms that is idle by these causes for these shares."""
-    shares = {"schedule": 0.0, "imbalance": 0.0, **causes}
+    shares = {"schedule": 0.0, "imbalance": 0.0, "rest": 0.0, **causes}
     seconds = {f"idle_{cause}": share * 0.02 for cause, share in shares.items()}
     return with_metrics(pipeline_record(**details), **counted_metrics("s", seconds))
 
@@ -147,6 +147,14 @@ def make_uneven_pipeline() -> Record:
     return make_pipeline({"imbalance": 0.2}, split="3+1", layers_by_stage=[3, 1])
 
 
+def make_unmeasured_pipeline() -> Record:
+    """Return a pipeline step of 20 ms whose ranks share cores, so that its bubble is unknown."""
+    record = make_pipeline({})
+    metrics = record.metrics | counted_metrics("s", {"exposed_comm.pp": 8e-3})
+    known = {name: value for name, value in metrics.items() if not name.startswith("idle_")}
+    return replace(record, metrics=known)
+
+
 @pytest.mark.parametrize(
     ("records", "kind", "facts"),
     [
@@ -174,6 +182,21 @@ def make_uneven_pipeline() -> Record:
             [make_pipeline({"schedule": 0.3}, microbatches=2)],
             "pipeline-bubble",
             ["30.0 %", "--set microbatches=2,8"],
+        ),
+        ([make_pipeline({"rest": 0.2})], "pipeline-bubble", ["20.0 %", "or for messages"]),
+        ([make_unmeasured_pipeline()], "pipeline-bubble", ["28.6 %", "Stages wait"]),
+        (
+            train_buckets(count=40, num_bytes=16 << 10),
+            "small-calls",
+            ["40 reductions of 16.0 KiB"],
+        ),
+        (
+            [
+                with_metrics(record, **counted_metrics("s", {"comm_transfer.dp": 0.012}))
+                for record in train("cp", exposed=0.5)
+            ],
+            "waiting",
+            ["50.0 %", "Most of it is waiting for late ranks"],
         ),
         (
             [expert_record(routing="zipf")],
@@ -229,7 +252,7 @@ def find_by_compute(
     """Return the findings of traced steps of 10 ms in which rank 1 computes longer."""
     timeline = make_timeline()
     first, second = timeline.ranks
-    longer = Interval("compute", "compute", 9800.0, 9800.0 + longer_us)
+    longer = Interval("compute", "compute", 5100.0, 5100.0 + longer_us)
     second = replace(second, intervals=(*second.intervals, longer))
     timeline = replace(timeline, ranks=(first, second))
     waits = {"exposed_comm.dp": 5e-4, "straggler_wait": straggler_wait}
@@ -244,9 +267,27 @@ def find_by_compute(
 
 def test_slow_rank_computes_longer(tmp_path: Path) -> None:
     (finding,) = find_by_compute(tmp_path / "slow", longer_us=3000.0)
-    assert_facts(finding, "Rank 1", "1.50 times", "5 of 5", "ddp", "20.0 %")
+    assert_facts(finding, "Rank 1", "1.43 times", "5 of 5", "ddp", "20.0 %")
     assert find_by_compute(tmp_path / "equal", longer_us=100.0) == ()
     assert find_by_compute(tmp_path / "no-wait", longer_us=3000.0, straggler_wait=1e-4) == ()
+
+
+def test_rank_that_is_late_without_computing_is_named(tmp_path: Path) -> None:
+    timeline = make_timeline()
+    ranks = [
+        replace(rank, intervals=(Interval("comm dp", "all_reduce", start, rank.stop_us),))
+        for rank, start in zip(timeline.ranks, (1000.0, 9000.0), strict=True)
+    ]
+    timeline = replace(timeline, ranks=tuple(ranks))
+    waits = {"exposed_comm.dp": 8e-3, "straggler_wait": 8e-3, "comm_transfer.dp": 4e-4}
+    traces = []
+    for repetition in range(3):
+        record = with_metrics(traced_record(repetition), **counted_metrics("s", waits))
+        traces.append((replace(record, world=replace(WORLD, size=2)), timeline))
+    finding, waiting = find_in(write_traced_run(tmp_path / "late", traces))
+    assert_facts(waiting, "53.3 %", "waiting")
+    assert_facts(finding, "Rank 1 computes or is idle", "3 of 3 repetitions of ddp", "80.0 %")
+    assert find_in(write_traced_run(tmp_path / "twice", traces[:2])) == (waiting,)
 
 
 def find_slow(records: Sequence[Record]) -> list[Finding]:
