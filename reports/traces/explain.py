@@ -85,21 +85,21 @@ def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
     tables = [_make_rank_table(job), _make_call_table(job, predict)]
     notes = list(job.notes)
     if not findings:
-        share = format_percent(MIN_SHARE)
-        notes.insert(0, f"Nothing stands out: no cause costs {share} of the step or more.")
+        notes.insert(
+            0,
+            f"Nothing stands out: no cause costs {format_percent(MIN_SHARE)} of the step or more.",
+        )
     if against:
         notes.append(f"Collectives are compared with the fits of {against}.")
-    caption = "The last profiled step. Waiting is hatched or empty."
     name = paths[0].resolve().name if len(paths) == 1 else f"{len(paths)} traces"
     steps = pluralize(job.num_steps, "step")
     num_ranks = len(job.ranks)
     world_size = max(rank.world_size or num_ranks for rank in job.ranks)
-    message = f"{num_ranks} of {world_size} ranks, {steps} each"
     is_complete = num_ranks == world_size
     verdict = ReportVerdict(
         word="COMPLETE" if is_complete else "PARTIAL",
         level="good" if is_complete else "doubtful",
-        message=message,
+        message=f"{num_ranks} of {world_size} ranks, {steps} each",
     )
     return Report(
         name=name,
@@ -108,7 +108,14 @@ def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
         runs=(),
         sections=(Section(id="traces", title="Profiled steps", tables=tables, notes=notes),),
         findings=findings,
-        figures=lambda: [chart_timeline("step", "Profiled step", caption, build_timeline(job))],
+        figures=lambda: [
+            chart_timeline(
+                "step",
+                "Profiled step",
+                "The last profiled step. Waiting is hatched or empty.",
+                build_timeline(job),
+            )
+        ],
         heading=f"{name} · step time {format_seconds(job.step_seconds)} "
         f"(mean of {steps}, slowest rank)",
     )
@@ -156,13 +163,14 @@ def _make_rank_table(job: TracedJob) -> Table:
             "idle": rank.compute_mean(lambda parts: parts.idle_seconds),
             "overlapped": rank.compute_mean(lambda parts: parts.hidden_comm_seconds),
         }
-        row: Row = {
-            "rank": rank.rank,
-            "step": step_seconds,
-            **{name: value / step_seconds for name, value in seconds.items()},
-            "wait": waits.get(rank.rank),
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "rank": rank.rank,
+                "step": step_seconds,
+                **{name: value / step_seconds for name, value in seconds.items()},
+                "wait": waits.get(rank.rank),
+            }
+        )
     rows.sort(key=lambda row: (row["wait"] or 0.0, row["step"]), reverse=True)
     return Table(
         id="ranks",
@@ -202,17 +210,18 @@ def _make_call_table(job: TracedJob, predict: PredictSeconds | None) -> Table:
             fit_seconds = predict(shared) if predict else None
             if fit_seconds:
                 ratios.append(fit_seconds / (shared.transfer_ns / 1e9))
-        row: Row = {
-            "call": kind[0],
-            "size": _format_sizes(same_calls),
-            "calls": len(own_spans) / num_steps,
-            "seconds": length(own_spans) / 1e9 / num_steps,
-            "exposed": length(difference(own_spans, busy)) / 1e9 / num_steps,
-            "transfer": median(shared.transfer_ns for shared in calls) / 1e9 if calls else None,
-            "busbw": median(bandwidths) if bandwidths else None,
-            "of_fit": median(ratios) if ratios else None,
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "call": kind[0],
+                "size": _format_sizes(same_calls),
+                "calls": len(own_spans) / num_steps,
+                "seconds": length(own_spans) / 1e9 / num_steps,
+                "exposed": length(difference(own_spans, busy)) / 1e9 / num_steps,
+                "transfer": median(shared.transfer_ns for shared in calls) / 1e9 if calls else None,
+                "busbw": median(bandwidths) if bandwidths else None,
+                "of_fit": median(ratios) if ratios else None,
+            }
+        )
     rows.sort(key=lambda row: -row["exposed"])
     return Table(
         id="collectives",

@@ -283,7 +283,7 @@ def _align_clocks(
 
 
 def _describe_limits(ranks: Sequence[TracedRank], error_ns: int | None) -> Iterator[str]:
-    """Yield sentences about limits of the traces: unmarked steps, and the accuracy of the clock.
+    """Yield sentences about limits of the traces: unmarked steps, the clock, and different jobs.
 
     ``error_ns`` is the error of the common clock, None if the clocks of the hosts cannot be
     aligned.
@@ -293,5 +293,11 @@ def _describe_limits(ranks: Sequence[TracedRank], error_ns: int | None) -> Itera
     if error_ns is None:
         yield "the hosts share no collective to align their clocks: late ranks are unknown"
     elif len({rank.host for rank in ranks}) > 1:
-        error = format_seconds(error_ns / 1e9)
-        yield f"the hosts' clocks are aligned by the ends of collectives, within {error}"
+        yield (
+            "the hosts' clocks are aligned by the ends of collectives, within "
+            f"{format_seconds(error_ns / 1e9)}"
+        )
+    elif max(rank.steps[0].step[0] for rank in ranks) > min(
+        rank.steps[-1].step[1] for rank in ranks
+    ):
+        yield "the ranks' steps do not overlap in time: the traces may be of different jobs"

@@ -167,10 +167,10 @@ def _find_stragglers(job: TracedJob) -> Iterator[StragglerEvidence]:
     if seconds < 2 * waits[second_rank] or seconds <= (job.clock_error_ns or 0) / 1e9:
         return
     share = fmean(shared.last_rank == late_rank for shared in job.shared_calls)
-    steps = pluralize(job.num_steps, "step")
     yield StragglerEvidence(
         rank=late_rank,
-        observation=f"arrives last in {format_percent(share)} of collectives of {steps}",
+        observation=f"arrives last in {format_percent(share)} of collectives of "
+        f"{pluralize(job.num_steps, 'step')}",
         waited_seconds=seconds,
         waited_share=seconds / job.step_seconds,
     )
@@ -197,12 +197,11 @@ def _compare_with_fits(
             calls[shared.call.label].append((shared, fit_seconds))
     for label, pairs in calls.items():
         facts = pairs[0][0].call.facts
-        size = format_case_size(facts.num_bytes)
         yield from compare_with_fit(
             label,
             [fit_seconds for _, fit_seconds in pairs],
             [shared.transfer_ns / 1e9 for shared, _ in pairs],
             affected_seconds=exposed[label][1],
             total_seconds=job.step_seconds,
-            command=build_command([facts.op, "--sizes", size], {}),
+            command=build_command([facts.op, "--sizes", format_case_size(facts.num_bytes)], {}),
         )

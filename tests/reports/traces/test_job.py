@@ -1,6 +1,6 @@
 """Steps of a job: its ranks, common steps and clocks, and agreement with parbench's own probe."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,19 @@ def test_steps_that_not_all_ranks_traced_are_left_out(tmp_path: Path) -> None:
     job = join_ranks([first, second])
     assert job.num_steps == 1
     assert job.step_seconds == pytest.approx(10e-3)
+
+
+@pytest.mark.parametrize(("shift_ns", "num_notes"), [(0, 0), (10**9, 1)])
+def test_ranks_of_different_jobs_are_noted(
+    tmp_path: Path, shift_ns: int, num_notes: int
+) -> None:
+    first = read_drawn_rank(tmp_path, 0, {1: 10_000})
+    second = read_drawn_rank(tmp_path, 1, {1: 10_000})
+    (step,) = second.steps
+    start, stop = step.step
+    later = replace(step, step=(start + shift_ns, stop + shift_ns))
+    job = join_ranks([first, replace(second, steps=(later,))])
+    assert ["overlap in time" in note for note in job.notes] == [True] * num_notes
 
 
 def test_ranks_without_a_common_step_are_refused(tmp_path: Path) -> None:
