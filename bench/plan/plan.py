@@ -249,7 +249,7 @@ PRESETS = {
         ),
         repetitions=5,  # A regression check needs at least as many.
         budget_seconds=110,
-        measure=Measure(seconds_per_case=0.05),
+        measure=Measure(warmup=3, min_iterations=5, seconds_per_case=0.05),
     ),
     "full": Preset(
         help="all steps, modes and groups, sizes to 64M (1G on GPUs), 10 repetitions, about 10 min",
