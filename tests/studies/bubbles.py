@@ -2,8 +2,9 @@
 
     python -m tests.studies.bubbles [SCHEDULE ...]
 
-The measured step has simulated compute. Four ranks, eight microbatches, and actions of 100 ms for
-the share of a rank. The analytical bubble assumes equal actions. Each schedule takes about 70 s.
+The measured step has simulated compute. Four ranks, eight microbatches, and actions of 200 ms for
+the share of a rank. The analytical bubble assumes equal actions. Each schedule takes about two
+minutes.
 """
 
 import json
@@ -17,8 +18,8 @@ from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 
 NUM_RANKS = 4
 NUM_MICROBATCHES = 8
-ACTION_SECONDS = 0.1
-SECONDS_PER_SCHEDULE = 70
+ACTION_SECONDS = 0.2
+SECONDS_PER_SCHEDULE = 140
 
 
 def measure_metrics(names: list[str]) -> dict[str, dict[str, float]]:
