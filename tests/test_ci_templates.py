@@ -98,6 +98,15 @@ def run_job(tmp_path: Path, runs: Path, branch: str, base: str = "") -> ActionRe
     )
 
 
+MAIN_STEPS = [
+    "Fetch the history",
+    "Measure",
+    "Add to the history",
+    "Check",
+    "Keep the history",
+]
+
+
 @pytest.mark.full
 def test_pull_request_gate_uses_main_history(tmp_path: Path) -> None:
     origin = tmp_path / "origin"
@@ -115,13 +124,7 @@ def test_pull_request_gate_uses_main_history(tmp_path: Path) -> None:
 
     first = run_job(tmp_path, tmp_path / "first", "main")
     assert first.exit_code == 0
-    assert first.steps == [
-        "Fetch the history",
-        "Measure",
-        "Add to the history",
-        "Check",
-        "Keep the history",
-    ]
+    assert first.steps == MAIN_STEPS
     assert first.summary.startswith(
         "## Not enough history: each series has at most 1 of 8 runs"
     )
