@@ -40,6 +40,8 @@ class AppHooks:
 
     modules: Sequence[str]
     """The names of the Python modules that define the benchmarks."""
+    report_modules: Sequence[str]
+    """The names of the modules that ``show_run`` needs, which a run imports while torch loads."""
     show_run: Callable[[Path, str, Path | None], int]
     """A function that prints the results of a run and returns the exit code of the command.
 
@@ -232,6 +234,7 @@ def run(
         resume_path=resume,
         as_json=form == "json",
         limits=limits,
+        report_modules=() if form == "json" else hooks.report_modules,
     )
     if path is None:
         return

@@ -41,6 +41,16 @@ COMMANDS = {
 DEFINITIONS = ("parbench.bench.plan.catalogue", "parbench.workloads.catalogue")
 """The modules that define the benchmarks: collectives, and training steps."""
 
+REPORT_MODULES = (
+    "parbench.reports.history.baseline",
+    "parbench.reports.render.show",
+    "parbench.reports.render.page",
+    "pandas",
+    "scipy.special",
+    "matplotlib.backends.backend_svg",
+)
+"""The modules that print the results of a run and write its page. They take a second to import."""
+
 
 class CommandLineError(click.ClickException):
     """An error of the user, such as a wrong option, printed as ``error:`` and ``hint:`` lines."""
@@ -193,6 +203,7 @@ def _report(runs: Sequence[Path], output: Path) -> None:
 
 HOOKS = AppHooks(
     modules=DEFINITIONS,
+    report_modules=REPORT_MODULES,
     show_run=_show,
     write_report=_report,
     render_document=_render,

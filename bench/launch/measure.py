@@ -3,6 +3,7 @@
 The progress is shown on standard error. A case is a benchmark with values for its parameters.
 """
 
+import importlib
 import os
 import resource
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ def run_options(
     cpus: Sequence[Sequence[int]] = (),
     limits: Path | None = None,
     command: str = "",
+    report_modules: Sequence[str] = (),
 ) -> Path | None:
     """Make or resume a run, and return its folder.
 
@@ -63,6 +65,8 @@ def run_options(
             bound.
         limits: a file of limits on metrics, None without limits. It must be valid.
         command: the command to repeat if the run ends early. If empty, the run can be resumed.
+        report_modules: the names of the modules that the caller needs after the run. They are
+            imported now, because meanwhile the fork server imports torch.
     """
     os.environ.update(find_mpi_variables(os.environ))
     joined = Joined.find(os.environ)
@@ -84,6 +88,8 @@ def run_options(
         writer = stack.enter_context(open_writer(run.path))
         display = stack.enter_context(Display(as_json=as_json))
         start_ranks = choose_launcher(run, joined, options.nodelist, stack, cpus)
+        for name in report_modules:
+            importlib.import_module(name)
         recorder = Recorder(run, writer)
         for note in plan.notes:
             display.print_message(f"note: {note}")
