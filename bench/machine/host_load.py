@@ -15,17 +15,17 @@ _BUSY_FIELDS = ("user", "nice", "system", "irq", "softirq")
 
 
 class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """The CPU load of a host during one repetition of a run. None means unknown."""
+    """The CPU load of a host during one repetition of a run."""
 
     cores: NumRanks
     """The number of logical CPUs of the host."""
-    other_cores: NonNegative | None = None
-    """The mean number of cores that processes other than the ranks kept busy.
-
-    None if a rank did not report its CPU time, for example because it ended early.
-    """
+    other_cores: NonNegative
+    """The mean number of cores that processes other than the ranks kept busy."""
     steal_percent: NonNegative | None = None
-    """The share of the CPU time of all cores that the hypervisor took, in per cent."""
+    """The share of the CPU time of all cores that the hypervisor took, in per cent.
+
+    None where the system does not count it.
+    """
 
     @property
     def disturbance(self) -> str:
@@ -35,7 +35,7 @@ class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
         took more than 2 % of the CPU time. Otherwise the text is empty.
         """
         parts = []
-        if (self.other_cores or 0.0) > BUSY_SHARE * self.cores:
+        if self.other_cores > BUSY_SHARE * self.cores:
             parts.append(f"other processes kept {self.other_cores:.1f} of {self.cores} cores busy")
         if (self.steal_percent or 0.0) > _STEAL_PERCENT:
             parts.append(f"the hypervisor took {self.steal_percent:.0f} % of the cores' time")
@@ -56,22 +56,18 @@ class LoadMeter:
         self._start = time.monotonic()
         psutil.cpu_times_percent()  # The next call refers to the time since this one.
 
-    def read(self, own_seconds: float | None) -> HostLoad:
+    def read(self, own_seconds: float) -> HostLoad:
         """Return the load of this host since the creation of the meter.
 
         ``own_seconds`` is the CPU time in seconds that all ranks together used since the creation.
-        It is subtracted from the busy time of all cores. If it is None (unknown), ``other_cores``
-        of the result is None.
+        It is subtracted from the busy time of all cores.
         """
         seconds = time.monotonic() - self._start
         percent = psutil.cpu_times_percent()._asdict()
         cores = psutil.cpu_count() or 1
-        other_cores = None
-        if own_seconds is not None:
-            busy_cores = cores * sum(percent.get(name, 0.0) for name in _BUSY_FIELDS) / 100
-            other_cores = round(max(busy_cores - own_seconds / seconds, 0.0), 2)
+        busy_cores = cores * sum(percent.get(name, 0.0) for name in _BUSY_FIELDS) / 100
         return HostLoad(
             cores=cores,
-            other_cores=other_cores,
+            other_cores=round(max(busy_cores - own_seconds / seconds, 0.0), 2),
             steal_percent=percent.get("steal"),
         )
