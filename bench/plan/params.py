@@ -95,7 +95,9 @@ class Param:
             )
         if value is None or not is_allowed:
             allowed = self.describe_allowed()
-            raise UserError(f"{self.name} = {raw!r} is not allowed: choose {allowed}")
+            has_name = isinstance(raw, str) and "=" in raw
+            hint = f"another parameter needs its own option: --set {raw}" if has_name else ""
+            raise UserError(f"{self.name} = {raw!r} is not allowed: choose {allowed}", hint=hint)
         return value
 
     def parse_many(self, setting: Setting) -> tuple[Value, ...]:

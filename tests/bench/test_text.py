@@ -202,6 +202,7 @@ def test_param_parses_values_of_its_type(
         ("size", 1.5, "x = 1.5 is not allowed"),
         ("int", "", "x = ''"),
         ("int", "1,two", "x = 'two'"),
+        ("int", "1,y=2", "--set y=2"),
         ("mesh", "dp,tp=2", "'dp,tp=2'"),
     ],
 )
