@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from parbench.bench.text import UserError
 
@@ -135,7 +135,10 @@ def _list_allowed(message: str, kind: Any) -> str:
     """
     _, _, place = message.partition(" - at `$.")
     for key in place.rstrip("`").split("."):
-        kind = get_type_hints(kind).get(key, object) if key else kind
+        name, bracket, _ = key.partition("[")
+        kind = get_type_hints(kind).get(name, object) if name else kind
+        if bracket:  # the elements of a list: case[0]
+            kind = (*get_args(kind), object)[0]
     choices: list[str] = []
     if "enum value" in message:
         choices = re.findall(r"'([\w-]+)'", str(kind))

@@ -148,6 +148,7 @@ def test_defaults_are_what_people_train_with() -> None:
             {"checkpointing": "all"},
             "checkpointing = 'all' is not allowed: choose none",
         ),
+        ("ddp", 2, {"checkpointing": "full:9", "layers": 8}, "full:9 > layers(8)"),
         ("ddp", 2, {"checkpointing": "full:0"}, "checkpointing = 'full:0'"),
         ("ddp", 2, {"compute": "timed:1ms"}, "simulated:20ms"),
         ("cp", 2, {"compute": "simulated:1ms"}, "compute = simulated"),

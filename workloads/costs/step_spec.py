@@ -327,6 +327,8 @@ class StepSpec:
         dims = self.dims
         if self.is_simulated and (self.moe is not None or dims.cp > 1):
             return "compute = simulated does not support experts or cp > 1: use compute=real"
+        if self.checkpoint_every > self.shape.layers:
+            return f"checkpointing = {self.checkpointing_label} > layers({self.shape.layers})"
         experts = self.moe.experts if self.moe else 0
         has_ffn = not self.moe or self.moe.dense_layers > 0
         return (

@@ -133,7 +133,12 @@ def test_cases_file_is_toml_or_json(tmp_path: Path, name: str, text: str) -> Non
 
 @pytest.mark.parametrize(
     ("text", "fact"),
-    [("preset = 'smoke'", "`preset`"), ("case = x", "line 1"), ('a = "\xff"\n', "0xff")],
+    [
+        ("preset = 'smoke'", "`preset`"),
+        ("[[case]]\nname = 'ddp'\nsizes = '1K'", "allowed are name, set"),
+        ("case = x", "line 1"),
+        ('a = "\xff"\n', "0xff"),
+    ],
 )
 def test_invalid_cases_file_is_refused(tmp_path: Path, text: str, fact: str) -> None:
     file = tmp_path / "cases.toml"

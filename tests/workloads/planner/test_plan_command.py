@@ -80,7 +80,7 @@ def test_plan_answers_on_stdout(plan_command: PlanCommand, arguments: str, text:
         (f"{MESH} dp=2 --set schedule=1f2b", "1f1b,"),
         (f"{MESH} pp=2 --set split=20+13", "33 layers"),
         (f"{MESH} dp=2 --microbatch 0", "--microbatch"),
-        (f"{MESH} dp=2 --checkpointing full:33", "has 32 layers"),
+        (f"{MESH} dp=2 --checkpointing full:33", "full:33 > layers(32)"),
         (f"{MESH} dp=2 --set zero=3", "--set zero=3 needs fsdp > 1"),
         (f"{MESH} tp=16", "kv_heads(8) % tp(16) != 0"),
         ("validate absent", "absent"),
