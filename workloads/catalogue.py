@@ -10,6 +10,7 @@ from parbench.bench.plan.params import Param, Value
 from parbench.bench.text import UserError
 from parbench.workloads import presets
 from parbench.workloads.expert_parallel.moe_case import LAYER_PARAMS, MOE_PARAMS
+from parbench.workloads.layers.tp_layer_case import FFN_STYLE, LINEAR_STYLE, make_tp_layer
 from parbench.workloads.model.shapes import (
     COMMON,
     MICROBATCH,
@@ -31,7 +32,6 @@ from parbench.workloads.presets import (
     PRESETS,
     RESHARD,
 )
-from parbench.workloads.tp_layer_case import FFN_STYLE, LINEAR_STYLE, make_tp_layer
 
 ONE_LAYER = (*MODEL, MICROBATCH, PRECISION)
 """The parameters that the benchmarks of one layer share with training steps."""
@@ -127,12 +127,12 @@ DEFINITIONS = (
     _define_step(
         "ep_dispatch", "expert parallel: dispatch and combine of tokens, without experts",
         *LAYER_PARAMS, common=ONE_LAYER,
-        target="expert_parallel.layer_step:DispatchBenchmark", preset=presets.build_ep_step,
+        target="layers.moe_layers:DispatchBenchmark", preset=presets.build_ep_step,
     ),
     _define_step(
         "ep_layer", "expert parallel: forward and backward of one layer",
         *LAYER_PARAMS, common=ONE_LAYER,
-        target="expert_parallel.layer_step:MoeLayerBenchmark", preset=presets.build_ep_step,
+        target="layers.moe_layers:MoeLayerBenchmark", preset=presets.build_ep_step,
     ),
     _define_step(
         "ep_step", "expert parallel inside data parallel",
@@ -153,12 +153,12 @@ DEFINITIONS = (
     _define_step(
         "tp_linear", "tensor parallel: forward and backward of one matrix",
         LINEAR_STYLE, common=ONE_LAYER,
-        target="tensor_parallel_layers:TpLayerBenchmark", preset=make_tp_layer,
+        target="layers.tensor_parallel_layers:TpLayerBenchmark", preset=make_tp_layer,
     ),
     _define_step(
         "tp_ffn", "tensor parallel: forward and backward of one FFN",
         FFN_STYLE, common=ONE_LAYER,
-        target="tensor_parallel_layers:TpLayerBenchmark", preset=make_tp_layer,
+        target="layers.tensor_parallel_layers:TpLayerBenchmark", preset=make_tp_layer,
     ),
 )
 # fmt: on

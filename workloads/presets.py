@@ -14,13 +14,13 @@ from parbench.bench.text import UserError
 from parbench.workloads.context_parallel.context_methods import CP_METHOD, ULYSSES
 from parbench.workloads.costs.step_spec import StepSpec, ZeroOne, parse_checkpointing
 from parbench.workloads.expert_parallel.moe_case import MOE_PARAMS, make_moe
+from parbench.workloads.mesh.dims import ParallelDims
 from parbench.workloads.model.shapes import (
     COMMON,
     PRECISIONS,
     parse_compute,
     shape_of,
 )
-from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
 from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 

@@ -11,9 +11,9 @@ from parbench.bench.results.step_trace import TraceEvent
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.model.simulated_compute import SimulatedCompute
-from parbench.workloads.pipeline_parallel.pipeline_probe import can_measure_bubble
-from parbench.workloads.step.call_spans import find_call_spans
-from parbench.workloads.step.probe import make_moment_clock, record_moment, trace_step
+from parbench.workloads.probes.call_spans import find_call_spans
+from parbench.workloads.probes.probe import make_moment_clock, record_moment, trace_step
+from parbench.workloads.step.pipeline_probe import can_measure_bubble
 from parbench.workloads.torch_internals import profiling, trace_events
 from tests.support.ranks import Ranks
 from tests.support.workloads.training_steps import build_small_step

@@ -8,8 +8,8 @@ from parbench.bench.plan.options import BEYOND_CACHE
 from parbench.bench.rank.runner import refuse_float8
 from parbench.bench.text import UserError
 from parbench.bench.world.world import World
+from parbench.workloads.mesh.mesh import get_full_tensor
 from parbench.workloads.model.shapes import SHAPES
-from parbench.workloads.parallel.mesh import get_full_tensor
 from parbench.workloads.step.reference_choice import count_free_bytes
 from parbench.workloads.step.train_step import SMALL_MODEL_NOTE, fsdp
 from tests.support.workloads.training_steps import DEFINITION_BY_NAME, build_model

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from parbench.workloads.step.memory_probe import peak_during
+from parbench.workloads.probes.memory_probe import peak_during
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")

@@ -26,11 +26,11 @@ from parbench.bench.results.details import Action
 from parbench.bench.world.world import Clock, World
 from parbench.workloads.costs.memory import compute_rank_memory
 from parbench.workloads.costs.step_spec import RankView, StepSpec
+from parbench.workloads.mesh.dims import ParallelDims
+from parbench.workloads.mesh.mesh import build_mesh, get_local_tensor
 from parbench.workloads.model.shapes import CHECKPOINTINGS, Checkpointing, Shape
-from parbench.workloads.model.transformer import Transformer, cross_entropy, get_dtype
+from parbench.workloads.model.transformer import DTYPES, Transformer, cross_entropy
 from parbench.workloads.parallel import data_parallel
-from parbench.workloads.parallel.dims import ParallelDims
-from parbench.workloads.parallel.mesh import build_mesh, get_local_tensor
 from parbench.workloads.parallel.parallelize import ParallelPart, parallelize
 from parbench.workloads.parallel.positions import TokenPositions
 
@@ -101,7 +101,7 @@ def build_fake_parts(view: RankView) -> dict[int, Transformer]:
     """
     spec = view.spec
     default = torch.get_default_dtype()
-    torch.set_default_dtype(get_dtype(spec))
+    torch.set_default_dtype(DTYPES[spec.bytes_per_element])
     parts = {}
     try:
         for stage in view.stages:
@@ -202,7 +202,7 @@ class FakeStep:
         x = torch.zeros(spec.microbatch, len(self.positions.attended), dtype=torch.long)
         if action.stage > 0:
             size = (spec.microbatch, len(self.positions.between_blocks), spec.shape.hidden)
-            x = torch.zeros(size, dtype=get_dtype(spec), requires_grad=True)
+            x = torch.zeros(size, dtype=DTYPES[spec.bytes_per_element], requires_grad=True)
         output = part.module(x)
         if part.part.head is not None:
             output = compute_local_loss(output)

@@ -22,7 +22,7 @@ from parbench.bench.machine.environment import find_interface
 from parbench.bench.results.stats import median
 from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single
 from parbench.bench.world.world import World, open_world
-from parbench.workloads.step.sent_bytes import SentCall, record_calls
+from parbench.workloads.probes.sent_bytes import SentCall, record_calls
 from parbench.workloads.step.train_step import TrainStep
 from tests.support.workloads.training_steps import build_small_step
 

@@ -13,8 +13,8 @@ import msgspec
 
 from parbench.workloads.costs.flops import count_flops_per_token
 from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.mesh.dims import ParallelDims
 from parbench.workloads.model.shapes import Shape
-from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 from parbench.workloads.planner.candidates import balance_layers, place_step
 from parbench.workloads.planner.dry_run import DryRun, dry_run

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from parbench.bench.world.world import World
 from parbench.workloads.presets import PRESETS
-from parbench.workloads.step.sent_bytes import record_calls
+from parbench.workloads.probes.sent_bytes import record_calls
 from tests.support.ranks import Ranks
 from tests.support.workloads.training_steps import (
     Params,

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from parbench.workloads.costs.layer_call import LayerCall
+from parbench.workloads.model.layer_call import LayerCall
 from parbench.workloads.model.shapes import Shape
 
 Calls = tuple[LayerCall, ...]

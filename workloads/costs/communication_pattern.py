@@ -16,7 +16,6 @@ from typing import Protocol
 from parbench.bench.plan.catalogue import OPERATIONS as CATALOGUE
 from parbench.bench.plan.catalogue import compute_unit_factor
 from parbench.workloads.costs.equation import Equation
-from parbench.workloads.costs.layer_call import LayerCall
 from parbench.workloads.costs.parameter_table import (
     Kind,
     count_elements,
@@ -26,6 +25,7 @@ from parbench.workloads.costs.parameter_table import (
 )
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.expert_parallel.moe_case import list_exchange_calls
+from parbench.workloads.model.layer_call import LayerCall
 from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES
 
 _FACTORS: Mapping[str, Callable[[int], float]] = {

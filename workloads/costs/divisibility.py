@@ -4,8 +4,8 @@ Each rule returns its equation with numbers if it is broken, and None otherwise.
 """
 
 from parbench.workloads.context_parallel.context_methods import find_context_method
+from parbench.workloads.mesh.dims import ParallelDims
 from parbench.workloads.model.shapes import Shape
-from parbench.workloads.parallel.dims import ParallelDims
 
 
 def find_indivisible_heads(shape: Shape, tp: int, *, has_ffn: bool = True) -> str | None:

@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.expert_parallel.moe_case import Moe
+from parbench.workloads.mesh.dims import compute_chunk_size
 from parbench.workloads.model.shapes import Bias, Shape
-from parbench.workloads.parallel.dims import compute_chunk_size
 
 Kind = Literal["split", "replicated", "routed"]
 """The way in which the ranks of one stage hold a parameter.

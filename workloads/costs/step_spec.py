@@ -15,6 +15,7 @@ from parbench.workloads.costs.divisibility import (
     find_indivisible_sequence,
 )
 from parbench.workloads.expert_parallel.moe_case import Moe
+from parbench.workloads.mesh.dims import ParallelDims
 from parbench.workloads.model.shapes import (
     CHECKPOINTINGS,
     DEFAULT_BUCKET_BYTES,
@@ -25,7 +26,6 @@ from parbench.workloads.model.shapes import (
     Shape,
     Widths,
 )
-from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.order import PipelineOrder, PipelineSize
 from parbench.workloads.pipeline_parallel.pipeline_case import (
     Pipeline,

@@ -7,7 +7,7 @@ are those of one layer and microbatch.
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from parbench.workloads.costs.layer_call import LayerCall
+from parbench.workloads.model.layer_call import LayerCall
 
 COUNT_BYTES = 8
 """The bytes of one count of tokens, which is sent as int64."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError
-from parbench.workloads.costs.layer_call import LayerCall
 from parbench.workloads.expert_parallel.dispatchers import DISPATCHERS
 from parbench.workloads.expert_parallel.routing import BALANCED, ROUTINGS
+from parbench.workloads.model.layer_call import LayerCall
 from parbench.workloads.model.shapes import Shape
 
 _ROW_ELEMENTS = 8

@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor, Shard
 from parbench.workloads.expert_parallel import dispatch
 from parbench.workloads.expert_parallel.dispatch import DispatchPlan, ExpertRows
 from parbench.workloads.expert_parallel.moe_case import Moe
+from parbench.workloads.mesh.mesh import Mesh, get_local_tensor
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.model.transformer import Ffn, Transformer
-from parbench.workloads.parallel.mesh import Mesh, get_local_tensor
 
 
 class Router(nn.Module):

@@ -8,7 +8,7 @@ so that they are the same on every mesh.
 
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,6 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from parbench.workloads.model.shapes import Checkpointing, Shape
 from parbench.workloads.torch_internals import ATTENTIONS, tree_leaves, with_checkpointing
-
-if TYPE_CHECKING:
-    from parbench.workloads.costs.step_spec import StepSpec
 
 _INIT_DEVIATION = 0.02
 """The standard deviation of initial weights."""
@@ -228,11 +225,6 @@ NO_TARGET = -100
 """The target id of padding, which the loss ignores."""
 DTYPES = {4: torch.float32, 2: torch.bfloat16}
 """The type of weights and activations, by the bytes of an element."""
-
-
-def get_dtype(spec: "StepSpec") -> torch.dtype:
-    """Return the type of a step's weights and activations."""
-    return DTYPES[spec.bytes_per_element]
 
 
 def make_meta_model(

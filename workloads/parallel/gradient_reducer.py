@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from parbench.workloads.mesh.mesh import get_local_tensor
 from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
-from parbench.workloads.parallel.mesh import get_local_tensor
 
 
 class BucketTracker:

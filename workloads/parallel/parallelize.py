@@ -24,19 +24,18 @@ from parbench.workloads.expert_parallel.moe_layer import (
     find_moe_layers,
     replace_ffns_with_moe,
 )
+from parbench.workloads.mesh.dims import compute_chunk_size
+from parbench.workloads.mesh.mesh import Mesh
 from parbench.workloads.model.transformer import (
     DTYPES,
     Core,
     Transformer,
     checkpoint_layers,
-    get_dtype,
     initialize,
     make_meta_model,
 )
 from parbench.workloads.parallel import data_parallel, tensor_parallel
-from parbench.workloads.parallel.dims import compute_chunk_size
 from parbench.workloads.parallel.gradient_reducer import GradientReducer, sum_gradients
-from parbench.workloads.parallel.mesh import Mesh
 from parbench.workloads.parallel.positions import TokenPositions
 from parbench.workloads.parallel.zero1 import DistributedOptimizer
 
@@ -132,7 +131,7 @@ def build_parts(view: RankView, mesh: Mesh) -> dict[int, Transformer]:
         first = sum(view.layers_by_stage[:stage])
         part = make_meta_model(
             spec.shape,
-            get_dtype(spec),
+            DTYPES[spec.bytes_per_element],
             range(first, first + view.layers_by_stage[stage]),
             has_embedding=stage == 0,
             has_head=stage == len(view.layers_by_stage) - 1,

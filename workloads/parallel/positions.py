@@ -14,9 +14,9 @@ from parbench.workloads.context_parallel.attention_kernel import choose_kernel
 from parbench.workloads.context_parallel.attention_methods import build_attention
 from parbench.workloads.context_parallel.sequence_split import SequenceSplit, split_sequence
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.model.transformer import Core, get_dtype
-from parbench.workloads.parallel.dims import ParallelDims
-from parbench.workloads.parallel.mesh import Partition
+from parbench.workloads.mesh.dims import ParallelDims
+from parbench.workloads.mesh.mesh import Partition
+from parbench.workloads.model.transformer import DTYPES, Core
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,6 @@ class TokenPositions:
         """
         if self.split is None:
             return None
-        kernel = choose_kernel(world.device, get_dtype(spec), spec.shape.head_size)
+        kernel = choose_kernel(world.device, DTYPES[spec.bytes_per_element], spec.shape.head_size)
         cp_rank = spec.dims.index(world.rank, "cp")
         return build_attention(self.split, cp_rank, world.device, groups, kernel)

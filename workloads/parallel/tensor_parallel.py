@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from parbench.workloads.mesh.mesh import get_local_tensor
 from parbench.workloads.model.transformer import (
     NO_TARGET,
     Ffn,
@@ -32,7 +33,6 @@ from parbench.workloads.model.transformer import (
     Transformer,
     cross_entropy,
 )
-from parbench.workloads.parallel.mesh import get_local_tensor
 
 _SEQUENCE = Shard(1)
 """The placement of activations (batch, positions, hidden) that are split by positions."""

@@ -17,8 +17,8 @@ from parbench.workloads.costs.divisibility import (
 from parbench.workloads.costs.flops import count_rank_flops
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.moe_case import Moe
+from parbench.workloads.mesh.dims import ParallelDims
 from parbench.workloads.model.shapes import CHECKPOINTINGS, Shape
-from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES, find_schedule

@@ -14,7 +14,7 @@ from parbench.workloads.costs.parameter_table import (
     num_parameters,
 )
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.parallel.dims import ParallelDims
+from parbench.workloads.mesh.dims import ParallelDims
 from parbench.workloads.planner.candidates import CONTEXT_TOKENS, SearchRequest, place_step
 from parbench.workloads.planner.dry_run import GIGA
 from parbench.workloads.planner.goodput import compute_critical_batch, compute_goodput

@@ -2,7 +2,7 @@
 
 Rates are those of one GPU, and of a link in one direction. ``PRESETS`` are nodes of 8 GPUs with one
 network adapter (NIC) per GPU. The ``source`` of a preset says where its figures come from, and
-which of them nobody checked. Peaks are those of ``workloads.step.peaks``. Vendors add up both
+which of them nobody checked. Peaks are those of ``workloads.probes.peaks``. Vendors add up both
 directions of NVLink, and count peaks with sparsity: the presets have half of both.
 
 Latencies and efficiencies are assumptions. ``--calibrate`` replaces them with measured ones.
@@ -16,7 +16,7 @@ import msgspec
 from parbench.bench.files import read_toml
 from parbench.bench.limits import NumRanks
 from parbench.bench.text import UserError, format_list
-from parbench.workloads.step.peaks import datasheet_peak
+from parbench.workloads.probes.peaks import datasheet_peak
 
 Rate = Annotated[float, msgspec.Meta(ge=1, le=1e30)]
 """A number of bytes, of bytes per second or of operations per second."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from parbench.workloads.parallel.dims import EXPERT_AXES, ParallelDims
+from parbench.workloads.mesh.dims import EXPERT_AXES, ParallelDims
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,8 +8,8 @@ from parbench.bench.results.tables import Document
 from parbench.bench.text import UserError, format_list
 from parbench.workloads.context_parallel.context_methods import CONTEXT_METHODS
 from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.mesh.dims import ParallelDims
 from parbench.workloads.model.shapes import PRECISIONS
-from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 from parbench.workloads.pipeline_parallel.schedules import DEFAULT_SCHEDULE, find_schedule
 from parbench.workloads.planner.candidates import (

@@ -32,12 +32,10 @@ from parbench.workloads.costs.memory import (
 )
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.expert_parallel.expert_probe import ExpertProbe
-from parbench.workloads.expert_parallel.expert_traffic import compute_expert_bytes
 from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,
 )
-from parbench.workloads.expert_parallel.step_routing import StepRouting
+from parbench.workloads.mesh.mesh import build_mesh
 from parbench.workloads.model.optimizer import freeze, make_optimizer
 from parbench.workloads.model.simulated_compute import (
     SimulatedCompute,
@@ -51,14 +49,12 @@ from parbench.workloads.model.transformer import (
     Transformer,
     compute_loss,
     draw_tokens,
-    get_dtype,
     get_inputs,
     initialize,
     make_meta_model,
     merge_parts,
 )
 from parbench.workloads.parallel import tensor_parallel
-from parbench.workloads.parallel.mesh import build_mesh
 from parbench.workloads.parallel.parallelize import (
     ParallelPart,
     build_parts,
@@ -70,16 +66,19 @@ from parbench.workloads.parallel.zero1 import (
     DistributedOptimizer,
     make_zero_redundancy_optimizer,
 )
-from parbench.workloads.pipeline_parallel import stages as pipeline_stages
 from parbench.workloads.pipeline_parallel.order import find_peak_held
-from parbench.workloads.pipeline_parallel.pipeline_probe import BubbleProbe
 from parbench.workloads.presets import PRESETS, Preset
-from parbench.workloads.step.memory_probe import MemoryProbe, count_saved_bytes
-from parbench.workloads.step.overlap import OverlapProbe
-from parbench.workloads.step.peaks import find_peak
-from parbench.workloads.step.probe import Probe, ResetFn, run_probes
+from parbench.workloads.probes.memory_probe import MemoryProbe, count_saved_bytes
+from parbench.workloads.probes.overlap import OverlapProbe
+from parbench.workloads.probes.peaks import find_peak
+from parbench.workloads.probes.probe import Probe, ResetFn, run_probes
+from parbench.workloads.probes.sent_bytes import CommBytesProbe
+from parbench.workloads.step import pipeline_stages
+from parbench.workloads.step.expert_probe import ExpertProbe
+from parbench.workloads.step.expert_traffic import compute_expert_bytes
+from parbench.workloads.step.pipeline_probe import BubbleProbe
 from parbench.workloads.step.reference_choice import does_reference_fit, shrink_model
-from parbench.workloads.step.sent_bytes import CommBytesProbe
+from parbench.workloads.step.step_routing import StepRouting
 from parbench.workloads.step.token_count import (
     compute_loss_weight,
     count_targets,
@@ -317,7 +316,7 @@ class TrainStep(Benchmark):
         therefore added to the model part's reducers, which start communication in backward.
         """
         spec = self.spec
-        dtype = get_dtype(spec)
+        dtype = DTYPES[spec.bytes_per_element]
         group = self.mesh.groups.get("dp")
         if not spec.zero1 or group is None:
             return make_optimizer(self.model.parameters(), dtype)
@@ -366,7 +365,7 @@ class TrainStep(Benchmark):
             model=self.model,
             build_reference=self._build_reference,
             reference_loss=self._compute_reference_loss,
-            dtype=get_dtype(spec),
+            dtype=DTYPES[spec.bytes_per_element],
             reduce_dtype=DTYPES[spec.reduce_bytes],
             data_size=spec.dims.dp * spec.dims.fsdp,
             exact_order=order,
@@ -520,7 +519,11 @@ class TrainStep(Benchmark):
         spec = self.spec
         flops = spec.tokens * count_flops_per_token(spec.shape, spec.moe) / self._world.size
         work = [Work(name="tokens_per_second", amount=spec.tokens)]
-        peak = None if spec.is_simulated else find_peak(self._world.device, get_dtype(spec))
+        peak = (
+            None
+            if spec.is_simulated
+            else find_peak(self._world.device, DTYPES[spec.bytes_per_element])
+        )
         if peak is not None:
             work.append(Work(name="mfu", amount=flops / peak.flops_per_second))
         axes = {name: {"ranks": group.size()} for name, group in self.mesh.groups.items()}
@@ -621,7 +624,9 @@ class TrainStep(Benchmark):
         x = microbatch.tokens
         if stage > 0:
             size = (len(x), len(self._positions.between_blocks), self.spec.shape.hidden)
-            x = torch.zeros(size, device=x.device, dtype=get_dtype(self.spec), requires_grad=True)
+            x = torch.zeros(
+                size, device=x.device, dtype=DTYPES[self.spec.bytes_per_element], requires_grad=True
+            )
 
         def run_forward() -> None:
             """Run the stage's forward pass and, on the last stage, the loss."""
@@ -692,7 +697,9 @@ def calibrate_linears(
     """
     layers = max(1, spec.shape.layers // spec.dims.pp)
     is_full = spec.dims.pp == 1
-    model = make_meta_model(spec.shape, get_dtype(spec), range(layers), has_head=is_full)
+    model = make_meta_model(
+        spec.shape, DTYPES[spec.bytes_per_element], range(layers), has_head=is_full
+    )
     share_seconds = seconds * layers * spec.dims.pp / spec.shape.layers
     simulate_linears(model, share_seconds, compute)
     initialize(model, world.seed, world.device)

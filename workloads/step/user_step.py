@@ -16,11 +16,11 @@ from parbench.bench.results.metrics import make_value
 from parbench.bench.results.stats import median
 from parbench.bench.world.benchmark import Benchmark, Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.step.memory_probe import peak_during
-from parbench.workloads.step.overlap import OverlapProbe
-from parbench.workloads.step.peaks import find_peak
-from parbench.workloads.step.probe import ResetFn, Step, run_probes, slowest, time_step
-from parbench.workloads.step.sent_bytes import CommBytesProbe, CommRecorder
+from parbench.workloads.probes.memory_probe import peak_during
+from parbench.workloads.probes.overlap import OverlapProbe
+from parbench.workloads.probes.peaks import find_peak
+from parbench.workloads.probes.probe import ResetFn, Step, run_probes, slowest, time_step
+from parbench.workloads.probes.sent_bytes import CommBytesProbe, CommRecorder
 
 _DEFAULT_GROUP_NAMES = ("", "undefined", "default_pg")
 """Descriptions that torch gives to process groups without a name."""

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parbench.bench.world.world import World
+from parbench.workloads.mesh.mesh import get_full_tensor, get_local_tensor
 from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
 from parbench.workloads.model.simulated_compute import SimulatedLinear
 from parbench.workloads.model.transformer import plain_name
-from parbench.workloads.parallel.mesh import get_full_tensor, get_local_tensor
 
 RELATIVE_TOLERANCE = 1e-4
 """The limit of a float32 gradient's L2 distance from its reference, relative to its norm.

@@ -14,8 +14,8 @@ from parbench.bench.text import UserError
 from parbench.bench.world.world import World
 from parbench.reports.traces.job import join_ranks, read_job
 from parbench.reports.traces.rank_trace import TracedRank, read_rank
-from parbench.workloads.step.overlap import match_spans_to_calls
-from parbench.workloads.step.sent_bytes import record_calls
+from parbench.workloads.probes.overlap import match_spans_to_calls
+from parbench.workloads.probes.sent_bytes import record_calls
 from parbench.workloads.torch_internals import profiling, trace_events
 from tests.support.ranks import Ranks
 from tests.support.reports.drawn_steps import MB, draw_late_rank, make_job

@@ -15,9 +15,9 @@ from parbench.workloads.context_parallel.sequence_split import SequenceSplit, sp
 from parbench.workloads.context_parallel.tiles import Tile
 from parbench.workloads.costs.communication_pattern import bytes_by_axis, list_calls
 from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.mesh.dims import ParallelDims
 from parbench.workloads.model.shapes import SHAPES, Shape
-from parbench.workloads.parallel.dims import ParallelDims
-from parbench.workloads.step.sent_bytes import record_calls
+from parbench.workloads.probes.sent_bytes import record_calls
 
 BATCH = 2
 

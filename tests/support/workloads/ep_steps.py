@@ -2,7 +2,7 @@
 
 from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World
-from parbench.workloads.expert_parallel.layer_step import DispatchBenchmark, MoeLayerBenchmark
+from parbench.workloads.layers.moe_layers import DispatchBenchmark, MoeLayerBenchmark
 from tests.support.workloads.training_steps import DEFINITION_BY_NAME, SMALL_PARAMS, Params
 
 DROPS: Params = {"capacity": 0.75}

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.parallel.dims import ParallelDims
+from parbench.workloads.mesh.dims import ParallelDims
 from parbench.workloads.planner.candidates import SearchRequest, place_step
 from parbench.workloads.planner.hardware import PRESETS, Efficiency, Hardware
 from parbench.workloads.planner.models import model_of

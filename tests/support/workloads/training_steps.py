@@ -11,10 +11,10 @@ from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.catalogue import DEFINITIONS
 from parbench.workloads.costs.communication_pattern import list_calls
-from parbench.workloads.expert_parallel.expert_traffic import compute_expert_bytes
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.model.transformer import Transformer, initialize, make_meta_model
-from parbench.workloads.step.sent_bytes import record_calls
+from parbench.workloads.probes.sent_bytes import record_calls
+from parbench.workloads.step.expert_traffic import compute_expert_bytes
 from parbench.workloads.step.train_step import TrainStep
 from tests.support.ranks import Ranks
 

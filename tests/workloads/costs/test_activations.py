@@ -10,16 +10,16 @@ from parbench.workloads.costs.memory import activations_equation
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import SHAPES, Checkpointing
 from parbench.workloads.model.transformer import (
+    DTYPES,
     Transformer,
     checkpoint_layers,
     compute_loss,
     cross_entropy,
     draw_tokens,
-    get_dtype,
     initialize,
     make_meta_model,
 )
-from parbench.workloads.step.memory_probe import count_saved_bytes
+from parbench.workloads.probes.memory_probe import count_saved_bytes
 from parbench.workloads.torch_internals import list_allocations, profiling
 
 MICROBATCH = 3
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def make_model(spec: StepSpec) -> Transformer:
-    model = make_meta_model(spec.shape, get_dtype(spec))
+    model = make_meta_model(spec.shape, DTYPES[spec.bytes_per_element])
     initialize(model, 0, CPU)
     checkpoint_layers(model, spec.checkpointing)
     return model

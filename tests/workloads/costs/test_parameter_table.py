@@ -15,9 +15,9 @@ from parbench.workloads.costs.parameter_table import (
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.moe_case import Moe, make_moe
 from parbench.workloads.expert_parallel.moe_layer import replace_ffns_with_moe
+from parbench.workloads.mesh.dims import ParallelDims
 from parbench.workloads.model.shapes import SHAPES, Shape
 from parbench.workloads.model.transformer import make_meta_model
-from parbench.workloads.parallel.dims import ParallelDims
 
 GPT = replace(SHAPES["tiny"], hidden=32, ffn=64, sequence=16, vocabulary=50)
 LLAMA = replace(SHAPES["tiny-llama"], hidden=32, ffn=64, sequence=16, vocabulary=50)

@@ -14,8 +14,8 @@ from parbench.workloads.expert_parallel.moe_layer import (
     ReferenceMoeLayer,
     weigh_experts,
 )
-from parbench.workloads.expert_parallel.step_routing import draw_experts
 from parbench.workloads.model.shapes import Shape
+from parbench.workloads.step.step_routing import draw_experts
 
 GPT = Shape(
     recipe="gpt", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, sequence=16, vocabulary=64

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from parbench.workloads.parallel.dims import ParallelDims
+from parbench.workloads.mesh.dims import ParallelDims
 from parbench.workloads.planner.placement import Place, place_of
 
 

@@ -9,7 +9,7 @@ from parbench.bench.results.details import STATE_COMPONENTS
 from parbench.bench.world.world import World
 from parbench.workloads.planner.measured.validate import predict_torch_memory
 from parbench.workloads.presets import PRESETS
-from parbench.workloads.step.memory_probe import MemoryProbe
+from parbench.workloads.probes.memory_probe import MemoryProbe
 from tests.support.ranks import Ranks
 from tests.support.workloads.training_steps import DEFINITION_BY_NAME, build_trained_step
 

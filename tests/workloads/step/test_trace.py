@@ -16,7 +16,7 @@ from parbench.bench.results.step_trace import (
     build_rank_timeline,
     list_phases,
 )
-from parbench.workloads.step.probe import trace_step
+from parbench.workloads.probes.probe import trace_step
 
 NAP_NS = 20_000_000
 US = 1000

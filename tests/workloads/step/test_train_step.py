@@ -11,10 +11,10 @@ from torch import Tensor
 from parbench.bench.world.benchmark import Description
 from parbench.bench.world.world import World
 from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.mesh.mesh import get_local_tensor
 from parbench.workloads.model.optimizer import LEARNING_RATE
-from parbench.workloads.parallel.mesh import get_local_tensor
+from parbench.workloads.probes.peaks import Peak
 from parbench.workloads.step import train_step
-from parbench.workloads.step.peaks import Peak
 from parbench.workloads.step.train_step import Microbatch, TrainStep
 from tests.support.ranks import Ranks
 from tests.support.workloads.training_steps import (

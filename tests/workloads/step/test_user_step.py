@@ -23,8 +23,8 @@ from torch.profiler import record_function
 import parbench
 from parbench.bench.world.benchmark import Benchmark, Explanation
 from parbench.bench.world.world import World
+from parbench.workloads.probes.peaks import Peak
 from parbench.workloads.step import user_step
-from parbench.workloads.step.peaks import Peak
 from parbench.workloads.step.user_step import ExplainedUserStep
 from tests.support.ranks import Ranks
 from tests.support.workloads.training_steps import Params, metric_value

@@ -13,8 +13,8 @@ from parbench.workloads.costs.communication_pattern import Call, list_busiest_ca
 from parbench.workloads.costs.memory import compute_rank_memory, compute_state_memory
 from parbench.workloads.costs.parameter_table import count_elements
 from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.mesh.dims import ParallelDims
 from parbench.workloads.model.shapes import CHECKPOINTINGS
-from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.planner.candidates import balance_layers, list_divisors, place_step
 from parbench.workloads.planner.describe import describe_parameters
 from parbench.workloads.planner.dry_run import GIGA, dry_run

@@ -1,6 +1,6 @@
 """Recipes name their sources, and their meshes are those of the devices."""
 
-from parbench.workloads.parallel.dims import ParallelDims
+from parbench.workloads.mesh.dims import ParallelDims
 from parbench.workloads.planner.report.recipes import RECIPES
 
 

@@ -13,7 +13,7 @@ from parbench.bench.results.metrics import make_value
 from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.step.probe import (
+from parbench.workloads.probes.probe import (
     make_moment_clock,
     record_moment,
     repeat_within_budget,
@@ -112,7 +112,7 @@ def test_moment_of_device_on_host_clock(monkeypatch: pytest.MonkeyPatch) -> None
         def elapsed_time(self, later: Any) -> float:
             return float(later.recorded_ns - self.recorded_ns) / 1e6
 
-    monkeypatch.setattr("parbench.workloads.step.probe.time", clock)
+    monkeypatch.setattr("parbench.workloads.probes.probe.time", clock)
     monkeypatch.setattr(accelerator, "make_event", Event)
     monkeypatch.setattr(accelerator, "synchronize", lambda device: clock.sleep_ns(1_000))
     device = torch.device("cuda", 0)

@@ -23,8 +23,8 @@ from parbench.workloads.expert_parallel.moe_layer import (
 )
 from parbench.workloads.expert_parallel.routing import BALANCED, NO_EXPERT, ROUTER
 from parbench.workloads.model.transformer import (
+    DTYPES,
     compute_loss,
-    get_dtype,
     initialize,
     make_generator,
     make_meta_model,
@@ -219,7 +219,7 @@ class StepRouting:
         if self._has_checked_router or not self._spec.reference_fits:
             return 0
         self._has_checked_router = True
-        model = self.make_reference_model(get_dtype(self._spec))
+        model = self.make_reference_model(DTYPES[self._spec.bytes_per_element])
         initialize(model, self._world.seed, self._world.device)
         wrong = 0
         with torch.no_grad():

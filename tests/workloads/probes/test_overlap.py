@@ -12,13 +12,13 @@ from parbench.bench.results.spans import compute_breakdown
 from parbench.bench.results.step_trace import StepTrace
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.step import overlap
-from parbench.workloads.step.overlap import (
+from parbench.workloads.probes import overlap
+from parbench.workloads.probes.overlap import (
     compute_ect,
     match_spans_to_calls,
 )
-from parbench.workloads.step.probe import trace_step
-from parbench.workloads.step.sent_bytes import OTHER, SentCall
+from parbench.workloads.probes.probe import trace_step
+from parbench.workloads.probes.sent_bytes import OTHER, SentCall
 from tests.support.ranks import Ranks
 from tests.support.workloads.kernels import make_kernel
 from tests.support.workloads.training_steps import build_trained_step, metric_value

@@ -19,14 +19,14 @@ from torch.distributed.tensor.parallel import (
 from parbench.bench.plan.params import Value
 from parbench.bench.world.benchmark import Description, Explanation, Work
 from parbench.bench.world.world import World, make_group
+from parbench.workloads.layers.layer_benchmark import LayerBenchmark, collect_tensors
+from parbench.workloads.layers.tp_layer_case import STYLES, TpLayerCase, make_tp_layer
+from parbench.workloads.mesh.mesh import destroy_groups
 from parbench.workloads.model.transformer import DTYPES, Ffn, set_weights
-from parbench.workloads.parallel.mesh import destroy_groups
-from parbench.workloads.step.layer_benchmark import LayerBenchmark, collect_tensors
-from parbench.workloads.step.memory_probe import MemoryProbe, count_saved_bytes
-from parbench.workloads.step.overlap import OverlapProbe
-from parbench.workloads.step.probe import Probe, run_probes
-from parbench.workloads.step.sent_bytes import CommBytesProbe
-from parbench.workloads.tp_layer_case import STYLES, TpLayerCase, make_tp_layer
+from parbench.workloads.probes.memory_probe import MemoryProbe, count_saved_bytes
+from parbench.workloads.probes.overlap import OverlapProbe
+from parbench.workloads.probes.probe import Probe, run_probes
+from parbench.workloads.probes.sent_bytes import CommBytesProbe
 
 CLAIM = "one layer, forward and backward, without a model or an optimizer"
 """The note on results of this benchmark, which states its extent."""

@@ -24,10 +24,10 @@ from torch.distributed.pipelining import PipelineStage
 from parbench.bench.results.details import Action, ActionKind
 from parbench.bench.world.world import World
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.model.transformer import get_dtype
+from parbench.workloads.model.transformer import DTYPES
 from parbench.workloads.parallel.parallelize import ParallelPart
 from parbench.workloads.pipeline_parallel.order import PipelineOrder
-from parbench.workloads.step.probe import Moment, make_moment_clock, record_moment
+from parbench.workloads.probes.probe import Moment, make_moment_clock, record_moment
 
 
 class ActionRecorder:
@@ -199,7 +199,11 @@ def make_stages(
     def make_meta(*size: int) -> Tensor:
         """Return a meta tensor (sequences of a microbatch, *size) that requires a gradient."""
         return torch.empty(
-            spec.microbatch, *size, dtype=get_dtype(spec), device="meta", requires_grad=True
+            spec.microbatch,
+            *size,
+            dtype=DTYPES[spec.bytes_per_element],
+            device="meta",
+            requires_grad=True,
         )
 
     stages = []

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from parbench.bench.results.step_trace import StepTrace
-from parbench.workloads.step.call_spans import find_call_spans
+from parbench.workloads.probes.call_spans import find_call_spans
 from tests.support.workloads.kernels import make_kernel
 
 ISSUED = [(0, 10), (20, 30)]

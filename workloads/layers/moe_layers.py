@@ -12,22 +12,22 @@ from parbench.bench.plan.params import Value
 from parbench.bench.world.benchmark import Description, Explanation, Work
 from parbench.bench.world.world import World
 from parbench.workloads.expert_parallel.dispatch import make_exchange
-from parbench.workloads.expert_parallel.expert_probe import ExpertProbe
-from parbench.workloads.expert_parallel.expert_traffic import compute_expert_bytes
 from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,
     ReferenceMoeLayer,
     combine_by_expert,
     weigh_experts,
 )
-from parbench.workloads.expert_parallel.step_routing import StepRouting
-from parbench.workloads.model.transformer import get_dtype, set_weights
-from parbench.workloads.parallel.mesh import build_mesh
+from parbench.workloads.layers.layer_benchmark import LayerBenchmark, collect_tensors
+from parbench.workloads.mesh.mesh import build_mesh
+from parbench.workloads.model.transformer import DTYPES, set_weights
 from parbench.workloads.presets import build_ep_step
-from parbench.workloads.step.layer_benchmark import LayerBenchmark, collect_tensors
-from parbench.workloads.step.overlap import OverlapProbe
-from parbench.workloads.step.probe import Probe, run_probes
-from parbench.workloads.step.sent_bytes import CommBytesProbe
+from parbench.workloads.probes.overlap import OverlapProbe
+from parbench.workloads.probes.probe import Probe, run_probes
+from parbench.workloads.probes.sent_bytes import CommBytesProbe
+from parbench.workloads.step.expert_probe import ExpertProbe
+from parbench.workloads.step.expert_traffic import compute_expert_bytes
+from parbench.workloads.step.step_routing import StepRouting
 
 
 class MoeLayerBenchmark(LayerBenchmark):
@@ -47,7 +47,7 @@ class MoeLayerBenchmark(LayerBenchmark):
         ``params`` are the values of the benchmark's parameters by name.
         """
         self.spec = build_ep_step(params, world.size)
-        super().__init__(world, get_dtype(self.spec))
+        super().__init__(world, DTYPES[self.spec.bytes_per_element])
         assert self.spec.moe is not None
         self.moe = self.spec.moe
         self._num_tokens = self.spec.local_tokens

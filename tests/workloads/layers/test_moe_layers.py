@@ -8,7 +8,7 @@ import pytest
 from parbench.bench.world.benchmark import Description
 from parbench.bench.world.world import World
 from parbench.workloads.expert_parallel.dispatchers import DISPATCHERS
-from parbench.workloads.parallel.mesh import get_local_tensor
+from parbench.workloads.mesh.mesh import get_local_tensor
 from tests.support.ranks import Ranks
 from tests.support.workloads.ep_steps import (
     BFLOAT16,

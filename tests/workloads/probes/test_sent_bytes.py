@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from parbench.bench.world.torch_compat import all_gather_single
 from parbench.bench.world.world import World
-from parbench.workloads.step.sent_bytes import (
+from parbench.workloads.probes.sent_bytes import (
     OTHER,
     CommBytesProbe,
     NoCommMode,

@@ -4,7 +4,7 @@ import pytest
 
 from parbench.bench.plan.groups import form_groups
 from parbench.bench.text import UserError
-from parbench.workloads.parallel.dims import ParallelDims
+from parbench.workloads.mesh.dims import ParallelDims
 
 DIMS = ParallelDims(dp=2, pp=3, cp=2, tp=2, ep=2)
 

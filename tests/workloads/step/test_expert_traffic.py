@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.expert_parallel.expert_probe import make_load_metrics
-from parbench.workloads.expert_parallel.expert_traffic import ExpertTraffic, RoutingCounts
 from parbench.workloads.expert_parallel.moe_case import make_moe
+from parbench.workloads.mesh.dims import ParallelDims
 from parbench.workloads.model.shapes import SHAPES
-from parbench.workloads.parallel.dims import ParallelDims
+from parbench.workloads.step.expert_probe import make_load_metrics
+from parbench.workloads.step.expert_traffic import ExpertTraffic, RoutingCounts
 
 TINY = replace(SHAPES["tiny"], sequence=8)  # each of two ranks of tp has 4 tokens
 SPEC = StepSpec(shape=TINY, bytes_per_element=4, microbatches=2)

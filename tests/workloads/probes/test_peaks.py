@@ -2,7 +2,7 @@
 
 import pytest
 
-from parbench.workloads.step.peaks import datasheet_peak
+from parbench.workloads.probes.peaks import datasheet_peak
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_simulated_actions_wait_for_their_share(
     two_ranks: Ranks, schedule: str, chunks: int
 ) -> None:
     num_kinds = 2 if schedule == "1f1b" else 3
-    target = "tests.workloads.pipeline_parallel.test_stages:measure_waits"
+    target = "tests.workloads.step.test_pipeline_stages:measure_waits"
     for shares in two_ranks.call(target, schedule=schedule):
         assert len(shares) == num_kinds * chunks
         for name, values in shares.items():

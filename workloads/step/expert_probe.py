@@ -15,14 +15,14 @@ from parbench.bench.world.world import World
 from parbench.workloads.costs.communication_pattern import bytes_by_axis
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.dispatch import TokenExchange, make_exchange
-from parbench.workloads.expert_parallel.expert_traffic import (
+from parbench.workloads.expert_parallel.moe_layer import MoeLayer
+from parbench.workloads.probes.probe import ResetFn, Step, slowest
+from parbench.workloads.probes.sent_bytes import record_calls
+from parbench.workloads.step.expert_traffic import (
     ExpertTraffic,
     RoutingCounts,
     count_routing,
 )
-from parbench.workloads.expert_parallel.moe_layer import MoeLayer
-from parbench.workloads.step.probe import ResetFn, Step, slowest
-from parbench.workloads.step.sent_bytes import record_calls
 
 Result = TypeVar("Result")
 _REPEATS = 3

@@ -15,7 +15,7 @@ from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.model.transformer import list_kept_tensors, watchers
-from parbench.workloads.step.probe import ResetFn, Step
+from parbench.workloads.probes.probe import ResetFn, Step
 from parbench.workloads.torch_internals import list_allocations, profiling
 
 BytesByComponent = Mapping[str, float]

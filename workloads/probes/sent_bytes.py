@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from parbench.bench.results.metrics import MetricValue, make_values
 from parbench.bench.world.benchmark import Explanation
 from parbench.workloads.costs.communication_pattern import bytes_by_axis, sent_bytes
-from parbench.workloads.step.probe import ResetFn, Step
+from parbench.workloads.probes.probe import ResetFn, Step
 from parbench.workloads.torch_internals import (
     TorchDispatchMode,
     find_group,

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from parbench.bench.world.world import World, make_group
-from parbench.workloads.parallel.dims import ParallelDims
+from parbench.workloads.mesh.dims import ParallelDims
 from parbench.workloads.torch_internals import forget_meshes
 
 Partition = Sequence[Sequence[int]]

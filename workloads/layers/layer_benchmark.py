@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.world import World
+from parbench.workloads.mesh.mesh import get_full_tensor
 from parbench.workloads.model.transformer import make_generator
-from parbench.workloads.parallel.mesh import get_full_tensor
 from parbench.workloads.step.verify import compare, norm_of_all
 
 

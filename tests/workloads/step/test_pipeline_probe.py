@@ -14,16 +14,16 @@ from parbench.bench.results.metrics import MetricValue
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
-from parbench.workloads.pipeline_parallel.pipeline_probe import (
+from parbench.workloads.pipeline_parallel.simulation import SimulatedAction, simulate
+from parbench.workloads.step.pipeline_probe import (
     BubbleProbe,
     merge_steps,
     summarize_bubble,
 )
-from parbench.workloads.pipeline_parallel.simulation import SimulatedAction, simulate
 from tests.support.ranks import Ranks
 from tests.support.workloads.training_steps import Params, build_small_step
 
-MODULE = "tests.workloads.pipeline_parallel.test_pipeline_probe"
+MODULE = "tests.workloads.step.test_pipeline_probe"
 
 
 def values_of(metrics: Mapping[str, MetricValue]) -> dict[str, float]:

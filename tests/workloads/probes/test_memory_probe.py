@@ -10,8 +10,8 @@ from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
-from parbench.workloads.step.memory_probe import peak_during
-from parbench.workloads.step.probe import run_probes
+from parbench.workloads.probes.memory_probe import peak_during
+from parbench.workloads.probes.probe import run_probes
 from tests.support.ranks import Ranks
 from tests.support.workloads.training_steps import Params, build_small_step
 

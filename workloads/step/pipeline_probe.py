@@ -18,8 +18,8 @@ from parbench.workloads.pipeline_parallel import bubbles
 from parbench.workloads.pipeline_parallel.pipeline_case import Pipeline
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.simulation import SimulatedAction, SimulatedTimeline
-from parbench.workloads.pipeline_parallel.stages import ActionRecorder
-from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget
+from parbench.workloads.probes.probe import ResetFn, Step, repeat_within_budget
+from parbench.workloads.step.pipeline_stages import ActionRecorder
 
 SHARED_NOTE = (
     "functional only: ranks share cores or a GPU, so that their compute cannot show a bubble"

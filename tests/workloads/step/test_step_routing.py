@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from parbench.workloads.expert_parallel import step_routing
 from parbench.workloads.expert_parallel.moe_case import make_moe
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer, count_misrouted
-from parbench.workloads.expert_parallel.step_routing import StepRouting, draw_experts
 from parbench.workloads.presets import PRESETS
+from parbench.workloads.step import step_routing
+from parbench.workloads.step.step_routing import StepRouting, draw_experts
 from tests.support.workloads.ep_steps import make_params
 from tests.support.workloads.training_steps import Params
 

@@ -25,8 +25,8 @@ from parbench.bench.results.stats import Estimate, estimate_mean
 from parbench.bench.results.step_trace import StepTrace, TimedCall, build_rank_timeline
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.step.call_spans import find_call_spans
-from parbench.workloads.step.probe import (
+from parbench.workloads.probes.call_spans import find_call_spans
+from parbench.workloads.probes.probe import (
     ResetFn,
     Step,
     repeat_within_budget,
@@ -34,7 +34,7 @@ from parbench.workloads.step.probe import (
     time_step,
     trace_step,
 )
-from parbench.workloads.step.sent_bytes import (
+from parbench.workloads.probes.sent_bytes import (
     OTHER,
     Groups,
     NoCommMode,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from parbench.bench.world.world import World
-from parbench.workloads.tensor_parallel_layers import TpLayerBenchmark
+from parbench.workloads.layers.tensor_parallel_layers import TpLayerBenchmark
 from tests.support.ranks import Ranks
 
 CASES = [

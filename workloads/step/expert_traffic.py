@@ -10,10 +10,10 @@ from torch import Tensor
 from parbench.bench.world.world import World
 from parbench.workloads.costs.communication_pattern import sent_bytes
 from parbench.workloads.costs.equation import Equation
-from parbench.workloads.costs.layer_call import LayerCall
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.moe_case import list_exchange_calls
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
+from parbench.workloads.model.layer_call import LayerCall
 
 
 class RoutingCounts(NamedTuple):
