@@ -14,9 +14,9 @@ class ExitCode(enum.IntEnum):
     BAD_INPUT = 2
     """The arguments or files of the user are not valid."""
     UNDECIDED = 3
-    """The measurements do not decide the question, and the user asked to fail in this case."""
+    """A measurement does not decide, with ``--fail-on-undecided``, or a limit's metric is unknown."""
     DID_NOT_RUN = 4
-    """A measurement or a check did not run, so its result is missing."""
+    """A measurement, check or comparison did not run, so its result is missing."""
 
 
 PRECEDENCE = (ExitCode.BAD, ExitCode.BAD_INPUT, ExitCode.DID_NOT_RUN, ExitCode.UNDECIDED)

@@ -111,7 +111,7 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d{1,18})([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
     if match is None:
         hint = "write a whole number of bytes with K, M, G or T (1024-based), such as 64K"
-        raise UserError(f"size {text!r} is not understood", hint=hint)
+        raise UserError(f"invalid size {text!r}", hint=hint)
     return int(match[1]) * _SIZE_FACTORS[match[2].upper()]
 
 
@@ -169,8 +169,8 @@ def parse_duration(text: str | float) -> float:
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)(ms|s|m|h|)", str(text).strip(), re.ASCII)
     seconds = float(match[1]) * _DURATION_FACTORS[match[2]] if match else 0.0
     if seconds <= 0:
-        hint = "write a number above 0 with ms, s, m or h, such as 90s"
-        raise UserError(f"duration {text!r} is not understood", hint=hint)
+        hint = "write seconds, or a number with ms, s, m or h, above 0: 90, 90s or 2m"
+        raise UserError(f"invalid duration {text!r}", hint=hint)
     return seconds
 
 
@@ -192,7 +192,7 @@ def parse_link(text: str) -> float:
     match = re.fullmatch(pattern, text.strip(), re.ASCII)
     if match is None or float(match[1]) == 0:
         hint = "write a number above 0 with its unit, such as 400Gbit or 50GB/s (1e9-based)"
-        raise UserError(f"link speed {text!r} is not understood", hint=hint)
+        raise UserError(f"invalid link speed {text!r}", hint=hint)
     rate = float(match[1]) * _RATE_FACTORS[match[2].upper()]
     return rate if match[3] == "B/s" else rate / 8
 

@@ -35,8 +35,8 @@ Examples:
 
 \b
 Exit codes: 0 fine; 1 slower, a changed count, a limit that is not met, or a wrong
-result; 2 bad input; 3 nothing could be compared, the metric of a limit is unknown, or a
-series is undecided (with --fail-on-undecided); 4 failed or missing.
+result; 2 bad input; 3 the metric of a limit is unknown, or a series is undecided (with
+--fail-on-undecided); 4 failed or missing, or nothing could be compared.
 """
 _REPORT_EXAMPLES = """\b
 Examples:
@@ -104,7 +104,7 @@ def show(run: Path, show_all: bool, form: str) -> None:
     "--against",
     metavar="RUN",
     type=RunPath(),
-    help="A run on the same machine. Its fits are the ceiling of collectives.",
+    help="A run on the same machine, whose fitted times are the reference for each collective.",
 )
 @click.option(
     "--format",

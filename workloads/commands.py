@@ -25,10 +25,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 # Loops run as often as these options say.
 _COUNT = click.IntRange(min=1, max=1 << 16)
 _TOKENS = click.IntRange(min=1, max=1 << 24)
-_EXIT_CODES = """
-\b
-Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
-"""
 
 
 def _format_examples(*examples: str, settings: str = "") -> str:
@@ -37,9 +33,12 @@ def _format_examples(*examples: str, settings: str = "") -> str:
     ``examples`` are arguments of ``parbench plan``, one command each. ``settings`` is the help of
     ``--set``, empty for commands without it.
     """
-    lines = [f"  parbench plan {example}" for example in examples]
-    texts = [settings, "\n".join(["\b", "Examples:", *lines, ""]), _EXIT_CODES]
-    return "\n".join(text for text in texts if text)
+    lines = ["\b", "Examples:", *("  parbench plan " + example for example in examples)]
+    codes = "0 fine; 2 bad input"
+    if settings:
+        codes += ", or a step that does not fit into memory"
+        lines.insert(0, settings)
+    return "\n".join([*lines, "", "\b", f"Exit codes: {codes}."])
 
 
 def _combine(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:

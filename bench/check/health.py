@@ -56,7 +56,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     fix: str
     """Advice to the user to remove the fault."""
     is_bad: bool = True
-    """True if the verdict on the device or link is ``bad``. Otherwise it is ``watch``."""
+    """True if the verdict on the device or link is ``bad``. Otherwise it is ``warning``."""
     is_comparison: bool = False
     """True if the fault is that rates are lower than those of other devices of the same kind."""
 
@@ -98,14 +98,14 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     def verdict(self) -> str:
         """The verdict on the device: the first of four that applies.
 
-        ``bad``: it has a bad fault. ``did not run``: it was not measured. ``watch``: it has other
+        ``bad``: it has a bad fault. ``did not run``: it was not measured. ``warning``: it has other
         faults. ``ok``: none of these.
         """
         if any(reason.is_bad for reason in self.reasons):
             return "bad"
         if not self.rates:
             return "did not run"
-        return "watch" if self.reasons else "ok"
+        return "warning" if self.reasons else "ok"
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,7 +84,7 @@ def find_port_faults(before: Sequence[Port], after: Sequence[Port]) -> tuple[Fau
     2. The port is neither active nor disabled, and has at least one peer. The fault is bad.
     3. The error counter ``link_downed`` increased during the measurement. The fault is bad.
     4. Another error counter increased during the measurement. This alone is not bad, and the
-       verdict is ``watch``.
+       verdict is ``warning``.
     """
     earlier_errors = {port.name: port.errors for port in before}
     faults = []

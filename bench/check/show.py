@@ -64,8 +64,8 @@ def _list_host_lines(health: Health, prefix: str) -> list[str]:
 
 
 def _format_fault(prefix: str, fault: Fault) -> str:
-    """Return a line with ``bad`` or ``watch``, ``prefix`` and the fault, and a line of advice."""
-    return f"{'bad' if fault.is_bad else 'watch'}  {prefix}{fault.text}\n     -> {fault.fix}"
+    """Return a line with ``bad`` or ``warning``, ``prefix`` and the fault, and a line of advice."""
+    return f"{'bad' if fault.is_bad else 'warning'}  {prefix}{fault.text}\n     -> {fault.fix}"
 
 
 def _render_devices(devices: Sequence[Device], *, has_several_hosts: bool) -> list[str]:

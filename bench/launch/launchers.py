@@ -33,7 +33,7 @@ WORKER = "parbench.bench.rank.worker"
 """The module that runs as the program of a rank."""
 _PRELOAD = "parbench.bench.rank.preload"
 """The module that the fork server imports first, which sets the server up."""
-_PATIENCE_SECONDS = 5.0
+_KILL_DELAY_SECONDS = 5.0
 """The seconds that srun may take to end after SIGTERM before it is killed."""
 _READ_AFTER_FORK = ("PARBENCH_", "NCCL_", "GLOO_")
 """The prefixes of environment variables that take effect in a forked rank.
@@ -326,7 +326,7 @@ class SrunRanks(Ranks):
                 subprocess.run(command, capture_output=True, timeout=10, check=False)
         self._process.terminate()
         try:
-            self._process.wait(_PATIENCE_SECONDS)
+            self._process.wait(_KILL_DELAY_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -42,7 +42,7 @@ _OWN_DEADLINE_SECONDS = 5.0
 
 Until then the ranks report it.
 """
-_FAREWELL_SECONDS = 10.0
+_EXIT_TIMEOUT_SECONDS = 10.0
 """The seconds for ranks to exit by themselves after their last case."""
 _GONE_SECONDS = 30.0
 """The seconds in which killed ranks must end before the next ranks start."""
@@ -142,7 +142,7 @@ class Ranks(ABC):
         """Wait until all ranks have exited or one has failed, at most 10 s."""
         self._poll_until(
             lambda: len(self._exit_codes) == self._size or self._has_failed(),
-            _FAREWELL_SECONDS,
+            _EXIT_TIMEOUT_SECONDS,
         )
 
     def end(self) -> None:

@@ -236,7 +236,7 @@ def _describe_sharing(machine: Machine, ranks: int, device: str) -> str:
     if ranks <= available:
         return ""
     shared = f"{pluralize(ranks, 'rank')} on {pluralize(available, noun)}"
-    return f"functional only: {shared}; times include waiting for a {noun}"
+    return f"oversubscribed: {shared}. Times include waiting for a {noun}."
 
 
 def _describe_hardware(machine: Machine) -> str:

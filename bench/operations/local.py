@@ -142,7 +142,7 @@ def copy(world: World, *, size_bytes: int, dtype: str) -> Operation:
 
 
 def to_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
-    """Return the benchmark of copying ``size_bytes`` from page-locked host memory to the device.
+    """Return the benchmark of copying ``size_bytes`` from pinned host memory to the device.
 
     Every rank copies at the same time. On a CPU the copy is within the memory of the host.
     """
@@ -150,7 +150,7 @@ def to_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
 
 
 def from_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
-    """Return the benchmark of copying ``size_bytes`` from the device to page-locked host memory.
+    """Return the benchmark of copying ``size_bytes`` from the device to pinned host memory.
 
     Every rank copies at the same time. On a CPU the copy is within the memory of the host.
     """
@@ -168,7 +168,7 @@ def _make_copy(
     """Return the benchmark of copying ``size_bytes`` of this rank's test data.
 
     The copy is within the memory of the rank's device. With ``from_host`` the source is in
-    page-locked memory of the host instead, and with ``to_host`` the target.
+    pinned memory of the host instead, and with ``to_host`` the target.
     """
     pattern = make_pattern(world, dtype)
     count = size_bytes // pattern.itemsize

@@ -468,10 +468,8 @@ OPERATIONS = (
         LOCAL,
         ("smoke", "node"),
     ),
-    _declare_operation("memory.to_device", "from page-locked memory of the host to the GPU", LOCAL),
-    _declare_operation(
-        "memory.from_device", "from the GPU to page-locked memory of the host", LOCAL
-    ),
+    _declare_operation("memory.to_device", "from pinned memory of the host to the GPU", LOCAL),
+    _declare_operation("memory.from_device", "from the GPU to pinned memory of the host", LOCAL),
     _declare_operation(
         "p2p.pingpong",
         "between two ranks and back; time = half the round trip",

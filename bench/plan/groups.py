@@ -15,7 +15,7 @@ Ranks = tuple[int, ...]
 Pair = tuple[int, int]
 """Two ranks that exchange messages."""
 
-MOST_RANKS = 1 << 17
+MAX_RANKS = 1 << 17
 """The largest number of ranks that a mesh may have."""
 # Axes of a step's mesh that lie inside others and do not multiply the number of ranks.
 INSIDE = ("ep", "etp")
@@ -34,10 +34,10 @@ def parse_mesh(text: str) -> dict[str, int]:
         match = re.fullmatch(r"([a-zA-Z]\w*)=(\d{1,9})", part, re.ASCII)
         if match is None or int(match[2]) < 1 or match[1] in axes:
             hint = "write AXIS=SIZE,..., each axis once, as dp=2,tp=4"
-            raise UserError(f"mesh {text!r} is not understood at {part!r}: {hint}")
+            raise UserError(f"invalid mesh {text!r} at {part!r}: {hint}")
         axes[match[1]] = int(match[2])
-    if count_mesh_ranks(axes) > MOST_RANKS:
-        raise UserError(f"mesh {text!r} has more than {MOST_RANKS} ranks")
+    if count_mesh_ranks(axes) > MAX_RANKS:
+        raise UserError(f"mesh {text!r} has more than {MAX_RANKS} ranks")
     if not axes:
         raise UserError("a mesh needs an axis: write AXIS=SIZE,..., such as dp=2,tp=4")
     return axes

@@ -45,7 +45,7 @@ def parse_fault(text: str, nproc: int) -> FaultSpec:
         seconds_or_share = float(amount.removesuffix("%")) / 100
     elif kind != "corrupt" or amount:
         hint = "write late:RANK:3ms, slow:RANK:10% or corrupt:RANK"
-        raise UserError(f"--inject {text!r} is not understood", hint=hint)
+        raise UserError(f"invalid fault --inject {text!r}", hint=hint)
     if rank not in map(str, range(nproc)):
         raise UserError(f"--inject {text!r}: {rank!r} is not a rank from 0 to {nproc - 1}")
     fault = {"kind": kind, "rank": int(rank), "amount": seconds_or_share, "text": text}

@@ -103,7 +103,7 @@ METRICS = (
            "algorithm bandwidth in 1e9 B/s, nccl-tests' convention", "size / time"),
     Metric("busbw", "B/s", "higher", "busbw GB/s",
            "bus bandwidth in 1e9 B/s, nccl-tests' convention", "algbw x nccl-tests' factor"),
-    Metric("busbw_of_copy", "", "higher", "% of copy",
+    Metric("busbw_of_copy", "", "higher", "% of memory-copy bandwidth",
            "bus bandwidth over that of a copy in memory on the same host", "busbw / memory.copy"),
     Metric("flops", "FLOP/s", "higher", "FLOP/s", "floating-point operations a second"),
     Metric("pairs_per_second", "pairs/s", "higher", "pairs/s",

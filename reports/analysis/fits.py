@@ -8,7 +8,7 @@ from parbench.bench.results.formatting import format_quantity
 from parbench.bench.results.runs import Run
 from parbench.reports.analysis.case_results import CaseResult, group_results
 
-LINK, COPY, NVLINK, PCIE = "link", "copy", "nvlink", "pcie"
+LINK, COPY, NVLINK, PCIE = "link", "memory copy", "nvlink", "pcie"
 _REFERENCES = {
     LINK: "the declared link speed",
     COPY: "the memory-copy bandwidth of all ranks",

@@ -17,8 +17,8 @@ Examples:
 
 \b
 Exit codes: 0 fine; 1 B is slower or wrong; 2 bad input, or the budget is too short;
-3 nothing could be compared, or a series is undecided (with --fail-on-undecided); 4 failed or
-missing.
+3 a series is undecided (with --fail-on-undecided); 4 failed or missing, or nothing could be
+compared.
 """
 
 _AA_EXAMPLES = """\b

@@ -8,7 +8,7 @@ times, because the difference may be the cause.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from parbench.bench.exit_codes import ExitCode
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import WorldInfo
 from parbench.bench.text import UserError, name_first
@@ -133,11 +133,12 @@ class RunComparison:
     def get_exit_code(self, *, fail_on_undecided: bool = False) -> ExitCode:
         """Return the exit code of ``parbench compare`` for all verdicts and limits.
 
-        Verdicts with exit code 3, such as DRIFT, make the exit code ``UNDECIDED`` (unless a verdict
-        is worse) if ``fail_on_undecided`` is True, or if neither a count nor a time was compared.
+        Verdicts with exit code 3, such as DRIFT, count only if ``fail_on_undecided`` is True. If
+        neither a count nor a time was compared, the exit code is at least ``DID_NOT_RUN``.
         """
-        is_unchecked = not self.num_counts and not self.num_judged
-        code = combine_verdicts(self.verdicts, fail_on_undecided=fail_on_undecided or is_unchecked)
+        code = combine_verdicts(self.verdicts, fail_on_undecided=fail_on_undecided)
+        if not self.num_counts and not self.num_judged:
+            code = combine_exit_codes([code, ExitCode.DID_NOT_RUN])
         return get_limits_exit_code(self.limits, code)
 
 

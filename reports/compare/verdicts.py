@@ -53,8 +53,8 @@ FAILURES = (
 MEANINGS: Mapping[Verdict, str] = {
     Verdict.WRONG: "The result differs from the reference, so its time does not count.",
     Verdict.COUNT_CHANGED: "An exact count changed, and the change was not declared intentional.",
-    Verdict.SLOWER: "The time increased by more than the threshold. "
-    "This is significant after correction for multiple comparisons.",
+    Verdict.SLOWER: "The time increased significantly by more than the threshold "
+    "(t-test on logarithms of times, Benjamini-Hochberg correction over series).",
     Verdict.FAILED: "The case failed or hung in the new run.",
     Verdict.MISSING: "An earlier run has this case, and the new run does not.",
     Verdict.UNDECIDED: "A change beyond the threshold is neither shown nor excluded. "

@@ -1,11 +1,17 @@
 """The report of a history check: its result in one sentence, its table, and explanations."""
 
+from parbench.bench.results.formatting import format_percent
 from parbench.bench.results.tables import Column, Row, Table
 from parbench.bench.text import name_first, pluralize
 from parbench.reports.analysis.labels import label_communication
 from parbench.reports.compare.rendering import VerdictReport
 from parbench.reports.compare.verdicts import FAILURES, MEANINGS, Verdict, format_verdicts
-from parbench.reports.history.changes import MIN_RUNS, STEP_FALSE_DISCOVERY_RATE
+from parbench.reports.history.changes import (
+    FALSE_DISCOVERY_RATE,
+    MIN_LEVEL_RUNS,
+    MIN_RUNS,
+    STEP_FALSE_DISCOVERY_RATE,
+)
 from parbench.reports.history.check import MAX_RUNS, HistoryCheck, SeriesCheck, describe_change
 
 MAX_NAMED_SERIES = 3
@@ -116,6 +122,27 @@ def build_table(check: HistoryCheck) -> Table:
     return Table(id="check", title="Series", columns=COLUMNS, rows=rows)
 
 
+def _define_slower(check: HistoryCheck) -> list[str]:
+    """Return sentences with the criterion of SLOWER: the compared runs, the test and thresholds.
+
+    A run that is not part of the history is SLOWER by a rise, a run of the history by a step.
+    """
+    if check.run.is_candidate:
+        change = (
+            "the run is above the earlier runs since the last step, and above the newest of them"
+        )
+        rate = FALSE_DISCOVERY_RATE
+    else:
+        change = f"the newest {MIN_LEVEL_RUNS} or more runs are above the fastest earlier level"
+        rate = STEP_FALSE_DISCOVERY_RATE
+    return [
+        f"SLOWER: {change}, by more than the threshold. Student's t-test on logarithms of times, "
+        f"with a false discovery rate over series of {format_percent(rate)} (Benjamini-Hochberg).",
+        f"Threshold: {format_percent(check.min_effect)}, or that of parbench aa for the series if "
+        "it is higher.",
+    ]
+
+
 def explain_check(check: HistoryCheck) -> list[str]:
     """Return the sentences below the table of a check: meanings of verdicts and next commands."""
     branch = check.run.branch
@@ -128,10 +155,7 @@ def explain_check(check: HistoryCheck) -> list[str]:
         verdict = check.overall_verdict
         sentences.append(f"Overall: {verdict}, {change} for the median of {num_series} series.")
     if Verdict.SLOWER in (*check.verdicts, check.overall_verdict):
-        sentences.append(
-            f"SLOWER: the time is more than {100 * check.min_effect:g} % above that of earlier "
-            f"runs, significant at a false discovery rate of {100 * STEP_FALSE_DISCOVERY_RATE:g} %."
-        )
+        sentences += _define_slower(check)
     defined = [name for name in check.verdicts if name not in (Verdict.SLOWER, Verdict.NO_CHANGE)]
     sentences += [f"{verdict}: {MEANINGS[verdict]}" for verdict in defined]
     sentences.append(

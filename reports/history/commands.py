@@ -114,8 +114,11 @@ def show(pattern: str, branch: str | None, figure: Path | None, file: Path) -> N
 
 
 @history.command(
-    epilog="Examples: parbench history check --branch main --min-effect 5%; "
-    "parbench history check latest --branch main"
+    epilog="""\b
+Examples:
+  parbench history check --branch main --min-effect 5%
+  parbench history check latest --branch main
+"""
 )
 @click.argument("run", required=False)
 @click.option(

@@ -117,5 +117,5 @@ def _make_operation_table(data: RunData) -> Table:
     if data.ceiling:
         rate = format_quantity(data.ceiling.bytes_per_second, "B/s")
         title += f" ({data.ceiling.name}: {rate})"
-        columns.append(Column("share", f"of {data.ceiling.name}", kind="percent", is_result=True))
+        columns.append(Column("share", f"% of {data.ceiling.name}", kind="percent", is_result=True))
     return Table("operations", title, columns=columns, rows=summarize_operations(data))

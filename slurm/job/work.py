@@ -31,8 +31,8 @@ from parbench.slurm.system import MARGIN_SECONDS, SLURM, Slurm, SlurmError, get_
 _RECORDS_INTERVAL_SECONDS = 1.0  # between two reads of a run's records
 _SLURM_INTERVAL_SECONDS = 10.0  # between two questions to Slurm about nodes and the job's end
 _READ_ATTEMPTS = 3  # to read a run, because network file systems have temporary errors
-_PATIENCE_SECONDS = 6.0  # from SIGTERM to SIGKILL of a child
-_INTERRUPTED_PATIENCE_SECONDS = 1.5
+_KILL_DELAY_SECONDS = 6.0  # from SIGTERM to SIGKILL of a child
+_INTERRUPTED_KILL_DELAY_SECONDS = 1.5
 """The seconds from SIGTERM to SIGKILL of a child if Slurm ends the job.
 
 A cluster may kill a job two seconds after SIGTERM (KillWait).
@@ -201,11 +201,11 @@ class Worker:
         except KeyboardInterrupt:
             # The attempt stays as running, and the status shows how Slurm ended the job.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            child.end(_INTERRUPTED_PATIENCE_SECONDS)
+            child.end(_INTERRUPTED_KILL_DELAY_SECONDS)
             remove_failures(read_progress(self._folder, point.id), progress)
             raise
         finally:
-            child.end(_PATIENCE_SECONDS)
+            child.end(_KILL_DELAY_SECONDS)
         latest = self._read_progress(point)
         self._num_measured += latest.measured - progress.measured
         failures = list_new_failures(latest, progress)

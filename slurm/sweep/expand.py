@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import BenchmarkDefinition, select_definitions
-from parbench.bench.plan.groups import MOST_RANKS
+from parbench.bench.plan.groups import MAX_RANKS
 from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.params import Param, Value, is_variable
 from parbench.bench.plan.plan import Entry, Plan
@@ -223,9 +223,9 @@ def plan_point(file: SweepFile, catalogue: Sequence[BenchmarkDefinition], point:
     ``catalogue`` has the benchmarks. Raises ``UserError`` if the ranks cannot run the point.
     """
     ranks = point.nodes * point.ntasks_per_node
-    if not 2 <= ranks <= MOST_RANKS:
+    if not 2 <= ranks <= MAX_RANKS:
         product = f"nodes({point.nodes}) * ntasks_per_node({point.ntasks_per_node})"
-        allowed = f"2 to {MOST_RANKS} are allowed; leave this combination out with [[exclude]]"
+        allowed = f"2 to {MAX_RANKS} are allowed; leave this combination out with [[exclude]]"
         raise UserError(f"{product} = {pluralize(ranks, 'rank')}, {allowed}")
     options = Options(
         preset=file.preset,

@@ -9,14 +9,14 @@ from typing import Annotated, Literal
 import msgspec
 
 from parbench.bench.files import read_toml
-from parbench.bench.plan.groups import MOST_RANKS
+from parbench.bench.plan.groups import MAX_RANKS
 from parbench.bench.plan.params import Value, is_variable
 from parbench.bench.plan.plan import Entry
 from parbench.bench.text import UserError, parse_duration, parse_link
 
 Distribution = Literal["block", "cyclic"]
 """The order of ranks over nodes, as for srun: see ``SweepFile.distribution``."""
-Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
 """A number of nodes, tasks, runs or repetitions, at least 1."""
 Counts = Annotated[list[Count], msgspec.Meta(min_length=1)]
 """A list with at least one number of nodes or tasks."""

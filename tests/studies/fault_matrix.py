@@ -49,7 +49,7 @@ FOLDER_VARIABLE = "CELL_FOLDER"
 ID_VARIABLE = "CELL_ID"
 NAMESPACE_VARIABLE = "CELL_NAMESPACE"
 MAX_SECONDS = 300.0
-MAX_FAREWELL_SECONDS = 20.0
+MAX_EXIT_SECONDS = 20.0
 STOPPED_SECONDS = 2.0
 FREE_BYTES_OF_RANK = 64 << 20
 NO_RANK_YET = "no rank has started"
@@ -306,7 +306,7 @@ class Cell:
         if self.fault.resumes:
             (self.folder / "go").touch()
         self._wait_until(lambda: self.driver.poll() is not None)
-        deadline = time.monotonic() + MAX_FAREWELL_SECONDS
+        deadline = time.monotonic() + MAX_EXIT_SECONDS
         while self._list_processes() and time.monotonic() < deadline:
             time.sleep(0.05)
         return [f"remaining process: {process}" for process in self._list_processes()]

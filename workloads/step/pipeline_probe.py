@@ -22,7 +22,7 @@ from parbench.workloads.probes.probe import ResetFn, Step, repeat_within_budget
 from parbench.workloads.step.pipeline_stages import ActionRecorder
 
 SHARED_NOTE = (
-    "functional only: ranks share cores or a GPU, so that their compute cannot show a bubble"
+    "oversubscribed: ranks share cores or a GPU, so that their compute cannot show a bubble"
 )
 RankStep = list[SimulatedAction]
 """The actions that one rank ran in one measured step, with times on the clock of rank 0."""

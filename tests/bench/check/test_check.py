@@ -58,6 +58,14 @@ def test_command_exits_with_code_of_verdict(
     assert json.loads(document.stdout)["code"] == code
 
 
+def test_fault_that_is_not_bad_is_a_warning() -> None:
+    fault = Fault(text="memory in use: 4 GiB", fix="see", is_bad=False)
+    device = replace(DEVICE, reasons=(fault,))
+    health = Health(host="n1", seconds=1.0, devices=(device,), device="cuda")
+    assert (device.verdict, health.exit_code) == ("warning", 0)
+    assert f"warning  {device.name}: memory in use" in show.render([health])
+
+
 TOO_MANY_RANKS: dict[str, Any] = {
     "device": "cpu",
     "nproc": 1 << 20,

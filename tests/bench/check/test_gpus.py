@@ -1,4 +1,4 @@
-"""The driver's facts make a GPU bad, or one to watch."""
+"""The driver's facts make a GPU bad, or cause a warning."""
 
 from pathlib import Path
 

@@ -37,7 +37,7 @@ def test_down_and_slow_ports_are_bad(tmp_path: Path) -> None:
     assert slow.is_bad
 
 
-def test_new_errors_are_watched_and_lost_link_is_bad(tmp_path: Path) -> None:
+def test_new_errors_warn_and_lost_link_is_bad(tmp_path: Path) -> None:
     write_port(tmp_path, "mlx5_0", symbol_error="7", link_downed="0")
     write_port(tmp_path, "mlx5_1", symbol_error="7", link_downed="0")
     before = read_ports(tmp_path)

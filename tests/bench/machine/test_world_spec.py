@@ -85,11 +85,11 @@ def test_unused_gpus_are_noted(machine: Machine, fact: str) -> None:
 @pytest.mark.parametrize(
     ("machine", "options", "fact"),
     [
-        (TWO_GPUS, {"nproc": 3, "backend": "gloo", "device": "cuda"}, "3 ranks on 2 GPUs"),
-        (replace(CPU, cores=1), {}, "2 ranks on 1 core"),
+        (TWO_GPUS, {"nproc": 3, "backend": "gloo", "device": "cuda"}, "3 ranks on 2 GPUs. "),
+        (replace(CPU, cores=1), {}, "oversubscribed: 2 ranks on 1 core. "),
     ],
 )
-def test_shared_devices_are_functional_only(
+def test_more_ranks_than_devices_are_noted(
     machine: Machine, options: dict[str, Any], fact: str
 ) -> None:
     assert fact in choose(machine, **options).notes[0]

@@ -92,8 +92,8 @@ def test_time_follows_from_cases_preset_or_budget(
 
 def test_plan_notes_shared_cores_and_injection() -> None:
     run_plan = plan(replace(ALL_REDUCE, nproc=6, inject="corrupt:5", link="400Gbit"))
-    functional, injected = run_plan.notes
-    assert "6 ranks on 4 cores" in functional
+    oversubscribed, injected = run_plan.notes
+    assert "6 ranks on 4 cores" in oversubscribed
     assert "corrupt:5" in injected
     assert run_plan.injection is not None
     assert run_plan.link_bytes_per_second == 50e9

@@ -29,6 +29,19 @@ def test_text_has_verdict_change_and_run(slower: HistoryCheck) -> None:
     assert "parbench history annotate" in text
 
 
+def test_slower_is_defined_by_its_test(runs: DailyRuns) -> None:
+    candidate = render_markdown(build_report(runs.check_candidate(1.3)))
+    assert "SLOWER: the run is above the earlier runs since the last step" in candidate
+    assert "false discovery rate over series of 1" in candidate
+    runs.add(4, 1.1)
+    branch = render_markdown(build_report(runs.check()))
+    assert "SLOWER: the newest 3 or more runs are above the fastest earlier level" in branch
+    assert "false discovery rate over series of 2" in branch
+    for text in (candidate, branch):
+        assert "Student's t-test" in text
+        assert "or that of parbench aa" in text
+
+
 def test_short_history_says_that_nothing_was_checked(no_runs: DailyRuns) -> None:
     no_runs.add(1)
     check = no_runs.check()

@@ -50,7 +50,7 @@ def test_run_without_a_time_has_no_findings() -> None:
 
 def test_notes_of_the_plan_follow_the_heading() -> None:
     run = run_from_records(ok_record(collective_case()))
-    note = "functional only: 4 ranks on 2 cores; times include waiting for a core"
+    note = "oversubscribed: 4 ranks on 2 cores. Times include waiting for a core."
     plan = msgspec.structs.replace(run.info.plan, notes=(note,))
     info = msgspec.structs.replace(run.info, plan=plan)
     report = report_of(msgspec.structs.replace(run, info=info))

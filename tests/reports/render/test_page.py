@@ -106,7 +106,7 @@ def test_page_policy_allows_one_script(html: str) -> None:
 
 
 def test_page_header_has_limits() -> None:
-    limit = "4 ranks on 2 cores: functional only"
+    limit = "oversubscribed: 4 ranks on 2 cores"
     plan = msgspec.structs.replace(make_plan([collective_case()]), notes=(limit,))
     html = render(make_run(plan, [ok_record(collective_case(), emulation=EMULATION)]))
     header = html.split("<main>")[0]

@@ -471,7 +471,7 @@ def sample_run(*, repetitions: int = 3) -> Run:
     failed = collective_case("all_to_all", 7 << 20)
     cut = collective_case("broadcast", 5 << 20)
     details = {"send_bytes": 10, "convention": "nccl-tests"}
-    notes = ["functional only: 4 processes on 2 cores"]
+    notes = ["oversubscribed: 4 ranks on 2 cores. Times include waiting for a core."]
     records = []
     for i in range(repetitions):
         factor = 1 + 0.04 * i
