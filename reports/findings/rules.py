@@ -27,6 +27,8 @@ MIN_AGREEMENT = 0.75
 """A link or group is reported if it is slow in at least this fraction of repetitions."""
 MIN_TIME_RATIO = 1.2
 """An operation is slow above this ratio of its time to the time that its fit predicts."""
+MIN_SINGLE_RATIO = 2.0
+"""The ratio above which an operation is slow if its times are too few for an interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +77,8 @@ class FitComparison:
     """The mean time of the operation in seconds, over repetitions of a run or calls of a trace."""
     ratio: float
     """The measured time over the fitted time, the geometric mean over repetitions or calls."""
-    low_ratio: float
-    """The lower end of the 95 % interval of ``ratio``."""
+    low_ratio: float | None
+    """The lower end of the 95 % interval of ``ratio``, None for fewer than three times."""
     lost_share: float
     """The fraction of a total time that is lost because the operation exceeds its fitted time.
 
@@ -112,8 +114,6 @@ def compare_with_fit(
 ) -> Iterator[FitComparison]:
     """Yield the comparison of the times of an operation with the fit of its times over size.
 
-    Nothing is yielded for fewer than three times, because their ratio has no interval.
-
     Args:
         name: the operation with its size and mode.
         fitted_seconds: the time by the fit for each repetition or call.
@@ -124,12 +124,12 @@ def compare_with_fit(
         command: the command that measures the operation again.
     """
     effect = estimate_paired_effect(dict(enumerate(fitted_seconds)), dict(enumerate(seconds)))
-    if effect is not None and effect.low is not None:
+    if effect is not None:
         yield FitComparison(
             name=name,
             seconds=fmean(seconds),
             ratio=effect.ratio,
-            low_ratio=1 + effect.low,
+            low_ratio=None if effect.low is None else 1 + effect.low,
             lost_share=affected_seconds * (1 - 1 / effect.ratio) / total_seconds,
             command=command,
         )
@@ -204,16 +204,22 @@ def find_slow_rates(evidence: CollectedEvidence) -> Iterator[Finding]:
 def find_slow_operations(evidence: CollectedEvidence) -> Iterator[Finding]:
     """Yield a finding for each operation that takes clearly longer than its fit over size predicts.
 
-    The ratio of measured to fitted time must be at least 1.2 at the lower end of its 95 % interval.
-    The excess must also cost at least 5 % of the total time (``FitComparison.lost_share``).
+    The ratio of measured to fitted time must be at least 1.2 at the lower end of its 95 % interval,
+    or at least 2 without an interval. The excess must also cost at least 5 % of the total time
+    (``FitComparison.lost_share``).
     """
     for comparison in evidence.comparisons:
-        if comparison.low_ratio >= MIN_TIME_RATIO and comparison.lost_share >= MIN_SHARE:
+        low_ratio, caveat = comparison.low_ratio, ""
+        is_slow = low_ratio is not None and low_ratio >= MIN_TIME_RATIO
+        if low_ratio is None:
+            is_slow = comparison.ratio >= MIN_SINGLE_RATIO
+            caveat = " (fewer than three repetitions)"
+        if is_slow and comparison.lost_share >= MIN_SHARE:
             yield Finding(
                 kind="off-fit",
                 subject=comparison.name,
                 message=f"{comparison.name} takes {format_seconds(comparison.seconds)}, "
-                f"{comparison.ratio:.2f} times as long as its fit. The link may be slow or shared, "
+                f"{comparison.ratio:.2f} times as long as its fit{caveat}. The link may be slow or shared, "
                 "or the algorithm may change at this size.",
                 command=comparison.command,
                 time_share=comparison.lost_share,

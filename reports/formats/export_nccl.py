@@ -146,5 +146,5 @@ def _get_mean_seconds(result: CaseResult) -> float:
 def _compute_rates(result: CaseResult) -> tuple[float, float]:
     """Return (algbw, busbw) of a case in GB/s, from its size and its mean time over ranks."""
     algbw = (result.size_bytes or 0) / _get_mean_seconds(result) / GIGA
-    factor = get_busbw_factor(result.case.short_name, result.num_ranks) or 1.0
-    return algbw, factor * algbw
+    factor = get_busbw_factor(result.case.short_name, result.num_ranks)
+    return algbw, algbw if factor is None else factor * algbw

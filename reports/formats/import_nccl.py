@@ -113,7 +113,10 @@ def _parse_row(columns: Sequence[str], cells: Sequence[str], place: str) -> Nccl
     """
     missing = [column for column in _REQUIRED_COLUMNS if column not in columns]
     if missing:
-        raise UserError(f"{place}: the heading of this row has no column {format_list(missing)}")
+        raise UserError(
+            f"{place}: the heading of this row has no column {format_list(missing)}, which "
+            "nccl-tests 2.13 or newer prints"
+        )
     if len(cells) != len(columns):
         counts = f"{len(cells)} values for {len(columns)} columns"
         raise UserError(f"{place}: {counts}, so the file may be cut short")

@@ -86,6 +86,8 @@ def parse_osu(text: str, source: str, nproc: int | None) -> ImportedRun:
         nproc: the number of ranks that the user gave with ``--nproc``, None if not given.
     """
     benchmarks = _read_benchmarks(text, source)
+    if not benchmarks:
+        raise UserError(f"{source} contains no title of OSU 5 or newer")
     operations = [benchmark.operation for benchmark in benchmarks]
     has_collective = any(spec and spec.short_name not in _POINT_TO_POINT for spec in operations)
     num_ranks = nproc or resolve_num_ranks(None if has_collective else 2, None, source)

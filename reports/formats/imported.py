@@ -14,8 +14,13 @@ MICRO = 1e-6
 UNKNOWN = "unknown"
 OPERATIONS_BY_NAME = {spec.short_name: spec for spec in OPERATIONS}
 """The specification of each operation, keyed by its short name: ``all_reduce``."""
-_LAUNCHER_PREFIX = re.compile(r"^\[\d+,\d+\]<std\w+>:\s?")
-"""The prefix of lines by ``mpirun --tag-output``, such as ``[1,0]<stdout>:``."""
+_PREFIXES = re.compile(
+    r"^(?:\[\d+,\d+\]<std\w+>:\s?"  # mpirun --tag-output: [1,0]<stdout>:
+    r"|\[pod/\S+\] "  # kubectl logs --prefix: [pod/NAME/CONTAINER]
+    r"|\d{4}-\d\d-\d\dT\S+ "  # kubectl logs --timestamps
+    r"| *\d+: ?)+"  # srun --label
+)
+"""The prefixes that launchers and log collectors add to each line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +64,11 @@ class ImportedRun:
 def list_lines(text: str, source: str) -> Iterator[tuple[str, str]]:
     """Yield (``SOURCE, line N``, line) for each line of a log.
 
-    The prefix of ``mpirun --tag-output`` is removed. ``source`` is the name of the file.
+    The prefixes of ``mpirun --tag-output``, ``srun --label`` and ``kubectl logs`` are removed.
+    ``source`` is the name of the file.
     """
     for number, line in enumerate(text.splitlines(), start=1):
-        yield f"{source}, line {number}", _LAUNCHER_PREFIX.sub("", line)
+        yield f"{source}, line {number}", _PREFIXES.sub("", line)
 
 
 def parse_number(cell: str, place: str) -> float:

@@ -29,9 +29,10 @@ def detect_tool(text: str, source: str) -> str:
         if all(marker in text for marker in entry.markers):
             return tool
     options = format_list(f"--from {tool}" for tool in IMPORT_FORMATS)
-    raise UserError(
-        f"{source} is not output of {describe_imports()}. If its header is missing, add {options}"
-    )
+    hint = f"If its header is missing, add {options}"
+    if text.lstrip().startswith("{"):
+        hint = "Import the text output, not JSON"
+    raise UserError(f"{source} is not output of {describe_imports()}. {hint}")
 
 
 def import_file(
@@ -132,11 +133,13 @@ def _make_record(
         reason = f"{tool} reported {num_wrong}wrong results"
     elif result.seconds:
         algbw = int(result.params["size_bytes"]) / result.seconds
-        factor = get_busbw_factor(case.short_name, imported.num_ranks) or 1.0
+        factor = get_busbw_factor(case.short_name, imported.num_ranks)
         metrics = {
             "time": make_value("time", result.seconds, "as printed"),
             "algbw": make_value("algbw", algbw, "size over time"),
-            "busbw": make_value("busbw", factor * algbw, "size over time"),
+            "busbw": make_value(
+                "busbw", algbw if factor is None else factor * algbw, "size over time"
+            ),
         }
     return Record(
         case=case,

@@ -97,8 +97,7 @@ def convert_tables(tables: Sequence[NcclTable], source: str, nproc: int | None) 
         source: the path of the file, for messages.
         nproc: the number of ranks that the user gave with ``--nproc``, None if not given.
     """
-    for table in tables:
-        _check_ranks(table.ranks, source)
+    _check_ranks(tables, source)
     counts = {len(table.ranks) for table in tables}
     if len(counts) > 1:
         sizes = format_list(sorted(counts), "and")
@@ -124,12 +123,27 @@ def convert_tables(tables: Sequence[NcclTable], source: str, nproc: int | None) 
     )
 
 
-def _check_ranks(ranks: Sequence[NcclRank], source: str) -> None:
-    """Raise ``UserError`` if the listed ranks of a table are not 0, 1, 2 and so on, each once."""
-    numbers = sorted(rank.number for rank in ranks)
-    if numbers != list(range(len(numbers))):
+def _check_ranks(tables: Sequence[NcclTable], source: str) -> None:
+    """Raise ``UserError`` if the tables seem to be of several jobs that ran at the same time.
+
+    The listed ranks of a table must be 0, 1, 2 and so on, each once. Tables of equally many ranks
+    must have the same hosts, and a program may have only one table of a single rank.
+    """
+    hosts_by_size: dict[int, list[str]] = {}
+    single_rank_programs = []
+    is_one_job = True
+    for table in tables:
+        ranks = sorted(table.ranks)
+        hosts = [rank.host for rank in ranks]
+        if [rank.number for rank in ranks] != list(range(len(ranks))):
+            is_one_job = False
+        if hosts_by_size.setdefault(len(ranks), hosts) != hosts:
+            is_one_job = False
+        if len(ranks) == 1:
+            single_rank_programs.append(table.program)
+    if not is_one_job or len(set(single_rank_programs)) < len(single_rank_programs):
         raise UserError(
-            f"{source} does not list each rank from 0 up once. "
+            f"{source} does not list the ranks of one job, from 0 up and each once. "
             "If mpirun started several ranks, build nccl-tests with: make MPI=1"
         )
 

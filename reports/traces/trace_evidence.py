@@ -36,6 +36,8 @@ A fit is the latency-bandwidth model of an operation that ``parbench run`` measu
 
 MIN_HOST_GAP_NS = 1_000_000
 """Without a GPU, a shorter gap between operators counts as work of Python, a longer one as idle."""
+MIN_PREDICTED_CALLS = 3
+"""The least number of calls of one kind that are compared with predictions."""
 PIPELINE_GROUP = re.compile(r"(^|[^a-z])(pp|pipe[a-z]*)([^a-z]|$)", re.IGNORECASE)
 """The names of process groups of pipelines: ``mesh_pp``, ``PIPELINE_MODEL_PARALLEL_GROUP``."""
 
@@ -181,8 +183,7 @@ def _compare_with_fits(
 ) -> Iterator[FitComparison]:
     """Yield a comparison of measured and predicted transfer times for each kind of collective.
 
-    A kind is an operation in a process group. Nothing is yielded for fewer than three predicted
-    calls.
+    A kind is an operation in a process group, with at least ``MIN_PREDICTED_CALLS`` calls.
 
     Args:
         job: the job with its collectives.
@@ -196,6 +197,8 @@ def _compare_with_fits(
         if fit_seconds and shared.transfer_ns > 0:
             calls[shared.call.label].append((shared, fit_seconds))
     for label, pairs in calls.items():
+        if len(pairs) < MIN_PREDICTED_CALLS:
+            continue
         facts = pairs[0][0].call.facts
         yield from compare_with_fit(
             label,

@@ -207,8 +207,9 @@ def make_unmeasured_pipeline() -> Record:
         (
             make_outlier(4e-3, 4e-3, 4e-3),
             "off-fit",
-            ["times as long as its fit", "-> parbench run all_reduce --sizes "],
+            ["times as long as its fit.", "-> parbench run all_reduce --sizes "],
         ),
+        (make_outlier(1e-2), "off-fit", ["its fit (fewer than three repetitions)."]),
     ],
 )
 def test_problem_is_the_only_finding(
@@ -238,7 +239,7 @@ def test_problem_is_the_only_finding(
             *link_records((2, 1), repetition=1),
             *link_records(repetition=2),
         ],
-        make_outlier(1e-2),
+        make_outlier(3.5e-4),
         make_outlier(1e-4, 4e-4, 2e-3),
     ],
 )

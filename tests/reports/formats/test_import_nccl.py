@@ -9,6 +9,11 @@ from tests.support.reports.exchange_fixtures import NCCL
 
 START = "# Collective test starting: all_reduce_perf\n"
 NO_PROGRAM = NCCL.replace("all_reduce_perf", "")
+ONE_RANK = "".join(
+    line
+    for line in NCCL.splitlines(keepends=True)
+    if not any(f"Rank  {rank}" in line for rank in (1, 2, 3))
+)
 NO_RANKS = "".join(line for line in NCCL.splitlines(keepends=True) if " Rank " not in line)
 
 
@@ -55,10 +60,21 @@ def test_blocking_option_is_a_mode() -> None:
     assert {result.params["mode"] for result in results} == {"blocking"}
 
 
-def test_launcher_prefixes_and_messages_are_skipped() -> None:
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "[1,0]<stdout>:",
+        "0: ",
+        " 3: ",
+        "2026-07-01T10:00:00.123456789Z ",
+        "[pod/nccl-launcher-x7/main] ",
+        "[pod/nccl-launcher-x7/main] 2026-07-01T10:00:00Z [1,0]<stdout>:",
+    ],
+)
+def test_prefixes_of_lines_are_skipped(prefix: str) -> None:
     message = "hopper1:41231:41240 [0] NCCL INFO Connected\n15 more processes sent help\n# Out"
     lines = NCCL.replace("# Out", message).splitlines(keepends=True)
-    text = "".join(f"[1,0]<stdout>:{line}" for line in lines)
+    text = "".join(f"{prefix}{line}" for line in lines)
     assert parse(text).results == parse(NCCL).results
 
 
@@ -76,13 +92,15 @@ def test_several_operations_are_read_from_one_file() -> None:
         (NCCL.replace("18.93", "18,93"), "line 14: '18,93'"),
         (
             NCCL.replace("#wrong", "error"),
-            "line 14: the heading of this row has no column #wrong",
+            "line 14: the heading of this row has no column #wrong, which nccl-tests 2.13",
         ),
         (NCCL[:200], "contains no table of nccl-tests"),
         (NO_PROGRAM, f"Add the line '{START.strip()}'"),
         (NCCL.replace("all_reduce", "hypercube"), "hypercube_perf has no equivalent case"),
         (NO_RANKS, "--nproc"),
         (NCCL.replace("Rank  1", "Rank  0"), "make MPI=1"),
+        (ONE_RANK + ONE_RANK, "make MPI=1"),
+        (NCCL + NCCL.replace("hopper2", "hopper3"), "make MPI=1"),
         (NCCL.replace("Rank  1 Group  0", "Rank  1 Group  1"), "line 7: groups"),
         (NCCL + NO_RANKS, "has tables of 0 and 4 ranks"),
         (NCCL.replace("# Using", "# Written by parbench 0.2.0: a=1\n# Using"), "run itself"),

@@ -75,6 +75,7 @@ def test_device_is_read_from_the_title_and_options() -> None:
         (OSU[: OSU.index("               812")], "line 6: the row has only a size"),
         (OSU_CUDA.replace("Avg Latency(us)", "Overall(us)"), "line 3: no heading"),
         (OSU.replace("3.17", "1e999"), "line 5: '1e999'"),
+        ("# OSU MPI Latency Test (Version 2.1)\n1 2.0\n", "no title of OSU 5 or newer"),
         (OSU + OSU_CUDA, "on one kind of device"),
     ],
 )

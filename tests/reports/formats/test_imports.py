@@ -1,5 +1,6 @@
 """Files of other tools as runs: detected, written as records, or refused."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ def import_text(folder: Path, text: str, **options: Any) -> Run:
     return load_run(import_file(file, folder / "runs", **options))
 
 
-@pytest.mark.parametrize("text", ["", "hello", '{"results": []}'])
-def test_unknown_format_is_refused(text: str) -> None:
-    with pytest.raises(
-        UserError, match=r"^f is not output of .*--from nccl-tests or --from osu"
-    ):
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("hello", "--from nccl-tests or --from osu"), ('{"results": []}', "not JSON")],
+)
+def test_unknown_format_is_refused(text: str, hint: str) -> None:
+    with pytest.raises(UserError, match=f"^f is not output of .*{hint}"):
         detect_tool(text, "f")
 
 
@@ -60,6 +62,11 @@ def test_bandwidths_follow_from_size_and_time(tmp_path: Path) -> None:
     assert metrics["time"].value == pytest.approx(18.93e-6)
     assert metrics["algbw"].value == pytest.approx(1024 / 18.93e-6)
     assert metrics["busbw"].value == pytest.approx(1024 / 18.93e-6 * 1.5)
+
+
+def test_single_rank_has_no_bus_bandwidth(tmp_path: Path) -> None:
+    text = re.sub("#  Rank  [123].*\n", "", NCCL)
+    assert import_text(tmp_path, text).records[0].metrics["busbw"].value == 0
 
 
 def test_repeated_sizes_are_different_cases(tmp_path: Path) -> None:
