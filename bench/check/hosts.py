@@ -22,7 +22,8 @@ _NO_GPU = (
     "no GPU was found on this host, so only its cores were checked, while other hosts have GPUs; "
     "run parbench doctor there"
 )
-_HOST = re.compile(r"[\w.][\w.@:%-]*")  # An option of ssh begins with a hyphen.
+# An option of ssh begins with a hyphen. A single colon precedes slots or a port.
+_HOST = re.compile(r"(?![^:]*:[^:]*$)[\w.][\w.@:%-]*")
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
@@ -33,7 +34,7 @@ def parse_hosts(text: str) -> tuple[str, ...]:
     """
     hosts = tuple(dict.fromkeys(expand_nodes(text, f"--hosts {text}")))
     if not hosts or not all(map(_HOST.fullmatch, hosts)):
-        hint = "write hosts as n1,me@n2,n[03-05]"
+        hint = "write hosts as n1,me@n2,n[03-05], without slots or ports (--ssh 'ssh -p 2222')"
         raise UserError(f"--hosts {text!r} is not a list of hosts", hint=hint)
     return hosts
 

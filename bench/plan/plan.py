@@ -137,6 +137,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The distribution of the ranks over nodes, None if srun does not start the ranks."""
 
     @property
+    def is_imported(self) -> bool:
+        """True for results of another tool."""
+        return self.preset.startswith("import:")
+
+    @property
     def limitations(self) -> tuple[str, ...]:
         """Sentences about limits of the results: a note about emulation, if any, and ``notes``."""
         emulated = [f"emulated: {self.emulation}"] if self.emulation else []

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 from parbench.bench.results.formatting import to_single_line
 from parbench.reports.analysis.case_results import CaseResult, group_results
-from parbench.reports.analysis.labels import label_differences
+from parbench.reports.analysis.labels import label_communication, label_differences
 from parbench.reports.analysis.operations import GROUP_PARAMS
 from parbench.reports.run_data import RunData
 from parbench.reports.stats import LEVEL, Effect, estimate_paired_effect, select_discoveries
 
 _OWN_TABLES = ("size_bytes", "dtype", "mode", "background", "source", "target", "mesh")
 """Parameters that ``compare_settings`` leaves out, because other tables compare their values."""
+_IMPORT_PARAMS = ("placement", "repeat")
+"""Parameters of imported cases that are no settings of a job."""
 MAX_SENTENCES = 5
 """The largest number of comparisons that a report describes in sentences."""
 
@@ -51,8 +53,10 @@ def describe_settings(data: RunData) -> list[str]:
     sentences = []
     for comparison, is_significant in ranking[:MAX_SENTENCES]:
         case = comparison.result.case
-        labels = label_differences(data.measured, [comparison.param, *_OWN_TABLES])
-        name = f"{case.short_name} {labels[case.id]}".strip()
+        name = label_communication(case, [comparison.param])
+        if not comparison.result.is_communication:
+            labels = label_differences(data.measured, [comparison.param])
+            name = f"{case.short_name} {labels[case.id]}".strip()
         sentences.append(f"{name}: {_describe_change(comparison, is_significant=is_significant)}")
     if any(comparison.effect.p_value is not None for comparison in comparisons):
         text = "Times are paired by repetition. Brackets are 95 % CIs."
@@ -68,12 +72,16 @@ def compare_settings(data: RunData) -> list[Comparison]:
 
     If no measured case has the default value, the first case takes its place as the base. Sizes,
     types, modes, background loads, groups, pairs of ranks and meshes are not compared. Cases that
-    share no repetition with their base are left out. The result is in the order of parameters.
+    share no repetition with their base are left out. So are, in imported runs, the placement, repeated
+    cases, and effects without a p-value. The result is in the order of parameters.
     """
+    is_imported = data.plan.is_imported
     params = dict.fromkeys(param for result in data.measured for param in result.case.params)
     comparisons = []
     for param in params:
         if param in _OWN_TABLES or param in GROUP_PARAMS:
+            continue
+        if is_imported and param in _IMPORT_PARAMS:
             continue
         for results in group_results(data.measured, param):
             with_default = [result for result in results if param not in result.case.params]
@@ -82,7 +90,9 @@ def compare_settings(data: RunData) -> list[Comparison]:
                 effect = estimate_paired_effect(
                     base.by_repetition(base.headline), result.by_repetition(base.headline)
                 )
-                if effect is not None and result is not base:
+                if effect is None or (is_imported and effect.p_value is None):
+                    continue
+                if result is not base:
                     comparison = Comparison(param=param, base=base, result=result, effect=effect)
                     comparisons.append(comparison)
     return comparisons

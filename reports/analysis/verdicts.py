@@ -127,9 +127,7 @@ def _judge_noise(run: Run, results: Sequence[CaseResult]) -> ReportVerdict:
     if not known:
         count = pluralize(max(result.repetitions for result in results), "repetition")
         message = f"the variation between repetitions is unknown ({count})"
-        hint = (
-            "Import 5 logs" if run.info.plan.preset.startswith("import:") else "Use --repetitions 5"
-        )
+        hint = "Import 5 logs" if run.info.plan.is_imported else "Use --repetitions 5"
         return ReportVerdict("NOISE UNKNOWN", "doubtful", message, hint=hint)
     num_noisy = sum(result.noise in ("noisy", "very noisy") for result in known)
     variation = median([result.variation or 0.0 for result in known])

@@ -95,7 +95,7 @@ def judge_series(series: Sequence[SeriesTimes], rule: Rule) -> list[TimeJudgemen
             verdict = Verdict.NOT_ENOUGH_DATA
             reason = (
                 f"BASE has {len(times.base)} and NEW {len(times.new)} repetitions, but "
-                f"{rule.min_repetitions} are needed: --repetitions {rule.min_repetitions}"
+                f"{rule.min_repetitions} are needed"
             )
         elif is_discovery:
             verdict = Verdict.SLOWER if effect.change > 0 else Verdict.FASTER

@@ -116,17 +116,22 @@ def _describe_method(comparison: RunComparison) -> list[str]:
             threshold,
             "Repetitions were interleaved (ABBA), so linear machine drift cancels.",
         ]
-    base_start, new_start = (
-        datetime.fromisoformat(data.run.info.started) for data in (comparison.base, comparison.new)
-    )
-    distance = format_duration(abs((new_start - base_start).total_seconds()))
-    return [
+    sentences = [
         "Change: ratio of the geometric means over repetitions, "
         "with 95 % confidence interval (Welch's t-test on logarithms).",
         threshold,
-        f"BASE and NEW started {distance} apart. "
-        "Machine drift in that time is included in the change.",
     ]
+    if not any(data.plan.is_imported for data in (comparison.base, comparison.new)):
+        base_start, new_start = (
+            datetime.fromisoformat(data.run.info.started)
+            for data in (comparison.base, comparison.new)
+        )
+        distance = format_duration(abs((new_start - base_start).total_seconds()))
+        sentences.append(
+            f"BASE and NEW started {distance} apart. "
+            "Machine drift in that time is included in the change."
+        )
+    return sentences
 
 
 def _suggest_actions(comparison: RunComparison) -> list[str]:

@@ -18,7 +18,7 @@ from parbench.bench.results.step_trace import (
     build_host_trace,
     list_phases,
 )
-from parbench.bench.text import UserError
+from parbench.bench.text import UserError, name_first
 from parbench.reports.traces.kineto import TraceHeader, read_trace
 
 TRACE_SUFFIXES = (".json", ".json.gz")
@@ -115,7 +115,8 @@ class TracedRank:
 def list_trace_files(paths: Sequence[Path]) -> list[Path]:
     """Return the trace files that the user named, and the traces in folders that the user named.
 
-    The traces of a folder are sorted by name. Raises ``UserError`` if a folder has none.
+    The traces of a folder are sorted by name. Raises ``UserError`` if a folder has none, with a
+    hint on its folders that have traces.
     """
     files: list[Path] = []
     for path in paths:
@@ -126,7 +127,9 @@ def list_trace_files(paths: Sequence[Path]) -> list[Path]:
             traces = [file for file in sorted(path.iterdir()) if file.name.endswith(TRACE_SUFFIXES)]
         if not traces:
             suffixes = " or ".join(TRACE_SUFFIXES)
-            raise UserError(f"{path} contains no trace: traces end with {suffixes}")
+            folders = sorted({str(file.parent) for file in path.glob("*/*.json*")})
+            hint = f"choose one folder: {', '.join(name_first(folders, 3))}" if folders else ""
+            raise UserError(f"{path} contains no trace: traces end with {suffixes}", hint=hint)
         files += traces
     return files
 

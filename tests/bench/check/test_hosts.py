@@ -53,7 +53,7 @@ def test_hosts_are_read_from_a_list(text: str, hosts: tuple[str, ...]) -> None:
     assert parse_hosts(text) == hosts
 
 
-@pytest.mark.parametrize("text", [",", "-oProxyCommand=x,b", "n[3-1]", "n[1", "^n1"])
+@pytest.mark.parametrize("text", [",", "-oProxyCommand=x,b", "n[3-1]", "n[1", "^n1", "gpu-a:8"])
 def test_invalid_hosts_are_refused(text: str) -> None:
     assert repr(text) in usage_error(parse_hosts, text)
 

@@ -9,7 +9,7 @@ from parbench.bench.results.records import Record
 from parbench.reports.analysis.comparisons import describe_settings
 from parbench.reports.run_data import RunData
 from tests.support.reports.report_rows import run_from_records
-from tests.support.reports.reports_fixtures import ok_record
+from tests.support.reports.reports_fixtures import collective_case, ok_record
 
 
 def repeat(case: Case, *seconds: float) -> list[Record]:
@@ -44,6 +44,18 @@ def test_setting_is_compared_with_its_default(seconds: list[float], expected: st
     default = repeat(fsdp_case(), 0.1, 0.2, 0.4, 0.1)
     text = describe(*repeat(fsdp_case(prefetch="explicit"), *seconds), *default)[0]
     assert text == f"fsdp: prefetch=explicit is {expected}"
+
+
+def test_comparison_names_the_whole_case() -> None:
+    records = [
+        ok_record(collective_case(size_bytes=size, redop=redop), seconds=seconds)
+        for size in (1024, 1 << 20)
+        for redop, seconds in (("sum", size * 1e-6), ("max", size * 1.1e-6))
+    ]
+    assert [text.partition(" is ")[0] for text in describe(*records)] == [
+        "all_reduce 1K blocking float32: redop=max",
+        "all_reduce 1M blocking float32: redop=max",
+    ]
 
 
 def test_significance_is_corrected_for_the_number_of_comparisons() -> None:

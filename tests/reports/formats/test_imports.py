@@ -8,10 +8,17 @@ import pytest
 
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError
+from parbench.reports.analysis.comparisons import compare_settings
 from parbench.reports.analysis.overview import describe_setup
 from parbench.reports.compare.environment import collect_environment, find_environment_changes
+from parbench.reports.compare.wording import explain_comparison
 from parbench.reports.formats.imports import detect_tool, import_file
 from parbench.reports.run_data import RunData
+from tests.support.reports.compare_fixtures import (
+    compare_with_rule,
+    make_repetitions,
+    run_from_records,
+)
 from tests.support.reports.exchange_fixtures import NCCL, OSU
 
 
@@ -73,6 +80,7 @@ def test_repeated_sizes_are_different_cases(tmp_path: Path) -> None:
     run = import_text(tmp_path, NCCL + NCCL)
     assert len({record.case.id for record in run.records}) == 8
     assert run.records[-1].case.params["repeat"] == 2
+    assert compare_settings(RunData(run)) == []
 
 
 @pytest.mark.parametrize(
@@ -96,6 +104,14 @@ def test_logs_of_two_nccl_versions_are_compared(tmp_path: Path) -> None:
     (change,) = find_environment_changes(base_values, new_values)
     assert change.text == "imported.nccl: 2.29.7 -> 2.30.1"
     assert not change.is_blocking
+
+
+def test_imported_times_have_no_machine_drift() -> None:
+    base, new = (
+        run_from_records(make_repetitions(), preset=preset) for preset in ("all", "import:osu")
+    )
+    assert "apart" in explain_comparison(compare_with_rule(base, base))[-1]
+    assert "apart" not in " ".join(explain_comparison(compare_with_rule(base, new)))
 
 
 def test_import_compares_bandwidths_with_the_link(tmp_path: Path) -> None:

@@ -155,6 +155,10 @@ def test_infinite_number_loses_no_event(tmp_path: Path, trace: TracedRank) -> No
 
 
 def test_folder_without_traces_is_refused(tmp_path: Path) -> None:
-    assert "contains no trace" in usage_error(list_trace_files, [tmp_path])
+    (tmp_path / "iteration_10").mkdir()
+    make_file().write(tmp_path / "iteration_10")
+    with pytest.raises(UserError, match="contains no trace") as error:
+        list_trace_files([tmp_path])
+    assert error.value.hint == f"choose one folder: {tmp_path / 'iteration_10'}"
     path = make_file().write(tmp_path)
     assert list_trace_files([tmp_path]) == [path]

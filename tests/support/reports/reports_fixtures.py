@@ -393,12 +393,16 @@ def expert_record(
 
 
 def make_plan(
-    cases: Iterable[Case], *, repetitions: int = 1, skipped: Sequence[SkippedCase] = ()
+    cases: Iterable[Case],
+    *,
+    repetitions: int = 1,
+    skipped: Sequence[SkippedCase] = (),
+    preset: str = "node",
 ) -> Plan:
     return Plan(
         cases=tuple(cases),
         skipped=tuple(skipped),
-        preset="node",
+        preset=preset,
         nproc=4,
         backend="gloo",
         device="cpu",
