@@ -6,11 +6,14 @@ cases.
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from parbench.bench.text import UserError, format_list
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 RUNS_FOLDER = Path("runs")
 """The default folder in which each run gets its own folder."""
@@ -103,3 +106,31 @@ class RunPath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the folder of a run (``resolve_latest``)."""
         return resolve_latest(Path(value))
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> "list[CompletionItem]":
+        """Return ``latest`` and the runs in ``runs`` that complete a text, otherwise any files."""
+        from click.shell_completion import CompletionItem
+
+        from parbench.bench.results.runs import list_runs
+
+        names = ["latest", *map(str, list_runs(RUNS_FOLDER))]
+        items = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return items or super().shell_complete(ctx, param, incomplete)
+
+
+class CountRange(click.IntRange):
+    """The type of a whole number from 1 to a limit, which the help does not show."""
+
+    def __init__(self, limit: int) -> None:
+        """Make the type of a number of at most ``limit``."""
+        super().__init__(min=1)
+        self._limit = limit
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number that was typed as text."""
+        number = int(super().convert(value, param, ctx))
+        if number > self._limit:
+            self.fail(f"{number} is above the limit {self._limit}", param, ctx)
+        return number

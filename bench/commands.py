@@ -100,8 +100,23 @@ limits_option = click.option(
 """A decorator that adds ``--limits``, a file of limits on metrics, to a command."""
 
 
+def complete_cases(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """Return the names of the benchmarks that begin with the text ``incomplete`` of a shell.
+
+    The names have no kind, such as ``collective.``, unless the text contains a dot.
+    """
+    from parbench.bench.plan.cases import load_catalogue
+
+    names = []
+    for definition in load_catalogue(context.obj.modules):
+        names.append(definition.name if "." in incomplete else definition.short_name)
+    return [name for name in names if name.startswith(incomplete)]
+
+
 @click.command(epilog=_RUN_EXAMPLES, context_settings={"show_default": True})
-@click.argument("cases", metavar="[CASE]...", nargs=-1)
+@click.argument("cases", metavar="[CASE]...", nargs=-1, shell_complete=complete_cases)
 @click.option(
     "--preset",
     type=click.Choice(("smoke", "node", "full")),
@@ -114,7 +129,7 @@ limits_option = click.option(
     metavar="NAME=VALUE[,...]",
     help="Set a parameter. Several values: measure each.",
 )
-@click.option("--sizes", help="Short for --set size_bytes=: 1K:64M:x4 or 1K,3M.")
+@click.option("--sizes", metavar="SIZES", help="Short for --set size_bytes=: 1K:64M:x4 or 1K,3M.")
 @click.option(
     "--env",
     multiple=True,
@@ -327,7 +342,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
 
 
 @click.command("list", epilog="Example: parbench list ddp 'p2p.*'")
-@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=complete_cases)
 @click.pass_obj
 def list_cases(hooks: AppHooks, names: tuple[str, ...]) -> None:
     """List the benchmarks and presets; with a name, its parameters."""
@@ -404,6 +419,7 @@ Exit codes: 0 all fine; 1 a device or link is bad; 2 bad input; 4 something did 
 )
 @click.option(
     "--ssh",
+    metavar="COMMAND",
     default="ssh -o BatchMode=yes -o ConnectTimeout=10",
     help="What runs a command on a host.",
 )

@@ -48,6 +48,34 @@ def _define_metric(metric: Metric) -> Term:
 
 
 DEFINITIONS = {
+    "case": "A benchmark with one value for each of its parameters, such as all_reduce of 1 MiB.",
+    "series": (
+        "The times of one case on a number of ranks in one environment: class of hosts, versions and "
+        "variables. Only times of the same series are compared between runs."
+    ),
+    "block": (
+        "Successive iterations of one case. A repetition measures a small operation in ten blocks, "
+        "in random order with those of other cases."
+    ),
+    "preset": "A choice of cases and of a time budget: smoke, node or full.",
+    "threshold": (
+        "The smallest change of a time that counts: --min-effect (3 % by default), or the value that "
+        "parbench aa measured for the series, if it is higher. parbench ab uses --min-effect only."
+    ),
+    "exact count": (
+        "A number that does not depend on the speed of the machine: calls and bytes by axis and "
+        "operation, memory by component, and the schedule of a pipeline."
+    ),
+    "level": "Successive runs of a history in which the time of a series differs only by noise.",
+    "rail": (
+        "A GPU of a node and its NIC. It has the local rank of the GPU as its number, and exchanges "
+        "data with the rails of the same number on other nodes."
+    ),
+    "point": "One combination of the values that a sweep file varies. It is measured as one run.",
+    "virtual stage": (
+        "One of several groups of layers that a rank of a pipeline holds (parameter chunks). More of "
+        "them shorten the bubble and need more messages."
+    ),
     "sample": (
         "The duration of one iteration on the slowest rank, because an operation is done when its "
         "last rank is done."

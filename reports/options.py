@@ -51,6 +51,7 @@ figure_option = partial(
 )
 min_effect_option = click.option(
     "--min-effect",
+    metavar="PERCENT|FILE",
     envvar="PARBENCH_MIN_EFFECT",
     show_envvar=True,
     help="Ignore smaller changes: a percentage, or the file that parbench aa wrote. Default: 3%, "

@@ -110,15 +110,29 @@ def resume(context: click.Context, folder: Path) -> None:
 @click.option(
     "--nodes", type=click.IntRange(min=3), help="Number of nodes. Default: all of the allocation."
 )
-@click.option("--partition", help="Partition of a new allocation.")
-@click.option("--time", default="10m", show_default=True, help="Time limit of a new allocation.")
+@click.option("--partition", metavar="NAME", help="Partition of a new allocation.")
+@click.option(
+    "--time",
+    metavar="TIME",
+    default="10m",
+    show_default=True,
+    help="Time limit of a new allocation.",
+)
 @click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs of a new allocation.")
 @click.option(
     "--rounds", type=click.IntRange(min=3), default=5, show_default=True, help="Rounds of pairs."
 )
-@click.option("--size", help="Bytes of an exchange. Default: 128M between GPUs, otherwise 4M.")
 @click.option(
-    "--timeout", default="20s", show_default=True, help="Time after which a round counts as hung."
+    "--size",
+    metavar="SIZE",
+    help="Bytes of an exchange. Default: 128M between GPUs, otherwise 4M.",
+)
+@click.option(
+    "--timeout",
+    metavar="TIME",
+    default="20s",
+    show_default=True,
+    help="Time after which a round counts as hung.",
 )
 @click.option("--devices/--no-devices", default=True, help="First run parbench check. The default.")
 @click.option("--out", type=_PATH, default=Path("runs/screen"), show_default=True, help=OUT_HELP)

@@ -105,6 +105,16 @@ def test_modules_have_no_import_cycle() -> None:
     )
 
 
+def test_folders_of_bench_have_no_import_cycle() -> None:
+    folders = {path.parts[1] for path in IMPORTS if path.parts[0] == "bench" and path.parts[2:]}
+    graph: dict[str, set[str]] = {folder: set() for folder in folders}
+    for path, names in IMPORTS.items():
+        if path.parts[0] == "bench" and path.parts[1] in folders:
+            imported = {name.split(".")[1] for name in names if name.startswith("bench.")}
+            graph[path.parts[1]] |= imported - {path.parts[1]}
+    check_acyclic(graph)
+
+
 def find_loaded(code: str, modules: tuple[str, ...]) -> set[str]:
     """Return the modules of a list that code loads in a new process."""
     script = f"import sys\n{code}\nprint(*sys.modules)"
@@ -138,7 +148,8 @@ def test_driver_and_reports_import_nothing_heavy() -> None:
 
 def test_constraints_pin_every_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    requirements = project["dependencies"] + project["optional-dependencies"]["test"]
+    extras = project["optional-dependencies"]
+    requirements = project["dependencies"] + extras["pytest"] + extras["test"]
     names = {re.split(r"[><=]", requirement)[0].lower() for requirement in requirements}
     lines = (ROOT / "constraints.txt").read_text().lower().splitlines()
     assert names <= {line.partition("==")[0] for line in lines}

@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from parbench import cli
@@ -44,8 +45,8 @@ def test_no_arguments_suggests_commands() -> None:
     ("typed", "completions"),
     [
         ("parbench history an", "annotate"),
-        ("parbench run --lim", "--limits"),
         ("parbench run --preset s", "smoke"),
+        ("parbench run all_g", "all_gather"),
     ],
 )
 def test_bash_completion(typed: str, completions: str, tmp_path: Path) -> None:
@@ -66,6 +67,28 @@ def test_bash_completion(typed: str, completions: str, tmp_path: Path) -> None:
         check=False,
     )
     assert completed.stdout.splitlines() == [completions], completed.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "completions"),
+    [
+        (["list", "p2p.ping"], ["p2p.pingpong"]),
+        (["list", "ddp", "all_r"], ["all_reduce"]),
+        (["show", ""], ["latest", "runs/20260101T000000Z-n1-1a2b3c"]),
+        (["compare", "latest", "runs/2"], ["runs/20260101T000000Z-n1-1a2b3c"]),
+        (["explain", "--against", "lat"], ["latest"]),
+    ],
+)
+def test_cases_and_runs_complete(
+    args: list[str], completions: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs", "20260101T000000Z-n1-1a2b3c")
+    run.mkdir(parents=True)
+    (run / "run.json").touch()
+    shell = ShellComplete(cli.main, {}, "parbench", "_PARBENCH_COMPLETE")
+    items = shell.get_completions(args[:-1], args[-1])
+    assert [item.value for item in items] == completions
 
 
 @pytest.mark.parametrize(
@@ -119,6 +142,11 @@ def test_bad_option_is_one_line_and_starts_nothing(
 def test_defaults_come_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARBENCH_RUN_NPROC", "0")
     assert "--nproc 0" in invoke("run").stderr
+
+
+def test_help_has_no_limits_that_nobody_reaches() -> None:
+    assert "[x>=1; required]" in invoke("history", "prune", "--help").stdout
+    assert "65536" not in invoke("plan", "search", "--help").stdout
 
 
 @pytest.mark.parametrize(

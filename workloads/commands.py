@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from parbench.bench.command_line import (
+    CountRange,
     RunPath,
     figure_format_option,
     figures_option,
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 """A function of a command, to which click options are added."""
 # Loops run as often as these options say.
-_COUNT = click.IntRange(min=1, max=1 << 16)
-_TOKENS = click.IntRange(min=1, max=1 << 24)
+_COUNT = CountRange(1 << 16)
+_TOKENS = CountRange(1 << 24)
 
 
 def _format_examples(*examples: str, settings: str = "") -> str:

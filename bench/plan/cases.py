@@ -9,6 +9,7 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any, cast
 
 import msgspec
 
@@ -199,6 +200,19 @@ def matches(name: str, pattern: str) -> bool:
     A pattern without a dot, such as ``all_*``, is compared with the part of the name after the dot.
     """
     return fnmatchcase(name if "." in pattern else name.rpartition(".")[2], pattern)
+
+
+def load_target(target: str) -> Callable[..., Any]:
+    """Import a module and return the function in it that ``package.module:function`` names.
+
+    The function prepares a benchmark on a rank. Raises ``UserError`` if the module or function does
+    not exist.
+    """
+    module, _, name = target.partition(":")
+    try:
+        return cast(Callable[..., Any], getattr(importlib.import_module(module), name))
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise UserError(f"target {target!r} cannot be loaded: {error}") from error
 
 
 def load_catalogue(modules: Iterable[str]) -> tuple[BenchmarkDefinition, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from parbench.bench.plan.cases import BenchmarkDefinition
+from parbench.bench.plan.cases import BenchmarkDefinition, load_target
 from parbench.bench.plan.catalogue import MODE, RUNNER_PARAMS
 from parbench.bench.plan.params import Kind, Param, is_variable
 from parbench.bench.text import UserError
@@ -23,8 +23,6 @@ def define_custom_step(target: str, folder: Path) -> BenchmarkDefinition:
     benchmark. ``folder`` is appended to ``sys.path``, so that the module may be there. Raises
     ``UserError`` if the import fails or a parameter has no usable default.
     """
-    from parbench.bench.rank.runner import load_target  # Other runs start without torch.
-
     if str(folder) not in sys.path:
         # At the end, so that no module of the folder shadows one of Python's.
         sys.path.append(str(folder))

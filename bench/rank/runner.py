@@ -5,7 +5,6 @@ which the ranks measure other cases. To explain a step is to profile it and to b
 into computation, communication and idle time.
 """
 
-import importlib
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ from msgspec.structs import replace
 
 from parbench.bench.launch.messages import Outcome
 from parbench.bench.operations.local import background_load
-from parbench.bench.plan.cases import EXPLAINER, Case
+from parbench.bench.plan.cases import EXPLAINER, Case, load_target
 from parbench.bench.plan.catalogue import NO_LOAD, RUNNER_PARAMS
 from parbench.bench.plan.plan import FaultSpec, Measure
 from parbench.bench.rank.device_timer import DeviceTimer
@@ -326,20 +325,6 @@ class CaseRun:
             notes=[*outcome.notes, *explanation.notes],
             timeline=b"" if timeline is None else encode_timeline(timeline),
         )
-
-
-def load_target(target: str) -> Callable[..., Benchmark]:
-    """Import a module and return the function in it that ``package.module:function`` names.
-
-    The function prepares a benchmark on a rank. Raises ``UserError`` if the module or function does
-    not exist.
-    """
-    module, _, name = target.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise UserError(f"target {target!r} cannot be loaded: {error}") from error
-    return cast(Callable[..., Benchmark], function)
 
 
 def make_benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> Benchmark:

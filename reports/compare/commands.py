@@ -88,7 +88,13 @@ def _log(line: str) -> None:
 )
 @click.option("--b-python", default="", metavar="PYTHON", help="Python interpreter of side B.")
 @_budget_option(default="10m")
-@click.option("--min-effect", default="3%", show_default=True, help="Ignore smaller changes.")
+@click.option(
+    "--min-effect",
+    metavar="PERCENT",
+    default="3%",
+    show_default=True,
+    help="Ignore smaller changes.",
+)
 @undecided_option
 @click.option(
     "--repetitions", type=click.IntRange(5, 24), help="Maximum number per side; default: 24."

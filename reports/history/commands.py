@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from parbench.bench.command_line import RunPath, format_option
+from parbench.bench.command_line import CountRange, RunPath, format_option
 from parbench.reports.options import (
     figure_option,
     history_option,
@@ -69,15 +69,21 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
 
 @history.command("list", epilog="Example: parbench history list --branch main")
 @_branch_option
+@format_option(type=click.Choice(("tables", "json")), default="tables")
 @_file_option
-def list_runs(branch: str | None, file: Path) -> None:
+def list_runs(branch: str | None, form: str, file: Path) -> None:
     """List the runs in the history, newest first."""
+    import msgspec
+
     from parbench.bench.text import format_table, pluralize
     from parbench.reports.history.database import open_history
 
     with open_history(file) as opened:
         runs = opened.list_runs(branch)
         annotations = opened.list_annotations()
+    if form == "json":
+        click.echo(msgspec.json.encode({"runs": runs[::-1], "annotations": annotations}))
+        return
     click.echo(pluralize(len(runs), "run"))
     rows = [("run", "started", "branch", "commit", "preset")]
     for run in reversed(runs):
@@ -226,7 +232,7 @@ def remove(run: str, file: Path) -> None:
 @history.command(epilog="Example: parbench history prune --keep 400")
 @click.option(
     "--keep",
-    type=click.IntRange(1, 10**9),
+    type=CountRange(10**9),
     required=True,
     help="Number of runs of each branch and preset to keep.",
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from parbench.bench.rank.runner import load_target
+from parbench.bench.plan.cases import load_target
 from parbench.bench.world.world import World
 from tests.support.host_reads import record_host_reads
 from tests.support.ranks import Ranks

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.plan.cases import BenchmarkDefinition
+from parbench.bench.plan.cases import BenchmarkDefinition, load_target
 from parbench.bench.plan.catalogue import DEFINITIONS as OPERATIONS
 from parbench.bench.plan.params import Value
-from parbench.bench.rank.runner import load_target
 from parbench.bench.text import UserError
 from parbench.workloads.catalogue import DEFINITIONS
 from parbench.workloads.costs.step_spec import StepSpec

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.operations.collectives import Barrier
 from parbench.bench.operations.operation import Operation
+from parbench.bench.plan.cases import load_target
 from parbench.bench.plan.catalogue import (
     DEFINITIONS,
     DTYPES,
@@ -21,7 +22,6 @@ from parbench.bench.plan.catalogue import (
     estimate_needed_bytes,
 )
 from parbench.bench.plan.groups import form_groups
-from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World, select_subgroup
 from parbench.workloads.torch_internals import list_allocations, profiling
 from tests.support.ranks import Ranks

@@ -18,13 +18,13 @@ import torch.distributed as dist
 from msgspec.structs import replace
 
 from parbench.bench.launch.messages import Outcome
-from parbench.bench.plan.cases import Case, make_case
+from parbench.bench.plan.cases import Case, load_target, make_case
 from parbench.bench.plan.catalogue import OPERATIONS
 from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import FaultSpec, Measure, parse_fault
 from parbench.bench.rank import runner, timing
 from parbench.bench.rank.progress import Progress
-from parbench.bench.rank.runner import CaseRun, inject_fault, load_target
+from parbench.bench.rank.runner import CaseRun, inject_fault
 from parbench.bench.rank.timing import Stopwatch
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check

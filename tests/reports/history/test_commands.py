@@ -115,6 +115,9 @@ def test_list_shows_newest_runs_and_notes() -> None:
     fields = ["run-012", "2026-01-13T00:00:00.000Z", "main", "0123456789ab", "node"]
     assert row.split() == fields
     assert "run-000, *: meant so" in note
+    document = json.loads(run("list", "--format", "json"))
+    assert document["runs"][0]["commit"] == "0123456789abcdef"
+    assert document["annotations"][0]["note"] == "meant so"
     assert run("list", "--branch", "topic").startswith("0 runs")
 
 

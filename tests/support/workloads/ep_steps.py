@@ -1,6 +1,6 @@
 """Small steps of experts on several ranks: a training step, a layer alone, and dispatch alone."""
 
-from parbench.bench.rank.runner import load_target
+from parbench.bench.plan.cases import load_target
 from parbench.bench.world.world import World
 from parbench.workloads.layers.moe_layers import DispatchBenchmark, MoeLayerBenchmark
 from tests.support.workloads.training_steps import DEFINITION_BY_NAME, SMALL_PARAMS, Params

@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from parbench import cli
-from parbench.bench.plan.cases import load_catalogue
+from parbench.bench.plan.cases import load_catalogue, load_target
 from parbench.bench.plan.params import Value
-from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World
 from parbench.workloads.step.train_step import TrainStep
 

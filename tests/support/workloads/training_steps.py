@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from parbench.bench.rank.runner import load_target
+from parbench.bench.plan.cases import load_target
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.catalogue import DEFINITIONS
