@@ -10,8 +10,8 @@ may save more: torch's composite RMSNorm on the CPU saves float32 copies, DTenso
 inputs.
 
 **Buffers** are the gradients of logits, parameters that FSDP has gathered, gradients that are not
-reduced yet, and the layer that is being recomputed. The memory of collectives and of the allocator
-is not counted.
+reduced yet, copies of gradients that a mesh reduces without FSDP, and the layer that is being
+recomputed. The memory of collectives and of the allocator is not counted.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -55,7 +55,8 @@ class RankMemory(StateBytes):
     buffers: float
     """The bytes of tensors that are held for part of a step.
 
-    They are gathered parameters, gradients that are not reduced yet, and gradients of activations.
+    They are gathered parameters, gradients that are not reduced yet, copies of gradients that are
+    reduced without FSDP, and gradients of activations.
     """
 
     @property
@@ -86,11 +87,10 @@ def compute_state_memory(view: RankView) -> StateBytes:
     """
     widths = view.spec.widths
     owned = count_owned_elements(view)
-    updated = 0.0 if view.spec.is_simulated else count_updated_elements(view)
     return StateBytes(
         parameters=widths.parameters * owned,
         gradients=widths.gradients * owned,
-        optimizer=widths.optimizer * updated,
+        optimizer=widths.optimizer * count_updated_elements(view),
     )
 
 
@@ -108,9 +108,11 @@ def count_updated_elements(view: RankView) -> float:
     """Return the number of elements of model parameters that one rank's optimizer updates.
 
     With ZeRO-1 they are the part whose optimizer state the rank has. Otherwise they are all
-    parameters that the rank keeps between steps.
+    parameters that the rank keeps between steps. With simulated compute there are none.
     """
     spec = view.spec
+    if spec.is_simulated:
+        return 0.0
     if not spec.zero1:
         return count_owned_elements(view)
     dense = count_elements(view, "replicated", "split") / spec.dims.size("dp", "cp")
@@ -125,18 +127,20 @@ def state_equation(view: RankView) -> Equation:
     only the second number, FSDP both.
     """
     widths = view.spec.widths
-    text = f"({widths.parameters} + {widths.gradients}) * parameters"
-    symbols = {"parameters": count_owned_elements(view)}
-    if not view.spec.is_simulated:
-        text += f" + {widths.optimizer} * updated_parameters"
-        symbols["updated_parameters"] = count_updated_elements(view)
-    return Equation(text=text, symbols=symbols)
+    return Equation(
+        text=f"({widths.parameters} + {widths.gradients}) * parameters"
+        f" + {widths.optimizer} * updated_parameters",
+        symbols={
+            "parameters": count_owned_elements(view),
+            "updated_parameters": count_updated_elements(view),
+        },
+    )
 
 
 def buffers_equation(view: RankView) -> Equation:
     """Return the equation of the peak bytes of buffers on one rank during a step.
 
-    Buffers are tensors that exist for a part of a step. The result is for the largest of three
+    Buffers are tensors that exist for a part of a step. The result is for the largest of four
     moments:
 
     * At the loss, FSDP holds the gathered head, and autograd two float32 gradients of the logits.
@@ -144,6 +148,8 @@ def buffers_equation(view: RankView) -> Equation:
       activations of the recomputed layer. Without it, autograd holds gradients inside the FFN.
     * After that backward pass, FSDP holds the layer's full gradients. The activations of the layer
       are free again and are subtracted.
+    * At the end of backward, ``GradientReducer`` holds copies of all gradients that it reduces. All
+      activations are free again and are subtracted.
 
     FSDP keeps all parameters gathered in a pipeline, and also with ``reshard=false``. Gradients that are
     not reduced in every microbatch stay unsharded and count. The gradients of the rank's shard are
@@ -172,11 +178,32 @@ def buffers_equation(view: RankView) -> Equation:
             texts.append(f"{layers} * bytes_per_element + {gradients} - ({layer})")
             if spec.microbatches == 1:
                 at_loss += " - shard_gradients"  # They do not exist yet.
+    copied = _count_copied_gradients(view)
+    if copied:
+        activations = activations_equation(view)
+        symbols = {**symbols, **activations.symbols, "copied_gradients": copied}
+        texts.append(f"copied_gradients * reduce_bytes - ({activations.text})")
     texts.append(before_layer)
     if view.has_head:
         texts.append(at_loss)
     moments = [Equation(text=text, symbols=symbols) for text in texts]
     return max(moments, key=lambda moment: moment.value)
+
+
+def _count_copied_gradients(view: RankView) -> int:
+    """Return the number of elements of gradients that ``GradientReducer`` copies to reduce them.
+
+    They are all gradients of the rank without FSDP, and those of experts that FSDP does not shard.
+    There are none if DDP or ZeRO-1 reduces the gradients.
+    """
+    spec = view.spec
+    dims = spec.dims
+    is_ddp = dims.tp == dims.pp == 1 and not spec.moe
+    if is_ddp or dims.data_ranks == 1 or spec.zero1 == "distributed":
+        return 0
+    if not dims.is_sharded:
+        return count_elements(view)
+    return count_elements(view, "routed") if dims.expert_shards == 1 else 0
 
 
 def _inner_gradients_text(spec: StepSpec) -> str:

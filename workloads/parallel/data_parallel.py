@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -53,13 +52,8 @@ def make_reduce_hook(
         reduced = gradients.to(dtype).div_(group.size())
         work = dist.all_reduce(reduced, group=group, async_op=True)
         assert work is not None
-
-        def copy_back(future: torch.futures.Future[Any]) -> Tensor:
-            """Write the mean into the bucket, and return the bucket."""
-            return gradients.copy_(future.value()[0])
-
-        future: torch.futures.Future[Tensor] = work.get_future().then(copy_back)
-        return future
+        future = work.get_future()
+        return future.then(lambda _: gradients.copy_(reduced))  # type: ignore[no-any-return]
 
     return reduce
 
@@ -81,14 +75,14 @@ def shard_modules(
     """
     # Split logits are a view of a DTensor, and no operation changes them in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
-    unit = fully_shard(
+    fully_shard(
         modules if len(modules) > 1 else modules[0],
         mesh=mesh,
         reshard_after_forward=reshard,
         mp_policy=MixedPrecisionPolicy(reduce_dtype=reduce_dtype),
         ignored_params=set(ignored),
     )
-    first = unit[0] if isinstance(unit, list) else unit
+    first = modules[0]
     assert isinstance(first, FSDPModule)
     return first
 

@@ -33,9 +33,10 @@ class BucketTracker:
         self._start = start
         self._sizes = [len(parameters) for parameters in buckets]
         self._missing: list[int] = []
-        """By index of the bucket, the number of gradients that are still missing in this pass."""
-        self.is_active = False
-        """True while a backward pass runs after which gradients are reduced."""
+        """By index of the bucket, the number of gradients that are still missing in this pass.
+
+        Empty unless a backward pass runs after which gradients are reduced.
+        """
         self._hooks: list[RemovableHandle] = []
         indices: dict[nn.Parameter, list[int]] = {}
         for index, parameters in enumerate(buckets):
@@ -57,7 +58,6 @@ class BucketTracker:
     def activate(self) -> None:
         """Start to count gradients, before a backward pass after which gradients are reduced."""
         self._missing = list(self._sizes)
-        self.is_active = True
 
     def start_remaining(self) -> None:
         """Start the reduction of each bucket that has not started, and stop counting gradients.
@@ -68,14 +68,13 @@ class BucketTracker:
             if missing:
                 self._start(index)
         self._missing = []
-        self.is_active = False
 
     def _count(self, touched: Sequence[int], _: Tensor) -> None:
         """Count one gradient in the buckets with the indices ``touched``, and start complete ones.
 
         It does nothing while the tracker is not active. The unnamed argument is the parameter.
         """
-        if not self.is_active:
+        if not self._missing:
             return
         for index in touched:
             self._missing[index] -= 1
@@ -188,10 +187,8 @@ def unflatten_gradients(parameters: Sequence[nn.Parameter], flat: Tensor) -> Non
 
     ``flat`` has the order and length of ``flatten_gradients`` for the same parameters.
     """
-    gradients = []
-    for parameter in parameters:
+    parts = torch.split(flat, [get_local_tensor(parameter).numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
         assert parameter.grad is not None
-        gradients.append(get_local_tensor(parameter.grad))
-    parts = torch.split(flat, [gradient.numel() for gradient in gradients])
-    for gradient, part in zip(gradients, parts, strict=True):
+        gradient = get_local_tensor(parameter.grad)
         gradient.copy_(part.view_as(gradient))

@@ -89,26 +89,18 @@ class ParallelPart:
                 reducer.tracker.activate()
         return nullcontext()
 
-    def finish_microbatch(self) -> None:
-        """Complete the reduction of gradients over ranks after a microbatch that is not the last.
+    def finish_gradients(self, *, is_last: bool = True) -> None:
+        """Wait until all gradients that backward computed are reduced over ranks.
 
-        It is called if every microbatch reduces. The next microbatch adds its gradients to the
-        reduced ones.
+        After the last microbatch, they are then the gradients of the mean loss, and the gradients
+        of ``partial_parameters`` are summed over ``tp`` here. ``is_last`` is False after another
+        microbatch, if every microbatch reduces. The next one adds its gradients to the reduced
+        ones.
         """
         for reducer in self.reducers:
             reducer.tracker.start_remaining()
-            reducer.wait(is_last=False)
-
-    def finish_gradients(self) -> None:
-        """Wait until all gradients of a step are reduced, after the last microbatch.
-
-        They are then the gradients of the mean loss. The gradients of ``partial_parameters`` are
-        summed over ``tp`` here.
-        """
-        for reducer in self.reducers:
-            reducer.tracker.start_remaining()
-            reducer.wait()
-        if self.partial_parameters:
+            reducer.wait(is_last=is_last)
+        if is_last and self.partial_parameters:
             group = self.mesh.groups["tp"]
             sum_gradients(self.partial_parameters, group, self.reduce_dtype)
 

@@ -142,9 +142,6 @@ class Stage(PipelineStage):
             self._graphs[bwd_chunk_id] = [get_gradient_edge(output) for output in outputs]
         with self._running("B" if full_backward else "I", bwd_chunk_id):
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-        if last_backward:
-            for reducer in self._reducers:
-                reducer.tracker.start_remaining()
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Run torch's weight gradient of a microbatch, and record its time.

@@ -220,7 +220,7 @@ class TrainStep(Benchmark):
                 with record_function("parbench:backward"):
                     loss.backward()  # type: ignore[no-untyped-call]
             if not is_last and not self.spec.no_sync:
-                part.finish_microbatch()
+                part.finish_gradients(is_last=False)
             total += loss.detach()
         return total
 

@@ -8,12 +8,14 @@ import torch
 from parbench.bench.results.details import STATE_COMPONENTS
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
+from parbench.workloads.costs.memory import buffers_equation
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
+from parbench.workloads.presets import PRESETS
 from parbench.workloads.probes.memory_probe import peak_during
 from parbench.workloads.probes.probe import run_probes
 from tests.support.ranks import Ranks
-from tests.support.workloads.training_steps import Params, build_small_step
+from tests.support.workloads.training_steps import SMALL_PARAMS, Params, build_small_step
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -81,6 +83,17 @@ def test_checkpointing_reduces_activations(two_ranks: Ranks) -> None:
         num_bytes.append(counted)
     full, selective, none = num_bytes
     assert full < selective < none
+
+
+def test_copies_of_reduced_gradients_are_buffers(four_ranks: Ranks) -> None:
+    """Without FSDP, a mesh holds copies of all gradients at the end of backward."""
+    params: Params = {"mesh": "dp=2,tp=2", "bucket_mb": 0.01}
+    params |= {"layers": 8, "hidden": 64, "ffn": 512, "sequence": 8}
+    memory, _ = four_ranks.call(f"{__name__}:measure", name="hybrid", params=params)[0]
+    spec = PRESETS["hybrid"]({**SMALL_PARAMS, "kv_heads": 4, **params}, 4)
+    measured, counted, _ = component_bytes(memory, "activations")
+    buffers = buffers_equation(spec.rank_view(0)).value
+    assert measured == pytest.approx(counted + buffers, rel=0.1)
 
 
 def test_peak_during_step() -> None:
