@@ -297,12 +297,21 @@ def report_and_block(mailbox: Mailbox, rank: int, error: Exception) -> None:
     This rank does not exit, because other ranks would then raise exceptions too, which could arrive
     at the driver before the cause.
     """
-    first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+    first_line = summarize_error(error, os.environ)
     traceback.print_exc()
     mailbox.post(
         rank, RankError(error=first_line, stack=traceback.format_exc(), seconds=time.time())
     )
     threading.Event().wait()
+
+
+def summarize_error(error: Exception, environ: Mapping[str, str]) -> str:
+    """Return the first line of an exception, with the name of an interface that gloo cannot use."""
+    first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+    interface = environ.get(INTERFACE_VARIABLE)
+    if interface and "find address" in first_line:
+        first_line += f" ({INTERFACE_VARIABLE}={interface})"
+    return first_line
 
 
 def make_hello(environ: Mapping[str, str]) -> Hello:

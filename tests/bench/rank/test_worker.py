@@ -151,6 +151,18 @@ def test_targets_in_the_job_folder_shadow_nothing(
     assert outcome.status == "ok"
 
 
+@pytest.mark.parametrize(
+    ("message", "end"),
+    [
+        ("Unable to find address for: x", "(GLOO_SOCKET_IFNAME=x)"),
+        ("no memory\nx", "no memory"),
+    ],
+)
+def test_error_names_the_interface_of_gloo(message: str, end: str) -> None:
+    error = RuntimeError(message)
+    assert worker.summarize_error(error, {"GLOO_SOCKET_IFNAME": "x"}).endswith(end)
+
+
 @pytest.mark.full
 def test_failed_rank_reports_and_waits_for_its_end(tmp_path: Path) -> None:
     cases = [fault_case("fine"), fault_case("raising", rank=0)]
