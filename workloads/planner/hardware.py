@@ -165,7 +165,8 @@ _SOURCES = {
     "glennklockwood.com/garden/processors/A100. Not checked: the NIC of DGX A100, 200 Gbit/s",
     "h100": "peak, memory and NVLink: NVIDIA H100 datasheet, quoted by "
     "glennklockwood.com/garden/processors/h100, which doubts the memory bandwidth. Not checked: "
-    "the NIC of DGX H100, 400 Gbit/s",
+    "the NIC of DGX H100, 400 Gbit/s. With the assumed efficiencies, predictions of FSDP on H100 "
+    "were up to 31 % faster than published runs (docs/concepts/planner-validation.md)",
     "h200": "memory size, NVLink and NIC: NVIDIA's submission to MLPerf inference "
     "(github.com/mlcommons/inference_results_v4.1, closed/NVIDIA/systems/"
     "H200-SXM-141GBx8_TRT_MaxQ.json). Not checked: the memory bandwidth, and the peak, which is "

@@ -1,11 +1,13 @@
 """Hardware presets have the figures of the vendor, and a file can declare other hardware."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from parbench.bench.text import UserError
 from parbench.workloads.planner.hardware import PRESETS, Efficiency, hardware_of
+from tests.support.paths import ROOT
 
 HARDWARE_FILE = """
 flops_per_second = 1e15
@@ -31,6 +33,12 @@ def test_hardware_file_overrides_defaults(tmp_path: Path) -> None:
     assert hardware.memory_bytes == 96e9
     assert hardware.efficiency == Efficiency(gemm=0.4, overlap={"fsdp": 0.5})
     assert hardware.launch_seconds == PRESETS["h100"].launch_seconds
+
+
+def test_h100_states_the_largest_error_of_fsdp() -> None:
+    page = (ROOT / "docs" / "concepts" / "planner-validation.md").read_text()
+    errors = re.findall(r"(?:h100|grand-teton) \| fsdp=.*?([+-][\d.]+)% \|", page)
+    assert f"up to {max(map(float, errors)):.0f} %" in PRESETS["h100"].source
 
 
 @pytest.mark.parametrize(

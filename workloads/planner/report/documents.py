@@ -228,7 +228,15 @@ def _time_table(run: DryRun) -> Table:
 
     The last row is their sum, the time of the step.
     """
-    bubble = [f"Bubble: {run.bubble_method}."] if run.spec.dims.pp > 1 else []
+    notes = []
+    ranks, microbatches = run.spec.dims.pp, run.spec.microbatches
+    if ranks > 1:
+        notes.append(f"Bubble: {run.bubble_method}.")
+    if microbatches < ranks:
+        notes.append(
+            f"{microbatches} microbatches for {ranks} pipeline ranks: use at least {ranks} "
+            f"(--set microbatches={ranks}, or a larger --global-batch)."
+        )
     parts = {**run.parts, "step": run.seconds}
     return Table(
         "time",
@@ -243,7 +251,7 @@ def _time_table(run: DryRun) -> Table:
             {"part": name, "seconds": part_seconds, "share": part_seconds / run.seconds}
             for name, part_seconds in parts.items()
         ],
-        notes=bubble,
+        notes=notes,
         figures=partial(_draw_pipeline, run),
     )
 

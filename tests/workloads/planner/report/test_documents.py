@@ -52,6 +52,14 @@ def test_document_draws_pipeline(microbatches: int, num_drawn: int) -> None:
     assert f"{num_drawn} of {microbatches} microbatches" in gantt.caption
 
 
+@pytest.mark.parametrize(("microbatches", "is_noted"), [(3, True), (4, False)])
+def test_document_notes_too_few_microbatches(microbatches: int, is_noted: bool) -> None:
+    spec = make_spec("pp=4,tp=8", "llama3-70b", microbatches=microbatches)
+    notes = dry_run_document(dry_run(spec, H100)).sections[0].tables[0].notes
+    text = "3 microbatches for 4 pipeline ranks: use at least 4 (--set microbatches=4"
+    assert any(note.startswith(text) for note in notes) == is_noted
+
+
 def test_page_is_complete_offline(plan_command: PlanCommand, tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     result = plan_command(

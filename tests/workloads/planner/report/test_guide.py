@@ -1,5 +1,7 @@
 """The strategy table: formulas written by hand agree with the counted calls."""
 
+from dataclasses import replace
+
 import pytest
 
 from parbench.workloads.costs.equation import Equation
@@ -55,6 +57,13 @@ def test_formulas_match_bytes_of_the_calls(model: str, names: set[str]) -> None:
     for strategy in table:
         expected = pytest.approx(strategy.sent_bytes, rel=0.005)
         assert evaluate_formula(strategy) == expected, strategy.name
+
+
+@pytest.mark.parametrize(("reduce_bytes", "ratio"), [(4, 1.0), (2, 1.5)])
+def test_zero3_sends_as_much_as_noted(reduce_bytes: int, ratio: float) -> None:
+    step = replace(model_of("llama3-70b"), reduce_bytes=reduce_bytes)
+    sent = {strategy.name: strategy.sent_bytes for strategy in list_strategies(step, 64, 8)}
+    assert sent["ZeRO-3, FSDP"] / sent["DDP"] == pytest.approx(ratio, rel=0.02)
 
 
 def test_strategies_of_one_gpu_are_empty() -> None:
