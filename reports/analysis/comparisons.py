@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from parbench.bench.results.formatting import to_single_line
 from parbench.reports.analysis.case_results import CaseResult, group_results
-from parbench.reports.analysis.labels import label_communication, label_differences
 from parbench.reports.analysis.operations import GROUP_PARAMS
 from parbench.reports.run_data import RunData
 from parbench.reports.stats import LEVEL, Effect, estimate_paired_effect, select_discoveries
@@ -53,10 +52,8 @@ def describe_settings(data: RunData) -> list[str]:
     sentences = []
     for comparison, is_significant in ranking[:MAX_SENTENCES]:
         case = comparison.result.case
-        name = label_communication(case, [comparison.param])
-        if not comparison.result.is_communication:
-            labels = label_differences(data.measured, [comparison.param])
-            name = f"{case.short_name} {labels[case.id]}".strip()
+        setting = f" {comparison.param}={case.params.get(comparison.param)}"
+        name = data.labels[case.id].replace(setting, "")
         sentences.append(f"{name}: {_describe_change(comparison, is_significant=is_significant)}")
     if any(comparison.effect.p_value is not None for comparison in comparisons):
         text = "Times are paired by repetition. Brackets are 95 % CIs."
@@ -76,12 +73,11 @@ def compare_settings(data: RunData) -> list[Comparison]:
     cases, and effects without a p-value. The result is in the order of parameters.
     """
     is_imported = data.plan.is_imported
+    excluded = _OWN_TABLES + GROUP_PARAMS + (_IMPORT_PARAMS if is_imported else ())
     params = dict.fromkeys(param for result in data.measured for param in result.case.params)
     comparisons = []
     for param in params:
-        if param in _OWN_TABLES or param in GROUP_PARAMS:
-            continue
-        if is_imported and param in _IMPORT_PARAMS:
+        if param in excluded:
             continue
         for results in group_results(data.measured, param):
             with_default = [result for result in results if param not in result.case.params]

@@ -29,16 +29,15 @@ def label_operation(case: Case, without: Iterable[str] = ()) -> str:
     return _join(case.short_name, case, case.params.keys() - {*AXES, *without})
 
 
-def label_communication(case: Case, without: Iterable[str] = ()) -> str:
+def label_communication(case: Case) -> str:
     """Return a communication case as text with its size, mode and type.
 
-    An example is ``all_reduce 1M blocking float32``. The parameters named in ``without`` are left
-    out.
+    An example is ``all_reduce 1M blocking float32``.
     """
     params = case.params
     size = format_case_size(params["size_bytes"]) if "size_bytes" in params else ""
     parts = (
-        label_operation(case, without),
+        label_operation(case),
         size,
         params.get("mode", ""),
         params.get("dtype", ""),

@@ -9,6 +9,7 @@ import re
 import sys
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,9 @@ _OPERATORS = ("aten::", "c10d::", "record_param_comms", "_c10d_functional::wait_
 """The prefixes of the operators that are read."""
 _GLOO = "gloo:"
 """The prefix of the ranges in which gloo communicates."""
-_RANGES = ("ProfilerStep#", PHASE, _GLOO)
+_SENDRECV_RANGES = ("nccl:all_to_all", "nccl:gather", "nccl:scatter")
+"""The prefixes of the ranges in which torch launches a SendRecv kernel for a collective."""
+_RANGES = ("ProfilerStep#", PHASE, _GLOO, *_SENDRECV_RANGES)
 """The prefixes of the ranges that are read."""
 _NON_FINITE = re.compile(rb"([:,\[]\s*)-?(?:inf|infinity|nan)(?=\s*[,}\]])", re.IGNORECASE)
 """Infinity and NaN as Kineto writes them, although they are not valid in JSON."""
@@ -173,7 +176,24 @@ def read_trace(path: Path) -> tuple[TraceHeader, list[TraceEvent]]:
             outer_spans[event.tid] = span
         events.append(_convert_event(event, span))
     document.events.clear()  # They refer to the content of the file.
+    _name_sendrecv_kernels(events)
     return document, events
+
+
+def _name_sendrecv_kernels(events: list[TraceEvent]) -> None:
+    """Give SendRecv kernels in ``events`` the operation of the range in which they were launched."""
+    on_host = [event for event in events if not event.is_device]
+    launch_times = {
+        event.correlation: event.start_ns for event in on_host if "Launch" in event.name
+    }
+    ranges = [event for event in on_host if event.name.startswith(_SENDRECV_RANGES)]
+    for index, event in enumerate(events):
+        if event.call and event.call.op == "sendrecv":
+            launch_ns = launch_times.get(event.correlation, 0)
+            for launcher in ranges:
+                if launcher.start_ns <= launch_ns < launcher.stop_ns:
+                    call = replace(event.call, op=parse_operation(launcher.name))
+                    events[index] = replace(event, call=call)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -89,6 +89,24 @@ def test_operation_is_read_from_call_or_kernel(
     assert read_call(tmp_path, kernel, Collective_name=name).op == op
 
 
+@pytest.mark.parametrize(
+    ("name", "stop", "op"),
+    [
+        ("nccl:all_to_all", 700.0, "all_to_all"),
+        ("nccl:all_to_all", 480.0, "sendrecv"),
+        ("nccl:coalesced", 700.0, "sendrecv"),
+    ],
+)
+def test_operation_is_read_from_the_range_of_the_launch(
+    tmp_path: Path, name: str, stop: float, op: str
+) -> None:
+    file = RankFile(0, 2)
+    file.collective("send", 500, 800, MB)
+    del file.events[-1]["args"]["Collective name"]
+    file.event("user_annotation", name, 470, stop)
+    assert [call.facts.op for call in read_rank(file.write(tmp_path)).calls] == [op]
+
+
 def test_kernel_named_after_a_collective_in_its_template_computes(tmp_path: Path) -> None:
     text = make_file().text().replace("sm90_xmma", "void reduce_kernel<512, all_reduce>(int)")
     assert len(read_text(tmp_path, text).steps[0].calls) == 2
