@@ -166,7 +166,9 @@ def complete_cases(
     metavar="TIME",
     help="Time for the whole run: 90s, 10m. Default: the preset's, about 1 s per named case, at least 6 s.",
 )
-@click.option("--timeout", metavar="TIME", help="Time after which a case counts as hung.")
+@click.option(
+    "--timeout", metavar="TIME", help="Time without a new step after which a case counts as hung."
+)
 @click.option(
     "--resume", type=RunPath(), metavar="RUN", help="Continue a run: measure what it lacks."
 )

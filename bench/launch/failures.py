@@ -1,7 +1,6 @@
 """Explanations of failed ranks: the ranks that died, raised an exception, or did not arrive.
 
-A block is a part of the samples of a case, which all ranks measure together. It hangs if it takes
-longer than its timeout.
+A step that all ranks begin together hangs if it takes longer than the timeout.
 """
 
 import signal
@@ -32,7 +31,7 @@ class Evidence:
     errors: dict[int, RankError] = field(default_factory=dict)
     """The exception that each failed rank has reported."""
     reports: dict[int, HangReport] = field(default_factory=dict)
-    """The last report of each rank about its state, after a block of samples took too long."""
+    """The last report of each rank about its state, after a step took too long."""
     cpu_seconds: dict[int, float] = field(default_factory=dict)
     """The CPU time in seconds of each rank that has measured all of its cases."""
     exits: dict[int, int] = field(default_factory=dict)
@@ -147,7 +146,7 @@ def explain_hang(evidence: Evidence, timeout_seconds: float, stacks: Mapping[int
 
     Args:
         evidence: the messages of all ranks.
-        timeout_seconds: the timeout that the block has exceeded.
+        timeout_seconds: the timeout that the step has exceeded.
         stacks: the Python stacks that ``faulthandler`` has written, by rank. A rank that could not
             run its watchdog has no other stack.
     """

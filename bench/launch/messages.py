@@ -3,7 +3,7 @@
 The driver is the process that starts the ranks and writes their results. A rank sends messages to
 the driver. Three values are published under a name instead, where every process can read them: the
 job by the driver, the addresses of the torch store by rank 0, and an alarm by the first rank whose
-block of samples exceeds its timeout.
+step exceeds its timeout.
 """
 
 import itertools
@@ -113,7 +113,7 @@ class RankError(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class HangReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The state of a rank after a block of samples exceeded its timeout on any rank.
+    """The state of a rank after a step exceeded its timeout on any rank.
 
     A rank sends two reports. The first one has the state of the measuring thread. The second one
     adds the state of the operations on process groups from torch's flight recorder. They are
@@ -144,6 +144,10 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     Empty in the first report.
     """
+
+
+class StepBegun(msgspec.Struct, frozen=True, tag=True):
+    """The message of rank 0 that all ranks have begun a further step. It is not sent for each."""
 
 
 class JobDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -182,7 +186,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The seconds from the start of the job after which no case is begun."""
 
 
-Message = Hello | Outcome | RankError | HangReport | JobDone | RankExit
+Message = Hello | Outcome | RankError | HangReport | StepBegun | JobDone | RankExit
 """A message of a rank to the driver."""
 
 # msgspec inspects the types of a message when a decoder is built. Two threads that do this for

@@ -29,6 +29,7 @@ from parbench.bench.launch.messages import (
     Outcome,
     RankError,
     RankExit,
+    StepBegun,
 )
 
 START_SECONDS = 120.0
@@ -37,11 +38,13 @@ _GRACE_SECONDS = 2.0
 """The seconds that the driver waits for further reports after the first failure or hang."""
 _POLL_SECONDS = 0.05
 """The seconds between two checks for messages of the ranks."""
-_OWN_DEADLINE_SECONDS = 5.0
-"""The seconds after the timeout of a block at which the driver itself reports a hang.
+_TIMEOUTS_TO_DEADLINE = 1.5
+"""The timeouts after the last message at which the driver itself reports a hang.
 
-Until then the ranks report it.
+Until then the ranks report it. Half of a timeout may pass before a begun step is reported.
 """
+_OWN_DEADLINE_SECONDS = 5.0
+"""The seconds that the driver waits in addition to ``_TIMEOUTS_TO_DEADLINE``."""
 _EXIT_TIMEOUT_SECONDS = 10.0
 """The seconds for ranks to exit by themselves after their last case."""
 _GONE_SECONDS = 30.0
@@ -72,9 +75,9 @@ class Ranks(ABC):
         self._exit_codes: dict[int, int] = {}
         """The exit codes of the ranks that have ended, by rank."""
         self._timeout_seconds = 0.0
-        """The time that a block of samples may take."""
+        """The time that a step may take."""
         self._deadline = 0.0
-        """The ``time.monotonic()`` after which the driver counts the current block as hung."""
+        """The ``time.monotonic()`` after which the driver counts the current step as hung."""
 
     @abstractmethod
     def get_exit_codes(self) -> dict[int, int]:
@@ -118,14 +121,13 @@ class Ranks(ABC):
         self.mailbox.put(JOB, msgspec.json.encode(job))
         self._timeout_seconds = job.plan.timeout_seconds
         # Before the first block ranks may take long to find each other.
-        seconds = max(self._timeout_seconds, START_SECONDS)
-        self._deadline = time.monotonic() + seconds + _OWN_DEADLINE_SECONDS
+        self._restart_timeout(max(self._timeout_seconds, START_SECONDS))
 
     def wait_for_block(self) -> Outcome:
         """Wait until the next block of samples has ended, and return the result of its case.
 
-        The result includes the samples of earlier blocks of the case. If the ranks fail or the
-        block exceeds its timeout, the result has the status failed or hang, and its ``ranks`` (the
+        The result includes the samples of earlier blocks of the case. If the ranks fail or a
+        step exceeds its timeout, the result has the status failed or hang, and its ``ranks`` (the
         state of each rank) is not empty. Then the ranks cannot continue.
         """
         while not self._outcomes:
@@ -135,8 +137,13 @@ class Ranks(ABC):
                 return self._explain_hang()
             self._poll()
         self.evidence.reports.clear()
-        self._deadline = time.monotonic() + self._timeout_seconds + _OWN_DEADLINE_SECONDS
+        self._restart_timeout()
         return self._outcomes.pop(0)
+
+    def _restart_timeout(self, more_seconds: float = 0.0) -> None:
+        """Set the time at which a hang is reported, later by ``more_seconds``."""
+        seconds = more_seconds + _TIMEOUTS_TO_DEADLINE * self._timeout_seconds
+        self._deadline = time.monotonic() + seconds + _OWN_DEADLINE_SECONDS
 
     def wait_for_end(self) -> None:
         """Wait until all ranks have exited or one has failed, at most 10 s."""
@@ -173,6 +180,8 @@ class Ranks(ABC):
                     evidence.errors[rank] = message
                 case HangReport():
                     evidence.reports[rank] = message
+                case StepBegun():
+                    self._restart_timeout()
                 case JobDone():
                     evidence.cpu_seconds[rank] = message.cpu_seconds
                 case RankExit():

@@ -98,7 +98,7 @@ class Options:
     budget: str | float | None = None
     """The time budget of the whole run, as text such as ``90s`` or a number of seconds."""
     timeout: str | float | None = None
-    """The time after which a case counts as hung, as text or a number of seconds."""
+    """The time without a new step after which a case counts as hung, as text or in seconds."""
     inject: str | None = None
     """A fault that disturbs one rank on purpose, such as ``late:1:3ms``."""
     link: str | None = None

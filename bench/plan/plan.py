@@ -117,7 +117,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     budget_seconds: NonNegative
     """The time budget of the whole run."""
     timeout_seconds: NonNegative
-    """The time after which a case counts as hung if it has not finished a block of samples."""
+    """The time after which a case counts as hung if it has begun no further step."""
     measure: Measure = Measure()
     """The settings that decide on the number of samples of each case."""
     emulation: str = ""
@@ -208,7 +208,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     """The time budget of a run with the start of the ranks, but without the report."""
     # Eight ranks on two cores take half of this time to explain a step of a hybrid mesh.
     timeout_seconds: float = 60
-    """The time after which a case counts as hung if it has not finished a block of samples."""
+    """The time after which a case counts as hung if it has begun no further step."""
     measure: Measure = Measure()
     """The settings that decide on the number of samples of each case."""
 

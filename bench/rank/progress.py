@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 import traceback
 
 from parbench.bench.launch.messages import HangReport
@@ -18,6 +19,12 @@ class Progress:
         """One of ``starting``, ``prepare``, ``check``, ``warm-up``, ``timed`` and ``explain``."""
         self.steps = 0
         """The number of samples and untimed steps that the rank has begun in the current case."""
+        self.seconds = 0.0
+        """The ``time.monotonic()`` at which all ranks last began a block or a step together."""
+
+    def restart(self) -> None:
+        """Note that all ranks begin a block or a step now, from which the timeout is counted."""
+        self.seconds = time.monotonic()
 
     def make_hang_report(self) -> HangReport:
         """Return a report about the position of the measuring thread, with its Python stack.

@@ -215,6 +215,7 @@ class Stopwatch:
             self.world.sync()
         self.progress.steps += 1
         self.world.barrier()
+        self.progress.restart()
         if self.timer is not None and steps > 0:
             self.timer.queue_start_line(steps)
         if self.late_seconds > 0:

@@ -1,7 +1,4 @@
-"""A thread of each rank that reports the rank's position when a block exceeds its timeout.
-
-A block is a part of the samples of a case, between which no other case is measured.
-"""
+"""A thread of each rank that reports the rank's position when a step exceeds its timeout."""
 
 import faulthandler
 import os
@@ -13,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from parbench.bench.launch.flight_recorder import parse_groups
-from parbench.bench.launch.messages import ALARM, Mailbox
+from parbench.bench.launch.messages import ALARM, Mailbox, StepBegun
 from parbench.bench.rank.progress import Progress
 from parbench.bench.world.torch_compat import dump_flight_records
 
@@ -23,7 +20,7 @@ HANG_EXIT_CODE = 75
 It is EX_TEMPFAIL of sysexits.h.
 """
 _LOOK_SECONDS = 0.25
-"""The seconds between two checks whether another rank hangs or the block has ended."""
+"""The seconds between two checks whether another rank hangs or the step has ended."""
 _CONNECT_SECONDS = 1.5
 """The seconds that a connection to the ranks' store may take before it counts as broken."""
 _END_SECONDS = 20.0
@@ -35,15 +32,16 @@ _STACK_SECONDS = 1.0
 class Watchdog:
     """A thread of each rank that sends the driver a report when a measurement takes too long.
 
-    A block (a part of the samples of one case) has a timeout. When the block of a rank exceeds it,
-    the thread sends a report to the driver and publishes an alarm for the other ranks. The driver
-    is the process that started the ranks. The threads of the other ranks read the alarm and report
-    too. The reports contain the position of the rank in its case and its Python stack. The driver
-    infers the cause of the hang from the reports of all ranks.
+    The timeout begins with each block (a part of the samples of one case) and begins again with
+    each step, which all ranks begin together. When a rank exceeds it, the thread sends a report to
+    the driver and publishes an alarm for the other ranks. The driver is the process that started
+    the ranks. The threads of the other ranks read the alarm and report too. The reports contain the
+    position of the rank in its case and its Python stack. The driver infers the cause of the hang
+    from the reports of all ranks.
 
-    The thread sleeps in the first half of the timeout, so that it does not disturb measurements. If
-    C code holds the interpreter lock, the thread cannot run. Then ``faulthandler``, which needs no
-    lock, writes the Python stacks to ``stack_file``.
+    The thread sleeps for half of the timeout, so that it rarely disturbs measurements. If C code
+    holds the interpreter lock, the thread cannot run. Then ``faulthandler``, which needs no lock,
+    writes the Python stacks to ``stack_file``.
     """
 
     def __init__(self, rank: int, mailbox: Mailbox, progress: Progress, stack_file: Path) -> None:
@@ -65,7 +63,7 @@ class Watchdog:
         """The index of the current block in the job, -1 before the first block."""
         self._timeout_seconds = 0.0
         self._began = 0.0
-        """The time.monotonic() at which the current block began."""
+        """The ``Progress.seconds`` from which ``faulthandler`` counts the timeout."""
         self._began_ns = 0
         """The time at which the current block began, in ns since the epoch."""
         self._handled_alarm: bytes | None = None
@@ -78,11 +76,12 @@ class Watchdog:
         """Begin the timeout of a new block of samples, and end that of the previous block.
 
         ``index`` is the position of the block in the job, -1 for the time before the first block.
-        The timeout is counted from this call.
+        The timeout is counted from this call and from each later step.
         """
         self._index = index
         self._timeout_seconds = timeout_seconds
-        self._began = time.monotonic()
+        self._progress.restart()
+        self._began = self._progress.seconds
         self._began_ns = time.time_ns()
         self._wake.set()
         faulthandler.dump_traceback_later(timeout_seconds + _STACK_SECONDS, file=self._stack_file)
@@ -93,20 +92,22 @@ class Watchdog:
         """Stop the thread, cancel the dump of stacks and close its file."""
         self._is_closed = True
         self._wake.set()
-        faulthandler.cancel_dump_traceback_later()
         if self._thread.ident:
             self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
         self._stack_file.close()
 
     def _watch(self) -> None:
-        """Run the thread: report to the driver if a block exceeds its timeout on this or another rank.
+        """Run the thread: report to the driver if a step exceeds its timeout on this or another rank.
 
-        A block is a run of samples of one case. Returns after ``close``.
+        A step that has begun is reported to the driver too. Returns after ``close``.
         """
         while True:
             self._wake.clear()
             if self._is_closed:
                 return
+            if self._began != self._progress.seconds:
+                self._restart()
             elapsed = time.monotonic() - self._began
             if elapsed < self._timeout_seconds / 2:
                 self._wake.wait(self._timeout_seconds / 2 - elapsed)
@@ -114,6 +115,17 @@ class Watchdog:
                 self._report()
             else:
                 self._wake.wait(_LOOK_SECONDS)
+
+    def _restart(self) -> None:
+        """Begin the timeout again with the last step, also that of ``faulthandler``.
+
+        Rank 0 reports the step to the driver.
+        """
+        self._began = self._progress.seconds
+        seconds = self._timeout_seconds + _STACK_SECONDS
+        faulthandler.dump_traceback_later(seconds, file=self._stack_file)
+        if self._rank == 0:
+            self._mailbox.post(0, StepBegun())
 
     def _has_new_alarm(self) -> bool:
         """Return True if a rank has published an alarm that this rank has not yet reported on."""
@@ -134,13 +146,13 @@ class Watchdog:
         return True
 
     def _report(self) -> None:
-        """Send the driver two reports about this rank, then wait until its block ends.
+        """Send the driver two reports about this rank, then wait until its step ends.
 
         The first report has the stack and the number of steps. The second one adds the state of the
-        process groups from torch's flight recorder. If the block has not ended after 20 s and the
+        process groups from torch's flight recorder. If the step has not ended after 20 s and the
         driver has not ended this process, the process exits with code 75.
         """
-        index, began = self._index, self._began
+        index, began = self._index, self._progress.seconds
         state = replace(self._progress.make_hang_report(), index=index)
         if not self._has_new_alarm():
             self._mailbox.put(ALARM, f"{self._rank} {index}".encode())
@@ -150,7 +162,7 @@ class Watchdog:
         states = parse_groups(dumps, groups, self._began_ns)
         self._mailbox.post(self._rank, replace(state, groups=states))
         deadline = time.monotonic() + _END_SECONDS
-        while began == self._began and not self._is_closed:
+        while began == self._progress.seconds and not self._is_closed:
             if time.monotonic() > deadline:
                 os._exit(HANG_EXIT_CODE)
             time.sleep(_LOOK_SECONDS)

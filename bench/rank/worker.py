@@ -68,9 +68,9 @@ _MIN_BLOCK_SECONDS = 0.02
 If the time budget is over, it applies to the first block of a case only.
 """
 _TIMEOUT_SHARE = 0.5
-"""The largest fraction of a block's timeout that its samples may take.
+"""The largest fraction of the timeout that the samples of a block may take.
 
-The rest is for preparation, checks and steps that cannot be interrupted.
+Without this limit, a single case would take the whole time budget unless its median is precise.
 """
 _PAUSE_SECONDS = 0.01
 """The least time in seconds between two successive blocks of samples of the same case.
@@ -229,7 +229,7 @@ def measure_cases(
         job: the cases, the order of their blocks, and the time limits.
         world: all ranks of the run.
         progress: stores the position in the current case, for reports about a hang.
-        watchdog: is started for each block, and reports a block that exceeds its timeout.
+        watchdog: is started for each block, and reports a step that exceeds its timeout.
         mailbox: carries the results to the driver.
     """
     began = time.monotonic()
@@ -275,7 +275,7 @@ def compute_block_seconds(job: Job, number: int, elapsed: float) -> float:
     The time that is left of the job's budget is shared by this and all later blocks in proportion
     to the weights of their cases (20 for a training step, 10 for a custom step, 1 for any other),
     each divided by the number of blocks of the case. The result is at least 0.02 s and at most half
-    of the block's timeout.
+    of the timeout.
 
     Args:
         job: the cases, their blocks, and the time budget.

@@ -68,6 +68,18 @@ def fine(world: World, *, number: int = 0) -> Steps:
     return Steps(world, do_nothing, rank=0, at=0)
 
 
+class SlowSteps(Steps):
+    """Takes a fifth of a second for a step."""
+
+    def step(self) -> None:
+        time.sleep(0.2)
+        super().step()
+
+
+def slow(world: World) -> Steps:
+    return SlowSteps(world, do_nothing, rank=0, at=0)
+
+
 def killed(world: World, *, rank: int = 1, at: int = 10) -> Steps:
     return Steps(world, lambda: os.kill(os.getpid(), signal.SIGKILL), rank, at)
 

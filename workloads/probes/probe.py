@@ -105,7 +105,7 @@ def repeat_within_budget(
 
     Rank 0 sets the number of calls from its own clock and sends it to all ranks. The number is at
     most ``max_repeats``. It is at least three, so that a median exists. There is only one call if
-    the budget is 0, or if three calls would take so long that the benchmark might time out.
+    the budget is 0, or if three calls would take longer than 30 s and the budget.
     """
     start = time.perf_counter()
     repeats = 0

@@ -1,12 +1,13 @@
 """One start of ranks: missing ranks, deadlines, and results that arrive in the last moment."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from parbench.bench.launch import ranks as module
-from parbench.bench.launch.messages import Job
+from parbench.bench.launch.messages import Job, StepBegun
 from tests.support.fakes import (
     Script,
     ScriptedRanks,
@@ -91,6 +92,22 @@ def test_block_that_ends_at_its_deadline_is_no_hang(tmp_path: Path) -> None:
         yield
 
     ranks = start_job(tmp_path, act)
+    assert ranks.wait_for_block() == make_outcome()
+
+
+def test_driver_waits_while_steps_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def act(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
+        for _ in range(10):
+            time.sleep(0.1)
+            ranks.post(0, StepBegun())
+            yield
+        ranks.finish()
+        yield
+
+    monkeypatch.setattr(module, "START_SECONDS", 0.1)
+    ranks = start_job(tmp_path, act, timeout_seconds=0.3)
     assert ranks.wait_for_block() == make_outcome()
 
 

@@ -25,11 +25,13 @@ from parbench.bench.launch.messages import (
     Message,
     Outcome,
     RankError,
+    StepBegun,
 )
-from parbench.bench.plan.cases import Case, make_case
+from parbench.bench.plan.cases import EXPLAINER, Case, make_case
 from parbench.bench.rank import watchdog as watchdog_module
 from parbench.bench.rank import worker
 from parbench.bench.rank.progress import Progress as StepCounter
+from parbench.bench.rank.runner import load_target
 from parbench.bench.results.records import SkipReason
 from parbench.bench.world import accelerator
 from tests.support.fakes import HOSTNAME, make_job, wait_until
@@ -56,11 +58,11 @@ def single_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def run_here(folder: Path, job: Job) -> list[Message]:
+def run_here(folder: Path, job: Job, timeout_seconds: float = 600.0) -> list[Message]:
     """Be the only rank of a world and return its messages."""
     mailbox = Mailbox(folder)
     # The watchdog of a rank that hangs would end this process.
-    patient_job = replace(job, plan=replace(job.plan, timeout_seconds=600.0))
+    patient_job = replace(job, plan=replace(job.plan, timeout_seconds=timeout_seconds))
     mailbox.put(JOB, msgspec.json.encode(patient_job))
     worker.run_rank(mailbox, HashStore(), folder)
     return receive(folder)
@@ -134,6 +136,18 @@ def test_step_is_freed_before_the_next_one(single_rank: None, tmp_path: Path) ->
     finally:
         gc.enable()
     assert [outcome.status for outcome in outcomes] == ["ok", "ok"]
+
+
+def test_slow_steps_are_not_a_hang(single_rank: None, tmp_path: Path) -> None:
+    """Together, they take longer than the timeout."""
+    load_target(EXPLAINER)  # may take seconds
+    job = make_job([fault_case("slow")], budget_seconds=0.1)
+    _, *messages, done = run_here(tmp_path, job, timeout_seconds=2.5)
+    assert isinstance(done, JobDone)
+    assert {type(message) for message in messages} == {StepBegun, Outcome}
+    [outcome] = list_outcomes(messages)
+    assert outcome.status == "ok"
+    assert outcome.wall_seconds > 2.5
 
 
 def test_targets_in_the_job_folder_shadow_nothing(
