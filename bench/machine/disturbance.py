@@ -10,7 +10,7 @@ UNKNOWN = "-"
 class Disturbance:
     """A finding of ``parbench doctor``: the state of a machine in one topic, such as clocks.
 
-    The finding also says whether the state disturbs measurements. There is a finding for each
+    The finding also states whether the state disturbs measurements. There is a finding for each
     topic, also if its state does not disturb.
     """
 

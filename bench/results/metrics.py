@@ -60,7 +60,7 @@ class Metric:
     help: str
     """A phrase that defines the metric for glossary and documentation."""
     formula: str = ""
-    """The formula or the method of the metric as a phrase, empty if ``help`` says enough."""
+    """The formula or the method of the metric as a phrase, empty if ``help`` is sufficient."""
     tables: tuple[str, ...] = ()
     """The tables of training steps that show the metric, such as ``times`` or ``experts``."""
     number_format: str = ""
