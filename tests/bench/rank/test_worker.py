@@ -27,11 +27,10 @@ from parbench.bench.launch.messages import (
     RankError,
     StepBegun,
 )
-from parbench.bench.plan.cases import EXPLAINER, Case, make_case
+from parbench.bench.plan.cases import EXPLAINER, Case, load_target, make_case
 from parbench.bench.rank import watchdog as watchdog_module
 from parbench.bench.rank import worker
 from parbench.bench.rank.progress import Progress as StepCounter
-from parbench.bench.rank.runner import load_target
 from parbench.bench.results.records import SkipReason
 from parbench.bench.world import accelerator
 from tests.support.fakes import HOSTNAME, make_job, wait_until
