@@ -44,8 +44,9 @@ def parbench(request: pytest.FixtureRequest) -> Callable[..., tuple[Record, ...]
     The arguments are the name of a case or ``module:function``, its parameters, and options of
     ``parbench run``: nproc, repetitions, budget, backend, device, preset, timeout, group and mesh.
 
-    The result is one record for each repetition. The test fails if the case fails, hangs, computes
-    wrongly or cannot run here.
+    The result is one record for each measured repetition. If the time budget ends early, it has
+    fewer than ``repetitions``. The test fails if no repetition is measured, or if the case fails,
+    hangs, computes wrongly or cannot run here.
     """
 
     def measure(case: str, **arguments: object) -> tuple[Record, ...]:
@@ -88,7 +89,8 @@ def measure_case(case: str, arguments: Mapping[str, object]) -> tuple[Record, ..
     """Measure a case by ``parbench run`` in a temporary folder, and return its records.
 
     ``arguments`` are those of the fixture ``parbench``. The test fails if the command made no run,
-    if the arguments select several cases, or if a repetition was not measured or is wrong.
+    if the arguments select several cases, or if a repetition failed or is wrong. Repetitions that
+    the time budget left out are not returned, and the test fails if no other was measured.
     """
     with tempfile.TemporaryDirectory(prefix="parbench-") as folder:
         command = [*PARBENCH, "run", *build_options(case, arguments), "--out", folder]
@@ -99,10 +101,10 @@ def measure_case(case: str, arguments: Mapping[str, object]) -> tuple[Record, ..
         records = load_run(files[0].parent).records
     if len({record.case.id for record in records}) > 1:
         pytest.fail("a test measures one case, and these arguments select several", pytrace=False)
+    records = tuple(record for record in records if not record.is_out_of_budget) or records
     for record in records:
         if record.status != "ok":
-            message = f"{record.case.label}: {record.status}: {record.reason}"
-            pytest.fail(message, pytrace=False)
+            pytest.fail(f"{record.case.label}: {record.status}: {record.reason}", pytrace=False)
     return records
 
 

@@ -15,7 +15,12 @@ from parbench.bench.check.infiniband import find_port_faults, read_ports
 from parbench.bench.launch.measure import run_options
 from parbench.bench.machine.environment import EMULATED_VARIABLE, format_cpus, group_cores
 from parbench.bench.machine.gpu import GPU_FIX, read_report
-from parbench.bench.machine.machine import Machine, get_affinity, inspect_machine
+from parbench.bench.machine.machine import (
+    Machine,
+    get_affinity,
+    inspect_machine,
+    list_gpu_addresses,
+)
 from parbench.bench.machine.world_spec import Joined, make_launcher_error
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, pluralize, strip_domain
@@ -56,8 +61,13 @@ def check(
     host = strip_domain(socket.gethostname())
     absent_gpus = () if device == "cpu" else _list_absent_gpus(host, machine, device, nproc)
     device = device or ("cuda" if machine.gpus or absent_gpus else "cpu")
+    selects_all_gpus = nproc is None and "CUDA_VISIBLE_DEVICES" not in environ
     health = Health(
-        host=host, device=device, devices=absent_gpus, emulated=EMULATED_VARIABLE in environ
+        host=host,
+        device=device,
+        devices=absent_gpus,
+        emulated=EMULATED_VARIABLE in environ,
+        notes=_list_gpu_notes(machine) if selects_all_gpus and device == "cuda" else (),
     )
     gpus = machine.gpus[:nproc] if device == "cuda" else ()
     if device == "cuda" and not gpus:
@@ -102,6 +112,20 @@ def _list_absent_gpus(
         text = f"{num_present} of {nproc} GPUs (--nproc) are present"
         absent_gpus.append(Device.make_absent(host, "missing GPU", text, MISSING_GPU_FIX))
     return tuple(absent_gpus)
+
+
+def _list_gpu_notes(machine: Machine) -> tuple[str, ...]:
+    """Return a sentence about GPUs of this host that NVML does not list, if there are any.
+
+    They may be hidden on purpose, as in a container.
+    """
+    num_listed = len(machine.gpus + machine.silent_gpus)
+    num_present = len(list_gpu_addresses())
+    note = (
+        f"NVML lists {num_listed} of {num_present} NVIDIA GPUs of this host; "
+        f"if none is hidden on purpose: --nproc {num_present}"
+    )
+    return (note,) if num_listed < num_present else ()
 
 
 def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, ...]:

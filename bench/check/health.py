@@ -129,7 +129,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
     """Sentences about benchmark cases without a result, or the reason why nothing was measured."""
     notes: tuple[str, ...] = ()
-    """Sentences about limitations of the run."""
+    """Sentences about limitations of the run, and about GPUs that may be missing."""
     run: str = ""
     """The path of the run's folder, empty if nothing was measured."""
     emulated: bool = False
@@ -197,7 +197,7 @@ def add_run(health: Health, devices: Sequence[Device], run: Run) -> Health:
         links=links,
         bus_bandwidth=median(list(by_repetition.values())) if by_repetition else None,
         problems=_list_problems(run, has_bad_device=bool(wrong_cases)),
-        notes=run.info.plan.limitations,
+        notes=(*health.notes, *run.info.plan.limitations),
         run=str(run.path),
     )
 
@@ -251,11 +251,12 @@ def _list_problems(run: Run, *, has_bad_device: bool) -> tuple[str, ...]:
     """
     wrong_cases = {record.case.id for record in run.records if record.status == "wrong"}
     plan = run.info.plan
+    longer_check = f" -> parbench check --budget {2 * plan.budget_seconds:.0f}s"
     problems: dict[str, None] = {}
     for record in run.records:
         is_explained = has_bad_device and record.case.id in wrong_cases
         if record.status != "ok" and not is_explained:
-            advice = " -> allow more time (--budget 2m)" if record.is_out_of_budget else ""
+            advice = longer_check if record.is_out_of_budget else ""
             problems[f"{record.case.name}: {record.reason}{advice}"] = None
     num_missing = plan.repetitions * len(plan.cases) - len(run.records)
     if num_missing > 0:

@@ -5,7 +5,6 @@ values for its parameters. A record is the stored result of a case in one repeti
 has no record yet in the repetition.
 """
 
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from msgspec.structs import replace
 from parbench.bench.launch.blocks import make_blocks
 from parbench.bench.launch.display import Display
 from parbench.bench.launch.messages import OUT_OF_BUDGET, Job, Outcome
+from parbench.bench.launch.processes import get_process_space
 from parbench.bench.launch.ranks import Ranks
 from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.host_load import LoadMeter
@@ -182,7 +182,7 @@ class Driver:
         finally:
             load = None
             cpu_seconds = ranks.evidence.cpu_seconds
-            is_here = {hello.host for hello in hellos} == {socket.gethostname()}
+            is_here = {hello.process_space for hello in hellos} == {get_process_space()}
             if is_here and len(cpu_seconds) == len(hellos):
                 load = meter.read(sum(cpu_seconds.values()))
             now = time.monotonic()

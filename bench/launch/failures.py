@@ -45,10 +45,10 @@ class Evidence:
 
         Examples are ``rank 1`` and ``ranks 0 (n1), 2 (n2)``.
         """
-        hosts = {rank: hello.host for rank, hello in self.hellos.items()}
+        hosts = {rank: hello.place.host_key for rank, hello in self.hellos.items()}
         names = [str(rank) for rank in ranks]
         if len(set(hosts.values())) > 1:
-            names = [f"{rank} ({hosts.get(rank, 'not started')})" for rank in ranks]
+            names = [f"{rank} ({hosts.get(rank, ('not started', ''))[0]})" for rank in ranks]
         return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
 
     def make_outcome(
@@ -229,7 +229,7 @@ def find_disconnected_ranks(evidence: Evidence) -> list[int]:
     If there are several other hosts and none of them has a connection, the result is the ranks on
     the host of rank 0. Only ranks that have sent a report are returned.
     """
-    hosts = {rank: hello.host for rank, hello in evidence.hellos.items()}
+    hosts = {rank: hello.place.host_key for rank, hello in evidence.hellos.items()}
     reports = evidence.reports
     cut_hosts = {hosts[rank] for rank in reports if not reports[rank].is_connected}
     other_hosts = set(hosts.values()) - {hosts[0]}

@@ -80,9 +80,9 @@ class Recorder:
         )
         places = [hello.place for hello in hellos]
         common["locality"] = describe_relations(places, self._gpus.links)
-        hosts = [hello.host for hello in hellos]
-        if len(set(hosts)) > 1:
-            common["hosts"] = hosts
+        num_hosts = len({place.host_key for place in places})
+        if num_hosts > 1:
+            common["hosts"] = [place.host for place in places]
             common["switches"] = {place.host: place.switches for place in places if place.switches}
         if self._info.environment is None:
             self._info = replace(self._info, environment=common)
@@ -93,7 +93,7 @@ class Recorder:
         for hello, own in zip(hellos, differences, strict=True):
             if own:
                 self._environment[f"rank {hello.rank}"] = own
-        self._world = replace(self._world, nodes=len(set(hosts)))
+        self._world = replace(self._world, nodes=num_hosts)
         self._placement_notes = find_misplacements(hellos)
 
     def write(self, repetition: int, case: Case, outcome: Outcome) -> Record:
@@ -142,12 +142,12 @@ def find_misplacements(hellos: Sequence[Hello]) -> list[str]:
         if place.gpu_numa_node not in (None, *place.numa_nodes):
             distant_ranks.append(hello.rank)
         if len(place.cpus) == 1:
-            cpus.append((place.host, place.cpus[0]))
+            cpus.append((place.host_key, place.cpus[0]))
     if distant_ranks:
         fix = "let ranks use CPUs next to their GPUs (srun --cpu-bind, taskset)"
         problem = "the CPUs are in another NUMA node than the GPU"
         warnings.append(f"rank {format_cpus(distant_ranks)}: {problem}; {fix}")
-    for (host, cpu), count in Counter(cpus).items():
+    for ((host, _), cpu), count in Counter(cpus).items():
         if count > 1:
             warnings.append(f"{count} ranks share CPU {cpu} of {host}")
     return warnings

@@ -248,6 +248,14 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
     It is the variable SLURM_TOPOLOGY_ADDR, and None if that is not set.
     """
 
+    @property
+    def host_key(self) -> tuple[str, str | None]:
+        """The name and boot id of the host, because hosts may have equal names.
+
+        As in NCCL: containers of one host with several names count as several hosts.
+        """
+        return self.host, self.boot_id
+
 
 def locate_rank(
     host: str,
@@ -337,8 +345,7 @@ def describe_relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
     - for ranks on two hosts, ``same switch`` or ``other node``,
     - None if it is unknown.
     """
-    # As in NCCL: containers of one host may have several names, and hosts may have equal names.
-    if (a.host, a.boot_id) != (b.host, b.boot_id):
+    if a.host_key != b.host_key:
         # The last part of a path is the node itself.
         switches = [(place.switches or "").rpartition(".")[0] for place in (a, b)]
         return "same switch" if switches[0] and switches[0] == switches[1] else "other node"

@@ -100,6 +100,14 @@ def find_silent_gpus(environ: Mapping[str, str], report: GpuReport, root: Path) 
     hides_all = variable is not None and not re.match(r"\s*(\d|GPU-|MIG-)", variable)
     if hides_all or not report.failure:
         return ()
+    return list_gpu_addresses(root)
+
+
+def list_gpu_addresses(root: Path = Path("/")) -> tuple[str, ...]:
+    """Return the PCI addresses of all NVIDIA GPUs that the kernel lists.
+
+    ``root`` is the folder that contains ``sys``, ``/`` except in tests.
+    """
     addresses = []
     for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
         device_class = read_text(folder / "class") or ""

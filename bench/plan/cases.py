@@ -205,13 +205,14 @@ def matches(name: str, pattern: str) -> bool:
 def load_target(target: str) -> Callable[..., Any]:
     """Import a module and return the function in it that ``package.module:function`` names.
 
-    The function prepares a benchmark on a rank. Raises ``UserError`` if the module or function does
-    not exist.
+    The function prepares a benchmark on a rank. Raises ``UserError`` if the module has no such
+    function, and the exceptions of the import.
     """
-    module, _, name = target.partition(":")
+    module_name, _, name = target.partition(":")
+    module = importlib.import_module(module_name)
     try:
-        return cast(Callable[..., Any], getattr(importlib.import_module(module), name))
-    except (ModuleNotFoundError, AttributeError) as error:
+        return cast(Callable[..., Any], getattr(module, name))
+    except AttributeError as error:
         raise UserError(f"target {target!r} cannot be loaded: {error}") from error
 
 

@@ -3,6 +3,7 @@
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -32,7 +33,9 @@ def define_custom_step(target: str, folder: Path) -> BenchmarkDefinition:
             params = list_params(load_target(target))
     except (Exception, SystemExit) as error:
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        raise UserError(f"custom step {target!r} cannot be used: {kind}{error}") from error
+        raise UserError(
+            f"custom step {target!r} cannot be used: {kind}{error}{_locate(error)}"
+        ) from error
     module = target.partition(":")[0].rpartition(".")[2]
     return BenchmarkDefinition(
         name=f"custom.{module}",
@@ -41,6 +44,19 @@ def define_custom_step(target: str, folder: Path) -> BenchmarkDefinition:
         params=(MODE, *params),
         tags=("smoke", "node"),
     )
+
+
+def _locate(error: BaseException) -> str:
+    """Return the file and line of a user's code or library that raised the error: `` (FILE:LINE)``.
+
+    Empty if parbench or the import itself raised it.
+    """
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)[2:]  # after those of parbench
+        if "importlib" not in frame.filename
+    ]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
 def list_params(prepare: Callable[..., object]) -> tuple[Param, ...]:

@@ -19,6 +19,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ _PAUSE_SECONDS = 0.01
 A disturbance of a few milliseconds then affects only one of the blocks.
 """
 _CONNECT_SECONDS = 10.0
-"""The seconds that a connection to an address of rank 0's store may take."""
+"""The seconds that a connection to an address of rank 0's store may take, and then its answer."""
 _SRUN_VARIABLES = {
     "RANK": "SLURM_PROCID",
     "WORLD_SIZE": "SLURM_NTASKS",
@@ -203,16 +204,18 @@ def _connect(addresses: list[tuple[str, int]]) -> tuple[TCPStore, str]:
     """Connect to the store of rank 0 at the first of its addresses that answers.
 
     ``addresses`` are pairs of a host and a port. Returns the store and the IP address of this host
-    on the connection. Raises the error of the last address if none answers.
+    on the connection. Raises ``ConnectionError`` if none answers.
     """
     for host, port in addresses:
         try:
             with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as connection:
                 own_address = str(connection.getsockname()[0])
-            return open_store(host, port, is_server=False), own_address
+            # torch waits without a limit for the answer of a server.
+            client = ThreadPoolExecutor().submit(open_store, host, port, is_server=False)
+            return client.result(_CONNECT_SECONDS), own_address
         except (OSError, RuntimeError) as error:
             failure = error
-    raise failure
+    raise ConnectionError(f"no answer from rank 0 at {addresses}: {failure}") from failure
 
 
 def measure_cases(
@@ -236,6 +239,7 @@ def measure_cases(
     remaining = Counter(job.blocks)
     runs: dict[int, CaseRun] = {}
     ends: dict[int, float] = {}  # the time at which the last block of each case ended
+    shares = compute_block_shares(job)
     for number, index in enumerate(job.blocks):
         if not remaining[index]:
             continue
@@ -253,7 +257,7 @@ def measure_cases(
         if is_new and elapsed >= job.run_seconds:
             outcome = OUT_OF_BUDGET
         elif is_new or elapsed < job.budget_seconds:
-            seconds = compute_block_seconds(job, number, elapsed)
+            seconds = compute_block_seconds(job, shares[number], elapsed)
             is_only = is_new and num_later == 0
             outcome = runs[index].run_block(seconds, num_later, is_only=is_only)
         else:
@@ -269,24 +273,29 @@ def measure_cases(
                 gc.collect()
 
 
-def compute_block_seconds(job: Job, number: int, elapsed: float) -> float:
-    """Return the seconds that a block of samples may take.
+def compute_block_shares(job: Job) -> list[float]:
+    """Return the share of each block of a job in the time that is left when the block begins.
 
-    The time that is left of the job's budget is shared by this and all later blocks in proportion
-    to the weights of their cases (20 for a training step, 10 for a custom step, 1 for any other),
-    each divided by the number of blocks of the case. The result is at least 0.02 s and at most half
-    of the timeout.
-
-    Args:
-        job: the cases, their blocks, and the time budget.
-        number: the position of the block in the order of blocks, from 0.
-        elapsed: the seconds since the start of the job.
+    The time is shared by the block and all later blocks in proportion to the weights of their cases
+    (20 for a training step, 10 for a custom step, 1 for any other), each divided by the number of
+    blocks of the case.
     """
     counts = Counter(job.blocks)
-    weights = []
-    for index in job.blocks[number:]:
-        weights.append(get_case_weight(job.plan.cases[index]) / counts[index])
-    share = weights[0] / sum(weights)
+    shares = []
+    total = 0.0
+    for index in reversed(job.blocks):
+        weight = get_case_weight(job.plan.cases[index]) / counts[index]
+        total += weight
+        shares.append(weight / total)
+    return shares[::-1]
+
+
+def compute_block_seconds(job: Job, share: float, elapsed: float) -> float:
+    """Return the seconds that a block of samples may take, given its ``share`` of the time left.
+
+    ``elapsed`` are the seconds since the start of the job. The result is at least 0.02 s and at
+    most half of the timeout.
+    """
     max_seconds = _TIMEOUT_SHARE * job.plan.timeout_seconds
     return min(max(share * (job.budget_seconds - elapsed), _MIN_BLOCK_SECONDS), max_seconds)
 

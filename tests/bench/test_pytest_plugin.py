@@ -98,6 +98,20 @@ def test_arguments_become_options_and_settings() -> None:
 def test_test_fails_unless_one_case_is_right(
     monkeypatch: pytest.MonkeyPatch, records: list[Record], message: str
 ) -> None:
+    replace_run(monkeypatch, records)
+    with pytest.raises(pytest.fail.Exception, match=message):
+        measure_case("all_reduce", {})
+
+
+def test_repetition_without_time_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = ok_record(ALL_REDUCE)
+    replace_run(monkeypatch, [measured, out_of_budget_record(ALL_REDUCE, 1)])
+    assert measure_case("all_reduce", {}) == (measured,)
+
+
+def replace_run(monkeypatch: pytest.MonkeyPatch, records: list[Record]) -> None:
+    """Let ``parbench run`` of the plug-in write these records."""
+
     def make_run(command: list[str], **_: Any) -> "subprocess.CompletedProcess[str]":
         folder = Path(command[command.index("--out") + 1]) / "run"
         folder.mkdir()
@@ -107,8 +121,6 @@ def test_test_fails_unless_one_case_is_right(
     run = SimpleNamespace(records=tuple(records))
     monkeypatch.setattr(subprocess, "run", make_run)
     monkeypatch.setattr(pytest_plugin, "load_run", lambda path: run)
-    with pytest.raises(pytest.fail.Exception, match=message):
-        measure_case("all_reduce", {})
 
 
 def test_entry_point_names_the_plugin() -> None:

@@ -15,6 +15,7 @@ from parbench.bench.check import show
 from parbench.bench.check.check import check
 from parbench.bench.check.health import Device, Fault, Health, Rate
 from parbench.bench.check.infiniband import read_ports
+from parbench.bench.machine.gpu import Gpu
 from parbench.bench.machine.machine import Machine
 from parbench.bench.results.runs import load_run
 from parbench.cli import main
@@ -156,6 +157,29 @@ def test_command_names_what_is_not_healthy(
     devices = result.stdout.splitlines()[2 : 2 + len(verdicts.split())]
     assert [line.split()[0] for line in devices] == verdicts.split()
     assert reason in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("nproc", "variables", "has_note"),
+    [(None, {}, True), (1, {}, False), (None, {"CUDA_VISIBLE_DEVICES": "0"}, False)],
+)
+def test_gpu_that_nvml_does_not_count_is_noted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nproc: int | None,
+    variables: dict[str, str],
+    has_note: bool,
+) -> None:
+    run = build_run(tmp_path)
+    machine = dataclasses.replace(MACHINE, gpus=(Gpu(index=0),))
+    monkeypatch.setattr(check_module, "inspect_machine", lambda environ: machine)
+    monkeypatch.setattr(check_module, "list_gpu_addresses", lambda: ("19:00.0", "2a:00.0"))
+    monkeypatch.setattr(check_module, "run_options", lambda *args, **kwargs: run.path)
+    monkeypatch.setattr(check_module, "load_run", lambda path: run)
+    options = {**TOO_MANY_RANKS, "nproc": nproc, "device": None}
+    notes = check((), variables, **options).notes
+    note = "NVML lists 1 of 2 NVIDIA GPUs of this host; if none is hidden on purpose: --nproc 2"
+    assert (note in notes) == has_note
 
 
 def list_bad(document: dict[str, Any]) -> list[bool]:

@@ -226,13 +226,16 @@ def test_device_with_wrong_results_is_bad(tmp_path: Path) -> None:
 def test_failure_of_no_single_device_is_a_problem(
     tmp_path: Path, name: str, failure: dict[str, Any]
 ) -> None:
-    health = check_run(build_run(tmp_path, failures={name: failure}))
+    run = build_run(tmp_path, failures={name: failure})
+    health = check_run(run)
     assert health.exit_code == 4
     assert health.verdict == "did not run"
     assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
     assert len(health.problems) == 1
     assert failure["reason"] in health.problems[0]
-    assert ("--budget" in health.problems[0]) == (name == "copy")
+    budget = f"{2 * run.info.plan.budget_seconds:.0f}s"
+    has_advice = health.problems[0].endswith(f"parbench check --budget {budget}")
+    assert has_advice == (name == "copy")
 
 
 def test_two_repetitions_name_no_device(tmp_path: Path) -> None:

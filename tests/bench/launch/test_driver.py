@@ -14,6 +14,7 @@ from parbench.bench.launch import ranks as ranks_module
 from parbench.bench.launch.display import Display
 from parbench.bench.launch.driver import Driver
 from parbench.bench.launch.messages import Hello, Job, Outcome
+from parbench.bench.launch.processes import get_process_space
 from parbench.bench.launch.recorder import Recorder, find_misplacements
 from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.cases import make_case
@@ -135,6 +136,16 @@ def test_driver_records_each_case_of_each_repetition(make_run: MakeRun) -> None:
     assert [info.repetition for info in repetitions] == [0, 1]
 
 
+@pytest.mark.parametrize("num_spaces", [1, 2])
+def test_load_needs_all_ranks_on_this_host(make_run: MakeRun, num_spaces: int) -> None:
+    spaces = [get_process_space(), "that of another host of this name"]
+    run = make_run(CASES[:1])
+    run.hello = lambda start, rank: {"process_space": spaces[rank % num_spaces], "pid": 1 << 23}
+    run.drive()
+    [info] = load_run(run.path).info.repetitions
+    assert (info.load is not None) == (num_spaces == 1)
+
+
 def test_ranks_of_each_environment_are_interleaved(make_run: MakeRun) -> None:
     cases = [
         make_case("a.b", "c:d", {"number": number, "NCCL_ALGO": algorithm})
@@ -184,13 +195,16 @@ def test_record_contains_the_outcome(make_run: MakeRun) -> None:
     assert skipped_record.metrics == {}
 
 
-def test_environment_is_split_by_rank_and_repetition(make_run: MakeRun) -> None:
+@pytest.mark.parametrize("hosts", [["n1", "n2"], ["n1", "n1"]])
+def test_environment_is_split_by_rank_and_repetition(
+    make_run: MakeRun, hosts: list[str]
+) -> None:
     def hello(start: int, rank: int) -> dict[str, Any]:
-        host = ["n1", "n2"][rank]
+        host = hosts[rank]
         kernel = ["6.1", "6.2"][start]
         return {
             "host": host,
-            "place": RankPlace(host=host, cpus=(0,), numa_nodes=(0,)),
+            "place": RankPlace(host=host, boot_id=str(rank), cpus=(0,), numa_nodes=(0,)),
             "environment": {"host": {"kernel": kernel}, "process": {"affinity": rank}},
         }
 
@@ -199,7 +213,7 @@ def test_environment_is_split_by_rank_and_repetition(make_run: MakeRun) -> None:
     run.drive()
     environment = load_run(run.path).info.environment or {}
     assert environment["host"] == {"kernel": "6.1"}
-    assert environment["hosts"] == ["n1", "n2"]
+    assert environment["hosts"] == hosts
     assert environment["locality"]["0-1"] == "other node"
     first, second = run.records()
     assert first.world.nodes == 2
@@ -211,9 +225,10 @@ def test_environment_is_split_by_rank_and_repetition(make_run: MakeRun) -> None:
 
 
 def test_ranks_with_slow_cpus_are_reported() -> None:
-    def hello(rank: int, cpu: int, gpu_numa_node: int | None) -> Hello:
+    def hello(rank: int, cpu: int, gpu_numa_node: int | None, boot_id: str = "1") -> Hello:
         place = RankPlace(
             host="a",
+            boot_id=boot_id,
             cpus=(cpu,),
             numa_nodes=(0,),
             gpu_numa_node=gpu_numa_node,
@@ -224,6 +239,7 @@ def test_ranks_with_slow_cpus_are_reported() -> None:
     assert far.startswith("rank 1: the CPUs are in another NUMA node than the GPU")
     assert shared == "2 ranks share CPU 3 of a"
     assert find_misplacements([hello(0, 3, 0), hello(1, 4, 0)]) == []
+    assert find_misplacements([hello(0, 3, 0), hello(1, 3, 0, "2")]) == []
 
 
 def test_record_has_the_time_at_which_its_case_began(make_run: MakeRun) -> None:

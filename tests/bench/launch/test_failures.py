@@ -30,12 +30,15 @@ def make_error(error: str, seconds: float = 0.0) -> RankError:
 def hang(*answers: HangReport | None, hosts: str = "") -> Outcome:
     """Return the outcome of a hang that ranks report so, None if they do not.
 
-    ``hosts`` has a letter for each rank on a host of its own, empty for one host.
+    ``hosts`` has a letter for each rank on a host of its own, empty for one host. Letters that
+    differ in case are hosts with equal names.
     """
     reports = {rank: answer for rank, answer in enumerate(answers) if answer is not None}
     evidence = replace(make_evidence(len(answers)), reports=reports)
     for rank, host in enumerate(hosts):
-        evidence.hellos[rank] = replace_struct(evidence.hellos[rank], host=host)
+        hello = evidence.hellos[rank]
+        place = replace_struct(hello.place, host=host.lower(), boot_id=host)
+        evidence.hellos[rank] = replace_struct(hello, host=place.host, place=place)
     return explain_hang(evidence, 0.1, {})
 
 
@@ -155,6 +158,7 @@ def test_host_without_connection_is_named() -> None:
     assert list_culprits(failure) == [(2, "absent")]
     assert failure.ranks[2].is_silent
     assert failure.ranks[2].state.endswith("no connection to the other hosts")
+    assert hang(WAITING, WAITING, cut, hosts="abA").reason.endswith("rank 2 (a) did not arrive")
     # No other host can connect to that of rank 0.
     failure = hang(WAITING, cut, cut, hosts="abc")
     assert failure.reason.endswith("rank 0 (a) did not arrive")

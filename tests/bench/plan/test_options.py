@@ -257,17 +257,19 @@ def test_target_is_imported_from_folder(
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("raise OSError('no such device')", "OSError: no such device"),
-        ("raise SystemExit(3)", "SystemExit: 3"),
-        ("def prepare(world:", "SyntaxError"),
-        ("", "'prepare'"),
+        ("raise OSError('no such device')", "OSError: no such device ({file}:1)"),
+        ("\n{}['hidden']", "KeyError: 'hidden' ({file}:2)"),
+        ("import no_such_module", "'no_such_module' ({file}:1)"),
+        ("raise SystemExit(3)", "SystemExit: 3 ({file}:1)"),
+        ("def prepare(world:", "(broken.py, line 1)"),
+        ("", "has no attribute 'prepare'"),
     ],
 )
 def test_broken_target_is_refused(step_folder: Path, code: str, reason: str) -> None:
     (step_folder / "broken.py").write_text(code)
     message = usage_error(define_custom_step, "broken:prepare", step_folder)
     assert "custom step 'broken:prepare'" in message
-    assert reason in message
+    assert message.endswith(reason.format(file=step_folder / "broken.py"))
 
 
 def measure_readme_step(world: World, folder: str) -> Outcome:

@@ -1,8 +1,10 @@
 """One rank: its messages to the driver and their order, its time budget, and its end."""
 
 import gc
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,6 +95,24 @@ def test_address_of_every_host_is_not_that_of_rank_0(
     monkeypatch.setattr(worker, "list_host_addresses", lambda _: ("10.0.0.7", "172.17.0.1"))
     worker.meet_ranks(mailbox, {"RANK": "1", "WORLD_SIZE": "2"})
     assert tried == [("10.0.0.5", 7)]
+
+
+def test_silent_address_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = threading.Event()
+
+    def open_store(host: str, port: int, *, is_server: bool) -> int:
+        if port == ports[0]:
+            end.wait()  # as torch waits for an answer
+        return port
+
+    monkeypatch.setattr(worker, "_CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(worker, "open_store", open_store)
+    address = "127.0.0.1", 0
+    with socket.create_server(address) as silent, socket.create_server(address) as server:
+        ports = [silent.getsockname()[1], server.getsockname()[1]]
+        store, _ = worker._connect([("127.0.0.1", port) for port in ports])
+    end.set()
+    assert store == ports[1]
 
 
 def list_outcomes(messages: list[Message]) -> list[Outcome]:
@@ -245,11 +265,20 @@ def test_time_budget_is_shared_by_weight() -> None:
     names = ("collective.barrier", "custom.step", "compute.gemm")
     cases = [make_case(name, "a:b", {}) for name in names]
     job = make_job(cases, blocks=[0, 1, 2, 0], budget_seconds=12.0)
-    assert worker.compute_block_seconds(job, 0, 0.0) == pytest.approx(0.5)
+    shares = worker.compute_block_shares(job)
+    assert worker.compute_block_seconds(job, shares[0], 0.0) == pytest.approx(0.5)
     # Later cases share the time that the first one left.
-    assert worker.compute_block_seconds(job, 1, 6.0) == pytest.approx(6.0 * 10 / 11.5)
-    assert worker.compute_block_seconds(job, 2, 6.0) == pytest.approx(6.0 / 1.5)
-    assert worker.compute_block_seconds(job, 3, 15.0) == 0.02
+    assert worker.compute_block_seconds(job, shares[1], 6.0) == pytest.approx(6.0 * 10 / 11.5)
+    assert worker.compute_block_seconds(job, shares[2], 6.0) == pytest.approx(6.0 / 1.5)
+    assert worker.compute_block_seconds(job, shares[3], 15.0) == 0.02
+
+
+def test_many_blocks_are_shared_in_linear_time() -> None:
+    case = make_case("collective.barrier", "a:b", {})
+    began = time.process_time()
+    shares = worker.compute_block_shares(make_job([case], blocks=[0] * 100_000))
+    assert time.process_time() - began < 10.0
+    assert shares[-2:] == [0.5, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,9 @@ def test_messages_of_a_ring_are_no_pipeline(tmp_path: Path) -> None:
 def test_late_rank_is_found_across_clocks(tmp_path: Path) -> None:
     job = make_job(tmp_path, draw_late_rank, num_hosts=4)
     assert "clocks" in job.notes[-1]
-    starts = [rank.start_us for rank in build_timeline(job).ranks]
+    timeline = build_timeline(replace(job, clock_error_ns=3000))
+    assert timeline.uncertainty_seconds == pytest.approx(3e-6)
+    starts = [rank.start_us for rank in timeline.ranks]
     assert starts == pytest.approx([0.0] * 4)
     waits = compute_waits(job)
     assert waits[2] == pytest.approx(2e-3)
