@@ -28,7 +28,6 @@ def list_gpus(host: str, gpus: Sequence[Gpu], report: GpuReport) -> tuple[Device
     ]
     devices = []
     for rank, (earlier, gpu) in enumerate(zip(gpus, latest_gpus, strict=True)):
-        kind = gpu.name or "GPU"
         reasons = find_faults(gpu, [peer for peer in latest_gpus if peer.name == gpu.name])
         heat_seconds = (gpu.heat_seconds or 0.0) - (earlier.heat_seconds or 0.0)
         if heat_seconds > 0:
@@ -37,15 +36,16 @@ def list_gpus(host: str, gpus: Sequence[Gpu], report: GpuReport) -> tuple[Device
         if report.failure and gpu.uuid not in gpu_by_uuid:
             text = f"does not answer any more: {report.failure}"
             reasons = (*reasons, Fault(text=text, fix=GPU_FIX))
-        device = Device(
-            host=host,
-            name=f"GPU {gpu.index}",
-            uuid=gpu.uuid or "",
-            kind=kind,
-            rank=rank,
-            reasons=reasons,
+        devices.append(
+            Device(
+                host=host,
+                name=f"GPU {gpu.index}",
+                uuid=gpu.uuid or "",
+                kind=gpu.name or "GPU",
+                rank=rank,
+                reasons=reasons,
+            )
         )
-        devices.append(device)
     return tuple(devices)
 
 

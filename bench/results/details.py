@@ -6,7 +6,7 @@ of the step.
 
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import msgspec
 
@@ -26,8 +26,6 @@ IdleCause = Literal["schedule", "imbalance", "rest"]
 
 It is the schedule, unequal stages, or anything else, such as messages between stages.
 """
-IDLE_CAUSES: tuple[IdleCause, ...] = get_args(IdleCause)
-"""All causes of idle time, in the order in which simulations add them."""
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True):

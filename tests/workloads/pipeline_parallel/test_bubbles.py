@@ -1,10 +1,11 @@
 """The simulator agrees with the analytical bubbles, and idle time is the sum of its causes."""
 
 from collections.abc import Mapping
+from typing import get_args
 
 import pytest
 
-from parbench.bench.results.details import IDLE_CAUSES, Action
+from parbench.bench.results.details import Action, IdleCause
 from parbench.workloads.pipeline_parallel.bubbles import simulate_mean_actions, split_idle
 from parbench.workloads.pipeline_parallel.order import PipelineSize
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds, omit_bubble
@@ -83,4 +84,4 @@ def test_idle_time_by_cause() -> None:
         {"0F0": (0.0, 1.0), "1F0": (1.75, 2.75), "1B0": (2.75, 4.75), "0B0": (5.25, 7.25)}
     )
     causes = split_idle(measured, simulate_mean_actions(measured, order), order)
-    assert [causes[cause] for cause in IDLE_CAUSES] == pytest.approx([3.0, 0.0, 1.25])
+    assert [causes[cause] for cause in get_args(IdleCause)] == pytest.approx([3.0, 0.0, 1.25])

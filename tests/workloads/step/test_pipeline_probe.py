@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from itertools import pairwise
 from statistics import fmean
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
-from parbench.bench.results.details import IDLE_CAUSES, Action
+from parbench.bench.results.details import Action, IdleCause
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
@@ -98,7 +98,7 @@ def test_explanation_of_pipeline_adds_up(two_ranks: Ranks) -> None:
     [explanation, _] = two_ranks.call(f"{MODULE}:explain", params=params, own_cores=False)
     values = values_of(explanation.metrics)
     details = explanation.details["pipeline"]
-    idle = sum(values[f"idle_{cause}"] for cause in IDLE_CAUSES)
+    idle = sum(values[f"idle_{cause}"] for cause in get_args(IdleCause))
     assert values["in_flight"] == 2.0
     makespan_us = max(row[-1][2] for row in details["measured"])
     busy_us = 0
