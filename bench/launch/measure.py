@@ -18,7 +18,7 @@ from parbench.bench.launch.driver import Driver, StartRanks
 from parbench.bench.launch.launchers import ForkedRanks, ForkServer, SrunRanks
 from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.gpu_host import BIND_VARIABLE
-from parbench.bench.machine.machine import find_package_version
+from parbench.bench.machine.machine import find_package_version, get_affinity
 from parbench.bench.machine.mpi import find_mpi_variables
 from parbench.bench.machine.slurm_allocation import (
     Allocation,
@@ -164,14 +164,17 @@ def choose_launcher(
     """
     plan = run.info.plan
     layout = plan.spread
+    own = choose_variables(plan)
     if joined is not None:
         # It imports torch, which other runs start without.
         from parbench.bench.launch.external import ExternalLauncher
 
         launcher = ExternalLauncher(plan.nproc)
         stack.callback(launcher.close)
-        return launcher.start_ranks
-    own = choose_variables(plan)
+        own.pop("OMP_NUM_THREADS", None)  # The launcher may set it, and ranks per host may differ.
+        if len(get_affinity()) < (os.cpu_count() or 1):
+            own.pop(BIND_VARIABLE, None)  # The launcher binds each rank to its own CPUs.
+        return lambda folder, variables: launcher.start_ranks(folder, {**own, **variables})
     if layout is not None:
         return lambda folder, variables: SrunRanks(layout, folder, {**own, **variables}, nodelist)
     # A custom step may do anything when it is imported.

@@ -28,7 +28,7 @@ EMULATED_VARIABLE = "PARBENCH_EMULATED"
 """The environment variable that describes emulated nodes or links, set by a test cluster."""
 
 _RECORDED_VARIABLES = re.compile(
-    r"(TORCH_)?NCCL_.*|(GLOO|UCX|FI)_.*|PYTORCH_.*ALLOC_CONF"
+    r"(TORCH_)?NCCL_.*|TORCH_DISTRIBUTED_USE_TORCHCOMMS|(GLOO|UCX|FI)_.*|PYTORCH_.*ALLOC_CONF"
     r"|CUDA_(VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS|DEVICE_ORDER|LAUNCH_BLOCKING|MODULE_LOADING)"
     r"|CUBLAS_WORKSPACE_CONFIG|NVIDIA_TF32_OVERRIDE|(OMP|MKL)_NUM_THREADS"
     r"|SLURM_(CLUSTER_NAME|JOB_(ID|NODELIST|NUM_NODES|PARTITION)|NNODES|NTASKS(_PER_NODE)?"
@@ -46,15 +46,15 @@ def capture_environment(environ: Mapping[str, str], *, root: Path = Path("/")) -
     """Return facts about the host, software and settings of this process as nested mappings.
 
     The keys are ``host``, ``versions`` (of Python and packages), ``variables`` (environment
-    variables without secrets) and ``process``. Under ``host`` are ``name``, ``os``, ``kernel``,
-    ``boot_id``, ``cpu_model``, ``memory_bytes`` and ``governor``. Under ``process`` are ``cores``
-    (their number), ``affinity`` (CPU numbers such as ``0-3``) and ``interface`` (the network
-    interface of gloo). Unknown values are None.
+    variables and those in NCCL's files, without secrets) and ``process``. Under ``host`` are
+    ``name``, ``os``, ``kernel``, ``boot_id``, ``cpu_model``, ``memory_bytes`` and ``governor``.
+    Under ``process`` are ``cores`` (their number), ``affinity`` (CPU numbers such as ``0-3``) and
+    ``interface`` (the network interface of gloo). Unknown values are None.
 
     ``environ`` holds the environment variables. ``root`` is the folder that contains ``proc`` and
     ``sys``, ``/`` except in tests.
     """
-    variables = select_recorded_variables(environ)
+    variables = select_recorded_variables({**read_nccl_files(environ, root), **environ})
     versions = {name: find_package_version(name) for name in ("torch", "numpy", "parbench")}
     cpu_model = re.search(r"model name\s*: (.*)", read_text(root / "proc/cpuinfo") or "")
     release = try_call(platform.freedesktop_os_release) or {}
@@ -76,6 +76,18 @@ def capture_environment(environ: Mapping[str, str], *, root: Path = Path("/")) -
             "interface": variables.get("GLOO_SOCKET_IFNAME") or find_interface(find_host_address()),
         },
     }
+
+
+def read_nccl_files(environ: Mapping[str, str], root: Path) -> dict[str, str]:
+    """Return the variables that NCCL reads from its configuration files, as values by name.
+
+    The files are ``NCCL_CONF_FILE`` in ``environ``, by default ``~/.nccl.conf``, and
+    ``/etc/nccl.conf``. The first one takes precedence. ``root`` is the folder that contains
+    ``etc``, ``/`` except in tests.
+    """
+    own_file = environ.get("NCCL_CONF_FILE") or f"{environ.get('HOME', '')}/.nccl.conf"
+    texts = [read_text(path) or "" for path in (root / "etc/nccl.conf", Path(own_file))]
+    return dict(re.findall(r"^(\w+)=(.*)$", "\n".join(texts), re.MULTILINE))
 
 
 def read_governors(root: Path = Path("/")) -> str | None:
@@ -197,12 +209,9 @@ def split_environments(
         for path, value in flat[0].items()
         if all(path in leaves and leaves[path] == value for leaves in flat)
     }
-    rank_leaves = []
-    for leaves in flat:
-        rank_leaves.append(
-            _nest({path: value for path, value in leaves.items() if path not in common})
-        )
-    return _nest(common), rank_leaves
+    return _nest(common), [
+        _nest({path: leaves[path] for path in leaves if path not in common}) for leaves in flat
+    ]
 
 
 def find_differing_values(
@@ -288,11 +297,10 @@ def _read_numa_nodes(root: Path) -> dict[int, frozenset[int]]:
     Empty if the kernel does not list NUMA nodes. ``root`` is the folder that contains ``sys``,
     ``/`` except in tests.
     """
-    nodes = {}
-    for folder in (root / _SYSTEM / "node").glob("node[0-9]*"):
-        number = int(folder.name.removeprefix("node"))
-        nodes[number] = parse_cpus(read_text(folder / "cpulist") or "")
-    return nodes
+    return {
+        int(folder.name.removeprefix("node")): parse_cpus(read_text(folder / "cpulist") or "")
+        for folder in (root / _SYSTEM / "node").glob("node[0-9]*")
+    }
 
 
 def group_cores(

@@ -124,7 +124,7 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
     failure: str = ""
     """The reason why GPUs are missing, such as ``NVML did not answer within 60 s``.
 
-    Empty if NVML had no error or is not installed.
+    Empty if NVML had no error, or if neither NVML nor a GPU's device file exists.
     """
 
     def get_links_by_pair(self) -> Links:
@@ -132,6 +132,8 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
         return {frozenset((first, second)): connection for first, second, connection in self.links}
 
 
+DEVICE_FILE = Path("/dev/nvidiactl")
+"""The device file of NVIDIA's driver. Containers have it only if they may use GPUs."""
 _REPORTS: dict[str, GpuReport] = {}
 """NVML's reports so far in this process, by the value of LD_LIBRARY_PATH."""
 
@@ -157,10 +159,11 @@ def read_report(
     """Read this host's GPUs from NVML in a child process, because NVML may hang.
 
     If NVML is not installed, the report is empty. If NVML fails or exceeds ``timeout_seconds``, the
-    report has no GPUs and its ``failure`` is set.
+    report has no GPUs and its ``failure`` is set, as it is if only NVML is missing.
     """
     if not has_library(environ):
-        return GpuReport()
+        # A container may have GPUs, but not the driver's capability "utility".
+        return GpuReport(failure=f"{LIBRARY} is missing" if DEVICE_FILE.exists() else "")
     child = subprocess.Popen(
         [sys.executable, "-m", "parbench.bench.machine.nvml"],
         env=environ,

@@ -151,9 +151,10 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
 def bind_to_near_cpus(environ: Mapping[str, str]) -> None:
     """Bind this rank to the CPUs of its GPU's NUMA node, if ``PARBENCH_BIND`` is 1.
 
-    The driver sets the variable to 1 if ranks use GPUs and the launcher does not bind them.
+    The driver sets the variable to 1 if ranks use GPUs and the launcher does not bind them. A
+    launcher that does not set ``LOCAL_WORLD_SIZE`` hides which ranks share this host.
     """
-    if environ.get(BIND_VARIABLE) != "1":
+    if environ.get(BIND_VARIABLE) != "1" or "LOCAL_WORLD_SIZE" not in environ:
         return
     count = accelerator.count_devices()
     local_ranks = range(int(environ["LOCAL_WORLD_SIZE"]))

@@ -26,10 +26,12 @@ _UNITS = "     (us)  (GB/s)  (GB/s)        "
 def render_text(data: RunData) -> bytes:
     """Return the collectives of a run as encoded text in the layout of nccl-tests.
 
-    Cases that no table can show and cases without a time are named in comments at the end.
+    Cases that no table can show and cases without a time are named in comments at the end. Notes
+    of cases, such as about times that include launches by the host, precede them.
     """
     tables: dict[object, list[CaseResult]] = {}
     comments = []
+    notes = []
     for result in data.results:
         label = result.case.label
         if result.case.short_name not in PROGRAMS or result.size_bytes is None:
@@ -41,9 +43,11 @@ def render_text(data: RunData) -> bytes:
             params = _complete_params(result)
             others = tuple((name, params[name]) for name in params if name not in _COLUMNS)
             tables.setdefault((result.case.name, result.world, others), []).append(result)
+            notes += [f"{label}: {note}" for note in result.notes]
     lines: list[str] = []
     for table in tables.values():
         lines += [*_render_table(data.run, table), ""]
+    lines += [f"# Note: {to_single_line(note)}" for note in notes]
     lines += [f"# Not in any table: {to_single_line(comment)}" for comment in comments]
     return "".join(f"{line}\n" for line in lines).encode(errors="replace")
 

@@ -2,6 +2,7 @@
 
 import io
 import resource
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from parbench.bench.launch import external
 from parbench.bench.launch import measure as measuring
 from parbench.bench.launch.display import Display
 from parbench.bench.launch.measure import choose_variables, run_options
+from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan.options import Options
 from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.records import Record, SkipReason
@@ -175,6 +178,38 @@ def test_variables_of_local_ranks(nproc: int, threads: str, device: str) -> None
     assert ("PARBENCH_BIND" in variables) is (device == "cuda")
     assert ("CUDA_DEVICE_ORDER" in variables) is (device == "cuda")
     assert ("TORCH_GLOO_LAZY_INIT" in variables) is (nproc == 64)
+
+
+@pytest.mark.parametrize("num_cores", [2, 1])
+def test_ranks_of_a_launcher_get_variables(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, num_cores: int
+) -> None:
+    """The launcher sets the number of threads. It has bound a rank that has not all cores."""
+    monkeypatch.setattr(measuring, "get_affinity", lambda: frozenset(range(num_cores)))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "TORCH_GLOO_LAZY_INIT": "1"}
+    bind = {"PARBENCH_BIND": "1"} if num_cores == 2 else {}
+    started: list[Any] = []
+    monkeypatch.setattr(external, "ExternalLauncher", lambda size: FakeLauncher(started))
+    path, _ = create_run(tmp_path, make_plan([make_fake_case()], nproc=64, device="cuda"), "-")
+    joined = Joined(rank=0, size=64, local_size=8)
+    with ExitStack() as stack:
+        start_ranks = measuring.choose_launcher(load_run(path), joined, None, stack, ())
+        start_ranks(path, {"NCCL_ALGO": "Ring"})
+    assert started == [{**order, **bind, "NCCL_ALGO": "Ring"}]
+
+
+class FakeLauncher:
+    """A launcher that stores the variables with which it would start ranks."""
+
+    def __init__(self, started: list[Any]) -> None:
+        self._started = started
+
+    def start_ranks(self, folder: Path, variables: Any) -> None:
+        self._started.append(variables)
+
+    def close(self) -> None:
+        pass
 
 
 def test_variables_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

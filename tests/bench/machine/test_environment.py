@@ -27,7 +27,8 @@ from parbench.bench.machine.environment import (
 from parbench.bench.machine.machine import find_package_version, get_affinity
 from tests.support.trees import write_tree
 
-RECORDED = ["CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "OMP_NUM_THREADS", "SLURM_JOB_ID", "UCX_TLS"]
+RECORDED = ["CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "OMP_NUM_THREADS", "SLURM_JOB_ID"]
+RECORDED += ["TORCH_DISTRIBUTED_USE_TORCHCOMMS", "UCX_TLS"]
 IGNORED = ["HOME", "PATH", "MY_NCCL_DEBUG", "nccl_debug", "SLURM_JOB_USER", "OMP_X"]
 SECRET = ["NCCL_AUTH_TOKEN", "UCX_KEY", "FI_SECRET_FILE", "GLOO_PASSWORD", "NCCL_api_key"]
 
@@ -49,6 +50,20 @@ def test_captured_variables_omit_credentials(value: str) -> None:
 @pytest.mark.parametrize("value", ["https://host:80/path?a=1", "=mlx5_0:1", "a@b"])
 def test_captured_variables_keep_harmless_values(value: str) -> None:
     assert capture_environment({"NCCL_X": value})["variables"] == {"NCCL_X": value}
+
+
+def test_variables_in_files_of_nccl_are_recorded(tmp_path: Path) -> None:
+    """The environment precedes the user's file, and that precedes the file of the host."""
+    own = "NCCL_ALGO=Ring\nNCCL_DEBUG=WARN\nNCCL_UCX_KEY=1\n# none\n"
+    host = "NCCL_ALGO=Tree\nNCCL_PROTO=Simple\n"
+    write_tree(tmp_path, {"etc/nccl.conf": host, "own": own})
+    environ = {"NCCL_CONF_FILE": str(tmp_path / "own"), "NCCL_DEBUG": "INFO"}
+    assert capture_environment(environ, root=tmp_path)["variables"] == {
+        "NCCL_ALGO": "Ring",
+        "NCCL_CONF_FILE": str(tmp_path / "own"),
+        "NCCL_DEBUG": "INFO",
+        "NCCL_PROTO": "Simple",
+    }
 
 
 def test_capture_describes_this_machine() -> None:

@@ -83,9 +83,14 @@ def test_state_of_a_slowed_gpu_is_read(tmp_path: Path) -> None:
     )
 
 
-def test_absent_library_finds_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_library_fails_only_next_to_a_driver(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(gpu_module, "has_library", lambda environ: False)
+    monkeypatch.setattr(gpu_module, "DEVICE_FILE", tmp_path / "nvidiactl")
     assert read_report({}) == GpuReport()
+    (tmp_path / "nvidiactl").touch()
+    assert read_report({}) == GpuReport(failure="libnvidia-ml.so.1 is missing")
 
 
 def test_library_is_found_without_a_call(tmp_path: Path) -> None:

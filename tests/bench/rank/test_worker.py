@@ -281,8 +281,16 @@ def test_many_blocks_are_shared_in_linear_time() -> None:
     assert shares[-2:] == [0.5, 1.0]
 
 
+LOCAL = {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3"}
+
+
 @pytest.mark.parametrize(
-    ("variables", "is_bound"), [({"PARBENCH_BIND": "1"}, True), ({}, False)]
+    ("variables", "is_bound"),
+    [
+        ({"PARBENCH_BIND": "1", **LOCAL}, True),
+        ({"PARBENCH_BIND": "1", "LOCAL_RANK": "2"}, False),  # as under Kubernetes
+        (LOCAL, False),
+    ],
 )
 def test_rank_binds_itself_if_its_launcher_does_not(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], is_bound: bool
@@ -294,5 +302,5 @@ def test_rank_binds_itself_if_its_launcher_does_not(
     monkeypatch.setattr(
         accelerator, "get_properties", lambda index: SimpleNamespace(pci_address=f"gpu{index}")
     )
-    worker.bind_to_near_cpus({**variables, "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3"})
+    worker.bind_to_near_cpus(variables)
     assert calls == ([(2, ["gpu0", "gpu1", "gpu0"])] if is_bound else [])

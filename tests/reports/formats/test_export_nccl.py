@@ -86,6 +86,12 @@ def test_program_type_and_count_follow_nccl_tests(
     assert find_rows(text)[0][:4] == columns
 
 
+def test_notes_of_cases_are_comments() -> None:
+    note = "in 50 % of iterations, the time includes the launch by the host"
+    record = msgspec.structs.replace(ok_record(collective_case()), notes=[note])
+    assert f"\n# Note: {record.case.label}: {note}\n" in render(record)
+
+
 def test_case_without_a_counterpart_is_a_comment() -> None:
     case = step_case()
     (comment,) = render(failed_record(case, status="ok")).splitlines()
