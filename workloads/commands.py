@@ -313,11 +313,11 @@ def guide(context: click.Context, model: str, gpus: int, hardware: str, form: st
     step. The memory is that of model state and activations. The limits are the number of ranks, the
     global batch that these ranks require, and the slowest suitable links.
     """
-    from parbench.workloads.planner.hardware import hardware_of
-    from parbench.workloads.planner.models import model_of
-    from parbench.workloads.planner.report.guide import guide_document
+    from parbench.workloads.planner.hardware import load_hardware
+    from parbench.workloads.planner.models import load_model
+    from parbench.workloads.planner.report.guide import make_guide_document
 
-    document = guide_document(model_of(model), gpus, hardware_of(hardware or "h100"))
+    document = make_guide_document(load_model(model), gpus, load_hardware(hardware or "h100"))
     _write_document(context, document, form)
 
 
@@ -326,9 +326,9 @@ def guide(context: click.Context, model: str, gpus: int, hardware: str, form: st
 @click.pass_context
 def recipes(context: click.Context, form: str) -> None:
     """Print the meshes with which models were trained, and their sources."""
-    from parbench.workloads.planner.report.recipes import recipe_document
+    from parbench.workloads.planner.report.recipes import make_recipe_document
 
-    _write_document(context, recipe_document(), form)
+    _write_document(context, make_recipe_document(), form)
 
 
 def _split_options(options: dict[str, Any]) -> "tuple[StepOptions, MachineOptions]":

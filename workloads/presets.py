@@ -18,8 +18,8 @@ from parbench.workloads.mesh.dims import ParallelDims
 from parbench.workloads.model.shapes import (
     COMMON,
     PRECISIONS,
+    build_shape,
     parse_compute,
-    shape_of,
 )
 from parbench.workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
 from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
@@ -95,7 +95,7 @@ def build_step(params: Params, dims: ParallelDims) -> StepSpec:
     values: dict[str, Value] = {**defaults, **params}
     checkpointing, every = parse_checkpointing(str(values["checkpointing"]))
     return StepSpec(
-        shape=shape_of(values),
+        shape=build_shape(values),
         dims=dims,
         name=str(values["shape"]),
         microbatch=int(values["microbatch"]),
@@ -127,7 +127,7 @@ def _build_on_mesh(params: Params, ranks: int, **sizes: int) -> StepSpec:
 
     Raises ``UserError`` if it cannot run on ``ranks`` ranks.
     """
-    return build_step(params, ParallelDims().resize(**sizes)).checked(ranks)
+    return build_step(params, ParallelDims().resize(**sizes)).require_valid(ranks)
 
 
 def _span_ranks(axis: str, **defaults: Value) -> Preset:
@@ -180,7 +180,7 @@ def build_hybrid(params: Params, ranks: int) -> StepSpec:
     text = str(params.get("mesh", ""))
     dims = ParallelDims.parse(text, ranks)
     if not int(params.get("experts", 0)):
-        return build_step(params, dims).checked(ranks)
+        return build_step(params, dims).require_valid(ranks)
     etp = dims.etp if "etp" in text else 0
     return _build_expert_step({**params, "ep": dims.ep, "etp": etp}, dims, ranks)
 
@@ -195,7 +195,7 @@ def _build_expert_step(params: Params, dims: ParallelDims, ranks: int) -> StepSp
     """
     spec = build_step(params, dims)
     moe = make_moe(params, spec.shape, max(1, ranks // dims.pp), dims.tp)
-    return replace(spec, moe=moe, dims=dims.resize(ep=moe.ep, etp=moe.etp)).checked(ranks)
+    return replace(spec, moe=moe, dims=dims.resize(ep=moe.ep, etp=moe.etp)).require_valid(ranks)
 
 
 PRESETS: Mapping[str, Preset] = {

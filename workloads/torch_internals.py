@@ -40,7 +40,7 @@ _EVENT_SECONDS = 0.05
 
 
 @contextmanager
-def profiling(device: torch.device, *, memory: bool = False) -> Iterator[profile]:
+def open_profiler(device: torch.device, *, memory: bool = False) -> Iterator[profile]:
     """Profile the body of the ``with`` statement, on the host and on CUDA also on the device.
 
     Yield torch's profiler, whose events exist after the body. With ``memory``, allocations are

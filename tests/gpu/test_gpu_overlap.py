@@ -14,7 +14,7 @@ from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.probes.call_spans import find_call_spans
 from parbench.workloads.probes.probe import make_moment_clock, record_moment, trace_step
 from parbench.workloads.step.pipeline_probe import can_measure_bubble
-from parbench.workloads.torch_internals import profiling, trace_events
+from parbench.workloads.torch_internals import open_profiler, trace_events
 from tests.support.ranks import Ranks
 from tests.support.workloads.training_steps import build_small_step
 
@@ -35,7 +35,7 @@ def explain_ddp_step(world: World) -> tuple[Explanation, bool]:
 
 
 def spin(seconds: float) -> None:
-    with SimulatedCompute(GPU).taking(seconds):
+    with SimulatedCompute(GPU).take_seconds(seconds):
         pass
 
 
@@ -43,7 +43,7 @@ def profile_matrix_product() -> list[TraceEvent]:
     matrix = torch.ones(256, 256, device=GPU)
     # The first profile of a process misses kernels.
     for _ in range(2):
-        with profiling(GPU) as profiler:
+        with open_profiler(GPU) as profiler:
             (matrix @ matrix).sum()
             torch.cuda.synchronize()
     return list(trace_events(profiler))

@@ -151,7 +151,7 @@ class FakeStep:
 
     def __init__(self, world: World, view: RankView) -> None:
         spec = view.spec
-        positions = TokenPositions.of(spec, view.rank)
+        positions = TokenPositions.make(spec, view.rank)
         groups = positions.list_context_groups(spec.dims)
         self.mesh = build_mesh(
             world, spec.dims, context_groups=groups, has_experts=spec.moe is not None
@@ -274,7 +274,7 @@ def list_views() -> list[RankView]:
     specs.append(make_spec(long, "fsdp=8,cp=8", cp_method="allgather_kv"))
     specs.append(make_spec(long, "fsdp=8,cp=8", cp_method="ulysses"))
     specs.append(make_spec(long, "fsdp=8,cp=4", "full", cp_method="ulysses"))
-    views = [spec.rank_view(0) for spec in specs]
+    views = [spec.make_rank_view(0) for spec in specs]
     deep = replace(LLAMA, layers=16)
     for schedule, spec in (
         ("1f1b", make_spec(deep, "pp=4", microbatches=8)),
@@ -284,7 +284,7 @@ def list_views() -> list[RankView]:
         ("1f1b", make_spec(deep, "pp=2,tp=8", "full", microbatches=8)),
     ):
         pipeline = spec.with_pipeline(schedule=schedule)
-        views += [pipeline.stage_view(0), pipeline.stage_view(pipeline.dims.pp - 1)]
+        views += [pipeline.make_stage_view(0), pipeline.make_stage_view(pipeline.dims.pp - 1)]
     return views
 
 

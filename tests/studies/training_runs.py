@@ -19,7 +19,7 @@ from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 from parbench.workloads.planner.candidates import balance_layers, place_step
 from parbench.workloads.planner.dry_run import DryRun, dry_run
 from parbench.workloads.planner.hardware import OVERLAP, PRESETS, Hardware
-from parbench.workloads.planner.models import model_of
+from parbench.workloads.planner.models import load_model
 
 A100, H100 = PRESETS["a100"], PRESETS["h100"]
 # Before FlashAttention a forward pass moves 13 bytes per score: the product, its softmax, and their
@@ -160,7 +160,7 @@ def _megatron() -> Iterator[TrainingRun]:
 
 def _scaling() -> Iterator[TrainingRun]:
     """GPT 175 B at a global batch of 1,536: ZeRO-3, and tensor 8 x pipeline 12 x data parallel."""
-    step = replace(model_of("gpt-175b"), checkpointing="full")
+    step = replace(load_model("gpt-175b"), checkpointing="full")
     for gpus, zero3_quoted, pipeline_quoted in (
         (384, 144, 153),
         (768, 88, 149),
@@ -220,7 +220,7 @@ def _llama3_405b() -> Iterator[TrainingRun]:
     """
     options = PipelineOptions(schedule="interleaved", stages_per_rank=7)
     step = replace(
-        model_of("llama3-405b"), pipeline_options=options, zero1="distributed", fused=True
+        load_model("llama3-405b"), pipeline_options=options, zero1="distributed", fused=True
     )
     split = balance_layers(step.shape, None, 16, 7, "interleaved")
     for gpus, cp, sequence, batch, quoted in (
@@ -262,7 +262,9 @@ def _torchtitan() -> Iterator[TrainingRun]:
         ("llama2-70b", 1, "selective", 355),
         ("llama2-70b", 2, "full", 353),
     ):
-        step = StepSpec(name=model, shape=shapes[model]) if model in shapes else model_of(model)
+        step = (
+            StepSpec(name=model, shape=shapes[model]) if model in shapes else load_model(model)
+        )
         spec = place_step(step, ParallelDims(fsdp=64)).with_checkpointing(checkpointing)
         yield TrainingRun(
             name=model,
@@ -282,7 +284,7 @@ def _torchtitan_h100() -> Iterator[TrainingRun]:
         (128, False, 5605),
         (128, True, 6514),
     ):
-        spec = place_step(model_of("llama3-8b"), ParallelDims(fsdp=gpus))
+        spec = place_step(load_model("llama3-8b"), ParallelDims(fsdp=gpus))
         yield TrainingRun(
             name=f"llama3-8b, {'compiled' if fused else 'eager'}",
             spec=replace(spec, microbatch=2, checkpointing="selective", fused=fused),
@@ -349,7 +351,7 @@ def _nemotron() -> TrainingRun:
 
 
 def _nemo_llama3() -> TrainingRun:
-    step = replace(model_of("llama3-70b"), checkpointing="full")
+    step = replace(load_model("llama3-70b"), checkpointing="full")
     return TrainingRun(
         name="llama3-70b, NeMo AutoModel",
         spec=place_step(step, ParallelDims(fsdp=32, cp=2)).with_batch(128),
@@ -369,7 +371,7 @@ def _deepseek() -> TrainingRun:
     efficiency = msgspec.structs.replace(
         h800.efficiency, overlap=OVERLAP | {"ep": OVERLAP["edp"]}
     )
-    step = model_of("deepseek-v3", 4096)
+    step = load_model("deepseek-v3", 4096)
     split = balance_layers(step.shape, step.moe, 16, 1, "1f1b")
     step = replace(step, checkpointing="selective", zero1="distributed")
     step = step.with_pipeline(split=split)

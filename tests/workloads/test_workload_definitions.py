@@ -13,7 +13,7 @@ from parbench.bench.plan.params import Value
 from parbench.bench.text import UserError
 from parbench.workloads.catalogue import DEFINITIONS
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.model.shapes import MODEL, SHAPES, Shape, shape_of
+from parbench.workloads.model.shapes import MODEL, SHAPES, Shape, build_shape
 from parbench.workloads.presets import PRESETS
 from tests.support.workloads.training_steps import DEFINITION_BY_NAME, Params
 
@@ -65,7 +65,7 @@ def make_shape(**params: Value) -> Shape:
     definition = BenchmarkDefinition(
         name="workload.x", target="x:x", help="", params=tuple(MODEL)
     )
-    return shape_of(definition.complete(params))
+    return build_shape(definition.complete(params))
 
 
 def test_shape_is_named_or_changed() -> None:

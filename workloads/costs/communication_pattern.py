@@ -358,7 +358,7 @@ def _list_pipeline_calls(view: RankView) -> Iterator[Call]:
     if pipeline is None:
         return
     rank_by_stage = {
-        stage: rank for rank in range(view.spec.dims.pp) for stage in pipeline.stages_of(rank)
+        stage: rank for rank in range(view.spec.dims.pp) for stage in pipeline.list_stages(rank)
     }
     boundaries: Counter[int] = Counter()
     for stage in view.stages:

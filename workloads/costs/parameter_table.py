@@ -120,17 +120,17 @@ def count_shard(view: RankView, *kinds: Kind) -> int:
     return count_elements(view, *kinds, ranks=dims.shard_size, index=index)
 
 
-def num_parameters(shape: Shape, moe: Moe | None = None) -> int:
+def count_parameters(shape: Shape, moe: Moe | None = None) -> int:
     """Return the number of parameter elements of the full model, with all experts."""
     return count_elements(_view_full_model(shape, moe))
 
 
-def num_active_parameters(shape: Shape, moe: Moe | None = None) -> int:
+def count_active_parameters(shape: Shape, moe: Moe | None = None) -> int:
     """Return the number of parameter elements of the full model that one token uses.
 
     Of the routed experts only ``top_k`` count. For a dense model all parameters count.
     """
-    parameters = num_parameters(shape, moe)
+    parameters = count_parameters(shape, moe)
     if moe is None:
         return parameters
     routed = count_elements(_view_full_model(shape, moe), "routed")
@@ -142,7 +142,7 @@ def _view_full_model(shape: Shape, moe: Moe | None) -> RankView:
 
     The rank has all layers, the embedding, the head and all routed experts.
     """
-    return StepSpec(shape=shape, moe=moe and moe.on_one_rank()).rank_view(0)
+    return StepSpec(shape=shape, moe=moe and moe.on_one_rank()).make_rank_view(0)
 
 
 def count_layer_matmul_weights(shape: Shape, moe: Moe | None = None) -> float:

@@ -247,11 +247,11 @@ class StepSpec:
         others = self.bucket_bytes or DEFAULT_BUCKET_BYTES
         return 1 + max(0, math.ceil((num_bytes - first) / others))
 
-    def rank_view(self, rank: int) -> "RankView":
+    def make_rank_view(self, rank: int) -> "RankView":
         """Return the part of the step that one global rank has: position, stages and layers."""
         return RankView(spec=self, rank=rank)
 
-    def stage_view(self, pp_rank: int) -> "RankView":
+    def make_stage_view(self, pp_rank: int) -> "RankView":
         """Return the part of the step that the first rank of one pipeline position has.
 
         ``pp_rank`` is the position along ``pp``. On every other axis the rank is at position 0.
@@ -259,7 +259,7 @@ class StepSpec:
         rank = pp_rank
         for axis in self.dims.order[self.dims.order.index("pp") + 1 :]:
             rank *= self.dims.size(axis)
-        return self.rank_view(rank)
+        return self.make_rank_view(rank)
 
     @cached_property
     def distinct_views(self) -> tuple["RankView", ...]:
@@ -271,7 +271,7 @@ class StepSpec:
         """
         views_by_work: dict[tuple[int, int, bool, bool], list[RankView]] = {}
         for pp_rank in range(self.dims.pp):
-            view = self.stage_view(pp_rank)
+            view = self.make_stage_view(pp_rank)
             views_by_work.setdefault(view.work, []).append(view)
         return tuple(
             # Microbatches in flight rise or fall along the pipeline.
@@ -340,7 +340,7 @@ class StepSpec:
             or _find_broken_split_backward(self)
         )
 
-    def checked(self, ranks: int = 0) -> "StepSpec":
+    def require_valid(self, ranks: int = 0) -> "StepSpec":
         """Return this step if it can run, otherwise raise ``UserError``.
 
         The error has the reason that ``find_broken_rule`` returns. ``ranks`` is the world size, 0
@@ -474,7 +474,7 @@ class RankView:
     def stages(self) -> tuple[int, ...]:
         """The indices of the pipeline stages on this rank."""
         pipeline = self.spec.pipeline
-        return pipeline.stages_of(self.pp_rank) if pipeline else (0,)
+        return pipeline.list_stages(self.pp_rank) if pipeline else (0,)
 
     @cached_property
     def layers(self) -> int:

@@ -10,7 +10,7 @@ from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.world import World
 from parbench.workloads.mesh.mesh import get_full_tensor
 from parbench.workloads.model.transformer import make_generator
-from parbench.workloads.step.verify import compare, norm_of_all
+from parbench.workloads.step.verify import compare, compute_norm
 
 
 class LayerBenchmark(Benchmark):
@@ -84,7 +84,7 @@ class LayerBenchmark(Benchmark):
         if self._dtype != torch.float32:
             low_precision = self._run_reference(self._dtype)
         gradients = [reference[name] for name in reference if name != "output"]
-        wrong = list(compare(actual, reference, low_precision, norm_of_all(gradients)))
+        wrong = list(compare(actual, reference, low_precision, compute_norm(gradients)))
         self._differences = tuple(map(str, wrong))
         return sum(tensor.num_elements for tensor in wrong)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from parbench.bench.plan.params import Value, choice
 from parbench.bench.text import UserError
 from parbench.workloads.costs.communication_pattern import sent_bytes
-from parbench.workloads.model.shapes import PRECISIONS, Shape, num_ffn_matrices, shape_of
+from parbench.workloads.model.shapes import PRECISIONS, Shape, build_shape, count_ffn_matrices
 
 STYLES = {
     "column": "output features split",
@@ -74,7 +74,7 @@ class TpLayerCase:
     @property
     def first_matrices(self) -> int:
         """The number of an FFN's matrices before its activation: up, and for llama also gate."""
-        return num_ffn_matrices(self.shape) - 1
+        return count_ffn_matrices(self.shape) - 1
 
     def compute_sent_bytes(self) -> float:
         """Return the bytes that a rank sends in one forward and one backward pass.
@@ -112,7 +112,7 @@ def make_tp_layer(params: Mapping[str, Value], ranks: int) -> TpLayerCase:
     ``params`` has values by parameter name. Raises ``UserError`` if ``ranks`` do not divide the
     sizes of the matrices.
     """
-    shape = shape_of(params)
+    shape = build_shape(params)
     for name, size in (("ffn", shape.ffn), ("hidden", shape.hidden)):
         if size % ranks:
             raise UserError(f"{name}({size}) % tp({ranks}) != 0")

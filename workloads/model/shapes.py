@@ -196,7 +196,7 @@ def parse_compute(text: str) -> float | None:
     return parse_duration(text.removeprefix(SIMULATED))
 
 
-def shape_of(params: Mapping[str, Value]) -> Shape:
+def build_shape(params: Mapping[str, Value]) -> Shape:
     """Return the model that the parameters of a case choose.
 
     It is the model named ``shape`` with the sizes that other parameters replace. Raises
@@ -243,7 +243,7 @@ def require_shape(shape: Shape) -> None:
         raise UserError(f"vocabulary({shape.vocabulary}) < 2: it needs two tokens")
 
 
-def num_ffn_matrices(shape: Shape) -> int:
+def count_ffn_matrices(shape: Shape) -> int:
     """Return the number of weight matrices in one FFN: up and down for gpt, also gate for llama.
 
     An expert has the same number.

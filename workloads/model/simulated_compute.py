@@ -49,7 +49,7 @@ class SimulatedCompute:
         """The factor of the waits in backward passes, at most about 1. ``calibrate`` sets it."""
 
     @contextmanager
-    def taking(self, seconds: float) -> Iterator[None]:
+    def take_seconds(self, seconds: float) -> Iterator[None]:
         """Run the body of the context, and then wait.
 
         On a CPU the rank sleeps until the body and the sleep together have taken ``seconds``. If
@@ -167,14 +167,14 @@ class _ForwardAndInputGradient(torch.autograd.Function):
         """Wait for the time of the forward pass and return zeros (..., ``num_outputs``)."""
         ctx.size = x.shape
         ctx.linear = linear
-        with linear.compute.taking(linear.seconds * linear.compute.forward_scale):
+        with linear.compute.take_seconds(linear.seconds * linear.compute.forward_scale):
             return x.new_zeros(*x.shape[:-1], num_outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         """Wait for the time of the input gradient and return zeros of the input's shape."""
         linear = ctx.linear
-        with linear.compute.taking(linear.seconds * linear.compute.backward_scale):
+        with linear.compute.take_seconds(linear.seconds * linear.compute.backward_scale):
             return gradients[0].new_zeros(ctx.size), None, None
 
 
@@ -208,7 +208,7 @@ class _WeightGradient(torch.autograd.Function):
         _ = ctx.saved_tensors  # Reading it recomputes a checkpointed layer.
         token = gradients[0]
         linear = ctx.linear
-        with linear.compute.taking(linear.seconds * linear.compute.backward_scale):
+        with linear.compute.take_seconds(linear.seconds * linear.compute.backward_scale):
             weight = token.new_full(ctx.size, linear.gradient_value)
             bias = token.new_full(ctx.size[:1], linear.gradient_value) if ctx.has_bias else None
             return weight, bias, None, None

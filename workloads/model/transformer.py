@@ -436,7 +436,7 @@ class SelectivePolicy:
         return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def plain_name(name: str) -> str:
+def strip_wrappers(name: str) -> str:
     """Return a parameter's name without the prefixes that wrappers add.
 
     The wrappers are DDP, torch.compile and checkpointing.

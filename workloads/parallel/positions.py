@@ -40,7 +40,7 @@ class TokenPositions:
     """
 
     @staticmethod
-    def of(spec: StepSpec, rank: int) -> "TokenPositions":
+    def make(spec: StepSpec, rank: int) -> "TokenPositions":
         """Return the token positions of the global rank ``rank`` in a training step."""
         dims = spec.dims
         split = None

@@ -31,7 +31,7 @@ def make_details(pipeline: Pipeline) -> PipelineDetails:
         ranks=size.ranks,
         microbatches=size.microbatches,
         chunks=size.stages_per_rank,
-        stages_by_rank=tuple(map(pipeline.stages_of, range(size.ranks))),
+        stages_by_rank=tuple(map(pipeline.list_stages, range(size.ranks))),
         layers_by_stage=pipeline.layers_by_stage,
     )
 
@@ -46,7 +46,7 @@ def make_detail_rows(timeline: SimulatedTimeline) -> PipelineTimeline:
     rows = []
     for rank in range(timeline.ranks):
         row = []
-        for timed in timeline.actions_of(rank):
+        for timed in timeline.select_actions(rank):
             start_us = round(1e6 * (timed.start - timeline.first_start))
             stop_us = round(1e6 * (timed.stop - timeline.first_start))
             row.append(TimedAction(str(timed.action), start_us, stop_us))

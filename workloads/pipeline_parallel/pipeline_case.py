@@ -81,9 +81,9 @@ class Pipeline:
         """The actions of all ranks in the order in which each rank runs them."""
         return self.schedule.make_order(self.size)
 
-    def stages_of(self, rank: int) -> tuple[int, ...]:
+    def list_stages(self, rank: int) -> tuple[int, ...]:
         """Return the indices of the stages on a rank of the pipeline, in ascending order."""
-        return self.schedule.stages_of(rank, self.size)
+        return self.schedule.list_stages(rank, self.size)
 
 
 @lru_cache(maxsize=4096)

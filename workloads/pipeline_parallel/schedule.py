@@ -85,7 +85,7 @@ class Schedule:
     """Returns the actions of a rank in the order in which it runs them, from rank and size."""
     splits_backward: bool = False
     """True if some backward passes are split into an input gradient and a weight gradient."""
-    stages_of: Callable[[int, PipelineSize], tuple[int, ...]] = list_looped_stages
+    list_stages: Callable[[int, PipelineSize], tuple[int, ...]] = list_looped_stages
     """Returns the stages of a rank, in ascending order, from rank and size.
 
     Neighboring stages on different ranks send activations and gradients to each other.
@@ -140,7 +140,7 @@ class Schedule:
         A microbatch counts from its forward to the end of its backward pass. With several stages
         per rank, a microbatch in one of them counts as 1 / stages_per_rank.
         """
-        stages = self.stages_of(rank, size)
+        stages = self.list_stages(rank, size)
         return _find_peak(self, rank, size, stages) / size.stages_per_rank
 
     def logits_in_flight(self, rank: int, size: PipelineSize) -> float:

@@ -46,7 +46,7 @@ class SimulatedTimeline:
     ranks: int
     """The number of ranks of the pipeline."""
 
-    def actions_of(self, rank: int) -> list[SimulatedAction]:
+    def select_actions(self, rank: int) -> list[SimulatedAction]:
         """Return the actions of a rank in order of their start."""
         actions = [timed for timed in self.actions if timed.rank == rank]
         return sorted(actions, key=lambda timed: timed.start)

@@ -318,7 +318,7 @@ def balance_layers(
         return ""
     options = PipelineOptions(schedule=schedule, stages_per_rank=stages_per_rank)
     size = options.get_size(pp, num_stages)
-    stages_by_rank = [find_schedule(schedule).stages_of(rank, size) for rank in range(pp)]
+    stages_by_rank = [find_schedule(schedule).list_stages(rank, size) for rank in range(pp)]
     last_stage = num_stages - 1
     head = _count_head_layers(shape, moe)
     counts = [1] * num_stages
@@ -356,7 +356,7 @@ def _count_head_layers(shape: Shape, moe: Moe | None) -> float:
     step = StepSpec(
         shape=replace(shape, layers=2), moe=uniform, dims=ParallelDims(pp=2), microbatches=2
     )
-    layer, layer_and_head = (count_rank_flops(step.stage_view(rank)) for rank in (0, 1))
+    layer, layer_and_head = (count_rank_flops(step.make_stage_view(rank)) for rank in (0, 1))
     return layer_and_head / layer - 1
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.memory import compute_rank_memory, layers_equation
 from parbench.workloads.costs.parameter_table import (
-    num_active_parameters,
-    num_parameters,
+    count_active_parameters,
+    count_parameters,
 )
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.mesh.dims import ParallelDims
@@ -88,7 +88,7 @@ def _list_state_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iter
     widths = step.widths
     weights = f"({widths.parameters} + {widths.gradients}) * parameters"
     optimizer = f"{widths.optimizer} * parameters"
-    symbols = {"parameters": num_parameters(step.shape, step.moe) / GIGA, "gpus": gpus}
+    symbols = {"parameters": count_parameters(step.shape, step.moe) / GIGA, "gpus": gpus}
     for text, formula, if_yes, if_no in (
         (
             "Do parameters, gradients and optimizer state fit on one GPU?",
@@ -134,7 +134,7 @@ def _list_activation_questions(step: StepSpec, gpus: int, hardware: Hardware) ->
         ("full", "recomputation is enough", "use TP or CP, inside a node first"),
     ):
         spec = place_step(step, dims).with_checkpointing(checkpointing)
-        view = spec.rank_view(0)
+        view = spec.make_rank_view(0)
         memory = compute_rank_memory(view)
         layers = layers_equation(view).value
         symbols = {
@@ -192,7 +192,7 @@ def _ask_batch(request: SearchRequest) -> Question:
     Beyond the critical batch, more data-parallel ranks save few steps.
     """
     step = request.step
-    parameters = num_active_parameters(step.shape, step.moe)
+    parameters = count_active_parameters(step.shape, step.moe)
     critical = compute_critical_batch(TOKENS_PER_PARAMETER * parameters)
     return Question(
         text="Is the batch at most the critical batch (arXiv 2001.08361) of a training with "

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from parbench.workloads.costs.parameter_table import num_active_parameters, num_parameters
+from parbench.workloads.costs.parameter_table import count_active_parameters, count_parameters
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.planner.dry_run import DryRun
 
@@ -73,9 +73,9 @@ def describe_parameters(spec: StepSpec) -> str:
 
     For a MoE model, the text includes the number of parameters that a token uses.
     """
-    total = num_parameters(spec.shape, spec.moe)
+    total = count_parameters(spec.shape, spec.moe)
     unit, factor = ("B", 1e9) if total >= 1e9 else ("M", 1e6)
-    active = num_active_parameters(spec.shape, spec.moe) / factor
+    active = count_active_parameters(spec.shape, spec.moe) / factor
     suffix = f" ({active:.4g} {unit} active)" if spec.moe else ""
     return f"{total / factor:.4g} {unit} parameters{suffix}"
 
@@ -96,4 +96,4 @@ def compute_state_bytes(spec: StepSpec) -> float:
     """
     widths = spec.widths
     bytes_per_parameter = widths.parameters + widths.gradients + widths.optimizer
-    return bytes_per_parameter * num_parameters(spec.shape, spec.moe)
+    return bytes_per_parameter * count_parameters(spec.shape, spec.moe)

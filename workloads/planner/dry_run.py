@@ -21,8 +21,8 @@ from parbench.workloads.pipeline_parallel.schedules import find_schedule
 from parbench.workloads.pipeline_parallel.simulation import SimulatedTimeline, simulate
 from parbench.workloads.planner.compute_time import ComputeSeconds, compute_microbatch
 from parbench.workloads.planner.hardware import Hardware
-from parbench.workloads.planner.link_time import PlacedCall, Seconds, by_hardware
-from parbench.workloads.planner.placement import place_of
+from parbench.workloads.planner.link_time import PlacedCall, PredictSeconds, make_hardware_predictor
+from parbench.workloads.planner.placement import place_group
 
 GIGA = 1e9  # bytes in a GB
 UPDATED_BYTES = 28
@@ -118,7 +118,7 @@ class DryRun:
     """
     axes: tuple[Axis, ...]
     """The communication on each axis of the mesh that has calls, merged from all ranks."""
-    measured_seconds: Seconds | None
+    measured_seconds: PredictSeconds | None
     """A function that returns the seconds of one communication call, from fits of a measured run.
 
     None if these seconds follow from the rates and latencies of ``hardware``.
@@ -217,7 +217,7 @@ def dry_run(
     spec: StepSpec,
     hardware: Hardware,
     *,
-    seconds: Seconds | None = None,
+    seconds: PredictSeconds | None = None,
     compute_seconds: float | None = None,
     exact: bool = True,
     ranks: tuple[PlannedRank, ...] = (),
@@ -287,7 +287,7 @@ def _merge_axes(works: Sequence[PlannedWork], busiest: PlannedWork) -> tuple[Axi
 def _estimate_works(
     spec: StepSpec,
     hardware: Hardware,
-    seconds: Seconds | None,
+    seconds: PredictSeconds | None,
     compute_seconds: float | None = None,
 ) -> tuple[list[PlannedWork], PlannedWork]:
     """Return the predicted time and communication of representative pipeline ranks.
@@ -300,7 +300,7 @@ def _estimate_works(
     of a step, as the mean over pipeline ranks. A rank gets a share of this time by its number of
     layers. With None, the compute of each rank follows from ``hardware``.
     """
-    seconds = seconds or by_hardware(hardware)
+    seconds = seconds or make_hardware_predictor(hardware)
     works = []
     for view in spec.distinct_views:
         compute = compute_microbatch(view, hardware)
@@ -312,7 +312,7 @@ def _estimate_works(
 
 
 def _estimate_work(
-    view: RankView, hardware: Hardware, compute: ComputeSeconds, seconds: Seconds
+    view: RankView, hardware: Hardware, compute: ComputeSeconds, seconds: PredictSeconds
 ) -> PlannedWork:
     """Return the seconds per microbatch and the communication per step of one rank.
 
@@ -367,11 +367,11 @@ def _list_windows(spec: StepSpec, compute: ComputeSeconds) -> dict[str, float]:
 
 def place_call(call: Call, hardware: Hardware, spec: StepSpec) -> PlacedCall:
     """Return a call together with the nodes that its process group spans on the hardware."""
-    return PlacedCall.of(call, place_of(spec.dims, call.group, hardware.gpus_per_node))
+    return PlacedCall.make(call, place_group(spec.dims, call.group, hardware.gpus_per_node))
 
 
 def _make_axis(
-    name: str, calls: Sequence[PlacedCall], overlap: float, window: float, seconds: Seconds
+    name: str, calls: Sequence[PlacedCall], overlap: float, window: float, seconds: PredictSeconds
 ) -> Axis:
     """Return the communication of one rank on an axis, from all of its calls in a step.
 
@@ -420,7 +420,7 @@ def _compute_bubble(
     return form.seconds + 2 * (pp - 1) * hop, f"analytical: {form.note}, and 2(P-1) messages"
 
 
-def pipeline_of(run: DryRun) -> SimulatedTimeline:
+def simulate_pipeline(run: DryRun) -> SimulatedTimeline:
     """Simulate the pipeline of a predicted step, and return the timeline of its passes.
 
     It is simulated even if ``run.bubble_seconds`` follows from a formula.
@@ -435,7 +435,7 @@ def _list_works_by_rank(spec: StepSpec, works: Sequence[PlannedWork]) -> Sequenc
     ``works`` has one representative of each set of pipeline ranks with equal work.
     """
     work_by_kind = {work.view.work: work for work in works}
-    return [work_by_kind[spec.stage_view(rank).work] for rank in range(spec.dims.pp)]
+    return [work_by_kind[spec.make_stage_view(rank).work] for rank in range(spec.dims.pp)]
 
 
 def _compute_hop(busiest: PlannedWork) -> float:
@@ -457,7 +457,7 @@ def _simulate_step(spec: StepSpec, works: Sequence[PlannedWork], hop: float) -> 
     """
     seconds: dict[tuple[int, str], float] = {}
     for rank, work in enumerate(works):
-        view = spec.stage_view(rank)
+        view = spec.make_stage_view(rank)
         for stage in view.stages:
             share = view.layers_by_stage[stage] / view.layers
             seconds[stage, "F"] = work.forward * share

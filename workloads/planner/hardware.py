@@ -2,7 +2,7 @@
 
 Rates are those of one GPU, and of a link in one direction. ``PRESETS`` are nodes of 8 GPUs with one
 network adapter (NIC) per GPU. The ``source`` of a preset says where its figures come from, and
-which of them nobody checked. Peaks are those of ``workloads.probes.peaks``. Vendors add up both
+which of them are not verified. Peaks are those of ``workloads.probes.peaks``. Vendors add up both
 directions of NVLink, and count peaks with sparsity: the presets have half of both.
 
 Latencies and efficiencies are assumptions. ``--calibrate`` replaces them with measured ones.
@@ -16,7 +16,7 @@ import msgspec
 from parbench.bench.files import read_toml
 from parbench.bench.limits import NumRanks
 from parbench.bench.text import UserError, format_list
-from parbench.workloads.probes.peaks import datasheet_peak
+from parbench.workloads.probes.peaks import find_datasheet_peak
 
 Rate = Annotated[float, msgspec.Meta(ge=1, le=1e30)]
 """A number of bytes, of bytes per second or of operations per second."""
@@ -199,7 +199,9 @@ def _preset(name: str, memory: float, memory_rate: float, nvlink: float, nic: fl
     All figures are those of one GPU. ``memory`` is in bytes. ``memory_rate``, ``nvlink`` and
     ``nic`` are in bytes per second, the last two in one direction.
     """
-    peak = datasheet_peak({"h100": "H100 SXM5", "h800": "H100 SXM5"}.get(name, name), "bfloat16")
+    peak = find_datasheet_peak(
+        {"h100": "H100 SXM5", "h800": "H100 SXM5"}.get(name, name), "bfloat16"
+    )
     assert peak is not None
     return Hardware(
         name=name,
@@ -223,7 +225,7 @@ PRESETS = {
 """The known hardware by name: nodes of 8 GPUs with one network adapter per GPU."""
 
 
-def hardware_of(text: str) -> Hardware:
+def load_hardware(text: str) -> Hardware:
     """Return the preset with the name ``text``, or the hardware in the ``.toml`` file ``text``.
 
     The keys of the file are the fields of ``Hardware``. Raises ``UserError`` for other names.

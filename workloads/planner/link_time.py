@@ -57,7 +57,7 @@ class PlacedCall:
     """The nodes that the ranks of the group span."""
 
     @staticmethod
-    def of(call: Call, place: Place) -> "PlacedCall":
+    def make(call: Call, place: Place) -> "PlacedCall":
         """Return ``call`` together with ``place``, the nodes that its group of ranks spans."""
         return PlacedCall(
             axis=call.axis, op=call.op, num_bytes=call.num_bytes, count=call.times, place=place
@@ -69,11 +69,11 @@ class PlacedCall:
         return self.count * sent_bytes(self.op, self.num_bytes, self.place.ranks)
 
 
-Seconds = Callable[[PlacedCall], float]
+PredictSeconds = Callable[[PlacedCall], float]
 """A function that takes equal communication calls and returns the seconds of one of them."""
 
 
-def by_hardware(hardware: Hardware) -> Seconds:
+def make_hardware_predictor(hardware: Hardware) -> PredictSeconds:
     """Return a function from a call to its seconds, which follow from the hardware's links.
 
     The seconds are the sum of three times: the launch of the call, the latency of its hops, and
@@ -85,13 +85,15 @@ def by_hardware(hardware: Hardware) -> Seconds:
         if call.place.ranks == 1:
             return 0.0
         return (
-            hardware.launch_seconds + _hop_seconds(hardware, call) + _wire_seconds(hardware, call)
+            hardware.launch_seconds
+            + _compute_hop_seconds(hardware, call)
+            + _compute_wire_seconds(hardware, call)
         )
 
     return seconds
 
 
-def _hop_seconds(hardware: Hardware, call: PlacedCall) -> float:
+def _compute_hop_seconds(hardware: Hardware, call: PlacedCall) -> float:
     """Return the latency in seconds of all successive hops of one call.
 
     A message and an all_to_all have one hop. Other calls have the hops of a ring, and an all_reduce
@@ -108,7 +110,7 @@ def _hop_seconds(hardware: Hardware, call: PlacedCall) -> float:
     return 2 * min(ring, tree)
 
 
-def _wire_seconds(hardware: Hardware, call: PlacedCall) -> float:
+def _compute_wire_seconds(hardware: Hardware, call: PlacedCall) -> float:
     """Return the seconds in which the bytes that a rank sends in one call pass the slowest link.
 
     Across nodes a collective uses one network adapter (NIC) for each of its ranks on a node, at
@@ -144,7 +146,7 @@ class Curve:
     """True if all ranks of the group share a node."""
 
 
-def curves_of(run: Run) -> list[Curve]:
+def fit_curves_of_run(run: Run) -> list[Curve]:
     """Return a fit of seconds over bytes for each operation and group of ranks that a run measured.
 
     The fitted seconds at each size are the median over repetitions of a blocking float32 call. A
@@ -165,7 +167,7 @@ def curves_of(run: Run) -> list[Curve]:
         if _is_plain(record) and time is not None and time.value and ranks > 1:
             inside = ranks <= on_node and group != "across"
             by_size = times.setdefault((op, ranks, inside), {})
-            by_size.setdefault(_size_of(record), []).append(time.value)
+            by_size.setdefault(_get_size(record), []).append(time.value)
     curves = []
     for (op, ranks, inside), by_size in times.items():
         points = [
@@ -200,17 +202,17 @@ def _is_plain(record: Record) -> bool:
         and record.world.size > 1
         and params.keys() <= {"size_bytes", "dtype", "mode", "source", "target", "group"}
         and (params.get("mode"), params.get("dtype")) == ("blocking", "float32")
-        and _size_of(record) > 0
+        and _get_size(record) > 0
     )
 
 
-def _size_of(record: Record) -> int:
+def _get_size(record: Record) -> int:
     """Return the size in bytes of the record's calls, 0 if the record has no size."""
     size = record.case.params.get("size_bytes")
     return size if isinstance(size, int) else 0
 
 
-def by_curves(curves: Sequence[Curve]) -> Seconds:
+def make_curve_predictor(curves: Sequence[Curve]) -> PredictSeconds:
     """Return a function from a call to its seconds, which follow from fits of measured calls.
 
     If the ranks of the fit differ from those of the call, the latency is scaled by the hops of a
@@ -221,7 +223,7 @@ def by_curves(curves: Sequence[Curve]) -> Seconds:
         """Return the seconds of one call, 0 on a group of one rank."""
         if call.place.ranks == 1:
             return 0.0
-        curve = curve_for(call, curves)
+        curve = choose_curve(call, curves)
         if curve.op == MESSAGE:
             return curve.fit.predict(call.num_bytes)
         # The call of the curve that moves as many bytes over a link has this size.
@@ -242,7 +244,7 @@ def _count_ring_hops(op: str, ranks: int) -> int:
     return (2 if op == "all_reduce" else 1) * (ranks - 1)
 
 
-def curve_for(call: PlacedCall, curves: Sequence[Curve]) -> Curve:
+def choose_curve(call: PlacedCall, curves: Sequence[Curve]) -> Curve:
     """Return the fit that predicts a call: of its operation, or of the first substitute with a fit.
 
     Several fits of an operation differ in their group of ranks. A call inside a node prefers groups
@@ -272,14 +274,14 @@ def _rank_curve(curve: Curve, place: Place) -> tuple[bool, bool, int]:
     return curve.inside != place.inside, curve.ranks != place.ranks, -curve.ranks
 
 
-def beyond(calls: Sequence[PlacedCall], curves: Sequence[Curve]) -> tuple[str, ...]:
+def list_extrapolations(calls: Sequence[PlacedCall], curves: Sequence[Curve]) -> tuple[str, ...]:
     """Return a note for each call whose number of ranks, operation or size was not measured.
 
     The prediction of such a call extrapolates from ``curves``, the fits of measured calls.
     """
     notes = []
     for call in calls:
-        curve = curve_for(call, curves)
+        curve = choose_curve(call, curves)
         is_group = curve.op == MESSAGE or (curve.op, curve.ranks) == (call.op, call.place.ranks)
         if not is_group or not curve.smallest <= call.num_bytes <= curve.largest:
             notes.append(
@@ -296,12 +298,12 @@ def read_peak(record: Record) -> float:
     return float(peak["flops_per_second"]) if isinstance(peak, dict) else 0.0
 
 
-def hardware_of_run(run: Run, base: Hardware) -> tuple[Hardware, tuple[str, ...]]:
+def derive_hardware(run: Run, base: Hardware) -> tuple[Hardware, tuple[str, ...]]:
     """Return the hardware on which a run was measured, and a note on its assumed figures.
 
     The number of GPUs per node and, if it was measured, the peak FLOP/s are those of the run. All
     other figures are those of ``base``, which the note names. ``links_from`` names the run, but the
-    result does not contain its times of calls (see ``curves_of``). Raises ``UserError`` if the run
+    result does not contain its times of calls (see ``fit_curves_of_run``). Raises ``UserError`` if the run
     has no records.
     """
     if not run.records:

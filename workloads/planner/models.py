@@ -72,7 +72,7 @@ MODELS: dict[str, StepSpec] = {
 """The known models by name, each as a training step on one rank with default settings."""
 
 
-def model_of(text: str, sequence: int = 0) -> StepSpec:
+def load_model(text: str, sequence: int = 0) -> StepSpec:
     """Return the training step of the model with the name ``text``, or of the config.json ``text``.
 
     ``sequence`` is the number of tokens of a sequence. 0 means the model's own. Raises

@@ -48,7 +48,7 @@ class Place:
 
 
 @lru_cache(maxsize=_MAX_CACHED)
-def place_of(dims: ParallelDims, group: tuple[str, ...], gpus_per_node: int) -> Place:
+def place_group(dims: ParallelDims, group: tuple[str, ...], gpus_per_node: int) -> Place:
     """Return the number of ranks of a process group, and of those that share a node.
 
     ``group`` has the axes along which the ranks of the group differ, such as ``("dp", "cp")``, or

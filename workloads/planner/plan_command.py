@@ -18,17 +18,17 @@ from parbench.workloads.planner.candidates import (
     place_step,
 )
 from parbench.workloads.planner.dry_run import dry_run
-from parbench.workloads.planner.hardware import Hardware, hardware_of
+from parbench.workloads.planner.hardware import Hardware, load_hardware
 from parbench.workloads.planner.infeasible import require_candidates
 from parbench.workloads.planner.link_time import (
-    Seconds,
-    by_curves,
-    curves_of,
-    hardware_of_run,
+    PredictSeconds,
+    derive_hardware,
+    fit_curves_of_run,
+    make_curve_predictor,
 )
 from parbench.workloads.planner.measured.calibration import calibrate_hardware
-from parbench.workloads.planner.models import model_of
-from parbench.workloads.planner.report.documents import dry_run_document, search_document
+from parbench.workloads.planner.models import load_model
+from parbench.workloads.planner.report.documents import make_dry_run_document, make_search_document
 from parbench.workloads.planner.search import search
 
 DEFAULT_HARDWARE = "h100"  # the preset without --hardware
@@ -92,7 +92,7 @@ class PlannedMachine:
 
     hardware: Hardware
     """The type of GPU and its links, with declared or measured figures."""
-    seconds: Seconds | None = None
+    seconds: PredictSeconds | None = None
     """A function that returns the seconds of one communication call, from fits of measured calls.
 
     None if no run measured calls. The seconds then follow from ``hardware``.
@@ -132,7 +132,7 @@ def answer_search(
     )
     result = search(request, machine.hardware, machine.seconds)
     require_candidates(request, machine.hardware, result)
-    return search_document(request, result, top, machine.notes, explain=explain)
+    return make_search_document(request, result, top, machine.notes, explain=explain)
 
 
 def answer_mesh(
@@ -150,7 +150,7 @@ def answer_mesh(
     spec = build_step_on_mesh(options, mesh)
     machine = load_machine(machine_options)
     run = dry_run(spec, machine.hardware, seconds=machine.seconds)
-    return dry_run_document(run, machine.notes, explain=explain)
+    return make_dry_run_document(run, machine.notes, explain=explain)
 
 
 def build_step(options: StepOptions) -> StepSpec:
@@ -159,7 +159,7 @@ def build_step(options: StepOptions) -> StepSpec:
     Raises ``UserError`` for a value that is not allowed.
     """
     check_options(options)
-    model = model_of(options.model, options.sequence)
+    model = load_model(options.model, options.sequence)
     pipeline = PipelineOptions(
         schedule=options.schedule or DEFAULT_SCHEDULE, stages_per_rank=options.chunks
     )
@@ -193,7 +193,7 @@ def build_step_on_mesh(options: StepOptions, mesh: str) -> StepSpec:
     spec = spec.with_pipeline(split=split)
     if options.global_batch:
         spec = spec.with_batch(options.global_batch)
-    return apply_zero(spec, options.zero).checked()
+    return apply_zero(spec, options.zero).require_valid()
 
 
 def apply_zero(spec: StepSpec, stage: int | None) -> StepSpec:
@@ -231,13 +231,13 @@ def load_machine(options: MachineOptions) -> PlannedMachine:
     number of GPUs per node and, if it measured it, the peak FLOP/s. The training steps of the runs
     ``calibrate`` give the efficiencies.
     """
-    hardware = hardware_of(options.hardware or DEFAULT_HARDWARE)
-    seconds: Seconds | None = None
+    hardware = load_hardware(options.hardware or DEFAULT_HARDWARE)
+    seconds: PredictSeconds | None = None
     notes: tuple[str, ...] = ()
     if options.links is not None:
         run = load_run(options.links)
-        hardware, notes = hardware_of_run(run, hardware)
-        seconds = by_curves(curves_of(run))
+        hardware, notes = derive_hardware(run, hardware)
+        seconds = make_curve_predictor(fit_curves_of_run(run))
     if options.calibrate:
         runs = [load_run(path) for path in options.calibrate]
         hardware, efficiencies = calibrate_hardware(runs, hardware)

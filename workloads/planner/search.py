@@ -19,7 +19,7 @@ from parbench.workloads.planner.candidates import (
 )
 from parbench.workloads.planner.dry_run import DryRun, dry_run, plan_ranks
 from parbench.workloads.planner.hardware import Hardware
-from parbench.workloads.planner.link_time import Seconds
+from parbench.workloads.planner.link_time import PredictSeconds
 
 MAX_GPUS = 1 << 17  # of a search
 PREDICTION_ERROR = 0.10
@@ -72,7 +72,7 @@ class SearchResult:
 
 
 def search(
-    request: SearchRequest, hardware: Hardware, seconds: Seconds | None = None
+    request: SearchRequest, hardware: Hardware, seconds: PredictSeconds | None = None
 ) -> SearchResult:
     """Predict the step on every practical mesh, and return the meshes that fit, best first.
 
@@ -110,7 +110,7 @@ def predict_layout(
     request: SearchRequest,
     layout: StepSpec,
     hardware: Hardware,
-    seconds: Seconds | None,
+    seconds: PredictSeconds | None,
     result: SearchResult,
 ) -> None:
     """Predict a step on one mesh with several batches and schedules, and add them to ``result``.
@@ -141,7 +141,7 @@ def _predict(
     request: SearchRequest,
     step: StepSpec,
     hardware: Hardware,
-    seconds: Seconds | None,
+    seconds: PredictSeconds | None,
     result: SearchResult,
 ) -> DryRun | None:
     """Return the prediction of a step with the least recomputation that fits in memory.

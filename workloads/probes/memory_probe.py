@@ -16,7 +16,7 @@ from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.model.transformer import list_kept_tensors, watchers
 from parbench.workloads.probes.probe import ResetFn, Step
-from parbench.workloads.torch_internals import list_allocations, profiling
+from parbench.workloads.torch_internals import list_allocations, open_profiler
 
 BytesByComponent = Mapping[str, float]
 """Bytes on one rank, keyed by component: one of ``COMPONENTS``, such as ``activations``."""
@@ -151,7 +151,7 @@ def peak_during(step: Callable[[], object], device: torch.device) -> int:
     """
     if device.type == "cuda":
         return accelerator.measure_peak_bytes(step, device)
-    with profiling(device, memory=True) as profiler:
+    with open_profiler(device, memory=True) as profiler:
         step()
     changes = [num_bytes for _, num_bytes in list_allocations(profiler, device)]
     return max(accumulate(changes, initial=0))

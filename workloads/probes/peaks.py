@@ -32,7 +32,7 @@ TensorFloat-32, and of float32 without TensorFloat-32.
 """
 
 
-def datasheet_peak(gpu_name: str, dtype: str) -> float | None:
+def find_datasheet_peak(gpu_name: str, dtype: str) -> float | None:
     """Return the dense peak FLOP/s of a GPU in ``dtype`` from its datasheet, None if unknown.
 
     ``gpu_name`` is the device's name in torch. The GPU is found if this name contains all words of
@@ -75,7 +75,7 @@ def find_peak(device: "torch.device", dtype: "torch.dtype") -> Peak | None:
     kind = str(dtype).removeprefix("torch.")
     if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
         kind = "tf32"
-    datasheet = datasheet_peak(gpu_name, kind)
+    datasheet = find_datasheet_peak(gpu_name, kind)
     if datasheet is None:
         return None
     return Peak(flops_per_second=datasheet, source=f"datasheet of {gpu_name}, {kind}, dense")

@@ -22,7 +22,7 @@ from parbench.bench.results.step_trace import (
 from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.torch_internals import profiling, trace_events
+from parbench.workloads.torch_internals import open_profiler, trace_events
 
 _CLOCK_READINGS = 20
 """The number of times that the clocks of host and device are read together."""
@@ -144,7 +144,7 @@ def time_step(step: Step, world: World) -> float:
 def trace_step(step: Step, device: torch.device) -> StepTrace:
     """Run one step under torch's profiler until the device is idle, and return its trace."""
     is_cuda = device.type == "cuda"
-    with profiling(device) as profiler:
+    with open_profiler(device) as profiler:
         start_ns = time.perf_counter_ns()
         with record_function(STEP):
             step()

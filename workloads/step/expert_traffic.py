@@ -123,7 +123,7 @@ class ExpertTraffic:
             ]
             row_bytes = self._spec.shape.hidden * self._spec.bytes_per_element
             return torch.stack(moved).sum(0).double() * row_bytes
-        size = Equation(text=call.size, symbols=self._spec.rank_view(rank).symbols).value
+        size = Equation(text=call.size, symbols=self._spec.make_rank_view(rank).symbols).value
         num_bytes = self._spec.microbatches * sent_bytes(call.op, size, call.ranks)
         return torch.full((len(self.counts[rank].layers),), num_bytes, dtype=torch.double)
 

@@ -51,7 +51,7 @@ class ActionRecorder:
         self._moments.clear()
 
     @contextmanager
-    def running(self, action: Action) -> Iterator[None]:
+    def record_action(self, action: Action) -> Iterator[None]:
         """Record the start and stop of an action that the body of the ``with`` statement runs."""
         self._prepare(action)
         start = record_moment(self._device)
@@ -118,7 +118,7 @@ class Stage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run torch's forward pass of a microbatch, and record its time."""
-        with self._running("F", fwd_chunk_id):
+        with self._recording("F", fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(
@@ -140,7 +140,7 @@ class Stage(PipelineStage):
         if not full_backward and torch.__version__ < "2.13":
             outputs = self.fwd_cache[bwd_chunk_id][0] if loss is None else [loss]
             self._graphs[bwd_chunk_id] = [get_gradient_edge(output) for output in outputs]
-        with self._running("B" if full_backward else "I", bwd_chunk_id):
+        with self._recording("B" if full_backward else "I", bwd_chunk_id):
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
@@ -149,7 +149,7 @@ class Stage(PipelineStage):
         After the last weight gradient of a step, it also starts the reduction over ranks of all
         gradients of the stage.
         """
-        with self._running("W", bwd_chunk_id):
+        with self._recording("W", bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         self._graphs.pop(bwd_chunk_id, None)
         if last_backward:
@@ -166,12 +166,12 @@ class Stage(PipelineStage):
         """
         return []
 
-    def _running(self, kind: ActionKind, microbatch: int) -> AbstractContextManager[None]:
+    def _recording(self, kind: ActionKind, microbatch: int) -> AbstractContextManager[None]:
         """Return the context manager that records the time of one pass of this stage.
 
         ``kind`` is F, B, I or W, and ``microbatch`` is the index of the microbatch.
         """
-        return self._recorder.running(Action(self.stage_index, kind, microbatch))
+        return self._recorder.record_action(Action(self.stage_index, kind, microbatch))
 
 
 def make_stages(

@@ -9,7 +9,7 @@ from parbench.bench.plan.params import Value
 from parbench.bench.world import accelerator
 from parbench.bench.world.world import World
 from parbench.workloads.costs.memory import activations_equation, compute_rank_memory
-from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.costs.parameter_table import count_parameters
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 
 FRAGMENTATION_MARGIN = 0.9
@@ -37,7 +37,7 @@ def does_reference_fit(world: World, spec: StepSpec) -> bool:
     Each rank compares the needed bytes with 90 % of its free bytes. All ranks call it and get the
     same result.
     """
-    num_bytes = check_memory(spec.rank_view(world.rank))
+    num_bytes = check_memory(spec.make_rank_view(world.rank))
     return all(world.gather(num_bytes <= FRAGMENTATION_MARGIN * count_free_bytes(world)))
 
 
@@ -61,11 +61,11 @@ def check_memory(view: RankView) -> float:
     activations and two tensors of logits of one process that runs the global batch in float32.
     """
     spec = view.spec
-    models = _REFERENCE_BYTES * num_parameters(spec.shape, spec.moe)
+    models = _REFERENCE_BYTES * count_parameters(spec.shape, spec.moe)
     moe = spec.moe and spec.moe.on_one_rank()
     single = StepSpec(shape=spec.shape, moe=moe, microbatch=spec.global_batch, bytes_per_element=4)
     logits = 2.0 * spec.tokens * spec.shape.vocabulary * 4
-    activations = activations_equation(single.rank_view(0)).value
+    activations = activations_equation(single.make_rank_view(0)).value
     return compute_rank_memory(view).total + models + activations + logits
 
 

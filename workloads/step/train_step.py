@@ -30,7 +30,7 @@ from parbench.workloads.costs.memory import (
     activations_equation,
     compute_state_memory,
 )
-from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.costs.parameter_table import count_parameters
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,
@@ -117,10 +117,10 @@ class TrainStep(Benchmark):
         """Build the model, optimizer and process groups of the step that ``spec`` describes."""
         self._world = world
         self.spec = spec
-        self._view = spec.rank_view(world.rank)
+        self._view = spec.make_rank_view(world.rank)
         """This rank's part of the step: position on the mesh, pipeline stages, number of layers."""
         self._compute = SimulatedCompute(world.device)
-        self._positions = TokenPositions.of(spec, world.rank)
+        self._positions = TokenPositions.make(spec, world.rank)
         self.mesh = build_mesh(
             world,
             spec.dims,
@@ -528,7 +528,7 @@ class TrainStep(Benchmark):
             work.append(Work(name="mfu", amount=flops / peak.flops_per_second))
         axes = {name: {"ranks": group.size()} for name, group in self.mesh.groups.items()}
         details: dict[str, Any] = {
-            "parameters": num_parameters(spec.shape, spec.moe),
+            "parameters": count_parameters(spec.shape, spec.moe),
             "flops_per_rank": flops,
             "peak": None if peak is None else asdict(peak),
             "axes": axes,
@@ -655,7 +655,7 @@ class TrainStep(Benchmark):
         An equation gives the bytes that rank 0 sends over a mesh axis in a step. All ranks return
         those of rank 0, so that their records agree. The result is empty without communication.
         """
-        calls = list_calls(self.spec.rank_view(0))
+        calls = list_calls(self.spec.make_rank_view(0))
         texts = {
             axis: sum_calls(call for call in calls if call.axis == axis).text
             for axis in dict.fromkeys(call.axis for call in calls)

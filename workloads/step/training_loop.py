@@ -15,9 +15,9 @@ from parbench.workloads.step.verify import (
     collect_gradients,
     collect_weights,
     compare,
+    compute_norm,
     find_not_finite,
     load_weights,
-    norm_of_all,
 )
 
 _NO_REFERENCE_NOTE = "no reference was given: gradients are only checked to be finite"
@@ -135,5 +135,5 @@ class TrainingLoop(Benchmark):
             gradient /= dist.get_world_size()
         is_half = self.dtype.itemsize < 4
         tolerance = _HALF_PRECISION_TOLERANCE if is_half else RELATIVE_TOLERANCE
-        norm = norm_of_all(expected.values())
+        norm = compute_norm(expected.values())
         return list(compare(gradients, expected, None, norm, tolerance))

@@ -20,7 +20,7 @@ from parbench.bench.world.world import World
 from parbench.workloads.mesh.mesh import get_full_tensor, get_local_tensor
 from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
 from parbench.workloads.model.simulated_compute import SimulatedLinear
-from parbench.workloads.model.transformer import plain_name
+from parbench.workloads.model.transformer import strip_wrappers
 
 RELATIVE_TOLERANCE = 1e-4
 """The limit of a float32 gradient's L2 distance from its reference, relative to its norm.
@@ -174,7 +174,7 @@ class Verifier:
         if self.exact_order and self.is_float32 and self.world.device.type == "cpu":
             wrong_tensors = find_unequal_tensors(actual, own_expected)
         else:
-            norm = norm_of_all(expected.values())
+            norm = compute_norm(expected.values())
             wrong_tensors = compare(actual, own_expected, low_precision, norm)
         for tensor in wrong_tensors:
             wrong += self._record(tensor.num_elements, f"gradient of {tensor}")
@@ -287,7 +287,7 @@ class Verifier:
         if self.is_float32:
             limit = _UPDATE_TOLERANCE * LEARNING_RATE
             return sum(int((~(distance.abs() <= limit)).sum()) for distance in distances)
-        if norm_of_all(distances) <= _MOVEMENT_TOLERANCE * norm_of_all(movements):
+        if compute_norm(distances) <= _MOVEMENT_TOLERANCE * compute_norm(movements):
             return 0
         return sum(map(len, distances))
 
@@ -339,7 +339,9 @@ def collect_weights(model: nn.Module) -> dict[str, Tensor]:
     All ranks call it, because DTensors are gathered. Plain names lack the prefixes of wrappers.
     """
     parameters = model.named_parameters()
-    return {plain_name(name): get_full_tensor(parameter.detach()) for name, parameter in parameters}
+    return {
+        strip_wrappers(name): get_full_tensor(parameter.detach()) for name, parameter in parameters
+    }
 
 
 def collect_gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -347,7 +349,7 @@ def collect_gradients(model: nn.Module) -> dict[str, Tensor]:
 
     All ranks call it, because DTensors are gathered. Parameters without a gradient are left out.
     """
-    return {plain_name(name): get_full_tensor(grad) for name, grad in _list_gradients(model)}
+    return {strip_wrappers(name): get_full_tensor(grad) for name, grad in _list_gradients(model)}
 
 
 def load_weights(model: nn.Module, weights: Tensors) -> None:
@@ -357,8 +359,8 @@ def load_weights(model: nn.Module, weights: Tensors) -> None:
     """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if plain_name(name) in weights:
-                parameter.copy_(weights[plain_name(name)])
+            if strip_wrappers(name) in weights:
+                parameter.copy_(weights[strip_wrappers(name)])
 
 
 @dataclass(frozen=True)
@@ -377,7 +379,7 @@ class WrongTensor:
         return f"{self.name} {self.difference}"
 
 
-def norm_of_all(tensors: Iterable[Tensor]) -> float:
+def compute_norm(tensors: Iterable[Tensor]) -> float:
     """Return the L2 norm of the concatenation of all tensors."""
     return math.hypot(*(float(tensor.float().norm()) for tensor in tensors))
 
@@ -387,7 +389,7 @@ def find_not_finite(model: nn.Module) -> Iterator[WrongTensor]:
     for name, gradient in _list_gradients(model):
         num_elements = int((~get_local_tensor(gradient).isfinite()).sum())
         if num_elements:
-            yield WrongTensor(plain_name(name), num_elements, "is not finite")
+            yield WrongTensor(strip_wrappers(name), num_elements, "is not finite")
 
 
 def compare(

@@ -23,7 +23,7 @@ from parbench.bench.plan.catalogue import (
 )
 from parbench.bench.plan.groups import form_groups
 from parbench.bench.world.world import World, select_subgroup
-from parbench.workloads.torch_internals import list_allocations, profiling
+from parbench.workloads.torch_internals import list_allocations, open_profiler
 from tests.support.ranks import Ranks
 
 Params = dict[str, Any]
@@ -280,7 +280,7 @@ def measure_all_peak_bytes(world: World, size_bytes: int) -> list[int]:
     """Return the most bytes that the tensors of each operation take until its second check."""
     peaks = []
     for name in OPERATIONS:
-        with profiling(world.device, memory=True) as profiler:
+        with open_profiler(world.device, memory=True) as profiler:
             # The type with the most elements.
             operation = prepare(world, name, size_bytes=size_bytes, dtype="int8")
             for _ in range(2):

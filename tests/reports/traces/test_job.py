@@ -16,7 +16,7 @@ from parbench.reports.traces.job import join_ranks, read_job
 from parbench.reports.traces.rank_trace import TracedRank, read_rank
 from parbench.workloads.probes.overlap import match_spans_to_calls
 from parbench.workloads.probes.sent_bytes import record_calls
-from parbench.workloads.torch_internals import profiling, trace_events
+from parbench.workloads.torch_internals import open_profiler, trace_events
 from tests.support.ranks import Ranks
 from tests.support.reports.drawn_steps import MB, draw_late_rank, make_job
 from tests.support.reports.kineto_files import RankFile
@@ -84,7 +84,7 @@ def trace_and_profile(
     calls = record_calls(step.step, step.mesh.groups)
     step.reset()
     world.barrier()
-    with profiling(world.device) as profiler, record_function(STEP):
+    with open_profiler(world.device) as profiler, record_function(STEP):
         step.step()
     trace = build_host_trace(trace_events(profiler))
     profiler.export_chrome_trace(str(Path(folder) / f"rank{world.rank}.json"))

@@ -218,7 +218,7 @@ def attend(world: World, case: AttentionCase) -> AttentionResult:
     for leaf, expected in zip(leaves, reference.gradients, strict=True):
         assert leaf.grad is not None
         errors.append(compute_error(leaf.grad, expected, tokens))
-    planned_calls = list_calls(case.make_spec(split).rank_view(0))
+    planned_calls = list_calls(case.make_spec(split).make_rank_view(0))
     pairs = sum(len(list_pairs(tiles)) for tiles in split.list_tiles(world.rank))
     return AttentionResult(
         errors=errors,

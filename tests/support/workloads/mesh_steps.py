@@ -40,5 +40,5 @@ def record_waits(waiter: SimulatedCompute) -> list[float]:
 
         return wait
 
-    waiter.taking = record(waiter.taking)  # type: ignore[method-assign]
+    waiter.take_seconds = record(waiter.take_seconds)  # type: ignore[method-assign]
     return waits

@@ -7,7 +7,7 @@ from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.mesh.dims import ParallelDims
 from parbench.workloads.planner.candidates import SearchRequest, place_step
 from parbench.workloads.planner.hardware import PRESETS, Efficiency, Hardware
-from parbench.workloads.planner.models import model_of
+from parbench.workloads.planner.models import load_model
 
 SIMPLE_HARDWARE = Hardware(
     name="plain",
@@ -43,7 +43,7 @@ def make_spec(
     mesh: str = "dp=2", model: str | StepSpec = "small-llama", **params: Any
 ) -> StepSpec:
     """Return a step of a named model, or of another step's model, on a mesh."""
-    step = model_of(model) if isinstance(model, str) else model
+    step = load_model(model) if isinstance(model, str) else model
     names = {"schedule": "schedule", "chunks": "stages_per_rank", "split": "split"}
     options = {field: params.pop(name) for name, field in names.items() if name in params}
     spec = place_step(step.with_pipeline(**options), ParallelDims.parse(mesh))

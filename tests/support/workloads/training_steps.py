@@ -86,7 +86,7 @@ def measure_sent_bytes(step: TrainStep) -> dict[str, float]:
 def compute_expected_bytes(step: TrainStep, world: World) -> dict[str, float]:
     """Return the analytical bytes of this rank; those of experts follow from the last step."""
     expected: defaultdict[str, float] = defaultdict(float)
-    for call in list_calls(step.spec.rank_view(world.rank)):
+    for call in list_calls(step.spec.make_rank_view(world.rank)):
         if call.axis not in ("ep", "etp"):
             expected[f"{call.axis}.{call.op}"] += call.sent
     if step.spec.moe is not None:

@@ -20,7 +20,7 @@ from parbench.workloads.model.transformer import (
     make_meta_model,
 )
 from parbench.workloads.probes.memory_probe import count_saved_bytes
-from parbench.workloads.torch_internals import list_allocations, profiling
+from parbench.workloads.torch_internals import list_allocations, open_profiler
 
 MICROBATCH = 3
 
@@ -57,7 +57,7 @@ def test_activations_are_near_saved_bytes(
         bytes_per_element=bytes_per_element,
         checkpointing=checkpointing,
     )
-    planned = activations_equation(spec.rank_view(0)).value
+    planned = activations_equation(spec.make_rank_view(0)).value
     tolerance = 0.15 if shape == "tiny" else 0.3
     assert planned == pytest.approx(measure_saved_bytes(spec), rel=tolerance)
 
@@ -72,7 +72,7 @@ def test_counted_activations_match_allocator(shape: str, checkpointing: Checkpoi
     tokens = draw_tokens(spec.shape, 2, 0, 0)
     saved = count_saved_bytes(model, lambda: compute_loss(model, tokens))
     gc.collect()  # The collection of earlier passes must not fall into the profile.
-    with profiling(CPU, memory=True) as profiler:
+    with open_profiler(CPU, memory=True) as profiler:
         loss = compute_loss(model, tokens)
     sizes = [num_bytes for _, num_bytes in list_allocations(profiler, CPU)]
     allocated = sum(sizes) - loss.nbytes

@@ -10,13 +10,13 @@ from parbench.workloads.costs.communication_pattern import (
     sent_bytes,
     sum_calls,
 )
-from parbench.workloads.costs.parameter_table import count_elements, num_parameters
+from parbench.workloads.costs.parameter_table import count_elements, count_parameters
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.presets import PRESETS
 from tests.support.workloads.planner_asks import make_spec
 
 TINY = SHAPES["tiny"]  # every parameter's rows divide by 4
-PSI, LAYERS, HIDDEN = num_parameters(TINY), TINY.layers, TINY.hidden
+PSI, LAYERS, HIDDEN = count_parameters(TINY), TINY.layers, TINY.hidden
 TOKENS = 4 * 64
 ACTIVATION = TOKENS * HIDDEN * 4  # b s h e
 HEAD = (TINY.vocabulary + 2) * HIDDEN
@@ -29,7 +29,7 @@ Params = dict[str, Any]
 def step_bytes(name: str, params: Params, ranks: int = 4) -> dict[str, float]:
     """Return the bytes that rank 0 sends in a step, by axis."""
     spec = PRESETS[name]({"shape": "tiny", "microbatch": 4, **params}, ranks)
-    return bytes_by_axis(list_calls(spec.rank_view(0)))
+    return bytes_by_axis(list_calls(spec.make_rank_view(0)))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_sent_bytes_of_operations(operation: str, num_bytes: float) -> None:
     [("dp=2,fsdp=2,pp=2,cp=2,tp=2", "llama3-8b"), ("fsdp=8,tp=2,ep=4", "mixtral-8x7b")],
 )
 def test_equations_give_bytes_of_calls(mesh: str, model: str) -> None:
-    all_calls = list_calls(make_spec(mesh, model, microbatches=4).rank_view(0))
+    all_calls = list_calls(make_spec(mesh, model, microbatches=4).make_rank_view(0))
     for axis, num_bytes in bytes_by_axis(all_calls).items():
         equation = sum_calls([call for call in all_calls if call.axis == axis])
         assert equation.value == pytest.approx(num_bytes)
@@ -102,7 +102,7 @@ def test_tensor_parallel_bytes(checkpointing: str, reduces: int, scatters: int) 
     layer = ACTIVATION * SHARE * LAYERS
     vocabulary = (4 * ACTIVATION + 3 * 2 * TOKENS * 4) * SHARE
     spec = PRESETS["tp_sp"]({"shape": "tiny"}, 4)
-    replicated = count_elements(spec.rank_view(0), "replicated")
+    replicated = count_elements(spec.make_rank_view(0), "replicated")
     expected = pytest.approx(reduces * layer + vocabulary)
     assert step_bytes("tp", params)["tp"] == expected
     sums = 2 * replicated * 4 * SHARE

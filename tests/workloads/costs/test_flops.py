@@ -38,12 +38,12 @@ def test_stage_flops_skip_masked_pairs() -> None:
     spec = make_spec("dp=1", "llama3-8b", microbatch=2)
     counted = count_flops_per_token(spec.shape) * spec.local_tokens
     executed = counted - 6 * count_attention(spec) + 3.5 * count_attention(spec)
-    assert count_rank_flops(spec.rank_view(0)) == pytest.approx(executed)
+    assert count_rank_flops(spec.make_rank_view(0)) == pytest.approx(executed)
 
 
 @pytest.mark.parametrize("model", ["llama3-70b", "mixtral-8x7b"])
 def test_stages_share_flops_of_the_model(model: str) -> None:
-    total = count_rank_flops(make_spec("dp=1", model).rank_view(0))
+    total = count_rank_flops(make_spec("dp=1", model).make_rank_view(0))
     spec = make_spec("pp=4", model, microbatches=8)
     first, middle, last = (count_rank_flops(view) for view in spec.distinct_views)
     assert first + 2 * middle + last == pytest.approx(total)
@@ -52,15 +52,15 @@ def test_stages_share_flops_of_the_model(model: str) -> None:
 
 @pytest.mark.parametrize(("mesh", "share"), [("tp=4", 0.25), ("cp=4", 0.25), ("fsdp=8", 1)])
 def test_axes_divide_flops(mesh: str, share: float) -> None:
-    single = count_rank_flops(make_spec("dp=1", "llama3-8b").rank_view(0))
-    flops = count_rank_flops(make_spec(mesh, "llama3-8b").rank_view(0))
+    single = count_rank_flops(make_spec("dp=1", "llama3-8b").make_rank_view(0))
+    flops = count_rank_flops(make_spec(mesh, "llama3-8b").make_rank_view(0))
     assert flops == pytest.approx(share * single)
 
 
 def test_full_checkpointing_repeats_layers_but_not_the_head() -> None:
     spec = make_spec("dp=1", "llama3-8b")
-    view = make_spec("dp=1", "llama3-8b", checkpointing="full").rank_view(0)
-    total = count_rank_flops(spec.rank_view(0))
+    view = make_spec("dp=1", "llama3-8b", checkpointing="full").make_rank_view(0)
+    total = count_rank_flops(spec.make_rank_view(0))
     head = 2 * HIDDEN * VOCABULARY * TOKENS
     attention = count_attention(spec)
     gemms = (total - 3.5 * attention) / 3 - head
@@ -69,7 +69,7 @@ def test_full_checkpointing_repeats_layers_but_not_the_head() -> None:
 
 def test_selective_checkpointing_repeats_every_second_gemm() -> None:
     """It repeats the keys', the output's and the up projection, 2 FLOPs per weight and token."""
-    view = make_spec("dp=1", "llama3-8b", checkpointing="selective").rank_view(0)
-    total = count_rank_flops(make_spec("dp=1", "llama3-8b").rank_view(0))
+    view = make_spec("dp=1", "llama3-8b", checkpointing="selective").make_rank_view(0)
+    total = count_rank_flops(make_spec("dp=1", "llama3-8b").make_rank_view(0))
     weights = HIDDEN * (HIDDEN / 4 + HIDDEN + 3.5 * HIDDEN)
     assert count_rank_flops(view) - total == pytest.approx(32 * 2 * weights * TOKENS)

@@ -13,7 +13,7 @@ from parbench.workloads.costs.memory import (
     layer_text,
     state_equation,
 )
-from parbench.workloads.costs.parameter_table import count_elements, num_parameters
+from parbench.workloads.costs.parameter_table import count_elements, count_parameters
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.presets import PRESETS
 from tests.support.workloads.planner_asks import make_spec
@@ -28,17 +28,17 @@ def bytes_per_parameter(view: RankView) -> list[float]:
     state = compute_state_memory(view)
     parts = (state.parameters, state.gradients, state.optimizer)
     assert state_equation(view).value == pytest.approx(sum(parts))
-    return [num_bytes / num_parameters(view.spec.shape) for num_bytes in parts]
+    return [num_bytes / count_parameters(view.spec.shape) for num_bytes in parts]
 
 
 def layer_bytes(spec: StepSpec, checkpointing: str = "none") -> float:
     text = layer_text(spec, checkpointing)
-    return Equation(text=text, symbols=spec.rank_view(0).symbols).value
+    return Equation(text=text, symbols=spec.make_rank_view(0).symbols).value
 
 
 def test_simulated_compute_has_no_optimizer_state() -> None:
     spec = PRESETS["ddp"]({"shape": "tiny", "compute": "simulated:1ms"}, 2)
-    state = compute_state_memory(spec.rank_view(0))
+    state = compute_state_memory(spec.make_rank_view(0))
     assert state.optimizer == 0
     assert state.gradients > 0
 
@@ -46,7 +46,7 @@ def test_simulated_compute_has_no_optimizer_state() -> None:
 @pytest.mark.parametrize(("num_bytes", "expected"), [(2, [2, 2, 12]), (4, [4, 4, 8])])
 def test_state_has_widths_of_precision(num_bytes: int, expected: list[float]) -> None:
     spec = make_spec("dp=8", "llama3-8b", bytes_per_element=num_bytes)
-    assert bytes_per_parameter(spec.rank_view(0)) == expected
+    assert bytes_per_parameter(spec.make_rank_view(0)) == expected
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_state_has_widths_of_precision(num_bytes: int, expected: list[float]) ->
     ],
 )
 def test_axes_divide_state(mesh: str, params: Params, num_bytes: float) -> None:
-    view = make_spec(mesh, "llama3-8b", **params).rank_view(0)
+    view = make_spec(mesh, "llama3-8b", **params).make_rank_view(0)
     assert sum(bytes_per_parameter(view)) == pytest.approx(num_bytes, rel=1e-3)
 
 
@@ -68,8 +68,10 @@ def test_axes_divide_state(mesh: str, params: Params, num_bytes: float) -> None:
 def test_experts_are_divided_once(mesh: str) -> None:
     """FSDP shards only the experts that expert parallelism leaves to a rank."""
     spec = make_spec(mesh, "mixtral-8x7b")
-    expected = 16 * num_parameters(spec.shape, spec.moe) / 8
-    assert compute_state_memory(spec.rank_view(0)).state == pytest.approx(expected, rel=1e-6)
+    expected = 16 * count_parameters(spec.shape, spec.moe) / 8
+    assert compute_state_memory(spec.make_rank_view(0)).state == pytest.approx(
+        expected, rel=1e-6
+    )
 
 
 HEAD = (128256 + 1) * 4096
@@ -78,16 +80,18 @@ LOSS_BUFFERS = 2 * 4 * 8192 * 128256
 
 def test_fsdp_buffers_at_the_loss_are_logits_and_head() -> None:
     """Two float32 gradients of the logits, and the head in bfloat16 before the first reduction."""
-    view = make_spec("fsdp=8", "llama3-8b").rank_view(0)
+    view = make_spec("fsdp=8", "llama3-8b").make_rank_view(0)
     shard_gradients = compute_state_memory(view).gradients
     assert buffers_equation(view).value == LOSS_BUFFERS + 2 * HEAD - shard_gradients
-    assert buffers_equation(make_spec("dp=8", "llama3-8b").rank_view(0)).value == LOSS_BUFFERS
+    assert (
+        buffers_equation(make_spec("dp=8", "llama3-8b").make_rank_view(0)).value == LOSS_BUFFERS
+    )
 
 
 def test_fsdp_buffers_after_a_layer_are_two_layers_and_gradients() -> None:
     """The activations of a layer are free when its gradients are reduced."""
     spec = make_spec("fsdp=8", "mixtral-8x7b", checkpointing="full")
-    view = spec.rank_view(0)
+    view = spec.make_rank_view(0)
     layer = (count_elements(view) - 2 * 32000 * 4096 - 4096) / 32
     expected = layer * (2 * 2 + 4) - layer_bytes(spec, "full")
     assert buffers_equation(view).value == pytest.approx(expected)
@@ -102,7 +106,7 @@ def test_fsdp_buffers_after_a_layer_are_two_layers_and_gradients() -> None:
 )
 def test_fsdp_keeps_unreduced_gradients(mesh: str, params: Params, gathered: int) -> None:
     """A pipeline reduces once per step, and others do so with ``no_sync``."""
-    view = make_spec(mesh, "llama3-8b", microbatches=4, **params).rank_view(0)
+    view = make_spec(mesh, "llama3-8b", microbatches=4, **params).make_rank_view(0)
     expected = count_elements(view) * (gathered + 4) - compute_state_memory(view).gradients
     inner_gradients = 3 * 8192 * 14336 * 2
     expected += LOSS_BUFFERS if view.has_head else inner_gradients
@@ -112,7 +116,7 @@ def test_fsdp_keeps_unreduced_gradients(mesh: str, params: Params, gathered: int
 def test_recomputed_layer_is_a_buffer() -> None:
     spec = make_spec("pp=2", "llama3-8b", checkpointing="full", microbatches=8)
     expected = layer_bytes(spec) - layer_bytes(spec, "full")
-    assert buffers_equation(spec.rank_view(0)).value == pytest.approx(expected)
+    assert buffers_equation(spec.make_rank_view(0)).value == pytest.approx(expected)
 
 
 def test_layer_of_gpt_saves_34_bytes_of_korthikanti() -> None:
@@ -141,7 +145,7 @@ def test_unfilled_pipeline_holds_fewer_microbatches(
     schedule: str, microbatches: int, first: float, last: float
 ) -> None:
     spec = make_spec("pp=8", "llama3-8b", schedule=schedule, microbatches=microbatches)
-    views = [spec.stage_view(rank) for rank in range(8)]
+    views = [spec.make_stage_view(rank) for rank in range(8)]
     assert views[0].microbatches_in_flight == first
     assert views[7].microbatches_in_flight == last
     fullest = max(activations_equation(view).value for view in views)
@@ -153,7 +157,7 @@ def test_split_backward_holds_logits(schedule: str, held: int) -> None:
     """A microbatch's logits stay until the weight gradient of the head (arXiv 2401.10241)."""
     spec = make_spec("pp=8", "llama3-8b", schedule=schedule, microbatches=32)
     stage = 4 * layer_bytes(spec)
-    activations = activations_equation(spec.stage_view(7)).value
+    activations = activations_equation(spec.make_stage_view(7)).value
     assert activations == pytest.approx(held * (stage + HEAD_BYTES), rel=1e-3)
 
 
@@ -161,6 +165,6 @@ def test_activations_of_pipeline_ranks() -> None:
     """The first rank holds most microbatches, and only the last one has logits."""
     spec = make_spec("pp=4", "llama3-8b", microbatches=8)
     stage = 8 * layer_bytes(spec)
-    activations = [activations_equation(spec.stage_view(rank)).value for rank in range(4)]
+    activations = [activations_equation(spec.make_stage_view(rank)).value for rank in range(4)]
     expected = [4 * stage, 3 * stage, 2 * stage, stage + HEAD_BYTES]
     assert activations == pytest.approx(expected, rel=1e-3)

@@ -26,6 +26,6 @@ from tests.studies.memory_oracle import (
 def test_memory_is_near_tracked_peak(
     shape: Shape, mesh: str, checkpointing: Checkpointing
 ) -> None:
-    view = make_spec(replace(shape, layers=2), mesh, checkpointing).rank_view(0)
+    view = make_spec(replace(shape, layers=2), mesh, checkpointing).make_rank_view(0)
     planned = compute_rank_memory(view).total + compute_gathered_inputs(view)
     assert planned == pytest.approx(measure_peak_bytes(view), rel=0.05)

@@ -9,8 +9,8 @@ import torch
 from parbench.workloads.costs.parameter_table import (
     ParameterPart,
     count_padded,
+    count_parameters,
     list_units,
-    num_parameters,
 )
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.moe_case import Moe, make_moe
@@ -29,7 +29,7 @@ MIXTURE = make_moe({"ep": 1, "experts": 4}, GPT, 1)
 
 def list_parts(shape: Shape, **params: Any) -> list[ParameterPart]:
     """Return the parameters of the first rank, with their names in the model."""
-    units = list_units(StepSpec(shape=shape, **params).rank_view(0))
+    units = list_units(StepSpec(shape=shape, **params).make_rank_view(0))
     [(count, layer)] = units.layers
     parts = [*units.embeddings]
     for number in range(count):
@@ -46,7 +46,7 @@ def test_parts_are_parameters_of_the_model(shape: Shape, moe: Moe | None) -> Non
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     parts = list_parts(shape, moe=moe)
     assert {part.name: part.size for part in parts} == expected
-    assert num_parameters(shape, moe) == sum(
+    assert count_parameters(shape, moe) == sum(
         parameter.numel() for parameter in model.parameters()
     )
 

@@ -7,7 +7,7 @@ import pytest
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.workloads.costs.flops import count_flops_per_token
 from parbench.workloads.expert_parallel.moe_case import Moe, make_moe
-from parbench.workloads.model.shapes import SHAPES, num_ffn_matrices
+from parbench.workloads.model.shapes import SHAPES, count_ffn_matrices
 from tests.support.workloads.training_steps import DEFINITION_BY_NAME
 
 TINY = SHAPES["tiny"]
@@ -79,5 +79,5 @@ def test_flops_of_mixture() -> None:
     router = 6 * TINY.layers * TINY.hidden * 8
     assert routed_flops == count_flops_per_token(TINY) + router
     moe = make_tiny_moe(1, shared=1)
-    shared_expert = 6 * TINY.layers * num_ffn_matrices(TINY) * TINY.hidden * moe.expert_ffn
+    shared_expert = 6 * TINY.layers * count_ffn_matrices(TINY) * TINY.hidden * moe.expert_ffn
     assert count_flops_per_token(TINY, moe) == routed_flops + shared_expert

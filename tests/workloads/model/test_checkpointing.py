@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parbench.workloads.model.shapes import Checkpointing, Shape, shape_of
+from parbench.workloads.model.shapes import Checkpointing, Shape, build_shape
 from parbench.workloads.model.transformer import (
     Transformer,
     checkpoint_layers,
@@ -17,8 +17,8 @@ from parbench.workloads.model.transformer import (
 )
 from tests.support.workloads.training_steps import build_model
 
-GPT = shape_of({"shape": "tiny", "hidden": 32, "vocabulary": 32, "sequence": 16})
-LLAMA = shape_of({"shape": "tiny-llama", "hidden": 32, "vocabulary": 32, "sequence": 16})
+GPT = build_shape({"shape": "tiny", "hidden": 32, "vocabulary": 32, "sequence": 16})
+LLAMA = build_shape({"shape": "tiny-llama", "hidden": 32, "vocabulary": 32, "sequence": 16})
 TOKENS = draw_tokens(GPT, 3, seed=7, step=0)
 GEMMS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default")
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"

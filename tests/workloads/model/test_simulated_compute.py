@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from parbench.workloads.model import simulated_compute
-from parbench.workloads.model.shapes import Shape, shape_of
+from parbench.workloads.model.shapes import Shape, build_shape
 from parbench.workloads.model.simulated_compute import (
     SimulatedCompute,
     simulate_linears,
@@ -25,8 +25,12 @@ from parbench.workloads.model.transformer import (
 from tests.support.fake_time import FakeTime
 
 CPU = torch.device("cpu")
-GPT = shape_of({"shape": "tiny", "layers": 2, "hidden": 32, "vocabulary": 32, "sequence": 16})
-LLAMA = shape_of({"shape": "tiny-llama", "layers": 2, "hidden": 32, "ffn": 64, "sequence": 16})
+GPT = build_shape(
+    {"shape": "tiny", "layers": 2, "hidden": 32, "vocabulary": 32, "sequence": 16}
+)
+LLAMA = build_shape(
+    {"shape": "tiny-llama", "layers": 2, "hidden": 32, "ffn": 64, "sequence": 16}
+)
 
 
 class RecordingCompute(SimulatedCompute):
@@ -37,7 +41,7 @@ class RecordingCompute(SimulatedCompute):
         self.requests: list[float] = []
 
     @contextmanager
-    def taking(self, seconds: float) -> Iterator[None]:
+    def take_seconds(self, seconds: float) -> Iterator[None]:
         self.requests.append(seconds)
         yield
 
@@ -74,7 +78,7 @@ def test_late_wait_shortens_the_next(
     compute = SimulatedCompute(CPU)
     start = clock.now
     for _ in range(100):
-        with compute.taking(0.01):
+        with compute.take_seconds(0.01):
             pass
     assert clock.now - start == pytest.approx(1.0, abs=late_seconds + 1e-9)
     assert min(clock.sleeps) > 0
@@ -85,12 +89,12 @@ def test_wait_contains_its_body(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeTime()
     monkeypatch.setattr(simulated_compute, "time", clock)
     compute = SimulatedCompute(CPU)
-    with compute.taking(0.01):
+    with compute.take_seconds(0.01):
         clock.now += 0.004
     clock.now += 5.0
-    with compute.taking(0.01):
+    with compute.take_seconds(0.01):
         clock.now += 0.03
-    with compute.taking(0.05):
+    with compute.take_seconds(0.05):
         pass
     assert clock.sleeps == pytest.approx([0.006, 0.03])
 

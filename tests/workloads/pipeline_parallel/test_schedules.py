@@ -75,7 +75,7 @@ def test_torch_loads_csv(tmp_path: Path, name: str) -> None:
     path.write_text(text)
     runtime = torch_orders.load(path, 4, 8, size.stages_per_rank)
     for rank in range(4):
-        for stage in schedule.stages_of(rank, size):
+        for stage in schedule.list_stages(rank, size):
             assert runtime.stage_index_to_group_rank[stage] == rank
 
 

@@ -17,7 +17,7 @@ def one_second(action: Action) -> float:
 
 
 def list_times(timeline: SimulatedTimeline, rank: int) -> list[tuple[str, float, float]]:
-    return [(str(a.action), a.start, a.stop) for a in timeline.actions_of(rank)]
+    return [(str(a.action), a.start, a.stop) for a in timeline.select_actions(rank)]
 
 
 def test_simulate_1f1b() -> None:
@@ -41,7 +41,7 @@ def test_simulate_1f1b() -> None:
 
 
 def test_simulate_adds_latency_of_messages() -> None:
-    forward_passes = simulate(GPIPE, one_second, 0.25).actions_of(1)[:3]
+    forward_passes = simulate(GPIPE, one_second, 0.25).select_actions(1)[:3]
     assert [timed.start for timed in forward_passes] == [1.25, 2.25, 3.25]
 
 

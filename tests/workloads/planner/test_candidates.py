@@ -16,7 +16,7 @@ from parbench.workloads.planner.candidates import (
     list_layouts,
     list_pipelines,
 )
-from parbench.workloads.planner.models import model_of
+from parbench.workloads.planner.models import load_model
 from tests.support.workloads.planner_asks import make_request
 
 
@@ -35,7 +35,7 @@ def test_layouts_split_the_model_in_practical_ways() -> None:
 
 
 def test_layouts_split_long_sequences() -> None:
-    layouts = list(list_layouts(make_request(model_of("llama3-8b", 65536), 16), 8))
+    layouts = list(list_layouts(make_request(load_model("llama3-8b", 65536), 16), 8))
     assert {layout.dims.cp for layout in layouts} == {1, 2, 4, 8}
     methods = {layout.cp_method for layout in layouts if layout.dims.cp > 1}
     assert methods == set(CP_METHODS)
@@ -59,7 +59,7 @@ def test_layouts_follow_the_request() -> None:
     [(8192, [1, 2]), (1024, [1, 2, 4, 8, 16]), (131072, [1])],
 )
 def test_batches_have_enough_tokens(sequence: int, microbatches: list[int]) -> None:
-    request = make_request(model_of("llama3-8b", sequence), 1, 16)
+    request = make_request(load_model("llama3-8b", sequence), 1, 16)
     layout = next(list_layouts(request, 8))
     batches = list(list_batches(request, layout))
     assert [step.microbatch for step in batches] == microbatches
@@ -81,8 +81,8 @@ def test_pipelines_have_every_schedule() -> None:
 
 def test_balance_layers_counts_the_head() -> None:
     """The head of this model costs as much as two layers."""
-    assert balance_layers(model_of("llama3-8b").shape, None, 2, 1, "1f1b") == "17+15"
-    assert balance_layers(model_of("llama3-8b").shape, None, 1, 1, "1f1b") == ""
+    assert balance_layers(load_model("llama3-8b").shape, None, 2, 1, "1f1b") == "17+15"
+    assert balance_layers(load_model("llama3-8b").shape, None, 1, 1, "1f1b") == ""
 
 
 def test_bubble_without_formula_is_simulated() -> None:

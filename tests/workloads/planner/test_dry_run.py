@@ -11,7 +11,7 @@ from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.planner.dry_run import Axis, DryRun, dry_run
 from parbench.workloads.planner.hardware import Hardware
-from parbench.workloads.planner.models import model_of
+from parbench.workloads.planner.models import load_model
 from tests.support.workloads.planner_asks import SIMPLE_HARDWARE, make_spec
 
 FAST_LINKS = msgspec.structs.replace(SIMPLE_HARDWARE, inside_bytes_per_second=1e30)
@@ -34,7 +34,7 @@ def make_slow_hardware(**overlap: float) -> Hardware:
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 def test_dry_run_of_one_rank_is_compute_and_update(checkpointing: str) -> None:
     spec = make_spec("dp=1", "llama3-8b", microbatches=3, checkpointing=checkpointing)
-    position = spec.rank_view(0)
+    position = spec.make_rank_view(0)
     run = dry_run(spec, SIMPLE_HARDWARE)
     microbatch_seconds = count_rank_flops(position) / 100e12
     assert run.axes == ()
@@ -76,7 +76,7 @@ def test_dry_run_hides_ddp_during_one_backward_pass() -> None:
     spec = make_spec("dp=64", "llama3-8b", microbatches=4)
     run = dry_run(spec, make_slow_hardware(dp=1.0))
     attention = count_attention_flops(spec.shape) * spec.local_tokens * spec.shape.layers
-    gemms = (count_rank_flops(spec.rank_view(0)) - 3.5 * attention) / 3
+    gemms = (count_rank_flops(spec.make_rank_view(0)) - 3.5 * attention) / 3
     backward_seconds = (2 * gemms + 2.5 * attention) / 100e12
     assert axis_of(run, "dp").hidden_seconds == pytest.approx(backward_seconds)
 
@@ -94,7 +94,7 @@ def test_dry_run_hides_ring_attention_only() -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_dry_run_bubble_of_equal_stages(schedule: str) -> None:
-    model = model_of("small-llama")
+    model = load_model("small-llama")
     # Short sequences and a vocabulary of two leave no attention and no head, so that all stages
     # and both halves of the backward pass take as long.
     model = replace(model, shape=replace(model.shape, vocabulary=2, sequence=2))

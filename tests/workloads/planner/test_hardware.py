@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from parbench.bench.text import UserError
-from parbench.workloads.planner.hardware import PRESETS, Efficiency, hardware_of
+from parbench.workloads.planner.hardware import PRESETS, Efficiency, load_hardware
 from tests.support.paths import ROOT
 
 HARDWARE_FILE = """
@@ -27,7 +27,7 @@ overlap = { fsdp = 0.5 }
 def test_hardware_file_overrides_defaults(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(HARDWARE_FILE)
-    hardware = hardware_of(str(path))
+    hardware = load_hardware(str(path))
     assert hardware.name == "cluster"
     assert hardware.gpus_per_node == 4
     assert hardware.memory_bytes == 96e9
@@ -50,7 +50,7 @@ def test_h100_states_the_largest_error_of_fsdp() -> None:
 )
 def test_unknown_hardware_is_rejected(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        hardware_of(name)
+        load_hardware(name)
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,4 @@ def test_hardware_file_error_names_file_and_key(
     path = tmp_path / "cluster.toml"
     path.write_text(HARDWARE_FILE.replace(part, replacement))
     with pytest.raises(UserError, match=f"cluster.toml.*{message}"):
-        hardware_of(str(path))
+        load_hardware(str(path))

@@ -11,12 +11,12 @@ from parbench.bench.text import UserError
 from parbench.workloads.costs.communication_pattern import sent_bytes
 from parbench.workloads.planner.link_time import (
     PlacedCall,
-    beyond,
-    by_curves,
-    by_hardware,
-    curve_for,
-    curves_of,
-    hardware_of_run,
+    choose_curve,
+    derive_hardware,
+    fit_curves_of_run,
+    list_extrapolations,
+    make_curve_predictor,
+    make_hardware_predictor,
 )
 from parbench.workloads.planner.placement import Place
 from tests.support.reports.report_rows import run_from_records
@@ -41,7 +41,7 @@ def make_call(op: str, num_bytes: float = 8e9, place: Place = ONE_NODE) -> Place
 
 @pytest.mark.parametrize("op", ["all_reduce", "send"])
 def test_call_inside_node_takes_bytes_over_bandwidth(op: str) -> None:
-    seconds = by_hardware(SIMPLE_HARDWARE)(make_call(op))
+    seconds = make_hardware_predictor(SIMPLE_HARDWARE)(make_call(op))
     assert seconds == sent_bytes(op, 8e9, 8) / 100e9
 
 
@@ -51,7 +51,7 @@ def test_call_inside_node_takes_bytes_over_bandwidth(op: str) -> None:
 def test_collective_uses_one_nic_per_rank(on_node: int, rails: int, nics: int) -> None:
     hardware = msgspec.structs.replace(SIMPLE_HARDWARE, rails=rails)
     place = Place(ranks=2 * on_node, on_node=on_node)
-    seconds = by_hardware(hardware)(make_call("all_gather", place=place))
+    seconds = make_hardware_predictor(hardware)(make_call("all_gather", place=place))
     assert sent_bytes("all_gather", 8e9, place.ranks) / seconds == pytest.approx(nics * 10e9)
 
 
@@ -71,7 +71,9 @@ def test_latency_is_launch_and_hops(op: str, place: Place, hops: float) -> None:
     hardware = msgspec.structs.replace(
         SIMPLE_HARDWARE, launch_seconds=1e-3, inside_hop_seconds=1e-4, across_hop_seconds=1e-2
     )
-    assert by_hardware(hardware)(make_call(op, 0.0, place)) == pytest.approx(1e-3 + hops)
+    assert make_hardware_predictor(hardware)(make_call(op, 0.0, place)) == pytest.approx(
+        1e-3 + hops
+    )
 
 
 def send_records() -> list[Record]:
@@ -89,13 +91,13 @@ def make_measured_call(op: str, ranks: int = 4, num_bytes: float = MEBI) -> Plac
     return make_call(op, num_bytes, Place(ranks=ranks, on_node=ranks))
 
 
-REDUCE_CURVES = curves_of(run_from_records(*curve_records()))
+REDUCE_CURVES = fit_curves_of_run(run_from_records(*curve_records()))
 """An all_reduce on 4 ranks of a latency of 20 us and a bandwidth of 3 GB/s."""
 
 
 def test_call_takes_time_of_its_fit() -> None:
     records = [*curve_records(), *curve_records("all_gather", latency=50e-6), *send_records()]
-    seconds = by_curves(curves_of(run_from_records(*records)))
+    seconds = make_curve_predictor(fit_curves_of_run(run_from_records(*records)))
     for op, latency in (("all_reduce", 20e-6), ("all_gather", 50e-6), ("send", 1e-4)):
         expected = pytest.approx(latency + MEBI / 3e9, rel=1e-3)
         assert seconds(make_measured_call(op)) == expected, op
@@ -111,7 +113,7 @@ def test_call_takes_time_of_its_fit() -> None:
     ],
 )
 def test_other_records_have_no_fit(records: list[Record]) -> None:
-    assert curves_of(run_from_records(*records)) == []
+    assert fit_curves_of_run(run_from_records(*records)) == []
 
 
 def test_fits_are_separate_by_group() -> None:
@@ -120,8 +122,8 @@ def test_fits_are_separate_by_group() -> None:
         *curve_records(latency=1e-3, group="across"),
         *curve_records(),
     ]
-    curves = curves_of(run_from_records(*records))
-    assert curve_for(make_call("all_reduce"), curves).inside is True
+    curves = fit_curves_of_run(run_from_records(*records))
+    assert choose_curve(make_call("all_reduce"), curves).inside is True
 
 
 @pytest.mark.parametrize(
@@ -130,13 +132,13 @@ def test_fits_are_separate_by_group() -> None:
 )
 def test_fit_is_scaled_to_other_calls(op: str, ranks: int, sent: float, hops: int) -> None:
     """An all_reduce on 4 ranks sends 1.5 of its bytes over 6 hops."""
-    seconds = by_curves(REDUCE_CURVES)(make_measured_call(op, ranks))
+    seconds = make_curve_predictor(REDUCE_CURVES)(make_measured_call(op, ranks))
     assert seconds == pytest.approx(20e-6 * hops / 6 + MEBI * sent / 1.5 / 3e9, rel=1e-3)
 
 
 def test_call_without_a_curve_names_the_missing_case() -> None:
     with pytest.raises(UserError, match=r"send.*parbench run unidirectional"):
-        by_curves([])(make_measured_call("send"))
+        make_curve_predictor([])(make_measured_call("send"))
 
 
 def test_extrapolated_calls_are_noted() -> None:
@@ -147,8 +149,8 @@ def test_extrapolated_calls_are_noted() -> None:
         make_measured_call("send"),
         make_measured_call("all_reduce", num_bytes=1e12),
     ]
-    assert beyond([measured], REDUCE_CURVES) == ()
-    notes = beyond(others, REDUCE_CURVES)
+    assert list_extrapolations([measured], REDUCE_CURVES) == ()
+    notes = list_extrapolations(others, REDUCE_CURVES)
     assert len(notes) == 4
     assert "all_reduce of 1,048,576 B on 8 ranks is extrapolated from all_reduce" in notes[0]
 
@@ -160,7 +162,7 @@ def test_hardware_of_run_is_measured() -> None:
         *curve_records(),
         environment=ENVIRONMENT,
     )
-    hardware, notes = hardware_of_run(run, SIMPLE_HARDWARE)
+    hardware, notes = derive_hardware(run, SIMPLE_HARDWARE)
     assert hardware.flops_per_second == 7e10
     assert hardware.gpus_per_node == 4
     assert notes == ("memory: those of plain",)

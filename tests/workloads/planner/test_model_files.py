@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from parbench.bench.text import UserError
-from parbench.workloads.costs.parameter_table import num_active_parameters, num_parameters
-from parbench.workloads.planner.models import model_of
+from parbench.workloads.costs.parameter_table import count_active_parameters, count_parameters
+from parbench.workloads.planner.models import load_model
 
 Config = dict[str, Any]
 
@@ -97,9 +97,9 @@ def write_config(folder: Path, config: Config | str) -> str:
 def test_config_has_parameters_of_checkpoint(
     tmp_path: Path, config: Config, parameters: int, active_billions: float
 ) -> None:
-    model = model_of(write_config(tmp_path, config))
-    active = num_active_parameters(model.shape, model.moe)
-    assert num_parameters(model.shape, model.moe) == parameters
+    model = load_model(write_config(tmp_path, config))
+    active = count_active_parameters(model.shape, model.moe)
+    assert count_parameters(model.shape, model.moe) == parameters
     assert active / 1e9 == pytest.approx(active_billions, rel=0.01)
 
 
@@ -118,9 +118,9 @@ def test_config_error_names_file_and_key(
     tmp_path: Path, config: Config | str, message: str
 ) -> None:
     with pytest.raises(UserError, match=f"config.json.*{message}"):
-        model_of(write_config(tmp_path, config))
+        load_model(write_config(tmp_path, config))
 
 
 def test_missing_model_file_is_rejected() -> None:
     with pytest.raises(UserError, match=r"absent\.json cannot be read"):
-        model_of("absent.json")
+        load_model("absent.json")

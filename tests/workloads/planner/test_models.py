@@ -12,11 +12,11 @@ from parbench.workloads.costs.flops import (
 )
 from parbench.workloads.costs.memory import layer_text
 from parbench.workloads.costs.parameter_table import (
+    count_active_parameters,
     count_elements,
-    num_active_parameters,
-    num_parameters,
+    count_parameters,
 )
-from parbench.workloads.planner.models import MODELS, model_of
+from parbench.workloads.planner.models import MODELS, load_model
 from tests.support.workloads.planner_asks import make_spec
 
 
@@ -44,14 +44,14 @@ def test_model_has_published_parameters(
     name: str, billions: float, active_billions: float
 ) -> None:
     model = MODELS[name]
-    active = num_active_parameters(model.shape, model.moe)
+    active = count_active_parameters(model.shape, model.moe)
     assert model.name == name
-    assert num_parameters(model.shape, model.moe) / 1e9 == pytest.approx(billions, rel=0.005)
+    assert count_parameters(model.shape, model.moe) / 1e9 == pytest.approx(billions, rel=0.005)
     assert active / 1e9 == pytest.approx(active_billions, rel=0.005)
 
 
 def test_deepseek_flops_match_hand_count() -> None:
-    model = model_of("deepseek-v3")
+    model = load_model("deepseek-v3")
     queries = 7168 * 1536 + 1536 * 128 * 192
     keys_and_values = 7168 * 576 + 512 * 128 * 256
     output = 128 * 128 * 7168
@@ -67,8 +67,8 @@ def test_deepseek_flops_match_hand_count() -> None:
 def test_deepseek_stages_cover_the_model() -> None:
     """The first three layers have no experts. Stages of 2 and 19 layers divide them."""
     spec = make_spec("pp=4,ep=8,dp=8", "deepseek-v3", split="2+19+20+20", microbatches=4)
-    stages = [spec.stage_view(rank) for rank in range(4)]
-    model = make_spec("dp=8,ep=8", "deepseek-v3").rank_view(0)
+    stages = [spec.make_stage_view(rank) for rank in range(4)]
+    model = make_spec("dp=8,ep=8", "deepseek-v3").make_rank_view(0)
     assert [stage.dense_layers for stage in stages] == [2, 1, 0, 0]
     assert sum(count_elements(stage) for stage in stages) == count_elements(model)
     flops = sum(count_rank_flops(stage) for stage in stages)
@@ -84,5 +84,5 @@ def test_latent_attention_activations_match_hand_count() -> None:
     feed_forward = 7168 * 2 / 4 + 4 * 18432 * 2 / 4
     latents = 7168 * 2 / 4 + 2 * (1536 + 512) * 2 / 4
     expected = norms + latents + heads + log_sum_exps + feed_forward
-    equation = Equation(text=layer_text(spec, "none"), symbols=spec.rank_view(0).symbols)
+    equation = Equation(text=layer_text(spec, "none"), symbols=spec.make_rank_view(0).symbols)
     assert equation.value / 4096 == expected

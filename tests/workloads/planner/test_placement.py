@@ -5,7 +5,7 @@ import math
 import pytest
 
 from parbench.workloads.mesh.dims import ParallelDims
-from parbench.workloads.planner.placement import Place, place_of
+from parbench.workloads.planner.placement import Place, place_group
 
 
 def count_place(groups: list[list[int]], gpus_per_node: int) -> Place:
@@ -22,7 +22,7 @@ def test_place_of_axes_matches_counted_nodes(mesh: str, gpus_per_node: int) -> N
     dims = ParallelDims.parse(mesh)
     for axes in (("dp",), ("pp",), ("fsdp",), ("tp",), ("dp", "cp"), ("dp", "fsdp", "tp")):
         expected = count_place(dims.groups(*axes), gpus_per_node)
-        assert place_of(dims, axes, gpus_per_node) == expected, axes
+        assert place_group(dims, axes, gpus_per_node) == expected, axes
 
 
 @pytest.mark.parametrize("mesh", ["fsdp=4,pp=2,cp=2,dp=2,tp=2,ep=4", "dp=4,tp=4,ep=4,etp=2"])
@@ -37,4 +37,4 @@ def test_place_of_experts_matches_counted_nodes(mesh: str, gpus_per_node: int) -
     if not dims.is_sharded:
         groups_by_axis["edp"] = dims.expert_groups("edp")
     for axis, groups in groups_by_axis.items():
-        assert place_of(dims, (axis,), gpus_per_node) == count_place(groups, gpus_per_node)
+        assert place_group(dims, (axis,), gpus_per_node) == count_place(groups, gpus_per_node)

@@ -34,7 +34,7 @@ def assert_planned(ranks: Ranks, name: str, params: dict[str, Any]) -> None:
     target = f"{__name__}:{count_memory.__name__}"
     counts = ranks.call(target, name=name, params=params)
     spec = PRESETS[name](params, ranks.size)
-    views = [spec.rank_view(rank) for rank in range(ranks.size)]
+    views = [spec.make_rank_view(rank) for rank in range(ranks.size)]
     for stage in range(spec.dims.pp):
         members = [rank for rank, view in enumerate(views) if view.pp_rank == stage]
         memories = [predict_torch_memory(views[rank]) for rank in members]

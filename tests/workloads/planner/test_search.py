@@ -9,7 +9,7 @@ from parbench.bench.text import UserError
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.planner.dry_run import DryRun, dry_run
 from parbench.workloads.planner.hardware import Hardware
-from parbench.workloads.planner.models import model_of
+from parbench.workloads.planner.models import load_model
 from parbench.workloads.planner.search import (
     PREDICTION_ERROR,
     is_tie,
@@ -65,10 +65,10 @@ SLOW_NETWORK = msgspec.structs.replace(H100, across_bytes_per_second=1e8)
 @pytest.mark.parametrize(
     ("model", "gpus", "batch", "hardware", "axis"),
     [
-        (model_of("llama3-8b", 131072), 16, 2, H100, "cp"),
-        (model_of("mixtral-8x7b"), 16, 16, H100, "ep"),
+        (load_model("llama3-8b", 131072), 16, 2, H100, "cp"),
+        (load_model("mixtral-8x7b"), 16, 16, H100, "ep"),
         # A slow network forbids sharding across nodes.
-        (model_of("llama3-70b"), 32, 4, SLOW_NETWORK, "pp"),
+        (load_model("llama3-70b"), 32, 4, SLOW_NETWORK, "pp"),
     ],
 )
 def test_search_selects_axis(

@@ -9,7 +9,7 @@ from parbench.bench.results.details import STATE_COMPONENTS
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.costs.memory import buffers_equation
-from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.costs.parameter_table import count_parameters
 from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
 from parbench.workloads.presets import PRESETS
 from parbench.workloads.probes.memory_probe import peak_during
@@ -29,7 +29,7 @@ def measure(world: World, name: str, params: Params) -> tuple[Explanation, int]:
     step.step()
     memory = run_probes(world, [step.make_memory_probe()], step.step, world.barrier, 0.0)
     step.close()
-    return memory, num_parameters(step.spec.shape)
+    return memory, count_parameters(step.spec.shape)
 
 
 def component_bytes(memory: Explanation, component: str) -> list[float]:
@@ -92,7 +92,7 @@ def test_copies_of_reduced_gradients_are_buffers(four_ranks: Ranks) -> None:
     memory, _ = four_ranks.call(f"{__name__}:measure", name="hybrid", params=params)[0]
     spec = PRESETS["hybrid"]({**SMALL_PARAMS, "kv_heads": 4, **params}, 4)
     measured, counted, _ = component_bytes(memory, "activations")
-    buffers = buffers_equation(spec.rank_view(0)).value
+    buffers = buffers_equation(spec.make_rank_view(0)).value
     assert measured == pytest.approx(counted + buffers, rel=0.1)
 
 

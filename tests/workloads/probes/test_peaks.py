@@ -2,7 +2,7 @@
 
 import pytest
 
-from parbench.workloads.probes.peaks import datasheet_peak
+from parbench.workloads.probes.peaks import find_datasheet_peak
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from parbench.workloads.probes.peaks import datasheet_peak
     ],
 )
 def test_datasheet_peak(device: str, dtype: str, tflops: float) -> None:
-    assert datasheet_peak(device, dtype) == pytest.approx(tflops * 1e12)
+    assert find_datasheet_peak(device, dtype) == pytest.approx(tflops * 1e12)
 
 
 @pytest.mark.parametrize(
@@ -29,4 +29,4 @@ def test_datasheet_peak(device: str, dtype: str, tflops: float) -> None:
     ],
 )
 def test_datasheet_peak_of_unknown_device(device: str, dtype: str) -> None:
-    assert datasheet_peak(device, dtype) is None
+    assert find_datasheet_peak(device, dtype) is None

@@ -47,7 +47,7 @@ def test_bubble_metrics_of_simulated_steps() -> None:
     median = simulate(order, imbalanced_seconds, 0.5)
     slowest = simulate(order, lambda action: 3 * imbalanced_seconds(action))
     timelines = [median, imbalanced, slowest]
-    by_rank = [[timeline.actions_of(rank) for timeline in timelines] for rank in range(2)]
+    by_rank = [[timeline.select_actions(rank) for timeline in timelines] for rank in range(2)]
 
     values = values_of(summarize_bubble(merge_steps(by_rank), pipeline, None))
 

@@ -23,18 +23,18 @@ def measure_waits(world: World, schedule: str) -> dict[str, list[float]]:
         patch.setattr(train_step, "calibrate", assert_calibration)
         step = build_small_pipeline(world, params)
     waits = record_waits(step._compute)
-    running = step._recorder.running
+    record_original = step._recorder.record_action
     shares: dict[str, list[float]] = {}
 
     @contextmanager
     def record_action(action: Action) -> Iterator[None]:
         num_waits = len(waits)
-        with running(action):
+        with record_original(action):
             yield
         seconds = sum(waits[num_waits:])
         shares.setdefault(f"{action.stage}{action.kind}", []).append(seconds / 0.004)
 
-    step._recorder.running = record_action  # type: ignore[method-assign]
+    step._recorder.record_action = record_action  # type: ignore[method-assign]
     step.step()
     actions = [action for action, _, _ in step._recorder.read()]
     assert step.spec.pipeline is not None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.world.world import World
-from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.costs.parameter_table import count_parameters
 from parbench.workloads.presets import PRESETS
 from parbench.workloads.step import reference_choice
 from parbench.workloads.step.reference_choice import check_memory, shrink_model
@@ -147,6 +147,6 @@ def test_small_shape_is_valid(name: str, ranks: int, params: Params) -> None:
 def test_check_memory_contains_single_process_reference() -> None:
     """Two models in bfloat16, gradients, and the states of an optimizer."""
     spec = make_spec("fsdp=8", "llama3-8b")
-    elements = num_parameters(spec.shape)
+    elements = count_parameters(spec.shape)
     reference = elements * (2 + 2 + 2 + 12)
-    assert check_memory(spec.rank_view(0)) > 16 * elements / 8 + reference
+    assert check_memory(spec.make_rank_view(0)) > 16 * elements / 8 + reference

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parbench.bench.world.benchmark import Description
 from parbench.bench.world.world import World
-from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.costs.parameter_table import count_parameters
 from parbench.workloads.mesh.mesh import get_local_tensor
 from parbench.workloads.model.optimizer import LEARNING_RATE
 from parbench.workloads.probes.peaks import Peak
@@ -263,7 +263,7 @@ def describe(world: World, name: str, params: Params) -> tuple[Description, int]
     with pytest.MonkeyPatch.context() as patch:
         peak = Peak(flops_per_second=1e12, source="a test")
         patch.setattr(train_step, "find_peak", lambda device, dtype: peak)
-        return step.describe(), num_parameters(step.spec.shape)
+        return step.describe(), count_parameters(step.spec.shape)
 
 
 @pytest.mark.parametrize(("name", "data_ranks"), [("fsdp", 2), ("tp", 1)])

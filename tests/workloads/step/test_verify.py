@@ -12,14 +12,14 @@ from parbench.workloads.model.simulated_compute import (
     set_distinct_gradients,
     simulate_linears,
 )
-from parbench.workloads.step.verify import Tensors, compare, count_unfilled, norm_of_all
+from parbench.workloads.step.verify import Tensors, compare, compute_norm, count_unfilled
 
 
 def differences(
     actual: Tensors, reference: Tensors, low_precision: Tensors | None = None
 ) -> dict[str, str]:
     """Return the difference of each wrong tensor by name."""
-    results = compare(actual, reference, low_precision, norm_of_all(reference.values()))
+    results = compare(actual, reference, low_precision, compute_norm(reference.values()))
     return {result.name: result.difference for result in results}
 
 

@@ -17,7 +17,7 @@ from parbench.workloads.costs.flops import count_rank_flops
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.planner.hardware import HIDEABLE, Efficiency, Hardware
 from parbench.workloads.planner.link_time import read_peak
-from parbench.workloads.planner.measured.validate import get_value, spec_of_record
+from parbench.workloads.planner.measured.validate import build_spec_of_record, get_value
 
 
 def calibrate_hardware(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardware, tuple[str, ...]]:
@@ -84,7 +84,7 @@ def measure_shares(
             if record.status != "ok" or not record.case.name.startswith("workload."):
                 continue
             try:
-                spec = spec_of_record(record)
+                spec = build_spec_of_record(record)
             except UserError:
                 continue
             share = _measure_compute_share(record, spec, hardware)

@@ -31,7 +31,12 @@ from parbench.workloads.expert_parallel.routing import BALANCED
 from parbench.workloads.planner.dry_run import DryRun, dry_run, place_call
 from parbench.workloads.planner.hardware import OVERLAP, Efficiency, Hardware
 from parbench.workloads.planner.hardware import PRESETS as HARDWARE
-from parbench.workloads.planner.link_time import Curve, beyond, by_curves, curves_of
+from parbench.workloads.planner.link_time import (
+    Curve,
+    fit_curves_of_run,
+    list_extrapolations,
+    make_curve_predictor,
+)
 from parbench.workloads.planner.report.columns import make_column
 from parbench.workloads.presets import PRESETS
 
@@ -55,7 +60,7 @@ def validate(run: Run, fits: Run | None = None) -> Validation:
             records_by_case.setdefault(record.case.id, []).append(record)
     if not records_by_case:
         raise UserError(f"{run.path} has no training step. Measure some: parbench run")
-    curves = curves_of(fits)
+    curves = fit_curves_of_run(fits)
     if not curves:
         raise UserError(
             f"{fits.path} has no collective with three sizes, from which the times of "
@@ -84,13 +89,13 @@ def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck
         raise UserError(records[0].reason or records[0].status)
     case, world = measured[0].case, measured[0].world
     metrics = merge_metrics([record.metrics for record in measured])
-    spec = spec_of_record(measured[0])
+    spec = build_spec_of_record(measured[0])
     declared = get_declared_compute(spec)
     compute = get_value(metrics, "compute") if declared is None else declared
     if compute is None:
         raise UserError("its compute time was not measured")
     hardware = describe_machine(world, spec)
-    run = dry_run(spec, hardware, seconds=by_curves(curves), compute_seconds=compute)
+    run = dry_run(spec, hardware, seconds=make_curve_predictor(curves), compute_seconds=compute)
     calls = [place_call(call, hardware, spec) for call in list_busiest_calls(spec.distinct_views)]
     return StepCheck(
         case=case.id,
@@ -98,7 +103,7 @@ def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck
         ranks=world.size,
         compute="measured" if declared is None else "declared",
         components=list(_list_components(run, metrics)),
-        notes=list(beyond(calls, curves)),
+        notes=list(list_extrapolations(calls, curves)),
     )
 
 
@@ -193,7 +198,7 @@ def _check(name: str, predicted: float, unit: str, metric: MetricValue | None) -
     return ComponentCheck(name=name, predicted=predicted, measured=measured)
 
 
-def spec_of_record(record: Record) -> StepSpec:
+def build_spec_of_record(record: Record) -> StepSpec:
     """Return the description of the training step that a record measured.
 
     Raises ``UserError`` with the reason if the record is not of a training step of parbench, or if

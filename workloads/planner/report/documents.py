@@ -30,7 +30,7 @@ from parbench.workloads.planner.describe import (
     describe_settings,
     label_step,
 )
-from parbench.workloads.planner.dry_run import GIGA, DryRun, PlannedRank, pipeline_of
+from parbench.workloads.planner.dry_run import GIGA, DryRun, PlannedRank, simulate_pipeline
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.infeasible import explain_too_large
 from parbench.workloads.planner.report.columns import (
@@ -38,7 +38,7 @@ from parbench.workloads.planner.report.columns import (
     make_column,
     summarize_run,
 )
-from parbench.workloads.planner.report.equations import formula_table
+from parbench.workloads.planner.report.equations import make_formula_table
 from parbench.workloads.planner.search import (
     PREDICTION_ERROR,
     SearchResult,
@@ -53,7 +53,7 @@ More microbatches would only repeat the middle of the pipeline.
 """
 
 
-def search_document(
+def make_search_document(
     request: SearchRequest,
     result: SearchResult,
     top: int,
@@ -69,21 +69,23 @@ def search_document(
     """
     best = result.best
     sections = [
-        Section("decision", "Decision", tables=[_question_table(request, best.hardware)]),
-        Section("candidates", "Candidates", tables=[_mesh_table(request, result, top)]),
+        Section("decision", "Decision", tables=[_make_question_table(request, best.hardware)]),
+        Section("candidates", "Candidates", tables=[_make_mesh_table(request, result, top)]),
         *([_step_section(best)] if explain else []),
-        _assumption_section(best, notes, explain=explain),
+        _make_assumption_section(best, notes, explain=explain),
     ]
     return _make_document(best, sections)
 
 
-def dry_run_document(run: DryRun, notes: Sequence[str] = (), *, explain: bool = False) -> Document:
+def make_dry_run_document(
+    run: DryRun, notes: Sequence[str] = (), *, explain: bool = False
+) -> Document:
     """Return the document of ``parbench plan mesh``: one step's time, communication and memory.
 
     ``notes`` are added to the assumptions. ``explain`` adds the equations of the step.
     """
     return _make_document(
-        run, [_step_section(run), _assumption_section(run, notes, explain=explain)]
+        run, [_step_section(run), _make_assumption_section(run, notes, explain=explain)]
     )
 
 
@@ -111,7 +113,7 @@ def _make_document(run: DryRun, sections: Sequence[Section]) -> Document:
     )
 
 
-def _question_table(request: SearchRequest, hardware: Hardware) -> Table:
+def _make_question_table(request: SearchRequest, hardware: Hardware) -> Table:
     """Return the table of the questions that lead to a strategy, with their answers.
 
     They are about model state, activations, the sequence, the experts of a MoE model, the global
@@ -144,7 +146,7 @@ def _question_table(request: SearchRequest, hardware: Hardware) -> Table:
     )
 
 
-def _mesh_table(request: SearchRequest, result: SearchResult, top: int) -> Table:
+def _make_mesh_table(request: SearchRequest, result: SearchResult, top: int) -> Table:
     """Return the table of the ``top`` best meshes of a search, best mesh first.
 
     A note has the limits of the search, some of which ``request`` sets.
@@ -215,7 +217,7 @@ def _draw_meshes(runs: Sequence[DryRun], feasible: Sequence[DryRun]) -> Iterator
 
 def _step_section(run: DryRun) -> Section:
     """Return the section with the time, the communication and the memory of a predicted step."""
-    tables = [_time_table(run), *_axis_tables(run), _memory_table(run)]
+    tables = [_make_time_table(run), *_make_axis_tables(run), _make_memory_table(run)]
     summary = (
         f"{run.tokens_per_second:,.0f} tokens/s, MFU {run.mfu:.1%}, memory {run.memory_share:.0%} of "
         f"{run.hardware.usable_bytes / GIGA:.1f} GB usable, bottleneck {describe_bottleneck(run)}."
@@ -223,7 +225,7 @@ def _step_section(run: DryRun) -> Section:
     return Section("step", "The step", tables=tables, notes=[summary])
 
 
-def _time_table(run: DryRun) -> Table:
+def _make_time_table(run: DryRun) -> Table:
     """Return the table of a step's predicted seconds by component, such as compute and bubble.
 
     The last row is their sum, the time of the step.
@@ -267,7 +269,7 @@ def _draw_pipeline(run: DryRun) -> Iterator[Plot]:
     spec = replace(run.spec, microbatches=microbatches)
     if spec.pipeline is None:
         return
-    predicted = make_detail_rows(pipeline_of(replace(run, spec=spec)))
+    predicted = make_detail_rows(simulate_pipeline(replace(run, spec=spec)))
     yield GanttChart(
         title="The pipeline",
         caption=f"{spec.pipeline_options.schedule}, simulated with the times of each stage and the "
@@ -276,7 +278,7 @@ def _draw_pipeline(run: DryRun) -> Iterator[Plot]:
     )
 
 
-def _axis_tables(run: DryRun) -> list[Table]:
+def _make_axis_tables(run: DryRun) -> list[Table]:
     """Return a list with the table of a step's communication by mesh axis.
 
     The list is empty for a step without communication.
@@ -312,7 +314,7 @@ def _axis_tables(run: DryRun) -> list[Table]:
     return [table]
 
 
-def _memory_table(run: DryRun) -> Table:
+def _make_memory_table(run: DryRun) -> Table:
     """Return the table of memory in GB by component, with one row for each representative rank.
 
     A representative stands for all pipeline ranks with equal work.
@@ -321,7 +323,7 @@ def _memory_table(run: DryRun) -> Table:
     rows = [
         {
             "rank": label,
-            **_memory_by_component(rank),
+            **_sum_memory_by_component(rank),
             "total": rank.memory.total / GIGA,
         }
         for label, rank in ranks.items()
@@ -352,22 +354,22 @@ def _draw_memory(
         title="Memory of a rank",
         caption=caption,
         quantity="memory",
-        bars={label: _memory_by_component(rank) for label, rank in ranks.items()},
+        bars={label: _sum_memory_by_component(rank) for label, rank in ranks.items()},
         limit=(usable, f"{usable:.1f} GB usable"),
     )
 
 
-def _memory_by_component(rank: PlannedRank) -> dict[str, float]:
+def _sum_memory_by_component(rank: PlannedRank) -> dict[str, float]:
     """Return the memory of a rank in GB, by component such as ``gradients``."""
     return {name: getattr(rank.memory, name) / GIGA for name in COMPONENTS}
 
 
-def _assumption_section(run: DryRun, notes: Sequence[str], *, explain: bool) -> Section:
+def _make_assumption_section(run: DryRun, notes: Sequence[str], *, explain: bool) -> Section:
     """Return the section with the assumptions about hardware and ``notes``, one per row.
 
     ``notes`` are further assumptions. ``explain`` adds a table of the equations of the step.
     """
-    tables = [formula_table(run)] if explain else []
+    tables = [make_formula_table(run)] if explain else []
     tables.append(
         Table(
             "assumptions",

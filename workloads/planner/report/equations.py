@@ -17,7 +17,7 @@ from parbench.workloads.planner.report.columns import format_value, make_column
 OWN_SOURCE = "this planner"
 
 
-def formula_table(run: DryRun) -> Table:
+def make_formula_table(run: DryRun) -> Table:
     """Return the table of the equations from which the prediction of a step follows.
 
     They are for the memory of the rank that holds most, the bytes on each axis of the rank that
@@ -35,7 +35,7 @@ def formula_table(run: DryRun) -> Table:
 
 
 def _list_rows(run: DryRun) -> Iterator[Row]:
-    """Yield the rows of ``formula_table``, one for each equation."""
+    """Yield the rows of ``make_formula_table``, one for each equation."""
     view = run.fullest.view
     yield _make_row("state", state_equation(view), "B", "arXiv 1910.02054, figure 1")
     dropout = "with" if run.spec.shape.dropout else "without"
@@ -47,7 +47,7 @@ def _list_rows(run: DryRun) -> Iterator[Row]:
         yield _make_row(f"bytes on {axis.name}", sum_calls(calls), "B", SOURCES[axis.name])
     parts = {name.replace(" ", "_"): seconds for name, seconds in run.parts.items()}
     yield _make_row("step", Equation(text=" + ".join(parts), symbols=parts), "s", OWN_SOURCE)
-    yield _make_row("MFU", _mfu_equation(run), "", "PaLM, arXiv 2204.02311, appendix B")
+    yield _make_row("MFU", _make_mfu_equation(run), "", "PaLM, arXiv 2204.02311, appendix B")
 
 
 def _make_row(quantity: str, equation: Equation, unit: str, source: str) -> Row:
@@ -65,7 +65,7 @@ def _make_row(quantity: str, equation: Equation, unit: str, source: str) -> Row:
     }
 
 
-def _mfu_equation(run: DryRun) -> Equation:
+def _make_mfu_equation(run: DryRun) -> Equation:
     """Return the equation of the MFU of a predicted step, as a fraction of the dense peak."""
     shape = run.spec.shape
     return Equation(

@@ -199,7 +199,7 @@ def compute_state(spec: StepSpec) -> float:
     return max(states)
 
 
-def guide_document(step: StepSpec, gpus: int, hardware: Hardware) -> Document:
+def make_guide_document(step: StepSpec, gpus: int, hardware: Hardware) -> Document:
     """Return the document of ``parbench plan guide`` for the model of ``step`` on ``gpus`` GPUs.
 
     It compares the strategies, batch sizes and recomputation in tables.
@@ -212,17 +212,17 @@ def guide_document(step: StepSpec, gpus: int, hardware: Hardware) -> Document:
     )
     strategies = list_strategies(step, gpus, hardware.gpus_per_node)
     batch_tables = [
-        _regime_table(step, gpus, hardware),
-        _recomputation_table(step, gpus, hardware),
+        _make_regime_table(step, gpus, hardware),
+        _make_recomputation_table(step, gpus, hardware),
     ]
     sections = [
-        Section("strategies", "Strategies", tables=[_strategy_table(strategies)]),
+        Section("strategies", "Strategies", tables=[_make_strategy_table(strategies)]),
         Section("batch", "Batch", tables=batch_tables),
     ]
     return Document(name=f"guide {step.name} on {gpus} GPUs", heading=heading, sections=sections)
 
 
-def _strategy_table(strategies: Sequence[Strategy]) -> Table:
+def _make_strategy_table(strategies: Sequence[Strategy]) -> Table:
     """Return the table that compares strategies: their calls, bytes, memory and ease of use."""
     return Table(
         "table",
@@ -241,7 +241,7 @@ def _strategy_table(strategies: Sequence[Strategy]) -> Table:
             make_column("activations_gb", "activations", "GB", "without checkpointing"),
             make_column("link", description="the slowest suitable links, calls hidden or exposed"),
         ],
-        rows=[_strategy_row(strategy) for strategy in strategies],
+        rows=[_make_strategy_row(strategy) for strategy in strategies],
         notes=[
             SYMBOLS,
             "With gradients in float32 and parameters in 16 bits (g = 2 * e), ZeRO-3 sends about as "
@@ -250,8 +250,8 @@ def _strategy_table(strategies: Sequence[Strategy]) -> Table:
     )
 
 
-def _strategy_row(strategy: Strategy) -> Row:
-    """Return the row of ``_strategy_table`` for a strategy.
+def _make_strategy_row(strategy: Strategy) -> Row:
+    """Return the row of ``_make_strategy_table`` for a strategy.
 
     Activations are those of the rank that holds most memory.
     """
@@ -279,7 +279,7 @@ def _strategy_row(strategy: Strategy) -> Row:
     }
 
 
-def _regime_table(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
+def _make_regime_table(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
     """Return a table of communication relative to compute for FSDP and FSDP with TP.
 
     Each row has a number of tokens per GPU, and the simplest mesh whose communication takes at most
@@ -297,13 +297,13 @@ def _regime_table(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
             make_column("tp", "size of TP", description="the one with the smallest ratio"),
             make_column("regime", description="the simplest mesh whose ratio is at most 1"),
         ],
-        rows=[_regime_row(step, gpus, tokens, hardware) for tokens in token_counts],
+        rows=[_make_regime_row(step, gpus, tokens, hardware) for tokens in token_counts],
         notes=["Communication bound: in neither mesh can compute hide all communication."],
     )
 
 
-def _regime_row(step: StepSpec, gpus: int, tokens: int, hardware: Hardware) -> Row:
-    """Return the row of ``_regime_table`` for ``tokens`` tokens per GPU.
+def _make_regime_row(step: StepSpec, gpus: int, tokens: int, hardware: Hardware) -> Row:
+    """Return the row of ``_make_regime_table`` for ``tokens`` tokens per GPU.
 
     The row has the ratio of communication to compute for FSDP, and for FSDP with TP of the size
     with the smallest ratio. With TP, the ranks of a ``tp`` group share a microbatch of ``tokens``
@@ -354,7 +354,7 @@ def _compute_comm_ratio(
     return sum(axis.seconds for axis in run.axes) / run.compute_seconds
 
 
-def _recomputation_table(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
+def _make_recomputation_table(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
     """Return a table of tokens per second per GPU, by checkpointing (rows) and microbatch.
 
     The model uses FSDP on all GPUs. A cell is empty if the step does not fit in memory.

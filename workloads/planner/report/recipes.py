@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 
 from parbench.bench.results.tables import Document, Row, Section, Table
-from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.costs.parameter_table import count_parameters
 from parbench.workloads.planner.models import MODELS
 from parbench.workloads.planner.report.columns import make_column
 
@@ -94,7 +94,7 @@ RECIPES = (
 """The published meshes, the smallest model first."""
 
 
-def recipe_document() -> Document:
+def make_recipe_document() -> Document:
     """Return the document of ``parbench plan recipes``: published meshes, smallest model first."""
     table = Table(
         "recipes",
@@ -127,7 +127,7 @@ def _make_row(recipe: Recipe) -> Row:
     step = MODELS[recipe.model]
     return {
         **asdict(recipe),
-        "parameters": f"{num_parameters(step.shape, step.moe) / 1e9:,.4g} B",
+        "parameters": f"{count_parameters(step.shape, step.moe) / 1e9:,.4g} B",
         "mesh": recipe.mesh or "-",
         "sequence": f"{recipe.sequence or step.shape.sequence:,}",
     }

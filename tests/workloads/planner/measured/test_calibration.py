@@ -10,7 +10,7 @@ from parbench.bench.results.records import Record
 from parbench.bench.text import UserError
 from parbench.workloads.costs.flops import count_rank_flops
 from parbench.workloads.planner.measured.calibration import calibrate_hardware
-from parbench.workloads.planner.measured.validate import spec_of_record
+from parbench.workloads.planner.measured.validate import build_spec_of_record
 from parbench.workloads.planner.plan_command import (
     MachineOptions,
     load_machine,
@@ -45,8 +45,8 @@ def make_step(
 
 
 def count_flops(record: Record) -> float:
-    spec = spec_of_record(record)
-    return count_rank_flops(spec.rank_view(0)) * spec.microbatches
+    spec = build_spec_of_record(record)
+    return count_rank_flops(spec.make_rank_view(0)) * spec.microbatches
 
 
 def test_calibration_averages_runs() -> None:

@@ -10,7 +10,7 @@ from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
 from parbench.bench.text import UserError
 from parbench.workloads.costs.memory import activations_equation
-from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.costs.parameter_table import count_parameters
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.pipeline_parallel.order import PipelineSize
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
@@ -26,9 +26,9 @@ from tests.support.reports.reports_fixtures import (
     seconds_metric,
 )
 
-PSI = num_parameters(SHAPES["small"])
+PSI = count_parameters(SHAPES["small"])
 REDUCE_SECONDS = 20e-6 + 4 * PSI / 3e9
-"""Seconds of DDP's only bucket by the fit of ``curve_records``."""
+"""PredictSeconds of DDP's only bucket by the fit of ``curve_records``."""
 
 
 def make_record(
@@ -75,7 +75,7 @@ def test_validation_predicts_times(name: str, predicted: float, measured: float)
 
 def test_validation_compares_bytes_and_memory() -> None:
     spec = PRESETS["ddp"](make_record().case.params, 4)
-    activations = activations_equation(spec.rank_view(0)).value
+    activations = activations_equation(spec.make_rank_view(0)).value
     sent_bytes = 2 * 4 * PSI * 3 / 4
     metrics = {
         "bytes_sent.dp": counted_metric(2 * sent_bytes, "B"),

@@ -9,8 +9,8 @@ from parbench.bench.results.tables import GanttChart
 from parbench.workloads.planner.decision import list_questions
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.report.documents import (
-    dry_run_document,
-    search_document,
+    make_dry_run_document,
+    make_search_document,
 )
 from parbench.workloads.planner.search import search
 from tests.support.workloads.planner_asks import H100, make_request, make_spec
@@ -21,7 +21,7 @@ def test_search_document_has_questions_and_meshes() -> None:
     request = make_request("llama3-70b", 32, 32)
     result = search(request, H100)
     relaxed = replace(result, context_tokens=2047)
-    decision, candidates, _ = search_document(request, relaxed, 3).sections
+    decision, candidates, _ = make_search_document(request, relaxed, 3).sections
     [questions] = decision.tables
     assert [row["question"] for row in questions.rows] == [
         question.text for question in list_questions(request, H100)
@@ -36,7 +36,7 @@ def test_search_document_has_questions_and_meshes() -> None:
 
 def draw_pipeline(microbatches: int) -> GanttChart:
     spec = make_spec("pp=4,tp=8", "llama3-70b", microbatches=microbatches)
-    document = dry_run_document(dry_run(spec, H100))
+    document = make_dry_run_document(dry_run(spec, H100))
     [gantt] = document.sections[0].tables[0].figures()
     assert isinstance(gantt, GanttChart)
     return gantt
@@ -55,7 +55,7 @@ def test_document_draws_pipeline(microbatches: int, num_drawn: int) -> None:
 @pytest.mark.parametrize(("microbatches", "is_noted"), [(3, True), (4, False)])
 def test_document_notes_too_few_microbatches(microbatches: int, is_noted: bool) -> None:
     spec = make_spec("pp=4,tp=8", "llama3-70b", microbatches=microbatches)
-    notes = dry_run_document(dry_run(spec, H100)).sections[0].tables[0].notes
+    notes = make_dry_run_document(dry_run(spec, H100)).sections[0].tables[0].notes
     text = "3 microbatches for 4 pipeline ranks: use at least 4 (--set microbatches=4"
     assert any(note.startswith(text) for note in notes) == is_noted
 

@@ -6,7 +6,7 @@ import pytest
 
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.report.columns import format_value
-from parbench.workloads.planner.report.equations import formula_table
+from parbench.workloads.planner.report.equations import make_formula_table
 from tests.support.workloads.planner_asks import H100, make_spec
 
 
@@ -23,7 +23,7 @@ def test_formulas_evaluate_to_the_dry_run(
     mesh: str, model: str, params: dict[str, Any]
 ) -> None:
     run = dry_run(make_spec(mesh, model, **params), H100)
-    rows = {row["quantity"]: row for row in formula_table(run).rows}
+    rows = {row["quantity"]: row for row in make_formula_table(run).rows}
     expected = {
         "state": run.fullest.memory.state,
         "activations": run.fullest.memory.activations,

@@ -5,9 +5,13 @@ from dataclasses import replace
 import pytest
 
 from parbench.workloads.costs.equation import Equation
-from parbench.workloads.costs.parameter_table import count_elements, num_parameters
-from parbench.workloads.planner.models import model_of
-from parbench.workloads.planner.report.guide import Strategy, guide_document, list_strategies
+from parbench.workloads.costs.parameter_table import count_elements, count_parameters
+from parbench.workloads.planner.models import load_model
+from parbench.workloads.planner.report.guide import (
+    Strategy,
+    list_strategies,
+    make_guide_document,
+)
 from tests.support.workloads.planner_asks import H100
 
 
@@ -16,7 +20,7 @@ def evaluate_formula(strategy: Strategy) -> float:
     spec, shape, moe = strategy.spec, strategy.spec.shape, strategy.spec.moe
     ranks = spec.ranks // (spec.dims.fsdp if "dp" in strategy.axes.split() else 1)
     symbols: dict[str, float] = {
-        "Psi": num_parameters(shape, moe),
+        "Psi": count_parameters(shape, moe),
         "e": spec.bytes_per_element,
         "n": ranks,
         "r": (ranks - 1) / ranks,
@@ -31,7 +35,7 @@ def evaluate_formula(strategy: Strategy) -> float:
         "q": shape.heads * (shape.head_size + shape.value_size),
         "k": shape.kv_heads * (shape.head_size + shape.value_size),
         "D": moe.dense_layers if moe else 0,
-        "W": count_elements(spec.rank_view(0), "replicated"),
+        "W": count_elements(spec.make_rank_view(0), "replicated"),
         "top_k": moe.top_k if moe else 0,
     }
     return Equation(text=strategy.formula, symbols=symbols).value
@@ -52,7 +56,7 @@ CONTEXT_STRATEGIES = ["CP, zigzag", "CP, allgather_kv", "CP, ulysses"]
 )
 def test_formulas_match_bytes_of_the_calls(model: str, names: set[str]) -> None:
     """Formulas ignore padding, norms and the counts of tokens."""
-    table = list_strategies(model_of(model), 64, 8)
+    table = list_strategies(load_model(model), 64, 8)
     assert names <= {strategy.name for strategy in table}
     for strategy in table:
         expected = pytest.approx(strategy.sent_bytes, rel=0.005)
@@ -61,17 +65,17 @@ def test_formulas_match_bytes_of_the_calls(model: str, names: set[str]) -> None:
 
 @pytest.mark.parametrize(("reduce_bytes", "ratio"), [(4, 1.0), (2, 1.5)])
 def test_zero3_sends_as_much_as_noted(reduce_bytes: int, ratio: float) -> None:
-    step = replace(model_of("llama3-70b"), reduce_bytes=reduce_bytes)
+    step = replace(load_model("llama3-70b"), reduce_bytes=reduce_bytes)
     sent = {strategy.name: strategy.sent_bytes for strategy in list_strategies(step, 64, 8)}
     assert sent["ZeRO-3, FSDP"] / sent["DDP"] == pytest.approx(ratio, rel=0.02)
 
 
 def test_strategies_of_one_gpu_are_empty() -> None:
-    assert list_strategies(model_of("llama3-8b"), 1, 8) == []
+    assert list_strategies(load_model("llama3-8b"), 1, 8) == []
 
 
 def test_guide_contains_the_limits_of_strategies() -> None:
-    document = guide_document(model_of("llama3-8b"), 64, H100)
+    document = make_guide_document(load_model("llama3-8b"), 64, H100)
     tables = {table.id: table for part in document.sections for table in part.tables}
     regimes = [row["regime"] for row in tables["regimes"].rows]
     assert regimes[0] == "communication bound"
