@@ -51,7 +51,8 @@ def freeze(optimizer: torch.optim.Optimizer) -> None:
 class MasterAdamW(torch.optim.Optimizer):
     """AdamW that updates a float32 copy of each parameter (mixed-precision training).
 
-    The state takes 12 bytes per parameter (ZeRO, arXiv 1910.02054, section 3.1).
+    The state takes 12 bytes per parameter (ZeRO, arXiv 1910.02054, section 3.1). A step also holds
+    float32 copies of all gradients at once, because AdamW updates all parameters together.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float) -> None:
