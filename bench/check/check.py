@@ -135,12 +135,16 @@ def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, 
     ``core_sets`` holds the CPU numbers of each group, in the order of the ranks that measure the
     groups.
     """
-    devices = []
-    for rank, cores in enumerate(core_sets):
-        kind = f"cores ({len(core_sets[0])})"
-        name = f"CPU {format_cpus(cores)}"
-        devices.append(Device(host=host, name=name, kind=kind, is_gpu=False, rank=rank))
-    return tuple(devices)
+    return tuple(
+        Device(
+            host=host,
+            name=f"CPU {format_cpus(cores)}",
+            kind=f"cores ({len(core_sets[0])})",
+            is_gpu=False,
+            rank=rank,
+        )
+        for rank, cores in enumerate(core_sets)
+    )
 
 
 def to_document(health: Health) -> dict[str, object]:

@@ -37,10 +37,9 @@ def render(results: Sequence[Health]) -> str:
 
 def _format_title(health: Health) -> str:
     """Return a line with a host, its verdict, its devices and the duration of its check."""
-    parts = [f"{health.host}: {health.verdict}"]
-    for device in health.devices[:1]:
-        parts.append(f"{len(health.devices)} x {device.kind}")
-    return " · ".join([*parts, format_duration(health.seconds)])
+    kinds = [f"{len(health.devices)} x {device.kind}" for device in health.devices[:1]]
+    title = f"{health.host}: {health.verdict}"
+    return " · ".join([title, *kinds, format_duration(health.seconds)])
 
 
 def _list_host_lines(health: Health, prefix: str) -> list[str]:

@@ -74,9 +74,8 @@ class Evidence:
             silent_ranks: the ranks that did not answer when a measurement took too long and the
                 driver asked all ranks for their state.
         """
-        states = []
-        for rank, hello in sorted(self.hellos.items()):
-            state = RankState(
+        states = [
+            RankState(
                 rank=rank,
                 host=hello.host,
                 pid=hello.pid,
@@ -84,7 +83,8 @@ class Evidence:
                 stack=stacks.get(rank, ""),
                 is_silent=rank in silent_ranks,
             )
-            states.append(state)
+            for rank, hello in sorted(self.hellos.items())
+        ]
         return Outcome(
             status=status,
             reason=reason,

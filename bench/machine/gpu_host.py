@@ -40,10 +40,8 @@ def choose_gpu_cpus(
     CPUs. The result is empty if the CPUs near any GPU are unknown or outside the affinity. ``root``
     is the folder that contains ``sys``, ``/`` except in tests.
     """
-    near_cpus = []
-    for address in addresses:
-        local_cpus = read_text(root / _PCI_DEVICES / address / "local_cpulist")
-        near_cpus.append(parse_cpus(local_cpus or "") & get_affinity())
+    files = [root / _PCI_DEVICES / address / "local_cpulist" for address in addresses]
+    near_cpus = [parse_cpus(read_text(file) or "") & get_affinity() for file in files]
     if not all(near_cpus):
         return ()
     cpus_by_rank = []

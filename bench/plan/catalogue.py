@@ -290,9 +290,10 @@ def expand_groups(params: Params, spec: WorldSpec) -> Iterable[Params]:
     num_groups = len(form_groups(str(params.get("group", "world")), spec.nproc, spec.hosts))
     if num_groups == 1:
         return [params]
-    cases: list[Params] = []
-    for concurrent, index in product((False, True), range(num_groups)):
-        cases.append({**params, "group_index": index, "concurrent": concurrent})
+    cases = [
+        {**params, "group_index": index, "concurrent": concurrent}
+        for concurrent, index in product((False, True), range(num_groups))
+    ]
     return _select_agreeing(cases, params)
 
 
@@ -302,9 +303,10 @@ def expand_pairs(params: Params, spec: WorldSpec) -> Iterable[Params]:
     The pair is in the parameters ``source`` and ``target``. If ``params`` has one of them, only
     pairs with this rank are made.
     """
-    cases: list[Params] = []
-    for source, target in permutations(range(spec.nproc), 2):
-        cases.append({**params, "source": source, "target": target})
+    cases = [
+        {**params, "source": source, "target": target}
+        for source, target in permutations(range(spec.nproc), 2)
+    ]
     return _select_agreeing(cases, params)
 
 

@@ -22,8 +22,7 @@ def render_names(definitions: Sequence[BenchmarkDefinition]) -> str:
     for kind in sorted(by_kind):
         lines += [f"{kind}.*", *by_kind[kind]]
     lines += ["", "Presets: parbench run --preset NAME"]
-    for name, preset in PRESETS.items():
-        lines.append(f"  {name:6}{preset.help}")
+    lines += [f"  {name:6}{preset.help}" for name, preset in PRESETS.items()]
     lines += ["", "Details and parameters of one: parbench list NAME"]
     return "\n".join(lines)
 

@@ -107,9 +107,10 @@ def _compute_rate(work: Work, time: Estimate) -> MetricValue:
     ``time`` is the median over samples in seconds. The bounds of the rate's interval follow from
     the bounds of the time's interval. The rate is None if the time or the amount is 0.
     """
-    rates = []
-    for seconds in (time.value, time.high, time.low):  # the slowest time gives the lowest rate
-        rates.append(work.amount / seconds if seconds and work.amount else None)
+    rates = [
+        work.amount / seconds if seconds and work.amount else None
+        for seconds in (time.value, time.high, time.low)  # the slowest time gives the lowest rate
+    ]
     metric = find_metric(work.name)
     return MetricValue(
         value=rates[0],

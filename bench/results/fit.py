@@ -122,10 +122,9 @@ def fit_curve(points: Sequence[CurvePoint]) -> CurveFit | None:
     curve = sorted(points, key=attrgetter("size_bytes"))
     if len(curve) < MIN_SIZES:
         return None
-    partitions = [[curve]]
-    for place in range(MIN_SIZES, len(curve) - MIN_SIZES + 1):
-        partitions.append([curve[:place], curve[place:]])
-    parts = min(partitions, key=_compute_bic)
+    places = range(MIN_SIZES, len(curve) - MIN_SIZES + 1)
+    partitions = [[curve[:place], curve[place:]] for place in places]
+    parts = min([[curve], *partitions], key=_compute_bic)
     lines = [_fit_line(part) for part in parts]
     errors = np.concatenate([line.errors for line in lines])
     limit = max(MIN_OUTLIER_ERROR, OUTLIER_SIGMAS * _estimate_deviation(errors))

@@ -171,9 +171,10 @@ def load_run(path: Path) -> Run:
         check_schema(content, str(file))
         info = decode_json(content, RunInfo)
         check_timestamp(info.started)
-    records = {}
-    for record in read_records(path / "records.jsonl"):
-        records[record.repetition, record.case.id] = record
+    records = {
+        (record.repetition, record.case.id): record
+        for record in read_records(path / "records.jsonl")
+    }
     return Run(path=path, info=info, records=tuple(records.values()))
 
 
