@@ -137,8 +137,9 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
         options = replace(options, names=(*options.names, *(step.name for step in steps)))
     spec, layout = _choose_ranks(options, joined)
     fault = None if options.inject is None else parse_fault(options.inject, spec.nproc)
-    injection_note = "" if fault is None else f"injected: {fault.text}"
-    notes = (*spec.notes, injection_note)
+    notes = [*spec.notes, "" if fault is None else f"injected: {fault.text}"]
+    if spec.device == "cuda" and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
+        notes.append("CUDA_LAUNCH_BLOCKING is set: the host waits for each kernel")
     return msgspec.structs.replace(
         make_plan(options, catalogue, spec),
         emulation=os.environ.get(EMULATED_VARIABLE, ""),

@@ -90,6 +90,14 @@ def test_time_follows_from_cases_preset_or_budget(
         assert run_plan.budget_seconds > 2 * seconds
 
 
+def test_plan_notes_blocking_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    machine = replace(MACHINE, gpus=(Gpu(),) * 2, torch_has_cuda=True)
+    monkeypatch.setattr(options_module, "inspect_rank_machine", lambda *_: machine)
+    assert any("CUDA_LAUNCH_BLOCKING" in note for note in plan(ALL_REDUCE).notes)
+    assert plan(replace(ALL_REDUCE, device="cpu")).notes == ()
+
+
 def test_plan_notes_shared_cores_and_injection() -> None:
     run_plan = plan(replace(ALL_REDUCE, nproc=6, inject="corrupt:5", link="400Gbit"))
     oversubscribed, injected = run_plan.notes
