@@ -100,7 +100,7 @@ def test_every_option_of_run_reaches_the_plan(
         **PLAN_OPTIONS,
     )
     others = {"out": Path("o"), "limits": Path("b"), "as_json": True}
-    others["resume_path"] = None
+    others |= {"resume_path": None, "report_modules": ()}
     assert run_calls == [(expected, others)]
 
 
