@@ -73,7 +73,7 @@ DEFINITIONS = {
     ),
     "point": "One combination of the values that a sweep file varies. It is measured as one run.",
     "virtual stage": (
-        "One of several groups of layers that a rank of a pipeline holds (parameter chunks). More of "
+        "One of several groups of layers that a rank of a pipeline holds (parameter virtual_stages). More of "
         "them shorten the bubble and need more messages."
     ),
     "sample": (

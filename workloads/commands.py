@@ -70,8 +70,8 @@ _MODEL_OPTIONS = _combine(
 )
 _SETTINGS: dict[str, "click.ParamType[Any]"] = {
     "schedule": click.STRING,
-    "chunks": _COUNT,
-    "split": click.STRING,
+    "virtual_stages": _COUNT,
+    "layers_per_stage": click.STRING,
     "microbatches": _COUNT,
     "cp_method": click.STRING,
     "precision": click.STRING,
@@ -81,9 +81,9 @@ _SETTINGS: dict[str, "click.ParamType[Any]"] = {
 _SETTINGS_HELP = """\b
 Names of --set:
   schedule=NAME         order of a pipeline: 1f1b, interleaved, zb_h1, ...
-  chunks=N              stages per rank; default: those of the schedule
-  split=N+N+...         layers of each stage, such as 5+6+13x5+4; default: as
-                        equal as possible
+  virtual_stages=N      per pipeline rank; default: those of the schedule
+  layers_per_stage=N+N+...
+                        such as 5+6+13x5+4; default: as equal as possible
   microbatches=N        per data rank, instead of --global-batch; default: 4
                         per pipeline rank, 1 without a pipeline
   cp_method=NAME        zigzag, allgather_kv, ulysses, usp or ring
@@ -104,7 +104,7 @@ class SettingType(click.ParamType):  # type: ignore[type-arg]  # generic since c
     ) -> tuple[str, Any]:
         """Return the name and the converted value of a text ``NAME=VALUE``.
 
-        ``_SETTINGS`` has the type of the value for each name, such as an integer for ``chunks``. A
+        ``_SETTINGS`` has the type of the value for each name, such as an integer for ``virtual_stages``. A
         text without "=", an unknown name and a value of another type are errors of the command
         line.
         """

@@ -112,8 +112,8 @@ def build_step(params: Params, dims: ParallelDims) -> StepSpec:
         prefetch=values["prefetch"] == "explicit",
         pipeline_options=PipelineOptions(
             schedule=str(values["schedule"]),
-            stages_per_rank=int(values["chunks"]),
-            split=str(values["split"]),
+            stages_per_rank=int(values["virtual_stages"]),
+            layers_per_stage=str(values["layers_per_stage"]),
         ),
         cp_method=str(values["cp_method"]),
         ulysses=int(values["ulysses"]),

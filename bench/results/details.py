@@ -135,7 +135,7 @@ class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
     """The number of ranks of the pipeline."""
     microbatches: int
     """The number of microbatches of a step."""
-    chunks: int
+    virtual_stages: int
     """The number of stages on each rank (virtual stages)."""
     layers_by_stage: tuple[int, ...] | None = None
     """The number of transformer layers of each stage, in the order of stages."""

@@ -46,7 +46,7 @@ def label_communication(case: Case) -> str:
 
 
 def label_differences(results: Sequence[CaseResult], without: Iterable[str] = ()) -> dict[str, str]:
-    """Return a label of each case with the parameters that differ: ``split=3+1``, keyed by case id.
+    """Return a label of each case with the parameters that differ, keyed by case id: ``layers=4``.
 
     A parameter is in the label if its value differs between the cases of the same benchmark in
     ``results``. Parameters with an empty value and the parameters named in ``without`` are left

@@ -102,8 +102,8 @@ def _read_counts(record: Record) -> dict[str, float | str]:
     pipeline = read_details(record, PipelineDetails)
     if pipeline is not None:
         text = f"{pipeline.schedule} of {pluralize(pipeline.microbatches, 'microbatch')}"
-        if pipeline.chunks > 1:
-            text += f", {pluralize(pipeline.chunks, 'virtual stage')} per rank"
+        if pipeline.virtual_stages > 1:
+            text += f", {pluralize(pipeline.virtual_stages, 'virtual stage')} per rank"
         counts["schedule"] = text
     return counts
 

@@ -45,7 +45,7 @@ def chart_pipeline(
         rank_inches = max(0.06, min(0.2, 2.6 / details.ranks))
         height = 0.4 + (0.25 + rank_inches * details.ranks) * len(timelines)
         figure, all_axes = new_figure(height, is_wide=is_wide, num_rows=len(timelines))
-        looks = _list_looks(details.chunks)
+        looks = _list_looks(details.virtual_stages)
         for axes, (kind, timeline) in zip(all_axes, timelines.items(), strict=True):
             set_x_axis(axes, TIME_SINCE_START, 0.0, seconds * 1.003)
             draw_lanes(axes, make_lanes(details, timeline), looks, seconds)
@@ -57,7 +57,7 @@ def chart_pipeline(
         add_legend(figure)
         return figure
 
-    if details.chunks > 1:
+    if details.virtual_stages > 1:
         caption += " Later virtual stages of a rank are paler."
     return Chart(name=name, title=title, caption=caption, draw=draw, is_wide=is_wide)
 

@@ -235,7 +235,7 @@ def find_pipeline_idle_time(step: StepEvidence) -> Iterator[Finding]:
     if len(set(layers)) > 1 and sum(layers) % len(layers) == 0:
         equal = [sum(layers) // len(layers)] * len(layers)
         splits = tuple("+".join(map(str, split)) for split in (layers, equal))
-        command = step.command("pp", split=splits)
+        command = step.command("pp", layers_per_stage=splits)
     yield from _report(
         step,
         "uneven-stages",

@@ -23,7 +23,7 @@ _PIPELINE_COLUMNS = (
     Column("schedule", help="order of actions", is_result=True),
     Column("ranks", "P", kind="count", help="ranks of the pipeline"),
     Column("microbatches", "M", kind="count", help="microbatches per step"),
-    Column("chunks", "chunks (v)", kind="count", help="virtual stages per rank"),
+    Column("virtual_stages", "virtual stages (v)", kind="count", help="virtual stages per rank"),
     STEP_TIME_COLUMN,
 )
 
@@ -38,7 +38,9 @@ def make_pipeline_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
         return
     for row in rows:
         details: PipelineDetails = row["details"]
-        row |= {name: getattr(details, name) for name in ("ranks", "microbatches", "chunks")}
+        row |= {
+            name: getattr(details, name) for name in ("ranks", "microbatches", "virtual_stages")
+        }
         row["schedule"] = to_single_line(details.schedule)
     metric_columns = list_metric_columns("pipelines", rows)
     yield Table(

@@ -31,11 +31,13 @@ def list_cases(*records: Any, repetitions: int = 1) -> list[dict[str, Any]]:
 
 
 def test_cases_keep_integers_and_texts() -> None:
-    first, second = list_cases(ok_record(CASE), ok_record(step_case("ddp", split="3+1")))
+    first, second = list_cases(
+        ok_record(CASE), ok_record(step_case("ddp", layers_per_stage="3+1"))
+    )
     assert format_case_size(first["param_size_bytes"]) == "64K"
     assert is_missing(second["param_size_bytes"])
-    assert first["param_split"] is None
-    assert second["param_split"] == "3+1"
+    assert first["param_layers_per_stage"] is None
+    assert second["param_layers_per_stage"] == "3+1"
     assert first["label"] == "all_reduce 64K blocking float32"
     assert second["label"] == "ddp"
     assert first["noise"] == "stable"

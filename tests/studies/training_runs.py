@@ -231,7 +231,9 @@ def _llama3_405b() -> Iterator[TrainingRun]:
         shape = replace(step.shape, sequence=sequence)
         mesh = {"dp": gpus // 128 // cp, "pp": 16, "cp": cp, "tp": 8}
         spec = place_step(
-            replace(step, shape=shape, cp_method="allgather_kv").with_pipeline(split=split),
+            replace(step, shape=shape, cp_method="allgather_kv").with_pipeline(
+                layers_per_stage=split
+            ),
             ParallelDims().resize(**mesh),
         )
         yield TrainingRun(
@@ -322,7 +324,9 @@ def _bloom() -> TrainingRun:
         name="bloom", shape=_gpt_shape(70, 14336, 112, vocabulary=250880), microbatch=2
     )
     split = balance_layers(step.shape, None, 12, 1, "1f1b")
-    step = replace(step, checkpointing="full", zero1="distributed").with_pipeline(split=split)
+    step = replace(step, checkpointing="full", zero1="distributed").with_pipeline(
+        layers_per_stage=split
+    )
     return TrainingRun(
         name="BLOOM 176B",
         spec=place_step(step, ParallelDims(dp=8, pp=12, tp=4)).with_batch(2048),
@@ -374,7 +378,7 @@ def _deepseek() -> TrainingRun:
     step = load_model("deepseek-v3", 4096)
     split = balance_layers(step.shape, step.moe, 16, 1, "1f1b")
     step = replace(step, checkpointing="selective", zero1="distributed")
-    step = step.with_pipeline(split=split)
+    step = step.with_pipeline(layers_per_stage=split)
     return TrainingRun(
         name="DeepSeek-V3",
         spec=place_step(step, ParallelDims.parse("pp=16,dp=128,ep=64")).with_batch(15360),

@@ -80,7 +80,9 @@ def test_option_matches_one_process(two_ranks: Ranks, name: str, params: Params)
         ("cp=2,fsdp=2", {"padding": 0.5}),
         ("fsdp=2,tp=2,ep=4", {**EXPERTS, "padding": 0.3}),
         pytest.param(
-            "pp=2,dp=2", {"schedule": "gpipe", "split": "1+2", "layers": 3}, marks=SLOW
+            "pp=2,dp=2",
+            {"schedule": "gpipe", "layers_per_stage": "1+2", "layers": 3},
+            marks=SLOW,
         ),
         pytest.param(
             "pp=2,fsdp=2", {"schedule": "interleaved", "layers": 4, **ODD}, marks=SLOW

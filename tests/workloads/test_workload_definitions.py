@@ -163,7 +163,7 @@ def test_impossible_preset_is_refused(
     ("mesh", "params", "message"),
     [
         ("tp=8", {}, "heads(4) % tp(8) != 0"),
-        ("pp=8", {}, "layers(4) < pp(8) * chunks(1)"),
+        ("pp=8", {}, "layers(4) < pp(8) * virtual_stages(1)"),
         ("cp=4,tp=2", {"cp_method": "ulysses"}, "heads(4) / tp(2) % cp(4) != 0"),
         (
             "dp=4,tp=2,ep=2",

@@ -355,7 +355,7 @@ class StepSpec:
 def _find_broken_pipeline(spec: StepSpec) -> str | None:
     """Return the reason why the schedule or torch's runtime cannot run a step's pipeline.
 
-    It is the violation of a rule of the schedule or of torch, such as ``chunks(1) < 2``. The result
+    It is the violation of a rule of the schedule or of torch, such as ``virtual_stages(1) < 2``. The result
     is None if the step can run, or has no pipeline.
     """
     try:
@@ -364,10 +364,10 @@ def _find_broken_pipeline(spec: StepSpec) -> str | None:
         return str(error)
     if pipeline is None:
         return None
-    chunks = pipeline.size.stages_per_rank
-    if spec.dims.is_sharded and chunks > MAX_GATHERED_STAGES:
+    stages = pipeline.size.stages_per_rank
+    if spec.dims.is_sharded and stages > MAX_GATHERED_STAGES:
         limit = f"torch's pipeline runtime gathers at most {MAX_GATHERED_STAGES} stages per rank"
-        return f"chunks({chunks}) > {MAX_GATHERED_STAGES} with fsdp > 1: {limit}"
+        return f"virtual_stages({stages}) > {MAX_GATHERED_STAGES} with fsdp > 1: {limit}"
     return None
 
 

@@ -30,7 +30,7 @@ def make_details(pipeline: Pipeline) -> PipelineDetails:
         schedule=pipeline.schedule.name,
         ranks=size.ranks,
         microbatches=size.microbatches,
-        chunks=size.stages_per_rank,
+        virtual_stages=size.stages_per_rank,
         stages_by_rank=tuple(map(pipeline.list_stages, range(size.ranks))),
         layers_by_stage=pipeline.layers_by_stage,
     )

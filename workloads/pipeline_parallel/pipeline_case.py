@@ -24,9 +24,20 @@ SCHEDULE = Param(
 )
 PARAMS = (
     SCHEDULE,
-    Param("chunks", "int", 0, "stages per rank; 0 = the schedule's own", minimum=0, optional=True),
     Param(
-        "split", "str", "", "layers of each stage, such as 2+1+1+2; empty = equal", optional=True
+        "virtual_stages",
+        "int",
+        0,
+        "virtual stages per rank; 0 = the schedule's own",
+        minimum=0,
+        optional=True,
+    ),
+    Param(
+        "layers_per_stage",
+        "str",
+        "",
+        "layers of each stage, such as 2+1+1+2; empty = equal",
+        optional=True,
     ),
 )
 """The parameters of a pipeline that a user can set."""
@@ -40,7 +51,7 @@ class PipelineOptions:
     """The name of a schedule in ``SCHEDULES``."""
     stages_per_rank: int = 0
     """The number of stages on each rank. 0 means the schedule's default."""
-    split: str = ""
+    layers_per_stage: str = ""
     """The number of layers of each stage, such as 2+1+1+2. Empty means equal numbers."""
 
     def get_size(self, ranks: int, microbatches: int) -> PipelineSize:
@@ -55,13 +66,14 @@ class PipelineOptions:
         """Return the pipeline of a model with ``layers`` layers on ``ranks`` ranks.
 
         ``microbatches`` is their number in a step. Raises ``UserError`` if the schedule cannot run
-        with these sizes, with the violation, such as ``layers(4) < pp(8) * chunks(1)``.
+        with these sizes, with the violation, such as ``layers(4) < pp(8) * virtual_stages(1)``.
         """
         schedule = find_schedule(self.schedule)
         size = schedule.size(ranks, microbatches, self.stages_per_rank)
         if layers < size.num_stages:
-            raise UserError(f"layers({layers}) < pp({ranks}) * chunks({size.stages_per_rank})")
-        layers_by_stage = split_layers(layers, size.num_stages, self.split)
+            stages = size.stages_per_rank
+            raise UserError(f"layers({layers}) < pp({ranks}) * virtual_stages({stages})")
+        layers_by_stage = split_layers(layers, size.num_stages, self.layers_per_stage)
         return Pipeline(schedule=schedule, size=size, layers_by_stage=layers_by_stage)
 
 
@@ -87,29 +99,31 @@ class Pipeline:
 
 
 @lru_cache(maxsize=4096)
-def split_layers(layers: int, num_stages: int, split: str = "") -> tuple[int, ...]:
+def split_layers(layers: int, num_stages: int, layers_per_stage: str = "") -> tuple[int, ...]:
     """Return the number of layers of each stage, first stage first.
 
-    ``split`` is the numbers as text, such as 1+2+1+1 or 1+2+2x1. If it is empty, all stages have
-    equal numbers. Raises ``UserError`` if the layers do not divide equally, or if ``split`` cannot
-    be read or does not have ``num_stages`` numbers with the sum ``layers``.
+    ``layers_per_stage`` is the numbers as text, such as 1+2+1+1 or 1+2+2x1. If it is empty, all
+    stages have equal numbers. Raises ``UserError`` if the layers do not divide equally, if the text
+    cannot be read, or if it does not have ``num_stages`` numbers with the sum ``layers``.
     """
-    if not split:
+    if not layers_per_stage:
         if layers % num_stages:
             raise UserError(
                 f"layers({layers}) % stages({num_stages}) != 0: "
-                "set the layers of each stage with split=2+1+..."
+                "set the layers of each stage with layers_per_stage=2+1+..."
             )
         return (layers // num_stages,) * num_stages
     counts: tuple[int, ...] = ()
-    for part in split.split("+"):
+    for part in layers_per_stage.split("+"):
         match = re.fullmatch(r"(?:(\d{1,4})x)?(0*[1-9]\d*)", part.strip())
         if match is None:
-            raise UserError(f"split = {split!r} is not allowed: write layers, such as 1+2+1+1")
+            raise UserError(
+                f"layers_per_stage = {layers_per_stage!r} is not allowed: write layers, such as 1+2+1+1"
+            )
         counts += (int(match[2]),) * int(match[1] or 1)
     if (len(counts), sum(counts)) != (num_stages, layers):
         raise UserError(
-            f"split = {split!r} has {len(counts)} stages with {sum(counts)} layers instead of "
+            f"layers_per_stage = {layers_per_stage!r} has {len(counts)} stages with {sum(counts)} layers instead of "
             f"{num_stages} with {layers}"
         )
     return counts

@@ -110,19 +110,19 @@ class Schedule:
         """Return the numbers of ranks, microbatches and stages, if the schedule can run with them.
 
         ``stages_per_rank`` 0 means the schedule's default. Raises ``UserError`` with the violation
-        of a rule, such as ``schedule = zb_v does not allow chunks(3) != 2 (stages per rank)``.
-        ``chunks`` is the name of the user's parameter.
+        of a rule, such as ``schedule = zb_v does not allow virtual_stages(3) != 2``.
+        ``virtual_stages`` is the name of the user's parameter.
         """
         size = PipelineSize(ranks, microbatches, stages_per_rank or self.stages_per_rank)
-        chunks, min_chunks = size.stages_per_rank, self.min_stages_per_rank
+        stages, min_stages = size.stages_per_rank, self.min_stages_per_rank
         if size.ranks < 2:
             rule = f"ranks({size.ranks}) < 2"
         elif size.microbatches < 1:
             rule = f"microbatches({size.microbatches}) < 1"
-        elif min_chunks is None and chunks != self.stages_per_rank:
-            rule = f"chunks({chunks}) != {self.stages_per_rank} (stages per rank)"
-        elif min_chunks is not None and chunks < min_chunks:
-            rule = f"chunks({chunks}) < {min_chunks} (stages per rank)"
+        elif min_stages is None and stages != self.stages_per_rank:
+            rule = f"virtual_stages({stages}) != {self.stages_per_rank}"
+        elif min_stages is not None and stages < min_stages:
+            rule = f"virtual_stages({stages}) < {min_stages}"
         else:
             rule = self.find_broken_rule(size)
         if rule:

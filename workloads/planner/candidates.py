@@ -255,8 +255,8 @@ def list_pipelines(request: SearchRequest, step: StepSpec) -> Iterator[StepSpec]
         if dims.pp * stages_per_rank > step.shape.layers:
             continue
         sized = step.with_pipeline(schedule=name, stages_per_rank=stages_per_rank)
-        split = balance_layers(step.shape, step.moe, dims.pp, stages_per_rank, name)
-        yield sized.with_pipeline(split=split)
+        layers = balance_layers(step.shape, step.moe, dims.pp, stages_per_rank, name)
+        yield sized.with_pipeline(layers_per_stage=layers)
 
 
 def list_schedules(request: SearchRequest) -> list[tuple[str, int]]:

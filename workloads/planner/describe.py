@@ -22,8 +22,10 @@ def describe_settings(spec: StepSpec) -> str:
     if spec.dims.pp > 1:
         schedule = spec.pipeline_options.schedule
         stages = spec.stages_per_rank
-        settings.append(schedule if stages == 1 else f"{schedule}, {stages} stages per rank")
-    if spec.pipeline is not None and spec.pipeline_options.split:
+        settings.append(
+            schedule if stages == 1 else f"{schedule}, {stages} virtual stages per rank"
+        )
+    if spec.pipeline is not None and spec.pipeline_options.layers_per_stage:
         settings.append(f"layers {format_split(spec.pipeline.layers_by_stage)}")
     return ", ".join(settings)
 
@@ -31,7 +33,7 @@ def describe_settings(spec: StepSpec) -> str:
 def format_split(layers_by_stage: Sequence[int]) -> str:
     """Return the numbers of layers of pipeline stages as text, such as ``7+2x8+7``.
 
-    ``2x8`` stands for two successive stages of 8 layers. ``--set split`` accepts this text.
+    ``2x8`` stands for two successive stages of 8 layers. ``--set layers_per_stage`` accepts it.
     """
     texts: list[str] = []
     for layers, stages in groupby(layers_by_stage):

@@ -55,7 +55,7 @@ class StepOptions:
     """The activation checkpointing: none, selective, full, or full:K for one layer in K."""
     schedule: str = ""
     """The name of the pipeline schedule."""
-    chunks: int = 0
+    virtual_stages: int = 0
     """The number of pipeline stages per rank."""
     cp_method: str = ""
     """The name of the method of context parallelism."""
@@ -63,7 +63,7 @@ class StepOptions:
     """The stage of ZeRO, 0 to 3."""
     microbatches: int = 0
     """The microbatches per data rank and step, only for ``plan mesh``."""
-    split: str = ""
+    layers_per_stage: str = ""
     """The layers of each pipeline stage, such as 2+1+1+2, only for ``plan mesh``."""
 
 
@@ -115,7 +115,7 @@ def answer_search(
     and its time, communication and memory by component. Raises ``UserError`` if no mesh fits in
     memory.
     """
-    for name in ("microbatches", "split"):
+    for name in ("microbatches", "layers_per_stage"):
         if getattr(options, name):
             raise UserError(f"--set {name} is for one mesh: use parbench plan mesh")
     step = build_step(options)
@@ -161,7 +161,7 @@ def build_step(options: StepOptions) -> StepSpec:
     check_options(options)
     model = load_model(options.model, options.sequence)
     pipeline = PipelineOptions(
-        schedule=options.schedule or DEFAULT_SCHEDULE, stages_per_rank=options.chunks
+        schedule=options.schedule or DEFAULT_SCHEDULE, stages_per_rank=options.virtual_stages
     )
     return replace(
         model,
@@ -187,10 +187,10 @@ def build_step_on_mesh(options: StepOptions, mesh: str) -> StepSpec:
     default = 4 * dims.pp if dims.pp > 1 else 1
     spec = replace(place_step(step, dims), microbatches=options.microbatches or default)
     schedule = spec.pipeline_options.schedule
-    split = options.split
-    if not split and dims.pp > 1 and spec.shape.layers % spec.pipeline_size.num_stages:
-        split = balance_layers(spec.shape, spec.moe, dims.pp, spec.stages_per_rank, schedule)
-    spec = spec.with_pipeline(split=split)
+    layers = options.layers_per_stage
+    if not layers and dims.pp > 1 and spec.shape.layers % spec.pipeline_size.num_stages:
+        layers = balance_layers(spec.shape, spec.moe, dims.pp, spec.stages_per_rank, schedule)
+    spec = spec.with_pipeline(layers_per_stage=layers)
     if options.global_batch:
         spec = spec.with_batch(options.global_batch)
     return apply_zero(spec, options.zero).require_valid()

@@ -86,7 +86,9 @@ def shrink_model(spec: StepSpec, params: Params) -> dict[str, Value]:
     tokens_per_unit = 2 * spec.ranks
     tokens = tokens_per_unit * max(1, _MAX_TOKENS // tokens_per_unit)
     small: dict[str, Value] = {
-        "layers": shape.layers if params.get("split") else min(shape.layers, max(2, stages)),
+        "layers": shape.layers
+        if params.get("layers_per_stage")
+        else min(shape.layers, max(2, stages)),
         "hidden": hidden,
         "heads": shape.heads,
         "kv_heads": shape.kv_heads,

@@ -22,7 +22,7 @@ PIPELINE = PipelineDetails(
     schedule="gpipe",
     ranks=1,
     microbatches=1,
-    chunks=1,
+    virtual_stages=1,
     stages_by_rank=((0,),),
     measured=((TimedAction("0F0", 0, 5),),),
 )
@@ -49,7 +49,7 @@ def test_details_read_back_as_written(details: Details) -> None:
 
 
 def test_damaged_details_name_case_and_key() -> None:
-    record = make_record({"pipeline": pipeline_details(ranks=2) | {"chunks": "two"}})
-    with pytest.raises(UserError, match=r"`\$\.chunks`") as error:
+    record = make_record({"pipeline": pipeline_details(ranks=2) | {"virtual_stages": "two"}})
+    with pytest.raises(UserError, match=r"`\$\.virtual_stages`") as error:
         read_details(record, PipelineDetails)
     assert step_case().label in str(error.value)

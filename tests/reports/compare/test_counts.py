@@ -77,7 +77,7 @@ def test_changed_count_is_reported(counts: dict[str, float], text: str) -> None:
 
 
 def make_pipeline_record(schedule: str, in_flight: float) -> Record:
-    stages = {"ranks": 2, "microbatches": 4, "chunks": 1, "stages_by_rank": [[0], [1]]}
+    stages = {"ranks": 2, "microbatches": 4, "virtual_stages": 1, "stages_by_rank": [[0], [1]]}
     details = {"pipeline": {"schedule": schedule, **stages}}
     return make_record({"calls.pp.send": 4.0, "in_flight": in_flight}, details=details)
 

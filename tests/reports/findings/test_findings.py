@@ -144,7 +144,7 @@ def make_outlier(*seconds: float) -> list[Record]:
 
 
 def make_uneven_pipeline() -> Record:
-    return make_pipeline({"imbalance": 0.2}, split="3+1", layers_by_stage=[3, 1])
+    return make_pipeline({"imbalance": 0.2}, layers_per_stage="3+1", layers_by_stage=[3, 1])
 
 
 def make_unmeasured_pipeline() -> Record:
@@ -177,7 +177,11 @@ def make_unmeasured_pipeline() -> Record:
             ["cp (axis dp): 50.0 %", "Also: tp (axis dp)"],
         ),
         (train(idle=0.4), "host-bound", ["-> parbench run fsdp ", "--set microbatch=4,16"]),
-        ([make_uneven_pipeline()], "uneven-stages", ["20.0 %", "--set split=3+1,2+2"]),
+        (
+            [make_uneven_pipeline()],
+            "uneven-stages",
+            ["20.0 %", "--set layers_per_stage=3+1,2+2"],
+        ),
         (
             [make_pipeline({"schedule": 0.3}, microbatches=2)],
             "pipeline-bubble",

@@ -258,7 +258,7 @@ def pipeline_details(
         "schedule": schedule,
         "ranks": ranks,
         "microbatches": microbatches,
-        "chunks": 1,
+        "virtual_stages": 1,
         "layers_by_stage": [2] * ranks,
         "stages_by_rank": [[rank] for rank in range(ranks)],
         "clock": "one host, one monotonic clock",
@@ -290,8 +290,10 @@ def pipeline_metrics(seconds: float = 0.020) -> Metrics:
 def pipeline_record(
     schedule: str = "1f1b", repetition: int = 0, seconds: float = 0.020, **fields: Any
 ) -> Record:
-    """Return a pipeline step with these details; `split` and `hidden` are parameters."""
-    params = {name: fields.pop(name) for name in ("split", "hidden") if name in fields}
+    """Return a pipeline step with these details; `layers_per_stage` and `hidden` are parameters."""
+    params = {
+        name: fields.pop(name) for name in ("layers_per_stage", "hidden") if name in fields
+    }
     case = pipeline_case(schedule, fields.get("microbatches", 4), **params)
     details = {"pipeline": pipeline_details(schedule, **fields)}
     return ok_record(

@@ -44,7 +44,11 @@ def make_spec(
 ) -> StepSpec:
     """Return a step of a named model, or of another step's model, on a mesh."""
     step = load_model(model) if isinstance(model, str) else model
-    names = {"schedule": "schedule", "chunks": "stages_per_rank", "split": "split"}
+    names = {
+        "schedule": "schedule",
+        "virtual_stages": "stages_per_rank",
+        "layers_per_stage": "layers_per_stage",
+    }
     options = {field: params.pop(name) for name, field in names.items() if name in params}
     spec = place_step(step.with_pipeline(**options), ParallelDims.parse(mesh))
     return replace(spec, **params)

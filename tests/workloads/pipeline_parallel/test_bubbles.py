@@ -22,9 +22,13 @@ SLOW_INPUTS = PassSeconds(0.3, 3.0, 0.6)
 
 
 def run(
-    name: str, ranks: int, microbatches: int, chunks: int = 0, passes: PassSeconds = EQUAL
+    name: str,
+    ranks: int,
+    microbatches: int,
+    virtual_stages: int = 0,
+    passes: PassSeconds = EQUAL,
 ) -> SimulatedTimeline:
-    size = SCHEDULES[name].size(ranks, microbatches, chunks)
+    size = SCHEDULES[name].size(ranks, microbatches, virtual_stages)
     seconds = {
         "F": passes.forward,
         "I": passes.input_gradient,
@@ -56,15 +60,15 @@ def test_simulated_bubble_equals_analytical(
 
 
 @pytest.mark.parametrize(
-    ("name", "chunks", "fraction"),
+    ("name", "virtual_stages", "fraction"),
     [
         ("1f1b", 1, 3 / 11),
         ("interleaved", 4, 3 / 35),
         ("zb_v", 2, 1 / 17),
     ],
 )
-def test_bubble_fraction_of_papers(name: str, chunks: int, fraction: float) -> None:
-    timeline = run(name, 4, 8, chunks)
+def test_bubble_fraction_of_papers(name: str, virtual_stages: int, fraction: float) -> None:
+    timeline = run(name, 4, 8, virtual_stages)
     assert timeline.bubble_fraction == pytest.approx(fraction)
 
 

@@ -23,11 +23,14 @@ def refuse(params: Params, ranks: int = 2) -> str | None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"split": "1+2"}, "'1+2' has 2 stages with 3 layers"),
-        ({"split": "1+1+2"}, "'1+1+2' has 3 stages with 4 layers instead of 2 with 4"),
-        ({"split": "3x2"}, "'3x2' has 3 stages"),
-        ({"split": "x4"}, "'x4' is not allowed"),
-        ({"split": "4+0"}, "'4+0'"),
+        ({"layers_per_stage": "1+2"}, "'1+2' has 2 stages with 3 layers"),
+        (
+            {"layers_per_stage": "1+1+2"},
+            "'1+1+2' has 3 stages with 4 layers instead of 2 with 4",
+        ),
+        ({"layers_per_stage": "3x2"}, "'3x2' has 3 stages"),
+        ({"layers_per_stage": "x4"}, "'x4' is not allowed"),
+        ({"layers_per_stage": "4+0"}, "'4+0'"),
     ],
 )
 def test_pipeline_refuses(params: Params, message: str) -> None:

@@ -46,11 +46,11 @@ def test_pipeline_step_matches_one_process(two_ranks: Ranks) -> None:
 @pytest.mark.full
 def test_pipeline_step_options_match_one_process(two_ranks: Ranks) -> None:
     cases: list[Params] = [
-        {"recipe": "llama", "split": "1+3"},
+        {"recipe": "llama", "layers_per_stage": "1+3"},
         {"checkpointing": "full", "precision": "bfloat16"},
         {"checkpointing": "selective", "schedule": "gpipe"},
-        {"schedule": "interleaved", "chunks": 4, "layers": 8},
-        {"schedule": "interleaved_zb", "chunks": 1},
+        {"schedule": "interleaved", "virtual_stages": 4, "layers": 8},
+        {"schedule": "interleaved_zb", "virtual_stages": 1},
     ]
     assert_right(two_ranks, [{"schedule": "1f1b", **params} for params in cases])
 

@@ -51,8 +51,8 @@ def test_orders_of_papers(
     [
         ("1f1b", (1, 8), "ranks(1) < 2"),
         ("gpipe", (4, 0), "microbatches(0) < 1"),
-        ("zb_v", (4, 8, 3), "chunks(3) != 2"),
-        ("interleaved", (4, 8, 1), "chunks(1) < 2"),
+        ("zb_v", (4, 8, 3), "virtual_stages(3) != 2"),
+        ("interleaved", (4, 8, 1), "virtual_stages(1) < 2"),
         ("dualpipe_v", (4, 7), "microbatches(7) < stages(8)"),
         ("interleaved", (4, 9), "microbatches(9) % ranks(4) != 0"),
     ],

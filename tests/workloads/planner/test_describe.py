@@ -47,6 +47,6 @@ def test_settings_name_zero_with_cp() -> None:
 
 
 def test_settings_count_equal_stages() -> None:
-    spec = make_spec("pp=4,dp=2", "llama3-8b", split="7+9+9+7", microbatches=8)
+    spec = make_spec("pp=4,dp=2", "llama3-8b", layers_per_stage="7+9+9+7", microbatches=8)
     text = "microbatch 1, checkpointing none, ZeRO 0, 1f1b, layers 7+2x9+7"
     assert describe_settings(spec) == text

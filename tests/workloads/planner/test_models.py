@@ -66,7 +66,9 @@ def test_deepseek_flops_match_hand_count() -> None:
 
 def test_deepseek_stages_cover_the_model() -> None:
     """The first three layers have no experts. Stages of 2 and 19 layers divide them."""
-    spec = make_spec("pp=4,ep=8,dp=8", "deepseek-v3", split="2+19+20+20", microbatches=4)
+    spec = make_spec(
+        "pp=4,ep=8,dp=8", "deepseek-v3", layers_per_stage="2+19+20+20", microbatches=4
+    )
     stages = [spec.make_stage_view(rank) for rank in range(4)]
     model = make_spec("dp=8,ep=8", "deepseek-v3").make_rank_view(0)
     assert [stage.dense_layers for stage in stages] == [2, 1, 0, 0]

@@ -53,7 +53,7 @@ def test_too_large_step_names_zero_that_fits(plan_command: PlanCommand, mesh: st
             "arXiv 1910.02054",
         ),
         ("search --model tiny --gpus 2 --set schedule=1f1b", "global batch 2"),
-        (f"{MESH} pp=4,tp=8 --set split=7+1x9+9+7", "layers 7+2x9+7"),
+        (f"{MESH} pp=4,tp=8 --set layers_per_stage=7+1x9+9+7", "layers 7+2x9+7"),
         (f"{MESH} dp=2,cp=4,tp=4", "reduced over dp x cp"),
         ("guide", "2 * Psi * g * r"),
         ("guide --model mixtral-8x7b --gpus 16 --format=json", '"strategy":"DDP"'),
@@ -78,7 +78,7 @@ def test_plan_answers_on_stdout(plan_command: PlanCommand, arguments: str, text:
         (f"{MESH} dp=2 --set microbatches=2 --global-batch 4", "exclude each other"),
         (f"{MESH} dp=2 --set precision=bf16", "--set precision=bf16"),
         (f"{MESH} dp=2 --set schedule=1f2b", "1f1b,"),
-        (f"{MESH} pp=2 --set split=20+13", "33 layers"),
+        (f"{MESH} pp=2 --set layers_per_stage=20+13", "33 layers"),
         (f"{MESH} dp=2 --microbatch 0", "--microbatch"),
         (f"{MESH} dp=2 --checkpointing full:33", "full:33 > layers(32)"),
         (f"{MESH} dp=2 --set zero=3", "--set zero=3 needs fsdp > 1"),
@@ -128,7 +128,7 @@ def test_plan_default_microbatches(
 
 def test_mesh_balances_uneven_stages() -> None:
     spec = build_step_on_mesh(StepOptions(model="deepseek-v3"), "pp=16,dp=128,ep=64")
-    layers = list(map(int, spec.pipeline_options.split.split("+")))
+    layers = list(map(int, spec.pipeline_options.layers_per_stage.split("+")))
     assert sum(layers) == spec.shape.layers
     assert max(layers) - min(layers) <= 2
 
@@ -139,7 +139,7 @@ def test_plan_options_reach_the_step() -> None:
         sequence=16384,
         precision="float32",
         cp_method="ulysses",
-        chunks=4,
+        virtual_stages=4,
         schedule="interleaved",
         checkpointing="full",
         zero=1,

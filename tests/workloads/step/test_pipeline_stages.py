@@ -43,15 +43,17 @@ def measure_waits(world: World, schedule: str) -> dict[str, list[float]]:
     return shares
 
 
-@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("zb_h1", 1), ("zb_v", 2)])
+@pytest.mark.parametrize(
+    ("schedule", "virtual_stages"), [("1f1b", 1), ("zb_h1", 1), ("zb_v", 2)]
+)
 def test_simulated_actions_wait_for_their_share(
-    two_ranks: Ranks, schedule: str, chunks: int
+    two_ranks: Ranks, schedule: str, virtual_stages: int
 ) -> None:
     num_kinds = 2 if schedule == "1f1b" else 3
     target = "tests.workloads.step.test_pipeline_stages:measure_waits"
     for shares in two_ranks.call(target, schedule=schedule):
-        assert len(shares) == num_kinds * chunks
+        assert len(shares) == num_kinds * virtual_stages
         for name, values in shares.items():
             # Torch's first stage computes all gradients with those of weights.
             passes = {"0I": 0, "0W": 2}.get(name, 2 if name.endswith("B") else 1)
-            assert values == pytest.approx([passes / chunks] * 4), name
+            assert values == pytest.approx([passes / virtual_stages] * 4), name

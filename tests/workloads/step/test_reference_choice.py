@@ -121,7 +121,7 @@ def test_reference_needs_memory_on_all_ranks(
     ("name", "ranks", "params"),
     [
         ("fsdp", 8, {}),
-        ("pp", 2, {"split": "15+17"}),
+        ("pp", 2, {"layers_per_stage": "15+17"}),
         ("hybrid", 16, {"mesh": "pp=4,cp=2,tp=2"}),
         (
             "hybrid",

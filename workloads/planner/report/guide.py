@@ -178,7 +178,7 @@ def _resize_axis(step: StepSpec, axis: str, node: int) -> StepSpec:
     for size in reversed(list_divisors(node)):
         spec = place_step(step, ParallelDims().resize(**{axis: size}))
         spec = spec.with_pipeline(
-            split=balance_layers(spec.shape, spec.moe, spec.dims.pp, 1, "1f1b")
+            layers_per_stage=balance_layers(spec.shape, spec.moe, spec.dims.pp, 1, "1f1b")
         )
         if not spec.find_broken_rule():
             return spec

@@ -126,13 +126,13 @@ def test_validation_takes_declared_compute() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "chunks"), [("1f1b", 1), ("zb_h1", 1), ("interleaved", 2)]
+    ("schedule", "virtual_stages"), [("1f1b", 1), ("zb_h1", 1), ("interleaved", 2)]
 )
-def test_validation_simulates_pipelines(schedule: str, chunks: int) -> None:
+def test_validation_simulates_pipelines(schedule: str, virtual_stages: int) -> None:
     sizes: dict[str, Any] = {"shape": "tiny", "layers": 8, "microbatches": 8}
     seconds = predict_seconds(name="pp", schedule=schedule, compute="simulated:10s", **sizes)
     bubble = SCHEDULES[schedule].compute_bubble(
-        PipelineSize(4, 8, chunks), PassSeconds(10.0, 10.0, 10.0)
+        PipelineSize(4, 8, virtual_stages), PassSeconds(10.0, 10.0, 10.0)
     )
     assert bubble is not None
     assert seconds == pytest.approx(8 * 30.0 + bubble.seconds, rel=0.05)
