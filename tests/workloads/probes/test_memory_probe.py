@@ -88,7 +88,7 @@ def test_checkpointing_reduces_activations(two_ranks: Ranks) -> None:
 def test_copies_of_reduced_gradients_are_buffers(four_ranks: Ranks) -> None:
     """Without FSDP, a mesh holds copies of all gradients at the end of backward."""
     params: Params = {"mesh": "dp=2,tp=2", "bucket_mb": 0.01}
-    params |= {"layers": 8, "hidden": 64, "ffn": 512, "sequence": 8}
+    params |= {"layers": 4, "hidden": 64, "ffn": 1024, "sequence": 4}
     memory, _ = four_ranks.call(f"{__name__}:measure", name="hybrid", params=params)[0]
     spec = PRESETS["hybrid"]({**SMALL_PARAMS, "kv_heads": 4, **params}, 4)
     measured, counted, _ = component_bytes(memory, "activations")
