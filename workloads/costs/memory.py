@@ -73,8 +73,8 @@ def compute_rank_memory(view: RankView) -> RankMemory:
     """Return the analytical bytes of one rank's memory during a step, by component."""
     return RankMemory(
         **asdict(compute_state_memory(view)),
-        activations=activations_equation(view).value,
-        buffers=buffers_equation(view).value,
+        activations=make_activations_equation(view).value,
+        buffers=make_buffers_equation(view).value,
     )
 
 
@@ -119,7 +119,7 @@ def count_updated_elements(view: RankView) -> float:
     return dense + count_elements(view, "routed") / spec.dims.expert_replicas
 
 
-def state_equation(view: RankView) -> Equation:
+def make_state_equation(view: RankView) -> Equation:
     """Return the equation of the bytes of parameters, gradients and optimizer state of one rank.
 
     In the equation, ``parameters`` is the number of parameter elements that the rank keeps between
@@ -137,7 +137,7 @@ def state_equation(view: RankView) -> Equation:
     )
 
 
-def buffers_equation(view: RankView) -> Equation:
+def make_buffers_equation(view: RankView) -> Equation:
     """Return the equation of the peak bytes of buffers on one rank during a step.
 
     Buffers are tensors that exist for a part of a step. The result is for the largest of four
@@ -156,11 +156,11 @@ def buffers_equation(view: RankView) -> Equation:
     subtracted, because they already count as model state.
     """
     spec, symbols = view.spec, view.symbols
-    layer = layer_text(spec, spec.checkpointing)
+    layer = format_layer_bytes(spec, spec.checkpointing)
     at_loss = "2 * 4 * tokens * vocabulary / tp"
-    before_layer = f"({layer_text(spec, 'none')}) - {INPUT}"
+    before_layer = f"({format_layer_bytes(spec, 'none')}) - {INPUT}"
     if spec.checkpointing == "none":
-        before_layer = _inner_gradients_text(spec)
+        before_layer = _format_inner_gradients_bytes(spec)
     texts = []
     if spec.dims.is_sharded:
         symbols = symbols | _count_gathered_parameters(view)
@@ -180,7 +180,7 @@ def buffers_equation(view: RankView) -> Equation:
                 at_loss += " - shard_gradients"  # They do not exist yet.
     copied = _count_copied_gradients(view)
     if copied:
-        activations = activations_equation(view)
+        activations = make_activations_equation(view)
         symbols = {**symbols, **activations.symbols, "copied_gradients": copied}
         texts.append(f"copied_gradients * reduce_bytes - ({activations.text})")
     texts.append(before_layer)
@@ -206,7 +206,7 @@ def _count_copied_gradients(view: RankView) -> int:
     return count_elements(view, "routed") if dims.expert_shards == 1 else 0
 
 
-def _inner_gradients_text(spec: StepSpec) -> str:
+def _format_inner_gradients_bytes(spec: StepSpec) -> str:
     """Return the equation of the bytes of gradients inside one FFN for one microbatch, as text.
 
     Backward holds these gradients at the same time. They are those of the tensors that have the
@@ -246,14 +246,14 @@ def _count_gathered(view: RankView, parts: Parts) -> int:
     return sum(part.numel for part in parts if has_sharded_experts or part.kind != "routed")
 
 
-def activations_equation(view: RankView) -> Equation:
+def make_activations_equation(view: RankView) -> Equation:
     """Return the equation of the bytes of activations that one rank saves for backward.
 
     It covers all microbatches in flight: those whose forward pass has run and whose backward pass
     has not. The maximum for layers and the maximum for logits are added, although they may occur at
     different times.
     """
-    terms = [f"microbatches_in_flight * ({layers_equation(view).text})"]
+    terms = [f"microbatches_in_flight * ({make_layers_equation(view).text})"]
     if view.has_embedding:
         embeddings = "8 * sharded_tokens"  # token ids
         if view.spec.shape.recipe == "gpt":
@@ -262,7 +262,7 @@ def activations_equation(view: RankView) -> Equation:
     if view.has_head:
         # The inputs of the norm and of the head, the log-softmax, the targets and their number.
         logits = "tokens * vocabulary / tp * 4"
-        head = f"{norm_text(view.spec)} + {INPUT} + {logits} + 8 * tokens + 4"
+        head = f"{format_norm_bytes(view.spec)} + {INPUT} + {logits} + 8 * tokens + 4"
         terms.append(f"logits_in_flight * ({head})")
     symbols = {
         **view.symbols,
@@ -272,7 +272,7 @@ def activations_equation(view: RankView) -> Equation:
     return Equation(text=" + ".join(terms), symbols=symbols)
 
 
-def layers_equation(view: RankView) -> Equation:
+def make_layers_equation(view: RankView) -> Equation:
     """Return the equation of the bytes that all layers of a rank save for one microbatch.
 
     With the checkpointing ``full:K``, one layer in K saves only its input, and the others save all
@@ -281,9 +281,9 @@ def layers_equation(view: RankView) -> Equation:
     terms: list[str] = []
     for layers, _, moe in view.layer_kinds:
         spec = replace(view.spec, moe=moe)
-        text = layer_text(spec, spec.checkpointing)
+        text = format_layer_bytes(spec, spec.checkpointing)
         if spec.checkpoint_every > 1:
-            others = f"({layers} - recomputed_{layers}) * ({layer_text(spec, 'none')})"
+            others = f"({layers} - recomputed_{layers}) * ({format_layer_bytes(spec, 'none')})"
             terms.append(f"recomputed_{layers} * {text} + {others}")
         else:
             terms.append(f"{layers} * ({text})")
@@ -298,7 +298,7 @@ parallelism ``sharded_tokens`` is divided by ``tp``.
 """
 
 
-def layer_text(spec: StepSpec, checkpointing: str) -> str:
+def format_layer_bytes(spec: StepSpec, checkpointing: str) -> str:
     """Return the equation of the bytes that one layer saves for one microbatch, as text.
 
     The bytes are those of one rank. With ``checkpointing="none"`` the layer saves all that backward
@@ -310,15 +310,15 @@ def layer_text(spec: StepSpec, checkpointing: str) -> str:
     if checkpointing == "full":
         return INPUT
     if checkpointing == "selective":
-        return f"{INPUT} + {_attention_gemm_text(spec)} + {_ffn_gemm_text(spec)}"
-    norms = f"2 * ({norm_text(spec)})"
+        return f"{INPUT} + {_format_attention_gemm_bytes(spec)} + {_format_ffn_gemm_bytes(spec)}"
+    norms = f"2 * ({format_norm_bytes(spec)})"
     inner = f"{_count_inner_tensors(spec)} * tokens * ffn / tp * bytes_per_element"
-    ffn = _moe_text(spec) if spec.moe else f"{_block_input_text(spec)} + {inner}"
-    text = f"{norms} + {_attention_text(spec)} + {ffn}"
+    ffn = _format_moe_bytes(spec) if spec.moe else f"{_format_block_input_bytes(spec)} + {inner}"
+    text = f"{norms} + {_format_attention_bytes(spec)} + {ffn}"
     return f"{text} + 2 * sharded_tokens * hidden" if spec.shape.dropout else text
 
 
-def norm_text(spec: StepSpec) -> str:
+def format_norm_bytes(spec: StepSpec) -> str:
     """Return the equation of the bytes that a norm saves for one microbatch, as text.
 
     On one rank, the norm saves its input and float32 statistics: two per token for LayerNorm, one
@@ -328,7 +328,7 @@ def norm_text(spec: StepSpec) -> str:
     return f"{INPUT} + {statistics} * sharded_tokens"
 
 
-def _block_input_text(spec: StepSpec) -> str:
+def _format_block_input_bytes(spec: StepSpec) -> str:
     """Return the equation of the bytes of a block's saved normalized input, as text.
 
     The bytes are those of one rank and microbatch. The normalized input is the input of the first
@@ -338,13 +338,13 @@ def _block_input_text(spec: StepSpec) -> str:
     return "0" if spec.fused else INPUT
 
 
-def _attention_text(spec: StepSpec) -> str:
+def _format_attention_bytes(spec: StepSpec) -> str:
     """Return the equation of the bytes that an attention block saves for one microbatch, as text.
 
     It saves the input of the projections, and what attention and its output projection save. Latent
     attention also saves its compressions before and after their norms.
     """
-    terms = [_block_input_text(spec), _attention_output_text(spec)]
+    terms = [_format_block_input_bytes(spec), _format_attention_output_bytes(spec)]
     latent = spec.shape.latent
     if latent is not None:
         ranks = latent.q_lora_rank + latent.kv_lora_rank
@@ -355,7 +355,7 @@ def _attention_text(spec: StepSpec) -> str:
     return " + ".join(terms)
 
 
-def _attention_output_text(spec: StepSpec) -> str:
+def _format_attention_output_bytes(spec: StepSpec) -> str:
     """Return the equation of the bytes that attention without its projections saves, as text.
 
     For one microbatch of a rank, attention saves queries, keys, values, its output and float32
@@ -371,7 +371,7 @@ def _attention_output_text(spec: StepSpec) -> str:
     return f"tokens / tp * ({elements} * bytes_per_element + 4 * heads)"
 
 
-def _attention_gemm_text(spec: StepSpec) -> str:
+def _format_attention_gemm_bytes(spec: StepSpec) -> str:
     """Return the equation of the bytes that selective checkpointing keeps of attention, as text.
 
     For one layer and microbatch, it keeps the output of attention and the outputs of every second
@@ -386,7 +386,7 @@ def _attention_gemm_text(spec: StepSpec) -> str:
     return f"{attended} + tokens / tp * {projections} * bytes_per_element"
 
 
-def _ffn_gemm_text(spec: StepSpec) -> str:
+def _format_ffn_gemm_bytes(spec: StepSpec) -> str:
     """Return the equation of the bytes that selective checkpointing keeps of an FFN, as text.
 
     The bytes are those of one layer and microbatch. Selective checkpointing keeps the output of
@@ -414,7 +414,7 @@ def _count_inner_tensors(spec: StepSpec) -> int:
     return tensors // 2 if spec.fused else tensors
 
 
-def _moe_text(spec: StepSpec) -> str:
+def _format_moe_bytes(spec: StepSpec) -> str:
     """Return the equation of the bytes that a MoE block saves for one microbatch, as text.
 
     Routing is balanced. The router saves its input and scores in float32. Each pair of a token and

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from parbench.workloads.costs.equation import Equation
-from parbench.workloads.costs.memory import compute_rank_memory, layers_equation
+from parbench.workloads.costs.memory import compute_rank_memory, make_layers_equation
 from parbench.workloads.costs.parameter_table import (
     count_active_parameters,
     count_parameters,
@@ -136,7 +136,7 @@ def _list_activation_questions(step: StepSpec, gpus: int, hardware: Hardware) ->
         spec = place_step(step, dims).with_checkpointing(checkpointing)
         view = spec.make_rank_view(0)
         memory = compute_rank_memory(view)
-        layers = layers_equation(view).value
+        layers = make_layers_equation(view).value
         symbols = {
             "layers": spec.shape.layers,
             "saved_per_layer": layers / spec.shape.layers / GIGA,

@@ -8,7 +8,7 @@ from parbench.bench.plan.cases import Params
 from parbench.bench.plan.params import Value
 from parbench.bench.world import accelerator
 from parbench.bench.world.world import World
-from parbench.workloads.costs.memory import activations_equation, compute_rank_memory
+from parbench.workloads.costs.memory import compute_rank_memory, make_activations_equation
 from parbench.workloads.costs.parameter_table import count_parameters
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 
@@ -65,7 +65,7 @@ def check_memory(view: RankView) -> float:
     moe = spec.moe and spec.moe.on_one_rank()
     single = StepSpec(shape=spec.shape, moe=moe, microbatch=spec.global_batch, bytes_per_element=4)
     logits = 2.0 * spec.tokens * spec.shape.vocabulary * 4
-    activations = activations_equation(single.make_rank_view(0)).value
+    activations = make_activations_equation(single.make_rank_view(0)).value
     return compute_rank_memory(view).total + models + activations + logits
 
 

@@ -27,8 +27,8 @@ from parbench.workloads.costs.communication_pattern import (
 )
 from parbench.workloads.costs.flops import count_flops_per_token
 from parbench.workloads.costs.memory import (
-    activations_equation,
     compute_state_memory,
+    make_activations_equation,
 )
 from parbench.workloads.costs.parameter_table import count_parameters
 from parbench.workloads.costs.step_spec import StepSpec
@@ -590,7 +590,7 @@ class TrainStep(Benchmark):
         """
         formula: dict[str, float] = asdict(compute_state_memory(self._view))
         if not self.spec.is_simulated:
-            formula["activations"] = activations_equation(self._view).value
+            formula["activations"] = make_activations_equation(self._view).value
         return MemoryProbe(
             world=self._world,
             model=self.model,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from parbench.workloads.costs.memory import activations_equation
+from parbench.workloads.costs.memory import make_activations_equation
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import SHAPES, Checkpointing
 from parbench.workloads.model.transformer import (
@@ -57,7 +57,7 @@ def test_activations_are_near_saved_bytes(
         bytes_per_element=bytes_per_element,
         checkpointing=checkpointing,
     )
-    planned = activations_equation(spec.make_rank_view(0)).value
+    planned = make_activations_equation(spec.make_rank_view(0)).value
     tolerance = 0.15 if shape == "tiny" else 0.3
     assert planned == pytest.approx(measure_saved_bytes(spec), rel=tolerance)
 

@@ -7,11 +7,11 @@ import pytest
 
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.memory import (
-    activations_equation,
-    buffers_equation,
     compute_state_memory,
-    layer_text,
-    state_equation,
+    format_layer_bytes,
+    make_activations_equation,
+    make_buffers_equation,
+    make_state_equation,
 )
 from parbench.workloads.costs.parameter_table import count_elements, count_parameters
 from parbench.workloads.costs.step_spec import RankView, StepSpec
@@ -27,12 +27,12 @@ def bytes_per_parameter(view: RankView) -> list[float]:
     """Return the bytes of parameters, gradients and optimizer state for each parameter."""
     state = compute_state_memory(view)
     parts = (state.parameters, state.gradients, state.optimizer)
-    assert state_equation(view).value == pytest.approx(sum(parts))
+    assert make_state_equation(view).value == pytest.approx(sum(parts))
     return [num_bytes / count_parameters(view.spec.shape) for num_bytes in parts]
 
 
 def layer_bytes(spec: StepSpec, checkpointing: str = "none") -> float:
-    text = layer_text(spec, checkpointing)
+    text = format_layer_bytes(spec, checkpointing)
     return Equation(text=text, symbols=spec.make_rank_view(0).symbols).value
 
 
@@ -82,9 +82,10 @@ def test_fsdp_buffers_at_the_loss_are_logits_and_head() -> None:
     """Two float32 gradients of the logits, and the head in bfloat16 before the first reduction."""
     view = make_spec("fsdp=8", "llama3-8b").make_rank_view(0)
     shard_gradients = compute_state_memory(view).gradients
-    assert buffers_equation(view).value == LOSS_BUFFERS + 2 * HEAD - shard_gradients
+    assert make_buffers_equation(view).value == LOSS_BUFFERS + 2 * HEAD - shard_gradients
     assert (
-        buffers_equation(make_spec("dp=8", "llama3-8b").make_rank_view(0)).value == LOSS_BUFFERS
+        make_buffers_equation(make_spec("dp=8", "llama3-8b").make_rank_view(0)).value
+        == LOSS_BUFFERS
     )
 
 
@@ -94,7 +95,7 @@ def test_fsdp_buffers_after_a_layer_are_two_layers_and_gradients() -> None:
     view = spec.make_rank_view(0)
     layer = (count_elements(view) - 2 * 32000 * 4096 - 4096) / 32
     expected = layer * (2 * 2 + 4) - layer_bytes(spec, "full")
-    assert buffers_equation(view).value == pytest.approx(expected)
+    assert make_buffers_equation(view).value == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +111,13 @@ def test_fsdp_keeps_unreduced_gradients(mesh: str, params: Params, gathered: int
     expected = count_elements(view) * (gathered + 4) - compute_state_memory(view).gradients
     inner_gradients = 3 * 8192 * 14336 * 2
     expected += LOSS_BUFFERS if view.has_head else inner_gradients
-    assert buffers_equation(view).value == pytest.approx(expected)
+    assert make_buffers_equation(view).value == pytest.approx(expected)
 
 
 def test_recomputed_layer_is_a_buffer() -> None:
     spec = make_spec("pp=2", "llama3-8b", checkpointing="full", microbatches=8)
     expected = layer_bytes(spec) - layer_bytes(spec, "full")
-    assert buffers_equation(spec.make_rank_view(0)).value == pytest.approx(expected)
+    assert make_buffers_equation(spec.make_rank_view(0)).value == pytest.approx(expected)
 
 
 def test_layer_of_gpt_saves_34_bytes_of_korthikanti() -> None:
@@ -148,8 +149,8 @@ def test_unfilled_pipeline_holds_fewer_microbatches(
     views = [spec.make_stage_view(rank) for rank in range(8)]
     assert views[0].microbatches_in_flight == first
     assert views[7].microbatches_in_flight == last
-    fullest = max(activations_equation(view).value for view in views)
-    assert fullest == max(activations_equation(view).value for view in spec.distinct_views)
+    fullest = max(make_activations_equation(view).value for view in views)
+    assert fullest == max(make_activations_equation(view).value for view in spec.distinct_views)
 
 
 @pytest.mark.parametrize(("schedule", "held"), [("1f1b", 1), ("zb_h1", 8), ("zb_h2", 15)])
@@ -157,7 +158,7 @@ def test_split_backward_holds_logits(schedule: str, held: int) -> None:
     """A microbatch's logits stay until the weight gradient of the head (arXiv 2401.10241)."""
     spec = make_spec("pp=8", "llama3-8b", schedule=schedule, microbatches=32)
     stage = 4 * layer_bytes(spec)
-    activations = activations_equation(spec.make_stage_view(7)).value
+    activations = make_activations_equation(spec.make_stage_view(7)).value
     assert activations == pytest.approx(held * (stage + HEAD_BYTES), rel=1e-3)
 
 
@@ -165,6 +166,8 @@ def test_activations_of_pipeline_ranks() -> None:
     """The first rank holds most microbatches, and only the last one has logits."""
     spec = make_spec("pp=4", "llama3-8b", microbatches=8)
     stage = 8 * layer_bytes(spec)
-    activations = [activations_equation(spec.make_stage_view(rank)).value for rank in range(4)]
+    activations = [
+        make_activations_equation(spec.make_stage_view(rank)).value for rank in range(4)
+    ]
     expected = [4 * stage, 3 * stage, 2 * stage, stage + HEAD_BYTES]
     assert activations == pytest.approx(expected, rel=1e-3)

@@ -10,7 +10,7 @@ from parbench.workloads.costs.flops import (
     count_model_matmul_weights,
     count_rank_flops,
 )
-from parbench.workloads.costs.memory import layer_text
+from parbench.workloads.costs.memory import format_layer_bytes
 from parbench.workloads.costs.parameter_table import (
     count_active_parameters,
     count_elements,
@@ -86,5 +86,7 @@ def test_latent_attention_activations_match_hand_count() -> None:
     feed_forward = 7168 * 2 / 4 + 4 * 18432 * 2 / 4
     latents = 7168 * 2 / 4 + 2 * (1536 + 512) * 2 / 4
     expected = norms + latents + heads + log_sum_exps + feed_forward
-    equation = Equation(text=layer_text(spec, "none"), symbols=spec.make_rank_view(0).symbols)
+    equation = Equation(
+        text=format_layer_bytes(spec, "none"), symbols=spec.make_rank_view(0).symbols
+    )
     assert equation.value / 4096 == expected

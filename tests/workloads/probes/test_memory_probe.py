@@ -8,7 +8,7 @@ import torch
 from parbench.bench.results.details import STATE_COMPONENTS
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.costs.memory import buffers_equation
+from parbench.workloads.costs.memory import make_buffers_equation
 from parbench.workloads.costs.parameter_table import count_parameters
 from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
 from parbench.workloads.presets import PRESETS
@@ -92,7 +92,7 @@ def test_copies_of_reduced_gradients_are_buffers(four_ranks: Ranks) -> None:
     memory, _ = four_ranks.call(f"{__name__}:measure", name="hybrid", params=params)[0]
     spec = PRESETS["hybrid"]({**SMALL_PARAMS, "kv_heads": 4, **params}, 4)
     measured, counted, _ = component_bytes(memory, "activations")
-    buffers = buffers_equation(spec.make_rank_view(0)).value
+    buffers = make_buffers_equation(spec.make_rank_view(0)).value
     assert measured == pytest.approx(counted + buffers, rel=0.1)
 
 

@@ -7,9 +7,9 @@ from parbench.workloads.costs.communication_pattern import SOURCES, list_busiest
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.flops import count_model_matmul_weights
 from parbench.workloads.costs.memory import (
-    activations_equation,
-    buffers_equation,
-    state_equation,
+    make_activations_equation,
+    make_buffers_equation,
+    make_state_equation,
 )
 from parbench.workloads.planner.dry_run import DryRun
 from parbench.workloads.planner.report.columns import format_value, make_column
@@ -37,11 +37,11 @@ def make_formula_table(run: DryRun) -> Table:
 def _list_rows(run: DryRun) -> Iterator[Row]:
     """Yield the rows of ``make_formula_table``, one for each equation."""
     view = run.fullest.view
-    yield _make_row("state", state_equation(view), "B", "arXiv 1910.02054, figure 1")
+    yield _make_row("state", make_state_equation(view), "B", "arXiv 1910.02054, figure 1")
     dropout = "with" if run.spec.shape.dropout else "without"
     korthikanti = f"arXiv 2205.05198, section 4, with flash attention and {dropout} dropout"
-    yield _make_row("activations", activations_equation(view), "B", korthikanti)
-    yield _make_row("buffers", buffers_equation(view), "B", OWN_SOURCE)
+    yield _make_row("activations", make_activations_equation(view), "B", korthikanti)
+    yield _make_row("buffers", make_buffers_equation(view), "B", OWN_SOURCE)
     for axis in run.axes:
         calls = list_busiest_calls(run.spec.distinct_views, (axis.name,))
         yield _make_row(f"bytes on {axis.name}", sum_calls(calls), "B", SOURCES[axis.name])

@@ -9,7 +9,7 @@ from parbench.bench.results.details import ComponentCheck, StepCheck, Validation
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
 from parbench.bench.text import UserError
-from parbench.workloads.costs.memory import activations_equation
+from parbench.workloads.costs.memory import make_activations_equation
 from parbench.workloads.costs.parameter_table import count_parameters
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.pipeline_parallel.order import PipelineSize
@@ -75,7 +75,7 @@ def test_validation_predicts_times(name: str, predicted: float, measured: float)
 
 def test_validation_compares_bytes_and_memory() -> None:
     spec = PRESETS["ddp"](make_record().case.params, 4)
-    activations = activations_equation(spec.make_rank_view(0)).value
+    activations = make_activations_equation(spec.make_rank_view(0)).value
     sent_bytes = 2 * 4 * PSI * 3 / 4
     metrics = {
         "bytes_sent.dp": counted_metric(2 * sent_bytes, "B"),
