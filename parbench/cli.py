@@ -46,10 +46,12 @@ REPORT_MODULES = (
     "parbench.reports.render.show",
     "parbench.reports.render.page",
     "pandas",
-    "scipy.special",
     "matplotlib.backends.backend_svg",
 )
-"""The modules that print the results of a run and write its page. They take a second to import."""
+"""The modules that print the results of a run and write its page, which are slow to import.
+
+scipy is not among them, because its library of linear algebra never returns if memory is short.
+"""
 
 
 class CommandLineError(click.ClickException):
