@@ -88,12 +88,12 @@ def run_options(
         writer = stack.enter_context(open_writer(run.path))
         display = stack.enter_context(Display(as_json=as_json))
         start_ranks = choose_launcher(run, joined, options.nodelist, stack, cpus)
-        for name in report_modules:
-            importlib.import_module(name)
         recorder = Recorder(run, writer)
         for note in plan.notes:
             display.print_message(f"note: {note}")
         try:
+            for name in report_modules:
+                importlib.import_module(name)
             Driver(run, recorder, start_ranks, display).drive()
         except (KeyboardInterrupt, UserError) as error:
             display.close()

@@ -5,6 +5,7 @@ import resource
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -117,6 +118,20 @@ def test_interrupted_run_can_be_resumed(
     run(Options(), resume_path=path)
     assert load_run(path).records == records
     assert len(ranks.starts) == 2, "a complete run starts no ranks"
+
+
+def test_run_interrupted_during_imports_can_be_resumed(
+    ranks: FakeRanks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(name: str) -> None:
+        assert name == "pandas"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measuring, "importlib", SimpleNamespace(import_module=interrupt))
+    path = run_options(TWO_CASES, MODULES, out=Path("runs"), report_modules=["pandas"])
+    assert (
+        f"interrupted; continue with: parbench run --resume {path}" in capsys.readouterr().err
+    )
 
 
 def test_interrupted_command_is_repeated(
