@@ -74,6 +74,8 @@ class Ranks(ABC):
         """The results of blocks that rank 0 has sent and the driver has not used yet, in order."""
         self._exit_codes: dict[int, int] = {}
         """The exit codes of the ranks that have ended, by rank."""
+        self._has_launcher_ended = False
+        """Whether the launcher had ended before the latest messages were read."""
         self._timeout_seconds = 0.0
         """The time that a step may take."""
         self._deadline = 0.0
@@ -132,8 +134,10 @@ class Ranks(ABC):
         """
         while not self._outcomes:
             if self._has_failed():
-                return self._explain_end()
-            if self.evidence.reports or time.monotonic() > self._deadline:
+                failure = self._explain_end()
+                if not self._outcomes:  # which may arrive late through a shared file system
+                    return failure
+            elif self.evidence.reports or time.monotonic() > self._deadline:
                 return self._explain_hang()
             self._poll()
         self.evidence.reports.clear()
@@ -167,8 +171,9 @@ class Ranks(ABC):
     def _poll(self) -> None:
         """Store the messages that have arrived, or sleep for 0.05 s if there are none."""
         evidence = self.evidence
-        # Exit codes are read before the messages that ended ranks have sent.
+        # Ends are read before the messages that ended ranks have sent.
         self._exit_codes = evidence.exits | self.get_exit_codes()
+        self._has_launcher_ended = self.has_launcher_ended()
         messages = self.mailbox.receive()
         for rank, message in messages:
             match message:
@@ -202,7 +207,7 @@ class Ranks(ABC):
         their launcher has ended.
         """
         is_dead = not self._exit_codes.keys() <= self.evidence.cpu_seconds.keys()
-        return bool(self.evidence.errors) or is_dead or self.has_launcher_ended()
+        return bool(self.evidence.errors) or is_dead or self._has_launcher_ended
 
     def _explain_end(self) -> Outcome:
         """Wait for messages about a failure, and return a result of the case that explains it.

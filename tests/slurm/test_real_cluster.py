@@ -114,6 +114,7 @@ def test_cut_link_is_a_hang_that_names_the_node(tmp_path: Path) -> None:
 def test_sweep_on_a_real_cluster(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.support.slurm.sweep_scenarios", name, str(tmp_path)]
     result = run_in_cluster(command, timeout=170)
-    logs = [path.read_text(errors="replace") for path in tmp_path.glob("**/logs/*.*")]
-    output = "\n".join([result.stdout, result.stderr, *logs])
-    assert result.returncode == 0, output[-6000:]
+    paths = tmp_path.glob("**/logs/**/*.*")
+    logs = [f"{path}\n{path.read_text(errors='replace')}" for path in paths]
+    output = "\n".join([*logs, result.stdout, result.stderr])
+    assert result.returncode == 0, output[-12_000:]

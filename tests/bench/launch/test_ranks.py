@@ -120,3 +120,21 @@ def test_rank_that_has_completed_its_job_may_end_before_the_others(tmp_path: Pat
 
     ranks = start_job(tmp_path, act)
     assert ranks.wait_for_block() == make_outcome()
+
+
+@pytest.mark.parametrize("num_polls", [1, 5])
+def test_result_that_arrives_when_the_launcher_has_ended_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_polls: int
+) -> None:
+    """The launcher ends between two checks, or a shared file system shows the message late."""
+
+    def act(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
+        ranks.has_ended = True
+        for _ in range(num_polls):
+            yield
+        ranks.finish()
+        yield
+
+    monkeypatch.setattr(module, "_GRACE_SECONDS", 0.2)
+    ranks = start_job(tmp_path, act)
+    assert ranks.wait_for_block() == make_outcome()
