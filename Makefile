@@ -20,7 +20,7 @@ test-full:
 	$(PYTHON) -m pytest -m "full and not measures" -n 2 --dist loadfile
 	$(PYTHON) -m pytest -m "full and measures"
 
-# torch's CUDA build on a stub, without a GPU; the first time it makes an environment of 2 GB
+# torch's CUDA build on a stub, without a GPU; the first time it makes an environment of 1.7 GB
 test-cuda-stub:
 	$(PYTHON) -m pytest -m cuda_stub tests/fake_cuda
 

@@ -19,6 +19,7 @@ from parbench.bench.command_line import (
     FILE_PATH,
     OUT_HELP,
     RUNS_FOLDER,
+    CountRange,
     RunPath,
     format_option,
 )
@@ -109,9 +110,10 @@ def complete_cases(
     """
     from parbench.bench.plan.cases import load_catalogue
 
-    names = []
-    for definition in load_catalogue(context.obj.modules):
-        names.append(definition.name if "." in incomplete else definition.short_name)
+    names = [
+        definition.name if "." in incomplete else definition.short_name
+        for definition in load_catalogue(context.obj.modules)
+    ]
     return [name for name in names if name.startswith(incomplete)]
 
 
@@ -157,14 +159,15 @@ def complete_cases(
 )
 @click.option(
     "--repetitions",
-    type=click.IntRange(min=1),
+    type=CountRange(65_536),  # NumRepetitions
     help="Restarts of all ranks, from which intervals are computed. Default: the preset's, 3 for "
     "named cases without --preset and --budget.",
 )
 @click.option(
     "--budget",
     metavar="TIME",
-    help="Time for the whole run: 90s, 10m. Default: the preset's, about 1 s per named case, at least 6 s.",
+    help="Time for the whole run: 90s, 10m. Default: the preset's, about 1 s per named operation, "
+    "9 s per custom step and 18 s per training step, at least 6 s.",
 )
 @click.option(
     "--timeout", metavar="TIME", help="Time without a new step after which a case counts as hung."
@@ -337,7 +340,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
         if not equals or not name:
             raise UserError(f"{setting!r} is not NAME=VALUE or NAME=VALUE,VALUE")
         if name in texts:
-            hint = f"write its values together: {name}=VALUE,VALUE"
+            hint = f"leave one out, or write several values as {name}=VALUE,VALUE"
             raise UserError(f"{name} is given twice", hint=hint)
         texts[name] = text
     return texts

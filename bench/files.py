@@ -58,7 +58,7 @@ def replace_file(target: Path, content: bytes) -> None:
 
     An old file is replaced. Raises ``OSError`` if the file cannot be written.
     """
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     try:
         with temporary.open("wb") as file:
             file.write(content)

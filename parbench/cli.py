@@ -3,6 +3,7 @@
 ``parbench --help`` has to answer within 0.2 s, so this module imports nothing heavy.
 """
 
+import errno
 import importlib
 import os
 import sys
@@ -120,8 +121,8 @@ class LazyGroup(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:
-            if isinstance(error, OSError) and error.filename is not None:
-                # Any option may have named the file.
+            if isinstance(error, OSError) and (error.filename or error.errno == errno.ENOSPC):
+                # Any option may have named the file, and standard output may be a full disk.
                 raise CommandLineError(str(error), "") from error
             traceback.print_exc()
         sys.exit(4)

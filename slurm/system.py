@@ -31,6 +31,10 @@ class SlurmError(UserError):
     """
 
 
+class SlurmTimeoutError(SlurmError):
+    """The error that a program of Slurm did not answer in time, and was killed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
     """A job in Slurm's queue that waits or runs, or one task of an array of jobs."""
@@ -147,13 +151,14 @@ class Slurm:
                 errors="replace",
                 timeout=self.timeout_seconds,
                 env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
+                start_new_session=True,  # The caller alone receives the Ctrl-C of a terminal.
             )
         except OSError as error:
             hint = "use a host where Slurm is installed"
             raise SlurmError(f"{program} cannot be started ({error.strerror}): {hint}") from error
         except subprocess.TimeoutExpired as error:
             limit = f"{self.timeout_seconds:g} s"
-            raise SlurmError(f"{program} did not answer within {limit}") from error
+            raise SlurmTimeoutError(f"{program} did not answer within {limit}") from error
         if completed.returncode != 0:
             messages = [_PREFIX.sub("", line.strip()) for line in completed.stderr.splitlines()]
             text = "; ".join(message for message in dict.fromkeys(messages) if message)

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
@@ -45,7 +46,7 @@ def find_options(args: list[str]) -> set[str]:
 @pytest.mark.parametrize("path", [ACTION, GITLAB], ids=["github", "gitlab"])
 def test_commands_and_options_exist(path: Path) -> None:
     commands = find_commands(path)
-    assert len(commands) == 5
+    assert len(commands) == (6 if path == ACTION else 5)
     for args in commands:
         used = {arg for arg in args if arg.startswith("--")}
         assert used <= find_options(args), args
@@ -86,16 +87,17 @@ def test_gitlab_compares_merge_requests_and_keeps_branches(tmp_path: Path) -> No
     assert "added run-020" in push.stdout
 
 
-def run_job(tmp_path: Path, runs: Path, branch: str, base: str = "") -> ActionResult:
+def run_job(
+    tmp_path: Path, runs: Path, branch: str, base: str = "", prologue: str = ""
+) -> ActionResult:
     """Run the action in a new clone where stored runs stand for the measurement."""
     clone = tmp_path / f"clone-of-{runs.name}"
     subprocess.run(["git", "clone", "-q", "origin", clone], cwd=tmp_path, check=True)
     if os.geteuid() == 0:
         # In a container the checkout belongs to the user of the runner.
         os.chown(clone, 12345, -1)
-    return run_action(
-        clone, branch=branch, base=base, prologue=USE_MEASURED_RUNS.format(runs=runs)
-    )
+    prologue += USE_MEASURED_RUNS.format(runs=runs)
+    return run_action(clone, branch=branch, base=base, prologue=prologue)
 
 
 MAIN_STEPS = [
@@ -156,7 +158,7 @@ def test_pull_request_gate_uses_main_history(tmp_path: Path) -> None:
     origin.rename(tmp_path / "away")
     unreachable = run_action(tmp_path / "early", branch="main")
     assert unreachable.exit_code == 128, "a new history replaced one that was unreachable"
-    assert unreachable.steps == ["Fetch the history", "Keep the history"]
+    assert unreachable.steps == ["Fetch the history"]
     (tmp_path / "away").rename(origin)
     assert read_history_commit() == history_commit
     assert run_job(tmp_path, tmp_path / "next", "main").exit_code == 0
@@ -164,3 +166,32 @@ def test_pull_request_gate_uses_main_history(tmp_path: Path) -> None:
     listing = run_script("parbench history list", tmp_path / "clone-of-next").stdout
     assert "9 runs" in listing
     assert "topic" not in listing
+
+
+@pytest.mark.full
+def test_jobs_that_measure_together_keep_the_runs_of_all(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", "--bare", tmp_path / "origin"], check=True)
+    (tmp_path / "measuring").mkdir()
+    names = ["first", "second", "third"]
+    for day, name in enumerate(names):
+        write_history_run(tmp_path / name, day)
+    # A measurement lasts until each job has fetched the history.
+    wait_for_all = f"""
+        cp() {{
+          touch {tmp_path}/measuring/$(basename $PWD)
+          until [ $(ls {tmp_path}/measuring | wc -l) = {len(names)} ]; do sleep 0.05; done
+          command cp "$@"
+        }}
+    """
+    with ThreadPoolExecutor() as pool:
+        jobs = [
+            pool.submit(run_job, tmp_path, tmp_path / name, "main", "", wait_for_all)
+            for name in names
+        ]
+        assert [job.result().exit_code for job in jobs] == [0, 0, 0]
+    show = "git show parbench-history:history.sqlite > kept.sqlite"
+    run_script(show, tmp_path / "origin")
+    database = tmp_path / "origin" / "kept.sqlite"
+    assert (
+        "3 runs" in run_script(f"parbench history list --history {database}", tmp_path).stdout
+    )

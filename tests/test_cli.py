@@ -1,5 +1,6 @@
 """The command line as a new user meets it: help, completion, errors and exit codes."""
 
+import errno
 import os
 import re
 import subprocess
@@ -120,6 +121,8 @@ def test_crash_exit_code_is_4(
         ("--backend mpi", ["mpi", "'gloo', 'nccl'"]),
         ("--budget soon", ["soon", "90s"]),
         ("--resume nope", ["nope"]),
+        ("--repetitions 65537", ["65537", "above the limit 65536"]),
+        ("sendrecv --nproc 1", ["two ranks", "--nproc 2"]),
         ("--resume . --preset smoke", ["--resume", "--preset"]),
         ("nowhere:prepare", ["nowhere"]),
     ],
@@ -137,6 +140,14 @@ def test_bad_option_is_one_line_and_starts_nothing(
     assert all(hint.startswith("hint: ") for hint in hints)
     for part in parts:
         assert part in result.stderr
+
+
+def test_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("parbench.bench.plan.listing.render_names", mock.Mock(side_effect=full))
+    result = invoke("list")
+    assert result.exit_code == 2
+    assert result.stderr == "error: [Errno 28] No space left on device\n"
 
 
 def test_defaults_come_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +168,7 @@ def test_help_has_no_limits_that_nobody_reaches() -> None:
         "plan mesh --model tiny --mesh dp=99999999999",
         f"plan mesh --model tiny --mesh dp=8 --microbatch {'9' * 26}",
         f"history prune --keep {'9' * 26}",
+        f"plan guide --gpus {'9' * 14}",
     ],
 )
 def test_extreme_argument_is_refused(command: str) -> None:

@@ -15,7 +15,7 @@ from parbench.bench.command_line import (
     output_option,
     print_or_write,
 )
-from parbench.bench.commands import AppHooks
+from parbench.bench.commands import AppHooks, parse_settings
 
 if TYPE_CHECKING:
     from parbench.bench.results.tables import Document
@@ -94,24 +94,24 @@ Names of --set:
 """
 
 
-class SettingType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
-    """The type of ``--set NAME=VALUE``, which sets a parameter of the planned training step."""
+def _convert_settings(
+    context: click.Context, parameter: click.Parameter, settings: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return the converted values of ``--set NAME=VALUE`` by name.
 
-    name = "NAME=VALUE"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, Any]:
-        """Return the name and the converted value of a text ``NAME=VALUE``.
-
-        ``_SETTINGS`` has the type of the value for each name, such as an integer for ``virtual_stages``. A
-        text without "=", an unknown name and a value of another type are errors of the command
-        line.
-        """
-        name, equals, text = value.partition("=")
-        if not equals or name not in _SETTINGS:
-            self.fail(f"{value!r} is not NAME=VALUE. Names: {', '.join(_SETTINGS)}.", param, ctx)
-        return name, _SETTINGS[name].convert(text, param, ctx)
+    click calls this function with the texts. ``_SETTINGS`` has the type of the value for each name,
+    such as an integer for ``virtual_stages``. A text without "=", a name that is unknown or occurs
+    twice, and a value of another type are errors of the command line.
+    """
+    values = {}
+    for name, text in parse_settings(settings).items():
+        if name not in _SETTINGS:
+            raise click.BadParameter(f"{name!r} is not one of {', '.join(_SETTINGS)}.")
+        try:
+            values[name] = _SETTINGS[name].convert(text, parameter, context)
+        except click.BadParameter as error:
+            raise click.BadParameter(f"{name}: {error.message}") from error
+    return values
 
 
 _STEP_OPTIONS = _combine(
@@ -130,8 +130,9 @@ _STEP_OPTIONS = _combine(
     click.option(
         "--set",
         "settings",
-        type=SettingType(),
+        metavar="NAME=VALUE",
         multiple=True,
+        callback=_convert_settings,
         help="Set another parameter of the step. Names are listed below.",
     ),
 )
@@ -301,7 +302,7 @@ def validate(context: click.Context, run: Path, links: Path | None, form: str) -
     help="Name of a model, or the config.json of a checkpoint.",
 )
 @click.option(
-    "--gpus", type=click.IntRange(min=1), default=64, show_default=True, help="Number of GPUs."
+    "--gpus", type=CountRange(1 << 17), default=64, show_default=True, help="Number of GPUs."
 )
 @_HARDWARE_OPTION
 @_document_format

@@ -1,6 +1,7 @@
 """The result of ``parbench check`` as text: a line for each device, then faults with advice."""
 
 from collections.abc import Sequence
+from shlex import quote
 
 from parbench.bench.check.cases import QUANTITIES
 from parbench.bench.check.health import Device, Fault, Health, Rate
@@ -24,7 +25,10 @@ def render(results: Sequence[Health]) -> str:
         title = f"{len(results)} hosts: {verdicts.count('bad')} bad"
         lines = [f"{title}, {verdicts.count('did not run')} did not run"]
     else:
-        lines = [_format_title(results[0])]
+        [health] = results
+        kinds = [f"{len(devices)} x {device.kind}" for device in devices[:1]]
+        verdict = f"{health.host}: {health.verdict}"
+        lines = [" · ".join((verdict, *kinds, format_duration(health.seconds)))]
     if devices:
         lines += _render_devices(devices, has_several_hosts=has_several_hosts)
     for health in results:
@@ -33,13 +37,6 @@ def render(results: Sequence[Health]) -> str:
     if has_several_hosts and bad_hosts:
         lines.append(f"exclude: {','.join(bad_hosts)}")
     return "\n".join(lines)
-
-
-def _format_title(health: Health) -> str:
-    """Return a line with a host, its verdict, its devices and the duration of its check."""
-    kinds = [f"{len(health.devices)} x {device.kind}" for device in health.devices[:1]]
-    title = f"{health.host}: {health.verdict}"
-    return " · ".join([title, *kinds, format_duration(health.seconds)])
 
 
 def _list_host_lines(health: Health, prefix: str) -> list[str]:
@@ -58,7 +55,9 @@ def _list_host_lines(health: Health, prefix: str) -> list[str]:
     for device in health.devices:
         lines += [_format_fault(f"{prefix}{device.name}: ", fault) for fault in device.reasons]
     if health.run:
-        lines.append(f"{prefix}all rows, from median times: parbench show --all {health.run}")
+        lines.append(
+            f"{prefix}all rows, from median times: parbench show --all {quote(health.run)}"
+        )
     return lines
 
 

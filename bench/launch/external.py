@@ -46,6 +46,8 @@ _POLL_SECONDS = 0.25
 
 The process that the launcher has started for a rank other than 0, its agent, makes these checks.
 """
+_PART_LENGTH = 1 << 20
+"""The maximum number of characters in a value of the store, which accepts up to 8 MiB."""
 _RELEASE_SECONDS = 5.0
 """The seconds that rank 0 waits at the end of a run until the other ranks have left the store.
 
@@ -66,17 +68,23 @@ class StoreMailbox(Mailbox):
         self._num_received = 0
 
     def put(self, name: str, content: bytes) -> None:
-        """Publish a value under a name in the store."""
-        self._store.set(name, content.decode())
+        """Publish a value under a name in the store, in parts that the store accepts."""
+        text = content.decode()
+        for start in range(0, len(text), _PART_LENGTH):
+            self._store.set(f"{name}/{start}", text[start : start + _PART_LENGTH])
+        self._store.set(name, str(len(text)))
 
     def get(self, name: str) -> bytes | None:
         """Return the value published under a name in the store, None if there is none yet."""
-        return self._store.get(name) if self._store.check([name]) else None
+        if not self._store.check([name]):
+            return None
+        starts = range(0, int(self._store.get(name)), _PART_LENGTH)
+        return b"".join(self._store.get(f"{name}/{start}") for start in starts)
 
     def post(self, rank: int, message: Message) -> None:
         """Send a message to the driver. ``rank`` is the rank that sends the message."""
-        number = self._store.add("messages", 1)
-        self.put(f"message/{number}", msgspec.json.encode((rank, message)))
+        content = msgspec.json.encode((rank, message))  # before the number, because it may raise
+        self.put(f"message/{self._store.add('messages', 1)}", content)
 
     def receive(self) -> list[tuple[int, Message]]:
         """Return the messages since the last call as pairs: the rank that sent it and the message.
@@ -229,8 +237,7 @@ def serve_rank() -> None:
                     time.sleep(_POLL_SECONDS)
                 kill_descendants(os.getpid())
                 code = process.wait()
-            mailbox = StoreMailbox(PrefixStore("mail", own_store))
-            mailbox.post(rank, RankExit(code=code))
+            StoreMailbox(PrefixStore("mail", own_store)).post(rank, RankExit(code=code))
     except RuntimeError as error:  # torch's errors of a store whose server has ended
         sys.exit(f"rank {rank}: rank 0 has ended: {error}")
     finally:

@@ -131,9 +131,11 @@ def explain_end(evidence: Evidence, exit_codes: Mapping[int, int], last_error: s
         reason = f"{evidence.format_ranks(culprits)} raised {errors[culprits[0]].error}"
     else:
         reason = "the ranks ended; " + (last_error or "their output is in logs/ of the run")
-    phrases = dict.fromkeys(evidence.hellos, "alive")
-    phrases |= {rank: f"died: {describe_exit(code)}" for rank, code in codes.items()}
-    phrases |= {rank: f"raised {error.error}" for rank, error in errors.items()}
+    phrases = {
+        **dict.fromkeys(evidence.hellos, "alive"),
+        **{rank: f"died: {describe_exit(code)}" for rank, code in codes.items()},
+        **{rank: f"raised {error.error}" for rank, error in errors.items()},
+    }
     stacks = {rank: error.stack for rank, error in errors.items()}
     return evidence.make_outcome("failed", reason, culprits, cause, phrases, stacks)
 

@@ -9,6 +9,7 @@ import resource
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from shlex import quote
 
 import msgspec
 from msgspec.structs import replace
@@ -98,7 +99,7 @@ def run_options(
         except (KeyboardInterrupt, UserError) as error:
             display.close()
             reason = str(error) or "interrupted"
-            resume = f"parbench run --resume {run.path}"
+            resume = f"parbench run --resume {quote(str(run.path))}"
             advice = f"run {command} again" if command else f"continue with: {resume}"
             display.print_message(f"{reason}; {advice}")
     return run.path
@@ -110,8 +111,8 @@ def raise_limit_on_open_files() -> None:
     gloo connects each rank to all others.
     """
     limit, max_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = max(limit, min(max_limit, 1 << 16))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, max_limit))
+    limits = max(limit, min(max_limit, 1 << 16)), max_limit
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def load_unfinished_run(path: Path, options: Options, joined: Joined | None) -> Run:
@@ -134,8 +135,8 @@ def load_unfinished_run(path: Path, options: Options, joined: Joined | None) -> 
         check_srun()
         choose_layout(Allocation.find(os.environ), **msgspec.structs.asdict(plan.spread))
     elif options.nodelist is not None:
-        problem = f"{path} was not measured by srun, but on one node"
-        raise UserError(f"--nodes {options.nodelist}: {problem}")
+        message = f"--nodes {options.nodelist}: {path} was not measured by srun, but on one node"
+        raise UserError(message)
     if options.budget is None:
         return run
     plan = replace(plan, budget_seconds=parse_duration(options.budget))

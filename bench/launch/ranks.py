@@ -80,6 +80,8 @@ class Ranks(ABC):
         """The time that a step may take."""
         self._deadline = 0.0
         """The ``time.monotonic()`` after which the driver counts the current step as hung."""
+        self._is_late = False
+        """Whether the deadline had passed before the latest messages were read."""
 
     @abstractmethod
     def get_exit_codes(self) -> dict[int, int]:
@@ -137,7 +139,7 @@ class Ranks(ABC):
                 failure = self._explain_end()
                 if not self._outcomes:  # which may arrive late through a shared file system
                     return failure
-            elif self.evidence.reports or time.monotonic() > self._deadline:
+            elif self.evidence.reports or self._is_late:
                 return self._explain_hang()
             self._poll()
         self.evidence.reports.clear()
@@ -148,6 +150,7 @@ class Ranks(ABC):
         """Set the time at which a hang is reported, later by ``more_seconds``."""
         seconds = more_seconds + _TIMEOUTS_TO_DEADLINE * self._timeout_seconds
         self._deadline = time.monotonic() + seconds + _OWN_DEADLINE_SECONDS
+        self._is_late = False
 
     def wait_for_end(self) -> None:
         """Wait until all ranks have exited or one has failed, at most 10 s."""
@@ -171,9 +174,11 @@ class Ranks(ABC):
     def _poll(self) -> None:
         """Store the messages that have arrived, or sleep for 0.05 s if there are none."""
         evidence = self.evidence
-        # Ends are read before the messages that ended ranks have sent.
+        # Messages are read last, because they may precede an end or answer a deadline that has
+        # passed while this process was stopped.
         self._exit_codes = evidence.exits | self.get_exit_codes()
         self._has_launcher_ended = self.has_launcher_ended()
+        self._is_late = time.monotonic() > self._deadline
         messages = self.mailbox.receive()
         for rank, message in messages:
             match message:

@@ -117,13 +117,14 @@ class Recorder:
             started=outcome.started or utc_now(),
             seconds=outcome.wall_seconds,
         )
-        self._writer.write(record)
-        if record.status in FAILED_STATUSES:
-            self.failures[case.id] = record
         if outcome.raw:
             self._writer.write_file(make_samples_path(record), outcome.raw)
         if outcome.timeline:
             self._writer.write_file(make_trace_path(record), outcome.timeline)
+        # The record comes last, because a resumed run does not measure its case again.
+        self._writer.write(record)
+        if record.status in FAILED_STATUSES:
+            self.failures[case.id] = record
         return record
 
 
@@ -135,14 +136,13 @@ def find_misplacements(hellos: Sequence[Hello]) -> list[str]:
     ranks, in rank order.
     """
     warnings = []
-    distant_ranks = []
-    cpus = []
-    for hello in hellos:
-        place = hello.place
-        if place.gpu_numa_node not in (None, *place.numa_nodes):
-            distant_ranks.append(hello.rank)
-        if len(place.cpus) == 1:
-            cpus.append((place.host_key, place.cpus[0]))
+    places = [hello.place for hello in hellos]
+    cpus = [(place.host_key, place.cpus[0]) for place in places if len(place.cpus) == 1]
+    distant_ranks = [
+        rank
+        for rank, place in enumerate(places)
+        if place.gpu_numa_node not in (None, *place.numa_nodes)
+    ]
     if distant_ranks:
         fix = "let ranks use CPUs next to their GPUs (srun --cpu-bind, taskset)"
         problem = "the CPUs are in another NUMA node than the GPU"

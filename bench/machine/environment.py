@@ -207,7 +207,7 @@ def split_environments(
     common = {
         path: value
         for path, value in flat[0].items()
-        if all(path in leaves and leaves[path] == value for leaves in flat)
+        if all((path, value) in leaves.items() for leaves in flat)
     }
     return _nest(common), [
         _nest({path: leaves[path] for path in leaves if path not in common}) for leaves in flat

@@ -158,8 +158,9 @@ def read_report(
 ) -> GpuReport:
     """Read this host's GPUs from NVML in a child process, because NVML may hang.
 
-    If NVML is not installed, the report is empty. If NVML fails or exceeds ``timeout_seconds``, the
-    report has no GPUs and its ``failure`` is set, as it is if only NVML is missing.
+    On a host without a driver of NVIDIA, the report is empty. If NVML fails, exceeds
+    ``timeout_seconds`` or is not installed although the driver is loaded, the report has no GPUs
+    and its ``failure`` is set.
     """
     if not has_library(environ):
         # A container may have GPUs, but not the driver's capability "utility".

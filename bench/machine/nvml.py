@@ -164,12 +164,6 @@ def _read_clock_reasons(handle: Any) -> tuple[str, ...]:
     return tuple(reason for bit, reason in _CLOCK_REASONS.items() if mask & bit)
 
 
-def _read_heat_seconds(handle: Any) -> float:
-    """Return the seconds since the driver was loaded in which heat lowered the clocks of a GPU."""
-    status = pynvml.nvmlDeviceGetViolationStatus(handle, pynvml.NVML_PERF_POLICY_THERMAL)
-    return float(status.violationTime / 1e9)
-
-
 # How each field of a GPU is read: a function of NVML's handle of the GPU.
 _QUERIES: dict[str, Callable[[Any], Any]] = {
     "uuid": pynvml.nvmlDeviceGetUUID,
@@ -185,7 +179,11 @@ _QUERIES: dict[str, Callable[[Any], Any]] = {
     "sm_clock_max": lambda gpu: pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM),
     "sm_clock": lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM),
     "slowed_by": _read_clock_reasons,
-    "heat_seconds": _read_heat_seconds,
+    # The time since the driver was loaded in which heat lowered the clocks.
+    "heat_seconds": lambda gpu: (
+        pynvml.nvmlDeviceGetViolationStatus(gpu, pynvml.NVML_PERF_POLICY_THERMAL).violationTime
+        / 1e9
+    ),
     "pcie_generation_max": pynvml.nvmlDeviceGetMaxPcieLinkGeneration,
     "pcie_width_max": pynvml.nvmlDeviceGetMaxPcieLinkWidth,
     "pcie_width": pynvml.nvmlDeviceGetCurrPcieLinkWidth,

@@ -4,7 +4,6 @@ import torch.distributed as dist
 
 from parbench.bench.operations.operation import Operation, describe_operation, make_pattern
 from parbench.bench.plan.groups import choose_pairs, format_pairs
-from parbench.bench.text import UserError
 from parbench.bench.world.world import World
 
 
@@ -16,11 +15,8 @@ def sendrecv(
 ) -> Operation:
     """Return the benchmark of a ring: each rank sends ``size_bytes`` to the next rank.
 
-    At the same time each rank receives ``size_bytes`` from the previous rank. Raises ``UserError``
-    if there is only one rank.
+    At the same time each rank receives ``size_bytes`` from the previous rank.
     """
-    if world.size < 2:
-        raise UserError("sendrecv needs at least 2 ranks, and the group has 1")
     target = (world.rank + 1) % world.size
     source = (world.rank - 1) % world.size
     return _exchange(world, size_bytes, dtype, target, source)
@@ -98,8 +94,6 @@ def pairwise(
     ``repeat`` has no effect except that the same round can be measured as several cases. The
     samples of a rank show the time of its pair.
     """
-    if world.size < 2:
-        raise UserError("pairwise needs at least 2 ranks, and the group has 1")
     round_pairs = choose_pairs(world.size, round, pairs)
     peers = {}
     for first, second in round_pairs:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import BenchmarkDefinition, Expansion, Params
@@ -181,14 +181,16 @@ def _refuse_ranks(case: CaseInWorld) -> str | None:
     """Return an error message if ranks in the parameters do not exist or cannot exchange data.
 
     The function checks root, source, target, round and pairs. A process group of an operation
-    between ranks must have two ranks, except for the group ``world``. The result is None if all is
-    valid.
+    between ranks must have two ranks, except for a collective of the group ``world``. The result is
+    None if all is valid.
     """
     params, n = case.params, case.num_ranks
     group = params.get("group", "world")
     is_local = case.operation.name.startswith(("compute.", "memory."))
     if n < 2 and group != "world" and not is_local:
         return f"group {group!r} has one rank, and no data would move; write a larger group"
+    if n < 2 and case.operation.name.startswith("p2p."):
+        return "a message needs two ranks: use --nproc 2 or more"
     for name in ("root", "source", "target"):
         if int(params.get(name, 0)) >= n:
             return f"{name} {params[name]} is not one of the {n} ranks, 0 to {n - 1}"
@@ -344,9 +346,7 @@ def _declare_operation(
     tags: tuple[str, ...] = (),
     *,
     expand: Expansion = expand_groups,
-    busbw: BusFactor | None = None,
-    in_place: bool = False,
-    asynchronous: bool = True,
+    **fields: Any,
 ) -> OperationSpec:
     """Return the definition of the operation ``name``, such as ``collective.all_reduce``.
 
@@ -361,9 +361,7 @@ def _declare_operation(
         params=params,
         tags=tags,
         expand=expand,
-        busbw=busbw,
-        in_place=in_place,
-        asynchronous=asynchronous,
+        **fields,
     )
 
 

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -280,7 +280,7 @@ PRESETS = {
 class CasesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of a file of ``--cases``."""
 
-    case: tuple[Entry, ...] = ()
+    case: Annotated[tuple[Entry, ...], msgspec.Meta(min_length=1)]
     """The cases to measure, which replace those of the preset."""
 
 

@@ -94,8 +94,8 @@ def compute_metrics(
     metrics = {headline: make_value("time", time)}
     if count >= MIN_ITERATIONS_FOR_P99:
         method = f"99th percentile of {count} iterations"
-        percentile = quantile(seconds["time"], 0.99)
-        metrics[f"{headline}_p99"] = make_value("time_p99", percentile, method)
+        p99 = make_value("time_p99", quantile(seconds["time"], 0.99), method)
+        metrics[f"{headline}_p99"] = p99
     for work in description.work:
         metrics[work.name] = _compute_rate(work, time)
     return metrics | make_values(medians)
@@ -107,16 +107,15 @@ def _compute_rate(work: Work, time: Estimate) -> MetricValue:
     ``time`` is the median over samples in seconds. The bounds of the rate's interval follow from
     the bounds of the time's interval. The rate is None if the time or the amount is 0.
     """
-    rates = [
+    rate, low, high = (
         work.amount / seconds if seconds and work.amount else None
         for seconds in (time.value, time.high, time.low)  # the slowest time gives the lowest rate
-    ]
-    metric = find_metric(work.name)
+    )
     return MetricValue(
-        value=rates[0],
-        low=rates[1],
-        high=rates[2],
-        unit=metric.unit if metric else work.unit,
+        value=rate,
+        low=low,
+        high=high,
+        unit=(find_metric(work.name) or work).unit,
         better="higher",
         method=f"{work.amount:.12g} over the {time.method}",
     )

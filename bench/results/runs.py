@@ -26,6 +26,7 @@ from parbench.bench.files import (
     decode_json,
     encode_json,
     replace_file,
+    write_output,
 )
 from parbench.bench.limits import NonNegative, RepetitionIndex, check_timestamp
 from parbench.bench.machine.host_load import HostLoad
@@ -254,8 +255,7 @@ class RecordWriter:
         ``name`` is the path of the file relative to this folder. Raises ``UserError`` if the file
         cannot be written.
         """
-        with convert_write_errors(self._path / name):
-            (self._path / name).write_bytes(content)
+        write_output(self._path / name, content)
 
 
 @contextmanager

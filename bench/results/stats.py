@@ -83,7 +83,7 @@ def estimate_median(values: Sequence[float], samples_per_block: Sequence[int] = 
     samples, between which other cases ran. ``samples_per_block`` holds the length of each block.
     The interval is that of the median of the blocks' medians, by order statistics. So samples of
     a block may be correlated, but blocks must be independent. An interval needs at least six
-    blocks.
+    blocks and ``MIN_INTERVAL_ITERATIONS`` samples.
     """
     n = len(values)
     center = median(values)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Literal
 
 from parbench.bench.results.formatting import format_percent
@@ -83,7 +84,7 @@ def _judge_completeness(data: RunData, measured: Sequence[CaseResult]) -> Report
     ``measured`` are the cases that at least one repetition measured.
     """
     plan, counts = data.plan, data.status_counts
-    resume = f"Finish: parbench run --resume {data.run.path}"
+    resume = f"Finish: parbench run --resume {quote(str(data.run.path))}"
     cases = pluralize(len(plan.cases), "case")
     if counts.get("failed") or counts.get("hang"):
         message = f"{counts.get('failed', 0)} failed and {counts.get('hang', 0)} hung of {cases}"

@@ -207,10 +207,10 @@ def parse_side(name: str, text: str, python: str = "") -> Side:
     variables = {}
     for assignment in text.split():
         variable, equals, value = assignment.partition("=")
-        if not equals or not variable.isidentifier():
+        if not equals or not variable.isidentifier() or variable in variables:
             raise UserError(
                 f"--{name} has the invalid assignment {assignment!r}. "
-                "Write NAME=VALUE, with spaces between variables"
+                "Write NAME=VALUE once for each variable, with spaces between them"
             )
         variables[variable] = value
     return Side(name=name, variables=variables, python=python)

@@ -121,9 +121,10 @@ def _render_line(line: Mapping[str, CaseResult]) -> str:
     result = next(iter(line.values()))
     params = _complete_params(result)
     size, dtype, redop = params["size_bytes"], params["dtype"], params["redop"]
-    count = size // DTYPES[dtype].itemsize
-    if OPERATIONS_BY_NAME[result.case.short_name].sharded:
-        count //= result.num_ranks
+    count: int | str = "N/A"  # The type of an imported result may be unknown.
+    if dtype in DTYPES:
+        is_sharded = OPERATIONS_BY_NAME[result.case.short_name].sharded
+        count = size // DTYPES[dtype].itemsize // (result.num_ranks if is_sharded else 1)
     text = _LEADING_WIDTHS.format(
         size, count, TYPES.get(dtype, dtype), REDOPS.get(redop, redop), params["root"]
     )

@@ -40,7 +40,7 @@ OPERATIONS = {
 """The short name of each operation, keyed by the title of its benchmark."""
 _POINT_TO_POINT = ("pingpong", "unidirectional", "bidirectional")
 """The operations between two ranks."""
-_DTYPES = {"MPI_FLOAT": "float32", "MPI_DOUBLE": "float64", "MPI_INT": "int32", "MPI_CHAR": "char"}
+_DTYPES = {"MPI_FLOAT": "float32", "MPI_DOUBLE": "float64", "MPI_INT": "int32", "MPI_CHAR": "int8"}
 """The name of each MPI data type in parbench."""
 _TITLE = re.compile(r"# OSU (\w+)(?:-(\w+))? (.+?) Test\s+v(\S+)")
 """A title with the library, the device (absent for CPUs), the name and the version."""

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from shlex import quote
 
 from parbench.bench.text import UserError
 from parbench.reports.analysis.verdicts import ReportVerdict
@@ -24,7 +25,8 @@ def judge_by_history(data: RunData) -> ReportVerdict:
     """
     file = Path(os.environ.get("PARBENCH_HISTORY") or HISTORY_FILE)
     preset, run_id = data.plan.preset, data.run.info.id
-    hint = f"Add this run: parbench history add {data.run.path}" if data.measured else ""
+    path = quote(str(data.run.path))
+    hint = f"Add this run: parbench history add {path}" if data.measured else ""
     try:
         if not file.exists():
             raise UserError(f"no earlier runs are stored in {file}")
@@ -40,9 +42,10 @@ def judge_by_history(data: RunData) -> ReportVerdict:
     result = ": ".join(filter(None, [describe_result(check), name_failures(check)]))
     for verdict in (Verdict.COUNT_CHANGED, Verdict.SLOWER):
         if verdict in check.verdicts:
-            hint = f"See: parbench history check {data.run.path} --branch {branches[-1]}"
+            hint = f"See: parbench history check {path} --branch {quote(branches[-1])}"
             return ReportVerdict(verdict, "doubtful", result, hint)
     if Verdict.NO_CHANGE in check.verdicts:
         return ReportVerdict(Verdict.NO_CHANGE, "good", result)
-    reason = check.series[0].reason if check.series else "the run has no result"
+    reasons = [entry.reason for entry in check.series if entry.verdict is not Verdict.MISSING]
+    reason = reasons[0] if reasons else "the run has no result"
     return ReportVerdict("NO BASELINE", "doubtful", reason, hint)

@@ -1,6 +1,7 @@
 """The command ``parbench history`` with its subcommands."""
 
 import fnmatch
+import sys
 from pathlib import Path
 
 import click
@@ -251,10 +252,14 @@ def prune(keep: int, file: Path) -> None:
 @_branch_option
 @_file_option
 def export(target: Path, branch: str | None, file: Path) -> None:
-    """Write the times of all runs as CSV in seconds, a row per run and a column per series."""
+    """Write the times of all runs as CSV in seconds, a row per run and a column per series.
+
+    With - as TARGET, the table is printed.
+    """
     from parbench.bench.files import convert_write_errors
     from parbench.reports.history.database import open_history
     from parbench.reports.history.trends import build_time_table
 
     with open_history(file) as opened, convert_write_errors(target):
-        build_time_table(opened, branch).to_csv(target, index=False)
+        output = sys.stdout if str(target) == "-" else target
+        build_time_table(opened, branch).to_csv(output, index=False)

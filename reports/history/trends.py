@@ -26,11 +26,16 @@ def build_time_table(history: History, branch: str | None) -> "DataFrame":
 
     The first columns are the start (``time``), ``commit`` and ``id`` of the run. ``branch`` selects
     the runs, None for all branches. A time is NaN where a run did not measure a case. A case
-    without any time has no column.
+    without any time has no column. Raises ``UserError`` if there is no run.
     """
     import pandas as pd
 
     runs = history.list_runs(branch)
+    if not runs:
+        branches = sorted({run.branch for run in history.list_runs()})
+        problem = "the history has no run" + (f" of branch {branch!r}" if branches else "")
+        hint = f"its branches are {', '.join(branches)}" if branches else "parbench history add RUN"
+        raise UserError(problem, hint=hint)
     frame = pd.DataFrame(
         {
             "time": [run.started for run in runs],

@@ -5,6 +5,7 @@ message sizes for each operation, otherwise one table with the largest bandwidth
 """
 
 import textwrap
+from shlex import quote
 
 from parbench.bench.results.formatting import format_quantity
 from parbench.bench.results.tables import Column, Table, is_missing, metric_column
@@ -82,7 +83,7 @@ def render_closing(report: Report, width: int | None = None, color: bool = False
     nothing = "Nothing stands out." if data.measured else "Nothing was measured."
     sheet.write_list("Look at first", findings or [nothing], MAX_FINDINGS)
     sheet.write_list("Settings compared", report.comparisons, MAX_COMPARISONS)
-    sheet.write_text("", f"All rows: parbench show --all {data.run.path}")
+    sheet.write_text("", f"All rows: parbench show --all {quote(str(data.run.path))}")
     return sheet.text()
 
 

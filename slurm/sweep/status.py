@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 import click
@@ -299,5 +300,5 @@ def collect(folder: Path, write_report: WriteReport, slurm: Slurm = SLURM) -> in
         write_report(runs, folder / "report.html")
         click.echo(folder / "report.html")
     if any(point.state in ("partial", "absent") for point in status.points):
-        click.echo(f"next: parbench slurm resume {folder}")
+        click.echo(f"next: parbench slurm resume {quote(str(folder))}")
     return status.code

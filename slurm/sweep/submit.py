@@ -1,9 +1,12 @@
 """``parbench slurm submit``, ``resume`` and ``cancel``."""
 
 import shutil
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 
 import click
 
@@ -32,7 +35,7 @@ from parbench.slurm.sweep.folder import (
 )
 from parbench.slurm.sweep.status import follow_sweep, get_status
 from parbench.slurm.sweep.sweepfile import locate_errors, read_sweep_file
-from parbench.slurm.system import SLURM, Slurm, SlurmError
+from parbench.slurm.system import SLURM, Slurm, SlurmError, SlurmTimeoutError
 
 
 def submit(
@@ -92,7 +95,7 @@ def submit(
         click.echo(f"job {job.id}: {points_text} on {pluralize(job.nodes, 'node')}")
     if wait:
         return follow_sweep(folder)
-    click.echo(f"next: parbench slurm status {folder}")
+    click.echo(f"next: parbench slurm status {quote(str(folder))}")
     return 0
 
 
@@ -148,17 +151,21 @@ def submit_points(
             script = jobs_folder / f"{batch.name}.sh"
             with convert_write_errors(script):
                 script.write_text(format_script(sweep, folder, batch), encoding="utf-8")
-            job = SweepJob(
-                id=slurm.sbatch(script),
-                name=batch.name,
-                nodes=batch.nodes,
-                submitted=utc_now(),
-                points=tuple(point.id for point in batch.points),
-            )
-            jobs.append(job)
-            write_job(script.with_suffix(".json"), job)
+            with delay_interrupt():  # Otherwise Slurm may accept a job whose id is not stored.
+                job = SweepJob(
+                    id=slurm.sbatch(script),
+                    name=batch.name,
+                    nodes=batch.nodes,
+                    submitted=utc_now(),
+                    points=tuple(point.id for point in batch.points),
+                )
+                jobs.append(job)
+                write_job(script.with_suffix(".json"), job)
     except (UserError, KeyboardInterrupt) as error:
         message = _cancel_submitted(jobs, slurm)
+        if isinstance(error, SlurmTimeoutError):
+            # sbatch may have sent its request before it was killed.
+            message += ", unless squeue --me shows a new job, which scancel ends"
         if not jobs:
             shutil.rmtree(jobs_folder, ignore_errors=True)
         if isinstance(error, UserError):
@@ -166,6 +173,19 @@ def submit_points(
         click.echo(format_error(f"interrupted: {message}"), err=True)
         raise
     return jobs
+
+
+@contextmanager
+def delay_interrupt() -> Iterator[None]:
+    """Raise the ``KeyboardInterrupt`` of a Ctrl-C in the ``with`` block only at its end."""
+    interrupts = []
+    handler = signal.signal(signal.SIGINT, lambda *_: interrupts.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if interrupts:
+        raise KeyboardInterrupt
 
 
 def _cancel_submitted(jobs: Sequence[SweepJob], slurm: Slurm) -> str:
@@ -199,7 +219,7 @@ def resume(folder: Path, slurm: Slurm = SLURM) -> int:
         raise SlurmError(f"the jobs of {folder} may still wait or run: {status.problem}")
     alive = [job.id for job in status.jobs if job.is_alive]
     if alive:
-        hint = f"wait until they end, or type parbench slurm cancel {folder}"
+        hint = f"wait until they end, or type parbench slurm cancel {quote(str(folder))}"
         raise UserError(f"jobs of {folder} still wait or run ({', '.join(alive)}): {hint}")
     complete = {point.id for point in status.points if point.is_complete}
     missing = [point for point in sweep.points if point.id not in complete]
@@ -209,7 +229,7 @@ def resume(folder: Path, slurm: Slurm = SLURM) -> int:
     for job in submit_points(sweep, folder, missing, slurm, number):
         points = f"{len(job.points)} of {len(sweep.points)} points"
         click.echo(f"job {job.id}: {points}, on {pluralize(job.nodes, 'node')}")
-    click.echo(f"next: parbench slurm status {folder}")
+    click.echo(f"next: parbench slurm status {quote(str(folder))}")
     return 0
 
 

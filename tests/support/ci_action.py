@@ -29,10 +29,14 @@ def load_shell_steps() -> list[dict[str, Any]]:
     return [step for step in steps if step.get("shell") == "bash" and step["name"] != "Install"]
 
 
-def should_run(condition: str, *, has_failed: bool, is_pull_request: bool) -> bool:
+def should_run(
+    condition: str, *, has_failed: bool, is_pull_request: bool, succeeded: list[str]
+) -> bool:
     """Evaluate the ``if`` of a step; only the conditions of the action are supported."""
     if has_failed and "always()" not in condition:
         return False
+    if "steps.add.outcome == 'success'" in condition:
+        return "add" in succeeded
     if "github.base_ref == ''" in condition:
         return not is_pull_request
     if "github.base_ref != ''" in condition:
@@ -72,10 +76,16 @@ def run_action(
         "GITHUB_STEP_SUMMARY": str(summary),
     }
     names = []
+    succeeded: list[str] = []
     exit_code = 0
     for step in load_shell_steps():
         condition = step.get("if", "")
-        if not should_run(condition, has_failed=exit_code != 0, is_pull_request=base != ""):
+        if not should_run(
+            condition,
+            has_failed=exit_code != 0,
+            is_pull_request=base != "",
+            succeeded=succeeded,
+        ):
             continue
         variables = {
             name: expressions[text.removeprefix("${{").removesuffix("}}").strip()]
@@ -84,6 +94,8 @@ def run_action(
         completed = run_script(f"{prologue}\n{step['run']}", clone, **github, **variables)
         print(step["name"], completed.returncode, completed.stdout, completed.stderr)
         names.append(step["name"])
+        if completed.returncode == 0:
+            succeeded.append(step.get("id", ""))
         exit_code = exit_code or completed.returncode
     text = summary.read_text() if summary.exists() else ""
     return ActionResult(steps=names, exit_code=exit_code, summary=text)

@@ -243,7 +243,7 @@ class ParallelDims:
             return f"{self._format_product(axes or ['dp'])} != world size({ranks})"
         unused = [axis for axis in INSIDE if self.size(axis) > 1]
         if not experts and unused:
-            return f"{self._format_product(unused)} > 1 without experts: set experts=N"
+            return f"{self._format_product(unused)} > 1 without experts (run: --set experts=N)"
         if not experts:
             return None
         if self.tp % self.etp:

@@ -32,6 +32,13 @@ from parbench.workloads.planner.report.documents import make_dry_run_document, m
 from parbench.workloads.planner.search import search
 
 DEFAULT_HARDWARE = "h100"  # the preset without --hardware
+_AXIS_OF_SETTING = {
+    "schedule": "pp",
+    "virtual_stages": "pp",
+    "layers_per_stage": "pp",
+    "cp_method": "cp",
+}
+"""The axis of the mesh that a setting of ``--set`` needs, by the name of the setting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +191,9 @@ def build_step_on_mesh(options: StepOptions, mesh: str) -> StepSpec:
         raise UserError("--set microbatches and --global-batch exclude each other: leave out one")
     step = build_step(options)
     dims = ParallelDims.parse(mesh)
+    for name, axis in _AXIS_OF_SETTING.items():
+        if getattr(options, name) and dims.size(axis) == 1:
+            raise UserError(f"--set {name} has no effect without {axis}: add {axis}=N to --mesh")
     default = 4 * dims.pp if dims.pp > 1 else 1
     spec = replace(place_step(step, dims), microbatches=options.microbatches or default)
     schedule = spec.pipeline_options.schedule

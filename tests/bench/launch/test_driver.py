@@ -20,7 +20,13 @@ from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.cases import make_case
 from parbench.bench.plan.plan import Plan, parse_fault
 from parbench.bench.results.records import Record, Samples, read_records
-from parbench.bench.results.runs import create_run, load_run, open_writer, utc_now
+from parbench.bench.results.runs import (
+    RecordWriter,
+    create_run,
+    load_run,
+    open_writer,
+    utc_now,
+)
 from tests.support.fakes import (
     Script,
     ScriptedRanks,
@@ -193,6 +199,17 @@ def test_record_contains_the_outcome(make_run: MakeRun) -> None:
     assert skipped_record.status == "skipped"
     assert skipped_record.reason == "no such dtype"
     assert skipped_record.metrics == {}
+
+
+def test_record_is_written_after_its_samples(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is interrupted between the two measures the case again when it is resumed."""
+    monkeypatch.setattr(RecordWriter, "write", mock.Mock(side_effect=KeyboardInterrupt))
+    run = make_run(CASES[:1], finish_with(make_outcome(raw=b"npz")))
+    with pytest.raises(KeyboardInterrupt):
+        run.drive()
+    assert [path.read_bytes() for path in (run.path / "samples").iterdir()] == [b"npz"]
 
 
 @pytest.mark.parametrize("hosts", [["n1", "n2"], ["n1", "n1"]])

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from parbench.bench.launch.external import StoreMailbox, open_store
 from parbench.bench.machine.environment import find_interface
 from parbench.bench.results.runs import Run, list_runs, load_run
+from tests.support.fakes import make_outcome
 from tests.support.paths import run_command
 from tests.support.slurm.clusters import PARBENCH, run_in_cluster
 
@@ -22,6 +24,20 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 def load_only_run(out: Path) -> Run:
     [path] = list_runs(out)
     return load_run(path)
+
+
+def test_store_carries_large_messages_after_one_that_cannot_be_sent() -> None:
+    """A value of torch's store has at most 8 MiB."""
+    store = open_store("127.0.0.1", 0, is_server=True)
+    mailbox = StoreMailbox(store)
+    unsendable = make_outcome(details={"value": object()})
+    with pytest.raises(TypeError):
+        mailbox.post(0, unsendable)
+    assert mailbox.receive() == []
+    messages = [make_outcome(reason="é" * (9 << 20)), make_outcome()]
+    for message in messages:
+        mailbox.post(1, message)
+    assert mailbox.receive() == [(1, message) for message in messages]
 
 
 LAUNCHERS = {

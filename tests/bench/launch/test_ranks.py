@@ -138,3 +138,20 @@ def test_result_that_arrives_when_the_launcher_has_ended_counts(
     monkeypatch.setattr(module, "_GRACE_SECONDS", 0.2)
     ranks = start_job(tmp_path, act)
     assert ranks.wait_for_block() == make_outcome()
+
+
+def test_results_that_waited_for_a_stopped_driver_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that Ctrl-Z stops does not blame ranks, which continue."""
+
+    def act(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
+        yield
+        ranks.finish()
+        yield
+
+    monkeypatch.setattr(module, "START_SECONDS", 0.1)
+    ranks = start_job(tmp_path, act, timeout_seconds=0.1)
+    ranks.receive()
+    time.sleep(0.3)
+    assert ranks.wait_for_block() == make_outcome()

@@ -1,6 +1,5 @@
 """Pairs and rings of ranks exchange data with the right partner."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,7 +8,6 @@ import torch
 
 from parbench.bench.operations.data_pattern import DataPattern, count_wrong
 from parbench.bench.operations.p2p import pairwise, sendrecv
-from parbench.bench.text import UserError
 from parbench.bench.world.world import World
 from tests.support.ranks import Ranks
 
@@ -83,10 +81,3 @@ def test_in_turn_time_is_half_the_round_trip(direction: str, num_hops: int) -> N
     world = cast(World, SimpleNamespace(size=2, rank=0, device=torch.device("cpu"), group=None))
     operation = pairwise(world, size_bytes=64, dtype="float32", direction=direction)
     assert operation.describe().hops == num_hops
-
-
-@pytest.mark.parametrize("prepare", [sendrecv, pairwise])
-def test_single_rank_is_refused(prepare: Callable[..., object]) -> None:
-    world = cast(World, SimpleNamespace(size=1))
-    with pytest.raises(UserError, match="at least 2 ranks"):
-        prepare(world, size_bytes=4096, dtype="float32")

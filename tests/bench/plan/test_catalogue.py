@@ -10,8 +10,7 @@ from parbench.bench.plan.catalogue import DEFINITIONS
 from tests.support.refusals import usage_error
 
 BY_NAME = {definition.name.partition(".")[2]: definition for definition in DEFINITIONS}
-PAIRS = {"pingpong", "unidirectional", "bidirectional", "matrix"}
-SENDING = {*PAIRS, "sendrecv", "pairwise"}
+SENDING = {"pingpong", "unidirectional", "bidirectional", "matrix", "sendrecv", "pairwise"}
 KIB = 1 << 10
 
 
@@ -42,7 +41,7 @@ def test_definition_has_help_and_valid_defaults(definition: Any) -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2, 8])
 def test_defaults_run_on_powers_of_two(num_ranks: int) -> None:
     for name in BY_NAME:
-        is_refused = name in PAIRS and num_ranks == 1
+        is_refused = name in SENDING and num_ranks == 1
         assert bool(refuse(name, gloo(num_ranks))) is is_refused, name
         assert bool(refuse(name, nccl(num_ranks))) is is_refused, name
 
@@ -61,6 +60,8 @@ def test_defaults_run_on_powers_of_two(num_ranks: int) -> None:
         ),
         ("all_gather", gloo(4), {"dtype": "float8_e4m3fn"}, "does not support float8_e4m3fn"),
         ("all_reduce", gloo(4), {"group": "dp=4 tp=1:tp"}, "one rank"),
+        ("sendrecv", gloo(1), {}, "two ranks"),
+        ("pairwise", gloo(1), {}, "two ranks"),
         ("broadcast", gloo(4), {"root": 4}, "root 4"),
         ("pingpong", gloo(4), {"source": 1, "target": 1}, "both rank 1"),
         ("pairwise", gloo(4), {"pairs": "0-4"}, "rank 4"),

@@ -137,6 +137,8 @@ def test_cases_file_is_toml_or_json(tmp_path: Path, name: str, text: str) -> Non
         ("preset = 'smoke'", "`preset`"),
         ("[[case]]\nname = 'ddp'\nsizes = '1K'", "allowed are name, set"),
         ("case = x", "line 1"),
+        ("", "missing required field `case`"),
+        ("case = []", "length >= 1"),
         ('a = "\xff"\n', "0xff"),
     ],
 )

@@ -75,6 +75,7 @@ def test_times_are_means_over_ranks() -> None:
         ("all_reduce", "float64", "all_reduce_perf", ["4096", "512", "double", "sum"]),
         ("broadcast", "uint8", "broadcast_perf", ["4096", "4096", "uint8", "none"]),
         ("all_to_all_v", "float32", "alltoallv_perf", ["4096", "256", "float", "none"]),
+        ("all_reduce", "MPI_LONG", "all_reduce_perf", ["4096", "N/A", "MPI_LONG", "sum"]),
     ],
 )
 def test_program_type_and_count_follow_nccl_tests(

@@ -70,6 +70,10 @@ def test_young_history_is_no_judge(file: Path, path: Path, tmp_path: Path) -> No
     with open_history(file) as history:
         fill_history(history, tmp_path, [1.0] * 4)
     assert judge(path).message == "4 of 8 required earlier runs"
+    other = write_history_run(tmp_path / "o ther", 99, records=[ok_record(step_case("ddp"))])
+    result = judge(other)
+    assert result.message == "0 of 8 required earlier runs"
+    assert result.hint == f"Add this run: parbench history add '{other}'"
 
 
 def make_step(num_calls: float) -> Record:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from parbench.bench.text import UserError
 from parbench.reports.history.database import History
 from parbench.reports.history.trends import (
     build_time_table,
@@ -46,6 +47,12 @@ def export_csv(history: History, branch: str | None = None) -> list[dict[str, st
     return list(
         csv.DictReader(build_time_table(history, branch).to_csv(index=False).splitlines())
     )
+
+
+def test_history_without_a_run_is_refused(runs: DailyRuns) -> None:
+    with pytest.raises(UserError, match="no run of branch 'topic'") as error:
+        build_time_table(runs.history, "topic")
+    assert error.value.hint == "its branches are main"
 
 
 def test_csv_has_a_row_per_run(runs: DailyRuns) -> None:

@@ -1,5 +1,6 @@
 """Submit, resume and cancel a sweep: batch scripts, limits of partitions, all jobs or none."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from parbench.slurm.sweep.folder import Point, load_jobs, load_sweep
 from parbench.slurm.sweep.submit import cancel, resume, submit
 from parbench.slurm.system import QueuedJob, Slurm
 from tests.support.fakes import make_fake_case
+from tests.support.paths import run_command
 from tests.support.refusals import usage_error
 from tests.support.reports.reports_fixtures import failed_record, ok_record
 from tests.support.slurm.sweeps import (
@@ -107,7 +109,7 @@ def test_dry_run_submits_nothing_and_needs_no_slurm(
 @pytest.mark.parametrize(
     ("refused_from", "cancelled", "message"),
     [
-        ({"sbatch": 1}, [], "nothing was submitted"),
+        ({"sbatch": 1}, [], "nothing was submitted, unless squeue --me shows a new job"),
         ({"sbatch": 3}, [("101", "102")], "jobs 101 102 were cancelled"),
         ({"sbatch": 2, "scancel": 1}, [("101",)], "jobs 101 are submitted"),
     ],
@@ -131,6 +133,19 @@ def test_submit_cancels_jobs_at_an_interrupt(file: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_submit(file, slurm)
     assert slurm.arguments_of("scancel") == [("101",)]
+
+
+def test_interrupt_waits_for_the_id_of_the_job(file: Path) -> None:
+    """A Ctrl-C reaches parbench and sbatch, while Slurm may already have accepted the job."""
+    write_tool(file.parent, "sbatch", "kill -s INT -- -$PPID; sleep 0.2; echo 17")
+    write_tool(file.parent, "scancel", f"echo $* > {file.parent}/cancelled")
+    result = run_command(
+        ["setsid", sys.executable, "-m", "parbench", "slurm", "submit", str(file)],
+        file.parent,
+        {"PATH": f"{file.parent}:{os.environ['PATH']}"},
+    )
+    assert "interrupted: nothing is left submitted: jobs 17 were cancelled" in result.stderr
+    assert (file.parent / "cancelled").read_text() == "17\n"
 
 
 POINTS = (

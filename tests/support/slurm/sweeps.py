@@ -12,7 +12,7 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import create_run, open_writer
 from parbench.slurm.sweep.folder import FOLDERS, Point, Sweep, SweepJob, write_job, write_sweep
 from parbench.slurm.sweep.sweepfile import SweepFile
-from parbench.slurm.system import QueuedJob, Slurm, SlurmError
+from parbench.slurm.system import QueuedJob, Slurm, SlurmTimeoutError
 from tests.support.fakes import make_fake_case, make_plan
 from tests.support.reports.reports_fixtures import ok_record
 
@@ -135,7 +135,7 @@ class FakeSlurm(Slurm):
         self.calls.append((program, *args))
         num_calls = len(self.arguments_of(program))
         if self.is_down or num_calls >= self.refused_from.get(program, math.inf):
-            raise self.refusal or SlurmError(f"{program} did not answer within 30 s")
+            raise self.refusal or SlurmTimeoutError(f"{program} did not answer within 30 s")
 
     def sbatch(self, script: Path) -> str:
         """Accept a script; jobs are numbered from 101."""

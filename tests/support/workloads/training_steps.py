@@ -121,4 +121,4 @@ def assert_right(ranks: Ranks, name: str, params: Params) -> None:
     target = "tests.support.workloads.training_steps:measure_wrong_and_bytes"
     for wrong, sent, expected in ranks.call(target, name=name, params=params):
         assert wrong == [0, 0]
-        assert sent == pytest.approx(expected, rel=1e-12)
+        assert sent == pytest.approx(expected, rel=1e-12), f"{sent} instead of {expected}"

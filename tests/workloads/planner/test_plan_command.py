@@ -83,6 +83,11 @@ def test_plan_answers_on_stdout(plan_command: PlanCommand, arguments: str, text:
         (f"{MESH} dp=2 --checkpointing full:33", "full:33 > layers(32)"),
         (f"{MESH} dp=2 --set zero=3", "--set zero=3 needs fsdp > 1"),
         (f"{MESH} tp=16", "kv_heads(8) % tp(16) != 0"),
+        (f"{MESH} fsdp=8 --set schedule=zb_h1", "--set schedule has no effect without pp"),
+        (f"{MESH} fsdp=8 --set cp_method=ring", "--set cp_method has no effect without cp"),
+        (f"{MESH} fsdp=8 --set zero=2 --set zero=3", "zero is given twice"),
+        (f"{MESH} pp=2 --set microbatches=0", "microbatches: 0 is not in the range"),
+        (f"{MESH} pp=2 --set layers=2", "'layers' is not one of schedule,"),
         ("validate absent", "absent"),
     ],
 )

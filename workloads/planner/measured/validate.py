@@ -110,13 +110,12 @@ def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck
 def get_declared_compute(spec: StepSpec) -> float | None:
     """Return the seconds of simulated compute per step, None if a step computes for real.
 
-    A microbatch takes 3 T, or 4 T with full recomputation, where T is ``spec.simulated_seconds``,
-    the seconds of its forward pass.
+    A microbatch takes (2 + ``spec.forward_passes``) T, where T is ``spec.simulated_seconds``, the
+    seconds of a forward pass without recomputation.
     """
     if spec.simulated_seconds is None:
         return None
-    passes = 4 if spec.checkpointing == "full" else 3
-    return passes * spec.simulated_seconds * spec.microbatches
+    return (2 + spec.forward_passes) * spec.simulated_seconds * spec.microbatches
 
 
 def describe_machine(world: WorldInfo, spec: StepSpec) -> Hardware:

@@ -119,10 +119,16 @@ def predict_seconds(metrics: dict[str, MetricValue] | None = None, **params: Any
     return component_of(row, "step_time").predicted
 
 
-def test_validation_takes_declared_compute() -> None:
-    """A microbatch of simulated compute takes 3 T, and its backward pass hides the reduction."""
-    simulated = predict_seconds(compute="simulated:1s", microbatches=2)
-    assert simulated == pytest.approx(6.0 + 0.1 * REDUCE_SECONDS, rel=1e-3)
+@pytest.mark.parametrize(
+    ("checkpointing", "seconds"),
+    [("none", 6.0), ("full", 8.0), ("full:2", 7.0), ("selective", 8.0)],
+)
+def test_validation_takes_declared_compute(checkpointing: str, seconds: float) -> None:
+    """A microbatch takes 3 T and its recomputation, and its backward pass hides the reduction."""
+    simulated = predict_seconds(
+        compute="simulated:1s", microbatches=2, layers=4, checkpointing=checkpointing
+    )
+    assert simulated == pytest.approx(seconds + 0.1 * REDUCE_SECONDS, rel=0.01)
 
 
 @pytest.mark.parametrize(
