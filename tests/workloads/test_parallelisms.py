@@ -55,7 +55,6 @@ def test_preset_on_four_ranks_matches_one_process(four_ranks: Ranks, name: str) 
         ("ddp", {"bucket_mb": 0.001, **LLAMA, **BFLOAT16}),
         ("ddp", {"reduce_dtype": "bfloat16", "microbatches": 3, "padding": 0.4}),
         ("fsdp", {"reshard": False, "prefetch": "explicit", **ODD}),
-        ("tp", {**ODD, "microbatches": 2}),
         ("zero1", {"bucket_mb": 0.001, "microbatches": 2, **ODD, **BFLOAT16}),
         ("zero1", {"optimizer": "zero_redundancy", **BFLOAT16}),
         ("hybrid", {"mesh": "pp=2", "microbatches": 2, **EXPERTS}),

@@ -27,6 +27,7 @@ from parbench.workloads.probes.memory_probe import MemoryProbe, count_saved_byte
 from parbench.workloads.probes.overlap import OverlapProbe
 from parbench.workloads.probes.probe import Probe, run_probes
 from parbench.workloads.probes.sent_bytes import CommBytesProbe
+from parbench.workloads.torch_internals import forget_meshes
 
 CLAIM = "one layer, forward and backward, without a model or an optimizer"
 """The note on results of this benchmark, which states its extent."""
@@ -46,6 +47,7 @@ class TpLayerBenchmark(LayerBenchmark):
         """
         self.case = make_tp_layer(params, world.size)
         super().__init__(world, DTYPES[self.case.bytes_per_element])
+        forget_meshes()  # A custom step may have used DTensors on another group of these ranks.
         self._group = make_group(world, [range(world.size)])
         # A group that one rank closes while another rank still connects would break.
         world.barrier()

@@ -74,6 +74,7 @@ def build_mesh(
     """
     partitions = {**_list_partitions(dims, has_experts=has_experts), **(context_groups or {})}
     partitions = {axis: parts for axis, parts in partitions.items() if axis not in unused_axes}
+    forget_meshes()  # A custom step may have used DTensors on other groups of these ranks.
     groups = {name: make_group(world, parts) for name, parts in partitions.items()}
     # A group that one rank destroys while another rank still connects breaks on that rank.
     world.barrier()

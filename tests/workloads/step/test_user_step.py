@@ -27,7 +27,7 @@ from parbench.workloads.probes.peaks import Peak
 from parbench.workloads.step import user_step
 from parbench.workloads.step.user_step import ExplainedUserStep
 from tests.support.ranks import Ranks
-from tests.support.workloads.training_steps import Params, metric_value
+from tests.support.workloads.training_steps import Params, assert_right, metric_value
 
 CHANNELS = 8
 HIDDEN = 32
@@ -148,6 +148,12 @@ def check_loop(world: World, name: str, **params: Any) -> tuple[int, list[str]]:
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "tp"])
 def test_loop_matches_reference(two_ranks: Ranks, name: str) -> None:
     assert two_ranks.call(f"{__name__}:check_loop", name=name) == [(0, [])] * 2
+
+
+def test_mesh_of_a_loop_is_not_used_by_later_steps(two_ranks: Ranks) -> None:
+    """DTensor caches a mesh, and takes it for another one with equal ranks and names."""
+    two_ranks.call(f"{__name__}:check_loop", name="tp")
+    assert_right(two_ranks, "tp", {"vocabulary": 61, "microbatches": 2})
 
 
 @pytest.mark.parametrize(
