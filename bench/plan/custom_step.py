@@ -63,12 +63,14 @@ def list_params(prepare: Callable[..., object]) -> tuple[Param, ...]:
     """Return declarations of the parameters of a user's function, except the first, ``world``.
 
     The type and the default of each parameter are those of the default in the function's signature.
-    Raises ``UserError`` if parbench reserves the name of a parameter, or if a default is missing or
-    is not a bool, int, float or str.
+    Raises ``UserError`` if there is no parameter ``world``, if parbench reserves the name of a
+    parameter, or if a default is missing or is not a bool, int, float or str.
     """
-    _, *parameters = inspect.signature(prepare).parameters.values()
+    parameters = list(inspect.signature(prepare).parameters.values())
+    if not parameters:
+        raise UserError("its first argument must be the world: def prepare(world)")
     params = []
-    for parameter in parameters:
+    for parameter in parameters[1:]:
         name, default = parameter.name, parameter.default
         if name in RUNNER_PARAMS or is_variable(name):
             raise UserError(f"parameter {name!r} has a name that parbench reserves: rename it")

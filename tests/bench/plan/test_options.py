@@ -211,6 +211,7 @@ def test_limits_of_allocation_are_checked(option: dict[str, Any], fact: str) -> 
 @pytest.mark.parametrize(
     ("function", "fact"),
     [
+        (lambda: None, "def prepare(world)"),
         (lambda world, depth: None, "'depth'"),
         (lambda world, sizes=(1, 2): None, "'sizes'"),
         (lambda world, limit=math.inf: None, "limit = inf"),
