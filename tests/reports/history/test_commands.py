@@ -172,6 +172,7 @@ def test_show_prune_and_export() -> None:
     assert "1.00 ms since run-000 (12 runs)" in run("show", "*all_reduce*")
     assert run("prune", "--keep", "10").split() == ["run-001", "run-000"]
     run("export", "out.csv", "--branch", "main")
+    assert run("export", "-", "--branch", "main") == Path("out.csv").read_text()
     assert Path("out.csv").read_text().startswith("time,commit,id,")
 
 
